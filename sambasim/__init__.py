@@ -1,6 +1,3 @@
-"""sambasim: the SambaFlow workflow without the hardware.
-
-Importing this package imports neither torch nor MPI.
-"""
+"""sambasim: the SambaFlow workflow without the hardware. Importing this package imports neither torch nor MPI."""
 
 __version__ = "0.1.0"

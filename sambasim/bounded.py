@@ -16,18 +16,13 @@ LARGEST_RECORDS_BYTES = 1024 * MIB
 """A run of three million steps."""
 
 LONGEST_MESSAGE = 1000
-"""Characters of a message about a file."""
 
 LONGEST_LINE = 4000
-"""Characters of a line that quotes a file."""
 
 
 def read_text(path: Path, most_bytes: int) -> str:
-    """The text of the regular UTF-8 file at `path`.
-
-    Raises OSError, whose `strerror` says why, if it is no regular file (a pipe would wait, a device never ends) or has
-    more than `most_bytes`; UnicodeDecodeError if it is not UTF-8.
-    """
+    """The text of the regular UTF-8 file at `path`. Raises OSError if it is no regular file or has more than
+    `most_bytes`, UnicodeDecodeError if it is not UTF-8."""
     # Opening a pipe without O_NONBLOCK waits for a writer.
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

@@ -1,10 +1,5 @@
-"""The table of optimizers: everything that is known of each, in one entry.
-
-Options take the names and defaults of hyperparameters from it, the compiler the states, the operator table the FLOPs,
-and the runtime how a slice is updated. To add an optimizer, add an entry, and its tests. The order of a slice's
-arithmetic must be the same wherever the slice begins, at multiples of 64 elements: then any number of replicas gives
-the same bits.
-"""
+"""The table of optimizers: everything that is known of each, in one entry. The order of a slice's arithmetic must be
+the same wherever the slice begins, at multiples of 64 elements: then any number of replicas gives the same bits."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,14 +14,9 @@ Numbers: TypeAlias = Mapping[str, float | bool]
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """An update by a fused kernel of torch, which takes lists of tensors.
-
-    kernel: its name in torch
-    operands: what follows parameters and gradients: names of states, `step` for the step's number, or "" for an empty
-        list
-    keywords: its keyword arguments, from the hyperparameters, with `lr` as it is in this step, and whether the step is
-        the first
-    """
+    """An update by a fused kernel of torch, which takes lists of tensors. `operands` follow parameters and gradients:
+    states, `step`, or "" for an empty list. `keywords` makes the arguments from the hyperparameters and whether the
+    step is the first."""
 
     kernel: str
     operands: tuple[str, ...]
@@ -39,18 +29,11 @@ Written: TypeAlias = Callable[[Tensor, Tensor, Mapping[str, Tensor], Numbers], o
 
 @dataclass(frozen=True, slots=True)
 class OptimizerEntry:
-    """One optimizer.
-
-    defaults: the fields of its options, with their default values
-    states: the state tensors of each parameter, zeros at first, and what torch.optim calls them
-    needs: the hyperparameter without which it keeps no state, if there is one
-    flops: floating-point operations for each parameter
-    torch_name: its class in torch.optim, and in SambaFlow's samba.optim; None if they have none
-    """
+    """One optimizer: the default options, its states and what torch.optim calls them. `needs` is the hyperparameter
+    without which it keeps no state; `torch_name` is its class in torch.optim and samba.optim."""
 
     defaults: Mapping[str, object]
     states: Mapping[str, str]
-    flops: int
     update: Fused | Written
     torch_name: str | None = None
     needs: str | None = None
@@ -90,7 +73,6 @@ OPTIMIZERS: Mapping[str, OptimizerEntry] = {
     "sgd": OptimizerEntry(
         {"lr": 1e-3, "momentum": 0.0, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0},
         {"momentum": "momentum_buffer"},
-        flops=6,
         update=Fused("_fused_sgd_", ("momentum",), _sgd),
         torch_name="SGD",
         needs="momentum",
@@ -98,28 +80,24 @@ OPTIMIZERS: Mapping[str, OptimizerEntry] = {
     "adam": OptimizerEntry(
         {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
         _AVERAGES,
-        flops=15,
         update=Fused("_fused_adam_", _ADAM_OPERANDS, _adam),
         torch_name="Adam",
     ),
     "adamw": OptimizerEntry(
         {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2},
         _AVERAGES,
-        flops=15,
         update=Fused("_fused_adamw_", _ADAM_OPERANDS, _adam),
         torch_name="AdamW",
     ),
     "adagrad": OptimizerEntry(
         {"lr": 1e-2, "lr_decay": 0.0, "eps": 1e-10, "weight_decay": 0.0},
         {"sum": "sum"},
-        flops=7,
         update=Fused("_fused_adagrad_", ("sum", "step"), _adagrad),
         torch_name="Adagrad",
     ),
     "lion": OptimizerEntry(
         {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0},
         {"exp_avg": "exp_avg"},
-        flops=10,
         update=_lion,
     ),
 }

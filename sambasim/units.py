@@ -68,3 +68,8 @@ def format_rate(per_s: float) -> str:
 def plain_rate(per_s: float) -> str:
     """1.2345 -> `"1.23"`, 1234567 -> `"1,234,567"`: for columns whose lines are compared."""
     return f"{per_s:,.0f}" if per_s >= _WHOLE else f"{per_s:.3g}"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 step`, `2,000 steps`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     from sambasim.samba.checks.job import Report
 
 PATH_ENTRY = Path(sambasim.__file__).parent / "samba" / "shim" / "path_entry"
-"""The folder for `sys.path` that holds the `sambaflow` shim."""
 
 STEPS = 16
-"""Of a check, by default."""
 
 FOUND = 1
 """The exit code of a check with findings. Those of errors are higher."""
@@ -73,11 +71,8 @@ def app_command(script: Path, arguments: tuple[str, ...], check: bool, check_ste
 
 
 def run_script(script: Path, file: Path, arguments: Sequence[str]) -> None:
-    """Run a script as Python would, with the `sambaflow` shim. It stays `__main__`, for handlers at exit.
-
-    script: its path on the command line, which becomes `sys.argv[0]`
-    file: its absolute path, which becomes `__file__`
-    """
+    """Run a script as Python would, with the `sambaflow` shim. It stays `__main__`, for handlers at exit. `script`
+    becomes `sys.argv[0]`, the absolute path `file` becomes `__file__`."""
     sys.argv = [str(script), *arguments]
     if not sys.flags.safe_path:
         sys.path[0] = str(file.resolve().parent)
@@ -99,13 +94,8 @@ def _leave(error: BaseException, script: Path) -> int:
 
 
 def check_script(script: Path, file: Path, arguments: Sequence[str], *, steps: int, as_json: bool) -> int:
-    """Run a script as `run_script` does, for at most `steps` optimizer steps, and print the report on rank 0.
-
-    as_json: print the report as one line, and the output of the script on stderr
-
-    Returns the exit code: 0, or FOUND. Raises OptionError for the command compile, before it writes anything, and for a
-    script that ends without a step or a finding. An exception of the script passes through, unless it ends the check.
-    """
+    """Run a script as `run_script` does, for at most `steps` optimizer steps, and print the report on rank 0. Returns 0
+    or FOUND. Raises OptionError for the command compile, and for a script without a step or a finding."""
     from sambasim.runtime.launcher import launched_rank
     from sambasim.samba.checks.job import begin_check
 
@@ -134,7 +124,6 @@ def check_script(script: Path, file: Path, arguments: Sequence[str], *, steps: i
 
 
 def _run_for_check(script: Path, file: Path, arguments: Sequence[str]) -> None:
-    """Run a script that the check may end at any step."""
     from sambasim.samba.checks.job import CheckIsOver
 
     try:

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from click.core import ParameterSource
 
-from sambasim.cli.shared import kept_imports
+from sambasim.cli.shared import kept_imports, write
 from sambasim.cli.terminal import exit_code_of, report_error, show
 from sambasim.errors import LaunchError, OptionError
 from sambasim.units import format_bytes, parse_bytes
@@ -88,7 +87,11 @@ def collectives_command(
       mpirun -np 2 sambasim bench collectives --paths device,gloo --json
     """
     if least_bytes > most_bytes:
-        raise _no_sizes(least_bytes, most_bytes)
+        sizes = f"{format_bytes(least_bytes)} and {format_bytes(most_bytes)}"
+        raise OptionError(
+            f"--min-bytes is more than --max-bytes: they are {sizes}",
+            remedy=f"give both: --min-bytes {most_bytes} --max-bytes {least_bytes}",
+        )
     _check_plot(plot)
 
     from sambasim.runtime.communicator import connect
@@ -122,18 +125,6 @@ def collectives_command(
     communicator.close()
 
 
-def _no_sizes(least_bytes: int, most_bytes: int) -> OptionError:
-    """The error for a smallest size above the largest; it says which of the two is a default."""
-    source = click.get_current_context().get_parameter_source
-    if source("least_bytes") is ParameterSource.DEFAULT:
-        what = f"--min-bytes is {format_bytes(least_bytes)} by default, and that is more than --max-bytes"
-        return OptionError(what, remedy=f"also give --min-bytes, as --min-bytes {most_bytes}")
-    if source("most_bytes") is ParameterSource.DEFAULT:
-        what = f"--max-bytes is {format_bytes(most_bytes)} by default, and --min-bytes is more than that"
-        return OptionError(what, remedy=f"also give --max-bytes, as --max-bytes {least_bytes}")
-    return OptionError("--min-bytes is more than --max-bytes", remedy="give the smaller one to --min-bytes")
-
-
 def _check_plot(plot: Path | None) -> None:
     from sambasim.options.load import check_output_file
 
@@ -143,12 +134,6 @@ def _check_plot(plot: Path | None) -> None:
         raise OptionError(
             f"--plot draws SVG, and {plot} does not end in .svg", remedy=f"--plot {plot.with_suffix('.svg')}"
         )
-    if not plot.parent.exists():
-        raise OptionError(
-            f"the plot cannot be written to {plot}",
-            where=f"there is no folder {plot.parent}",
-            remedy="make the folder, or name another place: --plot FILE.svg",
-        )
     check_output_file(plot, "the plot", "another place: --plot FILE.svg")
 
 
@@ -156,7 +141,7 @@ def _show(record: "CollectivesRecord", as_json: bool, plot: Path | None) -> None
     from sambasim.report.summaries import collectives_plot, collectives_report
 
     if plot is not None:
-        plot.write_text(collectives_plot(record), encoding="utf-8")
+        write(plot, collectives_plot(record))
     if as_json:
         print(record.model_dump_json())
         return

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sambasim.cli import shared
 from sambasim.cli.terminal import show
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ _WEIGHTS, _METRICS = ".safetensors", ".jsonl"
 
 
 class _Kind(StrEnum):
-    """What can be compared, in words."""
-
     RUN = "the digests of a run"
     PEF = "a PEF"
     CHECKPOINT = "a checkpoint"
@@ -32,13 +31,7 @@ class _Kind(StrEnum):
 @click.argument("b")
 @click.option("--steps", metavar="FIRST-LAST", help="For runs and metrics: only these steps, such as 17, 1-40 or 100-.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line with all differences.")
-@click.option(
-    "--output-folder",
-    type=click.Path(path_type=Path),
-    default=Path("out"),
-    show_default=True,
-    help="Folder in which PEFs are found by name.",
-)
+@shared.output_folder
 def compare_command(a: str, b: str, steps: str | None, as_json: bool, output_folder: Path) -> None:
     """Find the first difference between two runs, PEFs, checkpoints or weights.
 
@@ -70,7 +63,6 @@ def compare_command(a: str, b: str, steps: str | None, as_json: bool, output_fol
         raise OptionError(f"--steps {steps}: {problem.what}", remedy=f"--steps {problem.remedy}") from None
     kinds = _kind(a), _kind(b)
     if kinds[0] != kinds[1]:
-        _check_there(a, b, output_folder)
         raise OptionError(
             f"{a} is {kinds[0]}, and {b} is {kinds[1]}: only two of one kind can be compared",
             remedy=f"sambasim compare {a} OTHER, where OTHER is {kinds[0]} too",
@@ -89,7 +81,6 @@ def compare_command(a: str, b: str, steps: str | None, as_json: bool, output_fol
 
 
 def _kind(name: str) -> _Kind:
-    """What the file or folder `name` is; if there is none, the name of a PEF. Raises OptionError for other folders."""
     from sambasim.errors import OptionError
     from sambasim.records.digests import is_recording
     from sambasim.runtime.checkpoint.folder import MANIFEST_FILE, checkpoints_in
@@ -111,20 +102,6 @@ def _kind(name: str) -> _Kind:
             remedy=f"sambasim run --pef … --record-digests {name}",
         )
     return {_WEIGHTS: _Kind.WEIGHTS, _METRICS: _Kind.METRICS}.get(path.suffix, _Kind.PEF)
-
-
-def _check_there(a: str, b: str, output_folder: Path) -> None:
-    """Raises OptionError if A or B does not exist."""
-    from sambasim.errors import OptionError
-    from sambasim.pef import locate
-
-    for name in (a, b):
-        if not Path(name).exists():
-            try:
-                locate(name, output_folder)
-            except OptionError:
-                what = f"there is nothing called {name}: no folder, no file and no PEF"
-                raise OptionError(what, where=f"seen from {Path.cwd()}", remedy="sambasim compare --help") from None
 
 
 def _compared(kind: _Kind, a: str, b: str, wanted: Callable[[int], bool], output_folder: Path) -> "Compared":
@@ -167,7 +144,6 @@ def _compared_checkpoints(a: str, b: str) -> "Compared":
 
 
 def _weights(path: Path) -> "Mapping[str, Tensor]":
-    """The tensors of a file. Raises WeightsError if it is not a safetensors file."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -40,19 +40,18 @@ def compile_command(
 
     with kept_imports():
         from sambasim.compiler.front import compile_from_options
-        from sambasim.report.summaries import Compilation, compiled_json, compiled_report
+        from sambasim.report.summaries import compiled_json, compiled_report
 
     with phases(quiet=json_output) as report:
         compiled = compile_from_options(options, report)
-    facts = Compilation(compiled.program, compiled.path, compiled.digest, compiled.notices, compiled.phases_s)
+    facts = (compiled.program, compiled.path, compiled.digest, compiled.notices, compiled.phases_s)
     if json_output:
-        print(compiled_json(facts))
+        print(compiled_json(*facts))
     else:
-        show(*compiled_report(facts))
+        show(*compiled_report(*facts))
 
 
 def _check_one_process() -> None:
-    """Raises LaunchError under an mpirun of several ranks, which would all write one file."""
     import os
 
     from sambasim.errors import LaunchError

@@ -1,8 +1,5 @@
-"""`sambasim demo`: the quick start from compilation to trained weights, by the commands that a user would type.
-
-It compiles the quick start for two replicas, trains it with gradient sync on the device and again through the host, and
-compares the two summaries: the same bits, but other bytes moved.
-"""
+"""`sambasim demo`: compiles the quick start, trains it with sync on the device and through the host, and compares the
+two."""
 
 import os
 import shlex
@@ -64,10 +61,8 @@ def demo_command(context: click.Context, output_folder: Path, smoke: bool) -> No
 
 
 def demonstrate(output_folder: Path, *, smoke: bool) -> "Mapping[str, SummaryRecord]":
-    """Compile once and train with each kind of sync; return the summary of each.
-
-    Raises MachineError if a command fails; the command has printed why.
-    """
+    """Compile once and train with each kind of sync; return the summary of each. Raises MachineError if a command
+    fails."""
     folder = output_folder / _NAME
     compile_line = ["sambasim", "compile", "--data-parallel", "-ws", str(REPLICAS)]
     _run([*compile_line, "--pef-name", _NAME, "--output-folder", str(output_folder)])
@@ -83,7 +78,6 @@ def demonstrate(output_folder: Path, *, smoke: bool) -> "Mapping[str, SummaryRec
 
 
 def _run(command: Sequence[str]) -> None:
-    """Run a command in this terminal, with the programs next to this Python first on PATH."""
     print(f"\n$ {shlex.join(command)}")
     environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
     try:
@@ -103,7 +97,6 @@ def _run(command: Sequence[str]) -> None:
 
 
 def _read_summary(metrics: Path) -> "SummaryRecord":
-    """The summary in the last line of a metrics file."""
     from sambasim.records.metrics import SummaryRecord
 
     if not metrics.exists():
@@ -112,7 +105,6 @@ def _read_summary(metrics: Path) -> "SummaryRecord":
 
 
 def _failures(summaries: "Mapping[str, SummaryRecord]", *, least_accuracy: float | None) -> tuple[str, ...]:
-    """What is wrong with the runs, in sentences. `least_accuracy` None does not check the accuracy."""
     failures = []
     both = " and ".join(f"{sync} sync" for sync in summaries)
     if len({summary.weights_sha256 for summary in summaries.values()}) > 1:
@@ -133,7 +125,6 @@ def _accuracy_text(summary: "SummaryRecord") -> str:
 
 
 def _side_by_side(summaries: "Mapping[str, SummaryRecord]") -> "Table":
-    """A table with one column for each kind of sync. All times in it are measured."""
     from rich.table import Table
 
     table = Table(title=f"The quick start, {REPLICAS} replicas, measured on this machine", title_justify="left")

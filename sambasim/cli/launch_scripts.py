@@ -1,15 +1,6 @@
-"""Launch scripts for the hardware, unchanged: `sambasim env`, and replacements for commands that this machine lacks.
-
-`sambasim env` puts the folder `samba/shim/commands` at the end of PATH, behind an installed Slurm; its scripts call
-`sambasim stand-in NAME`. One notice on stderr says what runs instead.
-
-    srun ARGS COMMAND       mpirun -np TASKS COMMAND, on this machine; COMMAND itself for one task
-    sbatch ARGS SCRIPT      SCRIPT, in the foreground; also a script from stdin, and --wrap COMMAND
-    snfadm, sntilestat      nothing: the notice names the command of sambasim that shows the simulated devices
-
---output and --error redirect the output. Options that place tasks on nodes, cores and devices are ignored. Source of
-the options: the manual pages of srun and sbatch, Slurm 23.11.
-"""
+"""Launch scripts for the hardware, unchanged: `sambasim env`, and replacements for commands that this machine lacks:
+`sambasim stand-in NAME` runs mpirun for srun and the script for sbatch. Options that place tasks are ignored. Source of
+the options: the manual pages of srun and sbatch, Slurm 23.11."""
 
 import getpass
 import os
@@ -30,7 +21,6 @@ from sambasim.cli.app import PATH_ENTRY
 from sambasim.errors import LaunchError, OptionError
 
 COMMANDS = PATH_ENTRY.parent / "commands"
-"""The folder of the replacements for srun, sbatch, snfadm and sntilestat."""
 
 _SHORT = {
     "a": "array", "A": "account", "b": "begin", "B": "extra-node-info", "c": "cpus-per-task", "C": "constraint",
@@ -41,7 +31,6 @@ _SHORT = {
     "S": "core-spec", "t": "time", "T": "threads", "u": "unbuffered", "v": "verbose", "V": "version", "w": "nodelist",
     "W": "wait", "x": "exclude", "X": "disable-status", "Z": "no-allocate",
 }  # fmt: skip
-"""Long names of short options."""
 
 _SWITCHES = {
     "bcast", "compress", "contiguous", "disable-status", "exact", "exclusive", "get-user-env", "help", "hold",
@@ -75,11 +64,8 @@ def env_command() -> None:
 
 
 def shell_lines(environ: Mapping[str, str], folder: Path) -> Iterator[str]:
-    """The commands for a shell with the environment `environ`.
-
-    folder: the folder of the Python that has sambasim. It goes to the front of PATH if another `python` or `mpirun`
-        would be found first. The folder of the replacements goes to the end, behind installed commands.
-    """
+    """The commands for a shell with the environment `environ`. `folder`, of the Python that has sambasim, goes to the
+    front of PATH if another `python` or `mpirun` would be found first."""
     path = environ.get("PATH", "")
     entries = [entry for entry in path.split(os.pathsep) if entry not in ("", str(COMMANDS))]
     found = [shutil.which(name, path=path) for name in ("python", "mpirun") if (folder / name).exists()]
@@ -93,13 +79,10 @@ def shell_lines(environ: Mapping[str, str], folder: Path) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """The options by long name, "" for a switch, and the command or script with its arguments."""
-
     options: Mapping[str, str]
     command: Sequence[str]
 
     def tasks(self) -> int:
-        """The number of processes: from the options, or from the enclosing sbatch, or 1."""
         if "ntasks" in self.options:
             return _number(self.options["ntasks"])
         if not self.options.keys() & _TASK_COUNTS:
@@ -108,7 +91,6 @@ class _Call:
         return _number(self.options.get("nodes", "1")) * _number(per_node)
 
     def ignored(self) -> str:
-        """The part of a notice that lists ignored options."""
         names = [f"--{name}" for name in self.options if name not in _USED]
         return f"; ignored: {' '.join(names)}" if names else ""
 
@@ -117,7 +99,6 @@ class _Call:
 @click.argument("name", type=click.Choice(["srun", "sbatch", "snfadm", "sntilestat"]))
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def stand_in_command(name: str, words: tuple[str, ...]) -> None:
-    """Run the replacement for a command of a machine with the hardware."""
     if name == "snfadm":
         return _notice("there is no RDU and no snfadm: `sambasim devices` shows the simulated ones")
     if name == "sntilestat":
@@ -167,7 +148,6 @@ def _sbatch(call: _Call) -> None:
 
 
 def _script(command: Sequence[str]) -> tuple[str, str]:
-    """The text and name of the script, from a file or from stdin."""
     if not command:
         text = "" if sys.stdin.isatty() else sys.stdin.read()
         if not text.strip():
@@ -183,7 +163,6 @@ def _script(command: Sequence[str]) -> tuple[str, str]:
 
 
 def _directives(lines: Sequence[str]) -> Iterator[str]:
-    """The words of the `#SBATCH` lines before the first command."""
     for line in lines:
         if line.startswith("#SBATCH"):
             yield from shlex.split(line.removeprefix("#SBATCH"), comments=True)
@@ -218,7 +197,6 @@ def _parsed(name: str, words: Sequence[str]) -> tuple[dict[str, str], Sequence[s
 
 
 def _number(text: str) -> int:
-    """`"2"`, or the smaller number of a range, `"2-4"`."""
     match = re.fullmatch(r"([1-9]\d*)(-\d+)?", text)
     if match is None:
         raise OptionError(f"the number of tasks or nodes is {text!r}", remedy="give a whole number above 0")
@@ -237,7 +215,6 @@ def _mpirun() -> str:
 
 
 def _become(argv: list[str], call: _Call, environ: MutableMapping[str, str]) -> None:
-    """Replace this process by `argv`."""
     for part in call.options.get("export", "").split(","):
         name, assigned, value = part.partition("=")
         if assigned:

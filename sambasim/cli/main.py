@@ -17,7 +17,7 @@ _PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "env": ("launch_scripts", "Print shell lines that let launch scripts for the hardware work as they are."),
         "demo": ("demo", "Compile the quick start, train it with both kinds of sync, and compare the two."),
     },
-    "Look at results": {
+    "Inspect results": {
         "inspect": ("inspect", "Show what is in a PEF: sections, operators, symbols, sizes, options."),
         "verify": ("inspect", "Check the format of a PEF, and every byte of its weights."),
         "compare": ("compare", "Find the first difference between two runs, PEFs, checkpoints or weights."),
@@ -39,7 +39,6 @@ needed, so that help is instant."""
 
 _COMMANDS = {name: entry for panel in _PANELS.values() for name, entry in panel.items()}
 _MODULES = {name: module for name, (module, _) in _COMMANDS.items()} | {"stand-in": "launch_scripts"}
-"""By name, also of the one command that `--help` does not list: its module."""
 
 
 class _LazyGroup(click.Group):
@@ -57,17 +56,6 @@ class _LazyGroup(click.Group):
         for title, panel in _PANELS.items():
             with formatter.section(title):
                 formatter.write_dl([(name, text) for name, (_, text) in panel.items()])
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in _MODULES and not args[0].startswith("-"):
-            import difflib
-
-            guess = difflib.get_close_matches(args[0], _COMMANDS, n=1)
-            meant = f"Did you mean {guess[0]!r}?" if guess else f"They are {', '.join(_COMMANDS)}."
-            raise click.UsageError(f"No such command {args[0]!r}. {meant}", ctx)
-        return super().resolve_command(ctx, args)
 
 
 @click.group(

@@ -1,7 +1,5 @@
-"""What `simulate`, `tilestat` and `report` predict: the arguments, the subject, and the prediction itself.
-
-A subject is a PEF, or a model that is captured on tensors without memory.
-"""
+"""What `simulate`, `tilestat` and `report` predict, for a PEF or for a model that is captured on tensors without
+memory."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -73,10 +71,8 @@ def predictions(question: Question, *, quiet: bool) -> list[Prediction]:
 
 @contextmanager
 def _pef_errors(name: str) -> Iterator[None]:
-    """Turn errors in the pricing of a PEF into PefError: a node may have arguments that its operator does not take.
-
-    Reading a PEF checks only the form of arguments, because rule 25 needs PyTorch, and a prediction does not import it.
-    """
+    """Turn errors in the pricing of a PEF into PefError: reading a PEF checks only the form of arguments, as rule 25
+    needs PyTorch."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -87,7 +83,6 @@ def _pef_errors(name: str) -> Iterator[None]:
 
 
 def _tiles(question: Question, subject: Subject) -> int | None:
-    """The requested tiles, or those of the subject if the device is the one that it was compiled for."""
     if question.num_tiles is not None:
         return question.num_tiles
     asked, own = (ALIASES.get(name, name) for name in (question.arch or subject.arch, subject.arch))
@@ -106,12 +101,10 @@ def _subject(question: Question, *, quiet: bool) -> Subject:
 
 
 def is_model(name: str) -> bool:
-    """Whether `name` is a config or a model, and not a PEF."""
     return name.endswith(".toml") or ":" in name
 
 
 def refuse_script(name: str) -> None:
-    """Raises OptionError for a Python file without the name of a model."""
     if name.endswith(".py"):
         raise OptionError(
             f"{name} is a Python file without the name of a model",
@@ -150,7 +143,6 @@ def _micro_steps(document: PefDocument) -> int:
 def _subject_of_model(
     name: str, overrides: Sequence[str], batch_sizes: Sequence[int], report: Callable[[str], None]
 ) -> Subject:
-    """The model or config called `name`, captured once for each batch size."""
     from sambasim.compiler.front import shapes_from_options
 
     config, target = (Path(name), None) if name.endswith(".toml") else (None, name)
@@ -170,7 +162,6 @@ def _subject_of_model(
 
 
 def level_of(given: object) -> Level:
-    """`given` if it is a level, else o3."""
     match given:
         case "o0" | "o1":
             return given
@@ -179,7 +170,6 @@ def level_of(given: object) -> Level:
 
 
 def counts(text: str | None, flag: str) -> tuple[int, ...]:
-    """`"1,2,4"` as numbers without repetitions. Raises OptionError for any other text."""
     if text is None:
         return ()
     try:
@@ -192,7 +182,6 @@ def counts(text: str | None, flag: str) -> tuple[int, ...]:
 
 
 def paths(text: str) -> tuple[SyncPath, ...]:
-    """`"host,rdu"` as sync paths. Raises OptionError for any other text."""
     known = {path.value: path for path in SyncPath}
     asked = [part.strip() for part in text.split(",")]
     if unknown := [part for part in asked if part not in known]:

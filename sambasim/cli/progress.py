@@ -21,15 +21,12 @@ _LIVE_INTERVAL_S = 0.5
 
 
 class RunProgress(RunObserver):
-    """Prints the start, the progress and the result of a run."""
-
     def __init__(self) -> None:
         self._start: Start | None = None
         self._bar = _progress_bar() if is_terminal(sys.stdout) else None
         self._since = _Since()
 
     def close(self) -> None:
-        """Remove the bar from the terminal."""
         if self._bar:
             self._bar.stop()
 
@@ -133,13 +130,11 @@ class _Since:
         self.step_s += step.step_s
 
     def facts(self, step: Step) -> str:
-        """The last loss, and the averages."""
         pace = f"{self._samples / self.step_s:.0f} samples/s  sync {self._sync_s / self.step_s:.0%}"
         return f"loss {step.loss:.4f}  {pace}"
 
 
 def _progress_bar() -> "Progress":
-    """A bar at the bottom of a terminal, with one task."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     bar = Progress(BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"), TimeRemainingColumn())
@@ -148,7 +143,6 @@ def _progress_bar() -> "Progress":
 
 
 def log_of(folder: Path, rank: int) -> Path:
-    """The log of a rank."""
     return folder / f"rank{rank}.log"
 
 

@@ -108,21 +108,13 @@ def report_command(
 
 
 def _write(texts: Mapping[Path, str]) -> None:
-    from sambasim.errors import MachineError
-
     for file, text in texts.items():
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, encoding="utf-8")
-        except OSError as error:
-            remedy = "free disk space there, or name another place"
-            raise MachineError(f"{file} cannot be written: {error.strerror}", remedy=remedy) from error
+        shared.write(file, text)
         hint = ": open it in a browser" if file.suffix == ".html" else ""
         print(f"{file} written{hint}")
 
 
 def _check_not_input(given: Path | None, page: Path | None) -> None:
-    """Raises OptionError if the page would overwrite its own input."""
     from sambasim.errors import OptionError
 
     if given is not None and page is not None and given.exists() and page.exists() and given.samefile(page):
@@ -152,7 +144,6 @@ def _predicted(
 
 
 def _records_of(path: Path, digest: str) -> "RunRecords":
-    """The records of a run. Raises OptionError if they name another PEF than the one with this digest."""
     from sambasim.errors import OptionError
     from sambasim.records.metrics import read_run
 

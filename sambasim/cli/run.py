@@ -31,21 +31,12 @@ _OUT = "Folder in which a PEF is found by name."
 _SET = "Change any field of the config that is not compiled in, such as optimizer.lr=1e-3."
 
 
-def _no_world_size(ctx: click.Context, parameter: click.Parameter, value: int | None) -> None:
-    if value is not None:
-        raise OptionError(
-            "-ws is for compile, as the smallest number of replicas; a run has as many as mpirun starts",
-            remedy=f"mpirun -np {value} sambasim run … without -ws",
-        )
-
-
 @click.command("run", cls=PanelCommand)
 @field_options("run")
 @click.option(
     "--output-folder", type=FILE, default=Path("out"), cls=PanelOption, panel=DATA, help=_OUT, show_default=True
 )
 @click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", cls=PanelOption, panel=TRAINING, help=_SET)
-@click.option("-ws", "--world-size", type=int, hidden=True, expose_value=False, callback=_no_world_size)
 def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object) -> None:
     """Train the model of a PEF with as many replicas as mpirun starts, or predict with it.
 
@@ -114,7 +105,6 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
 
 
 def _details(failure: "Failure", options: "RunOptions") -> Sequence[tuple[str, str]]:
-    """What is printed below a failure: what its rank was doing, and where its log is."""
     from sambasim.cli.progress import log_of
 
     lines = [("doing", failure.doing)] if failure.doing else []
@@ -124,10 +114,7 @@ def _details(failure: "Failure", options: "RunOptions") -> Sequence[tuple[str, s
 
 
 def _checked(options: "RunOptions", output_folder: Path, communicator: "Communicator", command: Sequence[str]) -> Path:
-    """Collective. The path of the PEF. Raises an error for flags that do not fit it, before anything takes long.
-
-    All ranks raise the same error, or one of them that of its own files.
-    """
+    """Collective. The path of the PEF. Raises an error for flags that do not fit it, before anything takes long."""
     from sambasim.hardware.placement import inventory_of, place_replicas
     from sambasim.pef import locate, peek
 
@@ -155,7 +142,6 @@ def _checked(options: "RunOptions", output_folder: Path, communicator: "Communic
 
 
 def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int, command: Sequence[str]) -> None:
-    """Raises LaunchError or OptionError if the PEF does not fit the number of replicas."""
     from sambasim.runtime.launcher import check_emulation, check_world_size
 
     emulated, servers, minimum = options.emulate_replicas, options.parameter_servers or 0, header.world_size
@@ -182,7 +168,6 @@ def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int, comm
 
 
 def _check_outputs(options: "RunOptions", rank: int) -> None:
-    """Raises OptionError if an output cannot be written, before the work that it would be lost with."""
     from sambasim.options.load import check_output_file, check_output_folder
 
     files = (
@@ -205,7 +190,6 @@ def _check_outputs(options: "RunOptions", rank: int) -> None:
 
 
 def _in_words(report: "PredictionRecord") -> str:
-    """The result of an inference in words."""
     which = f"the {report.samples} held-out samples" if report.held_out else f"all {report.samples} samples"
     lines = [f"predicted {which} of {report.data} in {format_seconds(report.prediction_s)} (measured)"]
     if report.weights is None:
@@ -217,7 +201,6 @@ def _in_words(report: "PredictionRecord") -> str:
 
 
 def _observer(options: "RunOptions", rank: int, screen: ExitStack) -> "RunObserver":
-    """What this rank reports to; `screen` releases the terminal at the end, also after an error."""
     from sambasim.cli.progress import RankLog, RunProgress
     from sambasim.runtime.run_observer import MetricsFile, RunObservers
 

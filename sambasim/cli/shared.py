@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import click
 
+from sambasim.errors import MachineError
+
 if TYPE_CHECKING:
     from sambasim.options.flags import Command, Setting
 
@@ -17,16 +19,12 @@ FILE = click.Path(path_type=Path)
 
 
 class PanelOption(click.Option):
-    """An option that `--help` shows under the heading `panel`."""
-
     def __init__(self, *args: Any, panel: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.panel = panel
 
 
 class PanelCommand(click.Command):
-    """A command whose `--help` shows options in panels."""
-
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from sambasim.options.flags import OTHER, PANELS
 
@@ -109,7 +107,6 @@ cluster = click.option("--cluster", help="Nodes and links: a name that `sambasim
 
 
 def one_pef(argument: str | None, flag: str | None) -> str:
-    """The PEF, given by argument or by `--pef`. Raises UsageError if none or both are given."""
     given = [name for name in (argument, flag) if name is not None]
     if len(given) != 1:
         raise click.UsageError(
@@ -118,13 +115,19 @@ def one_pef(argument: str | None, flag: str | None) -> str:
     return given[0]
 
 
+def write(file: Path, text: str) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        remedy = "free disk space there, or name another place"
+        raise MachineError(f"{file} cannot be written: {error.strerror}", remedy=remedy) from error
+
+
 @contextmanager
 def kept_imports() -> Iterator[None]:
-    """Exempt all objects that exist at the end of the block from garbage collection, also if an import failed.
-
-    Torch has more than 100,000 objects, which Python would search several times when it exits. Only for a command that
-    has not yet run user code: the globals of a running script would never be collected, and its open files not flushed.
-    """
+    """Exempt all objects that exist at the end of the block from garbage collection. Only for a command that has not
+    yet run user code: the globals of a running script would never be collected."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

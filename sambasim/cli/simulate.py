@@ -119,17 +119,12 @@ def simulate_command(
         if len(rows) > 1:
             show(scaling_table(rows))
     if csv_file is not None:
-        _write(csv_file, csv_text([row.model_dump() for row in rows]))
+        shared.write(csv_file, csv_text([row.model_dump() for row in rows]))
     if trace is not None:
         most = max(found[0].scaled[ways[-1]], key=lambda step: step.placement.replicas)
-        _write(trace, predicted_trace(most, found[0].program.name))
+        shared.write(trace, predicted_trace(most, found[0].program.name))
     if plot is not None:
-        _write(plot, scaling_plot(f"{found[0].program.name} on {found[0].alone.budget.where}", rows))
-
-
-def _write(file: Path, text: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8")
+        shared.write(plot, scaling_plot(f"{found[0].program.name} on {found[0].alone.budget.where}", rows))
 
 
 @click.command("tilestat")
@@ -154,6 +149,7 @@ def tilestat_command(
       sambasim tilestat digits --json
     """
     from sambasim.cli.prediction import Question, predictions
+    from sambasim.report.output import json_line
     from sambasim.report.sambatune import tilestat, tilestat_view
 
     question = Question(
@@ -164,11 +160,10 @@ def tilestat_command(
         replicas=(1,),
     )
     (facts,) = predictions(question, quiet=as_json)
-    record = tilestat(facts)
     if as_json:
-        print(record.model_dump_json())
+        print(json_line(tilestat(facts)))
     else:
-        show(*tilestat_view(record))
+        show(*tilestat_view(facts))
 
 
 @click.command("devices")
@@ -254,7 +249,6 @@ def validate_command(only: str | None, as_json: bool) -> None:
 
 
 def _predict(rows: "Sequence[Row]", report_phase: Callable[[str], None]) -> "list[RowRecord]":
-    """Each of `rows` with its prediction. A model is captured once for all rows that use it."""
     from sambasim.hardware.spec import load_cluster, load_device
     from sambasim.report.devices import row_record
     from sambasim.simulation.prediction import predict

@@ -4,12 +4,11 @@
     the reader has exited          the command exits quietly with 141, which is 128 + SIGPIPE; training goes on without
                                    output, so that its results are saved
     the disk is full               the command reports it and exits; training warns once, and goes on
-    an encoding that lacks ×       the character is written in ASCII, as x
+    an encoding that lacks ×       the character is written as an escape, \\xd7
 
 A failure of stderr never ends a command: the exit code still says what happened.
 """
 
-import codecs
 import contextlib
 import errno
 import io
@@ -34,10 +33,7 @@ if TYPE_CHECKING:
 
 READER_GONE = 141
 
-_ASCII = {"×": "x", "→": "->", "…": "...", "─": "-", "│": "|", "━": "-", "≤": "<=", "≥": ">=", "·": ".", "µ": "u"}
-_ERRORS = "sambasim.ascii"
 _PIPED_WIDTH = 200
-"""Columns of a table that is not written to a terminal."""
 
 
 def set_up_streams() -> None:
@@ -50,7 +46,6 @@ def set_up_streams() -> None:
             except OSError:  # closed: the next file that is opened would get what others print
                 _redirect_to_devnull(number, flags)
             setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode, encoding="utf-8"))
-    codecs.register_error(_ERRORS, _in_ascii)
     if sys.__stdout__ is not None and sys.stdout is sys.__stdout__:
         sys.stdout = _replacement(sys.__stdout__, _Output(1))
     if sys.__stderr__ is not None and sys.stderr is sys.__stderr__:
@@ -94,7 +89,6 @@ class _Output(io.FileIO):
 
 
 def _replacement(stream: TextIO, output: _Output) -> TextIO:
-    """A stream to `output` with the buffering and encoding of `stream`."""
     if not isinstance(stream, io.TextIOWrapper) or stream.fileno() != output.fileno():
         return stream
     with contextlib.suppress(OSError):
@@ -102,7 +96,7 @@ def _replacement(stream: TextIO, output: _Output) -> TextIO:
     return io.TextIOWrapper(
         output if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(output),
         encoding=stream.encoding,
-        errors=_ERRORS,
+        errors="backslashreplace",
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )
@@ -115,22 +109,9 @@ def _redirect_to_devnull(number: int, flags: int) -> None:
         os.close(opened)
 
 
-def _in_ascii(error: UnicodeError) -> tuple[str | bytes, int]:
-    """The replacement of a character that the encoding of a stream lacks."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    character, after = error.object[error.start], error.start + 1
-    if "\udc80" <= character <= "\udcff":  # a byte of a file name that is not text
-        return bytes([ord(character) - 0xDC00]), after
-    return _ASCII.get(character, "?"), after
-
-
 def is_terminal(stream: TextIO) -> bool:
-    """Whether `stream` ends on a terminal.
-
-    Some launchers give every rank a pseudo terminal and forward its output. Then the stream of the launcher decides; if
-    it cannot be read, the answer is no.
-    """
+    """Whether `stream` ends on a terminal. Where a launcher gives every rank a pseudo terminal, its own stream
+    decides."""
     if not stream.isatty():
         return False
     launcher = find_launcher(os.environ)
@@ -174,7 +155,6 @@ def show(*parts: "RenderableType") -> None:
 
 @contextmanager
 def phases(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A callback that shows the current phase of a compilation on standard error."""
     if quiet:
         yield lambda phase: None
     elif is_terminal(sys.stderr):
@@ -188,18 +168,14 @@ def phases(quiet: bool) -> Iterator[Callable[[str], None]]:
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The exit code of a command that ended with `error`."""
     if isinstance(error, click.ClickException):
         return error.exit_code
     return exit_code(KeyboardInterrupt() if isinstance(error, click.Abort) else error, other=70)
 
 
 def report_error(error: BaseException, reporter: str | None = None, details: Sequence[tuple[str, str]] = ()) -> None:
-    """Print `error`, and below it `details`, each a title and a text.
-
-    reporter: the rank and host that report; None before the ranks have connected. Then all fail, and only rank 0
-        prints; the others wait until it has.
-    """
+    """Print `error`, and below it `details`, each a title and a text. `reporter` is the rank and host that report; None
+    before the ranks have connected: then only rank 0 prints, and the others wait until it has."""
     launcher = find_launcher(os.environ)
     if reporter is None and launcher is not None and launcher.rank > 0:
         if not isinstance(error, Interrupted | KeyboardInterrupt | click.Abort):

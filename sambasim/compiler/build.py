@@ -47,11 +47,8 @@ class Built:
 
 
 def build(name: str, model: nn.Module, inputs: Mapping[str, Tensor], captures: Captures, batch_size: int) -> Built:
-    """The first program of `model`, captured on `inputs` (by name, each with the batch first).
-
-    Raises ModelError, naming them, for tensors that share memory, and for a loss that is a bare parameter;
-    OperatorError for what a PEF cannot hold.
-    """
+    """The first program of `model`, captured on `inputs`. Raises ModelError for tensors that share memory and for a
+    loss that is a parameter; OperatorError for what a PEF cannot hold."""
     return _Builder(name, model, inputs, captures, batch_size).run()
 
 
@@ -133,13 +130,11 @@ class _Builder:
             self._symbol_of_path |= dict.fromkeys(paths, name)
 
     def _changed_paths(self) -> set[str]:
-        """The paths, in the model, of all tensors that the training step changes in `forward`."""
         captured = self._captures.training
         outputs = captured.outputs if captured else ()
         return {role.name.removeprefix(_STEP_PREFIX) for _, role in outputs if role.kind == "buffer"}
 
     def _symbols_of(self, captured: CapturedGraph) -> dict[str, str]:
-        """The symbol of every placeholder and lifted constant; makes those of constants that the trace made."""
         nodes = captured.graph.nodes
         placeholders = {node.name: node for node in nodes if node.op == "placeholder"}
         symbol_of = {}
@@ -255,12 +250,10 @@ class _Builder:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """The bytes of a contiguous tensor: equal bytes are equal values, also where they are not numbers."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
 def _graph(name: str, symbol_of: Mapping[str, str], translation: Translation, outputs: Sequence[Output]) -> Graph:
-    """A graph of one FWD section, and one BCKWD section if there are backward nodes."""
     forward = [node for node in translation.nodes if node.name not in translation.backward]
     backward = [node for node in translation.nodes if node.name in translation.backward]
     nodes = (*forward, *backward)

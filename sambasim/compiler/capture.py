@@ -1,10 +1,5 @@
-"""The one file that uses torch's export machinery: a module and example tensors in, functional FX graphs out.
-
-The training step goes through strict export, which analyses the user's Python, and then through the joint trace of
-AOTAutograd, which differentiates it. No public API gives the joint graph: `aot_export_joint_with_descriptors` is
-private, and tested with the releases of `TESTED_TORCH`. The evaluation graph needs no gradient, so plain export is
-enough, which runs the user's Python.
-"""
+"""Captures a module as functional FX graphs; the one file that uses torch's export machinery. The training step goes
+through strict export and AOTAutograd's joint trace, which is private and tested with `TESTED_TORCH`."""
 
 import contextlib
 import io
@@ -51,11 +46,8 @@ _GUARDS = "_suggest_or_raise_constraint_violation"
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What an input or output of a captured graph is.
-
-    kind: parameter, buffer, constant, input or tangent; output, gradient, input_gradient or buffer
-    name: the path of the tensor in the model, or the index of the input or output as text
-    """
+    """What an input or output of a captured graph is; `name` is the path of the tensor in the model, or the index of
+    the input or output."""
 
     kind: str
     name: str
@@ -78,12 +70,8 @@ class CapturedGraph:
 
 
 def capture_training(step: nn.Module, inputs: Sequence[Tensor], *, widened: bool = False) -> CapturedGraph:
-    """The joint graph of forward, loss and backward of `step`, one of whose outputs is the loss. Inputs that require a
-    gradient get one.
-
-    `widened` has float32 where a narrower type would not do: see `precision`.
-    Raises CaptureError, with the user's file and line and torch's proposal, for what cannot be traced.
-    """
+    """The joint graph of forward, loss and backward of `step`. `widened` has float32 where a narrower type would not
+    do: see `precision`. Raises CaptureError, with the user's line, for what cannot be traced."""
     with _tracing("training step"):
         exported = _export(step, inputs, strict=True)
         if widened:
@@ -115,10 +103,7 @@ def starts_a_backward(captured: CapturedGraph, *, any_shape: bool) -> bool:
 
 
 def capture_evaluation(step: nn.Module, inputs: Sequence[Tensor], *, widened: bool = False) -> CapturedGraph:
-    """The forward graph of `step` as it is set (call `step.eval()` first), without gradients.
-
-    `widened` as in `capture_training`. Raises CaptureError as `capture_training` does.
-    """
+    """The forward graph of `step` as it is set, without gradients. `widened` and errors as in `capture_training`."""
     with _tracing("evaluation graph"), torch.no_grad():
         try:
             exported = _export(step, inputs, strict=False)
@@ -176,11 +161,8 @@ def _export(step: nn.Module, inputs: Sequence[Tensor], *, strict: bool) -> Expor
 
 
 def _lift_constants(module: fx.GraphModule, widened: bool) -> dict[str, Tensor]:
-    """Make buffers of the tensors that `module` reads and the model does not have (those of globals, lists and
-    dictionaries), since the joint trace has buffers as inputs. Returns them by name.
-
-    `widened` as in `capture_training`. Raises CaptureError for those that it does not round.
-    """
+    """Make buffers of the tensors that `module` reads and the model does not have, since the joint trace has buffers as
+    inputs. Raises CaptureError for those that `widened` does not round."""
     known = {name for name, _ in module.named_buffers()}
     constants = {}
     for node in module.graph.nodes:
@@ -227,7 +209,6 @@ def _mutates(node: fx.Node) -> bool:
 
 @contextlib.contextmanager
 def _kernels_of_eager() -> Iterator[None]:
-    """While this is active, `_DECOMPOSED_IN_PYTHON` are recorded whole, as eager PyTorch runs them."""
     keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
     removed = []
     for name in _DECOMPOSED_IN_PYTHON:
@@ -247,7 +228,7 @@ def _kernels_of_eager() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _tracing(what: str) -> Iterator[None]:
-    """Around all of a capture: what torch raises becomes a CaptureError, and what it says beside that is kept quiet."""
+    """What torch raises becomes a CaptureError, and what it prints beside that is dropped."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # torch logs what it raises, at length; the error below says it once
     said = io.StringIO()  # and prints the graph that it had so far

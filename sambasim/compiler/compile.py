@@ -47,8 +47,6 @@ _GRU_EXACT_MULTIPLE = 32
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """The PEF's path, its program and digest, notices for the user, and the seconds of each phase."""
-
     path: Path
     program: Program
     digest: str
@@ -57,8 +55,6 @@ class Compiled:
 
 
 class Stopwatch:
-    """Calls `on_phase` with each phase as it begins, and measures its seconds."""
-
     def __init__(self, on_phase: Callable[[str], None]) -> None:
         self._on_phase = on_phase
         self._phase: str | None = None
@@ -66,13 +62,11 @@ class Stopwatch:
         self.phases_s: dict[str, float] = {}
 
     def begin(self, phase: str) -> None:
-        """End the current phase, and begin `phase`."""
         self.end()
         self._phase, self._began_s = phase, time.perf_counter()
         self._on_phase(phase)
 
     def end(self) -> None:
-        """End the current phase."""
         if self._phase is not None:
             elapsed_s = time.perf_counter() - self._began_s
             self.phases_s[self._phase] = self.phases_s.get(self._phase, 0.0) + elapsed_s
@@ -89,17 +83,9 @@ def compile_model(
     any_loss: bool = False,
     on_phase: Callable[[str], None] = lambda phase: None,
 ) -> Compiled:
-    """Compile `model` for the example batch `inputs` (by name, batch first) and write `OUTPUT/NAME/NAME.pef`.
-
-    by_keyword: the model is called with its inputs by name
-    updates: the optimizers, if it is not the one of `options`
-    any_loss: the model's first output may be of any shape
-    on_phase: called with each phase as it begins
-
-    A model in training mode is captured as it is, with those of its modules that are set to eval() left so; one in
-    evaluation mode as a whole is captured after `model.train()`. The model is left as it was.
-    Raises ModelError and CaptureError for what the model does wrong.
-    """
+    """Compile `model` for the batch `inputs` (by name, batch first) and write `OUTPUT/NAME/NAME.pef`. `updates`
+    replaces the optimizer of `options`; with `any_loss` the loss may have any shape. A model in evaluation mode is
+    captured after `model.train()`; the model is left as it was. Raises ModelError and CaptureError."""
     watch = Stopwatch(on_phase)
     built = capture_model(model, inputs, options, by_keyword=by_keyword, any_loss=any_loss, watch=watch)
     return assemble(built, model, options, watch, updates)
@@ -115,10 +101,8 @@ def capture_model(
     any_loss: bool = False,
     loss_indices: tuple[int, ...] = (),
 ) -> Built:
-    """The graphs of `model`, without optimizer and data parallelism. This takes most of the time of a compilation.
-
-    With `any_loss`, the model's loss may be any of its outputs, those at `loss_indices` if there are any.
-    """
+    """The graphs of `model`, without optimizer and data parallelism. With `any_loss`, the loss may be any output, those
+    at `loss_indices` if there are any."""
     modes = [(module, module.training) for module in model.modules()]
     dtype = STORED[options.dtype]
     inputs = inputs_in(dtype, inputs)
@@ -150,12 +134,13 @@ def assemble(
     watch.begin("write the PEF")
     written = write(options.pef_path, _document(program, model, options, metadata or {}), built.weights)
     watch.end()
-    notices = [*_notices(program, model), *_unrecorded(written.digest)]
+    notices = _notices(program, model)
+    if why := record_compiled(written.digest):
+        notices.append(f"cannot record that this account compiled the PEF ({why}): `sambasim run` will ask for --trust")
     return Compiled(options.pef_path, program, written.digest, tuple(notices), watch.phases_s)
 
 
 def pipeline(options: CompileOptions, updates: Sequence[Update] | None = None) -> Sequence[Pass]:
-    """The passes that `options` ask for, in order. The optimizers are `updates`, or else the one of `options`."""
     budget = budget_of(load_device(options.arch), load_calibration(), options.num_tiles)
     passes: list[Pass] = [Partition(options.opt_level, budget)]
     if updates is None and options.optimizer is not None:
@@ -168,7 +153,6 @@ def pipeline(options: CompileOptions, updates: Sequence[Update] | None = None) -
 
 
 def _capture(step: TrainingStep, tensors: tuple[Tensor, ...], options: CompileOptions, watch: Stopwatch) -> Captures:
-    """The graphs of `step`, and of its evaluation."""
     widened = STORED[options.dtype] is not None
     loss = None if options.inference else options.loss
     training = None
@@ -192,10 +176,8 @@ def _capture(step: TrainingStep, tensors: tuple[Tensor, ...], options: CompileOp
 
 
 def _captured(step: nn.Module, tensors: Sequence[Tensor], widened: bool, loss_name: str | None = None) -> CapturedGraph:
-    """The captured graph of a step, unless a capture would lose something that the model does.
-
-    After a failed capture, PyTorch runs the model once: its own messages are better than those of a tracer.
-    """
+    """The captured graph of a step. Raises an error if a capture would lose something that the model does. After a
+    failed capture PyTorch runs the model once, because its messages are better than a tracer's."""
     is_checked = refuse_lost_effects(step, tensors)
     capture = capture_training if isinstance(step, TrainingStep) else capture_evaluation
     try:
@@ -222,19 +204,11 @@ def _document(program: Program, model: nn.Module, options: CompileOptions, metad
 
 
 def _exemptions(model: nn.Module) -> dict[str, str]:
-    """What a run of this model says in its summary: where its bits are not those of eager PyTorch."""
     sizes = {module.hidden_size for module in model.modules() if isinstance(module, nn.GRU)}
     odd = sorted(size for size in sizes if size % _GRU_EXACT_MULTIPLE)
     if not odd:
         return {}
     return {"exempt_from_exactness": f"GRU of hidden size {odd[0]}: gradients may differ from eager in the last bits"}
-
-
-def _unrecorded(digest: str) -> list[str]:
-    why = record_compiled(digest)
-    if why is None:
-        return []
-    return [f"cannot record that this account compiled the PEF ({why}): `sambasim run` will ask for --trust"]
 
 
 def _notices(program: Program, model: nn.Module) -> list[str]:

@@ -1,9 +1,5 @@
-"""Why a step cannot be captured: which line, and how to write it instead.
-
-The tracer stops at the first line that it cannot take, so after a failed capture the model runs once in PyTorch
-(`explained`), and `Watch` finds all obstacles at once. Other things the tracer accepts and loses silently: a backward
-of the user's own, a gradient hook, state kept by assignment. `refuse_lost_effects` finds those before a capture.
-"""
+"""Why a step cannot be captured: which lines, and how to write them instead. After a failed capture the model runs once
+under `Watch`, which finds all obstacles. `refuse_lost_effects` finds what a tracer loses silently."""
 
 import contextlib
 import dis
@@ -32,16 +28,12 @@ from sambasim.errors import CaptureError, UserError
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """A kind of thing that a graph cannot hold, and how to write it instead."""
-
     what: str
     rewrite: str
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One obstacle, and the user's line: `file:line: code`."""
-
     obstacle: Obstacle
     where: str
 
@@ -136,7 +128,6 @@ _OTHER_ADVICE = re.compile(
 
 
 def _without_advice(text: str) -> str:
-    """The sentences of `text` that are no `_OTHER_ADVICE`, in words that do not name torch's tracer."""
     sentences = re.split(r"(?<=[.!?])\s+", re.sub(r"\b(Torch)?Dynamo\b", "PyTorch's tracer", text.strip()))
     return " ".join(sentence for sentence in sentences if not _OTHER_ADVICE.search(sentence))
 
@@ -148,11 +139,8 @@ def _hint(error: BaseException) -> str:
 
 
 def explained(error: CaptureError, step: nn.Module, inputs: Sequence[Tensor], loss: str | None) -> UserError:
-    """The most helpful error for a capture of `step` that failed with `error`.
-
-    `step` is in the mode in which it was captured; in training its first output is the loss, called `loss` if it has a
-    name. The model and the inputs are left as they are. Raises ModelError if PyTorch cannot run it either.
-    """
+    """The most helpful error for a capture of `step` that failed with `error`; `loss` is the name of its loss. Raises
+    ModelError if PyTorch cannot run the model either."""
     copies = [tensor.clone() for tensor in inputs]
     watch = Watch(step, copies)
     outputs = run_eagerly(step, copies, watch)
@@ -169,10 +157,8 @@ def explained(error: CaptureError, step: nn.Module, inputs: Sequence[Tensor], lo
 
 
 def refuse_lost_effects(step: nn.Module, inputs: Sequence[Tensor], *, fake: bool = True) -> bool:
-    """Raises CaptureError if a capture would lose something that a call of `step` on `inputs` does, in its mode.
-
-    Returns False if the call failed: fake tensors have no values that Python code may read. See `lost_effects`.
-    """
+    """Raises CaptureError if a capture would lose something that a call of `step` does. Returns False if the call
+    failed, as fake tensors have no values."""
     findings = lost_effects(step, inputs, fake=fake)
     if findings:
         raise _all_findings(findings, step.training)
@@ -194,10 +180,8 @@ def _all_findings(findings: Sequence[Finding], training: bool) -> CaptureError:
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own methods are untyped here and below
-    """Around one eager call of `step` on `inputs`: gathers `findings`, in the order of execution, each line once.
-
-    Parameters that the call changes in place have their old values again afterwards.
-    """
+    """Around one eager call of `step`: gathers `findings` in the order of execution. Parameters that the call changes
+    in place have their old values again afterwards."""
 
     def __init__(self, step: nn.Module, inputs: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's, untyped
@@ -229,14 +213,12 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
                 self._parameters[memory].copy_(value)
 
     def _unregistered(self, args: tuple[Any, ...]) -> Obstacle | None:
-        """Whether `args` hold a parameter that the model does not have; each is reported once."""
         parameters = {_memory(leaf) for leaf in tree_leaves(args) if isinstance(leaf, nn.Parameter)}
         unknown = parameters - self._known
         self._known |= unknown
         return _UNREGISTERED if unknown else None
 
     def _changed(self, tensor: Tensor) -> Obstacle | None:
-        """The obstacle if `tensor`, which is about to be written to, is a view of an input or a parameter."""
         memory = _memory(tensor)
         if memory == 0:
             return None
@@ -268,7 +250,6 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _obstacle(func: OpOverload, args: tuple[Any, ...]) -> Obstacle | None:
-    """The obstacle that a call of `func` is by itself."""
     name = func._schema.name
     if name == "aten::_pack_padded_sequence":
         return _PACKED
@@ -287,7 +268,6 @@ _TRANSPARENT = (__file__, *(str(_TORCH / name) for name in _FORWARDING))
 
 
 def _frames() -> Iterator[FrameType]:
-    """The calling frames, innermost first, from the one that called the operator."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename in _TRANSPARENT:
         frame = frame.f_back
@@ -306,18 +286,13 @@ def _where(frame: FrameType) -> str:
 
 
 def _branches(frame: FrameType) -> bool:
-    """Whether the instruction of `frame` turns a tensor into a condition; otherwise it is a call."""
     name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
     return "JUMP" in name or name in ("TO_BOOL", "UNARY_NOT")
 
 
 def lost_effects(step: nn.Module, inputs: Sequence[Tensor], *, fake: bool = True) -> Sequence[Finding] | None:
-    """What `step` does in its mode that a capture would lose silently; in training mode, also what evaluation would
-    miss. With `fake`, nothing is computed.
-
-    The model, the inputs and the random generators are left as they are. Returns None if the call fails, which says
-    nothing of the model: fake tensors have no values.
-    """
+    """What `step` does in its mode that a capture would lose silently; with `fake`, nothing is computed. The model, the
+    inputs and the random generators are left as they are. Returns None if the call fails."""
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
     convert: Callable[[Tensor], Tensor] = mode.from_tensor if mode else _cloned
     effects = _Effects(step.training)
@@ -345,11 +320,8 @@ _REFUSED_BY_NAME = ("torch.utils.checkpoint", "torch._library.autograd")
 
 
 class _Effects:
-    """Records what modules are assigned, and what else a graph would lose.
-
-    A number or tensor is state if a call reads it before it assigns it, and not if every call makes it anew, as the
-    parts of a loss often are. A buffer that a state_dict holds is state in any case.
-    """
+    """Records what modules are assigned, and what else a graph would lose. A number or tensor is state if a call reads
+    it before it assigns it; a buffer that a state_dict holds is state in any case."""
 
     def __init__(self, training: bool) -> None:
         self.findings: list[Finding] = []

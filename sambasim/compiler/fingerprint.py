@@ -1,10 +1,5 @@
-"""What a training step does, as 64 letters: a run compares them to see that its model is still the compiled one.
-
-Another capture would take every replica seconds. Here the model is called once and its loss is differentiated: the
-operators that PyTorch dispatches, with what each takes and gives, together with the model's tensors and the optimizers,
-are all that a PEF depends on. In any doubt there is no fingerprint, or another one, and the model is captured. Fake and
-meta tensors would not do: they import torch's tracers, which takes two seconds.
-"""
+"""A digest of what a training step does, by which a run sees that its model is still the compiled one: another capture
+would take every replica seconds. In any doubt there is no digest, and the model is captured."""
 
 import contextlib
 import functools
@@ -43,12 +38,9 @@ def fingerprint(
     dtype: str,
     loss_indices: tuple[int, ...] = (),
 ) -> str | None:
-    """64 letters that are equal only for what compiles alike. Without `updates` it is the forward in evaluation mode.
-
-    Weights and inputs, comments and the names of variables may differ; masks, tables and other constants may not.
-    Returns None for a step that is too large, and where the operators do not show all that the model does. The model
-    and the random generators are left as they are, but for what the model keeps outside of its modules.
-    """
+    """64 letters that are equal only for what compiles alike; without `updates`, of the forward in evaluation mode.
+    Weights and inputs may differ; other constants may not. Returns None where the operators do not show all that the
+    model does. The model and the random generators are left as they are."""
     if sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad) > _MOST_BYTES:
         return None
     stored = STORED[dtype]
@@ -152,13 +144,9 @@ class NotRecordable(Exception):
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own methods are untyped here and below
-    """Records a call. A tensor goes by its label: that of the model's tensor, of the input or of the result that it is,
-    or its bytes, if a line of the model's source made it.
-
-    Also records the compiled code of the user's own files that runs. The call may make `most_bytes`.
-    Raises NotRecordable where a branch, a shape or Python code depends on values or on whether there is a capture,
-    where something is changed that the call has not made, and where it makes too much.
-    """
+    """Records the operators and the user's code of a call. A tensor goes by the label of what it is, or by its bytes.
+    Raises NotRecordable where values decide what is done, where something is changed that the call has not made, and
+    where it makes more than `most_bytes`."""
 
     def __init__(self, most_bytes: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's, untyped
@@ -189,14 +177,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         return given
 
     def label(self, tensor: Tensor) -> str:
-        """The label of `tensor`."""
         place = _place(tensor)
         if place not in self._label_of:
             self._know(tensor, self.content(tensor), own=False)
         return self._label_of[place]
 
     def content(self, tensor: Tensor) -> str:
-        """The form and the bytes of `tensor`."""
         self._reading = True
         try:
             return f"{_form(tensor)} {hashlib.sha256(bytes_of(tensor)).hexdigest()}"
@@ -205,7 +191,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
-        """Record operators, code that runs, and values that Python reads."""
         with contextlib.ExitStack() as stack:
             for name in _TO_PYTHON:
                 stack.enter_context(replaced(Tensor, name, self._guarded(name, getattr(Tensor, name))))
@@ -282,14 +267,12 @@ def _form(tensor: Tensor) -> str:
 
 
 def _place(tensor: Tensor) -> tuple[object, ...]:
-    """Equal for the same part of the same memory, whichever object it is in."""
     storage = tensor.untyped_storage()._cdata
     return storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 @functools.cache
 def _is_users(file: str) -> bool:
-    """Whether `file` is neither of Python, torch and sambasim, nor of an installed package."""
     if is_library_file(file) or file.startswith(_SAMBA):
         return False
     return not any(folder in Path(file).parts for folder in _INSTALLED)

@@ -3,7 +3,7 @@
 import inspect
 import random
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -21,16 +21,14 @@ from sambasim.errors import DataError, ModelError, OptionError, SambasimError
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.options.load import check_output_file
+from sambasim.units import counted
 
 Example = tuple[Mapping[str, Tensor], bool]
 """A batch of inputs by name, and whether the model takes its inputs by name."""
 
 
 def compile_from_options(options: CompileOptions, on_phase: Callable[[str], None] = lambda phase: None) -> Compiled:
-    """Compile what `options` name. `on_phase` is called with each phase as it begins.
-
-    Raises OptionError, before anything else, if the PEF could not be written.
-    """
+    """Compile what `options` name. Raises OptionError, before anything else, if the PEF could not be written."""
     check_output_file(options.pef_path, "the PEF", "--output-folder FOLDER")
     on_phase("build the model")
     model = build_model(options)
@@ -62,11 +60,8 @@ def compile_shapes(
     any_loss: bool = False,
     batch_size: int | None = None,
 ) -> Program:
-    """The program of the model that `make` returns, for the batch that `example` returns for it, of any size: new
-    tensors of `make` are fake. `batch_size` replaces that of the example.
-
-    Raises ModelError and CaptureError for what the model does wrong, MachineError for one that does not fit.
-    """
+    """The program of the model that `make` returns, for the batch of `example`; `make` runs on fake tensors, so any
+    size is possible. `batch_size` replaces that of the example. Raises ModelError, CaptureError and MachineError."""
     watch = Stopwatch(on_phase)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     # A model may copy layers: copy.deepcopy asks for this, and would make each copy another mode.
@@ -117,10 +112,8 @@ def build_model(options: CompileOptions) -> nn.Module:
 
 
 def example_batch(model: nn.Module, options: CompileOptions) -> tuple[dict[str, Tensor], bool]:
-    """The first batch of the training data, by input name, and whether the model takes its inputs by name.
-
-    Raises DataError if there are fewer samples than a batch, or if samples, model and loss do not fit together.
-    """
+    """The first batch of the training data, by input name, and whether the model takes its inputs by name. Raises
+    DataError if samples are too few, or do not fit model and loss."""
     source = open_source(options.data, None)
     batch_size = options.training.batch_size
     if len(source.train) < batch_size:
@@ -183,7 +176,7 @@ def check_inputs(model: nn.Module, inputs: Mapping[str, Tensor], loss: str | Non
     elif by_keyword:
         problem = f"does not take {', '.join(extra)}"
     else:
-        problem, gives = f"takes {_count(names)}", _count(called)
+        problem, gives = f"takes {counted(len(names), 'input')}", counted(len(called), "input")
     if not missing and loss is None:
         remedy = "name the loss that takes the last value as its target: --set loss.name=cross_entropy"
     target = " and the target of the loss" if loss is not None else ""
@@ -192,7 +185,3 @@ def check_inputs(model: nn.Module, inputs: Mapping[str, Tensor], loss: str | Non
         where=forward_line(model),
         remedy=remedy,
     )
-
-
-def _count(names: Sequence[str]) -> str:
-    return f"{len(names)} input{'' if len(names) == 1 else 's'}"

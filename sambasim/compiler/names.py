@@ -1,8 +1,4 @@
-"""What things are called: SambaFlow's names of symbols and nodes, and lines of the user's own program.
-
-A symbol is `logreg__lin_layer__weight`, its gradient `logreg__lin_layer__weight__grad`: the prefix is the lower-cased
-name of the model's class, and the dots of a path are written as `__`.
-"""
+"""SambaFlow's names of symbols and nodes (`logreg__lin_layer__weight`), and lines of the user's own program."""
 
 import inspect
 import os
@@ -22,15 +18,11 @@ from sambasim.ir.operators import OPERATORS, OperatorKind
 GRADIENT_SUFFIX = "__grad"
 
 _WEIGHT_NORM = re.compile(r"(^|\.)parametrizations\.weight\.original([01])$")
-"""What torch's weight_norm makes of a weight: its length and its direction."""
 
 
 def symbol_name(prefix: str, path: str) -> str:
-    """`("logreg", "lin_layer.weight")` -> `"logreg__lin_layer__weight"`.
-
-    The parts of a weight under torch's weight_norm have SambaFlow's names, `lin_layer.weight_magnitude` and
-    `lin_layer.weight_direction`.
-    """
+    """`("logreg", "lin_layer.weight")` -> `"logreg__lin_layer__weight"`; under weight_norm `…weight_magnitude` and
+    `…weight_direction`, as in SambaFlow."""
     path = _WEIGHT_NORM.sub(lambda found: f"{found[1]}weight_{('magnitude', 'direction')[int(found[2])]}", path)
     return "__".join((prefix, *(re.sub(r"\W", "_", part) for part in path.split(".") if part)))
 
@@ -41,7 +33,6 @@ def gradient_name(parameter: str) -> str:
 
 
 def parameter_of(gradient: str) -> str:
-    """The parameter whose `gradient_name` this is."""
     return gradient.removesuffix(GRADIENT_SUFFIX)
 
 
@@ -56,8 +47,6 @@ def prefix_of(loss: str) -> str:
 
 
 class UniqueNames:
-    """Gives each name once: the second `x` is `x_1`."""
-
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
 
@@ -98,7 +87,6 @@ def layer_name(node: fx.Node, operator: str) -> str | None:
 
 
 def module_path(node: fx.Node) -> str:
-    """The dotted path of the user's module that ran the node, or "" for the step itself."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not stack:
         return ""
@@ -122,7 +110,6 @@ def is_library_file(file: str) -> bool:
 
 
 def line_in(stack_trace: str) -> SourceLine | None:
-    """The innermost line of the user's own program in a stack trace."""
     frames = [found for found in _FRAME.finditer(stack_trace) if not is_library_file(found["file"])]
     if not frames:
         return None
@@ -131,10 +118,8 @@ def line_in(stack_trace: str) -> SourceLine | None:
 
 
 def source_line(node: fx.Node) -> SourceLine | None:
-    """The innermost line of the user's own program that made `node`.
-
-    Its file is relative to the folder from which Python imported it, so a PEF does not say where this machine keeps it.
-    """
+    """The innermost line of the user's program that made `node`, its file relative to the folder from which Python
+    imported it."""
     line = line_in(node.meta.get("stack_trace") or "")
     if line is None:
         return None
@@ -144,19 +129,16 @@ def source_line(node: fx.Node) -> SourceLine | None:
 
 
 def read_by(node: fx.Node) -> str | None:
-    """The line of the user's own program that reads the result of `node`."""
     line = next((line for line in map(source_line, node.users) if line), None)
     return str(line) if line else None
 
 
 def user_line(error: BaseException) -> str | None:
-    """The innermost line of the traceback that is the user's own."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_library_file(frame.filename)]
     return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else None
 
 
 def forward_line(model: nn.Module) -> str | None:
-    """`file:line: code` of the model's `forward`, where Python knows it."""
     try:
         lines, number = inspect.getsourcelines(model.forward)
         return f"{inspect.getsourcefile(model.forward)}:{number}: {lines[0].strip()}"

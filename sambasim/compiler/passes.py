@@ -1,9 +1,5 @@
-"""Passes over a program, and the pipeline that runs them. Those here cut a program for a device and place it there;
-`update` has those that add optimizers and data parallelism.
-
-A pass is a frozen dataclass whose fields are its options. It may assume a program that `ir.verify` accepts, and must
-leave one at the stage that it `reaches`.
-"""
+"""Passes over a program, and the pipeline that runs them. A pass is a frozen dataclass whose fields are its options; it
+may assume a program that `ir.verify` accepts, and must leave one at the stage that it `reaches`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -40,10 +36,8 @@ def run_pipeline(program: Program, pipeline: Sequence[Pass], before: Callable[[s
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Cut every graph into sections by the rule of `level`, for a device with `budget`: see `costs.cut`.
-
-    The order of execution never changes, so every level computes the same bits.
-    """
+    """Cut every graph into sections by the rule of `level`: see `costs.cut`. The order of execution never changes, so
+    every level computes the same bits."""
 
     title: ClassVar[str] = "partition into sections"
     reaches: ClassVar[Stage] = Stage.CAPTURED
@@ -66,11 +60,8 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Give every symbol its byte address in the device memory of one replica.
-
-    Each group's flat tensors come first (parameters, gradients, each state of the optimizer), then other symbols, and
-    the reduce operand buffer at the end. Outputs and the tangent have no address.
-    """
+    """Give every symbol its byte address in device memory: each group's flat tensors first, then other symbols, the
+    reduce operand buffer last. Outputs and the tangent have no address."""
 
     title: ClassVar[str] = "place symbols in device memory"
     reaches: ClassVar[Stage] = Stage.PLACED
@@ -99,7 +90,6 @@ class Place:
 def _place_group(
     group: ParameterGroup, program: Program, allocate: Callable[[int], int], offsets: dict[str, int]
 ) -> ParameterGroup:
-    """`group` with the addresses of its regions. Adds those of its symbols to `offsets`."""
     element_bytes = DTYPE_BYTES[group.dtype]
     optimizer = program.optimizers[group.optimizer]
     regions = {region: allocate(group.numel * element_bytes) for region in optimizer.regions}

@@ -1,14 +1,6 @@
-"""The dtypes that a model is captured in: its own, or bfloat16 for `--dtype bf16`, which is what an RDU computes in.
-
-With bf16, the model's tensors, its inputs, and what it makes of neither (a mask, a first hidden state) are bfloat16
-during the capture, so its graph is one of bfloat16, under the same names. Torch's kernels for bfloat16 add up in
-float32 and round once. Two kinds of operators are captured otherwise:
-
-    losses              take operands that are widened to float32, and give float32: the three digits of bfloat16 show
-                        little of how training goes
-    those of `ADDING`   are widened, and their results rounded: their kernels, or those of their gradients, round after
-                        each addition, and lose a sum of many small terms
-"""
+"""The dtypes that a model is captured in: its own, or bfloat16 for `--dtype bf16`. Losses then take widened operands
+and give float32; the operators of `ADDING` are widened and their results rounded, because their kernels round after
+each addition."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -32,15 +24,12 @@ ADDING = frozenset(f"aten.{name}" for name in (
 """Operators that add up (or multiply) in bfloat16, forward or backward, by torch 2.13 on a CPU; one has no kernel."""
 
 _ORIGIN = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack", "from_node")
-"""The metadata in which torch notes a node's place in the model's source."""
 
 
 @contextlib.contextmanager
 def stored_in(dtype: torch.dtype | None, model: nn.Module) -> Iterator[None]:
-    """The floating-point tensors of `model` are rounded to `dtype`, and it is torch's default.
-
-    Tensors that share memory still share it. Afterwards the model has its own tensors again, in their own memory.
-    """
+    """The floating-point tensors of `model` are rounded to `dtype`, and it is torch's default. Afterwards the model has
+    its own tensors again."""
     if dtype is None:
         yield
         return
@@ -58,7 +47,6 @@ def stored_in(dtype: torch.dtype | None, model: nn.Module) -> Iterator[None]:
 
 
 def inputs_in(dtype: torch.dtype | None, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`inputs`, those of floating-point numbers rounded to `dtype`."""
     return {
         name: tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
         for name, tensor in inputs.items()
@@ -79,11 +67,8 @@ def check_rounded(path: str, value: Tensor, where: str | None) -> None:
 
 
 def widen(module: fx.GraphModule) -> None:
-    """Change `module`: losses, and the operators of `ADDING`, take operands of float32 instead of narrower ones, and
-    what torch's default type made bfloat16 is made in float32 and rounded.
-
-    The recorded types behind a loss are not updated: trace it again, with float32 as the default.
-    """
+    """Change `module`: losses and the operators of `ADDING` take float32, and what torch's default type made bfloat16
+    is made in float32 and rounded. The types behind a loss are not updated: trace it again."""
     for node in list(module.graph.nodes):
         operator = OPERATORS.get(str(node.target))
         if node.op != "call_function" or operator is None:
@@ -107,7 +92,6 @@ def default_type(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _widen_operands(node: fx.Node) -> bool:
-    """Widen the narrow operands of `node`. Returns whether there are any."""
     narrow = [operand for operand in node.all_input_nodes if _is_narrow(operand.meta.get("val"))]
     for operand in narrow:
         with node.graph.inserting_before(node):
@@ -125,14 +109,12 @@ def _is_typed_by_default(node: fx.Node) -> bool:
 
 
 def _round_result(node: fx.Node) -> None:
-    """The readers of `node` read its result rounded to the type that is recorded of it."""
     with node.graph.inserting_after(node):
         rounded = _converted(node, node.meta["val"].dtype, node)
     node.replace_all_uses_with(rounded, delete_user_cb=lambda user: user is not rounded)
 
 
 def _converted(operand: fx.Node, dtype: torch.dtype, near: fx.Node) -> fx.Node:
-    """A new node: `operand` in `dtype`, from the line of the model that made `near`."""
     converted = operand.graph.call_function(torch.ops.aten.to.dtype, (operand, dtype))
     converted.meta = {key: near.meta[key] for key in _ORIGIN if key in near.meta}
     converted.meta["val"] = operand.meta["val"].to(dtype)
@@ -140,7 +122,6 @@ def _converted(operand: fx.Node, dtype: torch.dtype, near: fx.Node) -> fx.Node:
 
 
 def _rounded(data: Tensor, dtype: torch.dtype, rounded: dict[tuple[int, torch.dtype], Tensor]) -> Tensor:
-    """`data` in `dtype`; `rounded` keeps the storages that were rounded before, by address and type."""
     storage = data.untyped_storage()
     key = storage.data_ptr(), data.dtype
     if key not in rounded:

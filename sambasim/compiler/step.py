@@ -1,9 +1,5 @@
-"""What is captured: the model and its loss as one callable of plain tensors.
-
-A model may return a loss, `(loss, outputs…)` as SambaFlow models do, or outputs with the loss named in the config. Here
-all three become a module that takes the inputs by position and returns the loss first and then the outputs. Every
-output but the loss is detached: the backward starts from the loss alone.
-"""
+"""The model and its loss as one callable of plain tensors, `(inputs…) -> (loss, outputs…)`. Every output but the loss
+is detached: the backward starts from the loss alone."""
 
 import ast
 import inspect
@@ -28,8 +24,6 @@ TARGET = "target"
 
 
 class _Step(nn.Module):
-    """A model, the names of its inputs, and its loss, which is None where the model computes its own or none."""
-
     def __init__(self, model: nn.Module, names: Sequence[str], loss: Loss | None, by_keyword: bool) -> None:
         super().__init__()
         self.model = model
@@ -38,7 +32,6 @@ class _Step(nn.Module):
         self.loss = loss
 
     def _call(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The tensors that the model returns for as many of `inputs` as it takes."""
         names = self.names[: len(inputs)]
         result = self.model(**dict(zip(names, inputs, strict=True))) if self.by_keyword else self.model(*inputs)
         tensors = _tensors(result)
@@ -53,11 +46,8 @@ class _Step(nn.Module):
 
 
 class TrainingStep(_Step):
-    """`(inputs…) -> (loss, outputs…)`: what one training step differentiates.
-
-    With `any_loss`, as for SambaFlow apps, the loss may have any shape and stand at any place among the outputs of the
-    model, whose order is kept: at `loss_indices`, or where `losses_among` finds it.
-    """
+    """What one training step differentiates. With `any_loss`, as for SambaFlow apps, the loss may have any shape and
+    stand at any place among the outputs, whose order is kept: at `loss_indices`, or where `losses_among` finds it."""
 
     def __init__(
         self,
@@ -105,7 +95,6 @@ class EvaluationStep(_Step):
 
 
 def _tensors(result: object) -> list[Tensor]:
-    """All tensors of a model's result, in order; caches and other objects that it returns are left out."""
     if isinstance(result, Tensor):
         return [result]
     if isinstance(result, Mapping):
@@ -116,15 +105,9 @@ def _tensors(result: object) -> list[Tensor]:
 
 
 def losses_among(outputs: Sequence[Tensor], given: tuple[int, ...], named: tuple[int, int] | None) -> tuple[int, ...]:
-    """The outputs of a model from which the backward starts.
-
-    given: their indices, which count if there are any
-    named: of `named_loss`; it counts if the model returns as many tensors as its return statement has elements
-
-    Otherwise the first of those with no axis; else the first of those with one axis, which are losses of samples; else
-    the only one with a single element. If there is none, the loss is computed outside of the model, and may start from
-    every output that has a gradient. Raises ModelError for an index in `given` beyond the outputs.
-    """
+    """The outputs of a model from which the backward starts: those at `given`; else the one of `named_loss`, if the
+    counts match; else the first scalar, the first vector, or the only one with a single element; else every output that
+    has a gradient. Raises ModelError for an index beyond the outputs."""
     count = len(outputs)
     if given:
         if not all(-count <= index < count for index in given):
@@ -161,7 +144,6 @@ def named_loss(model: nn.Module) -> tuple[int, int] | None:
 
 
 def _returned(function: ast.AST) -> Iterator[ast.expr]:
-    """The values of the return statements of a function, without those of functions inside of it."""
     for node in ast.iter_child_nodes(function):
         if isinstance(node, ast.Return) and node.value is not None:
             yield node.value
@@ -184,7 +166,6 @@ def loss_in(outputs: Sequence[Tensor]) -> Tensor:
 
 
 def forward_parameters(model: nn.Module) -> tuple[str, ...]:
-    """The names of the positional parameters of `model.forward`, in order."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(model.forward).parameters.values()
     return tuple(parameter.name for parameter in parameters if parameter.kind in kinds)
@@ -216,10 +197,8 @@ def check_loss(value: Tensor, named: str | None, *, any_shape: bool) -> None:
 def run_eagerly(
     step: nn.Module, inputs: Sequence[Tensor], watch: AbstractContextManager[object] | None = None
 ) -> tuple[Tensor, ...]:
-    """One eager call inside of `watch`, to find mistakes of the model where PyTorch's own message is best.
-
-    The state of BatchNorm and of the random generator is as before. Raises ModelError with the line that failed.
-    """
+    """One eager call inside of `watch`. The state of BatchNorm and of the random generator is as before. Raises
+    ModelError with the line that failed."""
     state = {name: buffer.clone() for name, buffer in step.named_buffers()}
     generator = torch.get_rng_state()
     try:
@@ -259,10 +238,8 @@ _IGNORED_BY_TORCH = -100
 
 
 def training_loss(name: str, args: Mapping[str, object]) -> Loss:
-    """`loss(outputs, target) -> mean`: a named loss of torch, or the callable at `module:name`.
-
-    Raises OptionError for a name that is neither.
-    """
+    """`loss(outputs, target) -> mean`: a named loss of torch, or the callable at `module:name`. Raises OptionError for
+    other names."""
     if ":" in name:
         return _users_loss(name, args)
     function, arguments = _named(name), _arguments(args)
@@ -272,14 +249,9 @@ def training_loss(name: str, args: Mapping[str, object]) -> Loss:
 
 
 def per_sample_loss(name: str, args: Mapping[str, object]) -> Loss | None:
-    """`loss(outputs, target) -> float[batch]`: the mean over each sample's own elements; None for a user's callable.
-
-    cross_entropy and nll with class indices as target: the sum over the counted elements (target is not `ignore_index`)
-    divided by their number, and 0 if there is none; `weight` is not in the divisor. kl_div: the sum over the elements.
-
-    The mean over samples equals the training loss, unless `weight` is given or samples differ in how many of their
-    elements are counted: the training loss divides by all counted elements of a batch.
-    """
+    """`loss(outputs, target) -> float[batch]`: the mean over each sample's counted elements (for kl_div the sum); None
+    for a user's callable. The mean over samples is the training loss, unless `weight` is given or samples differ in how
+    many elements are counted."""
     if ":" in name:
         return None
     function, arguments = _named(name), _arguments(args)

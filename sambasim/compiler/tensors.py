@@ -76,11 +76,8 @@ def _training_problems(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def made_contiguous(model: nn.Module) -> Iterator[None]:
-    """Parameters and buffers of `model` are contiguous, as in device memory, so a graph is captured for the strides
-    with which it runs. Afterwards they have their own memory again.
-
-    Those that share memory with another tensor of the model stay as they are, so that the compiler sees it.
-    """
+    """Parameters and buffers of `model` are contiguous, as in device memory, apart from those that share memory with
+    another. Afterwards they have their own memory again."""
     own = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     strided = {key: tensor.data for key, tensor in own.items() if not tensor.is_contiguous()}
     for key in list(strided):
@@ -104,16 +101,12 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def model_tensor(value: Tensor, tensors: Mapping[str, Tensor]) -> str | None:
-    """The path of the tensor of the model with the memory, shape and strides of `value`; None if there is none."""
     return next((path for path, tensor in tensors.items() if _place(tensor) == _place(value)), None)
 
 
 def check_constant(path: str, value: Tensor, tensors: Mapping[str, Tensor], where: str | None) -> None:
-    """Raises CaptureError for a constant that a PEF cannot hold: its values would not be those that the model reads.
-
-    tensors: those of the model, by path
-    where: the line that reads it
-    """
+    """Raises CaptureError for a constant whose values would not be those that the model reads. `tensors` are those of
+    the model, by path; `where` is the line that reads it."""
     name, dtype = own_name(path), dtype_name(value)
     if value.layout is not torch.strided or dtype not in DTYPE_BYTES:
         form = "sparse" if value.layout is not torch.strided else dtype
@@ -172,7 +165,6 @@ def share_memory(one: Tensor, other: Tensor) -> bool:
 
 
 def _extent(tensor: Tensor) -> int:
-    """Bytes from the first element to the end of the last, of a tensor that has elements."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return int(last + 1) * tensor.element_size()
 

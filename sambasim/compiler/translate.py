@@ -37,10 +37,8 @@ class Translation:
 
 
 def translate(captured: CapturedGraph, prefix: str, symbol_of: Mapping[str, str]) -> Translation:
-    """Our nodes for a captured graph. `symbol_of` gives the symbol for each placeholder and each lifted constant.
-
-    Raises OperatorError, once, naming every operator that a PEF may not hold, with the lines that use it.
-    """
+    """Our nodes for a captured graph. `symbol_of` gives the symbol of each placeholder and lifted constant. Raises one
+    OperatorError for all operators that a PEF may not hold."""
     return _Translator(captured, prefix, symbol_of).run()
 
 
@@ -183,7 +181,6 @@ _INSTEAD = (
 
 
 def _instead_of(refused: str) -> str:
-    """What to write instead of an operator, or of one that gives a dtype that a PEF cannot hold."""
     if not refused.startswith("aten."):
         return "write it with PyTorch's own operators: a PEF holds no code"
     known = (rewrite for marks, rewrite in _INSTEAD if any(mark in refused for mark in marks))
@@ -191,6 +188,5 @@ def _instead_of(refused: str) -> str:
 
 
 def _item(node: fx.Node) -> tuple[fx.Node, int]:
-    """Which result of which node a getitem reads."""
     operand, index = node.args
     return cast(fx.Node, operand), cast(int, index)

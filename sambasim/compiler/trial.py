@@ -72,7 +72,6 @@ def _converted(step: nn.Module, convert: Callable[[Tensor], Tensor]) -> Iterator
 
 @contextlib.contextmanager
 def replaced(owner: object, name: str, value: object) -> Iterator[None]:
-    """The attribute `name` of a class or module is `value`."""
     is_own, own = name in vars(owner), vars(owner).get(name)
     setattr(owner, name, value)
     try:
@@ -142,11 +141,8 @@ def buffers_of_plain_tensors(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def rare_collections() -> Iterator[None]:
-    """Garbage collections are rare, and skip what exists already: a trace makes a million objects that live until its
-    end, and the collector would traverse them again and again.
-
-    What is frozen already, such as a command's imports, stays frozen.
-    """
+    """Garbage collections are rare and skip what exists already: a trace makes a million objects that live until its
+    end."""
     thresholds = gc.get_threshold()
     is_thawed = gc.get_freeze_count() == 0
     if is_thawed:

@@ -1,9 +1,5 @@
-"""What follows the backward of a training step: parameter groups, their optimizers, and data parallelism.
-
-By default, the parameters whose gradients one backward section completes form one group (one for each dtype and
-optimizer): they are contiguous in memory, one kernel updates them, and with data parallelism one exchange reduces them
-as soon as that section has run.
-"""
+"""What follows the backward of a training step: parameter groups, their optimizers, and data parallelism. By default
+the parameters whose gradients one backward section completes form one group for each dtype and optimizer."""
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
@@ -35,14 +31,12 @@ Grouping: TypeAlias = Literal["section", "parameter"]
 """What one group holds: all gradients that a backward section completes, or, as in SambaFlow, that of one parameter."""
 
 REDUCE_BUFFER = "accum_dummy_0_reduce_buf"
-"""The name of the reduce operand buffer, unless an input has it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """An optimizer: its `kind`, its `hyperparameters`, and the `parameters` that it updates, by their paths in the
-    model; None stands for all that have a gradient. `max_grad_norm` among the hyperparameters bounds the norm of
-    all."""
+    """An optimizer, its hyperparameters (`max_grad_norm` among them clips), and the paths of the parameters that it
+    updates; None stands for all that have a gradient."""
 
     kind: str
     hyperparameters: Mapping[str, float | bool]
@@ -50,18 +44,13 @@ class Update:
 
     @property
     def states(self) -> tuple[str, ...]:
-        """The names of the state tensors of each parameter."""
         return OPTIMIZERS[self.kind].kept_states(self.hyperparameters)
 
 
 @dataclass(frozen=True, slots=True)
 class AttachOptimizers:
-    """Attach `updates`; every parameter with a gradient must belong to one of them.
-
-    With `stochastic_rounding`, their steps round parameters and state by draws that depend on a run's seed. `grouping`
-    changes two things that are computed by group: the order of additions in the norm of all gradients, and those draws.
-    Raises OptionError if some updates clip and others do not, or by another norm.
-    """
+    """Attach `updates`; every parameter with a gradient must belong to one of them. With `stochastic_rounding`, steps
+    round by draws that depend on a run's seed. Raises OptionError if updates clip differently."""
 
     title: ClassVar[str] = "attach the optimizer"
     reaches: ClassVar[Stage] = Stage.OPTIMIZED
@@ -128,8 +117,6 @@ class AttachOptimizers:
 
 
 class _Extended:
-    """Nodes and sections of a graph, to which sections are added."""
-
     def __init__(self, nodes: Sequence[Node] = (), sections: Sequence[Section] = ()) -> None:
         self._nodes, self._sections = list(nodes), list(sections)
 
@@ -139,7 +126,6 @@ class _Extended:
         self._nodes.extend(members)
 
     def graph(self, base: Graph, values: Mapping[str, TensorType]) -> Graph:
-        """`base` with these nodes and sections."""
         return replace(base, nodes=tuple(self._nodes), sections=tuple(self._sections), values=values)
 
 
@@ -167,7 +153,6 @@ def _free_name(update: Update, parameters: Sequence[str], program: Program, take
 def _groups(
     training: Graph, program: Program, updates: Sequence[Update], grouping: Grouping
 ) -> tuple[ParameterGroup, ...]:
-    """The groups, in the order in which the backward completes them."""
     section_of = {
         result: section.index
         for section in training.sections
@@ -217,13 +202,8 @@ _ARGUMENTS = (
 
 @dataclass(frozen=True, slots=True)
 class AddDataParallel:
-    """Add the axis `dp`, gradient groups, the reduce operand buffer, and the REDUCE and GATHER sections.
-
-    REDUCE is a reduce-scatter: replica r gets slice r of every group's gradients, averaged over the replicas. OPT then
-    updates that slice, and GATHER is the all-gather of the updated slices. Where gradients are clipped, each replica
-    sums the squares of its slice, and an all-reduce in GRADNORM adds them. `world_size` is the smallest number of
-    replicas that may run the program.
-    """
+    """Add the axis `dp`, gradient groups, the reduce operand buffer, and the REDUCE (reduce-scatter) and GATHER (all-
+    gather) sections; OPT updates one slice. Where gradients are clipped, GRADNORM gets an all-reduce."""
 
     title: ClassVar[str] = "add gather and reduce sections"
     reaches: ClassVar[Stage] = Stage.OPTIMIZED
@@ -269,7 +249,6 @@ _SUM = (_AXIS, ("op", "sum"), ("order", "tree"))
 
 
 def _with_communication(training: Graph, program: Program) -> Graph:
-    """REDUCE before the update, GATHER behind it, and in GRADNORM the sum over replicas."""
     prefix = prefix_of(program.loss or "")
     groups = [group.name for group in program.groups]
     extended = _Extended()

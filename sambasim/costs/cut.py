@@ -1,14 +1,6 @@
-"""Cuts a graph into sections, under the budget of a device.
-
-    level   rule
-    o0      one operator a section
-    o1      the fastest predicted cut whose sections have at most 8 neighbouring operators, all of one module
-    o3      the fastest predicted cut, whatever modules operators belong to
-
-o1 and o3 use dynamic programming, in time linear in the operators. Operators share a section only if the device has
-compute units for all of them, weights and buffers fit on the chip, and none needs the whole batch first. A view is no
-operator here: it costs nothing, and belongs to the section after it.
-"""
+"""Cuts a graph into sections: at o0 one operator each, at o1 the fastest predicted cut with at most 8 neighbouring
+operators of one module, at o3 the fastest of all. Operators share a section if compute units and the chip suffice and
+none needs the whole batch first. A view belongs to the section after it."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -25,13 +17,10 @@ from sambasim.ir.operators import OPERATORS, OperatorKind
 Level: TypeAlias = Literal["o0", "o1", "o3"]
 
 MOST_OF_A_MODULE = 8
-"""The most operators of a section in o1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A planned section: kind, name, and its ranges of stages and of nodes, as (start, stop)."""
-
     kind: SectionKind
     name: str
     stages: tuple[int, int]
@@ -66,7 +55,6 @@ def cut(graph: Graph, work: Work, budget: Budget, level: Level) -> list[Piece]:
 
 
 def _limits(count: int, part_ends: Sequence[int]) -> list[int]:
-    """By stage, the latest end of a section that begins there: the next of `part_ends`."""
     ends = sorted({*part_ends, count} - {0})
     return [ends[bisect_right(ends, start)] for start in range(count)]
 

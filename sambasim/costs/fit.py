@@ -1,9 +1,5 @@
-"""Whether a program fits on a device: its tensors in off-chip memory, and each operator on the chip.
-
-Off-chip memory holds what the program keeps (parameters, gradients, optimizer states) and the boundary tensors, which
-one section writes and a later one reads. A boundary tensor lives from the section that writes it to the last one that
-reads it, at the lowest address that is free when it is written.
-"""
+"""Whether a program fits on a device: what it keeps and its boundary tensors in off-chip memory, and each operator on
+the chip. A boundary tensor lives from the section that writes it to the last one that reads it."""
 
 from bisect import insort
 from collections import defaultdict
@@ -45,12 +41,10 @@ class Residency:
 
     @property
     def size_bytes(self) -> int:
-        """The highest address in use."""
         return max((one.address + one.size_bytes for one in self.boundaries), default=0)
 
     @property
     def fullest(self) -> int:
-        """The number of the section during which the most bytes are in use."""
         return self.taken_bytes.index(max(self.taken_bytes)) if self.taken_bytes else 0
 
 
@@ -63,16 +57,12 @@ class Need:
 
     @property
     def size_bytes(self) -> int:
-        """Both."""
         return self.kept_bytes + self.residency.size_bytes
 
 
 def need_of(program: Program, work: Work, sections: Sequence[tuple[int, int]], samples: int | None = None) -> Need:
-    """The off-chip memory of the training step of `program`, or else of its evaluation.
-
-    sections: ranges of stages of `work`
-    samples: the batch size, if it is not the one that the program was compiled for
-    """
+    """The off-chip memory of the training step of `program`, or else of its evaluation. `sections` are ranges of stages
+    of `work`, `samples` is the batch size, if it is not the compiled one."""
     graph = program.training or program.evaluation
     kept = frozenset(o.value for o in graph.outputs if program.symbols[o.symbol].kind in _KEPT_OUTPUTS)
     inputs_bytes = sum(one.type.size_bytes for one in program.symbols.values() if one.kind is SymbolKind.INPUT)
@@ -81,10 +71,7 @@ def need_of(program: Program, work: Work, sections: Sequence[tuple[int, int]], s
 
 
 def reside(work: Work, sections: Sequence[tuple[int, int]], homes: frozenset[str] = frozenset()) -> Residency:
-    """The boundary tensors of `sections`, which are ranges of stages of `work`.
-
-    Values in `homes` are kept by the program and not counted. Other outputs of the graph stay until it ends.
-    """
+    """The boundary tensors of `sections`, which are ranges of stages of `work`. Values in `homes` are not counted."""
     section_of = [number for number, (start, stop) in enumerate(sections) for _ in range(start, stop)]
     ending: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     free = _FreeList()
@@ -109,20 +96,16 @@ def reside(work: Work, sections: Sequence[tuple[int, int]], homes: frozenset[str
 
 
 class _FreeList:
-    """Free address ranges, ascending, no two adjacent; the last has no end."""
-
     def __init__(self) -> None:
         self._ranges: list[tuple[int, float]] = [(0, float("inf"))]
 
     def allocate(self, size_bytes: int) -> int:
-        """First fit: the lowest address with enough free bytes."""
         index = next(i for i, (start, stop) in enumerate(self._ranges) if stop - start >= size_bytes)
         start, stop = self._ranges[index]
         self._ranges[index : index + 1] = [(start + size_bytes, stop)] if stop - start > size_bytes else []
         return start
 
     def release(self, address: int, size_bytes: int) -> None:
-        """Free the range again."""
         if not size_bytes:
             return
         insort(self._ranges, (address, address + size_bytes))
@@ -136,12 +119,11 @@ class _FreeList:
 
 
 def check_memory(graph: Graph, need: Need, budget: Budget) -> None:
-    """Raise MachineError if `need` exceeds the off-chip memory."""
     if need.size_bytes <= budget.capacity_bytes:
         return
     residency = need.residency
     message = (
-        f"one replica needs {format_bytes(need.size_bytes)} of {'HBM and DDR' if budget.behind else budget.memory},"
+        f"one replica needs {format_bytes(need.size_bytes)} of {budget.off_chip},"
         f" and {budget.where} has {format_bytes(budget.capacity_bytes)}: {format_bytes(need.kept_bytes)} is for what"
         f" the program keeps, {format_bytes(residency.size_bytes)} for tensors between sections"
     )
@@ -174,7 +156,6 @@ def check_chip(graph: Graph, work: Work, budget: Budget) -> None:
 
 
 def states_bytes(symbols: Iterable[Symbol]) -> int:
-    """Bytes of the optimizer states among `symbols`."""
     return sum(symbol.type.size_bytes for symbol in symbols if symbol.kind is SymbolKind.OPTIMIZER_STATE)
 
 

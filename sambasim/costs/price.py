@@ -1,15 +1,6 @@
-"""The load of a section, the seconds that it is predicted to take on a budget, and what limits it.
-
-A section is a pipeline of stages on the chip. A tensor between two of its stages stays in a buffer on the chip; other
-tensors are read from or written to off-chip memory once. Weights and their gradients stay on the chip while samples
-stream through.
-
-Tensors stream in tiles of some rows. In one beat every tile advances by one stage; a beat lasts as long as the slower
-of the memory and the slowest stage. Compute units are shared by FLOPs, but a stage can use no more units than its
-weight fills. n tiles and s stages take n + s - 1 beats, because the pipeline fills and drains. Weights and their
-gradients move once. If they exceed the chip, they are processed in parts, and the smallest streamed tensor is read
-again for each part.
-"""
+"""The predicted seconds of a section, and what limits it. A section is a pipeline: tensors stream through its stages in
+tiles, one stage a beat, while weights and their gradients stay on the chip; n tiles and s stages take n + s - 1 beats.
+If the weights exceed the chip, the smallest streamed tensor is read again for each part."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,25 +12,15 @@ from sambasim.hardware.budget import Budget
 
 
 class Product(NamedTuple):
-    """FLOPs of one matrix product, and the compute units that can share them."""
-
     flops: int
     units: float
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one section transfers, stores and computes.
-
-    read_bytes, written_bytes: off-chip traffic
-    once_bytes: the part of the traffic that does not stream: weights, and weight gradients
-    streamed_bytes: of the smallest streamed tensor that is read
-    resident_bytes: weights and weight gradients, which stay on the chip while samples stream through
-    buffered_bytes: one tile of each tensor that passes from stage to stage
-    rows: of the tensor with the most rows
-    stages: number of operators
-    products: the operators that multiply matrices
-    """
+    """What one section transfers, stores and computes. `once_bytes` is the traffic that does not stream (weights and
+    their gradients), `streamed_bytes` that of the smallest streamed tensor, `buffered_bytes` one tile of each tensor
+    between stages, `rows` that of the tensor with the most."""
 
     read_bytes: int
     written_bytes: int
@@ -53,18 +34,14 @@ class Load:
 
     @property
     def traffic_bytes(self) -> int:
-        """Reads and writes together."""
         return self.read_bytes + self.written_bytes
 
     @property
     def product_flops(self) -> int:
-        """Of all products together."""
         return sum(product.flops for product in self.products)
 
 
 class Bound(StrEnum):
-    """What limits the speed of a section."""
-
     COMPUTE = "compute"
     MEMORY = "memory"
     CAPACITY = "capacity"
@@ -84,12 +61,10 @@ class SectionPrice:
 
     @property
     def predicted_s(self) -> float:
-        """The whole section."""
         return max(self.compute_s, self.memory_s) + self.fill_s + self.launch_s
 
     @property
     def bound(self) -> Bound:
-        """What takes the most time."""
         if self.launch_s > max(self.compute_s, self.memory_s) + self.fill_s:
             return Bound.LAUNCH
         if self.compute_s > self.memory_s:
@@ -98,7 +73,6 @@ class SectionPrice:
 
 
 def tile_rows(rows: int, budget: Budget) -> int:
-    """How many of `rows` rows move at a time."""
     return max(1, min(budget.tile_rows, -(-rows // budget.least_tiles)))
 
 
@@ -108,7 +82,6 @@ def chip_bytes(load: Load) -> int:
 
 
 def price_of(load: Load, budget: Budget) -> SectionPrice:
-    """The predicted time of a section with this load."""
     parts = max(1, ceil(load.resident_bytes / budget.chip_bytes))
     again_s = (parts - 1) * load.streamed_bytes / budget.memory_bytes_per_s
     memory_s = load.traffic_bytes / budget.memory_bytes_per_s + again_s
@@ -122,7 +95,6 @@ def price_of(load: Load, budget: Budget) -> SectionPrice:
 
 
 def load_of(work: Work, start: int, stop: int, budget: Budget) -> Load:
-    """The load of the stages `start` to `stop` (exclusive) of `work` as one section."""
     growing = GrowingLoad(work, start, budget)
     for _ in range(start, stop):
         growing.take()
@@ -150,7 +122,6 @@ class GrowingLoad:
         return not (stage.needs_all and any(read.value in self._made for read in stage.reads))
 
     def take(self) -> None:
-        """Add the next stage."""
         tensors, stage = self._work.tensors, self._work.stages[self._next]
         for read in stage.reads:
             if read.value in self._made:
@@ -188,7 +159,6 @@ class GrowingLoad:
             self._streamed_bytes = read_bytes if least is None else min(least, read_bytes)
 
     def load(self) -> Load:
-        """The load of the stages so far."""
         work, last = self._work, self._work.last_reader
         written = [
             work.tensors[value] for value in self._made if value in work.kept or last.get(value, -1) >= self._next

@@ -25,9 +25,6 @@ from sambasim.ir.types import DTYPE_BYTES, Symbol, SymbolKind, TensorType
 LANES = 32
 """Numbers that a compute unit processes at once (source: DFModel)."""
 
-PRODUCTS = frozenset({OperatorKind.MATMUL, OperatorKind.CONVOLUTION, OperatorKind.ATTENTION, OperatorKind.RECURRENT})
-"""Kinds of operators that multiply matrices."""
-
 STREAMED_ROWS = 256
 """Rows of a streamed operand that are on the chip at a time."""
 
@@ -58,7 +55,6 @@ def units_of(node: Node, types: Mapping[str, TensorType], is_fixed: Callable[[st
 
 
 def _blocks(shape: tuple[int, ...]) -> float:
-    """Units that a matrix fills; those of a batch of matrices are added up."""
     *batch, rows, columns = shape
     return max(1, prod(batch)) * max(1.0, rows / LANES) * max(1.0, columns / LANES)
 
@@ -85,8 +81,6 @@ _PICKS = frozenset(f"aten.{name}" for name in (
 
 
 class Read(NamedTuple):
-    """A value that an operator reads, through which view, and what fraction of the value that is."""
-
     value: str
     view: str
     part: float
@@ -94,14 +88,8 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """An operator that takes time on a device.
-
-    node: index in the nodes of the graph
-    reads, writes: values, each once
-    product_flops: FLOPs of matrix products and convolutions; 0 for other operators
-    units: compute units that can share the products
-    needs_all: it needs all samples before it writes any result
-    """
+    """An operator that takes time on a device: its node, the values that it reads and writes, the FLOPs of its products
+    and the compute units that can share them. `needs_all`: it needs all samples before it writes a result."""
 
     node: int
     reads: tuple[Read, ...]
@@ -112,7 +100,6 @@ class Stage:
 
     @property
     def values(self) -> tuple[str, ...]:
-        """Those that it reads and writes."""
         return (*(read.value for read in self.reads), *self.writes)
 
 
@@ -127,7 +114,6 @@ class Tensor:
 
     @property
     def size_bytes(self) -> int:
-        """All rows."""
         return self.rows * self.row_bytes
 
 
@@ -141,7 +127,6 @@ class Work:
 
     @cached_property
     def last_reader(self) -> Mapping[str, int]:
-        """By value, the number of the last stage that reads it."""
         return {read.value: number for number, stage in enumerate(self.stages) for read in stage.reads}
 
 
@@ -213,12 +198,11 @@ def _stages(graph: Graph, types: Mapping[str, TensorType], base_of: dict[str, st
         if _is_free(operator.kind, results, base, types):
             base_of.update(dict.fromkeys(results, base))
             continue
-        is_product = operator.kind in PRODUCTS
         yield Stage(
             node=index,
             reads=_reads(node, read, types, base_of),
             writes=tuple(results),
-            product_flops=operator.flops(node, types.__getitem__) if is_product else 0,
+            product_flops=operator.flops(node, types.__getitem__) if operator.flops else 0,
             units=0.0,
             needs_all=_needs_all(node),
         )

@@ -16,16 +16,12 @@ class _Table(BaseModel):
 
 
 class Parameter(_Table):
-    """A calibrated number, its meaning and its source."""
-
     value: PositiveFloat
     meaning: str = Field(min_length=1)
     source: str = Field(min_length=1)
 
 
 class Count(Parameter):
-    """A whole number."""
-
     value: PositiveInt
 
 
@@ -57,14 +53,12 @@ class Calibration(_Table):
     fit: Fit
 
     def parameters(self) -> Mapping[str, Parameter]:
-        """The calibrated numbers by name."""
         named = ((name, getattr(self, name)) for name in type(self).model_fields)
         return {name: value for name, value in named if isinstance(value, Parameter)}
 
 
 @cache
 def load_calibration() -> Calibration:
-    """The calibration that ships with sambasim."""
     return Calibration.model_validate(tomllib.loads(shipped_text("calibration.toml")))
 
 
@@ -78,13 +72,8 @@ class Behind:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Compute units, bytes and rates that one replica may use.
-
-    where: description of the device and the tiles, for messages
-    unit_flops_per_s: reachable rate of one compute unit
-    memory: "HBM" or "DDR", the off-chip memory that sections stream from, at the reachable `memory_bytes_per_s`
-    capacity_bytes: all off-chip memory, the DDR `behind` an HBM included
-    """
+    """What one replica may use. `where` is for messages; `memory` is what sections stream from, HBM or DDR, at the
+    reachable rate; `capacity_bytes` includes the DDR `behind` an HBM."""
 
     where: str
     units: int
@@ -99,13 +88,15 @@ class Budget:
     tile_rows: int
     least_tiles: int
 
+    @property
+    def off_chip(self) -> str:
+        """The name of all off-chip memory."""
+        return "HBM and DDR" if self.behind else self.memory
+
 
 def budget_of(device: DeviceSpec, calibration: Calibration, tiles: int | None = None) -> Budget:
-    """The budget of `tiles` tiles of `device`; None for the whole device.
-
-    Tiles have equal shares of everything, memory bandwidth included, so replicas on one device do not slow each other.
-    Raises OptionError for more tiles than there are, and for a device whose number of tiles is not published.
-    """
+    """The budget of `tiles` tiles of `device`; None for all. Tiles have equal shares of everything. Raises OptionError
+    for more tiles than there are, and where their number is not published."""
     share = 1.0 if tiles is None else _share(device, tiles)
     units = int(device.pcus * share)
     ddr_bytes_per_s = device.ddr_bandwidth_bytes_per_s * share * calibration.ddr_efficiency.value

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from sambasim.errors import LaunchError, OptionError, PefError
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec, device_of, load_cluster, load_device
+from sambasim.units import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,6 @@ class Inventory:
 
     @property
     def share(self) -> str:
-        """The hardware of one replica, as text: `4 of 8 tiles of SN30`."""
         if self.tiles is None:
             return self.device.name
         return f"{self.tiles} of {self.device.tiles} tiles of {self.device.name}"
@@ -31,11 +31,8 @@ def inventory_of(
     tiles: int | None = None,
     cluster: str | None = None,
 ) -> Inventory:
-    """The hardware that a PEF was compiled for; `arch`, `tiles` and `cluster` replace parts of it.
-
-    The tiles of the PEF apply to its own device only: with another `arch` a replica has all tiles by default.
-    Raises OptionError for an unknown device or cluster, and PefError for tiles that the PEF's device does not have.
-    """
+    """The hardware that a PEF was compiled for; `arch`, `tiles` and `cluster` replace parts of it. The tiles of the PEF
+    apply to its own device only. Raises OptionError for unknown names, PefError for impossible tiles."""
     device = load_device(arch) if arch else device_of(compile_options)
     of_pef = compile_options.get("num_tiles") if arch is None else None
     if tiles is None and isinstance(of_pef, int):
@@ -78,12 +75,10 @@ class Placement:
 
     @property
     def per_full_node(self) -> int:
-        """The most replicas that fit on a node."""
         return self.per_rdu * self.cluster.rdus_per_node
 
     @property
     def nodes(self) -> int:
-        """Nodes in use."""
         return -(-self.replicas // self.per_full_node) if self.node_of is None else len(set(self.node_of))
 
     @property
@@ -97,7 +92,6 @@ class Placement:
         return min(self.on_a_node, self.per_rdu)
 
     def locations(self) -> list[Location]:
-        """The location of each replica, in order."""
         placed: Counter[int] = Counter()
         locations = []
         for replica in range(self.replicas):
@@ -112,8 +106,8 @@ class Placement:
         """`8 replicas on node 0, RDUs 0-7 of cluster sn30-8`."""
         locations = self.locations()
         per_node = Counter(location.node for location in locations)
-        tiles = "" if self.tiles is None else f", {_counted(self.tiles, 'tile')} a replica"
-        replicas = f"{_counted(self.replicas, 'replica')} on {_ranges('node', sorted(per_node))}"
+        tiles = "" if self.tiles is None else f", {counted(self.tiles, 'tile')} a replica"
+        replicas = f"{counted(self.replicas, 'replica')} on {_ranges('node', sorted(per_node))}"
         rdus = _ranges("RDU", range(max(location.rdu for location in locations) + 1))
         if len(per_node) == 1:
             return f"{replicas}, {rdus} of cluster {self.cluster.name}{tiles}"
@@ -127,8 +121,8 @@ def place(replicas: int, device: DeviceSpec, tiles: int | None, cluster: Cluster
     if cluster.nodes is not None and placement.nodes > cluster.nodes:
         most = cluster.nodes * placement.per_full_node
         raise OptionError(
-            f"{replicas} replicas, and {cluster.name} has room for {most}: {_capacity(placement)},"
-            f" {_counted(cluster.nodes, 'node')}",
+            f"{replicas} replicas, and {cluster.name} holds at most {most}: {_capacity(placement)},"
+            f" {counted(cluster.nodes, 'node')}",
             remedy=f"ask for {most} or fewer, or for more nodes in the cluster",
         )
     return placement
@@ -137,14 +131,8 @@ def place(replicas: int, device: DeviceSpec, tiles: int | None, cluster: Cluster
 def place_replicas(
     inventory: Inventory, node_of: Sequence[int], emulated: int = 1, *, command: str = "...", or_else: str = ""
 ) -> Placement:
-    """Place replicas on the simulated cluster: replicas of one MPI node on one simulated node.
-
-    node_of: the node of each replica; `emulated` replicas have none, and fill one simulated node after the other
-    command: the program that mpirun started, which the remedy repeats
-    or_else: one more remedy for a node that is too small
-
-    Raises LaunchError if a node has too few RDUs or the cluster too few nodes, and OptionError for an emulation.
-    """
+    """Place replicas on the simulated cluster: those of one MPI node on one simulated node; `emulated` ones fill one
+    node after the other. Raises LaunchError if they do not fit, OptionError for an emulation."""
     device, tiles, cluster = inventory.device, inventory.tiles, inventory.cluster
     if emulated > 1:
         return place(emulated, device, tiles, cluster)
@@ -152,19 +140,19 @@ def place_replicas(
     if cluster.nodes is not None and placement.nodes > cluster.nodes:
         raise LaunchError(
             f"the replicas of this job are on {placement.nodes} nodes, and {cluster.name} has"
-            f" {_counted(cluster.nodes, 'node')}",
-            remedy=f"start them on {_counted(cluster.nodes, 'host')}, or ask for more nodes in the cluster",
+            f" {counted(cluster.nodes, 'node')}",
+            remedy=f"start them on {counted(cluster.nodes, 'host')}, or ask for more nodes in the cluster",
         )
     node, most = Counter(node_of).most_common(1)[0]
     fit = placement.per_full_node
     if most > fit:
         mpirun = f": mpirun -np {fit} {command}" if placement.nodes == 1 else ""
-        remedies = [f"start {_counted(fit, 'replica')} a node{', or fewer' if fit > 1 else ''}{mpirun}"]
+        remedies = [f"start {counted(fit, 'replica')} a node{', or fewer' if fit > 1 else ''}{mpirun}"]
         smaller = _tiles_for(most, device, cluster)
         if smaller is not None:
             remedies.append(f"compile with --num-tiles {smaller}, so that {_per_rdu(device, smaller)} share an RDU")
         raise LaunchError(
-            f"{most} replicas on node {node}, and a node of {cluster.name} has room for {fit}: {_capacity(placement)}",
+            f"{most} replicas on node {node}, and a node of {cluster.name} holds at most {fit}: {_capacity(placement)}",
             remedy="; or ".join(filter(None, [*remedies, or_else])),
         )
     return placement
@@ -182,11 +170,7 @@ def _tiles_for(replicas: int, device: DeviceSpec, cluster: ClusterSpec) -> int |
 
 def _capacity(placement: Placement) -> str:
     per_rdu = "one for each RDU" if placement.per_rdu == 1 else f"{placement.per_rdu} for each RDU"
-    return f"{per_rdu}, {_counted(placement.cluster.rdus_per_node, 'RDU')} a node"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{per_rdu}, {counted(placement.cluster.rdus_per_node, 'RDU')} a node"
 
 
 def _ranges(noun: str, numbers: Sequence[int]) -> str:

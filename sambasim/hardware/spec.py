@@ -1,8 +1,5 @@
-"""Devices, links and clusters as TOML tables: what `--arch` and `--cluster` name.
-
-Every figure in `devices/*.toml`, `clusters/*.toml` and `links.toml` has an entry in `sources`: a publication, a
-derivation, or "estimate". Output that prints a figure prints its source too. User files have the same form.
-"""
+"""Devices, links and clusters as TOML tables: what `--arch` and `--cluster` name. Every figure has an entry in
+`sources`: a publication, a derivation, or "estimate"."""
 
 import tomllib
 from collections.abc import Callable, Mapping
@@ -104,12 +101,10 @@ class ClusterSpec(Spec):
 
 
 def device_names() -> tuple[str, ...]:
-    """The devices that ship with sambasim, sorted."""
     return _shipped("devices")
 
 
 def cluster_names() -> tuple[str, ...]:
-    """The clusters that ship with sambasim, sorted."""
     return _shipped("clusters")
 
 
@@ -129,10 +124,7 @@ def load_device(name: str) -> DeviceSpec:
 
 @cache
 def load_cluster(name: str) -> ClusterSpec:
-    """The shipped cluster `name`, or the cluster in the TOML file `name`. Raises OptionError if there is none.
-
-    A link is the name of a shipped link, or a table.
-    """
+    """The shipped cluster `name`, or the cluster in the TOML file `name`. Raises OptionError if there is none."""
     if _is_file(name):
         text, where = _user_text("--cluster", name), name
     elif name in cluster_names():
@@ -165,7 +157,6 @@ def arch_of(compile_options: Mapping[str, object]) -> str:
 
 
 def shipped_text(name: str) -> str:
-    """The text of one TOML file of this package."""
     return (files("sambasim.hardware") / name).read_text(encoding="utf-8")
 
 

@@ -39,14 +39,11 @@ def axis_of(node: Node) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What a section reads and writes of what outlives it: values, symbols, and `group.region` for groups."""
-
     reads: frozenset[str]
     writes: frozenset[str]
 
 
 def section_effects(program: Program, graph: Graph, section: Section) -> Effects:
-    """The effects of `section`, which is one of `graph`."""
     nodes = graph.section_nodes(section)
     made = {name for node in nodes for name in node.results if name is not None}
     read = {name for node in nodes for name in node_references(node)} - made
@@ -63,7 +60,6 @@ def section_effects(program: Program, graph: Graph, section: Section) -> Effects
 
 
 def _regions(node: Node, group: ParameterGroup, program: Program) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The regions of `group` that `node` reads, and those that it writes."""
     match node.operator:
         case "comm.reduce_scatter":
             return ("gradient",), ("gradient",)
@@ -84,18 +80,14 @@ def pass_and_update(graph: Graph) -> tuple[tuple[Section, ...], tuple[Section, .
 
 
 def is_clipped(program: Program) -> bool:
-    """Whether the update scales gradients by their norm."""
     nodes = program.training.nodes if program.training else ()
     return any(node.operator == "opt.square_sums" for node in nodes)
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """After how many sections of a pass, counted from its first, something may be done to a group.
-
-    reduce: its gradients are complete
-    update: they are, and no section that is left reads its parameters, which the replicas of a node may share
-    """
+    """After how many sections of a pass the gradients of a group are complete (`reduce`), and no section that is left
+    reads its parameters (`update`)."""
 
     reduce: int
     update: int

@@ -1,9 +1,5 @@
-"""The graph: ATen operators in execution order, already functional, and the sections that cut it.
-
-A node's arguments are a small closed language: numbers, strings, None, references to values, the constants of torch
-(dtype, layout, memory format, device) and tuples of these. So a graph can be written, read, compared and printed
-without torch.
-"""
+"""The graph: functional ATen operators in execution order, and the sections that cut it. Arguments are a small closed
+language, so a graph can be written, read and compared without torch."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -42,8 +38,6 @@ Argument = TypeAliasType("Argument", "bool | int | float | str | Ref | TorchCons
 
 @dataclass(frozen=True, slots=True)
 class SourceLine:
-    """Where in the user's program a node comes from."""
-
     file: str
     line: int
     code: str
@@ -54,13 +48,8 @@ class SourceLine:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operator.
-
-    `operator` is an ATen name with overload (`aten.addmm.default`), a communication (`comm.all_reduce`), or a part of
-    an optimizer step (`opt.adamw`). See `dataflow` for those that work on parameter groups.
-    `results` name the values it defines, one for each tensor that it returns; None where nobody reads it.
-    `module` is the dotted path of the `nn.Module` that ran it; a backward operator has its forward's.
-    """
+    """One operator. `results` name the values it defines, None where nobody reads one. `module` is the dotted path of
+    the `nn.Module` that ran it; a backward operator has its forward's."""
 
     name: str
     operator: str
@@ -117,7 +106,6 @@ class Graph:
 
 
 def references(argument: Argument) -> Iterator[str]:
-    """The names of all values that an argument refers to, in order, repeats included."""
     if isinstance(argument, Ref):
         yield argument.name
     elif isinstance(argument, tuple):

@@ -42,10 +42,8 @@ class Mesh:
         return {name: found[name] for name in self.sizes}
 
     def group(self, rank: int, axis: str) -> tuple[int, ...]:
-        """The ranks that share every coordinate with `rank` but the one on `axis`, in the order of that axis.
-
-        Raises InternalError for an axis that the mesh does not have.
-        """
+        """The ranks that share every coordinate with `rank` but the one on `axis`. Raises InternalError for an unknown
+        axis."""
         if axis not in self.sizes:
             raise InternalError(f"the mesh has no axis {axis}: {', '.join(self.sizes)}")
         names = list(self.sizes)

@@ -1,22 +1,8 @@
-"""How many floating-point operations a node does: one formula for each way of counting.
+"""How many floating-point operations a product does (matrix products, convolutions, attention, recurrent layers).
 
-Products (matrix products, convolutions, attention, recurrent layers) count a multiplication and an addition as two and
-leave biases, masks and softmaxes out, as `torch.utils.flop_counter` does; a test compares the two. The rest is small
-beside products, and counted simply:
-
-    pointwise        1 for each element of the result, transcendental or not
-    reduction, scan  1 for each element of the first argument
-    normalization    5 for each element, as fvcore counts; backward twice that
-    softmax          5 for each element: maximum, subtract, exponential, add, divide; backward 4
-    pooling          the window, for each element of the result
-    resize           2 for each tap, for each element of the larger picture
-    loss             3 for each element; cross entropy, a log-softmax and a pick, 6
-    moving data      0: views, copies, indexing, creation; 1 for each element that is added to another
-    random           1 for each element drawn
-    optimizer        6 for each parameter with SGD (decay, momentum, update), 15 with Adam and AdamW
-
-A formula reads arguments by position, as capture leaves them, and raises PefError if an argument is not what the
-operator takes: only a damaged or hand-made PEF can hold such a node.
+A multiplication and an addition count as two, without biases, masks and softmaxes, as in
+`torch.utils.flop_counter`. A formula reads arguments by position, as capture leaves them, and raises PefError if one
+is not what the operator takes: only a damaged or hand-made PEF can hold such a node.
 """
 
 from collections.abc import Callable
@@ -24,11 +10,10 @@ from math import prod
 from typing import TypeAlias
 
 from sambasim.errors import PefError
-from sambasim.ir.graph import Argument, Node, Ref, node_references
+from sambasim.ir.graph import Argument, Node, Ref
 from sambasim.ir.types import TensorType
 
 TypeOf: TypeAlias = Callable[[str], TensorType]
-"""The type of a value or symbol by name; for a composite's group also the type of the group's flat tensor."""
 
 Flops: TypeAlias = Callable[[Node, TypeOf], int]
 
@@ -87,43 +72,9 @@ def _result_numel(node: Node, type_of: TypeOf) -> int:
     return max((type_of(name).numel for name in node.results if name is not None), default=0)
 
 
-def nothing(node: Node, type_of: TypeOf) -> int:
-    """Data moves, or does not even move."""
-    return 0
-
-
 def each_result(count: int) -> Flops:
     """`count` for each element of the largest result."""
     return lambda node, type_of: count * _result_numel(node, type_of)
-
-
-def each_element(count: int) -> Flops:
-    """`count` for each element of the first argument."""
-    return lambda node, type_of: count * prod(_shape(node, type_of, 0))
-
-
-def each_of_largest(count: int) -> Flops:
-    """`count` for each element of the largest tensor that comes in or goes out."""
-
-    def flops(node: Node, type_of: TypeOf) -> int:
-        read = max((type_of(name).numel for name in node_references(node)), default=0)
-        return count * max(read, _result_numel(node, type_of))
-
-    return flops
-
-
-def each_in_group(count: int) -> Flops:
-    """`count` for each element of the parameter groups that a composite names: one, or a tuple of them."""
-
-    def flops(node: Node, type_of: TypeOf) -> int:
-        named = _argument(node, 0)
-        groups = named if isinstance(named, tuple) else (named,)
-        names = [group for group in groups if isinstance(group, str)]
-        if len(names) != len(groups):
-            raise _refuse(node, 0, "the name of a group, or a list of them")
-        return count * sum(type_of(name).numel for name in names)
-
-    return flops
 
 
 def product(first: int) -> Flops:
@@ -143,10 +94,7 @@ def linear_backward(node: Node, type_of: TypeOf) -> int:
 
 
 def einsum(node: Node, type_of: TypeOf) -> int:
-    """2 for each combination of indices, which for two operands is 2 m n k; more operands are an upper bound.
-
-    Dimensions under an ellipsis are broadcast, aligned at the right.
-    """
+    """2 for each combination of indices; for more than two operands that is an upper bound."""
     equation = _argument(node, 0)
     if not isinstance(equation, str):
         raise _refuse(node, 0, "an equation")
@@ -272,11 +220,3 @@ def recurrent_layer(count: int) -> Flops:
         return count * 2 * steps * (prod(_shape(node, type_of, 1)) + prod(_shape(node, type_of, 2)))
 
     return flops
-
-
-def pooling(node: Node, type_of: TypeOf) -> int:
-    """The window (argument 1; square or cubic if one number is given) for each element of the result."""
-    window = _integers(node, 1)
-    dimensions = next(count for count in (1, 2, 3) if f"pool{count}d" in node.operator)
-    size = window[0] ** dimensions if len(window) == 1 else prod(window)
-    return size * _result_numel(node, type_of)

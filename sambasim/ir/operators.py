@@ -1,23 +1,7 @@
-"""The table of operators: which a PEF may hold, and what is known about each.
-
-It is an allow-list, looked up by full name, and not a pattern: a PEF comes from a file, and torch has operators that
-read files, mutate their arguments or give access to storage. To permit an operator, add its name to a group here; a
-test compares every row with the schemas of the installed torch.
-
-A name is written without its `aten.` and, where the overload is `default`, without that: `relu` is `aten.relu.default`.
-Forward and backward operators are in, and the composites (`linear`, `lstm.input`, `cross_entropy_loss`, …) that an
-evaluation graph keeps whole.
-
-Left out on purpose: operators that mutate their arguments or have an `out`; those whose shapes depend on data
-(`nonzero`, `unique`, `masked_select`) or that return Python numbers (`item`, `equal`); those that address storage
-(`as_strided`, `set`, `resize`), files, devices or packed weights; those for complex, sparse, nested and quantized
-tensors; and factorizations (`linalg_inv`, …), which check their input by effects that the joint trace cannot hold.
-
-Three things that a schema does not say. `index.Tensor` and `one_hot` are in, although with some arguments (a mask; no
-number of classes) their shapes depend on data: capture records one static type for each value, and refuses a model that
-has none. `batch_norm` and `instance_norm` in training mode update the running statistics that they are given: capture
-leaves them in training mode only where there are none.
-"""
+"""The table of operators that a PEF may hold: an allow-list by full name, as a PEF comes from a file. A test compares
+every row with the schemas of torch. Left out are operators that mutate arguments, have data-dependent shapes, return
+Python numbers, address storage or files, or are for complex, sparse and quantized tensors. `index.Tensor` and `one_hot`
+are in: capture refuses a model where their shapes depend on data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,15 +38,12 @@ class OperatorKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """What is known about an operator, or about several that share everything but their names.
-
-    flops: `flops(node, type_of)`, the floating-point operations that `node` does: see `operator_flops`
-    draws_random_numbers: it advances torch's generator, or may: dropout at 0 does not
-    """
+    """What is known about operators. `flops` is the formula of a product; `draws_random_numbers` means that they may
+    advance torch's generator."""
 
     kind: OperatorKind
-    flops: count.Flops
     names: tuple[str, ...]
+    flops: count.Flops | None = None
     draws_random_numbers: bool = False
 
 
@@ -72,43 +53,43 @@ def _aten(names: str) -> tuple[str, ...]:
 
 
 PRODUCTS = (
-    Operator(OperatorKind.MATMUL, count.product(0), _aten("""
+    Operator(OperatorKind.MATMUL, _aten("""
         mm bmm matmul mv dot vdot inner linear linalg_matmul linalg_vecdot
-    """)),
-    Operator(OperatorKind.MATMUL, count.product(1), _aten("addmm baddbmm addmv _addmm_activation")),
-    Operator(OperatorKind.MATMUL, count.each_result(1), _aten("outer ger kron")),
-    Operator(OperatorKind.MATMUL, count.einsum, _aten("einsum")),
-    Operator(OperatorKind.MATMUL, count.tensordot, _aten("tensordot")),
-    Operator(OperatorKind.MATMUL, count.linear_backward, _aten("linear_backward")),
-    Operator(OperatorKind.MATMUL, count.trilinear, _aten("_trilinear")),
-    Operator(OperatorKind.MATMUL, count.bilinear, _aten("bilinear")),
-    Operator(OperatorKind.MATMUL, count.distances, _aten("cdist _cdist_forward _cdist_backward")),
-    Operator(OperatorKind.CONVOLUTION, count.convolution, _aten("convolution _convolution")),
-    Operator(OperatorKind.CONVOLUTION, count.plain_convolution, _aten("""
+    """), count.product(0)),
+    Operator(OperatorKind.MATMUL, _aten("addmm baddbmm addmv _addmm_activation"), count.product(1)),
+    Operator(OperatorKind.MATMUL, _aten("outer ger kron"), count.each_result(1)),
+    Operator(OperatorKind.MATMUL, _aten("einsum"), count.einsum),
+    Operator(OperatorKind.MATMUL, _aten("tensordot"), count.tensordot),
+    Operator(OperatorKind.MATMUL, _aten("linear_backward"), count.linear_backward),
+    Operator(OperatorKind.MATMUL, _aten("_trilinear"), count.trilinear),
+    Operator(OperatorKind.MATMUL, _aten("bilinear"), count.bilinear),
+    Operator(OperatorKind.MATMUL, _aten("cdist _cdist_forward _cdist_backward"), count.distances),
+    Operator(OperatorKind.CONVOLUTION, _aten("convolution _convolution"), count.convolution),
+    Operator(OperatorKind.CONVOLUTION, _aten("""
         conv1d conv1d.padding conv2d conv2d.padding conv3d conv3d.padding
-    """)),
-    Operator(OperatorKind.CONVOLUTION, count.transposed_convolution, _aten("""
+    """), count.plain_convolution),
+    Operator(OperatorKind.CONVOLUTION, _aten("""
         conv_transpose1d conv_transpose2d.input conv_transpose3d.input
-    """)),
-    Operator(OperatorKind.CONVOLUTION, count.convolution_backward, _aten("convolution_backward")),
-    Operator(OperatorKind.ATTENTION, count.attention, _aten("""
+    """), count.transposed_convolution),
+    Operator(OperatorKind.CONVOLUTION, _aten("convolution_backward"), count.convolution_backward),
+    Operator(OperatorKind.ATTENTION, _aten("""
         scaled_dot_product_attention _scaled_dot_product_attention_math _scaled_dot_product_flash_attention_for_cpu
-    """), draws_random_numbers=True),
-    Operator(OperatorKind.ATTENTION, count.attention_backward, _aten("""
+    """), count.attention, draws_random_numbers=True),
+    Operator(OperatorKind.ATTENTION, _aten("""
         _scaled_dot_product_flash_attention_for_cpu_backward
-    """)),
-    Operator(OperatorKind.ATTENTION, count.encoder_layer, _aten("_transformer_encoder_layer_fwd")),
-    Operator(OperatorKind.ATTENTION, count.multi_head_attention, _aten("_native_multi_head_attention")),
-    Operator(OperatorKind.RECURRENT, count.recurrent, _aten("""
+    """), count.attention_backward),
+    Operator(OperatorKind.ATTENTION, _aten("_transformer_encoder_layer_fwd"), count.encoder_layer),
+    Operator(OperatorKind.ATTENTION, _aten("_native_multi_head_attention"), count.multi_head_attention),
+    Operator(OperatorKind.RECURRENT, _aten("""
         lstm.input gru.input rnn_tanh.input rnn_relu.input
-    """), draws_random_numbers=True),
-    Operator(OperatorKind.RECURRENT, count.recurrent_cell, _aten("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell")),
-    Operator(OperatorKind.RECURRENT, count.recurrent_layer(1), _aten("mkldnn_rnn_layer")),
-    Operator(OperatorKind.RECURRENT, count.recurrent_layer(2), _aten("mkldnn_rnn_layer_backward")),
+    """), count.recurrent, draws_random_numbers=True),
+    Operator(OperatorKind.RECURRENT, _aten("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"), count.recurrent_cell),
+    Operator(OperatorKind.RECURRENT, _aten("mkldnn_rnn_layer"), count.recurrent_layer(1)),
+    Operator(OperatorKind.RECURRENT, _aten("mkldnn_rnn_layer_backward"), count.recurrent_layer(2)),
 )  # fmt: skip
 
 POINTWISE = (
-    Operator(OperatorKind.POINTWISE, count.each_result(1), _aten("""
+    Operator(OperatorKind.POINTWISE, _aten("""
         add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Tensor rsub.Scalar mul.Tensor mul.Scalar
         div.Tensor div.Scalar div.Tensor_mode div.Scalar_mode true_divide.Tensor true_divide.Scalar
         floor_divide floor_divide.Scalar remainder.Tensor remainder.Scalar
@@ -124,8 +105,6 @@ POINTWISE = (
         lerp.Tensor lerp.Scalar addcmul addcdiv addr cross linalg_cross heaviside ldexp.Tensor nextafter
         maximum minimum fmax fmin max.other min.other
         clamp clamp.Tensor clamp_min clamp_min.Tensor clamp_max clamp_max.Tensor clip clip.Tensor
-    """)),
-    Operator(OperatorKind.POINTWISE, count.each_result(1), _aten("""
         eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar
         gt.Tensor gt.Scalar ge.Tensor ge.Scalar isclose isnan isinf isfinite isposinf isneginf
         isin.Tensor_Tensor isin.Tensor_Scalar isin.Scalar_Tensor
@@ -136,8 +115,6 @@ POINTWISE = (
         __and__.Tensor __and__.Scalar __or__.Tensor __or__.Scalar __xor__.Tensor __xor__.Scalar
         __lshift__.Scalar __rshift__.Scalar
         where.self where.ScalarSelf where.ScalarOther where.Scalar masked_fill.Scalar masked_fill.Tensor
-    """)),
-    Operator(OperatorKind.POINTWISE, count.each_result(1), _aten("""
         relu relu6 leaky_relu elu selu celu gelu silu mish sigmoid hardtanh hardsigmoid hardswish hardshrink softshrink
         softplus threshold log_sigmoid log_sigmoid_forward glu prelu _prelu_kernel
         threshold_backward leaky_relu_backward elu_backward gelu_backward silu_backward mish_backward sigmoid_backward
@@ -148,7 +125,7 @@ POINTWISE = (
 )  # fmt: skip
 
 REDUCTIONS = (
-    Operator(OperatorKind.REDUCTION, count.each_element(1), _aten("""
+    Operator(OperatorKind.REDUCTION, _aten("""
         sum sum.dim_IntList sum_to_size mean mean.dim nansum nanmean prod prod.dim_int trace
         max max.dim min min.dim amax amin aminmax argmax argmin median median.dim nanmedian nanmedian.dim mode kthvalue
         all all.dim all.dims any any.dim any.dims count_nonzero count_nonzero.dim_IntList
@@ -159,82 +136,64 @@ REDUCTIONS = (
         frobenius_norm.dim norm_except_dim logsumexp dist pairwise_distance cosine_similarity
         quantile quantile.scalar trapezoid.dx
     """)),
-    Operator(OperatorKind.SCAN, count.each_element(1), _aten("""
+    Operator(OperatorKind.SCAN, _aten("""
         cumsum cumprod cumprod_backward cummax cummin cummaxmin_backward logcumsumexp _logcumsumexp diff
     """)),
-    Operator(OperatorKind.SOFTMAX, count.each_result(5), _aten("""
+    Operator(OperatorKind.SOFTMAX, _aten("""
         softmax.int _softmax log_softmax.int _log_softmax _safe_softmax
+        _softmax_backward_data _log_softmax_backward_data
     """)),
-    Operator(OperatorKind.SOFTMAX, count.each_result(4), _aten("_softmax_backward_data _log_softmax_backward_data")),
-    Operator(OperatorKind.NORMALIZATION, count.each_element(5), _aten("""
+    Operator(OperatorKind.NORMALIZATION, _aten("""
         batch_norm _native_batch_norm_legit_functional _native_batch_norm_legit.no_stats
         _native_batch_norm_legit_no_training layer_norm native_layer_norm rms_norm _fused_rms_norm
         group_norm native_group_norm instance_norm renorm _weight_norm _weight_norm_interface
-    """)),
-    Operator(OperatorKind.NORMALIZATION, count.each_element(10), _aten("""
         native_batch_norm_backward native_layer_norm_backward _fused_rms_norm_backward
         native_group_norm_backward _weight_norm_interface_backward
     """)),
 )  # fmt: skip
 
 PICTURES = (
-    Operator(OperatorKind.POOLING, count.pooling, _aten("""
+    Operator(OperatorKind.POOLING, _aten("""
         avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d
         max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
-    """)),
-    Operator(OperatorKind.POOLING, count.each_of_largest(1), _aten("""
         adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d
         adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d
         avg_pool2d_backward avg_pool3d_backward max_pool2d_with_indices_backward max_pool3d_with_indices_backward
         _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward adaptive_max_pool2d_backward
         adaptive_max_pool3d_backward max_unpool2d max_unpool3d
     """)),
-    Operator(OperatorKind.RESIZE, count.nothing, _aten("""
+    Operator(OperatorKind.RESIZE, _aten("""
         upsample_nearest1d upsample_nearest1d.vec upsample_nearest2d upsample_nearest2d.vec
         upsample_nearest3d upsample_nearest3d.vec _upsample_nearest_exact1d _upsample_nearest_exact1d.vec
         _upsample_nearest_exact2d _upsample_nearest_exact2d.vec _upsample_nearest_exact3d _upsample_nearest_exact3d.vec
         pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle
-    """)),
-    Operator(OperatorKind.RESIZE, count.each_of_largest(1), _aten("""
         upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward
         _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward
-    """)),
-    Operator(OperatorKind.RESIZE, count.each_of_largest(4), _aten("""
         upsample_linear1d upsample_linear1d.vec upsample_linear1d_backward
-    """)),
-    Operator(OperatorKind.RESIZE, count.each_of_largest(8), _aten("""
         upsample_bilinear2d upsample_bilinear2d.vec upsample_bilinear2d_backward
         _upsample_bilinear2d_aa _upsample_bilinear2d_aa.vec _upsample_bilinear2d_aa_backward
         affine_grid_generator affine_grid_generator_backward
         grid_sampler grid_sampler_2d grid_sampler_2d_backward
-    """)),
-    Operator(OperatorKind.RESIZE, count.each_of_largest(16), _aten("""
         upsample_trilinear3d upsample_trilinear3d.vec upsample_trilinear3d_backward
         grid_sampler_3d grid_sampler_3d_backward
-    """)),
-    Operator(OperatorKind.RESIZE, count.each_of_largest(32), _aten("""
         upsample_bicubic2d upsample_bicubic2d.vec upsample_bicubic2d_backward
         _upsample_bicubic2d_aa _upsample_bicubic2d_aa.vec _upsample_bicubic2d_aa_backward
     """)),
-    Operator(OperatorKind.COPY, count.nothing, _aten("""
+    Operator(OperatorKind.COPY, _aten("""
         pad constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d
         replication_pad1d replication_pad2d replication_pad3d im2col
-    """)),
-    Operator(OperatorKind.COPY, count.each_element(1), _aten("""
         reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward
         replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward col2im
     """)),
 )  # fmt: skip
 
 LOSSES = (
-    Operator(OperatorKind.LOSS, count.each_element(6), _aten("cross_entropy_loss")),
-    Operator(OperatorKind.LOSS, count.each_element(3), _aten("""
+    Operator(OperatorKind.LOSS, _aten("""
+        cross_entropy_loss
         nll_loss nll_loss_nd nll_loss2d nll_loss_forward nll_loss2d_forward mse_loss l1_loss smooth_l1_loss huber_loss
         binary_cross_entropy binary_cross_entropy_with_logits kl_div poisson_nll_loss soft_margin_loss
         hinge_embedding_loss margin_ranking_loss cosine_embedding_loss triplet_margin_loss multi_margin_loss
         multilabel_margin_loss multilabel_margin_loss_forward
-    """)),
-    Operator(OperatorKind.LOSS, count.each_result(3), _aten("""
         nll_loss_backward nll_loss2d_backward mse_loss_backward smooth_l1_loss_backward huber_loss_backward
         binary_cross_entropy_backward soft_margin_loss_backward multi_margin_loss_backward
         multilabel_margin_loss_backward
@@ -242,7 +201,7 @@ LOSSES = (
 )  # fmt: skip
 
 MOVES = (
-    Operator(OperatorKind.VIEW, count.nothing, _aten("""
+    Operator(OperatorKind.VIEW, _aten("""
         view view_as view.dtype _unsafe_view reshape reshape_as flatten.using_ints ravel unflatten.int
         t mT numpy_T transpose.int swapaxes swapdims permute movedim.int movedim.intlist moveaxis.int moveaxis.intlist
         unsqueeze squeeze squeeze.dim squeeze.dims expand expand_as broadcast_to broadcast_tensors
@@ -251,30 +210,26 @@ MOVES = (
         unsafe_split.Tensor unsafe_split_with_sizes unsafe_chunk
         atleast_1d atleast_2d atleast_3d meshgrid meshgrid.indexing
     """)),
-    Operator(OperatorKind.COPY, count.nothing, _aten("""
+    Operator(OperatorKind.COPY, _aten("""
         clone copy contiguous _to_copy to.dtype to.dtype_layout to.device to.other type_as lift_fresh_copy
         cat concat concatenate stack hstack vstack dstack column_stack row_stack block_diag cartesian_prod pad_sequence
         repeat repeat_interleave.self_int tile flip fliplr flipud roll rot90
         tril triu diag diag_embed diagflat
         select_scatter slice_scatter diagonal_scatter
-        select_backward slice_backward diagonal_backward trace_backward value_selecting_reduction_backward
+        select_backward slice_backward diagonal_backward trace_backward unfold_backward
+        value_selecting_reduction_backward
     """)),
-    Operator(OperatorKind.COPY, count.each_element(1), _aten("unfold_backward")),
-    Operator(OperatorKind.INDEXING, count.nothing, _aten("""
+    Operator(OperatorKind.INDEXING, _aten("""
         embedding index.Tensor _unsafe_index.Tensor index_select index_copy index_fill.int_Scalar index_fill.int_Tensor
         gather take take_along_dim put scatter.src scatter.value masked_scatter masked_scatter_backward
         one_hot sort sort.stable argsort argsort.stable msort topk bucketize.Tensor bucketize.Scalar
         searchsorted.Tensor searchsorted.Scalar
-    """)),
-    Operator(OperatorKind.INDEXING, count.each_of_largest(1), _aten("""
         index_put _unsafe_index_put index_add index_reduce scatter_add scatter.reduce scatter.value_reduce
         scatter_reduce.two index_select_backward gather_backward
-    """)),
-    Operator(OperatorKind.INDEXING, count.each_element(1), _aten("""
         embedding_dense_backward embedding_bag embedding_bag.padding_idx _embedding_bag _embedding_bag_forward_only
         _embedding_bag_backward _embedding_bag_dense_backward _embedding_bag_per_sample_weights_backward
     """)),
-    Operator(OperatorKind.CREATION, count.nothing, _aten("""
+    Operator(OperatorKind.CREATION, _aten("""
         zeros zeros_like new_zeros ones ones_like new_ones full full_like new_full fill.Scalar fill.Tensor zero
         empty.memory_format empty_like empty_permuted new_empty new_empty_strided scalar_tensor
         arange arange.start arange.start_step linspace logspace eye eye.m tril_indices triu_indices
@@ -283,7 +238,7 @@ MOVES = (
 )  # fmt: skip
 
 RANDOM = (
-    Operator(OperatorKind.RANDOM, count.each_result(1), _aten("""
+    Operator(OperatorKind.RANDOM, _aten("""
         dropout native_dropout alpha_dropout feature_dropout feature_alpha_dropout rrelu rrelu_with_noise_functional
         bernoulli bernoulli.p bernoulli.Tensor multinomial poisson binomial
         rand rand_like randn randn_like randint randint.low randint_like randint_like.low_dtype randperm
@@ -293,17 +248,10 @@ RANDOM = (
 )  # fmt: skip
 
 COMPOSITES = (
-    *(
-        Operator(OperatorKind.OPTIMIZER, count.each_in_group(one.flops), (f"opt.{kind}",))
-        for kind, one in OPTIMIZERS.items()
-    ),
-    Operator(OperatorKind.OPTIMIZER, count.each_in_group(2), ("opt.square_sums",)),
-    Operator(OperatorKind.OPTIMIZER, count.nothing, ("opt.total_norm",)),
-    Operator(OperatorKind.COLLECTIVE, count.each_in_group(1), ("comm.reduce_scatter",)),
+    Operator(OperatorKind.OPTIMIZER, (*(f"opt.{kind}" for kind in OPTIMIZERS), "opt.square_sums", "opt.total_norm")),
     Operator(
         OperatorKind.COLLECTIVE,
-        count.nothing,
-        ("comm.all_gather", "comm.all_reduce", "comm.broadcast", "comm.send", "comm.recv"),
+        ("comm.reduce_scatter", "comm.all_gather", "comm.all_reduce", "comm.broadcast", "comm.send", "comm.recv"),
     ),
 )
 

@@ -1,15 +1,4 @@
-"""The printed form of a graph: one line for each node, sections as headings.
-
-    graph evaluation(
-      %x : float32[4, 3] input
-    )
-    section 0 FWD logreg__fwd_0
-      %linear = aten.linear.default(%x, %weight, %bias) : float32[4, 2]  # logreg.py:7
-    return
-      %linear -> logits : float32[4, 2]
-
-It is for people and for golden files, and is never read back.
-"""
+"""The printed form of a graph, for people and for golden files: one line for each node, sections as headings."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -22,7 +11,6 @@ _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 
 
 def format_graph(program: Program, graph: Graph) -> str:
-    """All of `graph`, which is one of `program`, ending in a newline."""
     lines = [f"graph {graph.name}(", *(f"  {line}" for line in _inputs(program, graph)), ")"]
     for section in graph.sections:
         lines += format_section(graph, section)
@@ -31,7 +19,6 @@ def format_graph(program: Program, graph: Graph) -> str:
 
 
 def format_section(graph: Graph, section: Section) -> list[str]:
-    """The lines of one section: its heading, then its nodes."""
     heading = f"section {section.index} {section.kind} {section.name}"
     return [heading.translate(_CONTROLS), *(f"  {format_node(graph, node)}" for node in graph.section_nodes(section))]
 
@@ -75,7 +62,6 @@ def _outputs(program: Program, graph: Graph) -> Iterator[str]:
 
 
 def numbers(graph: Graph) -> dict[str, str]:
-    """For each value that a node defines, where it comes from."""
     return {
         name: f"{position}.{result}"
         for position, node in enumerate(graph.nodes)
@@ -95,7 +81,6 @@ def numbered(node: Node | None, numbers: Mapping[str, str]) -> Node | None:
 
 
 def numbered_output(output: Output | None, numbers: Mapping[str, str]) -> tuple[str, str] | None:
-    """The symbol of an output, and where its value comes from."""
     return None if output is None else (output.symbol, numbers.get(output.value, output.value))
 
 

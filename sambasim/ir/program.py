@@ -1,9 +1,5 @@
-"""The program: everything that a PEF says, as data.
-
-A training program has three views of one model: the training step, an evaluation graph at the same batch size, and,
-where the model computes its own mean loss, the evaluation graph once more at batch 1. An inference program has only the
-evaluation graph. All of them read the same symbols.
-"""
+"""The program: everything that a PEF says, as data. The training step and the evaluation graphs read the same symbols;
+an inference program has only evaluation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,11 +22,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
-    """Parameters that lie side by side, so that one kernel updates them and one exchange reduces their gradients.
-
-    `numel` elements of `dtype`, a multiple of 64; the gaps between members hold zeros and stay zero. `regions` gives
-    the device address of each flat tensor: "parameter", "gradient", and one for each state of the optimizer.
-    """
+    """Parameters that lie side by side: one kernel updates them, one exchange reduces their gradients. `numel` is a
+    multiple of 64; gaps between members stay zero. `regions` gives the device address of each flat tensor."""
 
     name: str
     dtype: str
@@ -55,7 +48,6 @@ class Optimizer:
 
     @property
     def regions(self) -> tuple[str, ...]:
-        """The flat tensors of a group that it updates."""
         return ("parameter", "gradient", *self.states)
 
     def symbols_of(self, member: Member) -> dict[str, str]:
@@ -71,8 +63,6 @@ def state_name(parameter: str, optimizer: str, state: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeArgument:
-    """A scalar that a run may choose without compiling again."""
-
     name: str
     default: float | int | bool
     meaning: str
@@ -100,13 +90,9 @@ class DataParallel:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A compiled model.
-
-    `mesh` holds the axes of its ranks; none for a program of one rank. `batch_size` is that of one replica. `loss`
-    names the output symbol of the training step's loss. `per_sample_loss` says that the evaluation graph gives one loss
-    for each sample; otherwise it gives the model's own mean, and `single` is the same graph at batch 1. `device_bytes`
-    is the device memory that one replica needs.
-    """
+    """A compiled model. `mesh` holds the axes of its ranks, `batch_size` is that of one replica. `per_sample_loss`:
+    evaluation gives one loss for each sample; otherwise the model's own mean, and `single` is the same graph at batch
+    1. `device_bytes` is the device memory of one replica."""
 
     name: str
     batch_size: int
@@ -129,7 +115,6 @@ class Program:
 
     @property
     def gradient_bytes(self) -> int:
-        """Of one replica: what is reduced in each step."""
         return sum(group.numel * DTYPE_BYTES[group.dtype] for group in self.groups)
 
     @property

@@ -24,8 +24,6 @@ ALIGNMENT_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """The dtype and static shape of a tensor, as recorded at capture."""
-
     dtype: str
     shape: tuple[int, ...]
 
@@ -42,8 +40,6 @@ class TensorType:
 
 
 class SymbolKind(StrEnum):
-    """What a named tensor is for."""
-
     INPUT = "input"
     TANGENT = "tangent"  # the gradient that the backward starts from: a runtime input, SambaFlow's `sn_grad`
     PARAMETER = "parameter"
@@ -58,13 +54,9 @@ class SymbolKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A named tensor that outlives a section.
-
-    `offset` is its byte address in device memory, or None if it is handed out instead of kept there (outputs, tangent).
-    `torch_names` are the names under which the user's `state_dict` knows it: several if weights are tied.
-    `exclusive_bound` is one more than the largest value seen in an integer input when it was compiled, for synthetic
-    data.
-    """
+    """A named tensor that outlives a section. `offset` is its address in device memory, None if it is handed out.
+    `torch_names` are its names in the `state_dict`. `exclusive_bound` is one more than the largest integer seen, for
+    synthetic data."""
 
     name: str
     kind: SymbolKind

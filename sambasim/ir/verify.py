@@ -78,7 +78,6 @@ def _require(condition: bool, number: int, what: str) -> None:
 
 
 def _symbol(name: str, program: Program, number: int, otherwise: str) -> Symbol:
-    """The symbol called `name`. Raises InvariantError with `otherwise` if there is none."""
     symbol = program.symbols.get(name)
     if symbol is None:
         raise InvariantError(number, otherwise)
@@ -208,7 +207,6 @@ _ALONG_DP = {"axis": DATA_PARALLEL, "order": "tree"}
 
 
 def _verify_order(program: Program, training: Graph) -> None:
-    """Each group, from its gradients to its gathered parameters."""
     updates = {f"opt.{optimizer.kind}" for optimizer in program.optimizers}
     order = ["comm.reduce_scatter", "opt.square_sums", "opt", "comm.all_gather"]
     reached: dict[str, tuple[int, int]] = {}

@@ -25,7 +25,6 @@ from sambasim.options.load import (
 from sambasim.options.training import DataOptions, LossOptions, ModelOptions, OptimizerOptions, TrainingOptions
 
 QUICK_START = Path(__file__).parent.parent / "quickstart" / "digits.toml"
-"""The config that is compiled if neither a model nor a config is named."""
 
 _FILE_NAME = re.compile(r"\w[\w.+-]*")
 
@@ -41,14 +40,8 @@ class Sections(Options):
 
 
 class BuildOptions(BuildFlags, Options):
-    """How it is compiled: the `[compile]` table.
-
-    `world_size` is the smallest number of replicas that may run the PEF. A replica has `num_tiles` tiles of a device,
-    None for all. `dtype` is how parameters, activations and gradients are stored. With bf16 and `stochastic_rounding`,
-    optimizer steps round to one of the two neighbours at random, so that the mean has no error. `gradient_groups` says
-    what one exchange reduces: all gradients that a backward section completes, or the gradient of one parameter, as in
-    public PEFs of SambaFlow.
-    """
+    """How it is compiled: the `[compile]` table. `world_size` is the smallest number of replicas that may run the PEF;
+    `num_tiles` None is all tiles. `dtype` is how parameters, activations and gradients are stored."""
 
     dtype: Literal["fp32", "bf16"] = "fp32"
     stochastic_rounding: bool = False
@@ -116,7 +109,6 @@ class CompileOptions(Sections, BuildOptions):
         }
 
     def data_source(self) -> dict[str, JsonValue]:
-        """The data as the PEF stores it, in JSON."""
         return self.data.model_dump(mode="json")
 
 
@@ -124,11 +116,7 @@ def compile_options(
     config: Path | None, target: str | None, overrides: Sequence[str], flags: Mapping[str, object]
 ) -> CompileOptions:
     """The options of one compile: flags override `--set`, which overrides MODEL, the TOML file, and the defaults.
-
-    `flags` has keys of `flags_of("compile")`; None is a flag that was not given. Paths in the file are relative to its
-    folder, those on the command line to the working directory. Without a model and a config it is the quick start.
-    Raises OptionError, which lists all mistakes.
-    """
+    Without a model and a config it is the quick start. Raises OptionError, which lists all mistakes."""
     given = [*given_overrides(overrides), *given_flags(flags, flags_of("compile"))]
     if target is not None:
         given.insert(0, Given(("model", "target"), target, "the MODEL argument"))

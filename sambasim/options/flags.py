@@ -1,8 +1,5 @@
 """Every flag of `compile` and `run`, declared as the field of the options that it sets. To add a flag, add a field.
-
-`cli.shared` makes the click options from these classes, and the options classes of the same tables in `training`,
-`compile` and `run` inherit them, so that pydantic checks the values. Nothing here imports pydantic: `--help` is quick.
-"""
+Nothing here imports pydantic: `--help` is quick."""
 
 from collections.abc import Iterator, Mapping
 from functools import cache, partial
@@ -35,17 +32,9 @@ Command: TypeAlias = Literal["compile", "run"]
 
 
 class Flag(NamedTuple):
-    """How a field is given on the command line.
-
-    usage: its names and how `--help` shows the value, such as "-b --batch-size N"; a switch may be "--a/--no-a"
-    help: without the default
-    panel: the heading under which `--help` shows it
-    only: the one command that has it, if the other shares its table
-    default: how `--help` shows the default, where the default of the field does not say it
-    bare: the value of the flag without a value
-    choices: instead of a value, one switch for each value, with its help: `--o0`
-    training_only: it is an error with `run --inference`
-    """
+    """How a field is given on the command line. `usage` has its names and how `--help` shows the value; `only` is the
+    one command that has it; `bare` is the value of the flag without one; `choices` makes one switch for each value;
+    `training_only` is an error with `run --inference`."""
 
     usage: str
     help: str
@@ -73,7 +62,6 @@ class Flag(NamedTuple):
 
 
 TrainingFlag = partial(Flag, training_only=True)
-"""A flag of `run` that is an error with --inference."""
 
 
 class Limits:
@@ -87,7 +75,6 @@ class Limits:
 
 
 FilePath = Annotated[Path, Limits(strict=False)]
-"""A path, or text that is one."""
 
 Count = Annotated[int, Limits(ge=1)]
 Seed = Annotated[int, Limits(ge=0, lt=2**63)]
@@ -97,7 +84,6 @@ MODEL, DATA, TRAINING, PARALLEL = "Model and PEF", "PEF and data", "Training", "
 DEVICE, OUTPUT, CHECKPOINTS, INFERENCE = "Device and sections", "Output", "Checkpoints", "Inference"
 NUMERICS, OTHER = "Numerics", "Other"
 PANELS = (MODEL, DATA, TRAINING, PARALLEL, DEVICE, OUTPUT, CHECKPOINTS, INFERENCE, NUMERICS, OTHER)
-"""The headings of `--help`, in their order."""
 
 
 class DataFlags(Fields):
@@ -343,13 +329,8 @@ class RunFlags(Fields):
 
 
 class Setting(NamedTuple):
-    """A flag with the option that it sets.
-
-    keyword: the name that `compile_options` and `run_options` take for it
-    name: the dotted name of the option, such as `training.batch_size`
-    kind: its type, without None: bool, int, float, str, Path or a Literal
-    default: its default; `...` if it has none
-    """
+    """A flag with the option that it sets: its keyword in `compile_options` and `run_options`, its dotted name, its
+    type without None, and its default, `...` if it has none."""
 
     keyword: str
     name: str
@@ -368,12 +349,10 @@ _TABLES: Mapping[Command, Mapping[str, type]] = {
         "checkpoint": CheckpointFlags,
     },
 }
-"""By command: the dotted name of each table that its flags set."""
 
 
 @cache
 def flags_of(command: Command) -> Mapping[str, Setting]:
-    """The flags of a command, by keyword."""
     return {setting.keyword: setting for setting in _settings(command)}
 
 
@@ -389,7 +368,6 @@ def _settings(command: Command) -> Iterator[Setting]:
 
 
 def _without_none(hint: Any) -> Any:
-    """`FilePath | None` -> Path."""
     while get_origin(hint) not in (None, Literal):
         hint = next(part for part in get_args(hint) if part is not type(None))
     return hint

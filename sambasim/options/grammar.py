@@ -1,13 +1,5 @@
-"""How targets, data sources, inputs, ranges of steps and checkpoint intervals are written.
-
-    target        package.module:name   or   path/file.py:name
-    data source   a target, FILE.npz, FILE.safetensors, `synthetic`, or the name of a data set of sambasim
-    input         float32[1, 8, 8]: dtype and shape of one sample; int64[] < 10: integers below 10
-    steps         17, 100-120, 100- or -20
-    interval      50, 50steps, 1epoch, 30s, 10min or 2h
-
-All are checked before anything is imported.
-"""
+"""How targets, data sources, inputs, ranges of steps and checkpoint intervals are written. All are checked before
+anything is imported."""
 
 import os
 import re
@@ -23,15 +15,12 @@ from pydantic import AfterValidator
 from sambasim.options.load import Problem, Refused, did_you_mean, nearest, one_of, show
 
 BUILTIN_SOURCES = {"digits": "sambasim.quickstart.digits:digits"}
-"""The data sets of sambasim, and the function that opens each."""
 
 SYNTHETIC = "synthetic"
 DATA_SUFFIXES = (".npz", ".safetensors")
 
 
 class SourceKind(StrEnum):
-    """The kinds of data sources."""
-
     BUILTIN = "builtin"
     FUNCTION = "function"
     FILE = "file"
@@ -70,11 +59,9 @@ def _target(text: str) -> str:
 
 
 Target = Annotated[str, AfterValidator(_target)]
-"""`package.module:name` or `path/file.py:name`."""
 
 
 def source_kind(source: str) -> SourceKind | None:
-    """The kind of a data source by its spelling; None if it is not a data source."""
     if source == SYNTHETIC:
         return SourceKind.SYNTHETIC
     if source in BUILTIN_SOURCES:
@@ -85,7 +72,6 @@ def source_kind(source: str) -> SourceKind | None:
 
 
 def source_problem(source: str) -> Problem | None:
-    """Why `source` is not a data source; None if it is one."""
     kind = source_kind(source)
     if kind is not None:
         return target_problem(source) if kind is SourceKind.FUNCTION else None
@@ -106,14 +92,12 @@ def absolute_target(target: str, folder: Path) -> str:
 
 
 def absolute_source(source: str, folder: Path) -> str:
-    """A data source with its file relative to `folder`, made absolute."""
     if source_kind(source) is SourceKind.FILE:
         return str(absolute_path(source, folder))
     return absolute_target(source, folder)
 
 
 def absolute_names(mapping: Mapping[str, object], folder: Path) -> dict[str, object]:
-    """A copy of `mapping` with the files of model, data and loss relative to `folder` made absolute."""
     result = dict(mapping)
     keys = (
         ("model", "target", absolute_target),
@@ -137,8 +121,7 @@ _INPUT = re.compile(r"\s*(\w+)\s*\[\s*((?:\d+\s*(?:,\s*\d+\s*)*,?\s*)?)\]\s*(?:<
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """Dtype and shape of one sample of input `name`. Integers are below `exclusive_bound`, if it is given: synthetic
-    data then has valid class indices and tokens only."""
+    """Dtype and shape of one sample of input `name`. Integers are below `exclusive_bound`, if it is given."""
 
     name: str
     dtype: str
@@ -151,7 +134,6 @@ class InputSpec:
 
     @property
     def numel(self) -> int:
-        """Elements of one sample."""
         return prod(self.shape)
 
 
@@ -214,8 +196,6 @@ def step_range(text: str | None) -> StepRange:
 
 
 class Unit(StrEnum):
-    """What a checkpoint interval counts."""
-
     STEPS = "steps"
     EPOCHS = "epochs"
     SECONDS = "s"
@@ -223,8 +203,6 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cadence:
-    """A checkpoint after every `count` units."""
-
     count: int
     unit: Unit
 

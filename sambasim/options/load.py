@@ -1,8 +1,4 @@
-"""Options from TOML files, `--set` and flags, and one error for all that is wrong with them.
-
-`assign` puts what was given into one mapping, and `build` makes an options class from it. A class yields a `Problem`
-for values that do not fit together; pydantic finds the rest (a wrong type, a number out of range, an unknown key).
-"""
+"""Options from TOML files, `--set` and flags, and one error for all that is wrong with them."""
 
 import copy
 import difflib
@@ -27,7 +23,6 @@ from sambasim.options.flags import Setting
 M = TypeVar("M", bound=BaseModel)
 
 LONGEST_VALUE = 60
-"""Characters of a given value that a message shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +60,6 @@ class Options(BaseModel):
 
 
 def _json_problems(value: object, name: str) -> Iterator[Problem]:
-    """What in `value` JSON cannot hold."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if isinstance(key, str):
@@ -98,14 +92,12 @@ def show(value: object) -> str:
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice that is most similar to `word`, or None if none is similar."""
     by_folded = {choice.casefold().replace("-", "_"): choice for choice in choices}
     found = difflib.get_close_matches(word.casefold().replace("-", "_"), by_folded, n=1, cutoff=0.6)
     return by_folded[found[0]] if found else None
 
 
 def did_you_mean(guess: str | None) -> str | None:
-    """The remedy for a word that is not known."""
     return f"did you mean {guess}?" if guess else None
 
 
@@ -153,11 +145,8 @@ class Given(NamedTuple):
 
 
 def given_overrides(overrides: Sequence[str]) -> list[Given]:
-    """Each `NAME=VALUE` of `--set`: `"optimizer.lr=1e-3"`, `"training.schedule.name=cosine"`.
-
-    The value is TOML; a word that is not TOML is text, so quotes can be left out. An empty value removes the name, so
-    that its default applies. Raises OptionError if there is no `=` and for an invalid name or value.
-    """
+    """Each `NAME=VALUE` of `--set`. The value is TOML; a word that is not TOML is text; an empty value removes the
+    name. Raises OptionError for an invalid name or value."""
     given: list[Given] = []
     for override in overrides:
         _, equals, text = override.partition("=")
@@ -169,10 +158,8 @@ def given_overrides(overrides: Sequence[str]) -> list[Given]:
 
 
 def given_flags(flags: Mapping[str, object], known: Mapping[str, Setting]) -> list[Given]:
-    """Each flag that was given. `flags` has the values by keyword, None for a flag that was not given.
-
-    Raises OptionError for a keyword that is not in `known`, the flags of the command.
-    """
+    """Each flag that was given, by keyword; None is one that was not. Raises OptionError for a keyword that is not in
+    `known`."""
     unknown = next((keyword for keyword in flags if keyword not in known), None)
     if unknown is not None:
         raise refusal([Problem(unknown, f"is not a flag; they are {', '.join(known)}")])
@@ -181,10 +168,8 @@ def given_flags(flags: Mapping[str, object], known: Mapping[str, Setting]) -> li
 
 
 def assign(mapping: Mapping[str, object], given: Iterable[Given]) -> dict[str, object]:
-    """A copy of `mapping` with every value of `given` in it. Missing tables are made.
-
-    Raises OptionError for a name inside of something that is not a table.
-    """
+    """A copy of `mapping` with every value of `given` in it. Raises OptionError for a name inside of something that is
+    not a table."""
     result = copy.deepcopy(dict(mapping))
     for path, value, origin in given:
         *tables, last = path
@@ -236,14 +221,8 @@ def _value(text: str, override: str) -> object:
 def build(
     model_class: type[M], mapping: Mapping[str, object], *, where: str | None = None, given: Iterable[Given] = ()
 ) -> M:
-    """An instance of an options class from plain data.
-
-    where: the config file
-    given: what of `mapping` was given on the command line
-
-    Raises one OptionError for all problems. Each has the dotted name, what was given, what is allowed, and for an
-    unknown name the most similar one.
-    """
+    """An instance of an options class from plain data; `where` is the config file, `given` what came from the command
+    line. Raises one OptionError for all problems."""
     try:
         return model_class.model_validate(mapping)
     except ValidationError as error:
@@ -279,7 +258,6 @@ def _line(problem: Problem, origin: str | None) -> str:
 
 
 def _explain(error: ValidationError, model_class: type[BaseModel]) -> list[Problem]:
-    """Every problem that pydantic found, with the full dotted name of its option."""
     problems: list[Problem] = []
     for item in error.errors(include_url=False):
         # Without the index into a list: `betas = 1.0`, not `betas.1`.
@@ -337,7 +315,6 @@ def _unknown(location: list[str], model_class: type[BaseModel]) -> Problem:
 
 
 def _nested(model_class: type[BaseModel], field: str) -> type[BaseModel] | None:
-    """The options class of a field that may be None too; None for any other field."""
     info = model_class.model_fields.get(field)
     annotation = info.annotation if info else None
     candidates = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
@@ -345,7 +322,6 @@ def _nested(model_class: type[BaseModel], field: str) -> type[BaseModel] | None:
 
 
 def dotted_names(model_class: type[BaseModel]) -> Iterator[str]:
-    """Every option of a class and of its tables: `training.schedule.name`."""
     for field in model_class.model_fields:
         nested = _nested(model_class, field)
         if nested is None:
@@ -355,13 +331,8 @@ def dotted_names(model_class: type[BaseModel]) -> Iterator[str]:
 
 
 def check_output_file(path: Path, what: str, remedy: str) -> None:
-    """Raises OptionError if the file `path` cannot be written, before the work that it would be lost with.
-
-    what: the file in a sentence, "the metrics file"
-    remedy: what to type instead
-
-    Missing folders are no error: they are made when the file is. Nothing is left behind.
-    """
+    """Raises OptionError if the file `path` cannot be written, before the work that it would be lost with. Missing
+    folders are no error. Nothing is left behind."""
     if path.is_dir():
         why: str | None = f"{path} is a folder"
     elif path.exists() and not os.access(path, os.W_OK):

@@ -1,9 +1,5 @@
-"""The options of `sambasim run`, and how they are combined with those that the PEF stores.
-
-A PEF stores the loss, the optimizer, the training and the data that it was compiled with. `overrides` changes these,
-with the names of the TOML config. A change of what is compiled in (the batch size, the loss, the optimizer, whether
-gradients are clipped) is an error.
-"""
+"""The options of `sambasim run`, and how its overrides change those that the PEF stores. A change of what is compiled
+in is an error."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,22 +29,15 @@ DEFAULT_KEEP = 3
 
 
 class CheckpointOptions(CheckpointFlags, Options):
-    """Where and how often a run writes checkpoints, and which one it continues from.
-
-    `every` is a number of steps, or a number with a unit: `50`, `1epoch`, `30s`, `10min`. The newest `keep` remain.
-    `resume` is "newest", which must be valid; "auto", the newest valid one; "if-any", the same, or none if there is
-    none; or a path. With `exact`, a resumed run is an error if it would not have the bits of an uninterrupted one. If a
-    checkpoint cannot be written, `on_failure` "warn" continues without it.
-    """
+    """Where and how often a run writes checkpoints, and which one it continues from; `flags.CheckpointFlags` says what
+    each field means."""
 
     @property
     def cadence(self) -> Cadence:
-        """How often a checkpoint is written."""
         return parse_cadence(self.every or DEFAULT_EVERY)
 
     @property
     def kept(self) -> int:
-        """How many of the newest remain."""
         return self.keep or DEFAULT_KEEP
 
     @field_validator("every")
@@ -71,11 +60,8 @@ class CheckpointOptions(CheckpointFlags, Options):
 
 
 class RunOptions(RunFlags, Options):
-    """Everything that `run` needs; `flags.RunFlags` says what each field means.
-
-    `data_parallel` None means: on, if the PEF is data parallel and there are two replicas or more. `overrides` changes
-    what a PEF stores, with the names of the TOML config: `{"optimizer": {"lr": 0.01}}`; `resolve_run` checks it.
-    """
+    """Everything that `run` needs; `flags.RunFlags` says what each field means. `data_parallel` None means: on, if the
+    PEF is data parallel and there are two replicas or more. `resolve_run` checks `overrides`."""
 
     overrides: JsonTable = Field(default_factory=dict)
     checkpoint: CheckpointOptions = CheckpointOptions()
@@ -149,8 +135,6 @@ class StoredOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRun:
-    """The options of a run, with its overrides applied. `changed` names what differs from the PEF."""
-
     options: RunOptions
     data: DataOptions
     loss: LossOptions | None
@@ -160,23 +144,18 @@ class ResolvedRun:
 
 
 def _other_name(field: str, path: Path) -> str:
-    """What to type instead of `path`, which does not have the name of a safetensors file."""
     if field == "weights" and os.path.isfile(path / "checkpoint.json"):  # Path.is_file raises in a closed folder
         return f"--resume {path} --steps N --save FILE{SAVE_SUFFIX}, with the N of its step, saves its weights"
     return f"{_typed(field)} {path.parent / f'{path.stem or field}{SAVE_SUFFIX}'}"
 
 
 def _typed(name: str) -> str:
-    """The flag that sets a field."""
     return next(setting.flag.typed for setting in flags_of("run").values() if setting.name == name)
 
 
 def run_options(flags: Mapping[str, object], overrides: Sequence[str]) -> RunOptions:
-    """The options of one run: flags override `--set`.
-
-    `flags` has keys of `flags_of("run")`; None is a flag that was not given. Paths are relative to the working
-    directory. Raises OptionError, which lists all mistakes; `resolve_run` checks the overrides, together with the PEF.
-    """
+    """The options of one run: flags override `--set`. Raises OptionError, which lists all mistakes; `resolve_run`
+    checks the overrides, together with the PEF."""
     changes = [one._replace(path=["overrides", *one.path]) for one in given_overrides(overrides)]
     given = [*changes, *given_flags(flags, flags_of("run"))]
     mapping = assign({}, given)
@@ -188,12 +167,9 @@ def run_options(flags: Mapping[str, object], overrides: Sequence[str]) -> RunOpt
 def resolve_run(
     options: RunOptions, training_defaults: Mapping[str, object], data_source: Mapping[str, object]
 ) -> ResolvedRun:
-    """Apply the overrides of the run to what the PEF stores.
-
-    With another data source, its arguments, inputs, samples and held-out fraction start from their defaults; `epochs`
-    replaces `steps`, and the reverse. Raises PefError if the PEF stores something invalid; OptionError for an invalid
-    override, for one that changes what is compiled in, and for training with a PEF for inference.
-    """
+    """Apply the overrides of the run to what the PEF stores. Another data source starts from default arguments;
+    `epochs` replaces `steps`, and the reverse. Raises PefError for invalid stored options, OptionError for invalid
+    overrides."""
     stored = _stored(training_defaults, data_source)
     if stored.optimizer is None and not options.inference:
         raise OptionError("this PEF was compiled for inference and cannot train", remedy="add --inference")
@@ -222,7 +198,6 @@ def _stored(training_defaults: Mapping[str, object], data_source: Mapping[str, o
 
 
 def _compiled_in(overrides: Mapping[str, object], before: Mapping[str, object]) -> list[Problem]:
-    """The overrides of what is compiled in."""
     was = dict(_leaves(before))
     problems: list[Problem] = []
     for name, value in _leaves(overrides):
@@ -278,7 +253,6 @@ def _table(value: object) -> Mapping[str, object]:
 
 
 def _merge(under: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
-    """Merge tables by name; any other value of `over` replaces that of `under`."""
     merged = dict(under)
     for name, value in over.items():
         below = merged.get(name)
@@ -287,7 +261,6 @@ def _merge(under: Mapping[str, object], over: Mapping[str, object]) -> dict[str,
 
 
 def _leaves(mapping: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Each option in nested tables, by its dotted name."""
     for name, value in mapping.items():
         if isinstance(value, Mapping) and value:
             yield from _leaves(value, f"{prefix}{name}.")

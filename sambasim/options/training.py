@@ -1,7 +1,4 @@
-"""The tables of a config that say what is trained: model, data, loss, optimizer and training.
-
-Fields with a flag are in `flags`; the classes here add the other fields, and check what must fit together.
-"""
+"""The tables of a config that say what is trained: the fields without a flag, and what must fit together."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
@@ -33,13 +30,9 @@ class ModelOptions(Options):
 
 
 class DataOptions(DataFlags, Options):
-    """The `[data]` table.
-
-    `source` is the name of a data set of sambasim; a `module:function` that is called with `args`; an `.npz` or
-    `.safetensors` file; or `synthetic`: random `samples` of the declared `inputs` (compile) or of the inputs of the PEF
-    (run). `evaluation_fraction` is the share of the samples that is held out, the same samples in every run. The other
-    fields are options of PyTorch's DataLoader; training always drops the last partial batch.
-    """
+    """The `[data]` table. `source` is a data set of sambasim, a `module:function` that is called with `args`, a file,
+    or `synthetic`. `evaluation_fraction` is held out, the same samples in every run. The rest are options of PyTorch's
+    DataLoader; training drops the last partial batch."""
 
     args: JsonTable = Field(default_factory=dict)
     evaluation_fraction: float = Field(default=0.0, ge=0, lt=1)
@@ -54,7 +47,6 @@ class DataOptions(DataFlags, Options):
         return None if self.source is None else source_kind(self.source)
 
     def input_specs(self) -> tuple[InputSpec, ...] | None:
-        """The declared inputs; None if none are declared."""
         return None if self.inputs is None else tuple(parse_input(name, text) for name, text in self.inputs.items())
 
     @field_validator("source")
@@ -104,18 +96,14 @@ LOSS_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 
 
 class LossOptions(Options):
-    """The `[loss]` table, for a model that does not return its loss.
-
-    `name` is a key of LOSS_ARGUMENTS, or the target of a callable `(outputs, target) -> mean loss`. A callable gives no
-    loss per sample.
-    """
+    """The `[loss]` table: a key of LOSS_ARGUMENTS, or a callable `(outputs, target) -> mean loss`, which gives no loss
+    per sample."""
 
     name: str
     args: JsonTable = Field(default_factory=dict)
 
     @property
     def is_named(self) -> bool:
-        """Whether the loss is one of PyTorch's, which also gives the loss of each sample."""
         return self.name in LOSS_ARGUMENTS
 
     @field_validator("name")
@@ -144,10 +132,8 @@ _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerOptions(OptimizerFlags, Options):
-    """The `[optimizer]` table. A field that the optimizer does not take is None, and may not be given.
-
-    `max_grad_norm` clips the norm of all gradients together; None does not clip.
-    """
+    """The `[optimizer]` table. A field that the optimizer does not take is None. `max_grad_norm` clips the norm of all
+    gradients."""
 
     name: str
     dampening: float | None = None
@@ -232,10 +218,8 @@ class ScheduleOptions(Options):
 
 
 class TrainingOptions(TrainingFlags, Options):
-    """The `[training]` table. `batch_size` is that of one replica and is compiled in; a run may change the rest.
-
-    Either `epochs` or `steps` is the length; with neither, it is one epoch.
-    """
+    """The `[training]` table: either `epochs` or `steps`; with neither, one epoch. A run may change all but
+    `batch_size`."""
 
     schedule: ScheduleOptions = ScheduleOptions()
 

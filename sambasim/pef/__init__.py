@@ -1,8 +1,4 @@
-"""The PEF format: writer, reader and `locate`, which finds a PEF by its name. The specification is README.md.
-
-Importing this package does not import torch. `peek`, `read` and `check` never do; `write` and `map_weights` import it
-when they are called.
-"""
+"""The PEF format; README.md specifies it. Only `write` and `map_weights` import torch, when they are called."""
 
 from sambasim.pef.document import PefDocument, PefHeader
 from sambasim.pef.files import check, map_weights, peek, read, write

@@ -1,12 +1,5 @@
-"""The file around the two members of a PEF: a zip archive, and the rules 1 to 6 that a reader checks before it parses.
-
-    0          local header of weights.safetensors; its extra field pads
-    64 * n     weights.safetensors
-    …          local header, pef.json
-    …          central directory, end of the archive
-
-`Rule` lists all rules.
-"""
+"""The file around the two members of a PEF: a zip archive of `weights.safetensors`, whose data is aligned to 64 bytes,
+and `pef.json`; and the rules 1 to 6 that a reader checks before it parses."""
 
 import hashlib
 import os
@@ -46,7 +39,6 @@ _LOCAL = struct.Struct("<26x2H")
 _LOCAL_MARK, _END_MARK, _END_BYTES = b"PK\3\4", b"PK\5\6", 22
 _ZIP64_FIELD_BYTES = 20
 _DAMAGED = (zipfile.BadZipFile, NotImplementedError, struct.error, ValueError, EOFError, OverflowError)
-"""What zipfile raises for archives that are damaged."""
 
 
 class Rule(IntEnum):
@@ -67,14 +59,12 @@ class Rule(IntEnum):
 
     @property
     def part(self) -> str:
-        """The part of the file that the rule is about."""
         if self < Rule.BOUNDED:
             return "the file"
         return MANIFEST_MEMBER if self < Rule.LAYOUT else WEIGHTS_MEMBER
 
 
 def refusal(path: Path, rule: Rule, what: str, *, remedy: str = COMPILE_AGAIN) -> PefError:
-    """The error for a file at `path` that breaks `rule`."""
     return PefError(
         f"{path.name} breaks rule {rule:d} of the PEF format ({rule.name.lower()}): {shortened(what)}",
         where=f"{rule.part}, {path}",
@@ -93,7 +83,6 @@ class Archive:
 
     @property
     def digest(self) -> str:
-        """The digest of the PEF."""
         return hashlib.sha256(self.manifest).hexdigest()
 
     def weights_sha256(self) -> str:
@@ -157,7 +146,6 @@ def _open_archive(file: BinaryIO, path: Path) -> Archive:
 
 
 def _members(archive: zipfile.ZipFile, path: Path) -> tuple[zipfile.ZipInfo, zipfile.ZipInfo]:
-    """The entries of the weights and of the manifest."""
     members = archive.infolist()
     if [member.filename for member in members] != [WEIGHTS_MEMBER, MANIFEST_MEMBER]:
         names = ", ".join(ascii(member.filename)[:40] for member in members[:4])
@@ -177,10 +165,8 @@ def _members(archive: zipfile.ZipFile, path: Path) -> tuple[zipfile.ZipInfo, zip
 def write_archive(
     file: BinaryIO, weights: Iterable[memoryview], weights_bytes: int, manifest: Callable[[str], bytes]
 ) -> tuple[str, str]:
-    """Writes a PEF to an empty file; returns the SHA-256 of `pef.json`, which `manifest` makes, and of the weights.
-
-    `manifest` takes the SHA-256 of the weights, which are hashed while they are written; they are `weights_bytes`.
-    """
+    """Writes a PEF to an empty file; returns the SHA-256 of `pef.json`, which `manifest` makes from that of the
+    weights, and of the weights."""
     hashed = hashlib.sha256()
     entry = _entry(WEIGHTS_MEMBER)
     is_large = weights_bytes > zipfile.ZIP64_LIMIT

@@ -1,8 +1,5 @@
-"""The content of a PEF, and the schema of its member `pef.json`: pydantic over the dataclasses of `ir`.
-
-Types survive JSON: true, 1 and 1.0 are a boolean, an integer and a float, and `NaN`, `Infinity` and `-Infinity` are
-written as Python's `json` writes them.
-"""
+"""The content of a PEF, and the schema of `pef.json`: pydantic over the dataclasses of `ir`. true, 1 and 1.0 stay a
+boolean, an integer and a float; NaN and infinities are written as Python's `json` writes them."""
 
 import hashlib
 import json
@@ -27,12 +24,8 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 @dataclass(frozen=True, slots=True)
 class PefDocument:
-    """The content of a PEF, without the weights.
-
-    `data_source` is the `[data]` of the config, `training_defaults` what a run does without other options. `digest`
-    identifies the PEF: it is the SHA-256 of `pef.json`, and covers the weights through `weights_sha256`. The writer
-    fills in both digests.
-    """
+    """The content of a PEF, without the weights. `digest` is the SHA-256 of `pef.json`, and covers the weights through
+    `weights_sha256`; the writer fills in both."""
 
     program: Program
     data_source: Mapping[str, JsonValue] = field(default_factory=dict)
@@ -45,11 +38,7 @@ class PefDocument:
 
 @dataclass(frozen=True, slots=True)
 class PefHeader:
-    """What decides whether a job can start.
-
-    `batch_size` is that of one replica, `world_size` the smallest number of replicas that may run it, `training`
-    whether it holds a training step, `writer` the sambasim that wrote it.
-    """
+    """What decides whether a job can start. `world_size` is the smallest number of replicas that may run the PEF."""
 
     name: str
     batch_size: int
@@ -85,10 +74,8 @@ class Manifest:
 
 
 def manifest_of(document: PefDocument) -> Manifest:
-    """The manifest of `document`, whose objects have their keys in sorted order: same content, same bytes.
-
-    Raises TypeError or ValueError for an object that is not JSON.
-    """
+    """The manifest of `document`, with sorted keys: same content, same bytes. Raises TypeError or ValueError for what
+    is not JSON."""
     parts = {name: _in_order(getattr(document, name)) for name in _PARTS}
     return Manifest(FORMAT_NAME, FORMAT_VERSION, WRITER, document.program, document.weights_sha256, **parts)
 
@@ -136,17 +123,12 @@ def _fail_fast(schema: Any) -> Any:
 
 
 class StrictModel(BaseModel):
-    """Part of a file: frozen, strict about types, and without unknown keys."""
-
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class PartDigests(StrictModel):
-    """The SHA-256 of each part of a PEF, to find in which parts two PEFs differ. The writer is in none of them.
-
-    `compile_options` covers the smallest world size, `training_defaults` also the defaults of the optimizers'
-    arguments, and `source` the lines of the model that operators come from.
-    """
+    """The SHA-256 of each part of a PEF, to find in which parts two PEFs differ. `compile_options` covers the smallest
+    world size, `training_defaults` the defaults of the optimizers' arguments, `source` the model's lines."""
 
     graph: Sha256
     source: Sha256

@@ -37,8 +37,6 @@ _FILE_NAME = re.compile(r"[^/\\\x00-\x1f\x7f-\x9f\u2028\u2029]{1,255}")
 
 
 class _Lenient(BaseModel):
-    """A few keys of a part of the manifest."""
-
     model_config = ConfigDict(strict=True)
 
 
@@ -73,10 +71,8 @@ _Parsed = TypeVar("_Parsed")
 
 
 def peek(path: Path) -> PefHeader:
-    """What decides whether a job can start. Quick: the program is not checked.
-
-    Raises PefError if `path` is no PEF, or one that this sambasim cannot read.
-    """
+    """What decides whether a job can start; the program is not checked. Raises PefError for what this sambasim cannot
+    read."""
     with open_pef(path) as archive:
         head = _parse(_ManifestHead.model_validate_json, archive, path)
         digest = archive.digest
@@ -102,11 +98,8 @@ def read(path: Path) -> PefDocument:
 
 
 def map_weights(path: Path, *, check: bool = True) -> "dict[str, torch.Tensor]":
-    """The weights, by symbol name, as CPU tensors that share the file's pages.
-
-    Writing to them does not change the file. Their types and places are checked against the symbols, and their bytes
-    against the digest; `check=False` is for a caller that has checked the bytes already. Raises PefError.
-    """
+    """The weights, by symbol name, as CPU tensors that share the file's pages; writing to them does not change the
+    file. `check=False` is for a caller that has checked the bytes already. Raises PefError."""
     with open_pef(path) as archive:
         document, layout = _read(archive, path)
         if check:
@@ -141,7 +134,6 @@ def _read(archive: Archive, path: Path) -> tuple[PefDocument, Layout]:
 
 
 def _check_version(archive: Archive, path: Path) -> None:
-    """Raises PefError for what is no PEF, and for a PEF of another version."""
     try:
         head = _Head.model_validate_json(archive.manifest)
     except ValidationError as error:
@@ -182,14 +174,9 @@ def _check_content(archive: Archive, document: PefDocument, path: Path) -> None:
 
 
 def write(path: Path, document: PefDocument, weights: "Mapping[str, torch.Tensor]") -> PefDocument:
-    """Writes `document` and its weights to `path`, and returns it with its digests filled in.
-
-    `weights` maps the name of every PARAMETER, BUFFER and CONSTANT symbol to a CPU tensor of exactly its type. The file
-    appears under its name when it is complete and on the disk; on any error nothing is left. Missing folders are made.
-
-    Raises InvariantError or InternalError if program or weights are not what a PEF may hold, UserError if options or
-    metadata are not JSON, and MachineError if the file cannot be written.
-    """
+    """Writes `document` and its weights (by the symbols PARAMETER, BUFFER and CONSTANT) to `path`; returns it with its
+    digests. The file appears when it is complete; on an error nothing is left. Raises InvariantError or InternalError
+    for a wrong program or weights, UserError for what is not JSON, MachineError if the file cannot be written."""
     verify(document.program)
     layout = weights_layout(document.program.symbols.values())
     check_tensors(layout, weights)
@@ -226,7 +213,7 @@ def write(path: Path, document: PefDocument, weights: "Mapping[str, torch.Tensor
     except OSError as error:
         what = f"cannot write {path}: {error.strerror or error}"
         needed = format_bytes(layout.size_bytes + size_bytes)
-        remedy = f"make room for {needed}, or choose another folder with --output-folder"
+        remedy = f"free {needed}, or choose another folder with --output-folder"
         raise MachineError(what, where=str(path.parent), remedy=remedy) from error
     return replace(document, digest=digest, weights_sha256=weights_sha256)
 

@@ -1,12 +1,6 @@
-"""Which PEFs there are: the file that a name means, and the record of those that this account compiled.
-
-For each PEF that was compiled, there is an empty file named by its digest:
-
-    ${XDG_STATE_HOME:-~/.local/state}/sambasim/compiled-pefs/DIGEST
-
-A digest covers all of a PEF: the program, the weights, the data source that it names. A PEF whose digest is recorded
-holds what a compile on this account wrote, whoever owns the file now. Code and data that a PEF names are not covered.
-"""
+"""The file that a name means, and the record of the PEFs that this account compiled: an empty file
+`${XDG_STATE_HOME:-~/.local/state}/sambasim/compiled-pefs/DIGEST` for each. Code and data that a PEF names are not
+covered."""
 
 import os
 import re
@@ -20,12 +14,8 @@ _WRITABLE_BY_OTHERS = 0o022
 
 
 def locate(pef: str, output_folder: Path = Path("out"), *, compiling: str | None = None) -> Path:
-    """The file that `--pef PEF` means: a path, or NAME for OUTPUT_FOLDER/NAME/NAME.pef, where compile writes.
-
-    compiling: what makes the one that is missing, if the caller knows
-
-    Raises OptionError, which lists the places that were searched, and the PEFs that exist.
-    """
+    """The file that `--pef PEF` means: a path, or NAME for OUTPUT_FOLDER/NAME/NAME.pef. `compiling` is the command that
+    makes it, if the caller knows. Raises OptionError, which lists the places searched, and the PEFs that exist."""
     candidates = [Path(pef)]
     name = pef.removesuffix(".pef")
     if name and name == Path(name).name:
@@ -41,7 +31,7 @@ def locate(pef: str, output_folder: Path = Path("out"), *, compiling: str | None
     missing = [f"{path} ({'a folder' if path.is_dir() else 'not there'})" for path in candidates]
     raise OptionError(
         f"there is no PEF {pef!r}",
-        where=f"looked for {', then '.join(missing)}, from {Path.cwd()}",
+        where=f"searched {', then '.join(missing)}, from {Path.cwd()}",
         remedy=_suggestion(output_folder, compiling),
     )
 
@@ -67,7 +57,6 @@ def record_compiled(digest: str) -> str | None:
 
 
 def is_compiled_here(digest: str) -> bool:
-    """Whether this account recorded that it compiled the PEF with this digest."""
     with suppress(OSError, RuntimeError):
         folder = _folder()
         for path in (folder, folder / digest):

@@ -1,9 +1,5 @@
-"""The member `weights.safetensors`: the place of each tensor, its bytes for writing, and mapping without a copy.
-
-One program has one layout, so a reader compares the header of a file with the only one that fits the symbols. (The
-library safetensors writes a whole file from memory, and cannot map a member of an archive.) Only the functions that
-need torch import it.
-"""
+"""The member `weights.safetensors`: the place of each tensor, its bytes, and mapping without a copy. One program has
+one layout, so a reader compares a file's header with the only one that fits. torch is imported late."""
 
 import json
 import mmap
@@ -19,7 +15,6 @@ if TYPE_CHECKING:
     import torch
 
 WEIGHT_KINDS = frozenset({SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.CONSTANT})
-"""The kinds of symbol that have a tensor in the file."""
 
 _LENGTH_BYTES = 8
 _SAFETENSORS_DTYPES = {
@@ -51,10 +46,7 @@ class Layout:
 
 
 def weights_layout(symbols: Iterable[Symbol]) -> Layout:
-    """The layout of the parameters, buffers and constants among `symbols`, whose dtypes are known.
-
-    The widest elements come first, then by name: data without gaps in which each tensor is aligned to its elements.
-    """
+    """The layout of the parameters, buffers and constants among `symbols`: the widest elements first, then by name."""
     spans: list[Span] = []
     stop = 0
     weights = [symbol for symbol in symbols if symbol.kind in WEIGHT_KINDS]
@@ -104,11 +96,7 @@ def bytes_of(tensor: "torch.Tensor") -> memoryview:
 
 
 def map_tensors(file: BinaryIO, data_offset: int, layout: Layout) -> "dict[str, torch.Tensor]":
-    """Tensors that are views of `file`, whose tensor data begins at `data_offset`, by symbol name.
-
-    The mapping is copy-on-write: pages are read when they are touched, shared with other processes that map the same
-    file, and what is written to a tensor never reaches the file.
-    """
+    """Tensors that are copy-on-write views of `file`, whose tensor data begins at `data_offset`, by symbol name."""
     import torch
 
     if layout.data_bytes:

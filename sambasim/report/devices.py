@@ -1,6 +1,7 @@
 """The output of `sambasim devices` and `sambasim validate`: figures with their sources, and errors of predictions."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from statistics import mean
 
 from pydantic import Field
@@ -12,64 +13,25 @@ from sambasim.hardware.placement import Inventory, Location, Placement
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec, LinkSpec, Spec
 from sambasim.published.rows import Row
 from sambasim.records import Record
-from sambasim.report.output import add_row, plain_table
+from sambasim.report.output import add_row, json_line, plain_table
 from sambasim.units import format_bytes, format_count, format_seconds
-
-
-class FigureRecord(Record):
-    """A figure in SI base units, and its source."""
-
-    name: str
-    value: int | float | str
-    source: str
-
-
-class SpecRecord(Record):
-    """A device, a cluster or a link."""
-
-    name: str
-    figures: tuple[FigureRecord, ...]
-
-
-class LocationRecord(Record):
-    """The location of one replica; `first_tile` and `tiles` are None for a whole RDU."""
-
-    replica: int
-    node: int
-    rdu: int
-    first_tile: int | None
-    tiles: int | None
-
-
-class InventoryRecord(Record):
-    """What `sambasim devices --json` prints. `nodes` is None for a cluster without a limit; `room_of_a_node` is the
-    number of replicas that fit on one node, and `seats` are the locations of the replicas."""
-
-    devices: tuple[SpecRecord, ...]
-    clusters: tuple[SpecRecord, ...]
-    device: str
-    cluster: str
-    nodes: int | None
-    room_of_a_node: int
-    seats: tuple[LocationRecord, ...]
 
 
 def inventory_json(
     devices: Sequence[DeviceSpec], clusters: Sequence[ClusterSpec], inventory: Inventory, placement: Placement
 ) -> str:
-    """One line."""
-    return InventoryRecord(
-        devices=tuple(map(_record, devices)),
-        clusters=tuple(map(_record, clusters)),
-        device=inventory.device.name,
-        cluster=inventory.cluster.name,
-        nodes=inventory.cluster.nodes,
-        room_of_a_node=placement.per_full_node,
-        seats=tuple(
-            LocationRecord(replica=at.replica, node=at.node, rdu=at.rdu, first_tile=at.first_tile, tiles=at.tiles)
-            for at in placement.locations()
-        ),
-    ).model_dump_json()
+    """One line. `nodes` is null for a cluster without a limit; `room_of_a_node` is the number of replicas that fit on a
+    node, and `seats` are the locations of the replicas. Figures are in SI base units."""
+    record = {
+        "devices": [_record(device) for device in devices],
+        "clusters": [_record(cluster) for cluster in clusters],
+        "device": inventory.device.name,
+        "cluster": inventory.cluster.name,
+        "nodes": inventory.cluster.nodes,
+        "room_of_a_node": placement.per_full_node,
+        "seats": [asdict(at) for at in placement.locations()],
+    }
+    return json_line(record)
 
 
 def inventory_report(
@@ -79,13 +41,14 @@ def inventory_report(
     budget: Budget,
     placement: Placement,
 ) -> list[RenderableType]:
-    """A table for each device and each cluster, and one of the locations of the replicas."""
     parts: list[RenderableType] = [_figures("device", device) for device in devices]
     parts += [_figures("cluster", cluster) for cluster in clusters]
-    memory = f"{format_bytes(budget.capacity_bytes)} of {'HBM and DDR' if budget.behind else budget.memory}"
+    memory = f"{format_bytes(budget.capacity_bytes)} of {budget.off_chip}"
     share = inventory.share if inventory.tiles is not None else f"all of an {inventory.share}"
     most = placement.per_full_node
-    head = f"{placement}\na replica has {share}: {budget.units:,} compute units, {memory}; a node has room for {most}"
+    head = (
+        f"{placement}\na replica has {share}: {budget.units:,} compute units, {memory}; {most} replicas fit on a node"
+    )
     locations = plain_table("replicas", ["replica", "node", "RDU", "tiles"], [])
     for at in placement.locations():
         add_row(locations, str(at.replica), str(at.node), str(at.rdu), _tiles(at))
@@ -94,13 +57,17 @@ def inventory_report(
 
 def _figures(what: str, spec: Spec) -> RenderableType:
     table = plain_table(f"{what} {spec.name}", ["figure", "value", "source"], [])
-    for figure in _record(spec).figures:
-        add_row(table, _title(figure.name), _value(figure.name, figure.value), figure.source)
+    for name, value, source in figures_of(spec):
+        add_row(table, title_of(name), value_text(name, value), source)
     return table
 
 
-def _record(spec: Spec) -> SpecRecord:
-    """The figures of a device or a cluster; those of its links are included."""
+def _record(spec: Spec) -> Mapping[str, object]:
+    figures = [{"name": name, "value": value, "source": source} for name, value, source in figures_of(spec)]
+    return {"name": spec.name, "figures": figures}
+
+
+def figures_of(spec: Spec) -> list[tuple[str, int | float | str, str]]:
     figures: list[tuple[str, int | float | str, str]] = []
     for name in type(spec).model_fields:
         value = getattr(spec, name)
@@ -116,17 +83,16 @@ def _record(spec: Spec) -> SpecRecord:
             )
         else:
             figures.append((name, value, spec.sources.get(name, "a choice")))
-    records = (FigureRecord(name=name, value=value, source=source) for name, value, source in figures)
-    return SpecRecord(name=spec.name, figures=tuple(records))
+    return figures
 
 
-def _title(name: str) -> str:
+def title_of(name: str) -> str:
     for unit in ("_bytes_per_s", "_flops_per_s", "_bytes", "_s"):
         name = name.removesuffix(unit)
     return name.replace("_", " ")
 
 
-def _value(name: str, value: int | float | str) -> str:
+def value_text(name: str, value: int | float | str) -> str:
     if isinstance(value, str):
         return value
     if name.endswith("_flops_per_s"):
@@ -135,7 +101,7 @@ def _value(name: str, value: int | float | str) -> str:
         return f"{format_count(value)}B/s"
     if name.endswith("_bytes"):
         return format_bytes(value)
-    return format_seconds(value) if name.endswith("_s") else f"{value:,.0f}"
+    return format_seconds(value) if name.endswith("_s") or name.startswith("host_s") else f"{value:,g}"
 
 
 def _tiles(at: Location) -> str:
@@ -146,8 +112,7 @@ def _tiles(at: Location) -> str:
 
 
 class RowRecord(Record):
-    """One published row and its prediction. `error` is a fraction of the published value, `predicted_sections` the
-    number of FWD and BCKWD sections."""
+    """One published row and its prediction. `error` is a fraction of the published value."""
 
     name: str
     device: str
@@ -201,7 +166,6 @@ def row_record(row: Row, predicted: float, host_s: float, sections: int) -> RowR
 
 
 def validation(rows: Sequence[RowRecord]) -> ValidationRecord:
-    """All rows with their mean errors."""
     host_errors = [abs(row.host_error) for row in rows if row.host_error is not None]
     return ValidationRecord(
         rows=tuple(rows),
@@ -214,7 +178,6 @@ _UNITS = {"device_s": "s", "samples_per_s": "samples/s", "tokens_per_s": "tokens
 
 
 def validation_table(record: ValidationRecord) -> Group:
-    """The table for a terminal, with the mean error."""
     columns = ["published", "predicted", "error", "host published", "predicted", "sections published", "predicted"]
     table = plain_table("published and predicted", ["row", "device", "level"], columns)
     for row in record.rows:

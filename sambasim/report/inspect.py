@@ -1,8 +1,5 @@
-"""What `sambasim inspect` prints about a PEF: facts as JSON, and tables of them.
-
-The effects of a section are those of `sambasim.ir.dataflow`. Its traffic is the size of what it reads and writes, each
-counted once. These are sizes of values, not measurements, and views count as their full size.
-"""
+"""What `sambasim inspect` prints about a PEF: facts as JSON, and tables of them. Traffic is the size of what a section
+reads and writes, each value counted once."""
 
 import json
 from collections import Counter
@@ -14,13 +11,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from sambasim.bounded import printable
 from sambasim.ir.dataflow import section_effects
 from sambasim.ir.graph import Graph, Node
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 from sambasim.pef import PefDocument, PefHeader
-from sambasim.report.output import add_row, plain_table, printable
+from sambasim.report.output import add_row, plain_table
 from sambasim.units import format_bytes, format_count
 
 
@@ -43,8 +41,6 @@ class SectionFacts(_Facts):
 
 
 class OperatorFacts(_Facts):
-    """One operator, the number of nodes that have it, and the source lines that they come from."""
-
     kind: str
     operator: str
     count: int
@@ -52,8 +48,6 @@ class OperatorFacts(_Facts):
 
 
 class GraphFacts(_Facts):
-    """One graph: sections, operators by kind, and the symbols that are its inputs and outputs."""
-
     name: str
     nodes: int
     inputs: tuple[str, ...]
@@ -63,8 +57,6 @@ class GraphFacts(_Facts):
 
 
 class SymbolFacts(_Facts):
-    """One symbol."""
-
     name: str
     kind: str
     dtype: str
@@ -87,16 +79,12 @@ class GroupFacts(_Facts):
 
 
 class RuntimeArgumentFacts(_Facts):
-    """One scalar that a run may set."""
-
     name: str
     default: bool | int | float
     meaning: str
 
 
 class SizeFacts(_Facts):
-    """The symbols of one kind, added up."""
-
     kind: str
     symbols: int
     elements: int
@@ -104,8 +92,6 @@ class SizeFacts(_Facts):
 
 
 class Contents(_Facts):
-    """What `sambasim inspect --json` prints."""
-
     pef: str
     name: str
     format_version: str
@@ -131,7 +117,6 @@ class Contents(_Facts):
 
 
 def contents(path: Path, header: PefHeader, document: PefDocument) -> Contents:
-    """The facts about the PEF at `path`, which has this header and document."""
     program = document.program
     return Contents(
         pef=str(path),
@@ -173,7 +158,6 @@ def _graph_facts(program: Program, graph: Graph) -> GraphFacts:
 
 
 def section_facts(program: Program, graph: Graph) -> Iterable[SectionFacts]:
-    """The sections of `graph`, in order, for one replica."""
     sizes = {group.name: group.numel * DTYPE_BYTES[group.dtype] for group in program.groups}
     types = {name: symbol.type for name, symbol in program.symbols.items()} | dict(graph.values)
 
@@ -195,7 +179,6 @@ def section_facts(program: Program, graph: Graph) -> Iterable[SectionFacts]:
 
 
 def _operator_facts(nodes: Iterable[Node]) -> Iterable[OperatorFacts]:
-    """Sorted by kind, then by frequency."""
     counts = Counter(node.operator for node in nodes)
     sources: dict[str, dict[str, None]] = {operator: {} for operator in counts}  # a dict keeps the order of first use
     for node in nodes:
@@ -250,8 +233,6 @@ _MOST_EFFECTS = 4
 
 
 def inspection(facts: Contents, *, everything: bool) -> RenderableType:
-    """Summary, sections, operators, sizes and groups; with `everything`, also symbols, runtime arguments and
-    options."""
     tables = [summary_table(facts)]
     for graph in facts.graphs:
         tables += [sections_table(graph), operators_table(graph)]
@@ -274,7 +255,6 @@ def inspection(facts: Contents, *, everything: bool) -> RenderableType:
 
 
 def summary_table(facts: Contents) -> Table:
-    """What the PEF contains, for how many replicas, and its digests."""
     replicas = f"{facts.world_size} or more, data parallel" if facts.data_parallel else "1"
     what = "training step and evaluation" if facts.training else "inference"
     rows = [
@@ -292,12 +272,10 @@ def summary_table(facts: Contents) -> Table:
 
 
 def sections_table(graph: GraphFacts) -> Table:
-    """Sections in the order of execution, with the bytes that they read and write."""
     return _sections(f"{graph.name}: sections ({len(graph.sections)})", graph.sections)
 
 
 def section_detail(graph: GraphFacts, section: SectionFacts) -> RenderableType:
-    """One section, and what it reads and writes; `sambasim inspect` prints its nodes below."""
     table = _sections(f"{graph.name}: section {section.index}", [section])
     effects = f"reads   {_first(section.reads, _MOST_EFFECTS)}\nwrites  {_first(section.writes, _MOST_EFFECTS)}"
     return Group(table, Text(printable(effects)))
@@ -317,7 +295,6 @@ def _first(names: Sequence[str], most: int) -> str:
 
 
 def operators_table(graph: GraphFacts) -> Table:
-    """Operators by kind, and the source lines that they come from."""
     table = plain_table(f"{graph.name}: operators ({graph.nodes})", ["kind", "operator"], ["count"])
     table.add_column("source lines", overflow="fold")
     shown = ""
@@ -329,7 +306,6 @@ def operators_table(graph: GraphFacts) -> Table:
 
 
 def sizes_table(facts: Contents) -> Table:
-    """Sizes by kind of symbol."""
     table = plain_table("sizes", ["kind"], ["symbols", "elements", "bytes"])
     for row in facts.sizes:
         add_row(table, row.kind, str(row.symbols), format_count(row.elements), format_bytes(row.size_bytes))
@@ -337,7 +313,6 @@ def sizes_table(facts: Contents) -> Table:
 
 
 def symbols_table(facts: Contents) -> Table:
-    """Symbols with their offsets in device memory; only the first of many."""
     table = plain_table(f"symbols ({len(facts.symbols)})", ["symbol", "kind", "type"], ["offset", "bytes"])
     for row in facts.symbols[:_MOST_SYMBOLS]:
         type_ = f"{row.dtype}[{', '.join(map(str, row.shape))}]"
@@ -349,7 +324,6 @@ def symbols_table(facts: Contents) -> Table:
 
 
 def groups_table(facts: Contents) -> Table:
-    """Parameter groups, and for data parallelism the symbols that hold their gradients."""
     table = plain_table("parameter groups", ["group", "optimizer", "dtype"], ["parameters", "elements", "bytes"])
     table.add_column("gradients reduced as", overflow="fold")
     for row in facts.groups:
@@ -362,7 +336,6 @@ def groups_table(facts: Contents) -> Table:
 
 
 def runtime_arguments_table(facts: Contents) -> Table:
-    """Arguments that a run may set without compiling again."""
     table = plain_table("runtime arguments", ["argument"], ["default"])
     table.add_column("meaning", overflow="fold")
     for row in facts.runtime_arguments:
@@ -371,7 +344,6 @@ def runtime_arguments_table(facts: Contents) -> Table:
 
 
 def options_table(title: str, values: Mapping[str, JsonValue]) -> Table:
-    """A JSON object, key by key; nested values are shown as JSON."""
     rows = ((key, value if isinstance(value, str) else json.dumps(value)) for key, value in sorted(values.items()))
     return _pairs(title, rows)
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from xml.sax.saxutils import escape
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
+
+from sambasim.bounded import printable
 
 
 def plain_table(title: str, words: Iterable[str], numbers: Iterable[str]) -> Table:
@@ -30,13 +33,11 @@ def add_row(table: Table, *cells: str) -> None:
     table.add_row(*(Text(printable(cell)) for cell in cells))
 
 
-def printable(text: str) -> str:
-    """Replace control characters, except line breaks, by "?"."""
-    return "".join(character if character.isprintable() or character == "\n" else "?" for character in text)
+def json_line(fields: Mapping[str, object]) -> str:
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
 
 
 def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
-    """CSV with a header line; all rows have the columns of the first."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -66,8 +67,6 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Titles, formats of the values on the axes, and curves. Curves without points are not drawn."""
-
     title: str
     x_title: str
     y_title: str
@@ -78,8 +77,6 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """A logarithmic axis from `start` to `stop`, in pixels."""
-
     least: float
     most: float
     start: float
@@ -90,7 +87,6 @@ class _Axis:
 
 
 def log_chart(chart: Chart) -> str:
-    """An SVG document. A chart without points has no lines."""
     curves = [curve for curve in chart.curves if curve.points]
     xs = sorted({x for curve in curves for x, _ in curve.points}) or [1.0]
     ys = [y for curve in curves for _, y in curve.points] or [1.0]
@@ -132,7 +128,6 @@ def _vertical_axis(chart: Chart, x: _Axis, y: _Axis, values: Sequence[float]) ->
 
 
 def _curves_svg(curves: Sequence[Curve], x: _Axis, y: _Axis) -> list[str]:
-    """The lines, each with its name at the end. Names that would overlap are moved down."""
     colours = cycle(_COLOURS)
     coloured = [(curve, _BOUND_COLOUR if curve.is_bound else next(colours)) for curve in curves]
     parts, lowest = [], -math.inf

@@ -1,25 +1,7 @@
-"""Predictions in the formats of SambaNova's tools.
+"""Predictions in the formats of SambaNova's tools: SambaTune's `section_report.csv` and `summary.json`, and the columns
+of `sntilestat`. Not modelled: PMUs of a section, %chkpt, %quiesce; %pload and %aload are one number."""
 
-`section_report.csv` has SambaTune's columns, a row for each section, all of them predicted:
-
-    section_id, section_type              position in the step, and kind
-    …_latency_s, …_throughput_…           of one execution; throughput only of FWD and BCKWD
-    …_ddr_read_…, …_ddr_write_…           rates of the off-chip memory; `hbm` on an SN40L
-    …_pcu_utilization                     FLOPs of products, as a share of what all compute units could do
-    …_pmu_utilization                     bytes of weights and buffers, as a share of the memory on the chip
-
-`summary.json` is SambaTune's summary of a step. The number of PMUs of a section is not modelled.
-
-`sambasim tilestat` has the columns of `sntilestat`:
-
-    %idle          the tile waits for the host
-    %exec          a section runs
-    %pload+%aload  program load, argument load and idle time between two sections: one calibrated number, because no
-                   publication separates them
-    %chkpt         not modelled: a training step has none
-    %quiesce       not modelled
-"""
-
+import json
 from collections.abc import Mapping, Sequence
 
 from rich.console import RenderableType
@@ -27,7 +9,6 @@ from rich.text import Text
 
 from sambasim.costs.price import chip_bytes
 from sambasim.hardware.budget import load_calibration
-from sambasim.records import Record
 from sambasim.report.output import add_row, csv_text, plain_table
 from sambasim.simulation.prediction import Prediction
 from sambasim.simulation.scaling import ScaledStep
@@ -41,7 +22,6 @@ UNKNOWN = (
 
 
 def section_report_csv(step: PredictedStep) -> str:
-    """`section_report.csv` of the sections of `step`."""
     return csv_text([{"section_id": n, **_row(step, section)} for n, section in enumerate(step.sections)])
 
 
@@ -69,113 +49,70 @@ def _row(step: PredictedStep, section: TimedSection) -> Mapping[str, str | int |
     }
 
 
-class PredictedSummary(Record):
-    """One step of `replicas`; the throughput counts all of them. `host_share` is a fraction of the latency.
-    `exposed_sync_s` is the time that sections wait for gradients."""
-
-    device: str
-    calibrated_on: str
-    replicas: int
-    batch_size: int
-    micro_steps: int
-    predicted_latency_s: float
-    predicted_throughput_samples_per_s: float
-    predicted_host_s: float
-    predicted_host_share: float
-    predicted_device_s: float
-    predicted_exposed_sync_s: float
-    predicted_latency_s_by_type: Mapping[str, float]
-    predicted_latency_s_by_bound: Mapping[str, float]
-    predicted_section_count: int
-
-
-class StepSummary(Record):
-    """The content of `summary.json`. `remarks` are for people."""
-
-    name: str
-    remarks: tuple[str, ...]
-    predicted: PredictedSummary
-
-
 def summary_json(scaled: ScaledStep, name: str) -> str:
-    """`summary.json`, indented, with a line break at the end."""
     step = scaled.step
     host_share = step.host_s / scaled.predicted_s
-    predicted = PredictedSummary(
-        device=step.budget.where,
-        calibrated_on=load_calibration().fit.rows,
-        replicas=scaled.placement.replicas,
-        batch_size=step.batch_size,
-        micro_steps=step.micro_steps,
-        predicted_latency_s=scaled.predicted_s,
-        predicted_throughput_samples_per_s=scaled.samples_per_s,
-        predicted_host_s=step.host_s,
-        predicted_host_share=host_share,
-        predicted_device_s=step.device_s,
-        predicted_exposed_sync_s=scaled.exposed_sync_s,
-        predicted_latency_s_by_type={kind.value: seconds for kind, seconds in step.device_s_by_kind.items()},
-        predicted_latency_s_by_bound={bound.value: seconds for bound, seconds in step.device_s_by_bound.items()},
-        predicted_section_count=len(step.sections),
-    )
+    predicted = {
+        "device": step.budget.where,
+        "calibrated_on": load_calibration().fit.rows,
+        "replicas": scaled.placement.replicas,
+        "batch_size": step.batch_size,
+        "micro_steps": step.micro_steps,
+        "predicted_latency_s": scaled.predicted_s,
+        "predicted_throughput_samples_per_s": scaled.samples_per_s,
+        "predicted_host_s": step.host_s,
+        "predicted_host_share": host_share,
+        "predicted_device_s": step.device_s,
+        "predicted_exposed_sync_s": scaled.exposed_sync_s,
+        "predicted_latency_s_by_type": step.device_s_by_kind,
+        "predicted_latency_s_by_bound": step.device_s_by_bound,
+        "predicted_section_count": len(step.sections),
+    }
     kind, seconds = max(step.device_s_by_kind.items(), key=lambda pair: pair[1])
     waits = f"Sections wait for gradients in {scaled.sync_share:.1%} of it (predicted)."
-    remarks = (
+    remarks = [
         f"Host takes {host_share:.1%} of the total latency (predicted).",
         *([waits] if scaled.path is not None else []),
         f"{kind} sections take {seconds / scaled.predicted_s:.1%} of it (predicted).",
-    )
-    return StepSummary(name=name, remarks=remarks, predicted=predicted).model_dump_json(indent=2) + "\n"
+    ]
+    record = {"name": name, "remarks": remarks, "predicted": predicted}
+    return json.dumps(record, indent=2, ensure_ascii=False) + "\n"
 
 
-class TileRecord(Record):
-    """One tile. The shares of the predicted step add up to 1; None is unknown."""
-
-    tile: str
-    predicted_idle_share: float
-    predicted_exec_share: float
-    predicted_pload_aload_share: float
-    predicted_pload_share: None = None
-    predicted_aload_share: None = None
-    predicted_chkpt_share: None = None
-    predicted_quiesce_share: None = None
-
-
-class TilestatRecord(Record):
-    """What `sambasim tilestat --json` prints."""
-
-    kind: str = "predicted"
-    name: str
-    device: str
-    predicted_s: float
-    tiles: tuple[TileRecord, ...]
-    unknown: tuple[str, ...] = UNKNOWN
+def tilestat(prediction: Prediction) -> Mapping[str, object]:
+    """What `sambasim tilestat --json` prints: the tiles of one replica, or one row if their number is not published.
+    The shares add up to 1; None is unknown."""
+    return {
+        "kind": "predicted",
+        "name": prediction.program.name,
+        "device": prediction.alone.budget.where,
+        "predicted_s": prediction.alone.predicted_s,
+        "tiles": [{"tile": tile, **_shares(prediction)} for tile in _tiles(prediction)],
+        "unknown": UNKNOWN,
+    }
 
 
-def tilestat(prediction: Prediction) -> TilestatRecord:
-    """The tiles of one replica; a single row if the number of tiles of the device is not published."""
+def _tiles(prediction: Prediction) -> list[str]:
+    tiles = prediction.tiles or prediction.device.tiles
+    return [f"TILE_{tile}" for tile in range(tiles)] if tiles else ["all"]
+
+
+def _shares(prediction: Prediction) -> Mapping[str, float | None]:
     step = prediction.alone
     launch_s = sum(step.runs(section) * section.price.launch_s for section in step.sections)
-    tiles = prediction.tiles or prediction.device.tiles
-    names = [f"TILE_{tile}" for tile in range(tiles)] if tiles else ["all"]
-    rows = (
-        TileRecord(
-            tile=name,
-            predicted_idle_share=step.host_s / step.predicted_s,
-            predicted_exec_share=(step.device_s - launch_s) / step.predicted_s,
-            predicted_pload_aload_share=launch_s / step.predicted_s,
-        )
-        for name in names
-    )
-    return TilestatRecord(
-        name=prediction.program.name, device=step.budget.where, predicted_s=step.predicted_s, tiles=tuple(rows)
-    )
+    return {
+        "predicted_idle_share": step.host_s / step.predicted_s,
+        "predicted_exec_share": (step.device_s - launch_s) / step.predicted_s,
+        "predicted_pload_aload_share": launch_s / step.predicted_s,
+        **dict.fromkeys(f"predicted_{name}_share" for name in ("pload", "aload", "chkpt", "quiesce")),
+    }
 
 
-def tilestat_view(record: TilestatRecord) -> Sequence[RenderableType]:
-    """The table for a terminal, and what it does not show."""
-    heading = f"{record.name} on {record.device}, a step of {format_seconds(record.predicted_s)}: predicted"
+def tilestat_view(prediction: Prediction) -> Sequence[RenderableType]:
+    name, step = prediction.program.name, prediction.alone
+    heading = f"{name} on {step.budget.where}, a step of {format_seconds(step.predicted_s)}: predicted"
     table = plain_table(heading, ["tile"], ["%idle", "%exec", "%pload+%aload"])
-    for one in record.tiles:
-        shares = (one.predicted_idle_share, one.predicted_exec_share, one.predicted_pload_aload_share)
-        add_row(table, one.tile, *(f"{100 * share:.1f}" for share in shares))
-    return [table, Text("\n".join(record.unknown))]
+    shares = [f"{100 * share:.1f}" for share in _shares(prediction).values() if share is not None]
+    for tile in _tiles(prediction):
+        add_row(table, tile, *shares)
+    return [table, Text("\n".join(UNKNOWN))]

@@ -1,8 +1,5 @@
-"""The output of `sambasim simulate`: tables, JSON, CSV, a plot, and a trace. Everything in it is predicted.
-
-The trace has the format of `run --trace` and its tracks, except for copies: transfers between host and device are part
-of REDUCE.
-"""
+"""The output of `sambasim simulate`: tables, JSON, CSV, a plot, and a trace with the format and tracks of `run
+--trace`. Everything is predicted."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -16,7 +13,7 @@ from sambasim.hardware.budget import load_calibration
 from sambasim.records import Record
 from sambasim.records.trace import TraceProcess, TraceSpan, trace_json
 from sambasim.records.trace import Track as Shown
-from sambasim.report.output import Chart, Curve, add_row, log_chart, plain_table
+from sambasim.report.output import Chart, Curve, add_row, json_line, log_chart, plain_table
 from sambasim.simulation.prediction import Prediction, backing_of, is_recurrent, likely_s
 from sambasim.simulation.scaling import ScaledStep, Track
 from sambasim.simulation.step import PredictedStep, TimedSection
@@ -24,26 +21,9 @@ from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_bytes, format_rate, format_seconds
 
 
-class SectionRecord(Record):
-    """One section."""
-
-    kind: str
-    name: str
-    operators: int
-    predicted_s: float
-    compute_s: float
-    memory_s: float
-    fill_s: float
-    launch_s: float
-    traffic_bytes: int
-    product_flops: int
-    bound: Bound
-
-
 class ScalingRecord(Record):
-    """One number of replicas with one way to sync; `sync` is None for one replica. `batch_size` is that of one
-    replica's micro-step. The efficiency is relative to the samples/s of one replica; it may exceed 1 if replicas share
-    the update."""
+    """One number of replicas with one way to sync; `sync` is None for one replica. The efficiency is relative to the
+    samples/s of one replica; it may exceed 1 if replicas share the update."""
 
     batch_size: int
     replicas: int
@@ -59,58 +39,34 @@ class ScalingRecord(Record):
     way: str
 
 
-class SimulationRecord(Record):
-    """What `sambasim simulate --json` prints, a line for each batch size."""
-
-    name: str
-    device: str
-    tiles: int | None
-    level: str
-    batch_size: int
-    predicted_s: float
-    device_s: float
-    host_s: float
-    predicted_samples_per_s: float
-    needed_bytes: int
-    capacity_bytes: int
-    slow_bytes: int
-    micro_steps: int
-    predicted_least_s: float | None
-    predicted_most_s: float | None
-    backed_by: str
-    cluster: str
-    scaling: tuple[ScalingRecord, ...]
-    sections: tuple[SectionRecord, ...]
-
-
 def simulation_json(facts: Prediction, paths: Sequence[SyncPath]) -> str:
-    """One JSON line."""
+    """What `sambasim simulate --json` prints for one batch size."""
     alone, (least_s, most_s) = facts.alone, likely_s(facts) or (None, None)
-    return SimulationRecord(
-        name=facts.program.name,
-        device=facts.device.name,
-        tiles=facts.tiles,
-        level=facts.level,
-        batch_size=alone.batch_size,
-        predicted_s=alone.predicted_s,
-        device_s=alone.device_s,
-        host_s=alone.host_s,
-        predicted_samples_per_s=alone.samples_per_s,
-        needed_bytes=alone.need.size_bytes,
-        capacity_bytes=alone.budget.capacity_bytes,
-        slow_bytes=alone.tiers.slow_bytes,
-        micro_steps=alone.micro_steps,
-        predicted_least_s=least_s,
-        predicted_most_s=most_s,
-        backed_by=backing_of(facts.device, _most_replicas(facts)),
-        cluster=facts.cluster.name,
-        scaling=scaling_records(facts, paths),
-        sections=tuple(map(_section_record, alone.sections)),
-    ).model_dump_json()
+    record = {
+        "name": facts.program.name,
+        "device": facts.device.name,
+        "tiles": facts.tiles,
+        "level": facts.level,
+        "batch_size": alone.batch_size,
+        "predicted_s": alone.predicted_s,
+        "device_s": alone.device_s,
+        "host_s": alone.host_s,
+        "predicted_samples_per_s": alone.samples_per_s,
+        "needed_bytes": alone.need.size_bytes,
+        "capacity_bytes": alone.budget.capacity_bytes,
+        "slow_bytes": alone.tiers.slow_bytes,
+        "micro_steps": alone.micro_steps,
+        "predicted_least_s": least_s,
+        "predicted_most_s": most_s,
+        "backed_by": backing_of(facts.device, _most_replicas(facts)),
+        "cluster": facts.cluster.name,
+        "scaling": [record.model_dump() for record in scaling_records(facts, paths)],
+        "sections": [_section_fields(section) for section in alone.sections],
+    }
+    return json_line(record)
 
 
 def simulation_report(facts: Prediction, slowest: int) -> list[RenderableType]:
-    """The step, its time by kind of section and by bound, and its `slowest` slowest sections."""
     step = facts.alone
     parts: list[RenderableType] = [Text("\n".join(_head(facts)))]
     kinds = plain_table("by kind", ["kind"], ["sections", "predicted", "share"])
@@ -120,7 +76,7 @@ def simulation_report(facts: Prediction, slowest: int) -> list[RenderableType]:
     bounds = plain_table("by bound", ["bound"], ["predicted", "share"])
     for bound, seconds in step.device_s_by_bound.items():
         if seconds:
-            add_row(bounds, _bound_text(bound, step), format_seconds(seconds), f"{seconds / step.device_s:.0%}")
+            add_row(bounds, bound_text(step, bound), format_seconds(seconds), f"{seconds / step.device_s:.0%}")
     parts += [kinds, bounds]
     if slowest:
         parts.append(_slowest_table(step, slowest))
@@ -159,32 +115,32 @@ def _slowest_table(step: PredictedStep, count: int) -> RenderableType:
         price = section.price
         times = map(format_seconds, (price.predicted_s, price.compute_s, price.memory_s, price.fill_s, price.launch_s))
         traffic = format_bytes(section.load.traffic_bytes)
-        bound = _bound_text(price.bound, step)
+        bound = bound_text(step, price.bound)
         add_row(table, str(number), section.kind, section.name, str(section.operators), *times, traffic, bound)
     return table
 
 
-def _bound_text(bound: Bound, step: PredictedStep) -> str:
+def bound_text(step: PredictedStep, bound: Bound) -> str:
     if bound is Bound.MEMORY:
         return step.budget.memory
-    return "room on the chip" if bound is Bound.CAPACITY else bound.value
+    return "capacity of the chip" if bound is Bound.CAPACITY else bound.value
 
 
-def _section_record(section: TimedSection) -> SectionRecord:
-    price = section.price
-    return SectionRecord(
-        kind=section.kind,
-        name=section.name,
-        operators=section.operators,
-        predicted_s=price.predicted_s,
-        compute_s=price.compute_s,
-        memory_s=price.memory_s,
-        fill_s=price.fill_s,
-        launch_s=price.launch_s,
-        traffic_bytes=section.load.traffic_bytes,
-        product_flops=section.load.product_flops,
-        bound=price.bound,
-    )
+def _section_fields(section: TimedSection) -> Mapping[str, object]:
+    price, load = section.price, section.load
+    return {
+        "kind": section.kind,
+        "name": section.name,
+        "operators": section.operators,
+        "predicted_s": price.predicted_s,
+        "compute_s": price.compute_s,
+        "memory_s": price.memory_s,
+        "fill_s": price.fill_s,
+        "launch_s": price.launch_s,
+        "traffic_bytes": load.traffic_bytes,
+        "product_flops": load.product_flops,
+        "bound": price.bound,
+    }
 
 
 def _most_replicas(facts: Prediction) -> int:
@@ -219,7 +175,6 @@ def _notes(facts: Prediction) -> list[str]:
 
 
 def scaling_records(prediction: Prediction, paths: Sequence[SyncPath]) -> tuple[ScalingRecord, ...]:
-    """A record for each number of replicas and each of `paths`; a single one where nothing is synced."""
     rows = []
     for steps in zip(*(prediction.scaled[path] for path in paths), strict=True):
         rows += [_scaling_record(prediction.alone, step) for step in (steps if steps[0].path else steps[:1])]
@@ -244,7 +199,6 @@ def _scaling_record(alone: PredictedStep, scaled: ScaledStep) -> ScalingRecord:
 
 
 def scaling_table(records: Sequence[ScalingRecord]) -> Table:
-    """The table for a terminal."""
     numbers = ["step", "samples/s", "efficiency", "sync waits", "share", "hidden", "memory of an RDU"]
     table = plain_table("replicas, predicted", ["batch", "replicas", "nodes", "sync"], numbers)
     for record in records:
@@ -295,8 +249,7 @@ _NS_PER_S = 1e9
 _SHOWN = {Track.HOST: Shown.HOST, Track.SECTIONS: Shown.SECTIONS, Track.LINKS: Shown.COLLECTIVES}
 
 
-def predicted_trace(scaled: ScaledStep, name: str, digest: str | None = None) -> str:
-    """One step of the first replicas. `name` is that of the model, `digest` that of its PEF, if it has one."""
+def predicted_trace(scaled: ScaledStep, name: str) -> str:
     placement, budget = scaled.placement, scaled.step.budget
     shown = min(placement.replicas, MOST_REPLICAS)
     spans = list(_trace_spans(scaled))
@@ -309,7 +262,7 @@ def predicted_trace(scaled: ScaledStep, name: str, digest: str | None = None) ->
         "kind": "predicted",
         "by": f"sambasim {__version__}",
         "pef": name,
-        "pef_digest": digest,
+        "pef_digest": None,
         "device": f"{budget.where}: predicted, never measured here",
         "calibrated_on": fit.rows,
         "replicas": placement.replicas,

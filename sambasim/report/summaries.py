@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -11,36 +10,24 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from sambasim.bounded import printable
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.records.collectives import DEFINITIONS, CollectivesRecord, SizeRecord
 from sambasim.records.metrics import SummaryRecord
-from sambasim.report.output import Chart, Curve, add_row, log_chart, plain_table, printable
+from sambasim.report.output import Chart, Curve, add_row, log_chart, plain_table
 from sambasim.units import GIGA, format_bytes, format_rate, format_seconds
 
 _LEAST_SHARE = 0.01
 """Phases with less than this share of the time are added up."""
 
 
-@dataclass(frozen=True, slots=True)
-class Compilation:
-    """A compiled program, its file, notices for the user, and seconds by phase."""
-
-    program: Program
-    path: Path
-    digest: str
-    notices: Sequence[str]
-    phases_s: Mapping[str, float]
-
-
 def section_counts(graph: Graph) -> Mapping[str, int]:
-    """The number of sections of each kind, in the order of execution."""
     return Counter(section.kind.value for section in graph.sections)
 
 
 def next_command(program: Program, path: Path) -> str:
-    """The command that runs the PEF."""
     if program.training is None:
         return f"sambasim run --inference --pef {path}"
     if program.data_parallel is None:
@@ -48,13 +35,13 @@ def next_command(program: Program, path: Path) -> str:
     return f"mpirun -np {max(program.world_size, 2)} sambasim run --reduce-on-rdu --pef {path}"
 
 
-def compiled_json(compilation: Compilation) -> str:
-    """One JSON line: counts, sizes, seconds by phase, and the next command."""
-    program, path = compilation.program, compilation.path
+def compiled_json(
+    program: Program, path: Path, digest: str, notices: Sequence[str], phases_s: Mapping[str, float]
+) -> str:
     graph = program.training or program.evaluation
     facts = {
         "pef": str(path),
-        "digest": compilation.digest,
+        "digest": digest,
         "sections": section_counts(graph),
         "operators": len(graph.nodes),
         "parameters": _parameter_count(program),
@@ -63,16 +50,16 @@ def compiled_json(compilation: Compilation) -> str:
         "device_bytes": program.device_bytes,
         "pef_bytes": path.stat().st_size,
         "world_size": program.world_size,
-        "phases_s": compilation.phases_s,
-        "notices": list(compilation.notices),
+        "phases_s": phases_s,
+        "notices": list(notices),
         "next": next_command(program, path),
     }
     return json.dumps(facts)
 
 
-def compiled_report(compilation: Compilation) -> list[RenderableType]:
-    """The table for a terminal, notices, the file, and the next command."""
-    program, path = compilation.program, compilation.path
+def compiled_report(
+    program: Program, path: Path, digest: str, notices: Sequence[str], phases_s: Mapping[str, float]
+) -> list[RenderableType]:
     graph = program.training or program.evaluation
     sections = ", ".join(f"{count} {kind}" for kind, count in section_counts(graph).items())
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -86,11 +73,11 @@ def compiled_report(compilation: Compilation) -> list[RenderableType]:
         table.add_row("replicas", f"at least {program.world_size}")
     table.add_row("device memory", f"{format_bytes(program.device_bytes)} a replica")
     table.add_row("file size", format_bytes(path.stat().st_size))
-    table.add_row("time", "\n".join(_phase_lines(compilation.phases_s)))
+    table.add_row("time", "\n".join(_phase_lines(phases_s)))
     return [
         table,
-        f"digest           {compilation.digest}",
-        *(f"notice: {notice}" for notice in compilation.notices),
+        f"digest           {digest}",
+        *(f"notice: {notice}" for notice in notices),
         f"PEF file {path.absolute()} created",
         "Compilation succeeded",
         f"next: {next_command(program, path)}",
@@ -98,7 +85,6 @@ def compiled_report(compilation: Compilation) -> list[RenderableType]:
 
 
 def _phase_lines(phases_s: Mapping[str, float]) -> list[str]:
-    """The total time, the long phases, and the sum of the others."""
     total_s = sum(phases_s.values())
     long = {name: time_s for name, time_s in phases_s.items() if time_s >= _LEAST_SHARE * total_s}
     lines = [f"{format_seconds(total_s)} (measured)"]
@@ -113,7 +99,6 @@ def _parameter_count(program: Program) -> int:
 
 
 _NOTHING = "-"
-"""Not measured."""
 
 
 def step_times(summary: SummaryRecord) -> list[RenderableType]:
@@ -146,7 +131,6 @@ def step_times(summary: SummaryRecord) -> list[RenderableType]:
 
 
 def collectives_report(record: CollectivesRecord) -> RenderableType:
-    """The text output: measurements by size, sizes left out, and definitions."""
     parts: list[RenderableType] = [measured_table(record)]
     parts += [Text(f"left out: {format_bytes(one.size_bytes)}: {one.reason}") for one in record.left_out]
     parts += [Text(line) for line in DEFINITIONS]
@@ -154,7 +138,6 @@ def collectives_report(record: CollectivesRecord) -> RenderableType:
 
 
 def measured_table(record: CollectivesRecord) -> Table:
-    """A block for each size: its paths, and the copy bound. The column "× copy" is time relative to that bound."""
     nodes = len(set(record.node_of))
     where = f"{record.world_size} ranks on {nodes} node{'s' * (nodes > 1)}"
     threads = f"{record.threads} thread{'s' * (record.threads > 1)} a rank"
@@ -188,7 +171,6 @@ def _gigabytes(bytes_per_s: float) -> str:
 
 
 def collectives_plot(record: CollectivesRecord) -> str:
-    """The times over buffer size as an SVG document, one curve per path."""
     times: dict[str, list[tuple[float, float]]] = {}
     for size in record.sizes:
         for path in size.paths:

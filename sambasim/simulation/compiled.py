@@ -1,7 +1,4 @@
-"""The predicted step of a PEF with its own sections; `sambasim.simulation.step` partitions the graph again.
-
-For the budget that the PEF was compiled for, both give the same.
-"""
+"""The predicted step of a PEF with its own sections; `sambasim.simulation.step` partitions the graph again."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,18 +17,14 @@ from sambasim.simulation.sync import SyncPath
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """A step on all replicas of a job."""
-
     scaled: ScaledStep
 
     @property
     def model_s(self) -> float:
-        """Forward and backward of all micro-steps, on the device."""
         return sum(self.of_kind_s(kind) for kind in MODEL_KINDS)
 
     @property
     def update_s(self) -> float:
-        """GRADNORM and OPT."""
         return self.scaled.step.device_s - self.model_s
 
     @property
@@ -75,10 +68,8 @@ def predict_compiled(
     path: SyncPath,
     micro_steps: int = 1,
 ) -> CompiledStep:
-    """The step of `program` on `budget` by its own sections, on all replicas of `placement`.
-
-    Raises MachineError if it does not fit on `budget`, and PefError for arguments that an operator does not accept.
-    """
+    """The step of `program` on all replicas of `placement`. Raises MachineError if it does not fit, PefError for
+    invalid arguments."""
     graph = program.training or program.evaluation
     model = [section for section in graph.sections if section.kind in MODEL_KINDS]
     work = work_of(graph, program.symbols)

@@ -34,7 +34,6 @@ class Prediction:
 
     @property
     def graph(self) -> Graph:
-        """The training step, or the forward of a program without one."""
         return self.program.training or self.program.evaluation
 
 

@@ -1,11 +1,6 @@
-"""A step of many replicas: the sections of one, and what they exchange.
-
-    rdu     a gradient group is reduced when the section that completes it ends, while the backward of the last
-            micro-step goes on; the update waits for the last group; each replica updates its slice; then GATHER
-    host    all groups are reduced after the backward, and every replica updates everything
-
-Each REDUCE and each GATHER has the launch time of a section. Transfers do not slow sections down.
-"""
+"""A step of many replicas. By rdu, a gradient group is reduced as soon as its section ends, each replica updates its
+slice, then GATHER; by host, all groups are reduced after the backward, and every replica updates everything. Transfers
+do not slow sections down."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +15,6 @@ from sambasim.simulation.sync import WIRE_BYTES, GroupSync, SyncPath, group_sync
 
 
 class Track(StrEnum):
-    """The timeline to which a span belongs."""
-
     HOST = "host"
     SECTIONS = "sections"
     LINKS = "links"
@@ -41,19 +34,13 @@ class Span:
 
     @property
     def predicted_s(self) -> float:
-        """Its duration."""
         return self.stop_s - self.start_s
 
 
 @dataclass(frozen=True)
 class ScaledStep:
-    """The step of each replica of `placement`. `path` is None if nothing is synced.
-
-    step: with the part of the update that each replica does
-    sync_s: time of all REDUCE and GATHER, overlapped or not
-    exposed_sync_s: the part of `sync_s` in which sections wait
-    way: how gradients travel, as text
-    """
+    """The step of each replica of `placement`. `path` is None if nothing is synced; `exposed_sync_s` is the part of
+    `sync_s` in which sections wait; `way` says how gradients travel."""
 
     step: PredictedStep
     placement: Placement
@@ -65,12 +52,10 @@ class ScaledStep:
 
     @cached_property
     def predicted_s(self) -> float:
-        """The whole step, host time included."""
         return self.step.predicted_s + self.exposed_sync_s
 
     @property
     def hidden_sync_s(self) -> float:
-        """The part of the sync that overlaps with sections."""
         return self.sync_s - self.exposed_sync_s
 
     @property
@@ -80,19 +65,15 @@ class ScaledStep:
 
     @property
     def samples_per_s(self) -> float:
-        """Of all replicas."""
         return self.placement.replicas * self.step.micro_steps * self.step.batch_size / self.predicted_s
 
     def efficiency(self, alone: PredictedStep) -> float:
-        """The throughput of one replica here, relative to that of a replica `alone`."""
         return self.samples_per_s / self.placement.replicas / alone.samples_per_s
 
 
 def scale(program: Program, alone: PredictedStep, placement: Placement, path: SyncPath) -> ScaledStep:
-    """The step of `program` on all replicas of `placement`; `alone` is that of one replica.
-
-    RDUs sync through the host where that is quicker, as for few bytes and a number of replicas that is no power of two.
-    """
+    """The step of `program` on all replicas of `placement`; `alone` is that of one. RDUs sync through the host where
+    that is quicker."""
     scaled = _scaled(program, alone, placement, path)
     if scaled.path is SyncPath.RDU:
         by_host = _scaled(program, alone, placement, SyncPath.HOST)
@@ -132,7 +113,6 @@ def _scaled(program: Program, alone: PredictedStep, placement: Placement, path: 
 
 
 def _model(step: PredictedStep, model: Sequence[TimedSection]) -> list[Span]:
-    """The host time, then all micro-steps."""
     spans = [Span(Track.HOST, "HOST", "inputs, outputs, starting sections", 0.0, step.host_s)]
     for _ in range(step.micro_steps):
         spans += _run(model, spans[-1].stop_s)
@@ -140,7 +120,6 @@ def _model(step: PredictedStep, model: Sequence[TimedSection]) -> list[Span]:
 
 
 def _run(sections: Sequence[TimedSection], start_s: float, first: int = 0) -> list[Span]:
-    """The spans of `sections`, which run one after the other; `first` is the number of the first."""
     spans = []
     for number, section in enumerate(sections, first):
         stop_s = start_s + section.price.predicted_s
@@ -166,7 +145,6 @@ def _ready_s(program: Program, model: Sequence[TimedSection], spans: Sequence[Sp
 def _reduced(
     groups: Sequence[ParameterGroup], syncs: Mapping[str, GroupSync], ready_s: Mapping[str, float], launch_s: float
 ) -> list[Span]:
-    """The links reduce one group after the other, in the order in which they are ready."""
     spans: list[Span] = []
     free_s = 0.0
     for group in sorted(groups, key=lambda group: ready_s[group.name]):

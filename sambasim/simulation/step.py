@@ -1,12 +1,6 @@
-"""One step of one replica, section by section.
-
-    FWD, BCKWD   pipelines: see `sambasim.costs.price`
-    GRADNORM     all gradients are read once, in bf16
-    OPT          gradients are read in bf16; weights and states read and written in float32, weights in bf16 too
-
-`sambasim.simulation.scaling` adds REDUCE and GATHER. Host time is for starting sections, sending inputs and fetching
-outputs; it does not overlap with the device, as in the published rows.
-"""
+"""One step of one replica, section by section. GRADNORM reads all gradients once, in bf16; OPT reads gradients in bf16,
+reads and writes weights and states in float32, and weights in bf16 too. Host time does not overlap with the device, as
+in the published rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,16 +19,12 @@ _NOTHING = Load(0, 0, 0, 0, 0, 0, 1, 1, ())
 _WIDE_BYTES, _NARROW_BYTES = DTYPE_BYTES["float32"], DTYPE_BYTES["bfloat16"]
 
 MODEL_KINDS = (SectionKind.FWD, SectionKind.BCKWD)
-"""Sections of the model itself, which run in each micro-step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """What lies in DDR where HBM is too small: the shares of the optimizer states and of the rest, and the bytes.
-
-    Optimizer states, used once a step, go to DDR first; parameters, gradients and tensors between sections follow when
-    all states are there.
-    """
+    """What lies in DDR where HBM is too small: the shares of the optimizer states, which go there first, and of the
+    rest, and the bytes."""
 
     states: float
     rest: float
@@ -42,7 +32,6 @@ class Tiers:
 
 
 def tiers_of(need: Need, states_bytes: int, budget: Budget) -> Tiers:
-    """The tiers of a replica that needs `states_bytes` for optimizer states."""
     if budget.behind is None or need.size_bytes <= budget.behind.fast_bytes:
         return Tiers(0.0, 0.0, 0)
     out_bytes = need.size_bytes - budget.behind.fast_bytes
@@ -53,7 +42,6 @@ def tiers_of(need: Need, states_bytes: int, budget: Budget) -> Tiers:
 
 
 def slowed(budget: Budget, part: float) -> Budget:
-    """`budget` with the memory rate of a section that has `part` of its bytes in DDR."""
     if budget.behind is None or not part:
         return budget
     s_per_byte = (1 - part) / budget.memory_bytes_per_s + part / budget.behind.bytes_per_s
@@ -73,19 +61,13 @@ class TimedSection:
 
     @property
     def operators(self) -> int:
-        """The number of operators that take time."""
         return self.load.stages
 
 
 @dataclass(frozen=True)
 class PredictedStep:
-    """A step, or the forward of a program without a training step.
-
-    sections: in order; those of the forward and the backward run once for each of the `micro_steps`
-    batch_size: of a micro-step
-    start_s, sent_s: host time for each section that starts, and for inputs and outputs of a micro-step
-    need, tiers: the off-chip memory that it needs, and which part of it is in DDR
-    """
+    """A step, or the forward of a program without a training step. `start_s` and `sent_s` are host time for each
+    section that starts, and for inputs and outputs of a micro-step; `batch_size` is that of a micro-step."""
 
     sections: tuple[TimedSection, ...]
     budget: Budget
@@ -97,17 +79,14 @@ class PredictedStep:
     micro_steps: int = 1
 
     def runs(self, section: TimedSection) -> int:
-        """How often `section` runs in a step."""
         return self.micro_steps if section.kind in MODEL_KINDS else 1
 
     @property
     def host_s(self) -> float:
-        """Predicted seconds of the host."""
         return sum(map(self.runs, self.sections)) * self.start_s + self.micro_steps * self.sent_s
 
     @cached_property
     def device_s(self) -> float:
-        """Predicted seconds on the device."""
         return sum(self.runs(section) * section.price.predicted_s for section in self.sections)
 
     @property
@@ -130,7 +109,6 @@ class PredictedStep:
 
     @property
     def device_s_by_bound(self) -> Mapping[Bound, float]:
-        """Seconds by the bound of the sections."""
         seconds = dict.fromkeys(Bound, 0.0)
         for section in self.sections:
             seconds[section.price.bound] += self.runs(section) * section.price.predicted_s
@@ -145,13 +123,8 @@ def predict_step(
     batch_size: int | None = None,
     micro_steps: int = 1,
 ) -> PredictedStep:
-    """The step of `program` on one replica, partitioned into sections for `budget` at level o0, o1 or o3.
-
-    batch_size: if it is not that of the program, the work is scaled
-    micro_steps: how often forward and backward run before one update
-
-    Raises MachineError if it does not fit on `budget`, and PefError for arguments that an operator does not accept.
-    """
+    """The step of `program` on one replica. For another `batch_size` the work is scaled; `micro_steps` run before one
+    update. Raises MachineError if it does not fit on `budget`, PefError for invalid arguments."""
     graph, samples = program.training or program.evaluation, batch_size or program.batch_size
     work = at_batch_size(work_of(graph, program.symbols), program.batch_size, samples)
     check_chip(graph, work, budget)
@@ -204,7 +177,6 @@ def price_pieces(
 
 
 def updates(program: Program, budget: Budget, tiers: Tiers, replicas: int) -> list[TimedSection]:
-    """GRADNORM and OPT, for the slice of one of `replicas`."""
     training = program.training
     if training is None:
         return []
@@ -223,7 +195,6 @@ def updates(program: Program, budget: Budget, tiers: Tiers, replicas: int) -> li
 
 
 def _exchanged_bytes(graph: Graph, program: Program) -> int:
-    """Inputs and outputs of a step, in the dtypes of the device."""
     symbols = [program.symbols[name] for name in (*graph.inputs, *(output.symbol for output in graph.outputs))]
     return sum(
         device_bytes_of(symbol.type) for symbol in symbols if symbol.kind in (SymbolKind.INPUT, SymbolKind.OUTPUT)

@@ -1,13 +1,6 @@
-"""The predicted time of gradient sync, group by group, on the links of a cluster.
-
-    rdu     devices exchange slices: by PCIe or better inside a node, by the node's NICs between nodes; each updates its
-            slice, and the new parameters are gathered
-    host    gradients go to the host, which adds those of its node; hosts exchange sums; the means go back, and every
-            replica updates everything
-
-Gradients and parameters are sent in bf16. Replicas of one RDU share its links, those of one node its memory and NICs.
-Nobody has published a sync of RDUs, so the time follows from the bandwidth of the links alone.
-"""
+"""The predicted time of gradient sync, group by group, on the links of a cluster, between RDUs or through hosts.
+Gradients and parameters are sent in bf16. Nobody has published a sync of RDUs: the time follows from bandwidths
+alone."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -26,8 +19,6 @@ _TOUCHED = 2
 
 
 class SyncPath(StrEnum):
-    """How gradients are exchanged."""
-
     RDU = "rdu"
     HOST = "host"
 
@@ -43,7 +34,6 @@ class GroupSync:
 
 
 def group_sync(path: SyncPath, size_bytes: int, placement: Placement, budget: Budget) -> GroupSync:
-    """The sync of a group of which `size_bytes` are sent."""
     if placement.replicas == 1:
         return GroupSync(0.0, 0.0, "")
     return _by_rdu(size_bytes, placement, budget) if path is SyncPath.RDU else _by_host(size_bytes, placement)
@@ -61,7 +51,6 @@ def _by_rdu(size_bytes: int, placement: Placement, budget: Budget) -> GroupSync:
 
 
 def _exchange_s(size_bytes: float, nodes: int, ranks_per_node: int, links: Links) -> tuple[float, float]:
-    """The two phases of an all-reduce among equal nodes; all ranks take as long as rank 0."""
     reduce, gather = _messages(nodes, ranks_per_node)
     slice_bytes = size_bytes / (nodes * ranks_per_node)
     return (
@@ -72,7 +61,6 @@ def _exchange_s(size_bytes: float, nodes: int, ranks_per_node: int, links: Links
 
 @cache
 def _messages(nodes: int, ranks_per_node: int) -> tuple[Messages, Messages]:
-    """The messages of rank 0 in the two phases."""
     node_of = tuple(node for node in range(nodes) for _ in range(ranks_per_node))
     return reduce_scatter_messages(node_of, 0), all_gather_messages(node_of, 0)
 

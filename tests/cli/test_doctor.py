@@ -111,8 +111,6 @@ def test_shared_memory_by_free_space() -> None:
 def test_cores_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert doctor.threads().value == "3 a rank (OMP_NUM_THREADS)"
-    monkeypatch.setenv("OMP_NUM_THREADS", "many")
-    assert doctor.threads().remedy == "unset OMP_NUM_THREADS"
     monkeypatch.delenv("OMP_NUM_THREADS")
     assert doctor.threads().value.endswith(" divided by the replicas of the node")
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
@@ -130,6 +128,5 @@ def test_a_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert found.trouble == "--engine inductor cannot compile its kernels; everything else works"
     (tmp_path / "g++").write_text("#!/bin/sh\necho 13.2.0\n")
     (tmp_path / "g++").chmod(0o755)
-    assert doctor.compiler().remedy == "unset CXX"
     monkeypatch.setenv("CXX", "")
     assert doctor.compiler().value == f"g++ 13.2.0 ({tmp_path}/g++)"

@@ -262,7 +262,7 @@ def test_everything_that_ships_is_listed_with_its_sources() -> None:
 def test_the_seats_of_a_node_by_default() -> None:
     output = devices("--arch", "sn30")
     assert "8 replicas on node 0, RDUs 0-7 of cluster sn30-8\n" in output
-    assert "a replica has all of an SN30: 1,280 compute units, 1.0 TiB of DDR; a node has room for 8\n" in output
+    assert "a replica has all of an SN30: 1,280 compute units, 1.0 TiB of DDR; 8 replicas fit on a node\n" in output
     assert output.splitlines()[-2].split() == ["7", "0", "7", "all"]
     assert "device SN10" not in output
 
@@ -282,7 +282,7 @@ def test_a_cluster_of_ones_own(tmp_path: Path) -> None:
     assert [cluster["name"] for cluster in found["clusters"]] == ["farm"]
     refused = CliRunner().invoke(devices_command, ["--cluster", farm, "--replicas", "7"])
     assert isinstance(refused.exception, OptionError)
-    assert "7 replicas, and farm has room for 6: one for each RDU, 3 RDUs a node, 2 nodes" in str(refused.exception)
+    assert "7 replicas, and farm holds at most 6: one for each RDU, 3 RDUs a node, 2 nodes" in str(refused.exception)
 
 
 def test_a_pef_says_which_device(tmp_path: Path) -> None:

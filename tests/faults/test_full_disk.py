@@ -60,7 +60,7 @@ _WRITERS = (
         "run --pef guess --inference --predictions p.safetensors",
         ("the predictions cannot be written to p.safetensors", "File too large", "--predictions FILE"),
     ),
-    (TRAIN + " --pef-name new", ("error[machine]: cannot write ", "new.pef: File too large", "make room for")),
+    (TRAIN + " --pef-name new", ("error[machine]: cannot write ", "new.pef: File too large", "try:   free ")),
 )
 
 

@@ -33,7 +33,7 @@ JOBS: Mapping[str, tuple[int, str, tuple[str, ...]]] = {
     "no PEF": (
         2,
         "run --pef pare",
-        ("error[option] (every rank): there is no PEF 'pare'", "looked for pare (not there)", "pair"),
+        ("error[option] (every rank): there is no PEF 'pare'", "searched pare (not there)", "pair"),
     ),
     "servers that leave too few replicas": (
         2,

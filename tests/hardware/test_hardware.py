@@ -91,7 +91,7 @@ def test_words(node_of: list[int], tiles: int | None, told: str) -> None:
 def test_a_node_seats_as_many_as_it_has_rdus_and_parts_of_them() -> None:
     for tiles, room in ((None, 8), (8, 8), (5, 8), (4, 16), (1, 64)):
         assert place_replicas(Inventory(SN30, tiles, CLUSTER), [0] * room).per_full_node == room
-        with pytest.raises(LaunchError, match=rf"^{room + 1} replicas on node 0, and a node of sn30-8 has room for "):
+        with pytest.raises(LaunchError, match=rf"^{room + 1} replicas on node 0, and a node of sn30-8 holds at most "):
             place_replicas(Inventory(SN30, tiles, CLUSTER), [0] * (room + 1))
 
 
@@ -101,13 +101,13 @@ def test_what_is_refused_names_the_count_and_every_remedy() -> None:
             Inventory(SN30, None, CLUSTER), [0] * 9, command="sambasim run --pef x", or_else="name a larger one"
         )
     assert str(refused.value) == (
-        "9 replicas on node 0, and a node of sn30-8 has room for 8: one for each RDU, 8 RDUs a node\n"
+        "9 replicas on node 0, and a node of sn30-8 holds at most 8: one for each RDU, 8 RDUs a node\n"
         "  try:   start 8 replicas a node, or fewer: mpirun -np 8 sambasim run --pef x; or compile with --num-tiles 4,"
         " so that 2 share an RDU; or name a larger one"
     )
     with pytest.raises(LaunchError) as refused:
         place_replicas(Inventory(SN40L, None, load_cluster("sn40l-16")), [0] + [1] * 20)
-    assert refused.value.what.startswith("20 replicas on node 1, and a node of sn40l-16 has room for 16")
+    assert refused.value.what.startswith("20 replicas on node 1, and a node of sn40l-16 holds at most 16")
     assert refused.value.remedy == "start 16 replicas a node, or fewer", "nobody knows how many tiles it has"
 
 
@@ -115,7 +115,7 @@ def test_more_nodes_than_there_are_is_refused() -> None:
     small = CLUSTER.model_copy(update={"nodes": 1})
     with pytest.raises(LaunchError, match="the replicas of this job are on 2 nodes, and sn30-8 has 1 node"):
         place_replicas(Inventory(SN30, None, small), [0, 1])
-    with pytest.raises(OptionError, match="9 replicas, and sn30-8 has room for 8: one for each RDU, 8 RDUs a node, 1"):
+    with pytest.raises(OptionError, match="9 replicas, and sn30-8 holds at most 8: one for each RDU, 8 RDUs a node, 1"):
         place(9, SN30, None, small)
 
 

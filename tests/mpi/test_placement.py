@@ -115,7 +115,7 @@ def test_more_replicas_than_rdus_are_refused_before_any_work(folder: Path, tmp_p
     metrics = folder / "refused.jsonl"
     refused(
         run_mpi(2, [*RUN, "--cluster", farm, "--metrics", str(metrics)], cwd=folder),
-        "(every rank): 2 replicas on node 0, and a node of farm has room for 1: one for each RDU, 1 RDU a node\n",
+        "(every rank): 2 replicas on node 0, and a node of farm holds at most 1: one for each RDU, 1 RDU a node\n",
         "try:   start 1 replica a node: mpirun -np 1 sambasim run --pef digits --steps 2 --no-evaluate --cluster ",
         "; or compile with --num-tiles 4, so that 2 share an RDU; or name a cluster with more RDUs a node: "
         "--cluster FILE.toml\n",
@@ -141,7 +141,7 @@ def test_nine_replicas_of_an_app_are_refused_in_its_own_words(folder: Path) -> N
     argv = [*SAMBASIM, "app.py", "measure-performance", "-b", "4", "--pef", "net", "--data-parallel"]
     result = run_mpi(9, argv, cwd=folder, timeout=200)
     assert result.returncode == 2
-    assert "9 replicas on node 0, and a node of sn30-8 has room for 8: one for each RDU, 8 RDUs a node" in result.stderr
+    assert "9 replicas on node 0, and a node of sn30-8 holds at most 8: one for each RDU, 8 RDUs" in result.stderr
     typed = "app.py measure-performance -b 4 --pef net --data-parallel; or compile with --num-tiles 4, so that 2 share"
     assert f"mpirun -np 8 {sys.executable} -m sambasim {typed}" in result.stderr
     assert "--cluster" not in result.stderr, "an app has no such flag"

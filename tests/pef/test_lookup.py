@@ -35,11 +35,11 @@ def test_an_unknown_name_lists_the_places_and_the_pefs(tmp_path: Path, monkeypat
     with pytest.raises(OptionError) as caught:
         locate("nte")
     assert caught.value.what == "there is no PEF 'nte'"
-    assert caught.value.where == f"looked for nte (not there), then out/nte/nte.pef (not there), from {tmp_path}"
+    assert caught.value.where == f"searched nte (not there), then out/nte/nte.pef (not there), from {tmp_path}"
     assert caught.value.remedy == "one of those in out: digits, net"
     with pytest.raises(OptionError) as caught:
         locate("out/net", Path("none"))
-    assert caught.value.where == f"looked for out/net (a folder), from {tmp_path}"
+    assert caught.value.where == f"searched out/net (a folder), from {tmp_path}"
     assert caught.value.remedy == "compile it first: sambasim compile"
 
 

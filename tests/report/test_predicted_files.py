@@ -75,7 +75,7 @@ def test_the_parts_of_the_summary_add_up() -> None:
 @settings(max_examples=25)
 def test_every_prediction_is_a_trace_that_ends_when_it_says(replicas: int, path: SyncPath, micro_steps: int) -> None:
     scaled = _scaled(replicas, path, micro_steps)
-    trace = read_trace(predicted_trace(scaled, "logreg", "abc"))
+    trace = read_trace(predicted_trace(scaled, "logreg"))
     assert len(trace.processes) == min(replicas, MOST_REPLICAS)
     for replica in trace.processes:
         spans = [one for one in trace.spans if one.process == replica]
@@ -87,8 +87,8 @@ def test_every_prediction_is_a_trace_that_ends_when_it_says(replicas: int, path:
 
 
 def test_it_says_that_it_is_predicted_and_of_what() -> None:
-    trace = read_trace(predicted_trace(_scaled(6), "logreg", "abc"))
-    assert (trace.facts["kind"], trace.facts["pef"], trace.facts["pef_digest"]) == ("predicted", "logreg", "abc")
+    trace = read_trace(predicted_trace(_scaled(6), "logreg"))
+    assert (trace.facts["kind"], trace.facts["pef"], trace.facts["pef_digest"]) == ("predicted", "logreg", None)
     assert trace.facts["device"] == "4 of 8 tiles of SN30: predicted, never measured here"
     assert (trace.facts["replicas"], trace.facts["replicas_shown"]) == (6, 4)
     assert list(trace.processes.values()) == [

@@ -1,33 +1,26 @@
-"""The results of `sambasim compare`: JSON records, and the same as text and tables.
-
-A is the first argument of the command, B the second. `verdict` is the answer in one line. `runs` and `tensors` make the
-results; `runs` works without torch.
-"""
+"""The results of `sambasim compare`: JSON records, and the same as text and tables. `runs` and `tensors` make them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from rich.table import Table
 
+from sambasim.bounded import printable
 from sambasim.records import Record
 from sambasim.records.digests import RecordedRun, What
 from sambasim.records.metrics import SummaryRecord
-from sambasim.report.output import add_row, plain_table, printable
+from sambasim.report.output import add_row, plain_table
 
 
 class Fact(Record):
-    """A fact in which A and B differ; "-" means that one has none."""
-
     name: str
     a: str
     b: str
 
 
 class DigestApart(Record):
-    """A tensor whose digests differ in `replicas`. The numbers are those of the first replica.
-
-    Digests hold no values, so `norms_apart` is the relative difference of the norms; None if one is not finite.
-    """
+    """A tensor whose digests differ in `replicas`; the numbers are those of the first. `norms_apart` is the relative
+    difference of the norms, None if one is not finite."""
 
     step: int
     replicas: tuple[int, ...]
@@ -45,8 +38,6 @@ class DigestApart(Record):
 
 
 class LossApart(Record):
-    """The loss at one step; None if it is not finite."""
-
     step: int
     a: float | None
     b: float | None
@@ -54,14 +45,8 @@ class LossApart(Record):
 
 
 class RunsCompared(Record):
-    """Two recordings. `first` is the first tensor that differs, in the order in which a step computes them. The
-    `alike_before` digests before it are equal; the last of them is `last_alike`. `then` are the next that differ.
-
-    not_comparable: facts that explain different bits, the most important first
-    asked_otherwise: other run options that differ
-    differing_by_step: the number of digests that differ, for the first steps that have any
-    only_in_a, only_in_b: number of tensors of common steps that the other did not record
-    """
+    """Two recordings: `first` is the first tensor that differs, in the order in which a step computes them, and `then`
+    the next. `not_comparable` are facts that explain different bits, the most important first."""
 
     kind: Literal["runs"] = "runs"
     a: str
@@ -85,12 +70,8 @@ class RunsCompared(Record):
 
 
 class TensorApart(Record):
-    """A tensor that differs in `differing` of its `of` elements, compared bit by bit.
-
-    largest_absolute, largest_relative: over elements that are finite in both; relative to the larger of the two
-    largest_ulps: the largest distance in units in the last place; None for integers and float64
-    not_finite_apart: differing elements that are infinite or NaN in A or B
-    """
+    """A tensor that differs in `differing` of its `of` elements. The largest differences are over elements that are
+    finite in both; `largest_ulps` is None for integers and float64."""
 
     name: str
     why: Literal["only in A", "only in B", "type", "values"]
@@ -118,8 +99,6 @@ class TensorsCompared(Record):
 
 
 class PefsCompared(Record):
-    """Two PEFs. `symbols` and `graphs` are sentences; of each graph, about the first operator that differs."""
-
     kind: Literal["pefs"] = "pefs"
     a: str
     b: str
@@ -133,8 +112,6 @@ class PefsCompared(Record):
 
 
 class MetricsCompared(Record):
-    """Two metrics files: losses by step, and results in the summaries. Times are not compared."""
-
     kind: Literal["metrics"] = "metrics"
     a: str
     b: str
@@ -171,7 +148,6 @@ def place(one: DigestApart) -> str:
 
 
 def digest_difference(one: DigestApart) -> str:
-    """How much two recorded tensors differ, as far as their norms show."""
     if one.norms_apart is None:
         counts = (one.not_finite_a, one.not_finite_b)
         return "elements not finite: {} in A, {} in B".format(*(count or "none" for count in counts))
@@ -182,7 +158,6 @@ def digest_difference(one: DigestApart) -> str:
 
 
 def tensor_difference(one: TensorApart) -> str:
-    """How much two tensors differ."""
     if one.why in ("only in A", "only in B"):
         return f"{one.why}, {one.type_a or one.type_b}"
     if one.why == "type":
@@ -226,12 +201,10 @@ def deciding_facts(run: RecordedRun | SummaryRecord) -> Mapping[str, object]:
 
 
 def differing_options(a: RecordedRun, b: RecordedRun) -> tuple[Fact, ...]:
-    """The other options in which two runs differ."""
     return differing_facts(*({k: v for k, v in one.options.items() if k not in _COMPARED_APART} for one in (a, b)))
 
 
 def facts_text(found: Sequence[Fact]) -> str:
-    """`threads 1 and 2, seed 0 and 3`."""
     return ", ".join(_fact_text(one) for one in found)
 
 
@@ -246,13 +219,7 @@ def _value_text(values: Mapping[str, object], name: str) -> str:
     return _NOTHING if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def counted(number: int, noun: str) -> str:
-    """`1 step`, `2,000 steps`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 Losses = Sequence[tuple[int, float | None, float | None]]
-"""Steps, with the loss of A and of B."""
 
 
 def relative_difference(a: float | None, b: float | None) -> float | None:
@@ -282,7 +249,6 @@ _MOST_ROWS = 12
 
 
 def comparison(found: Compared) -> Iterator[str | Table]:
-    """The lines and tables for a terminal. The first is the verdict."""
     yield printable(found.verdict)
     match found:
         case RunsCompared():

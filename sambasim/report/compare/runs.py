@@ -1,11 +1,5 @@
-"""Compares two runs: recordings of digests, and metrics files.
-
-Recordings: finds the first step, section and tensor whose digests differ. Tensors are matched by name, so runs of
-different programs are compared as far as they share names. Within a step tensors have the order in which the first run
-computed them; at equal positions the lowest replica comes first.
-
-Metrics files: finds the first step whose loss, learning rate or gradient norm differs.
-"""
+"""Compares two runs: recordings of digests, and metrics files. Tensors are matched by name, in the order in which the
+first run computed them; at equal positions the lowest replica comes first."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,14 +11,13 @@ from typing import NamedTuple
 from sambasim.records.digests import Recording, StepDigests, ValueDigest
 from sambasim.records.metrics import RunRecords, SummaryRecord
 from sambasim.report import compare
-from sambasim.report.compare import DigestApart, MetricsCompared, RunsCompared, counted, relative_difference
+from sambasim.report.compare import DigestApart, MetricsCompared, RunsCompared, relative_difference
+from sambasim.units import counted
 
 _MOST_SHOWN = 6
 
 
 class _Line(NamedTuple):
-    """The digests of one replica at one step; `side` is 0 for run A, 1 for run B."""
-
     step: int
     replica: int
     side: int
@@ -33,8 +26,6 @@ class _Line(NamedTuple):
 
 @dataclass(slots=True)
 class _Progress:
-    """What the comparison has found so far. `starts` and `ends` are the first and the last step of A and of B."""
-
     titles: dict[int, str]
     digests: int = 0
     steps: set[int] = field(default_factory=set)
@@ -68,7 +59,6 @@ def _lines(recording: Recording, replica: int, side: int, wanted: Callable[[int]
 
 
 def _compare_step(step: int, lines: Iterable[_Line], found: _Progress) -> None:
-    """Compare all replicas of one step."""
     seen: list[tuple[int, int, ValueDigest, ValueDigest]] = []
     begins = False
     for replica, of_replica in groupby(lines, key=lambda line: line.replica):
@@ -215,7 +205,6 @@ _DIGEST_FIELDS = ("weights_sha256", "state_sha256")
 def compare_metrics(
     a: tuple[str, RunRecords], b: tuple[str, RunRecords], wanted: Callable[[int], bool] = lambda step: True
 ) -> MetricsCompared:
-    """Compare two metrics files, each given with its path, in the steps for which `wanted` is true."""
     ours, theirs = ({one.step: one for one in records.steps if wanted(one.step)} for _, records in (a, b))
     common = [step for step in ours if step in theirs]
     differences = (
@@ -261,7 +250,6 @@ def _step_difference(step: int, name: str, a: float | None, b: float | None) -> 
 
 
 def _results(a: RunRecords, b: RunRecords) -> tuple[Mapping[str, object], Mapping[str, object]]:
-    """Comparable results: evaluations after common steps, and digests if both runs have equally many steps."""
     ours, theirs = _evaluations(a), _evaluations(b)
     common = [name for name in ours if name in theirs]
     found = {name: ours[name] for name in common}, {name: theirs[name] for name in common}
@@ -291,5 +279,4 @@ def _metrics_notes(
 
 
 def _finite(value: float | None) -> float | None:
-    """None for a number that is not finite."""
     return value if value is not None and math.isfinite(value) else None

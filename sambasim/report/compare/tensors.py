@@ -1,8 +1,4 @@
-"""Compares tensors by name, and PEFs: options, symbols, the first operator that differs in each graph, weights.
-
-Tensors are compared bit by bit: a NaN equals a NaN of the same bits, and -0.0 differs from 0.0. Differences are
-computed in float64, a piece of a tensor at a time, to need little memory.
-"""
+"""Compares PEFs, and tensors by name, bit by bit: a NaN equals a NaN of the same bits, and -0.0 differs from 0.0."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import zip_longest
@@ -19,16 +15,15 @@ from sambasim.report.compare import (
     PefsCompared,
     TensorApart,
     TensorsCompared,
-    counted,
     differing_facts,
     tensor_difference,
 )
+from sambasim.units import counted
 
 Tensors = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 
 _PIECE_ELEMENTS = 1 << 20
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""By bytes of an element, the integer type of equal size."""
 
 _TINY = torch.finfo(torch.float64).tiny
 _WITH_ULPS = (torch.float32, torch.float16, torch.bfloat16)
@@ -45,7 +40,6 @@ def compare_tensors(a: Tensors, b: Tensors) -> tuple[int, tuple[TensorApart, ...
 def compare_files(
     kind: str, a: str, b: str, tensors: tuple[Tensors, Tensors], facts: tuple[Fact, ...] = ()
 ) -> TensorsCompared:
-    """Compare two files named `a` and `b`. `kind` is "weights" or "checkpoints"; `facts` are other differences."""
     common, apart = compare_tensors(*tensors)
     return TensorsCompared.model_validate(
         {
@@ -74,7 +68,6 @@ def _tensors_verdict(common: int, apart: tuple[TensorApart, ...], facts: tuple[F
 
 
 def _compare_one(name: str, a: Tensor | None, b: Tensor | None) -> TensorApart | None:
-    """None if all bits are equal."""
     type_a, type_b = _type_of(a), _type_of(b)
     if a is None or b is None:
         return TensorApart(name=name, why="only in A" if b is None else "only in B", type_a=type_a, type_b=type_b)
@@ -175,7 +168,6 @@ def compare_pefs(
 
 
 def _options(document: PefDocument) -> Mapping[str, object]:
-    """Everything except graphs, symbols and weights, by dotted name."""
     program = document.program
     return {
         "name": program.name,
@@ -239,7 +231,6 @@ def _first_difference(a: Graph, b: Graph) -> str | None:
 
 
 def _section(a: Graph, b: Graph, position: int) -> str:
-    """The section of a node, in A or else in B."""
     for graph in (a, b):
         for section in graph.sections:
             if section.start <= position < section.stop:

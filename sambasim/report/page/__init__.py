@@ -1,13 +1,5 @@
-"""The page of `sambasim report`: one HTML file with everything in it. Its security policy forbids network access.
-
-    ui          building blocks: escaped HTML, tables, and figures; the only file that uses plotly
-    overview    predicted: key figures, memory over time, and the figures that the prediction uses
-    sections    predicted: sections, the pipeline of a section, operators
-    replicas    predicted: timeline and scaling of data parallel replicas
-
-The parts of a run, which are measured, are in this file.
-A part of the page is either predicted or measured, and says which; no figure or table mixes both.
-"""
+"""The page of `sambasim report`: one HTML file; its security policy forbids network access. Each part is either
+predicted or measured, and says which. The measured parts are in this file."""
 
 import base64
 import hashlib
@@ -42,7 +34,6 @@ def predicted_page(prediction: Prediction, digest: str | None, run: tuple[RunRec
 
 
 def measured_page(run: RunRecords, name: str) -> str:
-    """The page of a run. Nothing on it is predicted."""
     facts, summary = [("file", name)], run.summary
     if summary is not None:
         facts += [("replicas", str(summary.world_size)), ("sync", summary.sync), ("PEF", summary.pef_digest[:12])]
@@ -100,7 +91,6 @@ _MOST_POINTS = 4000
 
 
 def _measured_parts(run: RunRecords, name: str) -> list[ui.Part]:
-    """The parts of the run in the file called `name`."""
     parts = [_glance(run, name)]
     if run.steps:
         parts += [_learning(run), _time(run)]

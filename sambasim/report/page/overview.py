@@ -1,15 +1,13 @@
 """Predicted parts about one replica: key figures, memory over time, and the figures that the prediction uses."""
 
-from collections.abc import Iterator
-
-from sambasim.costs.price import Bound
 from sambasim.hardware.budget import load_calibration
-from sambasim.hardware.spec import Spec
 from sambasim.ir.types import SymbolKind
+from sambasim.report.devices import figures_of, title_of, value_text
 from sambasim.report.page import ui
+from sambasim.report.simulation import bound_text
 from sambasim.simulation.prediction import Prediction, backing_of
 from sambasim.simulation.sync import SyncPath
-from sambasim.units import GIB, KIB, MIB, TIB, format_bytes, format_count, format_seconds, plain_rate
+from sambasim.units import GIB, KIB, MIB, TIB, format_bytes, format_seconds, plain_rate
 
 
 def shown(prediction: Prediction) -> int:
@@ -21,14 +19,7 @@ def shown(prediction: Prediction) -> int:
     return inside[-1] if inside else several[0] if several else 0
 
 
-def bound_words(prediction: Prediction, bound: Bound) -> str:
-    """The text for a bound."""
-    words = {Bound.MEMORY: prediction.alone.budget.memory, Bound.CAPACITY: "capacity of the chip"}
-    return words.get(bound, bound.value)
-
-
 def facts_line(prediction: Prediction, digest: str | None) -> list[tuple[str, str]]:
-    """Names and values of the header: device, level, batch, and the digest of a PEF."""
     device, tiles = prediction.device, prediction.tiles
     of_device = f"{device.tiles} tiles" if device.tiles else "whole"
     return [
@@ -42,17 +33,15 @@ def facts_line(prediction: Prediction, digest: str | None) -> list[tuple[str, st
 
 
 def caveat(prediction: Prediction) -> ui.Html:
-    """The statement that nothing is measured, and how the prediction is validated."""
     backing = backing_of(prediction.device, 2 if prediction.program.training else 1)
     text = f" A model of the device gives these numbers: {backing}."
     return ui.element("p", ui.element("b", "Predicted, not measured."), text, class_="caveat")
 
 
 def summary(prediction: Prediction) -> ui.Part:
-    """Key figures, and the device time by bound and by kind of section."""
     alone = prediction.alone
     bounds = [
-        (bound_words(prediction, bound), amount, format_seconds(amount), ui.BOUNDS[bound])
+        (bound_text(prediction.alone, bound), amount, format_seconds(amount), ui.BOUNDS[bound])
         for bound, amount in alone.device_s_by_bound.items()
     ]
     kinds = [
@@ -73,9 +62,9 @@ def _keys(prediction: Prediction) -> list[tuple[str, str, str]]:
     busy = sum(section.price.compute_s for section in alone.sections) / alone.device_s if alone.device_s else 0.0
     slowest = max(alone.sections, key=lambda section: section.price.predicted_s)
     step = f"{format_seconds(alone.device_s)} device, {format_seconds(alone.host_s)} host"
-    bound = bound_words(prediction, slowest.price.bound)
+    bound = bound_text(prediction.alone, slowest.price.bound)
     which = f"no. {alone.sections.index(slowest)}, {slowest.kind}, bound by {bound}"
-    capacity = f"of {format_bytes(alone.budget.capacity_bytes)} {memory_words(prediction)}"
+    capacity = f"of {format_bytes(alone.budget.capacity_bytes)} {prediction.alone.budget.off_chip}"
     found = [
         ("step", format_seconds(alone.predicted_s), step),
         ("throughput", plain_rate(alone.samples_per_s), "samples/s, host time included"),
@@ -90,21 +79,16 @@ def _keys(prediction: Prediction) -> list[tuple[str, str, str]]:
     return found
 
 
-def memory_words(prediction: Prediction) -> str:
-    """The name of the off-chip memory."""
-    return "HBM and DDR" if prediction.alone.budget.behind else prediction.alone.budget.memory
-
-
 def grounds(prediction: Prediction) -> ui.Part:
-    """The figures of device, cluster and calibration, each with its source."""
     numbers = [
-        (name.replace("_", " "), _number(name, parameter.value), parameter.meaning, parameter.source)
+        (title_of(name), value_text(name, parameter.value), parameter.meaning, parameter.source)
         for name, parameter in load_calibration().parameters().items()
     ]
     body: list[str] = []
     for what, spec in (("Device", prediction.device), ("Cluster", prediction.cluster)):
         body.append(ui.element("h3", f"{what}: {spec.name}"))
-        body.append(ui.table(("figure", "value", "source"), _figures(spec), words=3, class_="sources"))
+        rows = [(title_of(name), value_text(name, value), source) for name, value, source in figures_of(spec)]
+        body.append(ui.table(("figure", "value", "source"), rows, words=3, class_="sources"))
     body.append(ui.element("h3", "Calibration"))
     body.append(ui.table(("number", "value", "meaning", "source"), numbers, words=4, class_="sources"))
     body.append(ui.element("p", backing_of(prediction.device)))
@@ -116,29 +100,6 @@ def grounds(prediction: Prediction) -> ui.Part:
     )
 
 
-def _figures(spec: Spec, within: str = "") -> Iterator[tuple[str, str, str]]:
-    for name in type(spec).model_fields:
-        value = getattr(spec, name)
-        words = within + name.replace("_", " ")
-        if isinstance(value, Spec):
-            yield words, value.name, spec.sources.get(name, "")
-            yield from _figures(value, f"{words}: ")
-        elif isinstance(value, int | float):
-            yield words, _number(name, value), spec.sources.get(name, "")
-
-
-def _number(name: str, value: float) -> str:
-    if name.endswith("bytes_per_s"):
-        return f"{format_bytes(value)}/s"
-    if name.endswith("flops_per_s"):
-        return f"{format_count(value)}FLOP/s"
-    if name.endswith("_bytes"):
-        return format_bytes(value)
-    if name.endswith("_s") or name.startswith("host_s"):
-        return format_seconds(value)
-    return f"{value:g}"
-
-
 _MOST_TENSORS = 8
 _MOST_TICKS = 6
 _NEAR = 3
@@ -146,7 +107,6 @@ _NEAR = 3
 
 
 def memory(prediction: Prediction) -> ui.Part:
-    """Off-chip memory over one step, and what it holds."""
     need, budget = prediction.alone.need, prediction.alone.budget
     most = need.kept_bytes + max(need.residency.taken_bytes, default=0)
     limits = [("Capacity", budget.capacity_bytes, ui.VERMILLION)]
@@ -177,8 +137,8 @@ def memory(prediction: Prediction) -> ui.Part:
         f" {name} is {format_bytes(size)}, far above the figure." for name, size, _ in limits if size > _NEAR * most
     )
     lead = (
-        f"Use of {memory_words(prediction)}: what the program keeps all the time, and on top of it tensors that one "
-        "section writes and a later one reads."
+        f"Use of {prediction.alone.budget.off_chip}: what the program keeps all the time, and on top of it "
+        "tensors that one section writes and a later one reads."
     )
     tables = ui.element("div", _kept_table(prediction), _largest_table(prediction), class_="pair")
     return ui.Part(
@@ -191,7 +151,6 @@ def memory(prediction: Prediction) -> ui.Part:
 
 
 def _memory_traces(prediction: Prediction) -> list[ui.Trace]:
-    """A level for each section, from its start to its end. After the backward there are no boundary tensors."""
     alone = prediction.alone
     taken = [*alone.need.residency.taken_bytes]
     taken += [0] * (len(alone.sections) - len(taken))
@@ -212,7 +171,6 @@ def _memory_traces(prediction: Prediction) -> list[ui.Trace]:
 
 
 def _byte_ticks(top: float) -> tuple[list[int], list[str]]:
-    """Round numbers of bytes from 0 to `top`."""
     unit = next((factor for factor in (TIB, GIB, MIB, KIB) if top >= 2 * factor), 1)
     step = unit
     while top / step > _MOST_TICKS:

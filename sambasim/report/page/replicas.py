@@ -16,7 +16,6 @@ _MOST_SPANS = 5000
 
 
 def timeline(prediction: Prediction) -> ui.Part:
-    """The tracks of one replica with sync by RDUs, and below with sync by hosts, on a common time axis."""
     steps = [prediction.scaled[path][shown(prediction)] for path in SyncPath]
     replicas = steps[0].placement.replicas
     if steps[0].path is None:
@@ -68,13 +67,11 @@ def _track_name(step: ScaledStep, track: Track) -> str:
 
 
 def _divider(tracks: int) -> list[dict[str, object]]:
-    """A line between the two ways to sync."""
     ends = {"x0": -0.14, "x1": 1, "y0": tracks - 0.5, "y1": tracks - 0.5}
     return [{"type": "line", "xref": "paper", **ends, "line": {"color": ui.HAIRLINE, "width": 2}}]
 
 
 def _timeline_traces(steps: Sequence[ScaledStep]) -> list[ui.Trace]:
-    """One trace for each kind of section, so that the legend can hide it."""
     # Of a step with thousands of equal micro-steps, the last spans.
     placed = [(step, span) for step in steps for span in step.spans[-_MOST_SPANS:]]
     line, _ = ui.bars(len(placed) // len(steps), gap=0.0)
@@ -120,7 +117,6 @@ _SYMBOLS = {SyncPath.RDU: "circle", SyncPath.HOST: "diamond"}
 
 
 def scaling(prediction: Prediction) -> ui.Part:
-    """Curves, and a table row for each number of replicas."""
     steps = prediction.scaled[SyncPath.RDU]
     if prediction.program.training is None:
         note = (

@@ -8,7 +8,7 @@ from sambasim.costs.work import Work, work_of
 from sambasim.ir.graph import Node
 from sambasim.ir.operators import OPERATORS
 from sambasim.report.page import ui
-from sambasim.report.page.overview import bound_words
+from sambasim.report.simulation import bound_text
 from sambasim.simulation.prediction import Prediction
 from sambasim.simulation.step import TimedSection
 
@@ -16,11 +16,9 @@ _MOST_NUMBERED = 32
 """With more sections, not every number is written at the axis."""
 
 _LEAST_SHARE = 0.05
-"""The axis of shares reaches at least this."""
 
 
 def sections_part(prediction: Prediction) -> ui.Part:
-    """A bar and a table row for each section."""
     timed = prediction.alone.sections
     numbers = list(range(len(timed)))
     shared: ui.Trace = {"type": "bar", "x": numbers, "customdata": numbers, "meta": ui.Hover.SECTIONS}
@@ -78,13 +76,12 @@ def _section_row(prediction: Prediction, number: int, section: TimedSection) -> 
     price, load = section.price, section.load
     times_s = (price.compute_s, price.memory_s, price.fill_s, price.launch_s, price.predicted_s)
     traffic_bytes = (load.read_bytes, load.written_bytes, load.resident_bytes)
-    bound = (bound_words(prediction, price.bound), ui.BOUNDS[price.bound])
+    bound = (bound_text(prediction.alone, price.bound), ui.BOUNDS[price.bound])
     head = (number, section.kind.value, ui.visible(section.name), section.operators)
     return [*head, *times_s, *traffic_bytes, load.product_flops, *bound]
 
 
 def pipeline(prediction: Prediction) -> ui.Part:
-    """The stages of one section; first the slowest section that has operators."""
     timed = prediction.alone.sections
     with_stages = [number for number, section in enumerate(timed) if section.nodes[1] > section.nodes[0]]
     first = max(with_stages, key=lambda number: timed[number].price.predicted_s, default=0)
@@ -154,7 +151,6 @@ def _stage_rows(work: Work, nodes: Sequence[int], section: TimedSection) -> list
 
 
 def operators(prediction: Prediction) -> ui.Part:
-    """A table row for each node of the graph."""
     strings: dict[str, int] = {}  # names of modules and source lines repeat often
     section_of: dict[int, int] = {}
     for number, section in enumerate(prediction.alone.sections):

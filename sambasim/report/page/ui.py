@@ -70,7 +70,6 @@ BLUE, VERMILLION, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
 SKY, ORANGE, YELLOW, GREY, INK, HAIRLINE = "#56b4e9", "#e69f00", "#f0e442", "#9aa1a9", "#1b1f24", "#e3e7eb"
 
 PARTS: Mapping[str, str] = {"compute": BLUE, "memory": ORANGE, "fill": SKY, "launch": GREY}
-"""Parts of a section's time."""
 
 BOUNDS = {Bound.COMPUTE: BLUE, Bound.MEMORY: ORANGE, Bound.CAPACITY: VERMILLION, Bound.LAUNCH: GREY}
 
@@ -108,14 +107,11 @@ class Hover(StrEnum):
 
 
 LEGEND = {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "xanchor": "left"}
-"""Above the figure, left-aligned."""
 
 SECONDS = {"ticksuffix": "s", "exponentformat": "SI", "minexponent": 0, "rangemode": "tozero"}
-"""An axis of seconds: 5ms, 200μs."""
 
 
 def bars(count: int, gap: float) -> tuple[dict[str, object], float]:
-    """Edge and gap of `count` bars side by side; no edges and no gaps if there are too many."""
     return ({"color": "white", "width": 0.5}, gap) if count <= _MOST_APART else ({"width": 0}, 0.0)
 
 
@@ -142,12 +138,10 @@ def figure(traces: Sequence[Trace], **layout: object) -> Figure:
 
 
 def axis(title: str, **more: object) -> dict[str, object]:
-    """An axis in the style of the page."""
     return {**_AXIS, "title": {"text": title, "font": _FONT, "standoff": 10}, **more}
 
 
 def lines(name: str, x: Sequence[float], y: Sequence[float | None], **more: object) -> Trace:
-    """A curve through points."""
     return {"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y, **more}
 
 
@@ -156,13 +150,7 @@ _NO_TIME_S = MICROSECOND_S / 1000
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One section of the page.
-
-    id: for links; ids of figures and tables begin with it
-    lead: how to read it
-    figures: by the id of the element that they are drawn into
-    data: input of the page's script, by name
-    """
+    """One section of the page. `figures` are by the id of their element, `data` is the input of the page's script."""
 
     id: str
     title: str
@@ -174,7 +162,6 @@ class Part:
 
 
 def keys(figures: Iterable[tuple[str, str, str]]) -> Html:
-    """Key figures side by side. Each has a name, a number, and a note."""
     cards = (
         element(
             "div",
@@ -189,12 +176,10 @@ def keys(figures: Iterable[tuple[str, str, str]]) -> Html:
 
 
 def plot(id_: str, height: int, label: str) -> Html:
-    """The element that a figure is drawn into; screen readers read `label`."""
     return element("div", id=id_, class_="plot", style=f"height:{height}px", role="img", aria_label=label)
 
 
 def shares(title: str, parts: Sequence[tuple[str, float, str, str]]) -> Html:
-    """A stacked bar with a legend. Each part has a name, an amount, the amount as text, and a colour."""
     total = sum(amount for _, amount, _, _ in parts) or 1.0
     present = [part for part in parts if part[1] > 0]
     bar = (
@@ -233,13 +218,12 @@ def table(
 
 
 def seconds_or_none(time_s: float) -> str:
-    """A dash for zero, and for the rounding error of zero."""
     return format_seconds(time_s) if time_s > _NO_TIME_S else "-"
 
 
-def live_table(id_: str, placeholder: str, *, search: bool = True) -> Html:
+def live_table(id_: str, placeholder: str) -> Html:
     """A table that the script fills. A click on a heading sorts it; words filter it."""
     box = element("input", type="search", placeholder=placeholder, aria_label=placeholder, data_for=id_)
     count = element("span", class_="count", data_for=id_)
-    tools = element("div", *((box, count) if search else (count,)), class_="tools")
+    tools = element("div", box, count, class_="tools")
     return element("div", tools, element("div", id=id_, class_="rows"), class_="live")
