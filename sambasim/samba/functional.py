@@ -13,9 +13,8 @@ import torch.nn.functional
 from torch import Tensor
 
 from sambasim.errors import OptionError
-from sambasim.samba.checks.findings import KeywordError
-from sambasim.samba.checks.keywords import checks_keywords, checks_keywords_beside
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.arguments import checks_keywords, checks_keywords_beside
+from sambasim.samba.checks.findings import KeywordError, app_line
 from sambasim.samba.notices import no_such_name
 from sambasim.samba.tensor import SambaTensor, from_torch_tensor
 

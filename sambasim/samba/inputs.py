@@ -14,8 +14,8 @@ from sambasim.errors import DataError, ModelError
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.samba import context
-from sambasim.samba.checks.keywords import checks_keywords_beside
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.arguments import checks_keywords_beside
+from sambasim.samba.checks.findings import app_line
 from sambasim.samba.tensor import SambaTensor, from_torch_tensor, to_torch
 
 __all__ = ["SambaLoader"]

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from sambasim.compiler.names import GRADIENT_SUFFIX, UniqueNames, loss_name, symbol_name
 from sambasim.errors import ModelError
 from sambasim.samba import context
-from sambasim.samba.checks.keywords import checks_keywords, checks_keywords_beside
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.arguments import checks_keywords, checks_keywords_beside
+from sambasim.samba.checks.findings import app_line
 from sambasim.samba.nn import MATERIALIZER
 from sambasim.samba.notices import say_once
 from sambasim.samba.request import unwrapped

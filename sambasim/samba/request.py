@@ -21,7 +21,7 @@ from sambasim.options.load import build
 from sambasim.options.training import TrainingOptions
 from sambasim.report.summaries import section_counts
 from sambasim.samba import context
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.findings import app_line
 from sambasim.samba.inputs import Inputs, check_on_host, flat, name_inputs, repeatable
 from sambasim.samba.notices import say_once
 from sambasim.samba.optim import SGD, Adam, AdamW

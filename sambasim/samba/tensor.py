@@ -14,8 +14,8 @@ from torch import Tensor
 from torch._C import TensorBase
 
 from sambasim.errors import DataError, OptionError
-from sambasim.samba.checks.keywords import checks_keywords_beside
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.arguments import checks_keywords_beside
+from sambasim.samba.checks.findings import app_line
 from sambasim.samba.notices import AbsentNameError
 
 __all__ = ["SambaTensor", "from_named_dict", "from_torch_tensor", "to_torch"]

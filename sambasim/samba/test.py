@@ -25,8 +25,8 @@ from sambasim.pef import locate, read
 from sambasim.pef.weights import bytes_of
 from sambasim.runtime.weights import write_tensors
 from sambasim.samba import context
-from sambasim.samba.checks.keywords import checks_keywords_beside
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.arguments import checks_keywords_beside
+from sambasim.samba.checks.findings import app_line
 from sambasim.samba.inputs import Inputs, inputs_of, name_inputs
 from sambasim.samba.machine import rate_names
 from sambasim.samba.request import Optimizer

@@ -29,8 +29,8 @@ from sambasim.runtime.instructions import find_operator
 from sambasim.runtime.stepwise import StepwiseReplica
 from sambasim.samba import context
 from sambasim.samba.checks import arguments
-from sambasim.samba.checks.keywords import checks_keywords_beside
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.arguments import checks_keywords_beside
+from sambasim.samba.checks.findings import app_line
 from sambasim.samba.inputs import Inputs, repeatable
 from sambasim.samba.loaded import outputs_of
 from sambasim.samba.machine import Machine

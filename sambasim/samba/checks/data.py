@@ -16,8 +16,7 @@ from torch.utils.data.distributed import DistributedSampler
 from sambasim.ir.graph import Node, SectionKind, node_references
 from sambasim.ir.program import Program
 from sambasim.runtime.weights import tensor_sha256
-from sambasim.samba.checks.findings import Finding, reporter
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.findings import Finding, app_line, reporter
 
 EVEN_BATCHES = "as many batches on every rank: DistributedSampler(dataset, …), and DataLoader(…, drop_last=True)"
 """Remedy for DP09."""

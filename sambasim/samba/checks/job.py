@@ -22,8 +22,7 @@ from sambasim.ir.program import Program
 from sambasim.runtime.ranks import Communicator
 from sambasim.samba.checks import data
 from sambasim.samba.checks.data import EVEN_BATCHES, Samplers
-from sambasim.samba.checks.findings import Finding, reporter
-from sambasim.samba.checks.place import app_line, own_line_of_app
+from sambasim.samba.checks.findings import Finding, app_line, own_line_of_app, reporter
 
 Shown = TypeVar("Shown")
 

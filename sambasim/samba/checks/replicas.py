@@ -13,8 +13,7 @@ from sambasim.runtime.weights import tensor_sha256
 from sambasim.samba import context
 from sambasim.samba.checks import arguments, data, job
 from sambasim.samba.checks.data import Division, Place
-from sambasim.samba.checks.findings import Finding, reporter
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.findings import Finding, app_line, reporter
 from sambasim.samba.checks.unfetched import Unfetched
 from sambasim.samba.checks.unsent import Unsent, is_sampled
 from sambasim.samba.machine import Machine

@@ -28,8 +28,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.types import SymbolKind
 from sambasim.samba import context
-from sambasim.samba.checks.findings import Finding, reporter
-from sambasim.samba.checks.place import app_line, is_called_by_app
+from sambasim.samba.checks.findings import Finding, app_line, is_called_by_app, reporter
 from sambasim.samba.checks.unsent import Unsent
 from sambasim.samba.machine import Machine
 

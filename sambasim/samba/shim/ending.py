@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, NoReturn, cast
 
 from sambasim.errors import LaunchError, MachineError, OptionError, SambasimError, exit_code
 from sambasim.runtime.launcher import find_launcher, launched_rank
-from sambasim.samba.checks.place import line_of
+from sambasim.samba.checks.findings import line_of
 
 if TYPE_CHECKING:
     from sambasim.runtime.ranks import Communicator

@@ -13,8 +13,8 @@ import yaml
 from sambasim.errors import OptionError
 from sambasim.runtime.launcher import find_launcher, launched_rank
 from sambasim.samba import context
-from sambasim.samba.checks.keywords import checks_keywords_beside
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.arguments import checks_keywords_beside
+from sambasim.samba.checks.findings import app_line
 from sambasim.samba.notices import say_once
 from sambasim.samba.utils.flags import COMMANDS, COMPILE, FLAGS, RUN, TEST, WITH_PEF, Flag
 from sambasim.samba.utils.parser import AddArguments, Arguments, NextRun, command_parser, overview, parse, program_name

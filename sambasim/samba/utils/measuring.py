@@ -22,8 +22,8 @@ from sambasim.ir.graph import Section, SectionKind
 from sambasim.ir.program import Program
 from sambasim.runtime.outcome import predicted
 from sambasim.samba import context
-from sambasim.samba.checks.keywords import checks_keywords
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.arguments import checks_keywords
+from sambasim.samba.checks.findings import app_line
 from sambasim.samba.inputs import Inputs
 from sambasim.samba.notices import say_once
 from sambasim.samba.session import session
