@@ -76,11 +76,6 @@ def name_inputs(model: nn.Module, inputs: Inputs) -> tuple[dict[str, Tensor], bo
     if any(one is None for one in sequence):
         named = {place: one for place, one in zip(places, sequence, strict=True) if one is not None}
         _check_defaults(model, [place for place in places if place not in named])
-        misnamed = next((name for place, one in named.items() if (name := name_of(one)) not in (None, place)), None)
-        if misnamed is not None:
-            absent = places[sequence.index(None)]
-            what = f"{absent} is None, so forward is called by keyword, and it has no argument {misnamed}"
-            raise DataError(what, where=app_line(), remedy=f"name the tensors as forward does: {', '.join(named)}")
         return {name: _tensor(name, one) for name, one in named.items()}, True
     names = [name_of(one) or place for one, place in zip(sequence, places, strict=True)]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -150,9 +145,6 @@ def _check_names(keys: list[str | None], wanted: Mapping[str, Symbol], model: nn
         inputs = ", ".join(wanted)
         what = f"a tensor is called {unknown[0]}, and {type(model).__name__} was compiled with the inputs {inputs}"
         raise DataError(what, remedy=f"name it as when it was compiled: name={next(iter(wanted), '')!r}")
-    twice = next((key for key in keys if key is not None and keys.count(key) > 1), None)
-    if twice is not None:
-        raise DataError(f"two tensors are called {twice}", remedy="give each a name= of its own")
 
 
 def _fitting(name: str, wanted: Mapping[str, Symbol], tensor: Tensor, batch_size: int) -> Tensor:
@@ -226,19 +218,9 @@ class SambaLoader:
     ) -> None:
         """function_hook: called with each batch; the tensors of what it returns are named: `lambda batch: batch[0]`
         return_original_batch: yield pairs of the SambaTensors and the batch before the hook
-
-        Raises DataError if the loader cannot be iterated over, or if `names` is not a list of names.
         """
-        # Python also iterates over objects that have __getitem__ alone.
-        if not (isinstance(torch_loader, Iterable) or callable(getattr(torch_loader, "__getitem__", None))):
-            what = f"SambaLoader needs a loader of batches, not {type(torch_loader).__name__}"
-            remedy = f"SambaLoader(DataLoader(dataset, batch_size=args.batch_size, drop_last=True), {names!r})"
-            raise DataError(what, where=app_line(), remedy=remedy)
-        if isinstance(names, str) or not isinstance(names, Iterable):
-            remedy = f"[{names!r}]" if isinstance(names, str) else '["image", "label"]'
-            raise DataError(f"the names must be a list, not {names!r}", where=app_line(), remedy=remedy)
         self.torch_loader = torch_loader
-        self.names = tuple(names)
+        self.names = (names,) if isinstance(names, str) else tuple(names)
         self.function_hook = function_hook
         self.return_original_batch = return_original_batch
 

@@ -1,6 +1,6 @@
 """Models: `from_torch_model_` sets SambaFlow's names and methods; `lazy_param` and `materialize` give memory later."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -106,7 +106,7 @@ def materialize(lazy: Part) -> Part:
     Calls `reset_parameters` of each layer with lazy tensors, inner layers first; of a layer without tensors of its own
     only if all below it is lazy. Then calls the `materializer` of each SambaParameter. What else a constructor does, by
     `nn.init` or `apply`, is not repeated. A SambaTensor is never lazy.
-    Raises ModelError for a layer with lazy tensors that has no `reset_parameters`, or whose own leaves some unset.
+    Raises ModelError for a layer with lazy tensors that has no `reset_parameters`.
     """
     if isinstance(lazy, SambaTensor):
         return lazy
@@ -128,14 +128,13 @@ def materialize(lazy: Part) -> Part:
             what = f"{path} is a lazy {type(module).__name__}, which has no reset_parameters"
             raise ModelError(what, remedy=remedy)
     made: dict[int, Tensor] = {}  # parameters that two layers share stay shared
-    given = [(path, module, _give_memory(module, made)) for path, module, _ in found]
+    given = [(path, _give_memory(module, made)) for path, module, _ in found]
     for _, _, reset in found:
         if reset is not None:
             reset()
-    for path, module, memory in given:
+    for path, memory in given:
         for name, tensor in memory.items():
             _fill(path, name, tensor)
-        _check_set(path, module, memory)
     return lazy
 
 
@@ -198,28 +197,11 @@ def _give_memory(module: nn.Module, made: dict[int, Tensor]) -> dict[str, Tensor
 
 
 def _unset(lazy: Tensor) -> Tensor:
-    """Memory filled with NaN, if the type has it, so that unset values are detected."""
-    memory = torch.empty_like(lazy, device="cpu")
-    if _holds_nan(memory):
-        memory = torch.full_like(memory, torch.nan)
+    """Memory filled with NaN, so that what no reset sets shows in the loss; of integers with 0."""
+    unset = torch.nan if lazy.is_floating_point() or lazy.is_complex() else 0
+    memory = torch.full_like(lazy, unset, device="cpu")
     if not isinstance(lazy, nn.Parameter):
         return memory
     parameter = nn.Parameter(memory, lazy.requires_grad)
     vars(parameter).update(vars(lazy))  # sn_name
     return parameter
-
-
-def _holds_nan(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _check_set(path: str, module: nn.Module, given: Mapping[str, Tensor]) -> None:
-    """Raises ModelError for a tensor of `given` that no reset wrote to: by NaN, or for integers by torch's count of
-    writes."""
-    for name, memory in given.items():
-        now = _own_tensors(module).get(name)
-        if now is None:
-            continue
-        if bool(now.isnan().any()) if _holds_nan(now) else now is memory and now._version == 0:
-            what = f"{path} is a {type(module).__name__}, whose reset_parameters does not set {name}"
-            raise ModelError(what, remedy=f"set {name} in it, or make the layer outside lazy_param")

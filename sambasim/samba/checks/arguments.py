@@ -4,7 +4,6 @@ calls of library functions with arguments that they do not have."""
 import difflib
 import functools
 import inspect
-import re
 import shlex
 from argparse import Namespace
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -24,9 +23,6 @@ _OF_THE_GRAPH = ("batch_size", "inference")
 _AGREEING = (*_OF_THE_GRAPH, "grad_accumulation_steps")
 """Flags of the library that must be the same at the compile and in a run, and those of them that change the graph.
 `trace_graph` itself refuses another --dtype."""
-
-_SAFE_VALUE = re.compile("True|False|[0-9]{1,18}")
-"""A PEF may come from anyone, so other values do not go into a command to copy."""
 
 _PASSED_ON: Mapping[str, object] = {
     "data_parallel": False, "world_size": 1, "o0": False, "o1": False, "inference": False,
@@ -87,23 +83,8 @@ def _free_to_differ(command: str) -> Collection[str]:
 def likely_cause(typed: Namespace | None, metadata: Mapping[str, str]) -> str:
     """The arguments that changed since the compile, to append to an error about a different graph; or ""."""
     likely = [one for one in changed(typed, metadata) if one[0] in _OF_THE_GRAPH or one[0] not in _AGREEING]
-    words = {name: f"{_flag(name)} was {before} at the compile, and is {now} now" for name, before, now in likely}
-    causes = [text for name, text in words.items() if name in _OF_THE_GRAPH]
-    of_app = [text for name, text in words.items() if name not in _OF_THE_GRAPH]
-    if of_app:
-        causes.append(f"of the app's own flags, {', '.join(of_app)}")
+    causes = [f"{_flag(name)} was {before} at the compile, and is {now} now" for name, before, now in likely]
     return f" (AP02: {'; '.join(causes)})" if causes else ""
-
-
-def as_compiled(typed: Namespace | None, metadata: Mapping[str, str]) -> str | None:
-    """The flags to type for the graph of the compile; None if they are typed already, or are not safe to copy."""
-    of_graph = [(name, before) for name, before, _ in changed(typed, metadata) if name in _OF_THE_GRAPH]
-    flags = [
-        _flag(name) if before == "True" else f"{_flag(name)} {before}"
-        for name, before in of_graph
-        if _SAFE_VALUE.fullmatch(before)
-    ]
-    return ", ".join(flags) or None
 
 
 def _flag(name: str) -> str:
@@ -222,8 +203,7 @@ def checks_keywords_beside(
     """
 
     def decorate(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
-        signature = inspect.signature(function)
-        parameters = signature.parameters.values()
+        parameters = inspect.signature(function).parameters.values()
         named = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
         known = [name for name in dict.fromkeys((*named, *passed_on)) if name not in ("self", "cls")]
         offered = [name for name in known if name not in refused_later]
@@ -239,7 +219,7 @@ def checks_keywords_beside(
                 if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
                     raise  # from inside the function
                 raise KeywordError(
-                    f"AP04: {called} got wrong arguments: {_misfit(signature, args, kwargs)}",
+                    f"AP04: {called} got wrong arguments: {error}",
                     where=app_line(),
                     remedy=f"its arguments are {', '.join(offered)}" if offered else "it takes no arguments",
                 ) from None
@@ -259,15 +239,6 @@ def _drop_unknown(called: str, keywords: dict[str, object], known: Collection[st
             remedy = f"did you mean {near[0]}=?" if near else f"it takes {', '.join(offered)}"
             raise KeywordError(f"AP04: {called} takes no {name}", where=app_line(), remedy=remedy)
         say_once(f"{called}({name}=…)", "sambasim does not know this keyword", app_line())
-
-
-def _misfit(signature: inspect.Signature, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
-    """What is wrong with the arguments, in the words of `inspect`."""
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        return str(error)
-    return "the arguments do not fit"
 
 
 def nearest(name: str, known: Collection[str], form: str = "{}") -> str:
