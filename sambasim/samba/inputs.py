@@ -60,11 +60,9 @@ def name_inputs(model: nn.Module, inputs: Inputs) -> tuple[dict[str, Tensor], bo
     """`inputs` as plain tensors by name, and whether `forward` is called by keyword. A tensor without a name has
     that of its argument of `forward`. An input that is None is left out, and `forward` takes its default.
 
-    Raises ModelError for more inputs than `forward` takes; DataError for two of one name, for anything but a tensor,
-    and for None if `forward` has no default.
+    Raises ModelError for more inputs than `forward` takes; DataError for two of one name, and for no tensor.
     """
     if isinstance(inputs, Mapping):
-        _check_defaults(model, [name for name, one in inputs.items() if one is None])
         return {name: _tensor(name, one) for name, one in inputs.items() if one is not None}, True
     sequence = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     arguments = forward_parameters(model)
@@ -75,22 +73,12 @@ def name_inputs(model: nn.Module, inputs: Inputs) -> tuple[dict[str, Tensor], bo
     places = [arguments[i] if i < len(arguments) else f"input_{i}" for i in range(len(sequence))]
     if any(one is None for one in sequence):
         named = {place: one for place, one in zip(places, sequence, strict=True) if one is not None}
-        _check_defaults(model, [place for place in places if place not in named])
         return {name: _tensor(name, one) for name, one in named.items()}, True
     names = [name_of(one) or place for one, place in zip(sequence, places, strict=True)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise DataError(f"two inputs are called {twice}", remedy="give each a name= of its own")
     return {name: _tensor(name, one) for name, one in zip(names, sequence, strict=True)}, False
-
-
-def _check_defaults(model: nn.Module, absent: Sequence[str]) -> None:
-    """Raises DataError for an input that is None although `forward` has no default for it."""
-    parameters = inspect.signature(model.forward).parameters
-    for name in absent:
-        if name in parameters and parameters[name].default is inspect.Parameter.empty:
-            what = f"the input {name} is None, and {type(model).__name__}.forward has no default for it"
-            raise DataError(what, where=app_line(), remedy=f"give a tensor for {name}, or write {name}=None in forward")
 
 
 def _tensor(name: str, value: object) -> Tensor:
@@ -173,7 +161,8 @@ def _fitting(name: str, wanted: Mapping[str, Symbol], tensor: Tensor, batch_size
         tensor = tensor.reshape(shape)  # labels of [batch, 1] for [batch], for example
     elif shape != given:
         what = f"{name} has the shape {given}, and the PEF was compiled for {shape}"
-        raise DataError(what, where=app_line(), remedy=_remedy_of_shape(wanted, given))
+        remedy = "compile again with this shape (-b is the batch size), or change what the DataLoader gives"
+        raise DataError(what, where=app_line(), remedy=remedy)
     floating = symbol.type.dtype.startswith(("float", "bfloat"))
     if floating is not tensor.is_floating_point():
         what = f"{name} is {str(tensor.dtype).removeprefix('torch.')}, and the PEF was compiled for {symbol.type.dtype}"
@@ -181,13 +170,6 @@ def _fitting(name: str, wanted: Mapping[str, Symbol], tensor: Tensor, batch_size
     if not floating and tensor.numel():
         _check_range(name, symbol, tensor)
     return tensor
-
-
-def _remedy_of_shape(wanted: Mapping[str, Symbol], given: tuple[int, ...]) -> str:
-    twin = next((name for name, symbol in wanted.items() if symbol.type.shape == given), None)
-    if twin is not None:
-        return f"{twin} has this shape: give {', '.join(wanted)} in this order, each by its own name if it has one"
-    return "compile again with this shape (-b is the batch size), or change what the DataLoader gives"
 
 
 def _check_range(name: str, symbol: Symbol, tensor: Tensor) -> None:

@@ -1,5 +1,6 @@
 """Models: `from_torch_model_` sets SambaFlow's names and methods; `lazy_param` and `materialize` give memory later."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -128,28 +129,15 @@ def materialize(lazy: Part) -> Part:
             what = f"{path} is a lazy {type(module).__name__}, which has no reset_parameters"
             raise ModelError(what, remedy=remedy)
     made: dict[int, Tensor] = {}  # parameters that two layers share stay shared
-    given = [(path, _give_memory(module, made)) for path, module, _ in found]
+    given = [_give_memory(module, made) for _, module, _ in found]
     for _, _, reset in found:
         if reset is not None:
             reset()
-    for path, memory in given:
-        for name, tensor in memory.items():
-            _fill(path, name, tensor)
+    for tensor in itertools.chain(*given):
+        if MATERIALIZER in vars(tensor):
+            with torch.no_grad():
+                tensor.copy_(to_torch(vars(tensor).pop(MATERIALIZER)()))
     return lazy
-
-
-def _fill(path: str, name: str, tensor: Tensor) -> None:
-    """Calls the `materializer` of a parameter that has one."""
-    materializer = vars(tensor).pop(MATERIALIZER, None)
-    if materializer is None:
-        return
-    values = to_torch(materializer())
-    if values.shape != tensor.shape:
-        shapes = f"the shape {tuple(values.shape)}, and the parameter has {tuple(tensor.shape)}"
-        what = f"the materializer of {path}.{name} gives {shapes}"
-        raise ModelError(what, remedy="give SambaParameter the shape that its materializer returns")
-    with torch.no_grad():
-        tensor.copy_(values)
 
 
 def _parts_first(module: nn.Module, path: str, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
@@ -182,9 +170,9 @@ def _reset_of(module: nn.Module) -> Callable[[], object] | None:
     return None
 
 
-def _give_memory(module: nn.Module, made: dict[int, Tensor]) -> dict[str, Tensor]:
-    """Replaces the lazy tensors of the layer by unset ones with memory; returns these by name."""
-    given: dict[str, Tensor] = {}
+def _give_memory(module: nn.Module, made: dict[int, Tensor]) -> list[Tensor]:
+    """Replaces the lazy tensors of the layer by unset ones with memory; returns these."""
+    given: list[Tensor] = []
     for name, tensor in _own_tensors(module).items():
         if tensor.is_meta:
             real = made.get(id(tensor))
@@ -192,7 +180,7 @@ def _give_memory(module: nn.Module, made: dict[int, Tensor]) -> dict[str, Tensor
                 real = made[id(tensor)] = _unset(tensor)
             # By setattr, because an LSTM also keeps a list of its weights.
             setattr(module, name, real)
-            given[name] = real
+            given.append(real)
     return given
 
 

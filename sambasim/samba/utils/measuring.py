@@ -353,18 +353,9 @@ def _report(
         if file is not None and file != "-":
             write_json(file, figures)
     if compiled_stats_json is not None:
-        write_json(compiled_stats_json, get_pef_info(_pef_of_this_process()))
+        write_json(compiled_stats_json, get_pef_info(str(getattr(context.current().arguments, "pef", None))))
     sys.stdout.write(f"{json_format.dumps(figures)}\n" if json == "-" else table)
     sys.stdout.flush()
-
-
-def _pef_of_this_process() -> str:
-    pef = getattr(context.current().arguments, "pef", None)
-    if pef is None:
-        what = "compiled_stats_json needs --pef on the command line"
-        remedy = "parse_app_args reads it; or write utils.pef_utils.get_pef_info(pef) to the file"
-        raise OptionError(what, remedy=remedy)
-    return str(pef)
 
 
 def _steps_until(duration_s: float, times_s: list[float]) -> int:
