@@ -13,43 +13,30 @@ import torch.nn.functional
 from torch import Tensor
 
 from sambasim.errors import OptionError
-from sambasim.samba.checks.findings import KeywordError
-from sambasim.samba.checks.keywords import checks_keywords, checks_keywords_beside
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.arguments import checks_keywords, checks_keywords_beside
+from sambasim.samba.checks.findings import KeywordError, app_line
 from sambasim.samba.notices import no_such_name
 from sambasim.samba.tensor import SambaTensor, from_torch_tensor
 
 __all__ = ["addmm", "randint", "randn", "sn_imm", "sn_iteridx", "sn_select", "sn_zipmapreduce", "triu_fill"]
 
-_OF_EVERY_MAKER = ("dtype", "layout", "device", "pin_memory")
+_MAKERS = (
+    "arange", "empty", "empty_like", "eye", "full", "full_like", "linspace", "logspace", "normal", "ones", "ones_like",
+    "rand", "rand_like", "randint_like", "randn_like", "randperm", "zeros", "zeros_like",
+)  # fmt: skip
+"""Functions of torch that make a tensor."""
 
-_MAKERS: Mapping[str, tuple[str, ...]] = {
-    "arange": ("start", "end", "step", "out"),
-    "empty": ("size", "memory_format", "out"),
-    "empty_like": ("input", "memory_format"),
-    "eye": ("n", "m", "out"),
-    "full": ("size", "fill_value", "out"),
-    "full_like": ("input", "fill_value", "memory_format"),
-    "linspace": ("start", "end", "steps", "out"),
-    "logspace": ("start", "end", "steps", "base", "out"),
-    "normal": ("mean", "std", "size", "generator", "out"),
-    "ones": ("size", "out"),
-    "ones_like": ("input", "memory_format"),
-    "rand": ("size", "generator", "out"),
-    "rand_like": ("input", "memory_format", "generator"),
-    "randint_like": ("input", "low", "high", "memory_format", "generator"),
-    "randn_like": ("input", "memory_format", "generator"),
-    "randperm": ("n", "generator", "out"),
-    "zeros": ("size", "out"),
-    "zeros_like": ("input", "memory_format"),
-}
-"""Functions of torch that make a tensor, and their keywords besides `_OF_EVERY_MAKER`."""
+_KEYWORDS = (
+    "base", "device", "dtype", "end", "fill_value", "generator", "high", "input", "layout", "low", "m", "mean",
+    "memory_format", "n", "out", "pin_memory", "size", "start", "std", "step", "steps",
+)  # fmt: skip
+"""Keywords of these functions, each of some of them."""
 
 
-def _naming(function: Callable[..., Tensor], keywords: Iterable[str]) -> Callable[..., SambaTensor]:
+def _naming(function: Callable[..., Tensor]) -> Callable[..., SambaTensor]:
     """`function` of torch that returns a SambaTensor, and also takes its description, and `shape` for `size`."""
 
-    @checks_keywords_beside(f"samba.{function.__name__}", (*keywords, *_OF_EVERY_MAKER))
+    @checks_keywords_beside(f"samba.{function.__name__}", _KEYWORDS)
     def make(
         *arguments: Any,
         name: str | None = None,
@@ -82,8 +69,8 @@ def _naming(function: Callable[..., Tensor], keywords: Iterable[str]) -> Callabl
     return make
 
 
-randn = _naming(torch.randn, ("size", "generator", "out"))
-randint = _naming(torch.randint, ("low", "high", "size", "generator", "out"))
+randn = _naming(torch.randn)
+randint = _naming(torch.randint)
 
 
 @checks_keywords
@@ -175,7 +162,7 @@ def operators() -> Mapping[str, Callable[..., Any]]:
         for name, function in vars(module).items()
         if not name.startswith("_") and callable(function) and function in known
     }
-    makers = {name: _naming(getattr(torch, name), keywords) for name, keywords in _MAKERS.items()}
+    makers = {name: _naming(getattr(torch, name)) for name in _MAKERS}
     return MappingProxyType({**found, **makers, **_OWN})
 
 

@@ -14,8 +14,8 @@ from sambasim.errors import DataError, ModelError
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.samba import context
-from sambasim.samba.checks.keywords import checks_keywords_beside
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.arguments import checks_keywords_beside
+from sambasim.samba.checks.findings import app_line
 from sambasim.samba.tensor import SambaTensor, from_torch_tensor, to_torch
 
 __all__ = ["SambaLoader"]
@@ -60,11 +60,9 @@ def name_inputs(model: nn.Module, inputs: Inputs) -> tuple[dict[str, Tensor], bo
     """`inputs` as plain tensors by name, and whether `forward` is called by keyword. A tensor without a name has
     that of its argument of `forward`. An input that is None is left out, and `forward` takes its default.
 
-    Raises ModelError for more inputs than `forward` takes; DataError for two of one name, for anything but a tensor,
-    and for None if `forward` has no default.
+    Raises ModelError for more inputs than `forward` takes; DataError for two of one name, and for no tensor.
     """
     if isinstance(inputs, Mapping):
-        _check_defaults(model, [name for name, one in inputs.items() if one is None])
         return {name: _tensor(name, one) for name, one in inputs.items() if one is not None}, True
     sequence = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     arguments = forward_parameters(model)
@@ -75,27 +73,12 @@ def name_inputs(model: nn.Module, inputs: Inputs) -> tuple[dict[str, Tensor], bo
     places = [arguments[i] if i < len(arguments) else f"input_{i}" for i in range(len(sequence))]
     if any(one is None for one in sequence):
         named = {place: one for place, one in zip(places, sequence, strict=True) if one is not None}
-        _check_defaults(model, [place for place in places if place not in named])
-        misnamed = next((name for place, one in named.items() if (name := name_of(one)) not in (None, place)), None)
-        if misnamed is not None:
-            absent = places[sequence.index(None)]
-            what = f"{absent} is None, so forward is called by keyword, and it has no argument {misnamed}"
-            raise DataError(what, where=app_line(), remedy=f"name the tensors as forward does: {', '.join(named)}")
         return {name: _tensor(name, one) for name, one in named.items()}, True
     names = [name_of(one) or place for one, place in zip(sequence, places, strict=True)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise DataError(f"two inputs are called {twice}", remedy="give each a name= of its own")
     return {name: _tensor(name, one) for name, one in zip(names, sequence, strict=True)}, False
-
-
-def _check_defaults(model: nn.Module, absent: Sequence[str]) -> None:
-    """Raises DataError for an input that is None although `forward` has no default for it."""
-    parameters = inspect.signature(model.forward).parameters
-    for name in absent:
-        if name in parameters and parameters[name].default is inspect.Parameter.empty:
-            what = f"the input {name} is None, and {type(model).__name__}.forward has no default for it"
-            raise DataError(what, where=app_line(), remedy=f"give a tensor for {name}, or write {name}=None in forward")
 
 
 def _tensor(name: str, value: object) -> Tensor:
@@ -150,9 +133,6 @@ def _check_names(keys: list[str | None], wanted: Mapping[str, Symbol], model: nn
         inputs = ", ".join(wanted)
         what = f"a tensor is called {unknown[0]}, and {type(model).__name__} was compiled with the inputs {inputs}"
         raise DataError(what, remedy=f"name it as when it was compiled: name={next(iter(wanted), '')!r}")
-    twice = next((key for key in keys if key is not None and keys.count(key) > 1), None)
-    if twice is not None:
-        raise DataError(f"two tensors are called {twice}", remedy="give each a name= of its own")
 
 
 def _fitting(name: str, wanted: Mapping[str, Symbol], tensor: Tensor, batch_size: int) -> Tensor:
@@ -181,7 +161,8 @@ def _fitting(name: str, wanted: Mapping[str, Symbol], tensor: Tensor, batch_size
         tensor = tensor.reshape(shape)  # labels of [batch, 1] for [batch], for example
     elif shape != given:
         what = f"{name} has the shape {given}, and the PEF was compiled for {shape}"
-        raise DataError(what, where=app_line(), remedy=_remedy_of_shape(wanted, given))
+        remedy = "compile again with this shape (-b is the batch size), or change what the DataLoader gives"
+        raise DataError(what, where=app_line(), remedy=remedy)
     floating = symbol.type.dtype.startswith(("float", "bfloat"))
     if floating is not tensor.is_floating_point():
         what = f"{name} is {str(tensor.dtype).removeprefix('torch.')}, and the PEF was compiled for {symbol.type.dtype}"
@@ -189,13 +170,6 @@ def _fitting(name: str, wanted: Mapping[str, Symbol], tensor: Tensor, batch_size
     if not floating and tensor.numel():
         _check_range(name, symbol, tensor)
     return tensor
-
-
-def _remedy_of_shape(wanted: Mapping[str, Symbol], given: tuple[int, ...]) -> str:
-    twin = next((name for name, symbol in wanted.items() if symbol.type.shape == given), None)
-    if twin is not None:
-        return f"{twin} has this shape: give {', '.join(wanted)} in this order, each by its own name if it has one"
-    return "compile again with this shape (-b is the batch size), or change what the DataLoader gives"
 
 
 def _check_range(name: str, symbol: Symbol, tensor: Tensor) -> None:
@@ -226,19 +200,9 @@ class SambaLoader:
     ) -> None:
         """function_hook: called with each batch; the tensors of what it returns are named: `lambda batch: batch[0]`
         return_original_batch: yield pairs of the SambaTensors and the batch before the hook
-
-        Raises DataError if the loader cannot be iterated over, or if `names` is not a list of names.
         """
-        # Python also iterates over objects that have __getitem__ alone.
-        if not (isinstance(torch_loader, Iterable) or callable(getattr(torch_loader, "__getitem__", None))):
-            what = f"SambaLoader needs a loader of batches, not {type(torch_loader).__name__}"
-            remedy = f"SambaLoader(DataLoader(dataset, batch_size=args.batch_size, drop_last=True), {names!r})"
-            raise DataError(what, where=app_line(), remedy=remedy)
-        if isinstance(names, str) or not isinstance(names, Iterable):
-            remedy = f"[{names!r}]" if isinstance(names, str) else '["image", "label"]'
-            raise DataError(f"the names must be a list, not {names!r}", where=app_line(), remedy=remedy)
         self.torch_loader = torch_loader
-        self.names = tuple(names)
+        self.names = (names,) if isinstance(names, str) else tuple(names)
         self.function_hook = function_hook
         self.return_original_batch = return_original_batch
 

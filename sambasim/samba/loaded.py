@@ -15,9 +15,8 @@ from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.runtime.executor import Tangent
 from sambasim.runtime.stepwise import STEP
 from sambasim.samba import context
-from sambasim.samba.checks.findings import Finding, reporter
-from sambasim.samba.checks.keywords import nearest
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.arguments import nearest
+from sambasim.samba.checks.findings import Finding, app_line, reporter
 from sambasim.samba.checks.replicas import Checks
 from sambasim.samba.inputs import Inputs, bind, flat, inputs_of, name_of
 from sambasim.samba.machine import Hyperparameters, Machine

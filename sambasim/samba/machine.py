@@ -17,9 +17,8 @@ from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.pef import PefDocument
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.stepwise import StepwiseReplica
-from sambasim.samba.checks.findings import Finding, reporter
-from sambasim.samba.checks.keywords import OTHER_WORDS, nearest
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.arguments import OTHER_WORDS, nearest
+from sambasim.samba.checks.findings import Finding, app_line, reporter
 from sambasim.samba.request import Optimizer
 
 _TORCH_STATES = {"momentum": "momentum_buffer"}

@@ -1,6 +1,7 @@
 """Models: `from_torch_model_` sets SambaFlow's names and methods; `lazy_param` and `materialize` give memory later."""
 
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -11,8 +12,8 @@ from torch import Tensor, nn
 from sambasim.compiler.names import GRADIENT_SUFFIX, UniqueNames, loss_name, symbol_name
 from sambasim.errors import ModelError
 from sambasim.samba import context
-from sambasim.samba.checks.keywords import checks_keywords, checks_keywords_beside
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.arguments import checks_keywords, checks_keywords_beside
+from sambasim.samba.checks.findings import app_line
 from sambasim.samba.nn import MATERIALIZER
 from sambasim.samba.notices import say_once
 from sambasim.samba.request import unwrapped
@@ -106,7 +107,7 @@ def materialize(lazy: Part) -> Part:
     Calls `reset_parameters` of each layer with lazy tensors, inner layers first; of a layer without tensors of its own
     only if all below it is lazy. Then calls the `materializer` of each SambaParameter. What else a constructor does, by
     `nn.init` or `apply`, is not repeated. A SambaTensor is never lazy.
-    Raises ModelError for a layer with lazy tensors that has no `reset_parameters`, or whose own leaves some unset.
+    Raises ModelError for a layer with lazy tensors that has no `reset_parameters`.
     """
     if isinstance(lazy, SambaTensor):
         return lazy
@@ -128,29 +129,15 @@ def materialize(lazy: Part) -> Part:
             what = f"{path} is a lazy {type(module).__name__}, which has no reset_parameters"
             raise ModelError(what, remedy=remedy)
     made: dict[int, Tensor] = {}  # parameters that two layers share stay shared
-    given = [(path, module, _give_memory(module, made)) for path, module, _ in found]
+    given = [_give_memory(module, made) for _, module, _ in found]
     for _, _, reset in found:
         if reset is not None:
             reset()
-    for path, module, memory in given:
-        for name, tensor in memory.items():
-            _fill(path, name, tensor)
-        _check_set(path, module, memory)
+    for tensor in itertools.chain(*given):
+        if MATERIALIZER in vars(tensor):
+            with torch.no_grad():
+                tensor.copy_(to_torch(vars(tensor).pop(MATERIALIZER)()))
     return lazy
-
-
-def _fill(path: str, name: str, tensor: Tensor) -> None:
-    """Calls the `materializer` of a parameter that has one."""
-    materializer = vars(tensor).pop(MATERIALIZER, None)
-    if materializer is None:
-        return
-    values = to_torch(materializer())
-    if values.shape != tensor.shape:
-        shapes = f"the shape {tuple(values.shape)}, and the parameter has {tuple(tensor.shape)}"
-        what = f"the materializer of {path}.{name} gives {shapes}"
-        raise ModelError(what, remedy="give SambaParameter the shape that its materializer returns")
-    with torch.no_grad():
-        tensor.copy_(values)
 
 
 def _parts_first(module: nn.Module, path: str, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
@@ -183,9 +170,9 @@ def _reset_of(module: nn.Module) -> Callable[[], object] | None:
     return None
 
 
-def _give_memory(module: nn.Module, made: dict[int, Tensor]) -> dict[str, Tensor]:
-    """Replaces the lazy tensors of the layer by unset ones with memory; returns these by name."""
-    given: dict[str, Tensor] = {}
+def _give_memory(module: nn.Module, made: dict[int, Tensor]) -> list[Tensor]:
+    """Replaces the lazy tensors of the layer by unset ones with memory; returns these."""
+    given: list[Tensor] = []
     for name, tensor in _own_tensors(module).items():
         if tensor.is_meta:
             real = made.get(id(tensor))
@@ -193,33 +180,16 @@ def _give_memory(module: nn.Module, made: dict[int, Tensor]) -> dict[str, Tensor
                 real = made[id(tensor)] = _unset(tensor)
             # By setattr, because an LSTM also keeps a list of its weights.
             setattr(module, name, real)
-            given[name] = real
+            given.append(real)
     return given
 
 
 def _unset(lazy: Tensor) -> Tensor:
-    """Memory filled with NaN, if the type has it, so that unset values are detected."""
-    memory = torch.empty_like(lazy, device="cpu")
-    if _holds_nan(memory):
-        memory = torch.full_like(memory, torch.nan)
+    """Memory filled with NaN, so that what no reset sets shows in the loss; of integers with 0."""
+    unset = torch.nan if lazy.is_floating_point() or lazy.is_complex() else 0
+    memory = torch.full_like(lazy, unset, device="cpu")
     if not isinstance(lazy, nn.Parameter):
         return memory
     parameter = nn.Parameter(memory, lazy.requires_grad)
     vars(parameter).update(vars(lazy))  # sn_name
     return parameter
-
-
-def _holds_nan(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _check_set(path: str, module: nn.Module, given: Mapping[str, Tensor]) -> None:
-    """Raises ModelError for a tensor of `given` that no reset wrote to: by NaN, or for integers by torch's count of
-    writes."""
-    for name, memory in given.items():
-        now = _own_tensors(module).get(name)
-        if now is None:
-            continue
-        if bool(now.isnan().any()) if _holds_nan(now) else now is memory and now._version == 0:
-            what = f"{path} is a {type(module).__name__}, whose reset_parameters does not set {name}"
-            raise ModelError(what, remedy=f"set {name} in it, or make the layer outside lazy_param")

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn import *  # noqa: F403  # every name of torch.nn, whatever the release
 
 from sambasim.errors import DataError
-from sambasim.samba.checks.keywords import checks_keywords_beside
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.arguments import checks_keywords_beside
+from sambasim.samba.checks.findings import app_line
 from sambasim.samba.notices import no_such_name
 from sambasim.samba.tensor import SambaTensor, to_torch
 

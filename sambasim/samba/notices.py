@@ -11,7 +11,7 @@ import torch
 
 from sambasim.errors import UserError
 from sambasim.runtime.launcher import launched_rank
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.findings import app_line
 
 __all__ = [
     "create_mac_resource_report", "disable_sgd_stoc", "enable_addbias_grad_accum_stoc", "enable_conv_grad_accum_stoc",

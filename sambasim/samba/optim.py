@@ -15,7 +15,7 @@ from sambasim.errors import OptionError
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.load import build
 from sambasim.options.training import OptimizerOptions
-from sambasim.samba.checks.keywords import checks_keywords_beside
+from sambasim.samba.checks.arguments import checks_keywords_beside
 from sambasim.samba.notices import no_such_name
 
 Parameters: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]

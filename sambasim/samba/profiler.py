@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sambasim.errors import OptionError
-from sambasim.samba.checks.keywords import checks_keywords
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.arguments import checks_keywords
+from sambasim.samba.checks.findings import app_line
 
 __all__ = ["Event", "Profiler"]
 

@@ -21,7 +21,7 @@ from sambasim.options.load import build
 from sambasim.options.training import TrainingOptions
 from sambasim.report.summaries import section_counts
 from sambasim.samba import context
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.findings import app_line
 from sambasim.samba.inputs import Inputs, check_on_host, flat, name_inputs, repeatable
 from sambasim.samba.notices import say_once
 from sambasim.samba.optim import SGD, Adam, AdamW
@@ -160,11 +160,7 @@ def build_fields_of(compile_options: Mapping[str, object]) -> dict[str, object]:
 
 
 def _indices(given: Sequence[int] | int | None) -> tuple[int, ...]:
-    listed = () if given is None else (given,) if isinstance(given, int) else tuple(given)
-    if not all(isinstance(one, int) for one in listed):
-        what = f"loss_indices must be whole numbers, not {given!r}"
-        raise OptionError(what, where=app_line(), remedy="loss_indices=[0]")
-    return listed
+    return () if given is None else (given,) if isinstance(given, int) else tuple(given)
 
 
 def _as_computed(tensor: Tensor, parameters: set[torch.dtype]) -> Tensor:

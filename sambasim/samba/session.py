@@ -23,8 +23,8 @@ from sambasim.pef import PefDocument
 from sambasim.runtime.tracing import SectionClock
 from sambasim.samba import context
 from sambasim.samba.checks import arguments
-from sambasim.samba.checks.keywords import checks_keywords
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.arguments import checks_keywords
+from sambasim.samba.checks.findings import app_line
 from sambasim.samba.inputs import Inputs, repeatable
 from sambasim.samba.loaded import Loaded, kinds_of
 from sambasim.samba.machine import Machine

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch._C import TensorBase
 
 from sambasim.errors import DataError, OptionError
-from sambasim.samba.checks.keywords import checks_keywords_beside
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.arguments import checks_keywords_beside
+from sambasim.samba.checks.findings import app_line
 from sambasim.samba.notices import AbsentNameError
 
 __all__ = ["SambaTensor", "from_named_dict", "from_torch_tensor", "to_torch"]
@@ -79,7 +79,9 @@ class SambaTensor(Tensor):
                 plain = torch.zeros(tuple(shape or ()), dtype=dtype)
         else:
             plain = to_torch(given) if dtype is None else to_torch(given).to(dtype)
-            _check_shape(plain, shape)
+            if shape is not None and tuple(shape) != tuple(plain.shape):
+                what = f"the tensor has the shape {tuple(plain.shape)}, and shape= is {tuple(shape)}"
+                raise DataError(what, remedy="leave out shape=, or reshape the tensor")
         if is_complex or plain.is_complex():
             what = f"a SambaTensor holds real numbers, and {_called(name)} is complex"
             raise DataError(what, remedy="torch.view_as_real(tensor), whose last dimension holds the two parts")
@@ -263,12 +265,6 @@ def _no_graph(name: str) -> NoReturn:
     what = f"a SambaTensor has no {name} here: it is part of SambaFlow's compiler graph"
     remedy = "sambasim inspect lists the operators of a PEF with their operands and results"
     raise AbsentNameError(what, where=app_line(), remedy=remedy)
-
-
-def _check_shape(tensor: Tensor, shape: Sequence[int] | None) -> None:
-    if shape is not None and tuple(shape) != tuple(tensor.shape):
-        what = f"the tensor has the shape {tuple(tensor.shape)}, and shape= is {tuple(shape)}"
-        raise DataError(what, remedy="leave out shape=, or reshape the tensor")
 
 
 def _check_batch_dim(tensor: Tensor, name: str | None, batch_dim: int | None) -> None:

@@ -3,7 +3,7 @@
 import re
 import shlex
 from argparse import Namespace
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count, zip_longest
 from pathlib import Path
@@ -29,8 +29,8 @@ from sambasim.runtime.instructions import find_operator
 from sambasim.runtime.stepwise import StepwiseReplica
 from sambasim.samba import context
 from sambasim.samba.checks import arguments
-from sambasim.samba.checks.keywords import checks_keywords_beside
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.arguments import checks_keywords_beside
+from sambasim.samba.checks.findings import app_line
 from sambasim.samba.inputs import Inputs, repeatable
 from sambasim.samba.loaded import outputs_of
 from sambasim.samba.machine import Machine
@@ -245,30 +245,16 @@ def _compare(document: PefDocument, traced: Program) -> None:
     difference = first_difference(document.program, traced)
     if difference is None:
         return
-    name, typed = document.program.name, context.current().arguments
-    cause = arguments.likely_cause(typed, document.metadata)
+    name = document.program.name
+    cause = arguments.likely_cause(context.current().arguments, document.metadata)
     before, now = _parameter_names(document.program), _parameter_names(traced)
-    if before.isdisjoint(now) and before and _without_class(before) == _without_class(now):
-        classes = f"a model of the class {_class(before)}, and this one is a {_class(now)}"
-        what = f"the PEF {name} was compiled from {classes}"
-        raise PefError(what, where=app_line(), remedy="compile the app again, or call the class as it was")
     if (before or now) and before.isdisjoint(now):
         what = f"the PEF {name} is of another model: {difference}"
         remedy = f"give --pef the PEF of this model, or compile one: {compile_command()}"
         raise PefError(what, where=app_line(), remedy=remedy)
-    as_compiled = arguments.as_compiled(typed, document.metadata)
-    again = "compile the app again, and run it with the same model, batch size and optimizers"
     what = f"the PEF {name} was compiled from another graph: {difference}{cause}"
-    raise PefError(what, where=app_line(), remedy=f"{as_compiled}, or {again}" if as_compiled else again)
-
-
-def _without_class(parameters: Collection[str]) -> set[str]:
-    return {parameter.partition("__")[2] for parameter in parameters}
-
-
-def _class(parameters: Collection[str]) -> str:
-    """The class in the names of symbols, in lower case."""
-    return next(iter(parameters)).partition("__")[0]
+    remedy = "compile the app again, and run it with the same model, batch size and optimizers"
+    raise PefError(what, where=app_line(), remedy=remedy)
 
 
 def _parameter_names(program: Program) -> set[str]:

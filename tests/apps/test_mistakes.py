@@ -113,7 +113,7 @@ def test_the_app_without_mistakes_has_no_finding(folder: Path) -> None:
         ),
         whole_case(
             {"sampler": RANDOM.format(3), "epoch": "pass"},
-            "DP04: replicas 0 and 1 get the same samples, again in step 2",
+            "DP04: replicas 0 and 1 get the same samples, again in step 8",
         ),
         whole_case(
             {"rate": "0.1 * (rank + 1)"}, "DP07: before step 1 replica 1 trains with lr 0.2, and replica 0 with 0.1"

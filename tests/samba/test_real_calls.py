@@ -207,9 +207,6 @@ def test_an_input_that_is_none_is_left_out(net: Net, pef: str) -> None:
     for given in ([x, target, None], {"x": x, "target": target, "factor": None}):
         again, _ = _forward(given)
         assert torch.equal(first, again)
-    with pytest.raises(DataError, match=r"the input target is None, and Net\.forward has no default for it") as caught:
-        trace_graph(net, [x, None], samba.optim.SGD(net.parameters(), lr=0.1), pef=pef)
-    assert "write target=None in forward" in str(caught.value.remedy)
 
 
 def test_tensors_are_set_and_read_by_name(net: Net) -> None:

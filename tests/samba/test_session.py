@@ -201,15 +201,6 @@ def test_sections_that_cannot_be_run_are_refused(pef: str, kinds: list[str], wor
         samba.session.run(_inputs(), section_types=kinds)
 
 
-def test_a_class_that_was_renamed_is_named(pef: str) -> None:
-    class Network(Net):
-        pass
-
-    model = Network()
-    with pytest.raises(PefError, match="from a model of the class net, and this one is a network"):
-        trace_graph(model, _inputs(), _adam(model), pef=pef)
-
-
 def _hook(model: Net) -> None:
     model.first.weight.register_hook(torch.neg)  # type: ignore[no-untyped-call]  # torch's, untyped
 

@@ -1,25 +1,28 @@
-"""DP01, DP02, AP02: the command line compared with the compile, and with what the app passes to the session."""
+"""DP01, DP02, AP02: the command line compared with the compile, and with what the app passes to the session; AP04:
+calls of library functions with arguments that they do not have."""
 
-import re
+import difflib
+import functools
+import inspect
 import shlex
 from argparse import Namespace
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import ParamSpec, TypeVar
+
+import torch
 
 from sambasim.errors import DataParallelError, LaunchError
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.runtime.launcher import check_world_size
 from sambasim.runtime.stepwise import Mode
-from sambasim.samba.checks.findings import Finding, reporter
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.findings import Finding, KeywordError, app_line, reporter
+from sambasim.samba.notices import say_once
 
 _OF_THE_GRAPH = ("batch_size", "inference")
 _AGREEING = (*_OF_THE_GRAPH, "grad_accumulation_steps")
 """Flags of the library that must be the same at the compile and in a run, and those of them that change the graph.
 `trace_graph` itself refuses another --dtype."""
-
-_SAFE_VALUE = re.compile("True|False|[0-9]{1,18}")
-"""A PEF may come from anyone, so other values do not go into a command to copy."""
 
 _PASSED_ON: Mapping[str, object] = {
     "data_parallel": False, "world_size": 1, "o0": False, "o1": False, "inference": False,
@@ -80,23 +83,8 @@ def _free_to_differ(command: str) -> Collection[str]:
 def likely_cause(typed: Namespace | None, metadata: Mapping[str, str]) -> str:
     """The arguments that changed since the compile, to append to an error about a different graph; or ""."""
     likely = [one for one in changed(typed, metadata) if one[0] in _OF_THE_GRAPH or one[0] not in _AGREEING]
-    words = {name: f"{_flag(name)} was {before} at the compile, and is {now} now" for name, before, now in likely}
-    causes = [text for name, text in words.items() if name in _OF_THE_GRAPH]
-    of_app = [text for name, text in words.items() if name not in _OF_THE_GRAPH]
-    if of_app:
-        causes.append(f"of the app's own flags, {', '.join(of_app)}")
+    causes = [f"{_flag(name)} was {before} at the compile, and is {now} now" for name, before, now in likely]
     return f" (AP02: {'; '.join(causes)})" if causes else ""
-
-
-def as_compiled(typed: Namespace | None, metadata: Mapping[str, str]) -> str | None:
-    """The flags to type for the graph of the compile; None if they are typed already, or are not safe to copy."""
-    of_graph = [(name, before) for name, before, _ in changed(typed, metadata) if name in _OF_THE_GRAPH]
-    flags = [
-        _flag(name) if before == "True" else f"{_flag(name)} {before}"
-        for name, before in of_graph
-        if _SAFE_VALUE.fullmatch(before)
-    ]
-    return ", ".join(flags) or None
 
 
 def _flag(name: str) -> str:
@@ -187,3 +175,81 @@ class Accumulation:
                 remedy = 'section_types=["FWD", "BCKWD"] for each batch, then ["OPT"] once'
                 reporter.report(Finding("DP02", what, app_line(), remedy))
             self._wanted = 1
+
+
+OTHER_WORDS = {"learning_rate": "lr", "epsilon": "eps", "beta1": "betas", "beta2": "betas"}
+"""Names in other libraries, and the keyword of torch's optimizers for each."""
+
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
+
+
+def checks_keywords(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
+    """A decorator that ignores unknown keywords, with a notice.
+
+    The decorated function raises KeywordError for a misspelled keyword and for wrong positional arguments.
+    """
+    owner, dot, name = function.__qualname__.rpartition(".")
+    # `session.run` for `Session.run`: apps use an instance.
+    return checks_keywords_beside(f"{owner.lower()}{dot}{name}", ())(function)
+
+
+def checks_keywords_beside(
+    called: str, passed_on: Collection[str], *, refused_later: Collection[str] = ()
+) -> Callable[[Callable[Arguments, Answer]], Callable[Arguments, Answer]]:
+    """The same under the name `called`, with further keywords that are `passed_on` to torch.
+
+    refused_later: known keywords that no remedy proposes, because a PEF cannot contain what they ask for
+    """
+
+    def decorate(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
+        parameters = inspect.signature(function).parameters.values()
+        named = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+        known = [name for name in dict.fromkeys((*named, *passed_on)) if name not in ("self", "cls")]
+        offered = [name for name in known if name not in refused_later]
+        fast = frozenset(known)
+
+        @functools.wraps(function)
+        def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
+            if not fast.issuperset(kwargs):
+                _drop_unknown(called, kwargs, known, offered)
+            try:
+                return function(*args, **kwargs)
+            except TypeError as error:
+                if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+                    raise  # from inside the function
+                raise KeywordError(
+                    f"AP04: {called} got wrong arguments: {error}",
+                    where=app_line(),
+                    remedy=f"its arguments are {', '.join(offered)}" if offered else "it takes no arguments",
+                ) from None
+
+        return checked
+
+    return decorate
+
+
+def _drop_unknown(called: str, keywords: dict[str, object], known: Collection[str], offered: Collection[str]) -> None:
+    for name in [name for name in keywords if name not in known]:
+        del keywords[name]
+        if torch.compiler.is_compiling():  # a traced forward can neither compare words nor print
+            continue
+        if _nearly(name, known):
+            near = _nearly(name, offered)
+            remedy = f"did you mean {near[0]}=?" if near else f"it takes {', '.join(offered)}"
+            raise KeywordError(f"AP04: {called} takes no {name}", where=app_line(), remedy=remedy)
+        say_once(f"{called}({name}=…)", "sambasim does not know this keyword", app_line())
+
+
+def nearest(name: str, known: Collection[str], form: str = "{}") -> str:
+    """A remedy for a wrong `name`: the nearest of the `known` names, or all of them."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {form.format(near[0])}?" if near else f"it takes {', '.join(known)}"
+
+
+def _nearly(name: str, known: Collection[str]) -> list[str]:
+    """Those of `known` that `name` misspells, or extends, as `optimizer` extends `optim`."""
+    if OTHER_WORDS.get(name) in known:
+        return [OTHER_WORDS[name]]
+    longer = [short for short in known if len(short) > 1 and name.startswith(short) and name[len(short) :].isalpha()]
+    return longer or difflib.get_close_matches(name, known, n=1, cutoff=0.8)

@@ -6,18 +6,16 @@ from dataclasses import dataclass, field, replace
 from functools import wraps
 from itertools import combinations
 from typing import Any, TypeAlias
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
 from sambasim.ir.graph import Node, SectionKind, node_references
 from sambasim.ir.program import Program
 from sambasim.runtime.weights import tensor_sha256
-from sambasim.samba.checks.findings import Finding, reporter
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.findings import Finding, app_line, reporter
 
 EVEN_BATCHES = "as many batches on every rank: DistributedSampler(dataset, …), and DataLoader(…, drop_last=True)"
 """Remedy for DP09."""
@@ -81,16 +79,14 @@ class Samplers:
         self._last: Pass | None = None  # drawn from last, except to evaluate
         self._trained: Pass | None = None  # of the last optimizer step
         self._undecided: Pass | None = None  # of a forward alone: a backward may follow
-        self._undecided_batch: Sequence[int] = ()
+        self._undecided_batch: Sequence[Tensor] = ()  # kept, so that no other batch has its addresses
         self._passes = self._steps = 0
-        self._evaluating: WeakSet[Sampler] = WeakSet()
-        self._yielded = self._fed_by_loader = False  # a DataLoader has yielded since the last forward; before it
         self._orders: WeakKeyDictionary[Sampler, set[tuple[int, int]]] = WeakKeyDictionary()
         self._made: WeakKeyDictionary[Sampler, str | None] = WeakKeyDictionary()
 
     def start(self) -> None:
-        """Watch samplers and DataLoaders that are made or iterated from now on. Called once in a process."""
-        iterate, make, next_of = DistributedSampler.__iter__, DistributedSampler.__init__, _BaseDataLoaderIter.__next__
+        """Watch samplers that are made or iterated from now on. Called once in a process."""
+        iterate, make = DistributedSampler.__iter__, DistributedSampler.__init__
 
         def iterated(sampler: Sampler) -> Iterator[Any]:
             indices, where = self.shortened(iterate(sampler)), app_line()
@@ -101,14 +97,8 @@ class Samplers:
             make(sampler, *arguments, **keywords)
             self._made[sampler] = app_line()
 
-        def yielding(batches: "_BaseDataLoaderIter") -> Any:
-            batch = next_of(batches)
-            self._yielded = True
-            return batch
-
         DistributedSampler.__iter__ = iterated  # type: ignore[method-assign]  # replaced on purpose: apps make samplers, not we
         DistributedSampler.__init__ = made  # type: ignore[method-assign, assignment]  # replaced on purpose, for any arguments
-        _BaseDataLoaderIter.__next__ = yielding  # type: ignore[method-assign, assignment]  # replaced on purpose
 
     def note_run(self, kinds: Collection[SectionKind], batch: Mapping[str, Tensor]) -> None:
         """Sections of `kinds` are about to run on `batch`, which was drawn last.
@@ -122,14 +112,13 @@ class Samplers:
             if backward and self._undecided is not None:
                 self._train_on(self._undecided)
             return
-        self._fed_by_loader, self._yielded = self._yielded, False
-        if self._undecided is not None and not self._fed_by_loader and _addresses(batch) == self._undecided_batch:
+        tensors = list(batch.values())
+        if self._undecided is not None and _addresses(tensors) == _addresses(self._undecided_batch):
             self._train_on(self._undecided)
-        self._undecided = None
+        self._undecided, self._undecided_batch = None, ()
         if not backward and self._last is not None and not self._last.steps:
-            self._undecided, self._undecided_batch, self._last = self._last, _addresses(batch), self._trained
+            self._undecided, self._undecided_batch, self._last = self._last, tensors, self._trained
             self._undecided.evaluated_after = self._steps
-            self._evaluating.add(self._undecided.sampler)
 
     def note_step(self) -> None:
         """An optimizer step uses what was drawn last. Reports DP06."""
@@ -164,13 +153,6 @@ class Samplers:
         """The line of the sampler that feeds optimizer steps now."""
         return self._last.division.where if self._last is not None and self._last.steps else None
 
-    def is_waiting(self) -> bool:
-        """Whether the app may still be warming up: it has made a sampler to train with, and neither a sampler nor a
-        DataLoader has fed a step."""
-        if self._fed_by_loader or self.has_fed:
-            return False
-        return any(one.num_replicas > 1 and one not in self._evaluating for one in self._made)
-
     def _drawn(self, current: Pass, indices: Iterable[Any]) -> Iterator[Any]:
         for index in indices:
             if current.evaluated_after != self._steps:
@@ -178,14 +160,12 @@ class Samplers:
             yield index
 
     def _train_on(self, current: Pass) -> None:
-        if current.evaluated_after is not None:
-            self._evaluating.discard(current.sampler)
-            current.evaluated_after = None
+        current.evaluated_after = None
         self._last, self._undecided = current, None
 
 
-def _addresses(batch: Mapping[str, Tensor]) -> Sequence[int]:
-    return [tensor.data_ptr() for tensor in batch.values()]
+def _addresses(tensors: Sequence[Tensor]) -> Sequence[int]:
+    return [tensor.data_ptr() for tensor in tensors]
 
 
 def _division(sampler: Sampler, where: str | None) -> Division:

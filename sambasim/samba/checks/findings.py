@@ -1,15 +1,21 @@
-"""Findings: mistakes of an app, with a code, and how they are reported.
+"""Findings: mistakes of an app, with a code, how they are reported, and the line of the app for them.
 
 In a run a finding is a notice on stderr or, for DP09, an error. `sambasim app --check` collects all of them. The table
 of all codes is in `samba/README.md`; codes stay the same between releases.
 """
 
 import atexit
+import linecache
 import os
 import sys
-from collections.abc import Sequence
+import sysconfig
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from traceback import walk_tb
+from types import FrameType, TracebackType
 
+import sambasim
 from sambasim.bounded import one_line
 from sambasim.errors import DataParallelError, UserError
 from sambasim.runtime.launcher import launched_rank
@@ -117,3 +123,58 @@ reporter = Reporter()
 
 # Registered first, so that it runs last: after the final comparison of the ranks.
 atexit.register(lambda: reporter.summarize())
+
+
+_LIBRARY = f"{Path(sambasim.__file__).parent}/"
+_CHECKS = f"{Path(__file__).parent}/"
+_STARTERS = tuple(f"{_LIBRARY}{name}" for name in ("cli/", "samba/shim/", "__main__.py"))
+_OTHERS = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+def app_line() -> str | None:
+    """`file:line: code` of the innermost frame that belongs to no library; None if there is none."""
+    for frame in _frames():
+        if not frame.f_code.co_filename.startswith((_LIBRARY, *_OTHERS)):
+            return _shown(frame, frame.f_lineno)
+    return None
+
+
+def own_line_of_app() -> str | None:
+    """The same, or None if the call goes through sambasim."""
+    for frame in _frames():
+        file = frame.f_code.co_filename
+        if file.startswith(_LIBRARY) and not file.startswith(_CHECKS):
+            return None
+        if not file.startswith((_CHECKS, *_OTHERS)):
+            return _shown(frame, frame.f_lineno)
+    return None
+
+
+def is_called_by_app() -> bool:
+    """Whether no frame of sambasim is on the stack, apart from the checks and what started the app."""
+    files = (frame.f_code.co_filename for frame in _frames())
+    return not any(file.startswith(_LIBRARY) and not file.startswith((_CHECKS, *_STARTERS)) for file in files)
+
+
+def line_of(trace: TracebackType | None) -> str | None:
+    """`file:line: code` of the innermost frame of a traceback that belongs to no library."""
+    lines = [
+        _shown(frame, number)
+        for frame, number in walk_tb(trace)
+        if not frame.f_code.co_filename.startswith((_LIBRARY, *_OTHERS, "<"))
+    ]
+    return lines[-1] if lines else None
+
+
+def _frames() -> Iterator[FrameType]:
+    """From the innermost outwards."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith("<"):
+            yield frame
+        frame = frame.f_back
+
+
+def _shown(frame: FrameType, number: int) -> str:
+    file = os.path.normpath(frame.f_code.co_filename)
+    return f"{file}:{number}: {linecache.getline(file, number).strip()}"

@@ -22,8 +22,7 @@ from sambasim.ir.program import Program
 from sambasim.runtime.ranks import Communicator
 from sambasim.samba.checks import data
 from sambasim.samba.checks.data import EVEN_BATCHES, Samplers
-from sambasim.samba.checks.findings import Finding, reporter
-from sambasim.samba.checks.place import app_line, own_line_of_app
+from sambasim.samba.checks.findings import Finding, app_line, own_line_of_app, reporter
 
 Shown = TypeVar("Shown")
 
@@ -176,7 +175,7 @@ class Files:
 
 
 class Job:
-    """What is watched in this process. A loaded PEF sets `steps`, `settle` and `compare_last`."""
+    """What is watched in this process. A loaded PEF sets `steps` and `compare_last`."""
 
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
@@ -184,8 +183,6 @@ class Job:
         self.files = Files(communicator.node_of)
         self.pages = StatusPages(communicator)
         self.steps = 0
-        self.settle: Callable[[], None] = lambda: None
-        """Reports what a loaded PEF has held back."""
         self.compare_last: Callable[[], object] = lambda: communicator.all_gather_object(None)
         """Compares after the last step. A rank without a PEF only takes part."""
 
@@ -218,7 +215,6 @@ def finish() -> None:
     if job is None:
         return
     reporter.at_exit = True
-    job.settle()
     end = Point(job.steps, ended=True)
     abandon()
     waiting = job.pages.end()

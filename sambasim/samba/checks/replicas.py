@@ -13,8 +13,7 @@ from sambasim.runtime.weights import tensor_sha256
 from sambasim.samba import context
 from sambasim.samba.checks import arguments, data, job
 from sambasim.samba.checks.data import Division, Place
-from sambasim.samba.checks.findings import Finding, reporter
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.findings import Finding, app_line, reporter
 from sambasim.samba.checks.unfetched import Unfetched
 from sambasim.samba.checks.unsent import Unsent, is_sampled
 from sambasim.samba.machine import Machine
@@ -101,7 +100,6 @@ class Snapshot:
     fed: tuple[str, ...]
     division: Division | None
     place: Place | None
-    waiting: bool
     files: Mapping[str, str]
 
 
@@ -116,17 +114,16 @@ class Checks:
         self._step = self._forwards = 0
         self._fed: tuple[str, ...] = ()
         self._equal_batches = data.EqualBatches()
-        self._withheld: Finding | None = None  # DP04 for batches that may be a warm-up
+        self._withheld: Finding | None = None  # DP04 for batches that may be of a warm-up
         self._unsent = Unsent(machine)
         self._unfetched = Unfetched(machine, self._unsent)
         self._synced = False
-        self._last: Trained | None = None  # what was trained before the app replaced the weights
-        self._replaced = False
+        self._replaced = False  # whether the app has replaced the weights since the last step
         self._where: str | None = None
         watched, check = job.current(), job.current_check()
         self._samplers = watched.samplers if watched else None
         if watched is not None:
-            watched.compare_last, watched.settle = self._compare_last, self._unfetched.settle
+            watched.compare_last = self._compare_last
             if check is not None:
                 batches = int(getattr(context.current().arguments, "grad_accumulation_steps", None) or 1)
                 watched.samplers.shortened = check.short_epoch(machine.program.batch_size, batches)
@@ -153,7 +150,6 @@ class Checks:
 
         Raises DataParallelError.
         """
-        self._unfetched.settle()
         self._forwards += SectionKind.FWD in kinds
         trains, check, watched = context.current().trains, job.current_check(), job.current()
         if trains:
@@ -174,8 +170,8 @@ class Checks:
             watched.samplers.note_step()
         if mode is Mode.ALONE and (self._step > 1 or self._machine.program.data_parallel is None):
             return
-        self._last, self._replaced = None, False
-        compares = self._is_sampled()
+        self._replaced = False
+        compares = job.current_check() is not None or is_sampled(self._step)
         if watched is not None:
             watched.pages.begin_step(compares=compares)
         if compares:
@@ -190,15 +186,7 @@ class Checks:
             reporter.report(Finding("AP08", what, app_line(), remedy))
 
     def before_new_weights(self) -> None:
-        """The app is about to replace the weights of the device, perhaps on this rank alone and at its end.
-
-        In sampled steps, what was trained is kept for the last comparison; in every step it would take too long.
-        """
-        self._unfetched.settle()
-        if not self._synced:
-            return
-        if not self._replaced and self._is_sampled():
-            self._last = trained(self._machine)
+        """The app is about to replace the weights of the device, perhaps on this rank alone and at its end."""
         self._replaced = True
 
     def before_replacement(self) -> None:
@@ -214,9 +202,6 @@ class Checks:
         """The weights of the device are about to replace those of the host."""
         self._unfetched.note_fetch()
 
-    def _is_sampled(self) -> bool:
-        return job.current_check() is not None or is_sampled(self._step)
-
     def _compare(self, mode: Mode) -> None:
         """Compare all replicas before a step. In the first step compare how they sync, too."""
         where = self._where = app_line()
@@ -227,7 +212,6 @@ class Checks:
             self._fed,
             watched.samplers.division() if watched else None,
             watched.samplers.place() if watched else None,
-            watched is not None and watched.samplers.is_waiting(),
             watched.files.take_new() if watched else {},
         )
         points, shown = job.meet(self._communicator, job.Point(self._step), own)
@@ -276,8 +260,8 @@ class Checks:
         if not all(fed) or reporter.has("DP04"):
             return
         finding = self._equal_batches.note(fed, self._step, where)
-        # Equal random batches may be a warm-up, but no warm-up takes 8 steps.
-        if self._step == _BATCHES_COMPARED[-1] or not all(one.waiting for one in shown):
+        # Equal random batches may be of a warm-up; no warm-up takes 8 steps, or draws from a DistributedSampler.
+        if self._step == _BATCHES_COMPARED[-1] or (self._samplers is not None and self._samplers.has_fed):
             reporter.report(finding)
         else:
             self._withheld = finding
@@ -288,7 +272,7 @@ class Checks:
             reporter.report(self._withheld, notice_only=True)
         own = None
         if self._synced and not any(map(reporter.has, ("DP03", "DP07", "DP09"))):
-            own = self._last or trained(self._machine, read=not self._replaced)
+            own = trained(self._machine, read=not self._replaced)
         of_replicas = self._communicator.all_gather_object(own)
         known = [one for one in of_replicas if one is not None]
         if len(known) == len(of_replicas):

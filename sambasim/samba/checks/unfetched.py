@@ -8,11 +8,9 @@ a prediction on the host, is out of date (AP06). And an app may train nothing at
     not watched   `model.forward(x)` of a model without modules; reads of a parameter; pickle and deepcopy; state_dict
                   of a module in the model; what `torch.jit`, `torch.compile`, `torch.export` and `torch.func` make
 
-A call in training mode with gradients may be the start of a training step on the host: it is reported later, if no
-backward has followed. After the first step it is not reported: it computes the loss of that step.
+A call in training mode with gradients is not reported: a training step on the host may begin.
 """
 
-import atexit
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
@@ -28,12 +26,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.types import SymbolKind
 from sambasim.samba import context
-from sambasim.samba.checks.findings import Finding, reporter
-from sambasim.samba.checks.place import app_line, is_called_by_app
+from sambasim.samba.checks.findings import Finding, app_line, is_called_by_app, reporter
 from sambasim.samba.checks.unsent import Unsent
 from sambasim.samba.machine import Machine
-
-_COMPUTES, _TRAINS = "computes with", "trains"
 
 _MOST_ACCUMULATED = 256
 """No app accumulates the gradients of so many batches before its first optimizer step."""
@@ -53,7 +48,6 @@ class Unfetched:
         self._app_has_loaded = False
         self._reported: set[str] = set()
         self._compared: dict[str, int] = {}  # by use, the last step in which weights were compared: it takes time
-        self._call: tuple[str | None, int] | None = None  # in training mode: the line, and the steps of the device
         changed = list(_changed_by(machine))
         # With hooks, torch leaves its fast path for these layers.
         fast = {id(part) for one in changed if isinstance(one, nn.TransformerEncoderLayer) for part in one.modules()}
@@ -82,7 +76,6 @@ class Unfetched:
 
     def note_fetch(self) -> None:
         """The weights of the device are about to replace those of the host."""
-        self.settle()
         if self._backwards and not self._machine.replica.steps:
             self._report_backwards()
         elif self._unsent.host_trains and self._ahead == 0:
@@ -94,55 +87,33 @@ class Unfetched:
     def note_replacement(self) -> None:
         """`trace_graph` is about to load another PEF for the same model, with the weights of the host."""
         if self._ahead > 0 and context.current().trains:
-            self._report("trace_graph loads the weights of", self._ahead, "before trace_graph", app_line())
+            self._report("trace_graph loads the weights of", "before trace_graph")
 
     def note_read(self, use: str) -> None:
         """The weights of the model are used on the host; `use` is a verb."""
-        if self._is_behind(use, use):
-            self._report_use(use, app_line(), self._ahead)
-
-    def note_training(self) -> None:
-        """The model is called as before a backward."""
-        if self._call is not None or self._ahead <= 1 or self._compared.get(_TRAINS) == self._machine.replica.steps:
-            return
-        if not self._has_gradients() and self._is_behind(_COMPUTES, _TRAINS):
-            self._call = app_line(), self._ahead
-
-    def settle(self) -> None:
-        """Report a call in training mode that no backward has followed: host and device are about to go on."""
-        call, self._call = self._call, None
-        if call is None or self._has_gradients() or self._app_has_loaded:
-            return
-        if self._unsent.host_is_as_exchanged():
-            self._report_use(_COMPUTES, *call)
+        if self._is_behind(use):
+            self._reported.add(use)
+            self._report(f"the app {use} the weights on", "before it")
 
     @property
     def _ahead(self) -> int:
         return self._machine.replica.steps - self._steps_at_exchange
 
-    def _has_gradients(self) -> bool:
-        return any(parameter.grad is not None for parameter in self.model.parameters())
-
-    def _is_behind(self, use: str, compared: str) -> bool:
+    def _is_behind(self, use: str) -> bool:
         """Whether the app uses out-of-date weights. Compares weights once a step for each kind of use, and never while
         torch transforms the model, because the comparison would become part of the result."""
         steps = self._machine.replica.steps
-        if self._ahead <= 0 or use in self._reported or self._compared.get(compared) == steps or self._app_has_loaded:
+        if self._ahead <= 0 or use in self._reported or self._compared.get(use) == steps or self._app_has_loaded:
             return False
         if _is_transforming() or not context.current().trains or not is_called_by_app():
             return False
-        self._compared[compared] = steps
+        self._compared[use] = steps
         return self._unsent.host_is_as_exchanged()
 
-    def _report_use(self, use: str, where: str | None, ahead: int) -> None:
-        if use not in self._reported:
-            self._reported.add(use)
-            self._report(f"the app {use} the weights on", ahead, "before it", where)
-
-    def _report(self, use: str, ahead: int, when: str, where: str | None) -> None:
-        steps = "1 step" if ahead == 1 else f"{ahead} steps"
+    def _report(self, use: str, when: str) -> None:
+        steps = "1 step" if self._ahead == 1 else f"{self._ahead} steps"
         what = f"{use} the host, and the device has trained for {steps} since"
-        reporter.report(Finding("AP06", what, where, f"samba.session.to_cpu(model) {when}"))
+        reporter.report(Finding("AP06", what, app_line(), f"samba.session.to_cpu(model) {when}"))
 
     def _report_backwards(self) -> None:
         times = "1 backward" if self._backwards == 1 else f"{self._backwards} backwards"
@@ -191,12 +162,6 @@ def _watch() -> None:
         (_recursive, "create_script_module"),
     ):
         setattr(module, name, _without_hooks(getattr(module, name), saves=module is serialization))
-    atexit.register(_settle_all)
-
-
-def _settle_all() -> None:
-    for unfetched in _of(list(_loaded)):
-        unfetched.settle()
 
 
 def _of(modules: Iterable[nn.Module]) -> set[Unfetched]:
@@ -209,10 +174,8 @@ def _note_forward(module: nn.Module, _: object) -> None:
     if torch.compiler.is_compiling():
         return
     for unfetched in _of([module]):
-        if unfetched.model.training and torch.is_grad_enabled():
-            unfetched.note_training()
-        else:
-            unfetched.note_read(_COMPUTES)
+        if not (unfetched.model.training and torch.is_grad_enabled()):
+            unfetched.note_read("computes with")
 
 
 def _watched_load(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -234,7 +197,6 @@ def _watched_state_dict(original: Callable[..., Any]) -> Callable[..., Any]:
         of_app = not args and not keywords.get("prefix") and not keywords.get("keep_vars")
         for unfetched in _of([module] if of_app else []):
             if unfetched.model is module:
-                unfetched.settle()
                 unfetched.note_read("reads")
         return original(module, *args, **keywords)
 

@@ -20,8 +20,7 @@ from torch.nn.utils import clip_grad
 from sambasim.ir.graph import SectionKind
 from sambasim.runtime.weights import tensor_sha256
 from sambasim.samba import context
-from sambasim.samba.checks.findings import Finding, reporter
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.findings import Finding, app_line, reporter
 from sambasim.samba.machine import Machine
 from sambasim.samba.request import Optimizer
 

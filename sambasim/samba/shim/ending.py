@@ -22,121 +22,59 @@ import signal
 import sys
 import time
 import traceback
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, NoReturn, cast
 
 from sambasim.errors import LaunchError, MachineError, OptionError, SambasimError, exit_code
 from sambasim.runtime.launcher import find_launcher, launched_rank
-from sambasim.samba.checks.place import line_of
+from sambasim.samba.checks.findings import line_of
 
 if TYPE_CHECKING:
     from sambasim.runtime.ranks import Communicator
     from sambasim.runtime.supervision.supervisor import Failure
 
-_LIBRARY_STARTS_IT = "leave init_process_group out of the app: with --data-parallel, parse_app_args calls it"
-_ON_THE_HOST = 'device = "cpu", and no .cuda(): samba.session.run sends its inputs to the device itself'
-_ON_THE_CPU = 'torch.load(…, map_location="cpu")'
-_NO_ACCELERATOR = "the app asks for a device by number, or for pinned memory, and torch has no accelerator here"
-_NO_CUDA = "the app asks for the device cuda, and torch has none here"
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """An error of torch whose type is one of `kinds` and whose text contains one of `texts` becomes `error`."""
-
-    kinds: tuple[type[Exception], ...]
-    texts: tuple[str, ...]
-    error: type[SambasimError]
-    what: str
-    remedy: str
-
-
-_ERRORS = (
-    _Row(
-        (ValueError,),
-        ("initialize the default process group twice",),
-        LaunchError,
-        "the app calls init_process_group, and torch.distributed is initialised already",
-        _LIBRARY_STARTS_IT,
-    ),
-    _Row(
-        (ValueError,),
-        ("Error initializing torch.distributed using env:// rendezvous",),
-        LaunchError,
-        "the app calls init_process_group, which needs the environment of torchrun, and torchrun did not start this",
-        _LIBRARY_STARTS_IT,
-    ),
-    _Row(
-        (RuntimeError,),
-        ("Distributed package doesn't have MPI built in",),
-        LaunchError,
-        "the app calls init_process_group for MPI, and this torch is built without MPI",
-        _LIBRARY_STARTS_IT,
-    ),
-    _Row(
-        (ValueError,),
-        ("Default process group has not been initialized",),
-        LaunchError,
-        "the app calls torch.distributed, which is not initialised: --data-parallel is missing, or this is no run",
-        "add --data-parallel; or use samba.utils.get_rank() and get_world_size(), which are 0 and 1 without it",
-    ),
-    _Row(
-        (AssertionError, AttributeError, RuntimeError, TypeError),
-        (
-            "Torch not compiled with CUDA enabled",
-            "module 'torch._C' has no attribute '_cuda_",
-            "torch.cuda.Stream requires CUDA support",
-            "Found no NVIDIA driver on your system",
-            "No CUDA GPUs are available",
-        ),
-        MachineError,
-        _NO_CUDA,
-        _ON_THE_HOST,
-    ),
-    _Row((RuntimeError,), ("Attempting to deserialize object on a CUDA device",), MachineError, _NO_CUDA, _ON_THE_CPU),
-    _Row(
-        (RuntimeError,),
-        ("don't know how to restore data location",),
-        MachineError,
-        "the app loads tensors to a device that torch does not know",
-        _ON_THE_CPU,
-    ),
-    _Row(
-        (RuntimeError,), ("Cannot access accelerator device when none is",), MachineError, _NO_ACCELERATOR, _ON_THE_HOST
-    ),
-    _Row(
-        (RuntimeError,),
-        ("pin_memory=True requires a CUDA or other accelerator",),
-        MachineError,
-        _NO_ACCELERATOR,
-        "leave pin_memory out",
-    ),
-    _Row(
-        (RuntimeError,),
-        ("device type at start of device string",),
-        MachineError,
-        "the app asks for a device that torch does not know",
-        _ON_THE_HOST,
-    ),
-    _Row(
-        (RuntimeError,),
-        ("PyTorch is not linked with support for",),
-        MachineError,
-        "the app asks for a device that this torch is built without",
-        _ON_THE_HOST,
-    ),
+_GROUP = (
+    "the app calls init_process_group by itself",
+    "leave init_process_group out of the app: with --data-parallel, parse_app_args calls it",
 )
-"""Errors of torch in apps that were written for another machine. They are looked up once they have escaped from the
-script, because the app may catch them."""
+_NO_GROUP = (
+    "the app calls torch.distributed, which is not initialised: --data-parallel is missing, or this is no run",
+    "add --data-parallel; or use samba.utils.get_rank() and get_world_size(), which are 0 and 1 without it",
+)
+_ON_THE_HOST = 'device = "cpu", and no .cuda(): samba.session.run sends its inputs to the device itself'
+_NO_DEVICE = ("the app asks for a device that torch does not have here", _ON_THE_HOST)
+_NO_CUDA = ("the app asks for the device cuda, and torch has none here", _ON_THE_HOST)
+_NO_PINNING = ("the app asks for pinned memory, and torch has no accelerator here", "leave pin_memory out")
+_NO_PLACE = ("the app loads tensors to a device that torch does not have here", 'torch.load(…, map_location="cpu")')
+
+_ERRORS: Sequence[tuple[str, type[SambasimError], tuple[str, str]]] = (
+    ("initialize the default process group twice", LaunchError, _GROUP),
+    ("Error initializing torch.distributed using env:// rendezvous", LaunchError, _GROUP),
+    ("Distributed package doesn't have MPI built in", LaunchError, _GROUP),
+    ("Default process group has not been initialized", LaunchError, _NO_GROUP),
+    ("Torch not compiled with CUDA enabled", MachineError, _NO_CUDA),
+    ("module 'torch._C' has no attribute '_cuda_", MachineError, _NO_CUDA),
+    ("torch.cuda.Stream requires CUDA support", MachineError, _NO_CUDA),
+    ("Found no NVIDIA driver on your system", MachineError, _NO_CUDA),
+    ("No CUDA GPUs are available", MachineError, _NO_CUDA),
+    ("Attempting to deserialize object on a CUDA device", MachineError, _NO_PLACE),
+    ("don't know how to restore data location", MachineError, _NO_PLACE),
+    ("Cannot access accelerator device when none is", MachineError, _NO_DEVICE),
+    ("pin_memory=True requires a CUDA or other accelerator", MachineError, _NO_PINNING),
+    ("device type at start of device string", MachineError, _NO_DEVICE),
+    ("PyTorch is not linked with support for", MachineError, _NO_DEVICE),
+)
+"""Texts of torch's errors in apps that were written for another machine, and the error with its remedy in place of
+each. They are looked up once they have escaped from the script, because the app may catch them."""
 
 
 def translated(error: BaseException) -> BaseException:
     """The error of sambasim that `_ERRORS` has for `error`, with the app's line; or `error` itself."""
-    for row in _ERRORS:
-        if isinstance(error, row.kinds) and any(text in str(error) for text in row.texts):
-            ours = row.error(row.what, where=line_of(error.__traceback__), remedy=row.remedy)
+    for text, kind, (what, remedy) in _ERRORS:
+        if isinstance(error, Exception) and text in str(error):
+            ours = kind(what, where=line_of(error.__traceback__), remedy=remedy)
             return ours.with_traceback(error.__traceback__)
     return error
 

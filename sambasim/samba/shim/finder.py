@@ -22,7 +22,6 @@ from sambasim.samba.notices import AbsentName, AbsentNameError
 ROOT = "sambaflow"
 _OUTSIDE = "sambasim.samba.shim.modules"
 _NEAR = 3
-_LISTED = 12
 
 MODULES: Mapping[str, str | tuple[str, ...]] = {
     "sambaflow": ("__version__", "is_demo"),
@@ -187,10 +186,7 @@ def _instead(module: str, name: str) -> str:
     near = difflib.get_close_matches(name.lower(), spelled, n=_NEAR)
     if near:
         return " or ".join(f"{module}.{spelled[word]}" for word in near)
-    if not exported:
-        return f"the app without it: {module} is empty here"
-    more = f", and {len(exported) - _LISTED} more" if len(exported) > _LISTED else ""
-    return f"what {module} has: {', '.join(exported[:_LISTED])}{more}"
+    return f"what {module} has: {', '.join(exported) or 'nothing'}"
 
 
 class SambaflowFinder(MetaPathFinder, Loader):

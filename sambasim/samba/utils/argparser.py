@@ -13,8 +13,8 @@ import yaml
 from sambasim.errors import OptionError
 from sambasim.runtime.launcher import find_launcher, launched_rank
 from sambasim.samba import context
-from sambasim.samba.checks.keywords import checks_keywords_beside
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.arguments import checks_keywords_beside
+from sambasim.samba.checks.findings import app_line
 from sambasim.samba.notices import say_once
 from sambasim.samba.utils.flags import COMMANDS, COMPILE, FLAGS, RUN, TEST, WITH_PEF, Flag
 from sambasim.samba.utils.parser import AddArguments, Arguments, NextRun, command_parser, overview, parse, program_name
@@ -166,15 +166,11 @@ def _read_yaml(path: str | os.PathLike[str]) -> dict[str, object]:
 
 
 def _named_values(content: object, where: str) -> dict[str, object]:
-    """`content` if it is a mapping with text as keys: YAML reads the names `no:` and `1:` as other types."""
+    """`content`, which must be a mapping, with text as keys: YAML reads a name such as `1:` as another type."""
     if not isinstance(content, dict):
         what = f"this YAML has {content!r} instead of names with values"
         raise OptionError(what, where=where, remedy="one `name: value` in each line")
-    not_text = [name for name in content if not isinstance(name, str)]
-    if not_text:
-        what = f"YAML reads a name here as {not_text[0]!r}, which is not text"
-        raise OptionError(what, where=where, remedy="put quotation marks around the name")
-    return content
+    return {str(name): value for name, value in content.items()}
 
 
 def _checked_command(word: str | None) -> str:

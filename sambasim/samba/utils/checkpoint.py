@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sambasim.errors import OptionError, WeightsError
 from sambasim.runtime.weights import write_tensors
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.findings import app_line
 from sambasim.samba.request import Optimizer, as_sequence
 from sambasim.samba.session import session
 from sambasim.samba.tensor import to_torch

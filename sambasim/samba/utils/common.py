@@ -17,8 +17,8 @@ from sambasim.pef import locate, peek, read
 from sambasim.report.inspect import contents
 from sambasim.runtime.determinism import seed_everything
 from sambasim.samba import context
-from sambasim.samba.checks.keywords import checks_keywords
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.arguments import checks_keywords
+from sambasim.samba.checks.findings import app_line
 from sambasim.samba.inputs import Inputs
 from sambasim.samba.request import Optimizer, as_mapping
 from sambasim.samba.session import session

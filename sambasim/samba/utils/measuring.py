@@ -22,8 +22,8 @@ from sambasim.ir.graph import Section, SectionKind
 from sambasim.ir.program import Program
 from sambasim.runtime.outcome import predicted
 from sambasim.samba import context
-from sambasim.samba.checks.keywords import checks_keywords
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.arguments import checks_keywords
+from sambasim.samba.checks.findings import app_line
 from sambasim.samba.inputs import Inputs
 from sambasim.samba.notices import say_once
 from sambasim.samba.session import session
@@ -353,18 +353,9 @@ def _report(
         if file is not None and file != "-":
             write_json(file, figures)
     if compiled_stats_json is not None:
-        write_json(compiled_stats_json, get_pef_info(_pef_of_this_process()))
+        write_json(compiled_stats_json, get_pef_info(str(getattr(context.current().arguments, "pef", None))))
     sys.stdout.write(f"{json_format.dumps(figures)}\n" if json == "-" else table)
     sys.stdout.flush()
-
-
-def _pef_of_this_process() -> str:
-    pef = getattr(context.current().arguments, "pef", None)
-    if pef is None:
-        what = "compiled_stats_json needs --pef on the command line"
-        remedy = "parse_app_args reads it; or write utils.pef_utils.get_pef_info(pef) to the file"
-        raise OptionError(what, remedy=remedy)
-    return str(pef)
 
 
 def _steps_until(duration_s: float, times_s: list[float]) -> int:

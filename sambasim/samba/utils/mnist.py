@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 from sambasim.errors import DataError
-from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.findings import app_line
 from sambasim.samba.request import as_mapping
 
 __all__ = ["dataset_transform", "prepare_dataloader"]

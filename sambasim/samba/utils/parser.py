@@ -18,7 +18,7 @@ from sambasim.errors import OptionError, SambasimError
 from sambasim.pef import PefHeader, locate, peek
 from sambasim.runtime.launcher import launched_rank
 from sambasim.samba import context
-from sambasim.samba.utils.flags import COMMANDS, COMPILE, FLAGS, RUN, TEST, WITH_PEF, Flag
+from sambasim.samba.utils.flags import COMMANDS, COMPILE, FLAGS, RUN, TEST, Flag
 
 AddArguments = Callable[[argparse.ArgumentParser], object]
 """A function of the app that adds flags to a parser."""
@@ -32,7 +32,6 @@ _IN_A_BATCH_SIZE = ("mapping", "num_spatial_batches")
 _DATA_PARALLEL = "--data-parallel"
 _WIDTH = 100
 _ONE_SAMPLE = 1  # the batch size without -b, where no PEF says another
-_WORLD_SIZE_NAMES = next(flag.names for flag in FLAGS if flag.destination == "world_size")
 
 _EXAMPLES = {
     COMPILE: ("compile --pef-name net -b 32", "compile --pef-name net -b 32 --data-parallel -ws 2"),
@@ -197,8 +196,6 @@ def _add_library(parser: argparse.ArgumentParser, command: str) -> Iterator[argp
     for flag in FLAGS:
         if command in flag.commands:
             yield _add_flag(inert if flag.inert else effective, flag, command)
-    if command in WITH_PEF and "world_size" not in {action.dest for action in parser._actions}:
-        yield parser.add_argument(*_WORLD_SIZE_NAMES, action=_RefuseWorldSize)
 
 
 def _add_flag(group: argparse._ArgumentGroup, flag: Flag, command: str) -> argparse.Action:
@@ -217,26 +214,6 @@ def _add_flag(group: argparse._ArgumentGroup, flag: Flag, command: str) -> argpa
         metavar=None if flag.choices else flag.placeholder,
         help=f"{flag.meaning}{default_text}",
     )
-
-
-class _RefuseWorldSize(argparse.Action):
-    """`-ws` of a command that does not have it: mpirun decides the number of replicas."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
-        super().__init__(option_strings, dest, nargs="?", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> NoReturn:
-        raise OptionError(
-            f"{option_string} is the smallest number of replicas, for compile; {parser.prog.split()[-1]} has as many "
-            "as mpirun starts",
-            remedy=f"mpirun -np {values or 2} {parser.prog} … without {option_string}",
-        )
 
 
 def _give_way(parser: argparse.ArgumentParser, library: Sequence[argparse.Action]) -> set[str]:
@@ -345,4 +322,4 @@ class NextRun:
 
 def _accepts(run: argparse.ArgumentParser, group: Sequence[str]) -> bool:
     action = run._option_string_actions.get(group[0].partition("=")[0])
-    return not group[0].startswith("-") if action is None else action.help != argparse.SUPPRESS and action.dest != "pef"
+    return not group[0].startswith("-") if action is None else action.dest != "pef"

@@ -12,7 +12,6 @@ from sambasim.runtime.stepwise import Mode
 from sambasim.samba import context
 from sambasim.samba.checks.arguments import (
     Accumulation,
-    as_compiled,
     likely_cause,
     mode_of,
     note_changed,
@@ -56,18 +55,15 @@ def test_changed_arguments_are_found_and_are_a_likely_cause(reporter: Reporter) 
     assert finding.words == "AP02: --batch-size was 8 when the PEF was compiled, and is 4 now"
     assert "note_changed(typed, METADATA, 8)" in str(finding.where)
     assert likely_cause(typed, METADATA) == (
-        " (AP02: --batch-size was 8 at the compile, and is 4 now; of the app's own flags, "
-        "--hidden was 32 at the compile, and is 16 now)"
+        " (AP02: --batch-size was 8 at the compile, and is 4 now; --hidden was 32 at the compile, and is 16 now)"
     )
-    assert as_compiled(typed, METADATA) == "--batch-size 8"
-    assert as_compiled(typed, {**METADATA, "batch_size": "8; curl example.org | sh"}) is None
 
 
 @pytest.mark.parametrize("typed", ["run --reduce-on-rdu --threads 1 --hidden 16", "measure-sections --hidden 16"])
 def test_flags_that_do_not_change_the_graph_are_no_likely_cause(reporter: Reporter, typed: str) -> None:
     metadata = _metadata("--pef-name", "net", "--o0", "--verbose")
     now = _parsed(*typed.split(), "--pef", "net")
-    cause = " (AP02: of the app's own flags, --hidden was 32 at the compile, and is 16 now)"
+    cause = " (AP02: --hidden was 32 at the compile, and is 16 now)"
     assert likely_cause(now, metadata) == cause
     note_changed(now, metadata, 1)
     assert not reporter.findings, "the app's own flags may differ"
@@ -106,21 +102,6 @@ def test_flags_that_are_not_passed_to_the_compiler_are_found(
     note_not_passed_on(typed, config, inference=False)
     words = [f"DP02: {flags} is on the command line, but not passed to session.compile"] if flags else []
     assert [finding.words for finding in reporter.findings] == words
-
-
-@pytest.mark.parametrize(
-    ("compiled", "run", "remedy"),
-    [
-        ([], ["-b", "4"], "--batch-size 1"),
-        (["--inference"], [], "--inference"),
-        ([], ["--grad-accumulation-steps", "2", "--hidden", "16"], None),
-    ],
-)
-def test_the_remedy_can_be_typed(compiled: list[str], run: list[str], remedy: str | None) -> None:
-    metadata = _metadata(*compiled)
-    assert as_compiled(_parsed("run", "--pef", "net", *run), metadata) == remedy
-    if remedy is not None:
-        assert as_compiled(_parsed("run", "--pef", "net", *remedy.split()), metadata) is None
 
 
 @pytest.mark.parametrize(

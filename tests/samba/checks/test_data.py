@@ -180,16 +180,6 @@ def test_evaluation_within_an_epoch_is_no_finding(
     assert not reporter.findings
 
 
-def test_a_sampler_waits_until_it_feeds_a_step(watched: Samplers) -> None:
-    whole: DistributedSampler[int] = DistributedSampler(DATA, 1, 0)
-    assert not watched.is_waiting(), f"{whole} divides nothing"
-    sampler = _sampler()
-    next(iter(sampler))
-    assert watched.is_waiting()
-    _train(watched, sampler)
-    assert not watched.is_waiting()
-
-
 def test_replicas_in_different_epochs_are_found() -> None:
     finding = different_epochs([Place(1, 3), Place(2, 1)], "app.py:1: run()")
     assert finding is not None

@@ -15,7 +15,7 @@ from sambasim.runtime.single_rank import private_window
 from sambasim.runtime.stepwise import Mode
 from sambasim.samba import context
 from sambasim.samba.checks import job, replicas
-from sambasim.samba.checks.data import Division, Pass, Place, Samplers
+from sambasim.samba.checks.data import Division, Pass, Place
 from sambasim.samba.checks.findings import Finding, Reporter
 from sambasim.samba.checks.job import Check, Point
 from sambasim.samba.checks.replicas import Checks, Snapshot, Trained, different_course, different_start
@@ -101,19 +101,6 @@ def test_the_hyperparameters_of_the_device_are_compared(pef: str) -> None:
         (of_one,) = replicas.trained(machine).hyperparameters
         compared.append((of_one["lr"], of_one["momentum"]))
     assert compared == [(0.1, 0.5), (0.2, 0.5), (0.2, 0.5), (0.2, 0.5)]
-
-
-def test_replaced_weights_are_kept_in_sampled_steps_only(pef: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[int] = []
-    model = _loaded(pef)
-    checks = session._loaded(model).checks
-    monkeypatch.setattr(replicas, "trained", lambda _: kept.append(checks._step))
-    monkeypatch.setattr(checks, "_synced", True)
-    for checks._step in (9, 8):
-        checks._replaced = False
-        session.to_device(model)
-        session.to_device(model)
-    assert kept == [8]
 
 
 LINE = "app.py:1: sampler = DistributedSampler(data)"
@@ -220,16 +207,21 @@ def test_equal_samples_are_reported_with_the_line_of_the_sampler(
     def same_samples(shown: Snapshot) -> Snapshot:
         return replace(shown, division=None)
 
+    watched = job.current()
+    assert watched is not None
+    watched.samplers.has_fed = True
     assert _codes(compare(1, same_samples)) == []
     assert [(one.code, one.where) for one in compare(2, same_samples).findings] == [("DP04", LINE)]
 
 
-@pytest.mark.parametrize(("own", "other", "step"), [(True, True, 8), (True, False, 2), (False, True, 2)])
-def test_equal_batches_of_a_warm_up_are_reported_at_step_8(
-    compare: Callable[[int, Change], Reporter], monkeypatch: pytest.MonkeyPatch, own: bool, other: bool, step: int
+@pytest.mark.parametrize(("fed", "step"), [(False, 8), (True, 2)])
+def test_equal_batches_that_no_sampler_has_fed_are_reported_at_step_8(
+    compare: Callable[[int, Change], Reporter], fed: bool, step: int
 ) -> None:
-    monkeypatch.setattr(Samplers, "is_waiting", lambda _: own)
-    found = {n: len(_codes(compare(n, lambda shown: replace(shown, division=None, waiting=other)))) for n in (1, 2, 8)}
+    watched = job.current()
+    assert watched is not None
+    watched.samplers.has_fed = fed
+    found = {n: len(_codes(compare(n, lambda shown: replace(shown, division=None)))) for n in (1, 2, 8)}
     assert next(n for n, number in found.items() if number) == step
 
 
@@ -237,7 +229,6 @@ def test_equal_batches_of_a_warm_up_are_reported_at_step_8(
 def test_a_supposed_warm_up_is_reported_at_the_end_if_no_sampler_has_fed_a_step(
     compare: Callable[[int, Change], Reporter], monkeypatch: pytest.MonkeyPatch, fed: bool, codes: list[str]
 ) -> None:
-    monkeypatch.setattr(Samplers, "is_waiting", lambda _: True)
     for step in (1, 2):
         reporter = compare(step, lambda shown: replace(shown, division=None))
     assert _codes(reporter) == []

@@ -63,8 +63,6 @@ def test_what_is_under_a_command_holds_for_it_alone(tmp_path: Path) -> None:
         ("command: compile\nbatch_size: [1\n", ":3", "this is not plain YAML: expected ',' or ']'"),
         ("command: compile\nx: !!python/object/apply:os.getcwd []\n", ":2", "could not determine a constructor"),
         ("- command\n", "", "this YAML has ['command'] instead of names with values"),
-        ("no: 3\n", "", "YAML reads a name here as False"),
-        ("command: run\nrun:\n  1: x\n", ", run", "YAML reads a name here as 1"),
         ("command: compile\nbatch_size: many\n", "", "'many' is not a whole number"),
         ("command: run\n", "", "the following arguments are required: --pef/-p"),
     ],
