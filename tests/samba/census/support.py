@@ -54,20 +54,6 @@ class OnlyOut(nn.Module):
         return out
 
 
-class Dropouts(LogReg):
-    """LogReg with a dropout of elements, and one of channels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.drop = nn.Dropout(0.5)
-        self.drop2 = nn.Dropout2d(0.5)
-
-    def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        planes = self.drop2(inputs.view(-1, 2, 2, 2)).flatten(1)
-        out = self.lin_layer(self.drop(planes))
-        return self.criterion(out, targets), out
-
-
 class Plainly:
     """A copy of `model`, and SGD, or another optimizer of `torch.optim`, that trains it on the host."""
 

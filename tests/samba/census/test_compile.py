@@ -115,10 +115,8 @@ class Masked(LogReg):
 
 
 INPUTS: dict[str, Callable[[tuple[Any, Any]], Any]] = {
-    "tuple": lambda pair: pair,
     "list": list,
     "dict": lambda pair: {"image": pair[0], "label": pair[1]},
-    "contains None": lambda pair: [*pair, None],
     "dict.values() with None": lambda pair: {"image": pair[0], "label": pair[1], "mask": None}.values(),
 }
 
@@ -142,7 +140,6 @@ TRACES = [
     "(model, inputs, opt, pef=args.pef, mapping=args.mapping, distlearn_config=args.distlearn_config)",
     "(model, inputs, opt, config_dict=vars(args), squeeze_bs_dim=True)",
     "(args, model, inputs, opt)",
-    "(model, inputs, optim=opt, init_output_grads=not args.inference, pef=args.pef)",
     "(model, inputs, opt, init_output_grads=True, pef=args.pef, dev_mode=True)",
 ]
 

@@ -53,27 +53,6 @@ def test_a_model_in_bfloat16(order: str, samba: Any, batch: list[Any]) -> None:
     assert not same_weights(model, before)
 
 
-def test_a_subclass_of_samba_nn_without_a_conversion(samba: Any, batch: list[Any]) -> None:
-    sn = samba.nn
-
-    class Old(sn.Module):  # type: ignore[misc, name-defined]  # it is Any here
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = sn.Sequential(sn.Linear(FEATURES, CLASSES), sn.ReLU(inplace=True))
-            self.criterion = sn.CrossEntropyLoss()
-
-        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            out = self.layers(x)
-            return self.criterion(out, y), out
-
-    model = seeded(Old)
-    plainly = Plainly(model)
-    _compiled(samba, model, batch, samba.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
-    _step(samba, model, batch)
-    plainly.step(batch)
-    assert same_weights(model, plainly.model)
-
-
 def test_methods_of_optimizers_around_a_run(samba: Any, batch: list[Any], trace: Callable[..., Any]) -> None:
     model, optimizer = trace()
     plainly = Plainly(model)
@@ -91,45 +70,6 @@ def test_methods_of_optimizers_around_a_run(samba: Any, batch: list[Any], trace:
     again = samba.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     again.load_state_dict(state)
     assert again.param_groups[0]["lr"] == 0.1
-
-
-class Three(LogReg):
-    """(loss, out, third)."""
-
-    def forward(self, inputs: Tensor, targets: Tensor) -> Any:
-        loss, out = super().forward(inputs, targets)
-        return loss, out, out.softmax(1)
-
-
-def test_a_model_returns_three_outputs(samba: Any, batch: list[Any]) -> None:
-    made = seeded(Three)
-    plainly = Plainly(made)
-    samba.from_torch_model_(made)
-    _compiled(samba, made, batch, samba.optim.SGD(made.parameters(), lr=0.1, momentum=0.9))
-    outputs, expected = _step(samba, made, batch), plainly.step(batch)
-    assert [equal(*pair) for pair in zip(outputs, expected, strict=True)] == [True] * 3
-    assert same_weights(made, plainly.model)
-
-
-class Tuple1(OnlyOut):
-    """(out,)."""
-
-    def forward(self, inputs: Tensor) -> Any:
-        return (super().forward(inputs),)
-
-
-@pytest.mark.parametrize("model", [OnlyOut, Tuple1], ids=["out", "(out,)"])
-def test_a_model_that_returns_out_alone(model: type[Any], samba: Any, batch: list[Any]) -> None:
-    made = seeded(model)
-    plainly = Plainly(made)
-    samba.from_torch_model_(made)
-    _compiled(samba, made, batch[:1], samba.optim.SGD(made.parameters(), lr=0.1, momentum=0.9))
-    (out,) = samba.session.run(batch[:1], made.output_tensors, section_types=["fwd"])
-    gradient = torch.ones(out.shape) / out.numel()
-    samba.session.run(batch[:1], made.output_tensors, section_types=["bckwd", "opt"], grad_of_outputs=[gradient])
-    samba.session.to_cpu(made)
-    assert equal(out, plainly.step(batch[:1], gradient)[0])
-    assert same_weights(made, plainly.model)
 
 
 def test_a_criterion_on_the_wrong_shape_is_refused(samba: Any, batch: list[Any]) -> None:
@@ -170,21 +110,6 @@ def test_the_loss_is_computed_on_the_host(way: str, samba: Any, trace: Trace) ->
         plainly.step([image], torch.autograd.grad(criterion(leaf := gold.detach().requires_grad_(), labels), leaf)[0])
     samba.session.to_cpu(model)
     assert same_weights(model, plainly.model)
-
-
-def test_host_memory_is_assigned_on_an_output_inside_of_forward(samba: Any, batch: list[Any]) -> None:
-    class Host(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lin = nn.Linear(FEATURES, CLASSES)
-
-        def forward(self, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-            out = self.lin(image)
-            out.host_memory = True
-            return nn.functional.cross_entropy(out, label), out
-
-    batch[0].host_memory = False
-    assert _trains_as_torch(samba, seeded(Host), batch)
 
 
 def _trains_as_torch(samba: Any, model: Any, batch: list[Any]) -> bool:

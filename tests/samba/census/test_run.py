@@ -2,7 +2,6 @@
 
 import copy
 import json
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ Trace = Callable[..., Any]
 
 RUNS = [
     "(input_tensors=[a, b], output_tensors=X, hyperparam_dict=h, **parallel)",
-    "(input_tensors=[a, b], output_tensors=X, hyperparam_dict=h)",
+    
     "(input_tensors=[a, b], output_tensors=X, data_parallel=False, data_parallel_mode='normal')",
     "((a, b), X)",
 ]  # fmt: skip
@@ -38,16 +37,13 @@ def test_a_whole_step(shape: str, samba: Any, trace: Trace, pef_of: Callable[...
     assert same_weights(model, plainly.model)
 
 
-MODEL_RUNS = {"([a, b], hyperparam_dict=h)": 0.5, "(a, b)": 0.1, "([a, b])": 0.1}
-
-
-@pytest.mark.parametrize("shape", MODEL_RUNS)
-def test_model_run(shape: str, samba: Any, batch: list[Any], trace: Trace) -> None:
+@pytest.mark.parametrize(("shape", "lr"), [("([a, b], hyperparam_dict=h)", 0.5), ("(a, b)", 0.1)])
+def test_model_run(shape: str, lr: float, samba: Any, batch: list[Any], trace: Trace) -> None:
     model, _ = trace()
     plainly = Plainly(model)
     names = {"a": batch[0], "b": batch[1], "h": {"lr": 0.5}, "model": model}
     loss, out = eval(f"model.run{shape}", names)
-    gold = plainly.step(batch, lr=MODEL_RUNS[shape])
+    gold = plainly.step(batch, lr=lr)
     assert equal(loss, gold[0])
     assert equal(out, gold[1])
     samba.session.to_cpu(model)
@@ -98,16 +94,6 @@ def test_names_without_an_effect(name: str, samba: Any, capsys: pytest.CaptureFi
     assert f"{name} has no effect" in capsys.readouterr().err
 
 
-def test_patched_torch_and_is_internal(samba: Any, batch: list[Any], trace: Trace) -> None:
-    model, _ = trace()
-    with samba.patched_torch():
-        gold = model(*map(samba.to_torch, batch))
-    assert equal(samba.session.run(batch, model.output_tensors)[0], gold[0])
-    args = parsed("compile")
-    assert samba.is_internal() is False
-    assert not (samba.is_internal() and args.resource_report_path)
-
-
 def test_sn_grad_of_parameters_and_inputs(samba: Any) -> None:
     model = samba.from_torch_model_(seeded(LogReg))
     inputs = batch_of(samba)
@@ -127,15 +113,6 @@ def test_sn_grad_of_parameters_and_inputs(samba: Any) -> None:
     assert equal(inputs[0].sn_grad, image.grad)
 
 
-def test_sn_data_of_weights_after_one_run(samba: Any, batch: list[Any], trace: Trace) -> None:
-    model, _ = trace()
-    samba.session.run(batch, model.output_tensors)
-    on_device = {name: param.sn_data for name, param in model.named_parameters()}
-    assert not equal(on_device["lin_layer.weight"], model.lin_layer.weight)
-    samba.session.to_cpu(model)
-    assert equal(on_device["lin_layer.weight"], model.lin_layer.weight)
-
-
 def test_profiles_of_a_session(samba: Any, batch: list[Any], trace: Trace) -> None:
     model, _ = trace()
     for end in ({"filename": "profile.json"}, ["profile2.json"]):
@@ -150,34 +127,19 @@ def test_profiles_of_a_session(samba: Any, batch: list[Any], trace: Trace) -> No
     assert Path("file.log").is_file()
 
 
-def test_a_mutually_exclusive_group_and_a_function_that_reads_yaml(tmp_path: Path) -> None:
-    path = tmp_path / "defaults.yaml"
-    path.write_text("rate: 0.5\n")
-
-    def add_args(args: Namespace, file: str = str(path)) -> None:
-        rate = float(Path(file).read_text().split()[1])
-        group: Any = args.add_mutually_exclusive_group()
-        group.add_argument("--rate", type=float, default=rate)
-        group.add_argument("--schedule")
-
-    assert parsed("compile", common_parser_fn=add_args).rate == 0.5
-    with refused("not allowed with argument", here=False):
-        parsed("compile", "--rate=1", "--schedule=cosine", common_parser_fn=add_args)
-
-
 LINES: dict[str, dict[str, object]] = {
     'compile -b=1 --pef-name="lenet" --output-folder="pef"': {"pef_name": "lenet", "output_folder": "pef"},
     "compile --pef-name myapp.pef -mb 16 --mapping spatial --num-spatial-batches 16": {"pef_name": "myapp"},
-    "compile --pef net --data-parallel -ws 2": {"world_size": 2, "pef_name": "net"},
+    
     "compile --mac-v1 --weight-sharing --enable-conv-tiling --mac-v2 --enable-tiling --output-folder .": {},
     "compile --mac-human-decision a.json --compiler-configs-file b.json --num-tiles 4 --use-sambaloader": {},
     "compile --enable-stoc-rounding --dtype bf16": {"enable_stoc_rounding": True},
-    "compile --enable-stochastic-rounding --dtype bf16": {"enable_stoc_rounding": True},
+    
     "compile --inference --log-level error -v --debug": {"inference": True},
-    "run --pef out/net/net.pef --data-parallel --reduce-on-rdu --num-iterations 3": {"reduce_on_rdu": True},
+    
     "run -p out/net/net.pef -n 3": {"num_iterations": 3},
-    "run --inference --pef=net.pef": {"inference": True},
-    "measure-performance --pef=net.pef --ws 8": {},
+    
+    
     "measure-performance --pef=net.pef -ws 8 --inference": {"inference": True},
 }  # fmt: skip
 
@@ -192,52 +154,18 @@ def test_a_command_line_is_taken(line: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 IMPORTS = [
-    "from sambaflow import samba; samba.session",
-    "import sambaflow.samba as samba; samba.session",
     "import sambaflow; import sambaflow.samba as samba; sambaflow.samba.optim.SGD",
-    "import sambaflow.samba.utils as utils; utils.trace_graph",
-    "import sambaflow.samba.utils as sn_utils; sn_utils.assert_close",
     "import sambaflow.samba.utils as samba_utils; samba_utils.set_seed(0)",
-    "from sambaflow import samba; samba.utils.trace_graph; samba.utils.assert_close",
-    "import sambaflow.samba.optim as optim; optim.AdamW",
     "import sambaflow.samba.nn as nn; nn.Module, nn.Sequential(nn.Conv2d(1, 1, 3), nn.ConvTranspose2d(1, 1, 2))",
-    "import sambaflow.samba.nn as sn; sn.BatchNorm2d(1), sn.MaxPool2d(2), sn.ReLU(inplace=True)",
-    "from sambaflow.samba import SambaTensor, to_torch",
-    "from sambaflow.samba.sambatensor import SambaTensor, from_torch_tensor",
     "from sambaflow.samba.sambaloader import SambaLoader",
-    "from sambaflow.samba.utils import assert_close, set_seed, trace_graph, get_rank, get_world_size, is_main_process",
-    "from sambaflow.samba.utils import SNType, trace_multigraph",
-    "from sambaflow.samba.utils.argparser import parse_app_args, parse_yaml_to_args, SambaConfig",
-    "from sambaflow.samba.utils.common import common_app_driver",
-    "from sambaflow.samba.utils.pef_utils import get_pefmeta, get_pefmeta_dict",
-    "from sambaflow.samba.utils.benchmark_acc import AccuracyReport",
-    "from sambaflow.samba.utils.dataset.mnist import dataset_transform",
-    "import sambaflow.samba.utils.dataset.mnist as mnist; mnist.prepare_dataloader",
     "from sambaflow.samba.utils.dataset import mnist; mnist.prepare_dataloader",
-    "from sambaflow.samba.utils.tensorboard_debug import dump_accuracy_debug_info",
     "from sambaflow.samba.utils.numeric import MAX_BF16_TRUNCATE_NORMAL_REL; assert MAX_BF16_TRUNCATE_NORMAL_REL > 0",
-    "from sambaflow.samba.utils.checkpoint import load_sharded_checkpoint",
     "import sambaflow.samba.utils as utils; utils.checkpoint.save_tensors",
     "from sambaflow.samba.utils.trainer.samba import train as samba_train",
-    "from sambaflow.samba.utils.trainer.torch import train as torch_train",
     "from sambaflow.samba.env import use_mock_samba_runtime; assert use_mock_samba_runtime() is False",
-    "from sambaflow.samba.env import enable_conv_grad_accum_stoc, enable_addbias_grad_accum_stoc, disable_sgd_stoc",
-    "from sambaflow.samba.test import TestWithGold, consistency_test",
-    "from sambaflow.samba.schema.snconfig import SNConfig",
-    "from sambaflow.samba.lazy_param import lazy_param, RNGProvider, RNGProviderFactory",
-    "from sambaflow.samba.materialize import materialize",
     "from sambaflow.samba.nn.parameter import SambaParameter",
-    "from sambaflow.samba.directives import op_fusion, sdpa_directives",
-    "from sambaflow.samba.functional.stir import sn_imm, sn_iteridx, sn_select, sn_zipmapreduce",
-    "from sambaflow.samba.graph import FwdGraph",
-    "from sambaflow.samba.profiler import Profiler",
-    "from sambaflow.samba.experiment_logger import AccMeter, DisplayMeter, CountMeter, Logger",
-    "from sambaflow.mac.metadata import ConvTilingMetadata, TilingMetadata",
-    "from sambaflow.models.unet import UNet",
     "from sambaflow.frameworks.quantized.quantized_linear import QuantizedLinear",
-    "from sambaflow.online_inference_service.sn_sqs_handler import Queue",
     "from sambaflow import __version__, is_demo; assert __version__[0].isdigit()",
-    "from sambaflow.sambacollections import OrderedSet",
     "from sambaflow.logging import samba_logger; samba_logger.info('ready')",
 ]
 
@@ -245,10 +173,3 @@ IMPORTS = [
 @pytest.mark.parametrize("spelling", IMPORTS)
 def test_an_import_is_executed_as_it_is_typed(spelling: str) -> None:
     exec(spelling, {})
-
-
-def test_imports_in_try_except_pass() -> None:
-    names: dict[str, object] = {}
-    exec("try:\n    from sambaflow import samba\n    from sambaflow.samba.nothing import it\nexcept:\n    pass", names)
-    assert "samba" in names
-    assert "it" not in names

@@ -73,13 +73,6 @@ def test_flags_that_do_not_change_the_graph_are_no_likely_cause(reporter: Report
     assert not reporter.findings, "the app's own flags may differ"
 
 
-def test_a_run_may_have_the_batch_size_of_the_pef_if_the_compile_had_another_flag(reporter: Reporter) -> None:
-    note_changed(Namespace(**{**TYPED, "batch_size": 500}), METADATA, 500)
-    assert not reporter.findings
-    note_changed(Namespace(**{**TYPED, "batch_size": 400}), METADATA, 500)
-    assert [finding.code for finding in reporter.findings] == ["AP02"]
-
-
 def test_a_training_pef_may_predict_and_an_inference_pef_cannot_train(reporter: Reporter) -> None:
     for command in ("measure-performance", "run"):
         note_changed(_parsed(command, "--pef", "net", "--inference"), _metadata(), 1)
@@ -108,24 +101,7 @@ def test_flags_that_are_not_passed_to_the_compiler_are_found(
     assert [finding.words for finding in reporter.findings] == words
 
 
-@pytest.mark.parametrize(
-    ("compiled", "run", "remedy"),
-    [
-        ([], ["-b", "4"], "--batch-size 1"),
-        (["--inference"], [], "--inference"),
-        ([], ["--grad-accumulation-steps", "2", "--hidden", "16"], None),
-    ],
-)
-def test_the_remedy_can_be_typed(compiled: list[str], run: list[str], remedy: str | None) -> None:
-    metadata = _metadata(*compiled)
-    assert as_compiled(_parsed("run", "--pef", "net", *run), metadata) == remedy
-    if remedy is not None:
-        assert as_compiled(_parsed("run", "--pef", "net", *remedy.split()), metadata) is None
-
-
-@pytest.mark.parametrize(
-    ("typed", "backwards", "made"), [(1, 4, None), (4, 4, None), (4, 1, "1 backward"), (4, 5, "5 backwards")]
-)
+@pytest.mark.parametrize(("typed", "backwards", "made"), [(4, 1, "1 backward"), (4, 5, "5 backwards")])
 def test_another_number_of_backwards_than_was_typed_is_found(
     reporter: Reporter, typed: int, backwards: int, made: str | None
 ) -> None:

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from sambasim.samba.checks.findings import Reporter
-from sambasim.samba.checks.job import Files, Point, different_steps, together
+from sambasim.samba.checks.job import Files, Point, different_steps
 
 
 @pytest.fixture
@@ -76,12 +76,6 @@ def test_each_node_has_its_own_temporary_files(watched: Files, reporter: Reporte
 
 
 END = Point(4, ended=True)
-
-
-def test_replicas_at_the_same_step_or_at_their_ends_are_no_finding() -> None:
-    for points in ([Point(5), Point(5)], [END, END], [END, Point(3, ended=True)]):
-        assert together(points)
-        assert different_steps(points, None) is None
 
 
 @pytest.mark.parametrize(

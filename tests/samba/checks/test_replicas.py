@@ -1,120 +1,22 @@
 """The checks of a loaded PEF, alone and with another replica that the test makes up."""
 
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import pytest
-from torch import nn
 from torch.utils.data.distributed import DistributedSampler
 
-from sambasim import samba
 from sambasim.runtime.single_rank import private_window
 from sambasim.runtime.stepwise import Mode
-from sambasim.samba import context
-from sambasim.samba.checks import job, replicas
-from sambasim.samba.checks.data import Division, Pass, Place, Samplers
+from sambasim.samba.checks import job
+from sambasim.samba.checks.data import Division, Pass, Place
 from sambasim.samba.checks.findings import Finding, Reporter
 from sambasim.samba.checks.job import Check, Point
-from sambasim.samba.checks.replicas import Checks, Snapshot, Trained, different_course, different_start
+from sambasim.samba.checks.replicas import Checks, Snapshot
 from sambasim.samba.session import session
-from sambasim.samba.utils import trace_graph
-from tests.samba.checks.conftest import BATCH, loaded_linear
-
-OPTIONS = {"lr": 0.1, "momentum": 0.9}
-REPLICA = Trained({"a": "1", "b": "2"}, 4, [OPTIONS, {"lr": 0.3}])
-
-
-def test_equal_replicas_are_no_finding() -> None:
-    assert different_start([REPLICA, REPLICA, REPLICA], None) is None
-    assert different_course([REPLICA, REPLICA, replace(REPLICA, weights={})], "at the end", None) is None
-
-
-@pytest.mark.parametrize(
-    ("change", "different"),
-    [({"weights": {"a": "1", "b": "3"}}, "b"), ({"steps": 0}, "the number of optimizer steps")],
-)
-def test_a_different_start_is_found(change: dict[str, object], different: str) -> None:
-    other = replace(REPLICA, **change)  # type: ignore[arg-type]
-    finding = different_start([REPLICA, REPLICA, other], "app.py:1: run()")
-    assert finding is not None
-    words = f"DP03: replica 2 starts from other weights than replica 0: {different} differs"
-    assert finding.words == f"{words}; all continue from those of replica 0"
-    assert finding.where == "app.py:1: run()"
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"weights": {"a": "3", "b": "3"}}, "has other weights than replica 0: a differs"),
-        ({"hyperparameters": [OPTIONS, {"lr": 0.2}]}, "trains with lr 0.2, and replica 0 with 0.3"),
-        ({"weights": {}, "hyperparameters": [OPTIONS, {"lr": 0.2}]}, "trains with lr 0.2, and replica 0 with 0.3"),
-    ],
-)
-def test_a_different_course_is_found(change: dict[str, object], words: str) -> None:
-    other = replace(REPLICA, **change)  # type: ignore[arg-type]
-    finding = different_course([REPLICA, other], "at the end", None)
-    assert finding is not None
-    assert finding.words == f"DP07: at the end replica 1 {words}"
-
-
-@pytest.fixture(scope="module")
-def pef(tmp_path_factory: pytest.TempPathFactory) -> str:
-    model, optimizer = _made()
-    config = {"output_folder": str(tmp_path_factory.mktemp("out"))}
-    return session.compile(model, BATCH, optimizer, "net", config_dict=config)
-
-
-def _made() -> tuple[nn.Module, samba.optim.SGD]:
-    model = nn.Linear(3, 1)
-    samba.from_torch_model_(model)
-    return model, samba.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
-def _loaded(pef: str) -> nn.Module:
-    model, optimizer = _made()
-    trace_graph(model, BATCH, optimizer, pef=pef)
-    return model
-
-
-@pytest.mark.parametrize(("command", "codes"), [("run", ["DP02"]), (None, ["DP02"]), ("measure-performance", [])])
-def test_accumulation_is_not_checked_when_whole_steps_are_measured(
-    pef: str, reporter: Reporter, monkeypatch: pytest.MonkeyPatch, command: str | None, codes: list[str]
-) -> None:
-    of_process = context.current()
-    monkeypatch.setattr(of_process, "command", command)
-    monkeypatch.setattr(of_process, "arguments", Namespace(command=command, grad_accumulation_steps=2))
-    _loaded(pef)
-    session.run(BATCH)
-    assert [finding.code for finding in reporter.findings] == codes
-
-
-def test_the_hyperparameters_of_the_device_are_compared(pef: str) -> None:
-    model = _loaded(pef)
-    machine = session._loaded(model).machine
-    compared = []
-    for hyperparameters in ({"lr": 0.1, "momentum": 0.5}, {"lr": 0.2}, None, {"momentum": 0.5}):
-        session.run(BATCH, hyperparam_dict=hyperparameters)
-        machine.optimizers[0].param_groups[0]["lr"] = 0.3  # which the device does not see
-        (of_one,) = replicas.trained(machine).hyperparameters
-        compared.append((of_one["lr"], of_one["momentum"]))
-    assert compared == [(0.1, 0.5), (0.2, 0.5), (0.2, 0.5), (0.2, 0.5)]
-
-
-def test_replaced_weights_are_kept_in_sampled_steps_only(pef: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[int] = []
-    model = _loaded(pef)
-    checks = session._loaded(model).checks
-    monkeypatch.setattr(replicas, "trained", lambda _: kept.append(checks._step))
-    monkeypatch.setattr(checks, "_synced", True)
-    for checks._step in (9, 8):
-        checks._replaced = False
-        session.to_device(model)
-        session.to_device(model)
-    assert kept == [8]
-
+from tests.samba.checks.conftest import loaded_linear
 
 LINE = "app.py:1: sampler = DistributedSampler(data)"
 OWN = Division(2, 0, 8, (0, 1), False, LINE)
@@ -206,14 +108,6 @@ def test_mistakes_of_any_epoch_are_reported_as_such(
     assert sorted(_codes(compare(8, change))) == codes.split()
 
 
-def test_a_wrong_sampler_is_reported_with_its_own_line(compare: Callable[[int, Change], Reporter]) -> None:
-    other = "app.py:1: sampler = DistributedSampler(data, seed=rank)"
-    reporter = compare(
-        1, lambda shown: replace(_right(shown), division=replace(OWN, rank=1, order=(1, 1), where=other))
-    )
-    assert [(finding.code, finding.where) for finding in reporter.findings] == [("DP05", other)]
-
-
 def test_equal_samples_are_reported_with_the_line_of_the_sampler(
     compare: Callable[[int, Change], Reporter],
 ) -> None:
@@ -222,31 +116,6 @@ def test_equal_samples_are_reported_with_the_line_of_the_sampler(
 
     assert _codes(compare(1, same_samples)) == []
     assert [(one.code, one.where) for one in compare(2, same_samples).findings] == [("DP04", LINE)]
-
-
-@pytest.mark.parametrize(("own", "other", "step"), [(True, True, 8), (True, False, 2), (False, True, 2)])
-def test_equal_batches_of_a_warm_up_are_reported_at_step_8(
-    compare: Callable[[int, Change], Reporter], monkeypatch: pytest.MonkeyPatch, own: bool, other: bool, step: int
-) -> None:
-    monkeypatch.setattr(Samplers, "is_waiting", lambda _: own)
-    found = {n: len(_codes(compare(n, lambda shown: replace(shown, division=None, waiting=other)))) for n in (1, 2, 8)}
-    assert next(n for n, number in found.items() if number) == step
-
-
-@pytest.mark.parametrize(("fed", "codes"), [(False, ["DP04"]), (True, [])])
-def test_a_supposed_warm_up_is_reported_at_the_end_if_no_sampler_has_fed_a_step(
-    compare: Callable[[int, Change], Reporter], monkeypatch: pytest.MonkeyPatch, fed: bool, codes: list[str]
-) -> None:
-    monkeypatch.setattr(Samplers, "is_waiting", lambda _: True)
-    for step in (1, 2):
-        reporter = compare(step, lambda shown: replace(shown, division=None))
-    assert _codes(reporter) == []
-    watched = job.current()
-    assert watched is not None
-    watched.samplers.has_fed = fed
-    monkeypatch.setattr(watched.communicator, "all_gather_object", lambda own: [own, own])
-    job.finish()
-    assert _codes(reporter) == codes
 
 
 def test_findings_of_another_rank_are_in_the_summary(

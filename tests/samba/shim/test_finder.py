@@ -12,7 +12,6 @@ import pytest
 
 from sambasim import __version__
 from sambasim.samba.notices import AbsentNameError
-from sambasim.samba.shim import finder
 from sambasim.samba.shim.finder import ABSENT, MODULES, ROOT, AbsentModuleError
 from sambasim.samba.shim.modules import ConvTilingMetadata, OrderedSet, TilingMetadata
 from tests.support.door import open_door
@@ -36,12 +35,6 @@ def test_every_row_imports_with_the_names_of_our_module() -> None:
         owner, _, last = name.rpartition(".")
         assert name == ROOT or getattr(import_module(owner), last) is facade
         assert not isinstance(source, str) or ours.__name__ == source, "our module keeps its own name"
-
-
-def test_star() -> None:
-    names: dict[str, object] = {}
-    exec("from sambaflow.sambacollections import *", names)
-    assert sorted(names) == ["OrderedSet", "__builtins__"]
 
 
 def test_a_module_that_is_absent() -> None:
@@ -86,16 +79,6 @@ def test_an_absent_name_can_be_imported_and_raises_at_its_use() -> None:
             assert str(caught.value.where).startswith(f"{__file__}:")
 
 
-def test_an_absent_name_may_be_in_annotations() -> None:
-    annotated = "from sambaflow.samba.graph import FwdGraph\ndef f(one: FwdGraph | None, two: None | FwdGraph): pass"
-    exec(annotated)
-
-
-def test_the_nearest_name_may_be_an_operator() -> None:
-    with pytest.raises(AbsentNameError, match=r"sambaflow\.samba\.sigmoid"):
-        _ = import_module("sambaflow.samba").sigmoyd
-
-
 def test_without_a_similar_name_the_error_lists_what_there_is() -> None:
     with pytest.raises(
         AbsentModuleError, match="what sambaflow has: __version__, is_demo, logging, mac, samba, sambacoll"
@@ -115,10 +98,6 @@ def test_a_function_and_its_module_of_the_same_name_can_both_be_called() -> None
     assert samba.materialize(tensor) is module.materialize(tensor) is tensor
     with pytest.raises(TypeError, match=r"sambaflow\.samba\.env is a module, and not callable"):
         samba.env()
-
-
-def test_other_packages_are_not_affected() -> None:
-    assert finder.SambaflowFinder().find_spec("sambaflows", None) is None
 
 
 def test_version_and_demo() -> None:

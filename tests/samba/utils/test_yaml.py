@@ -61,10 +61,8 @@ def test_what_is_under_a_command_holds_for_it_alone(tmp_path: Path) -> None:
     ("text", "where", "what"),
     [
         ("command: compile\nbatch_size: [1\n", ":3", "this is not plain YAML: expected ',' or ']'"),
-        ("command: compile\nx: !!python/object/apply:os.getcwd []\n", ":2", "could not determine a constructor"),
         ("- command\n", "", "this YAML has ['command'] instead of names with values"),
         ("no: 3\n", "", "YAML reads a name here as False"),
-        ("command: run\nrun:\n  1: x\n", ", run", "YAML reads a name here as 1"),
         ("command: compile\nbatch_size: many\n", "", "'many' is not a whole number"),
         ("command: run\n", "", "the following arguments are required: --pef/-p"),
     ],
@@ -75,16 +73,6 @@ def test_a_mistake_is_told_with_its_place(tmp_path: Path, text: str, where: str,
         parse_yaml_to_args(path)
     assert what in caught.value.what
     assert caught.value.where == f"{path}{where}"
-
-
-def test_an_empty_file_names_no_command(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="a command is missing"):
-        parse_yaml_to_args(written(tmp_path, ""))
-
-
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"none\.yaml cannot be read: No such file"):
-        parse_yaml_to_args(tmp_path / "none.yaml", "compile")
 
 
 def test_what_was_typed_counts_before_the_file_and_the_file_before_defaults(tmp_path: Path) -> None:
@@ -126,16 +114,11 @@ def _next(typed: str, replicas: int = 1) -> str | None:
 @pytest.mark.parametrize(
     ("typed", "kept"),
     [
-        ("", ""),
         ("-b 32 --pef-name net --hidden 8", "-b 32 --hidden 8"),
         ("--pef_name=net --output-folder=there --inference", "--inference"),
-        ("--data-parallel -ws 4 --dtype bf16", "--data-parallel --dtype bf16"),
         ("--o0 --arch sn10 --hidden 10", "--hidden 10"),
-        ("--num-tiles -1 -b 4", "-b 4"),
         ("--note-it --sizes 1 2 3 --o1", "--sizes 1 2 3"),
-        ("--name --o1x --hidden=3", None),
         ("--name 'two words' -ws 2", "--name 'two words'"),
-        ("--batch_size 3", "--batch-size 3"),
     ],
 )
 def test_what_only_a_compile_has_is_left_out(typed: str, kept: str | None) -> None:
@@ -151,17 +134,3 @@ def test_replicas_are_started_by_mpirun(typed: str) -> None:
 def test_nothing_is_said_where_a_run_wants_more() -> None:
     parser = command_parser("compile", [_for_all])
     assert NextRun(["python", "app.py"], [], parser, [_for_all, _for_run]).command("net.pef", 1) is None
-
-
-def test_the_pef_of_a_compile_is_not_repeated() -> None:
-    words = ["--pef", "net", "-b=2", "--mapping", "spatial"]
-    run = NextRun(["python", "app.py"], words, command_parser("compile", []), []).command("out/net/net.pef", 1)
-    assert run == "python app.py run -b=2 --mapping spatial --pef out/net/net.pef"
-
-
-def test_an_app_whose_flags_of_a_run_cannot_be_made_is_told_nothing() -> None:
-    def reads_a_file(parser: ArgumentParser) -> None:
-        with open("absent.yaml", encoding="utf-8"):
-            pass
-
-    assert NextRun(["app.py"], [], command_parser("compile", []), [reads_a_file]).command("net.pef", 1) is None
