@@ -133,15 +133,14 @@ def test_outputs_are_bf16_and_the_loss_is_fp32(pef: str) -> None:
     samba.utils.assert_close(scores, gold_scores, "scores", threshold=1e-2)
 
 
-@pytest.mark.parametrize("name", ["tagger__table__weight", "tagger__norm__weight", "tagger__norm__bias"])
-def test_gradients_that_add_up_many_samples_do_so_in_float32(pef: str, name: str) -> None:
+def test_gradients_that_add_up_many_samples_do_so_in_float32(pef: str) -> None:
     """By torch's kernels of bfloat16, a sum of 170 gradients is off by some percent."""
     model, _ = _loaded(pef)
     session.run(_inputs(), section_types=["FWD", "BCKWD"])
-    (found,) = session.get_tensors_by_name([f"{name}__grad"])
+    (found,) = session.get_tensors_by_name(["tagger__norm__weight__grad"])
     gold = _rounded(model)
     gold(*(samba.to_torch(tensor) for tensor in _inputs()))[0].backward()
-    expected = dict(gold.named_parameters())[name.removeprefix("tagger__").replace("__", ".")].grad
+    expected = gold.norm.weight.grad
     assert expected is not None
     apart = (found.torch().double() - expected.double()).abs().max() / expected.double().abs().max()
     assert float(apart) < 0.01

@@ -36,7 +36,6 @@ def test_what_is_close_passes(found: Any, expected: Any, tolerances: dict[str, A
             torch.tensor([[1.0, 2.0], [3.0, 4.01]]), torch.tensor([[1.0, 2.004], [3.0, 4.0]]), {},
             "loss: 2 of 4 elements differ by more than 0.003; the worst at [1, 1] is 4.01, and 4 was expected",
         ),
-        
         (
             torch.tensor([1.0]).bfloat16(), torch.tensor([1.01]), {},
             "loss: 1 of 1 elements differ by more than 0.003 + 0.00390625 of the expected value; "
@@ -47,7 +46,6 @@ def test_what_is_close_passes(found: Any, expected: Any, tolerances: dict[str, A
             torch.tensor([9.0, NAN]), torch.tensor([0.0, NAN]), {},
             "loss: 2 of 2 elements differ by more than 0.003; the worst at [1] is nan, and nan was expected",
         ),
-        
         (torch.ones(2, 1), torch.ones(2), {}, "loss: the shape is (2, 1), and (2,) was expected"),
     ],
 )  # fmt: skip

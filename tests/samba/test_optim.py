@@ -1,6 +1,5 @@
 """Optimizers: torch's on the host, and what a PEF has to know of them."""
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -56,14 +55,10 @@ def clipped_by_hand(trained: list[nn.Parameter], bound: float) -> None:
             parameter.grad *= (bound / (norm + 1e-6)).clamp(max=1.0)
 
 
-@pytest.mark.parametrize("copied", [False, True])
 @pytest.mark.parametrize("scale", [100.0, 1e-3], ids=["above the bound", "below the bound"])
-def test_a_step_on_the_host_clips_first(scale: float, copied: bool) -> None:
+def test_a_step_on_the_host_clips_first(scale: float) -> None:
     ours, plain = parameters(), parameters()
     optimizer = SGD([{"params": [ours[0]]}, {"params": [ours[1]]}], lr=0.1, max_grad_norm=2.0)
-    if copied:
-        optimizer = copy.deepcopy(optimizer)
-        ours = [group["params"][0] for group in optimizer.param_groups]
     set_gradients(ours, scale)
     set_gradients(plain, scale)
     optimizer.step()
@@ -90,10 +85,7 @@ def test_a_checkpoint_may_be_of_torchs_optimizer(kind: Any, torchs: Any, given: 
     ("make", "what", "remedy"),
     [
         (lambda p: Adam(p, amsgrad=True), "the optimizer of a PEF does not have amsgrad", "leave it out"),
-        
         (lambda p: SGD(p, maximize=True), "the optimizer of a PEF does not have maximize", "leave it out, and let"),
-        
-        
         (
             lambda p: Adam(p, decoupled_weight_decay=True),
             "Adam with decoupled_weight_decay is AdamW", "samba.optim.AdamW",

@@ -1,6 +1,6 @@
 """The session in one process: sections, weights of host and device, bindings, and what is refused."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from sambasim import samba
-from sambasim.errors import DataError, ModelError, OptionError, PefError
-from sambasim.pef import read
-from sambasim.samba import machine, trace
+from sambasim.errors import DataError, ModelError, OptionError
+from sambasim.samba import machine
 from sambasim.samba.checks.findings import Reporter
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
@@ -200,24 +199,6 @@ def test_sections_that_cannot_be_run_are_refused(pef: str, kinds: list[str], wor
         samba.session.run(_inputs(), section_types=kinds)
 
 
-def _hook(model: Net) -> None:
-    model.first.weight.register_hook(torch.neg)  # type: ignore[no-untyped-call]  # torch's, untyped
-
-
-def _share(model: Net) -> None:
-    model.second.bias.data = model.first.bias.data[:3]
-
-
-@pytest.mark.parametrize(
-    ("change", "words"), [(_hook, "has a gradient hook"), (_share, "are two tensors in the same memory")]
-)
-def test_what_a_compile_refuses_a_run_refuses_too(pef: str, change: Callable[[Net], None], words: str) -> None:
-    model = _model()
-    change(model)
-    with pytest.raises(ModelError, match=words):
-        trace_graph(model, _inputs(), _adam(model), pef=pef)
-
-
 class Dropping(Net):
     def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         loss, outputs = super().forward(x, target)
@@ -244,18 +225,6 @@ def test_a_model_in_evaluation_mode_is_noticed_where_it_matters(
         "notice: model.eval() has no effect: a training PEF runs in training mode; --inference predicts with it"
     )
     assert where.endswith(": samba.session.run(_inputs())")
-
-
-def test_a_pef_with_a_group_for_each_parameter_is_traced_with_the_same_groups(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = {"output_folder": str(tmp_path), "gradient_groups": "parameter"}
-    model = _model()
-    pef = session.compile(model, _inputs(), _adam(model), name="net", config_dict=config)
-    assert len(read(Path(pef)).program.groups) == len(list(model.parameters()))
-    monkeypatch.setattr(trace, "fingerprint_of", lambda asked: {})  # so the graphs themselves are compared
-    trace_graph(model, _inputs(), _adam(model), pef=pef)
-    samba.session.run(_inputs(), model.output_tensors)
 
 
 def test_parameters_that_are_not_contiguous_keep_their_strides_on_the_host(tmp_path: Path) -> None:
@@ -310,38 +279,6 @@ def test_several_optimizers_and_groups_train_together(tmp_path: Path) -> None:
     samba.session.to_cpu(model)
     changed = [name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])]
     assert changed == ["second.weight"]
-
-
-class Masked(nn.Module):
-    """With a tensor that is in no state_dict."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(5, 3)
-        self.mask = torch.tensor([1.0, 0.0, -2.0])
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = self.linear(x) * self.mask
-        return outputs.square().mean(), self.linear.weight.view(-1)
-
-
-def test_constants_are_on_the_device_and_outputs_are_not(tmp_path: Path) -> None:
-    model = Masked()
-    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
-    inputs = _inputs()[:1]
-    pef = session.compile(model, inputs, optimizer, name="masked", config_dict={"output_folder": str(tmp_path)})
-    trace_graph(model, inputs, optimizer, pef=pef)
-    loss, weight = samba.session.run(inputs)
-    assert torch.equal(loss, model(*inputs)[0])
-    kept = weight.clone()
-    samba.session.run(inputs)
-    assert torch.equal(weight, kept), "an output that is a view of a parameter stays what it was"
-    model.mask[0] = 3.0
-    with pytest.raises(
-        PefError, match=r"the constant masked__mask, which is read by `aten\.mul\.Tensor` from "
-    ) as caught:
-        trace_graph(model, inputs, optimizer, pef=pef)
-    assert "outputs = self.linear(x) * self.mask, has changed since the PEF masked was" in str(caught.value)
 
 
 def test_a_parameter_without_an_optimizer_is_refused(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 # Torch has no types for backward().
 # mypy: no-disallow-untyped-calls
 
-import copy
-import io
 import pickle
 import re
 from collections.abc import Callable
@@ -14,8 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sambasim import samba
-from sambasim.compiler.capture import capture_evaluation, capture_training
 from sambasim.errors import DataError, OptionError
 from sambasim.samba import SambaTensor, from_torch_tensor, randn
 from sambasim.samba.session import Session
@@ -86,13 +82,6 @@ def test_a_shape_alone_has_no_data_until_some_is_written() -> None:
         write(tensor)
         assert tensor.has_data
         assert tensor.tolist() == [[3, 3, 3], [3, 3, 3]]
-
-
-def test_a_materializer_gives_the_data() -> None:
-    tensor = SambaTensor(materializer=lambda: torch.ones(2), region_name="weights", sized_dims=(2,))
-    assert tensor.has_data
-    assert tensor.tolist() == [1, 1]
-    assert (tensor.region_name, tensor.sized_dims) == ("weights", (2,))
 
 
 def test_the_gradient_is_a_plain_tensor_or_a_number() -> None:
@@ -184,40 +173,3 @@ def test_any_other_is_what_the_app_assigned(weight: Any, device: object) -> None
         weight.sn_data = torch.zeros(3, 2)
     weight.sn_grad = None
     assert weight.sn_grad is None
-
-
-@pytest.mark.parametrize("make", [lambda: torch.ones(2), lambda: nn.Parameter(torch.ones(2))])
-def test_tensors_are_copied_and_saved_as_before(make: Callable[[], Any]) -> None:
-    tensor = make()
-    tensor.sn_name, tensor.sn_grad = "weight", torch.ones(2)
-    file = io.BytesIO()
-    torch.save({"plain": make(), "named": tensor}, file)
-    file.seek(0)
-    for copied in (torch.load(file)["named"], copy.deepcopy(tensor), pickle.loads(pickle.dumps(tensor))):
-        assert type(copied) is type(tensor)
-        assert copied.equal(tensor)
-
-
-class Model(nn.Module):
-    """Uses the names in its forward, and a SambaTensor that it made in its constructor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-        self.matrix = samba.from_torch_tensor(torch.eye(3).bfloat16().float(), name="matrix")
-
-    def forward(self, x: Any) -> Tensor:
-        hidden: Any = self.layer(x.torch()) @ self.matrix
-        hidden.host_memory = False
-        weight: Any = self.layer.weight
-        named = weight.sn_name is not None
-        loss: Tensor = (hidden.torch_tensor() @ samba.to_torch(self.matrix) * (2 if named else 1)).square().mean()
-        return loss
-
-
-@pytest.mark.parametrize("capture", [capture_training, capture_evaluation])
-def test_a_forward_that_uses_them_is_captured(capture: Callable[..., object]) -> None:
-    captured: Any = capture(samba.from_torch_model_(Model()), [torch.randn(2, 3)])
-    constants = [role.name for role in captured.inputs.values() if "matrix" in role.name]
-    assert constants == ["matrix"]
-    assert any(str(node.target) == "aten.mul.Tensor" and node.args[1] == 2 for node in captured.graph.nodes)

@@ -15,8 +15,6 @@ import torch.distributed as dist
 from sambaflow import samba  # type: ignore[import-not-found]  # the import finder has it
 from sambaflow.samba.utils import get_rank, get_world_size, is_main_process  # type: ignore[import-not-found]
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
-from torch.utils.data.distributed import DistributedSampler
 
 from tests.samba.census.support import (
     BATCH,
@@ -180,60 +178,6 @@ def llm(row: Row) -> None:
     dist.barrier()
 
 
-def _dataset() -> TensorDataset:
-    generator = torch.Generator().manual_seed(5)
-    images = torch.randn(4 * BATCH, FEATURES, generator=generator)
-    return TensorDataset(images, torch.randint(CLASSES, (4 * BATCH,), generator=generator))
-
-
-def set_epoch(row: Row) -> None:
-    """DistributedSampler, set_epoch when torch.distributed is initialised; SambaLoader"""
-    row.trace()
-
-    def loader(rank: int | None, epoch: int) -> DataLoader[Any]:
-        sampler: DistributedSampler[Any] = DistributedSampler(_dataset(), None if rank is None else REPLICAS, rank)
-        if dist.is_initialized():
-            sampler.set_epoch(epoch)
-        return DataLoader(_dataset(), BATCH, sampler=sampler, drop_last=True)
-
-    for epoch in range(2):
-        for image, label in samba.SambaLoader(loader(None, epoch), ["image", "label"]):
-            samba.session.run((image, label), row.outputs, **row.parallel)
-        for batches in zip(*(loader(rank, epoch) for rank in range(REPLICAS)), strict=True):
-            row.expect([list(one) for one in batches])
-
-
-def num_replicas_1(row: Row) -> None:
-    """DistributedSampler(dataset, num_replicas=1) with no rank: nothing is sharded"""
-    row.trace()
-    sampler: DistributedSampler[Any] = DistributedSampler(_dataset(), num_replicas=1)
-    for images, labels in DataLoader(_dataset(), BATCH, sampler=sampler):
-        samba.session.run([images, labels], row.outputs, **row.parallel)
-        row.expect([[images, labels]])
-
-
-def measuring(row: Row) -> None:
-    """measure_performance and measure_sections(data_parallel=, reduce_on_rdu=)"""
-    row.trace()
-    utils, batch = samba.utils, row.batch(0)
-    throughput, latency = utils.measure_performance(row.model, batch, BATCH, 1, False, n_iterations=2, **row.parallel)
-    assert abs(throughput - REPLICAS * BATCH / latency) < 1e-6 * throughput
-    utils.measure_sections(row.model, batch, num_sections=5, n_iterations=2, batch_size=BATCH, **row.parallel)
-    for _ in range(2 * (3 + 2)):  # of which three warm up
-        row.expect_step(0)
-
-
-def ranks(row: Row) -> None:
-    """get_rank, get_world_size, is_main_process; args.local_rank, args.world_size; printing on one rank"""
-    args = row.args
-    args.local_rank = dist.get_rank() if dist.is_initialized() else -1
-    assert (get_rank(), get_world_size()) == (args.local_rank, REPLICAS) == (dist.get_rank(), args.world_size)
-    assert is_main_process() is (args.local_rank <= 0)
-    if args.local_rank <= 0:
-        print(f"world size {args.world_size}")
-    row.trace()
-
-
 ROWS: dict[Callable[[Row], None], tuple[Any, ...]] = {
     whole_step: ("logreg",),
     bckwd_opt: ("logreg",),
@@ -242,10 +186,6 @@ ROWS: dict[Callable[[Row], None], tuple[Any, ...]] = {
     host_loss: ("onlyout", OnlyOut),
     optimizers: ("optimizers",),
     llm: ("llm", LogReg, "none"),
-    set_epoch: ("logreg",),
-    num_replicas_1: ("logreg",),
-    measuring: ("logreg",),
-    ranks: ("logreg",),
 }
 """By row: the name of its PEF, and its model, with what that is made with, if it is no LogReg."""
 

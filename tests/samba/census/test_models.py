@@ -1,7 +1,7 @@
 """Models, optimizers, tensors and losses on the host: what apps of the census do with them."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,17 +24,6 @@ from tests.samba.census.support import (
 )
 
 
-def _compiled(samba: Any, model: Any, batch: list[Any], optimizer: Any, **options: Any) -> None:
-    pef = samba.session.compile(model, batch, optimizer, name="net", **options)
-    samba.utils.trace_graph(model, batch, optimizer, pef=pef)
-
-
-def _step(samba: Any, model: Any, batch: list[Any]) -> Any:
-    outputs = samba.session.run(input_tensors=batch, output_tensors=model.output_tensors)
-    samba.session.to_cpu(model)
-    return outputs
-
-
 @pytest.mark.parametrize("order", ["from_torch_model_(model.bfloat16())", "from_torch_(model); model.bfloat16()"])
 def test_a_model_in_bfloat16(order: str, samba: Any, batch: list[Any]) -> None:
     model = seeded(LogReg)
@@ -44,9 +33,12 @@ def test_a_model_in_bfloat16(order: str, samba: Any, batch: list[Any]) -> None:
         samba.from_torch_(model)
         model.bfloat16()
     gold = copy.deepcopy(model)(samba.to_torch(batch[0]).bfloat16(), samba.to_torch(batch[1]))
-    _compiled(samba, model, batch, samba.optim.SGD(model.parameters(), lr=0.1))
+    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
+    pef = samba.session.compile(model, batch, optimizer, name="net")
+    samba.utils.trace_graph(model, batch, optimizer, pef=pef)
     before = copy.deepcopy(model)
-    loss, outputs = _step(samba, model, batch)
+    loss, outputs = samba.session.run(input_tensors=batch, output_tensors=model.output_tensors)
+    samba.session.to_cpu(model)
     assert outputs.dtype is torch.bfloat16
     assert equal(outputs, gold[1])
     samba.utils.assert_close(loss.float(), gold[0], "loss", threshold=3e-3)
@@ -112,20 +104,26 @@ def test_the_loss_is_computed_on_the_host(way: str, samba: Any, trace: Trace) ->
     assert same_weights(model, plainly.model)
 
 
-def _trains_as_torch(samba: Any, model: Any, batch: list[Any]) -> bool:
-    samba.from_torch_model_(model)
+def test_samba_loader(samba: Any, trace: Callable[..., Any]) -> None:
+    images, labels = torch.randn(2 * BATCH, FEATURES), torch.randint(CLASSES, (2 * BATCH,))
+    pairs = [(images[at : at + BATCH], labels[at : at + BATCH]) for at in (0, BATCH)]
+    model, _ = trace()
     plainly = Plainly(model)
-    optimizer = samba.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    pef = samba.session.compile(model, batch, optimizer, name="net")
-    samba.utils.trace_graph(model, batch, optimizer, pef=pef)
-    outputs = samba.session.run(batch, model.output_tensors)
-    expected = plainly.step(batch)
+    batches = samba.sambaloader.SambaLoader(DataLoader(TensorDataset(images, labels), BATCH), ["image", "label"])
+    assert len(batches) == 2
+    for (image, label), pair in zip(batches, pairs, strict=True):
+        _, out = samba.session.run(input_tensors=(image, label), output_tensors=model.output_tensors)
+        assert equal(out, plainly.step(pair)[1])
+        predicted = torch.max(out.data, 1)[1]
+        assert label.size(0) == BATCH
+        assert (predicted == label).sum() == (samba.to_torch(predicted) == pair[1]).sum()
+        assert label.reshape(-1, 1).shape == (BATCH, 1)
     samba.session.to_cpu(model)
-    return same_weights(model, plainly.model) and all(equal(*pair) for pair in zip(outputs, expected, strict=True))
+    assert same_weights(model, plainly.model)
 
 
-def _constants(samba: Any) -> Any:
-    class Constants(nn.Module):
+def test_operators_of_samba_are_mixed_with_those_of_torch(samba: Any, batch: list[Any]) -> None:
+    class Mixed(nn.Module):
         """Operators of samba on the tensors of a forward, and a constant matrix as a plain attribute."""
 
         def __init__(self) -> None:
@@ -136,55 +134,19 @@ def _constants(samba: Any) -> Any:
         def forward(self, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
             mixed = torch.matmul(image, self.table.float())
             half = samba.mul(samba.sigmoid(mixed), 0.5) + samba.div(mixed, 2.0)
-            both = samba.cat((half[:, :4], half[:, 4:]), dim=1)
-            both = samba.log(samba.sigmoid(both)) + samba.triu_fill(both[:, :BATCH], 0.0).sum()
+            both = samba.log(samba.sigmoid(half)) + samba.triu_fill(half[:, :BATCH], 0.0).sum()
             weight, bias = self.lin.weight, self.lin.bias
             out = samba.addmm(input=bias, mat1=both, mat2=weight, beta=1, alpha=1, out=None, is_transposed=True)
             out = samba.from_torch(samba.to_torch(out))  # to torch, and back inside of forward
+            out.host_memory = True
             return nn.functional.cross_entropy(out, label), out
 
-    return seeded(Constants)
-
-
-def test_operators_of_samba_are_mixed_with_those_of_torch(samba: Any, batch: list[Any]) -> None:
-    model = _constants(samba)
-    images, labels = map(samba.to_torch, batch)
-    half = torch.sigmoid(images) * 0.5 + images / 2
-    square = half[:, :BATCH]
-    mixed = torch.log(torch.sigmoid(half)) + square.tril().sum()
-    out = model(images, labels)[1]
-    torch.testing.assert_close(out, torch.addmm(model.lin.bias, mixed, model.lin.weight.t()))
-    assert _trains_as_torch(samba, model, batch)
-
-
-class Lines:
-    """A loader of the app's own."""
-
-    def __init__(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
-        self.pairs = pairs
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return iter(self.pairs)
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-
-@pytest.mark.parametrize("loader", ["DataLoader", "a custom loader object"])
-def test_samba_loader(loader: str, samba: Any, trace: Callable[..., Any]) -> None:
-    images, labels = torch.randn(2 * BATCH, FEATURES), torch.randint(CLASSES, (2 * BATCH,))
-    pairs = [(images[at : at + BATCH], labels[at : at + BATCH]) for at in (0, BATCH)]
-    torch_loader: Any = DataLoader(TensorDataset(images, labels), BATCH) if loader == "DataLoader" else Lines(pairs)
-    model, _ = trace()
+    model = samba.from_torch_model_(seeded(Mixed))
     plainly = Plainly(model)
-    batches = samba.sambaloader.SambaLoader(torch_loader, ["image", "label"])
-    assert len(batches) == 2
-    for (image, label), pair in zip(batches, pairs, strict=True):
-        _, out = samba.session.run(input_tensors=(image, label), output_tensors=model.output_tensors)
-        assert equal(out, plainly.step(pair)[1])
-        predicted = torch.max(out.data, 1)[1]
-        assert label.size(0) == BATCH
-        assert (predicted == label).sum() == (samba.to_torch(predicted) == pair[1]).sum()
-        assert label.reshape(-1, 1).shape == (BATCH, 1)
+    optimizer = samba.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    pef = samba.session.compile(model, batch, optimizer, name="net")
+    samba.utils.trace_graph(model, batch, optimizer, pef=pef)
+    outputs = samba.session.run(batch, model.output_tensors)
+    assert all(equal(*pair) for pair in zip(outputs, plainly.step(batch), strict=True))
     samba.session.to_cpu(model)
     assert same_weights(model, plainly.model)

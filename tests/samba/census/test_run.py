@@ -14,7 +14,6 @@ Trace = Callable[..., Any]
 
 RUNS = [
     "(input_tensors=[a, b], output_tensors=X, hyperparam_dict=h, **parallel)",
-    
     "(input_tensors=[a, b], output_tensors=X, data_parallel=False, data_parallel_mode='normal')",
     "((a, b), X)",
 ]  # fmt: skip
@@ -130,15 +129,11 @@ def test_profiles_of_a_session(samba: Any, batch: list[Any], trace: Trace) -> No
 LINES: dict[str, dict[str, object]] = {
     'compile -b=1 --pef-name="lenet" --output-folder="pef"': {"pef_name": "lenet", "output_folder": "pef"},
     "compile --pef-name myapp.pef -mb 16 --mapping spatial --num-spatial-batches 16": {"pef_name": "myapp"},
-    
     "compile --mac-v1 --weight-sharing --enable-conv-tiling --mac-v2 --enable-tiling --output-folder .": {},
     "compile --mac-human-decision a.json --compiler-configs-file b.json --num-tiles 4 --use-sambaloader": {},
     "compile --enable-stoc-rounding --dtype bf16": {"enable_stoc_rounding": True},
-    
     "compile --inference --log-level error -v --debug": {"inference": True},
-    
     "run -p out/net/net.pef -n 3": {"num_iterations": 3},
-    
     
     "measure-performance --pef=net.pef -ws 8 --inference": {"inference": True},
 }  # fmt: skip

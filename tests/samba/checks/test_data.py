@@ -70,20 +70,6 @@ def test_an_epoch_that_is_never_set_is_found(watched: Samplers, reporter: Report
     assert finding.where.endswith("for batch in loader:")
 
 
-def test_the_same_order_without_shuffle_or_in_evaluation_is_no_finding(watched: Samplers, reporter: Reporter) -> None:
-    in_order, evaluation, training = _sampler(shuffle=False), _sampler(), _sampler(1)
-    for epoch in range(2):
-        _train(watched, in_order)
-        assert list(evaluation) == list(evaluation), "no optimizer step uses them"
-        training.set_epoch(epoch)
-        for number, _ in enumerate(training):
-            if number == 2:
-                assert len(list(evaluation)) == 4, "in the middle of an epoch"
-            else:
-                watched.note_step()
-    assert not reporter.findings
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -67,14 +67,6 @@ def test_a_file_of_several_ranks_is_found(watched: Files, reporter: Reporter) ->
     assert reporter.findings[0].where == "app.py:9: save()"
 
 
-def test_each_node_has_its_own_temporary_files(watched: Files, reporter: Reporter) -> None:
-    opened = {"/tmp/scratch": "app.py:9: save()"}
-    watched.compare([opened, {}, opened])
-    assert not reporter.findings
-    watched.compare([{}, opened, {}])
-    assert [one.words for one in reporter.findings] == ["DP08: ranks 0, 1 write the same file, /tmp/scratch"]
-
-
 END = Point(4, ended=True)
 
 

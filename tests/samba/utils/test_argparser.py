@@ -94,7 +94,6 @@ def test_the_number_of_replicas_is_for_mpirun_to_say(command: str, name: str) ->
     ("argv", "what", "remedy"),
     [
         ([], "a command is missing; commands are compile, run, test,", "python app.py compile --help"),
-        
         (["run"], "the following arguments are required: --pef/-p", "python app.py run --help"),
         (["compile", "--bach-size", "3"], "compile has no flag --bach-size", "did you mean --batch-size?"),
         (["run", *PEF, "--o0"], "run has no flag --o0: it is a flag of compile", "leave --o0 out"),
@@ -102,10 +101,8 @@ def test_the_number_of_replicas_is_for_mpirun_to_say(command: str, name: str) ->
         (["compile", "-b", "0"], "'0' is not a whole number of at least 1", "python app.py compile --help"),
         (["measure-sections", *PEF, "--min-duration", "nan"], "'nan' is not a number of seconds", "--help"),
         
-        
         (["compile", "--log-level", "loud"], "'loud' is no logging level", "python app.py compile --help"),
         (["compile", "--o0", "--o1"], "--o0 and --o1 exclude each other", "leave out all but --o1"),
-        
     ],
 )  # fmt: skip
 def test_what_is_typed_wrong_is_told_with_what_to_type_instead(argv: list[str], what: str, remedy: str) -> None:
