@@ -103,8 +103,6 @@ def test_the_app_without_mistakes_has_no_finding(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("mistakes", "words"),
     [
-        
-        
         whole_case(
             {"sampler": RANDOM.format(3), "epoch": "pass"},
             "DP04: replicas 0 and 1 get the same samples, again in step 2",

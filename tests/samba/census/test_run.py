@@ -134,7 +134,6 @@ LINES: dict[str, dict[str, object]] = {
     "compile --enable-stoc-rounding --dtype bf16": {"enable_stoc_rounding": True},
     "compile --inference --log-level error -v --debug": {"inference": True},
     "run -p out/net/net.pef -n 3": {"num_iterations": 3},
-    
     "measure-performance --pef=net.pef -ws 8 --inference": {"inference": True},
 }  # fmt: skip
 

@@ -100,7 +100,6 @@ def test_the_number_of_replicas_is_for_mpirun_to_say(command: str, name: str) ->
         (["compile", "more"], "unexpected argument more", "python app.py compile --help"),
         (["compile", "-b", "0"], "'0' is not a whole number of at least 1", "python app.py compile --help"),
         (["measure-sections", *PEF, "--min-duration", "nan"], "'nan' is not a number of seconds", "--help"),
-        
         (["compile", "--log-level", "loud"], "'loud' is no logging level", "python app.py compile --help"),
         (["compile", "--o0", "--o1"], "--o0 and --o1 exclude each other", "leave out all but --o1"),
     ],
