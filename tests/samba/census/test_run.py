@@ -49,7 +49,7 @@ def test_model_run(shape: str, lr: float, samba: Any, batch: list[Any], trace: T
     assert same_weights(model, plainly.model)
 
 
-@pytest.mark.parametrize("method", ["session.to_cpu", "model.cpu", "model.write_host_params", "try: to_cpu"])
+@pytest.mark.parametrize("method", ["session.to_cpu", "model.cpu", "model.write_host_params"])
 def test_weights_come_to_the_host(method: str, samba: Any, batch: list[Any], trace: Trace) -> None:
     model, optimizer = trace()
     plainly = Plainly(model)
@@ -57,11 +57,6 @@ def test_weights_come_to_the_host(method: str, samba: Any, batch: list[Any], tra
     plainly.step(batch)
     if method == "session.to_cpu":
         samba.session.to_cpu(model, [optimizer])
-    elif method == "try: to_cpu":
-        try:
-            samba.session.to_cpu(model)
-        except AttributeError:
-            pytest.fail("there is to_cpu")
     else:
         getattr(model, method.partition(".")[2])()
     assert same_weights(model, plainly.model)
@@ -105,10 +100,7 @@ def test_sn_grad_of_parameters_and_inputs(samba: Any) -> None:
     gold(image, samba.to_torch(inputs[1]))[0].mean().backward()
     samba.session.run(inputs, model.output_tensors, section_types=["fwd", "bckwd"])
     for (name, param), gold_param in zip(model.named_parameters(), gold.parameters(), strict=True):
-        samba.utils.assert_close(param.sn_grad, gold_param.grad, f"{name}__grad", threshold=1e-6)
-        samba.utils.assert_close(param, gold_param, name, threshold=0.0)
-        assert equal(param.sn_grad, gold_param.grad)
-    assert equal(model.lin_layer.weight.sn_grad, gold.lin_layer.weight.grad)
+        samba.utils.assert_close(param.sn_grad, gold_param.grad, f"{name}__grad", threshold=0.0)
     assert equal(inputs[0].sn_grad, image.grad)
 
 
