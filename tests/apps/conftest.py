@@ -28,7 +28,7 @@ def app(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="class")
 def in_bf16(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> App:
-    """The `few_steps` of such a class, compiled with --dtype bf16."""
-    app = App(request.cls.few_steps, tmp_path_factory.mktemp("in_bf16"))
+    """The `example` of such a class, compiled with --dtype bf16."""
+    app = App(request.cls.example, tmp_path_factory.mktemp("in_bf16"))
     app.compile(*DATA_PARALLEL, "--dtype", "bf16")
     return app

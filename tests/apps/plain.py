@@ -22,9 +22,7 @@ MakeOptimizer: TypeAlias = Callable[[Sequence[nn.Parameter]], torch.optim.Optimi
 class PaddedOptimizer:
     """A fused optimizer over parameters, each laid out as in a PEF: flat, with zeros up to a multiple of 64 elements.
 
-    A fused kernel goes through a tensor by whole vectors and rounds otherwise in the ragged tail; here no element of a
-    parameter is in a tail. `make` is called with the flat tensors: `lambda flats: torch.optim.SGD(flats, lr=0.1,
-    fused=True)`. Groups of parameters with options of their own have a PaddedOptimizer each.
+    A fused kernel rounds otherwise in the tail behind its last whole vector; here no element is in a tail.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], make: MakeOptimizer) -> None:
@@ -42,18 +40,12 @@ class PaddedOptimizer:
 
 
 def mean(of_replicas: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Of each parameter the mean of its gradients: the sum by the balanced binary tree over ranks, then one division.
-
-    of_replicas: by rank, the gradients of all parameters
-    """
+    """Of each parameter the mean of its gradients: the sum by the balanced binary tree over ranks, divided."""
     return [_tree_sum(gradients) / len(gradients) for gradients in zip(*of_replicas, strict=True)]
 
 
 def clip(gradients: Sequence[Tensor], max_norm: float) -> None:
-    """Scale `gradients` in place so that the norm of all together is at most `max_norm`.
-
-    It is what torch.nn.utils.clip_grad_norm_ does, with squares that are added in float64.
-    """
+    """What torch.nn.utils.clip_grad_norm_ does, with squares that are added in float64."""
     norm = math.sqrt(sum(gradient.double().square().sum().item() for gradient in gradients))
     scale = max_norm / (norm + 1e-6)
     if scale < 1:
@@ -124,11 +116,7 @@ def train_steps(
     rate: Callable[[int], float],
     max_grad_norm: float,
 ) -> dict[str, Tensor]:
-    """The state of `model` after so many steps with several optimizers and a schedule. Some steps must clip.
-
-    gradients: of a step, those of all parameters by rank
-    rate: the learning rate of a step
-    """
+    """The state of `model` after so many steps with several optimizers and a schedule. Some steps must clip."""
     norms = []
     for step in range(steps):
         averaged = mean(gradients(step))

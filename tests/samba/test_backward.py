@@ -94,11 +94,9 @@ def _traced(
         (LossByName, None, [1]),
         (Unnamed, None, [0]),
         (Unnamed, [1], [1]),
-        (Unnamed, 1, [1]),
-        (Unnamed, [-1], [1]),
         (Unnamed, [0, 1], [0, 1]),
     ],
-    ids=["second", "by-name", "first", "by-index", "by-number", "from-the-end", "both"],
+    ids=["second", "by-name", "first", "by-index", "both"],
 )
 def test_the_backward_starts_from_the_loss_wherever_it_is(
     tmp_path: Path, reporter: Reporter, kind: type[Returning], loss_indices: list[int] | int | None, starts: list[int]

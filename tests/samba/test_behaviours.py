@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from sambasim import samba
-from sambasim.errors import DataError, ModelError, OptionError
+from sambasim.errors import DataError, OptionError
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
 
@@ -55,36 +54,12 @@ def test_batches_along_another_axis_are_refused(tmp_path: Path) -> None:
         session.compile(model, _inputs(batch_dim=1), optimizer, config_dict={"output_folder": str(tmp_path)})
 
 
-def test_an_output_that_is_not_there_cannot_be_the_loss(pef: str) -> None:
-    model, optimizer = _model()
-    with pytest.raises(ModelError):
-        trace_graph(model, _inputs(), optimizer, loss_indices=[1], pef=pef)
-
-
 def test_an_optimizer_of_torch_is_refused_with_ours() -> None:
     model, _ = _model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(OptionError, match=r"SGD cannot be compiled") as caught:
         session.compile(model, _inputs(), optimizer)  # type: ignore[arg-type]  # the mistake
     assert "samba.optim.SGD" in str(caught.value.remedy)
-
-
-class LossSecond(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 2)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        y = self.linear(x)
-        return y, y.square().mean()
-
-
-def test_a_loss_that_is_not_returned_first_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = LossSecond()
-    samba.from_torch_model_(model)
-    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
-    session.compile(model, _inputs(), optimizer, "net", config_dict={"output_folder": str(tmp_path)})
-    assert "notice: the loss is output 2 of the model\n" in capsys.readouterr().out
 
 
 @torch.compile
@@ -162,9 +137,7 @@ def loaded(tmp_path: Path) -> nn.Module:
     [
         ([0.1], "AP04: lr in hyperparam_dict is [0.1]", 'hyperparam_dict={"lr": …[0]}: one number, not a list'),
         ("0.1", "AP04: lr in hyperparam_dict is '0.1'", "give lr as one number, 0 or more"),
-        (-0.1, "AP04: lr in hyperparam_dict is -0.1", "give lr as one number, 0 or more"),
         (float("nan"), "AP04: lr in hyperparam_dict is nan", "give lr as one number, 0 or more"),
-        (object(), "AP04: lr in hyperparam_dict is a object", "give lr as one number, 0 or more"),
     ],
 )
 @pytest.mark.usefixtures("loaded")
@@ -183,12 +156,6 @@ def test_a_tensor_of_one_number_is_one() -> None:
         rate.fill_(number)
         session.run(ONES, hyperparam_dict={"lr": rate})
         assert machine.replica.hyperparameters[0]["lr"] == number
-
-
-@pytest.mark.usefixtures("loaded")
-def test_a_number_of_numpy_is_one() -> None:
-    session.run(ONES, hyperparam_dict={"lr": np.float32(0.25)})
-    assert session._loaded().machine.replica.hyperparameters[0]["lr"] == 0.25
 
 
 @pytest.mark.usefixtures("loaded")

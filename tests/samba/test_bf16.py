@@ -121,18 +121,6 @@ def test_the_pef_is_one_of_bfloat16_under_the_same_names(pef: str, tmp_path: Pat
     assert _floats(plain, *SymbolKind) == {"float32"}
 
 
-def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
-    model = _tagger()
-    before = {name: (tensor.data_ptr(), tensor.clone()) for name, tensor in model.state_dict().items()}
-    scale = model.scale
-    session.compile(model, _inputs(), _adam(model), config_dict={"output_folder": str(tmp_path), "dtype": "bf16"})
-    after = model.state_dict()
-    assert torch.get_default_dtype() is torch.float32
-    assert model.scale is scale
-    assert {name: tensor.data_ptr() for name, tensor in after.items()} == {k: where for k, (where, _) in before.items()}
-    assert all(torch.equal(after[name], value) for name, (_, value) in before.items())
-
-
 def test_outputs_are_bf16_and_the_loss_is_fp32(pef: str) -> None:
     model, _ = _loaded(pef)
     loss, scores = session.run(_inputs(), model.output_tensors)
@@ -145,15 +133,14 @@ def test_outputs_are_bf16_and_the_loss_is_fp32(pef: str) -> None:
     samba.utils.assert_close(scores, gold_scores, "scores", threshold=1e-2)
 
 
-@pytest.mark.parametrize("name", ["tagger__table__weight", "tagger__norm__weight", "tagger__norm__bias"])
-def test_gradients_that_add_up_many_samples_do_so_in_float32(pef: str, name: str) -> None:
+def test_gradients_that_add_up_many_samples_do_so_in_float32(pef: str) -> None:
     """By torch's kernels of bfloat16, a sum of 170 gradients is off by some percent."""
     model, _ = _loaded(pef)
     session.run(_inputs(), section_types=["FWD", "BCKWD"])
-    (found,) = session.get_tensors_by_name([f"{name}__grad"])
+    (found,) = session.get_tensors_by_name(["tagger__norm__weight__grad"])
     gold = _rounded(model)
     gold(*(samba.to_torch(tensor) for tensor in _inputs()))[0].backward()
-    expected = dict(gold.named_parameters())[name.removeprefix("tagger__").replace("__", ".")].grad
+    expected = gold.norm.weight.grad
     assert expected is not None
     apart = (found.torch().double() - expected.double()).abs().max() / expected.double().abs().max()
     assert float(apart) < 0.01
@@ -202,12 +189,6 @@ def test_a_dtype_that_is_not_the_pefs_is_refused_and_none_takes_the_pefs(
     assert error.value.remedy == "leave out --dtype, or compile again with --dtype fp32"
 
 
-def test_stochastic_rounding_without_bf16_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="needs bf16; with fp32 nothing is rounded to bf16") as error:
-        _compiled(tmp_path, enable_stoc_rounding=True)
-    assert error.value.remedy == "add --dtype bf16, or leave out --enable-stoc-rounding"
-
-
 def _trained(pef: str, seed: int) -> list[Tensor]:
     model, _ = _loaded(pef, seed)
     for number in range(3):
@@ -246,12 +227,3 @@ def test_a_checkpoint_goes_on_with_the_draws_that_would_have_come(rounding_pef: 
     session.run(_inputs(number=2))
     session.to_cpu(resumed)
     assert _alike(list(resumed.parameters()), expected)
-
-
-def test_an_inference_pef_computes_in_bf16_too(tmp_path: Path) -> None:
-    model = _tagger()
-    given = {"output_folder": str(tmp_path), "dtype": "bf16", "inference": True}
-    path = session.compile(model, _inputs(), name="tagger", config_dict=given)
-    trace_graph(model, _inputs(), pef=path)
-    loss, scores = session.run(_inputs(), model.output_tensors)
-    assert (loss.dtype, scores.dtype) == (torch.float32, BF16)

@@ -20,12 +20,8 @@ NAN, INF = float("nan"), float("inf")
         (torch.tensor([1.0, 2.0]), torch.tensor([1.0029, 1.9971]), {}),
         (samba.from_torch_tensor(torch.ones(2).bfloat16()).requires_grad_(), np.ones(2), {"threshold": 0.0}),
         (torch.tensor([110.0]), torch.tensor([100.0]), {"threshold": 0.0, "rtol": 0.1}),
-        (torch.tensor([1.0039]).bfloat16(), torch.tensor([1.0039]), {}),
         (torch.tensor([INF, -INF]), torch.tensor([INF, -INF]), {}),
-        (torch.tensor([1, 2]), torch.tensor([1, 2], dtype=torch.int16), {}),
         (1.0, torch.tensor(1.002), {}),
-        (torch.ones(0), torch.ones(0), {}),
-        (torch.tensor([1.0039]), torch.tensor([1.0]).bfloat16(), {}),
         (torch.ones(2), samba.from_torch_tensor(torch.ones(2), name="x"), {"visualize": True}),
     ],
 )
@@ -41,11 +37,6 @@ def test_what_is_close_passes(found: Any, expected: Any, tolerances: dict[str, A
             "loss: 2 of 4 elements differ by more than 0.003; the worst at [1, 1] is 4.01, and 4 was expected",
         ),
         (
-            torch.tensor([111.0]), torch.tensor([100.0]), {"threshold": 0.5, "rtol": 0.1},
-            "loss: 1 of 1 elements differ by more than 0.5 + 0.1 of the expected value; "
-            "the worst at [0] is 111, and 100 was expected",
-        ),
-        (
             torch.tensor([1.0]).bfloat16(), torch.tensor([1.01]), {},
             "loss: 1 of 1 elements differ by more than 0.003 + 0.00390625 of the expected value; "
             "the worst at [0] is 1, and 1.01 was expected; in bf16: are both inputs the same, "
@@ -54,10 +45,6 @@ def test_what_is_close_passes(found: Any, expected: Any, tolerances: dict[str, A
         (
             torch.tensor([9.0, NAN]), torch.tensor([0.0, NAN]), {},
             "loss: 2 of 2 elements differ by more than 0.003; the worst at [1] is nan, and nan was expected",
-        ),
-        (
-            torch.tensor(INF), torch.tensor(-INF), {},
-            "loss: 1 of 1 elements differ by more than 0.003; the worst is inf, and -inf was expected",
         ),
         (torch.ones(2, 1), torch.ones(2), {}, "loss: the shape is (2, 1), and (2,) was expected"),
     ],

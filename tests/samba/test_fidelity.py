@@ -120,22 +120,11 @@ def test_every_name_of_the_session_has_a_row() -> None:
     assert public - {name.removeprefix("samba.session.") for name in HERE} == set()
 
 
-def test_no_row_is_there_twice() -> None:
-    for table in (NAMES, FLAG_ROWS, FOUND):
-        names = [name for row in table for name in row.names]
-        assert sorted({*names}) == sorted(names)
-
-
 @pytest.mark.parametrize("table", [NAMES, FLAG_ROWS, BEHAVIOURS])
 def test_a_status_is_one_of_four_and_what_differs_has_a_note(table: list[Row]) -> None:
     for row in table:
         assert row.cells[0] in ("same", "simplified", "no effect", "absent"), row
         assert row.cells[-1] or row.cells[0] == "same", row
-
-
-def test_it_is_said_where_a_name_was_seen() -> None:
-    assert [row for row in NAMES if not re.fullmatch(r"1 app|[0-9]+ apps|apps|imported|docs|own", row.cells[1])] == []
-    assert [row for row in FLAG_ROWS if not re.fullmatch(r"[0-9]+|prose|args|docs|own", row.cells[1])] == []
 
 
 def test_every_flag_has_its_row_and_says_whether_it_has_an_effect() -> None:

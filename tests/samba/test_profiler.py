@@ -54,9 +54,6 @@ def test_statistics_leave_the_warmup_out(timed: Profiler) -> None:
     )
     assert timed.print_statistics().count("\n") == 1
     assert timed.print_statistics(["nothing"]) == "nothing: 0 times"
-
-
-def test_throughputs_are_samples_per_second(timed: Profiler) -> None:
     assert timed.get_throughputs(["data", "nothing"], 4) == {"data": 32.0, "nothing": 0.0}
 
 

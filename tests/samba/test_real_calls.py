@@ -281,14 +281,6 @@ def test_an_input_fits_if_it_differs_by_axes_of_one_element_behind_the_batch(
     assert caught.value.what == f"x has the shape {given}, and the PEF was compiled for {wanted}"
 
 
-def test_hyperparameters_of_a_pef_that_predicts_are_told(pef: str, reporter: Reporter) -> None:
-    trace_graph(_made()[0], _inputs(), None, pef=pef)
-    for _ in range(2):
-        session.run(_inputs(), hyperparam_dict={"lr": 0.1})
-    (finding,) = reporter.findings
-    assert finding.words == "AP07: session.run is given hyperparameters, and this PEF predicts: nothing is trained"
-
-
 def test_a_model_that_is_traced_again_after_training_is_told_unless_it_was_fetched(
     net: Net, pef: str, reporter: Reporter
 ) -> None:

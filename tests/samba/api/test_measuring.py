@@ -11,7 +11,6 @@ import torch
 
 from sambasim.errors import OptionError
 from sambasim.hardware.spec import load_device
-from sambasim.samba.utils.measuring import median_and_slow, spread
 from sambasim.simulation.prediction import backing_of
 from sambasim.units import format_seconds
 from tests.samba.api.conftest import BATCH, Net, imported
@@ -179,14 +178,3 @@ def test_sections_of_two_replicas(folder: Path, flags: list[str]) -> None:
     assert kinds == ["REDUCE", "GRADNORM", "OPT", "GATHER"], "in rows of their own, or in one"
     not_predicted = [row["kind"] for row in figures["sections"] if row["predicted_s"] is None]
     assert not_predicted == ([] if flags else ["GATHER"]), "through the host, REDUCE is the way there and back"
-
-
-def test_steps_that_differ_much_are_told_with_what_it_may_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert median_and_slow([1.0] * 8 + [3.0, 9.0]) == (1.0, 3.0)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert spread(1.0, 1.5, 99) == "median, with 2 threads a replica; 9 of 10 steps took 1.50 s or less"
-    notice = "notice: times of steps differ much: other work may run on these cores"
-    assert spread(1.0, 3.0, 99).endswith(f"{notice}; or threads wait for each other: try --threads 1")
-    assert "notice" not in spread(1.0, 3.0, 9)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert spread(1.0, 3.0, 99).endswith(notice)

@@ -1,16 +1,13 @@
 """The session as apps use it: what they compile and trace, run, and move."""
 
-import logging
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from sambasim import __version__
-from sambasim.errors import PefError
 from tests.samba.api.conftest import Net, imported, seeded_net
 
 
@@ -59,15 +56,6 @@ def test_trace_graph_takes_what_apps_give_it(samba: Any, inputs: tuple[Any, Any]
     assert not outputs[0].has_data
     (weight,) = samba.session.get_tensors_by_name(["net__first__weight"])
     assert not weight.any(), "nothing was sent to the device"
-    wider = samba.from_torch_model_(Net(width=16))
-    optimizer = samba.optim.SGD(wider.parameters(), lr=0.1, momentum=0.9)
-    with pytest.raises(PefError, match="was compiled from another graph: net__first__weight is parameter"):
-        samba.utils.trace_graph(wider, inputs, optimizer, pef=pef)
-    other = samba.from_torch_model_(type("Other", (Net,), {})())
-    other.scale = nn.Parameter(torch.ones(()))
-    optimizer = samba.optim.SGD(other.parameters(), lr=0.1, momentum=0.9)
-    with pytest.raises(PefError, match="the PEF net is of another model: the PEF has the parameter"):
-        samba.utils.trace_graph(other, inputs, optimizer, pef=pef)
 
 
 def test_weights_move_between_host_and_device(samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any]) -> None:
@@ -86,47 +74,3 @@ def test_weights_move_between_host_and_device(samba: Any, inputs: tuple[Any, Any
         send(model)
         (bias,) = samba.session.get_tensors_by_name(["net__first__bias"])
         assert torch.equal(bias.torch(), model.first.bias)
-
-
-def test_the_version_is_printed_and_compared() -> None:
-    import importlib
-
-    version = importlib.import_module("sambaflow").__version__
-    assert tuple(int(part) for part in version.partition("+")[0].split(".")) >= (1, 9, 0)
-    assert version.endswith(__version__)
-
-
-def test_the_logger_is_used_as_a_module_and_as_a_logger(caplog: pytest.LogCaptureFixture) -> None:
-    module = imported("logging").samba_logger
-    logging.getLogger("sambaflow").addHandler(caplog.handler)
-    with caplog.at_level(logging.INFO, "sambaflow"):
-        module.info("epoch %d", 1)
-        module.samba_logger.warning("slow")
-    logging.getLogger("sambaflow").removeHandler(caplog.handler)
-    assert caplog.messages == ["epoch 1", "slow"]
-
-
-def test_an_ordered_set() -> None:
-    names = imported("sambacollections").OrderedSet(["b", "a"])
-    names.add("b")
-    names.add("c")
-    assert list(names) == ["b", "a", "c"]
-
-
-def test_metadata_of_the_compiler_is_collected_by_its_key() -> None:
-    record = imported("mac.metadata").ConvTilingMetadata(original_size=(3, 64, 64))
-    assert {record.key: record}["conv_tiling"].original_size == (3, 64, 64)
-
-
-def test_metadata_of_tiles_has_a_key_of_its_own() -> None:
-    kind = imported("mac.metadata").TilingMetadata
-    record = kind(original_size=(3, 64, 64), num_tiles=4)
-    assert {kind.key: record}["tiling"].num_tiles == 4
-
-
-def test_it_is_no_demonstration() -> None:
-    import importlib
-
-    is_demo = importlib.import_module("sambaflow").is_demo
-    assert not is_demo
-    assert not is_demo()

@@ -260,20 +260,6 @@ def test_the_device_is_held_to_a_gold_file(
     assert not torch.equal(samba.to_torch(expected), samba.to_torch(losses))
 
 
-def test_a_pef_that_is_not_loaded_is_tested_with_a_batch_of_its_own(samba: Any, pef: str, tmp_path: Path) -> None:
-    model = samba.from_torch_model_(seeded_net())
-    optimizer = samba.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    args = Namespace(gold_file_path=str(tmp_path / "gold.safetensors"), pef=pef)
-    test_with_gold = imported("samba.test").TestWithGold
-    gold = test_with_gold(args, "net", model, None, optimizer).test()
-    assert len(gold) == 2
-    assert gold["net__outputs__0"].std() > 0
-    other = samba.from_torch_model_(seeded_net())
-    optimizer = samba.optim.SGD(other.parameters(), lr=0.1, momentum=0.9)
-    again = test_with_gold(args, "net", other, None, optimizer, threshold=0).test()
-    assert all(torch.equal(gold[name], again[name]) for name in gold)
-
-
 def test_a_gold_file_of_something_else_is_refused(
     samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any], tmp_path: Path
 ) -> None:
@@ -313,9 +299,3 @@ def test_two_runs_from_the_same_state_are_compared(
     assert loss.mean() < samba.session.run(inputs)[0].mean() * 2
     with pytest.raises(AssertionError, match="weight differs between two runs from the same state"):
         decorated(Namespace(drift=1e-3), model, inputs, model.output_tensors)
-
-
-def test_a_consistency_test_wants_a_list_of_results(traced: tuple[Net, Any]) -> None:
-    decorated = imported("samba.test").consistency_test()(lambda: None)
-    with pytest.raises(OptionError, match=r"must return a list of \(name, tensor\)"):
-        decorated()

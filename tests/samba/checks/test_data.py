@@ -1,6 +1,5 @@
 """What replicas are fed: samplers, batches, and values that an RDU would convert."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -21,9 +20,7 @@ from sambasim.samba.checks.data import (
     Place,
     Samplers,
     different_epochs,
-    digests,
     lossy,
-    sample_digests,
     shared_samples,
     wrong_division,
 )
@@ -73,51 +70,6 @@ def test_an_epoch_that_is_never_set_is_found(watched: Samplers, reporter: Report
     assert finding.where.endswith("for batch in loader:")
 
 
-def test_a_warm_up_batch_or_a_set_epoch_is_no_finding(watched: Samplers, reporter: Reporter) -> None:
-    sampler = _sampler()
-    next(iter(DataLoader(DATA, sampler=sampler)))
-    watched.note_step()
-    orders = []
-    for epoch in range(3):
-        sampler.set_epoch(epoch)
-        orders.append(tuple(_train(watched, sampler)))
-    assert len(set(orders)) == 3
-    assert not reporter.findings
-
-
-def test_the_same_order_without_shuffle_or_in_evaluation_is_no_finding(watched: Samplers, reporter: Reporter) -> None:
-    in_order, evaluation, training = _sampler(shuffle=False), _sampler(), _sampler(1)
-    for epoch in range(2):
-        _train(watched, in_order)
-        assert list(evaluation) == list(evaluation), "no optimizer step uses them"
-        training.set_epoch(epoch)
-        for number, _ in enumerate(training):
-            if number == 2:
-                assert len(list(evaluation)) == 4, "in the middle of an epoch"
-            else:
-                watched.note_step()
-    assert not reporter.findings
-
-
-def test_division_line_and_place_are_those_of_the_sampler_that_feeds_optimizer_steps(watched: Samplers) -> None:
-    sampler = _sampler(1)
-    list(sampler)
-    assert (watched.division(), watched.line(), watched.place()) == (None, None, None)
-    _train(watched, sampler)
-    division, place = watched.division(), watched.place()
-    assert division == Division(2, 1, LENGTH, (0, 0), False)
-    assert division is not None
-    assert str(division.where).endswith("return DistributedSampler(DATA, 2, rank, **others)"), "where it was made"
-    assert (watched.line(), place) == (division.where, Place(1, 4))
-    list(sampler)
-    assert watched.place() is None, "no step has used these samples"
-    _train(watched, sampler)
-    assert watched.place() == Place(2, 4)
-    _train(watched, DistributedSampler(DATA, 1, 0))
-    assert watched.division() is None, "the app divides the data itself"
-    assert str(watched.line()).endswith("_train(watched, DistributedSampler(DATA, 1, 0))")
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -127,10 +79,7 @@ def test_division_line_and_place_are_those_of_the_sampler_that_feeds_optimizer_s
             {"order": (1, 3)},
             "DP05: the samplers of replicas 0 and 1 differ in their seed, 0 and 1: samples are",
         ),
-        ({"order": (0, 4)}, "DP05: the samplers of replicas 0 and 1 differ in their epoch, 3 and 4: samples are"),
-        ({"order": None}, "DP05: the samplers of replicas 0 and 1 differ in shuffle=: samples are skipped"),
         ({"length": 9}, "DP05: the samplers of replicas 0 and 1 differ in the length of their data, 8 and 9: samples"),
-        ({"drop_last": True}, "DP05: the samplers of replicas 0 and 1 differ in drop_last=: samples are skipped"),
     ],
 )
 def test_samplers_that_divide_the_data_wrongly_are_found(change: dict[str, object], words: str) -> None:
@@ -138,19 +87,6 @@ def test_samplers_that_divide_the_data_wrongly_are_found(change: dict[str, objec
     assert finding is not None
     assert finding.words.startswith(words)
     assert finding.where == "app.py:1: DistributedSampler(…)"
-
-
-def test_the_remedy_has_the_arguments_of_the_app() -> None:
-    own = "DistributedSampler(dataset, num_replicas=dist.get_world_size(), rank=dist.get_rank(), "
-    for change, rest in (
-        ({"order": (7, 3)}, "seed=7), and set_epoch(epoch) with the same epoch on every rank"),
-        ({"order": (7, 3), "drop_last": True}, "drop_last=True, seed=7), and set_epoch(epoch) with the same epoch"),
-        ({"order": None}, "shuffle=False) on every rank"),
-    ):
-        first = replace(RIGHT[0], **change)
-        finding = wrong_division([first, replace(first, num_replicas=4)])
-        assert finding is not None
-        assert str(finding.remedy).startswith(f"{own}{rest}")
 
 
 @pytest.mark.parametrize("first", [False, True])
@@ -194,26 +130,6 @@ def test_replicas_in_different_epochs_are_found() -> None:
 
 def _in_batches(samples: list[int], batch_size: int = 4) -> list[tuple[str, ...]]:
     return [tuple(map(str, samples[start : start + batch_size])) for start in range(0, len(samples), batch_size)]
-
-
-def test_a_sample_has_one_digest_whatever_batch_it_is_in() -> None:
-    x, label = torch.arange(12.0).view(4, 3), torch.tensor([1, 2, 1, 2])
-    whole = sample_digests({"x": x, "label": label})
-    assert len(set(whole)) == 4
-    order = [2, 0]
-    assert sample_digests({"x": x[order], "label": label[order]}) == (whole[2], whole[0])
-    assert sample_digests({"x": x[order], "label": label[[1, 1]]}) != (whole[2], whole[0])
-
-
-@pytest.mark.parametrize("digest", [digests, sample_digests])
-def test_batches_with_one_value_throughout_are_not_compared(
-    digest: Callable[[dict[str, Tensor]], tuple[str, ...]],
-) -> None:
-    labels = torch.zeros(4, dtype=torch.long)
-    assert digest({"x": torch.zeros(4, 3), "label": labels}) == ()
-    assert digest({"x": torch.zeros(1, 3), "label": torch.tensor([5])}) == ()
-    assert digest({"x": torch.arange(12.0).view(4, 3), "label": labels}) != ()
-    assert digest({"x": torch.tensor([[0.5]]), "label": torch.tensor([1])}) != ()
 
 
 def test_two_equal_batches_of_two_replicas_are_found() -> None:

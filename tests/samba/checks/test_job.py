@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from sambasim.samba.checks.findings import Reporter
-from sambasim.samba.checks.job import Files, Point, different_steps, together
+from sambasim.samba.checks.job import Files, Point, different_steps
 
 
 @pytest.fixture
@@ -67,21 +67,7 @@ def test_a_file_of_several_ranks_is_found(watched: Files, reporter: Reporter) ->
     assert reporter.findings[0].where == "app.py:9: save()"
 
 
-def test_each_node_has_its_own_temporary_files(watched: Files, reporter: Reporter) -> None:
-    opened = {"/tmp/scratch": "app.py:9: save()"}
-    watched.compare([opened, {}, opened])
-    assert not reporter.findings
-    watched.compare([{}, opened, {}])
-    assert [one.words for one in reporter.findings] == ["DP08: ranks 0, 1 write the same file, /tmp/scratch"]
-
-
 END = Point(4, ended=True)
-
-
-def test_replicas_at_the_same_step_or_at_their_ends_are_no_finding() -> None:
-    for points in ([Point(5), Point(5)], [END, END], [END, Point(3, ended=True)]):
-        assert together(points)
-        assert different_steps(points, None) is None
 
 
 @pytest.mark.parametrize(

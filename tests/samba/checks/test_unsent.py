@@ -2,14 +2,13 @@
 
 import contextlib
 import copy
-import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_
+from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_
 from torch.nn.utils import clip_grad_norm_ as by_another_name
 
 from sambasim import samba
@@ -45,37 +44,17 @@ def test_state_that_the_device_has_already_is_no_finding(app: App) -> None:
     assert app.changes == []
 
 
-def test_weights_are_compared_after_a_step_of_the_host_without_gradients(app: App) -> None:
-    app.step()
-    app.optimizer.step()
-    with torch.no_grad():
-        next(app.model.parameters()).fill_(2.0)
-    app.step()
-    assert [words.partition(":")[0] for words in app.changes] == ["AP05"]
-
-
 def _load(model: nn.Module) -> None:
     model.load_state_dict({name: torch.zeros_like(value) for name, value in model.state_dict().items()})
 
 
-def _copy_without_autograd(model: nn.Module) -> None:
-    weight = model.get_parameter("0.weight")
-    weight.data.copy_(torch.zeros(weight.shape))
-
-
-@pytest.mark.parametrize("change", [_load, _copy_without_autograd], ids=lambda one: one.__name__)
-def test_weights_that_are_not_sent_are_found(app: App, change: Callable[[nn.Module], None]) -> None:
-    change(app.model)
+def test_weights_that_are_not_sent_are_found(app: App) -> None:
+    _load(app.model)
     app.step()
     app.step()
     assert app.changes == [
         "AP05: the app has changed weights of the model, first 0.weight, and the device keeps its own"
     ]
-
-
-def _load_and_send(app: App) -> None:
-    app.model.load_state_dict(app.model.state_dict())
-    samba.session.to_device(app.model)
 
 
 def _fetch(app: App) -> None:
@@ -96,13 +75,7 @@ def _swap_and_swap_back(app: App) -> None:
     app.model.load_state_dict(kept)
 
 
-def _share(app: App) -> None:
-    app.model.share_memory()
-
-
-@pytest.mark.parametrize(
-    "exchange", [_load_and_send, _fetch, _train_on_the_host, _swap_and_swap_back, _share], ids=lambda one: one.__name__
-)
+@pytest.mark.parametrize("exchange", [_fetch, _train_on_the_host, _swap_and_swap_back], ids=lambda one: one.__name__)
 def test_weights_that_the_device_has_or_the_host_trains_are_no_finding(
     app: App, exchange: Callable[[App], None]
 ) -> None:
@@ -140,24 +113,6 @@ def test_a_late_change_of_requires_grad_is_found(app: App, layer: int, parameter
     getattr(app.model[layer], parameter).requires_grad_(parameter == "bias")
     app.step()
     assert app.changes == [f"AP05: {words}"]
-
-
-def test_one_value_for_groups_that_differ_is_found_once(app: App) -> None:
-    app.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.01})
-    for _ in range(2):
-        app.step(lr=0.1)
-    assert app.changes == ["AP05: parameter groups differ in lr: 0.1, 0.01; and session.run sets 0.1 for all of them"]
-
-
-def test_a_rate_that_goes_back_to_that_of_trace_graph_is_found(app: App) -> None:
-    app.optimizer.param_groups[0]["lr"] = 0.01
-    app.step(lr=0.01)
-    app.optimizer.param_groups[0]["lr"] = 0.1  # that of trace_graph
-    for _ in range(4):
-        app.step()
-    assert app.changes == [
-        "AP05: the app has changed lr of an optimizer from 0.01 to 0.1, and the device continues with 0.01"
-    ]
 
 
 @pytest.mark.filterwarnings("error:Detected call of")
@@ -222,7 +177,6 @@ def test_the_remedy_fits_the_hyperparameter(app: App, option: str, value: object
     ("option", "value", "words"),
     [
         ("betas", (0.5, 0.999), "beta1 of an optimizer from 0.9 to 0.5"),
-        ("weight_decay", 0, "weight_decay of an optimizer from 0.01 to 0"),
         ("max_grad_norm", 2.0, "max_grad_norm of an optimizer from 1 to 2"),
         ("lr", torch.tensor(0.25), "lr of an optimizer from 0.1 to 0.25"),
     ],
@@ -232,17 +186,6 @@ def test_every_hyperparameter_is_compared(app: App, option: str, value: object, 
     app.step()
     (change,) = app.changes
     assert words in change
-
-
-def test_betas_that_are_changed_in_place_are_found(app: App) -> None:
-    betas = app.optimizer.param_groups[0]["betas"] = [torch.tensor(0.9), torch.tensor(0.999)]
-    app.step()
-    assert app.changes == [], "they are the same numbers"
-    betas[0].fill_(0.5)
-    app.step()
-    assert app.changes == [
-        "AP05: the app has changed beta1 of an optimizer from 0.9 to 0.5, and the device continues with 0.9"
-    ]
 
 
 def test_a_test_of_the_app_may_train_on_the_host(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,12 +202,10 @@ ANY_BOUND = "samba.optim.SGD(…, max_grad_norm=…), a bound of the 2-norm of a
     ("clip", "remedy"),
     [
         (lambda all_, _: by_another_name(parameters=all_, max_norm=0.5), ANY_BOUND.replace("=…", "=0.5")),
-        (lambda all_, _: clip_grad_norm_(all_, 0.5, math.inf), ANY_BOUND),
-        (lambda _, one: clip_grad_norm_(one, 0.5), ANY_BOUND),
         (lambda all_, _: clip_grads_with_norm_(all_, 0.5, torch.tensor(1.0)), ANY_BOUND),
         (lambda all_, _: nn.utils.clip_grad_value_(all_, clip_value=0.5), ANY_BOUND),
     ],
-    ids=["name", "inf-norm", "some", "with-norm", "value"],
+    ids=["name", "with-norm", "value"],
 )
 def test_every_function_that_clips_is_found(
     reporter: Reporter, linear_pef: str, clip: Callable[[list[nn.Parameter], Tensor], object], remedy: str
@@ -279,22 +220,6 @@ def test_every_function_that_clips_is_found(
     assert finding.words == "AP05: the app clips gradients on the host, and the device does not"
     assert str(finding.where).startswith(__file__)
     assert finding.remedy.startswith(remedy)
-
-
-def test_torch_clips_and_warns_and_raises_as_before(linear_pef: str) -> None:
-    loaded_linear(linear_pef)
-    with pytest.warns(UserWarning, match="empty generator"):
-        clip_grad_norm_((one for one in list[Tensor]()), 0.5)
-    with pytest.raises(TypeError, match="clip_value"):
-        clip_grad_value_([])  # type: ignore[call-arg]  # the mistake
-    parameter = nn.Parameter(torch.zeros(2))
-    parameter.grad = torch.tensor([3.0, 4.0])
-    assert clip_grad_norm_((one for one in [parameter]), 2.5) == 5
-    assert torch.allclose(parameter.grad, torch.tensor([1.5, 2.0]))
-    clip_grads_with_norm_(parameter, 1.25, torch.tensor(2.5))
-    assert torch.allclose(parameter.grad, torch.tensor([0.75, 1.0]))
-    clip_grad_value_(parameter, 0.875)
-    assert torch.allclose(parameter.grad, torch.tensor([0.75, 0.875]))
 
 
 def test_clipping_with_an_effect_or_of_other_parameters_is_no_finding(

@@ -187,12 +187,6 @@ def test_an_installed_sambaflow_takes_precedence(run: Run, way: str, tmp_path: P
     )
 
 
-def test_a_folder_of_data_named_sambaflow_is_ignored(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "sambaflow").mkdir()
-    result = run("app", "import sambaflow; print(sambaflow.__version__)").check()
-    assert ("+sambasim." in result.stdout, result.stderr) == (True, "")
-
-
 PRINTS_ITS_RANK = """
 import sys
 import torch.distributed as dist
@@ -302,25 +296,6 @@ def test_the_job_ends(run: Run, way: str, how: str, code: int, first: str, last:
     assert printed[0].startswith(first)
     assert printed[-1].endswith(last)
     assert (result.returncode, result.stdout) == (code, "")
-
-
-GROUPED = """
-import sys
-from sambasim import samba
-from sambasim.samba.utils.argparser import parse_app_args
-
-parse_app_args(sys.argv[1:])
-1 / 0
-"""
-
-
-@pytest.mark.parametrize("way", [whole_case("app"), "env"])
-def test_the_error_is_printed_if_torch_distributed_is_initialised_too(run: Run, way: str) -> None:
-    result = run(way, GROUPED, ["run", "--pef", "any", "--data-parallel"], ranks=2)
-    printed = result.stderr.strip().splitlines()
-    assert printed[0] == "the script failed (every rank)"
-    assert printed[-1] == "ZeroDivisionError: division by zero"
-    assert (result.returncode, result.stdout) == (1, "")
 
 
 @pytest.mark.parametrize("way", [whole_case("app"), "env"])

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sambasim.samba.context import typed_command
 from tests.support.mpi import run_mpi
 
 APP = """\
@@ -80,14 +79,8 @@ Told = Mapping[str, list[list[object]]]
 
 def test_two_ranks_find_each_other_where_the_run_is_data_parallel(told: Told) -> None:
     assert told["two ranks"] == [[0, 0, 2, True, 2, True], [1, 1, 2, False, 2, True]]
-
-
-def test_one_rank_has_torch_distributed_too(told: Told) -> None:
     assert told["one rank"] == told["alone, asks"] == [[0, 0, 1, True, 1, True]]
     assert told["alone"] == [[-1, 0, 1, True, 1, False]]
-
-
-def test_a_compile_starts_nothing(told: Told) -> None:
     assert told["compile"] == [[-1, 0, 1, True, 3, False]]
 
 
@@ -105,15 +98,3 @@ def test_an_app_that_starts_torch_distributed_itself_is_refused(told: Told) -> N
         "the app has started torch.distributed by itself"
         for rank in (0, 1)
     }
-
-
-@pytest.mark.parametrize(
-    ("original", "typed"),
-    [
-        (["python3", "app.py", "run"], ["python3", "app.py", "run"]),
-        (["/venv/bin/python", "/venv/bin/sambasim", "app", "app.py"], ["sambasim", "app", "app.py"]),
-        (["python", "-m", "sambasim", "app.py"], ["python", "-m", "sambasim", "app.py"]),
-    ],
-)
-def test_a_remedy_repeats_what_was_typed(original: list[str], typed: list[str]) -> None:
-    assert typed_command(original) == typed

@@ -70,15 +70,6 @@ def test_a_pef_that_is_not_there_or_damaged_is_told(tmp_path: Path) -> None:
         get_pefmeta_dict(damaged)
 
 
-def test_metadata_of_a_dictionary_is_that_of_its_arguments() -> None:
-    model = Net()
-    metadata = get_pefmeta_dict({"batch_size": 2, "hidden": None}, model)
-    assert metadata == get_pefmeta(Namespace(batch_size=2, hidden=None), model)
-    assert (metadata["batch_size"], metadata["hidden"], metadata["model_repr"]) == ("2", "None", repr(model))
-    with pytest.raises(OptionError, match="needs a model beside arguments"):
-        get_pefmeta_dict({"batch_size": 2})
-
-
 def test_the_batch_size_is_that_of_the_pef_unless_something_else_is_said(
     pef: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,7 +116,7 @@ def test_a_batch_size_that_the_app_computes_is_computed_again_by_a_run(
     assert parsed("run", "--pef", pef, "-b", "12").batch_size == 12
 
 
-@pytest.mark.parametrize("said", ["many", "0", "9" * 5000, None])
+@pytest.mark.parametrize("said", ["many", None])
 def test_the_batch_size_of_the_pef_is_taken_where_its_metadata_says_nothing_usable(
     said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
