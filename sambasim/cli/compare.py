@@ -61,6 +61,7 @@ def compare_command(a: str, b: str, steps: str | None, as_json: bool, output_fol
     except Refused as error:
         (problem,) = error.problems
         raise OptionError(f"--steps {steps}: {problem.what}", remedy=f"--steps {problem.remedy}") from None
+    _check_there(a, b, output_folder)
     kinds = _kind(a), _kind(b)
     if kinds[0] != kinds[1]:
         raise OptionError(
@@ -102,6 +103,20 @@ def _kind(name: str) -> _Kind:
             remedy=f"sambasim run --pef … --record-digests {name}",
         )
     return {_WEIGHTS: _Kind.WEIGHTS, _METRICS: _Kind.METRICS}.get(path.suffix, _Kind.PEF)
+
+
+def _check_there(a: str, b: str, output_folder: Path) -> None:
+    """Raises OptionError if A or B does not exist."""
+    from sambasim.errors import OptionError
+    from sambasim.pef import locate
+
+    for name in (a, b):
+        if not Path(name).exists():
+            try:
+                locate(name, output_folder)
+            except OptionError:
+                what = f"there is nothing called {name}: no folder, no file and no PEF"
+                raise OptionError(what, where=f"seen from {Path.cwd()}", remedy="sambasim compare --help") from None
 
 
 def _compared(kind: _Kind, a: str, b: str, wanted: Callable[[int], bool], output_folder: Path) -> "Compared":

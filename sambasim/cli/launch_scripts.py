@@ -115,6 +115,11 @@ def stand_in_command(name: str, words: tuple[str, ...]) -> None:
 
 
 def _srun(call: _Call) -> None:
+    if "multi-prog" in call.options:
+        raise OptionError(
+            "srun --multi-prog is not available: each task would run another program",
+            remedy="name the programs in one line: mpirun -np 1 FIRST : -np 1 SECOND",
+        )
     if not call.command:
         raise OptionError("srun was given no command", remedy="give a command after the options of srun")
     tasks = call.tasks()

@@ -57,6 +57,17 @@ class _LazyGroup(click.Group):
             with formatter.section(title):
                 formatter.write_dl([(name, text) for name, (_, text) in panel.items()])
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _MODULES and not args[0].startswith("-"):
+            import difflib
+
+            guess = difflib.get_close_matches(args[0], _COMMANDS, n=1)
+            meant = f"Did you mean {guess[0]!r}?" if guess else f"They are {', '.join(_COMMANDS)}."
+            raise click.UsageError(f"No such command {args[0]!r}. {meant}", ctx)
+        return super().resolve_command(ctx, args)
+
 
 @click.group(
     cls=_LazyGroup,

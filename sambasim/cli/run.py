@@ -31,12 +31,21 @@ _OUT = "Folder in which a PEF is found by name."
 _SET = "Change any field of the config that is not compiled in, such as optimizer.lr=1e-3."
 
 
+def _no_world_size(ctx: click.Context, parameter: click.Parameter, value: int | None) -> None:
+    if value is not None:
+        raise OptionError(
+            "-ws is for compile, as the smallest number of replicas; a run has as many as mpirun starts",
+            remedy=f"mpirun -np {value} sambasim run … without -ws",
+        )
+
+
 @click.command("run", cls=PanelCommand)
 @field_options("run")
 @click.option(
     "--output-folder", type=FILE, default=Path("out"), cls=PanelOption, panel=DATA, help=_OUT, show_default=True
 )
 @click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", cls=PanelOption, panel=TRAINING, help=_SET)
+@click.option("-ws", "--world-size", type=int, hidden=True, expose_value=False, callback=_no_world_size)
 def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object) -> None:
     """Train the model of a PEF with as many replicas as mpirun starts, or predict with it.
 
@@ -114,7 +123,10 @@ def _details(failure: "Failure", options: "RunOptions") -> Sequence[tuple[str, s
 
 
 def _checked(options: "RunOptions", output_folder: Path, communicator: "Communicator", command: Sequence[str]) -> Path:
-    """Collective. The path of the PEF. Raises an error for flags that do not fit it, before anything takes long."""
+    """Collective. The path of the PEF. Raises an error for flags that do not fit it, before any slow work.
+
+    All ranks raise the same error, except that a rank raises an error about its own files alone.
+    """
     from sambasim.hardware.placement import inventory_of, place_replicas
     from sambasim.pef import locate, peek
 
@@ -168,6 +180,7 @@ def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int, comm
 
 
 def _check_outputs(options: "RunOptions", rank: int) -> None:
+    """Raises OptionError if an output cannot be written; call it before the training."""
     from sambasim.options.load import check_output_file, check_output_folder
 
     files = (

@@ -76,7 +76,12 @@ def _choose(held: Sequence[str], wanted: Sequence[str] | None, path: Path) -> Se
 def _open_npz(path: Path, wanted: Sequence[str] | None) -> dict[str, Tensor]:
     try:
         with zipfile.ZipFile(path) as archive:
-            sizes = {member.filename.removesuffix(".npy"): member.file_size for member in archive.infolist()}
+            members = archive.infolist()
+        sizes = {member.filename.removesuffix(".npy"): member.file_size for member in members}
+        if len(sizes) < len(members):
+            raise ValueError("it holds two arrays of one name")
+        if sum(member.compress_size for member in members) > path.stat().st_size:
+            raise ValueError("its members overlap")
         names = _choose(list(sizes), wanted, path)
         needed = sum(sizes[name] for name in names)
         if needed > (memory := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):

@@ -121,7 +121,7 @@ def place(replicas: int, device: DeviceSpec, tiles: int | None, cluster: Cluster
     if cluster.nodes is not None and placement.nodes > cluster.nodes:
         most = cluster.nodes * placement.per_full_node
         raise OptionError(
-            f"{replicas} replicas, and {cluster.name} holds at most {most}: {_capacity(placement)},"
+            f"{replicas} replicas, and {cluster.name} holds at most {most}: {_limits(placement)},"
             f" {counted(cluster.nodes, 'node')}",
             remedy=f"ask for {most} or fewer, or for more nodes in the cluster",
         )
@@ -152,7 +152,7 @@ def place_replicas(
         if smaller is not None:
             remedies.append(f"compile with --num-tiles {smaller}, so that {_per_rdu(device, smaller)} share an RDU")
         raise LaunchError(
-            f"{most} replicas on node {node}, and a node of {cluster.name} holds at most {fit}: {_capacity(placement)}",
+            f"{most} replicas on node {node}, and a node of {cluster.name} holds at most {fit}: {_limits(placement)}",
             remedy="; or ".join(filter(None, [*remedies, or_else])),
         )
     return placement
@@ -168,7 +168,7 @@ def _tiles_for(replicas: int, device: DeviceSpec, cluster: ClusterSpec) -> int |
     return next((tiles for tiles in counts if _per_rdu(device, tiles) * cluster.rdus_per_node >= replicas), None)
 
 
-def _capacity(placement: Placement) -> str:
+def _limits(placement: Placement) -> str:
     per_rdu = "one for each RDU" if placement.per_rdu == 1 else f"{placement.per_rdu} for each RDU"
     return f"{per_rdu}, {counted(placement.cluster.rdus_per_node, 'RDU')} a node"
 

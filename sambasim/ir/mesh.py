@@ -53,6 +53,11 @@ class Mesh:
 
 
 def mesh_of(axes: Sequence[Axis], world_size: int) -> Mesh:
-    """The mesh of a job of `world_size` ranks. The axis whose size a run chooses takes those that the others leave."""
+    """The mesh of a job of `world_size` ranks. The axis whose size a run chooses takes those that the others leave.
+
+    Raises InternalError if they do not divide evenly.
+    """
     fixed = prod(axis.size for axis in axes if not axis.at_run_time)
+    if world_size % fixed:
+        raise InternalError(f"{world_size} ranks on a mesh whose fixed axes have {fixed}")
     return Mesh({axis.name: world_size // fixed if axis.at_run_time else axis.size for axis in axes})

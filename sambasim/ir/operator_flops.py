@@ -123,7 +123,7 @@ def trilinear(node: Node, type_of: TypeOf) -> int:
 
 
 def bilinear(node: Node, type_of: TypeOf) -> int:
-    """`aten.bilinear`: each element of the result is x W y, 3 for each element of one W."""
+    """`aten.bilinear`: each element of the result is x W y, with 3 FLOPs for each element of its matrix W."""
     weight = _shape(node, type_of, 2)
     return 3 * _result_numel(node, type_of) * prod(weight[1:])
 

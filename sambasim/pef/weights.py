@@ -71,6 +71,8 @@ def check_tensors(layout: Layout, tensors: "Mapping[str, torch.Tensor]") -> None
     """Raises InternalError unless there is one dense CPU tensor for each symbol of `layout`, of its type."""
     import torch
 
+    if unequal := {span.symbol.name for span in layout.spans} ^ tensors.keys():
+        raise InternalError(f"{min(unequal)} has no tensor, or is no parameter, buffer or constant of the program")
     for symbol in (span.symbol for span in layout.spans):
         tensor = tensors[symbol.name]
         fits = tensor.dtype is _dtype(symbol) and tuple(tensor.shape) == symbol.type.shape

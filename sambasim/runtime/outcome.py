@@ -103,8 +103,8 @@ def _predicted(setup: Setup, steps: Plan) -> tuple[PredictedRecord | None, str |
     if not setup.is_first:
         return None, None
     path = SyncPath.RDU if setup.options.reduce_on_rdu else SyncPath.HOST
-    step = predicted(setup.program, setup.inventory, setup.placement, path, steps.accumulation_steps)
-    return (None, step) if isinstance(step, str) else (predicted_record(step, setup.inventory), None)
+    result = predicted(setup.program, setup.inventory, setup.placement, path, steps.accumulation_steps)
+    return (None, result) if isinstance(result, str) else (predicted_record(result, setup.inventory), None)
 
 
 def predicted(

@@ -43,12 +43,6 @@ class _OnDevice(torch.optim.Optimizer):
     state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
     load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
 
-    def __init_subclass__(cls) -> None:
-        # Each class has its own check of keywords: torch's optimizers take different ones.
-        taken = tuple(inspect.signature(cls.__bases__[1]).parameters)
-        checks = checks_keywords_beside(f"samba.optim.{cls.__name__}", taken, refused_later=_NOT_IN_A_PEF)
-        cls.__init__ = checks(_OnDevice.__init__)  # type: ignore[method-assign]  # the same, checked
-
     def __init__(
         self, params: Parameters, *arguments: Any, max_grad_norm: float | None = None, **torch_options: Any
     ) -> None:
@@ -148,3 +142,10 @@ def _number(value: Any) -> Any:
 
 def __getattr__(name: str) -> object:
     raise no_such_name("sambasim.samba.optim", name, ("SGD", "Adam", "AdamW"))
+
+
+for _one, _of_torch in ((SGD, torch.optim.SGD), (Adam, torch.optim.Adam), (AdamW, torch.optim.AdamW)):
+    # Each has its own check of keywords, because torch's optimizers take different ones.
+    _taken = tuple(inspect.signature(_of_torch).parameters)
+    _checks = checks_keywords_beside(f"samba.optim.{_one.__name__}", _taken, refused_later=_NOT_IN_A_PEF)
+    _one.__init__ = _checks(_OnDevice.__init__)  # type: ignore[method-assign]  # the same, checked

@@ -88,7 +88,7 @@ class SambaTensor(Tensor):
         _check_batch_dim(plain, name, batch_dim)
         tensor = plain.as_subclass(cls)
         if isinstance(given, SambaTensor):
-            tensor._describe_like(given)
+            tensor._copy_description(given)
         if given is None:
             tensor._version_when_made = tensor._version
         dims = None if named_dims is None else tuple(named_dims)
@@ -108,7 +108,7 @@ class SambaTensor(Tensor):
         """An `sn_grad` that is set on this output, or on `float()` of it, is kept in `gradients` from now on."""
         self._sn_grads = gradients
 
-    def _describe_like(self, other: "SambaTensor") -> None:
+    def _copy_description(self, other: "SambaTensor") -> None:
         for attribute in _DESCRIPTION:
             if attribute in vars(other):
                 setattr(self, attribute, getattr(other, attribute))
@@ -131,7 +131,7 @@ class SambaTensor(Tensor):
     ) -> Any:
         result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]  # torch's, untyped
         if func in _OTHER_FORMS and isinstance(result, SambaTensor) and isinstance(args[0], SambaTensor):
-            result._describe_like(args[0])
+            result._copy_description(args[0])
         return result
 
     name = property(lambda self: self.sn_name, lambda self, name: setattr(self, "sn_name", name))
@@ -195,7 +195,7 @@ class SambaTensor(Tensor):
     def __format__(self, format_spec: str) -> str:
         return format(self.torch(), format_spec)
 
-    def __repr__(self) -> str:  # type: ignore[override]  # torch has a keyword there, for tensors of its own
+    def __repr__(self) -> str:  # type: ignore[override]  # torch's takes `tensor_contents`, for its own subclasses
         name = "" if self.sn_name is None else f"name={self.sn_name!r}, "
         described = f"{name}shape={tuple(self.shape)}, dtype={self.dtype}, batch_dim={self.batch_dim}"
         return f"SambaTensor({self.sn_data!r}, {described})"

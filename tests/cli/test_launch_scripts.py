@@ -141,3 +141,9 @@ def test_tools_of_the_device_name_the_command_that_shows_it() -> None:
         result = CliRunner().invoke(sambasim, ["stand-in", name, "-l", "inventory"])
         assert (result.exit_code, result.stdout) == (0, "")
         assert command in result.stderr
+
+
+def test_srun_of_several_programs_is_refused() -> None:
+    result = CliRunner().invoke(sambasim, ["stand-in", "srun", "-n", "2", "--multi-prog", "multi.conf"])
+    assert isinstance(result.exception, OptionError)
+    assert "each task would run another program" in result.exception.what

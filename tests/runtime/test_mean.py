@@ -1,5 +1,7 @@
 """The mean over replicas has the bits of the tree, by torch and by the C kernel, which is built once per CPU model."""
 
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -140,6 +142,23 @@ def test_a_kernel_is_kept_and_needs_no_compiler_again(folder: Path, monkeypatch:
     monkeypatch.setenv("CC", "no-such-compiler")
     assert tree_mean_build(torch.float32).library is not None
     assert _files(folder) == kept
+
+
+@needs_compiler
+@pytest.mark.parametrize("part", [0.0, 0.3, 0.99])
+def test_a_library_that_was_cut_off_is_built_again(folder: Path, part: float) -> None:
+    assert tree_mean_build(torch.float32).library is not None
+    (kept,) = _files(folder)
+    whole = kept.read_bytes()
+    kept.unlink()  # this process has mapped it
+    kept.write_bytes(whole[: int(part * len(whole))])
+    # In a process of its own, which loading what was cut off would end.
+    script = (
+        "import torch; from sambasim.runtime.mean import tree_mean_build; "
+        "assert tree_mean_build(torch.float32).library is not None"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    assert kept.read_bytes() == whole
 
 
 @needs_compiler

@@ -1,9 +1,13 @@
 """Measuring all-reduce paths: operands that expose wrong results, the order of turns, sizes, bandwidths."""
 
+from collections import Counter
+from itertools import chain, pairwise
+
 import pytest
 import torch
 
 from sambasim.runtime.measure.collectives import (
+    order,
     sizes_between,
 )
 from sambasim.runtime.measure.operands import PERIOD_ELEMENTS, Expected, draw, fill
@@ -67,3 +71,12 @@ def test_sizes_grow_by_four_in_whole_cuts() -> None:
     assert list(sizes_between(1, 2000)) == [256, 1024, 2048]
     expected = [4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB]
     assert list(sizes_between(4 * KIB, 256 * MIB)) == expected
+
+
+@pytest.mark.parametrize("count", range(3, 10))
+def test_everybody_follows_every_other_one_equally_often(count: int) -> None:
+    turns = [order(count, turn) for turn in range(2 * count)]
+    assert all(sorted(turn) == list(range(count)) for turn in turns)
+    behind = Counter(chain.from_iterable(pairwise(turn) for turn in turns))
+    assert behind == {(one, other): 2 for one in range(count) for other in range(count) if one != other}
+    assert all(before[-1] != after[0] for before, after in pairwise(turns))

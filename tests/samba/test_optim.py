@@ -103,3 +103,20 @@ def test_what_a_pef_cannot_do_is_refused_by_name(
     with pytest.raises(OptionError, match=f"^{what}") as caught:
         make(parameters())
     assert str(caught.value.remedy).startswith(remedy)
+
+
+class _Named:
+    name = "mine"
+
+
+def test_an_apps_own_subclass_keeps_its_constructor() -> None:
+    class Mine(AdamW):
+        def __init__(self, parameters: Any, rate: float) -> None:
+            super().__init__(parameters, lr=rate)
+
+    class Mixed(SGD, _Named):
+        def __init__(self, parameters: Any, rate: float) -> None:
+            super().__init__(parameters, lr=2 * rate)
+
+    parameters = [nn.Parameter(torch.ones(2))]
+    assert [one(parameters, 0.5).param_groups[0]["lr"] for one in (Mine, Mixed)] == [0.5, 1.0]

@@ -182,7 +182,7 @@ def differing_facts(a: Mapping[str, object], b: Mapping[str, object]) -> tuple[F
 
 def deciding_facts(run: RecordedRun | SummaryRecord) -> Mapping[str, object]:
     """Facts that explain different bits, the most important first."""
-    # --engine is a fact of its own.
+    # The row "engine" shows --engine.
     exempt = (reason for reason in run.exempt_from_exactness if not reason.startswith("--engine"))
     pef = run.pef_digest[:_SHORT_DIGEST]
     facts = {

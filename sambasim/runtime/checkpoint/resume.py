@@ -162,8 +162,16 @@ def settle_if_any(resume: str | None, checkpoint_dir: Path | None, communicator:
     """Collective. `resume`, but AUTO or None instead of IF_ANY. Rank 0 decides; a damaged checkpoint counts as one."""
     if resume != IF_ANY or checkpoint_dir is None:
         return resume
-    own = communicator.rank == 0 and bool(_in_folder(checkpoint_dir) or folder.damaged_in(checkpoint_dir))
-    return AUTO if communicator.broadcast_object(own) else None
+    found: bool | OptionError = False
+    if communicator.rank == 0:
+        try:
+            found = bool(_in_folder(checkpoint_dir) or folder.damaged_in(checkpoint_dir))
+        except OptionError as error:
+            found = error  # all ranks raise it
+    agreed = communicator.broadcast_object(found)
+    if isinstance(agreed, OptionError):
+        raise agreed
+    return AUTO if agreed else None
 
 
 def nothing_in(checkpoint_dir: Path) -> OptionError:

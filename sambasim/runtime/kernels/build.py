@@ -22,6 +22,8 @@ _FLAGS = (
     # The kernels are limited by memory, so the widest loads win even if they lower the clock.
     *(("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()),
 )
+_TIMEOUT_S = 60.0
+_DIGEST_BYTES = 16
 INDUCTOR_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
@@ -42,7 +44,7 @@ def build(name: str, *definitions: str) -> Build:
     folder = cache_folder("kernels")
     kept = None if folder is None else folder / f"{name}-{key}.so"
     with suppress(OSError):  # e.g. a noexec mount, or another C library
-        if kept is not None and kept.exists():
+        if kept is not None and _is_whole(kept):
             return Build(ctypes.CDLL(str(kept)))
     try:
         with tempfile.TemporaryDirectory() as scratch:  # a loaded library may be deleted
@@ -86,24 +88,44 @@ def find_cpp_compiler() -> str:
 def _compile(source: Path, flags: list[str], path: Path) -> Path:
     command = [*find_c_compiler(), *flags, "-o", str(path), str(source)]
     try:
-        subprocess.run(command, check=True, capture_output=True, encoding="utf-8", errors="replace")
+        subprocess.run(command, check=True, capture_output=True, encoding="utf-8", errors="replace", timeout=_TIMEOUT_S)
     except subprocess.CalledProcessError as error:
         said = (error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[-1]
         raise MachineError(f"{command[0]} cannot build {source.name}: {said}", remedy="set CC to gcc") from error
+    except subprocess.TimeoutExpired as error:
+        raise MachineError(f"{command[0]} did not end in {_TIMEOUT_S:.0f} s", remedy="set CC to gcc") from error
     return path
 
 
 def _keep(built: Path, kept: Path) -> bool:
-    """Copy `built` to `kept`; returns whether that worked. A rename, so that no process loads a part of it."""
-    part = kept.with_name(f"{kept.name}.{os.getpid()}")
+    """Copy `built` to `kept`; returns whether a whole copy is there. If several ranks build at the same time, the first
+    copy stays: a file that another process has mapped must not be replaced."""
+    content = built.read_bytes()
     try:
-        shutil.copyfile(built, part)
-        part.replace(kept)
+        if kept.exists() and not _is_whole(kept):
+            kept.unlink()
+        with tempfile.NamedTemporaryFile(dir=kept.parent) as copy:
+            copy.write(content + _digest(content))
+            copy.flush()
+            with suppress(FileExistsError):
+                os.link(copy.name, kept)
     except OSError:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
         return False
-    return True
+    return _is_whole(kept)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether `path` is a library followed by its digest, which the loader ignores. A truncated library would crash the
+    process that loads it."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    return _digest(content[:-_DIGEST_BYTES]) == content[-_DIGEST_BYTES:]
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
 
 
 def cache_folder(name: str) -> Path | None:

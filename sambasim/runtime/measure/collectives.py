@@ -41,10 +41,17 @@ def runs_of_turns(runs: int) -> Sequence[int]:
 
 
 def order(count: int, turn: int) -> Sequence[int]:
-    """The order of `count` candidates in turn `turn`: rotated and alternating, as each affects the next through the
-    caches."""
-    forward = [(place + turn) % count for place in range(count)]
-    return forward[::-1] if turn % 2 else forward
+    """The order of `count` candidates in turn `turn`: a Williams design, since each affects the next by the caches.
+
+    In `count` turns, twice as many if that is odd, each candidate follows every other one equally often, and no turn
+    begins with the one that ended the turn before. Source: E. J. Williams, Experimental designs balanced for the
+    estimation of residual effects of treatments, 1949.
+    """
+    if count == 2:
+        return (0, 1)  # in alternating order, each would follow itself
+    zigzag = [(place + 1) // 2 if place % 2 else -(place // 2) for place in range(count)]
+    shifted = tuple((place + turn) % count for place in zigzag)
+    return shifted[::-1] if count % 2 and turn % 2 else shifted
 
 
 _LEAST_RUNS, _MOST_RUNS = 7, 100

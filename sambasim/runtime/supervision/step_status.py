@@ -27,7 +27,7 @@ class StepStatus(StepObserver):
 
     def step_begins(self, step: int) -> None:
         self._activity.step(step + 1)
-        self._now = _WAITING
+        self._set(_WAITING)
 
     def batch_begins(self, replica: int, micro_step: int) -> None:
         self._set(_READING)

@@ -176,13 +176,13 @@ def collect(
         for owner, (start, stop) in enumerate(slices)
     ]
     parts = [(owner, start, stop) for owner, start, stop in parts if start < stop]
-    here = communicator.broadcast_object(tuple(readable))
+    readable_by_root = communicator.broadcast_object(tuple(readable))
     own = readable[rank]
     if rank != 0:
         sends = [
             communicator.isend(bytes_of(own[start:stop]), 0, _COLLECT_TAG)
             for owner, start, stop in parts
-            if owner == rank and owner not in here
+            if owner == rank and owner not in readable_by_root
         ]
         communicator.wait_all(sends)
         return None

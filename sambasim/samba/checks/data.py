@@ -256,7 +256,7 @@ def sample_digests(batch: Mapping[str, Tensor]) -> tuple[str, ...]:
 
 
 def _is_constant(batch: Mapping[str, Tensor]) -> bool:
-    """Whether each tensor has one value throughout, such as zeros for a warm-up. Single elements alone do not count."""
+    """Whether all elements of each tensor are equal, as in a warm-up batch. False if all tensors have one element."""
     tensors = [tensor.detach().flatten() for tensor in batch.values()]
     return any(len(one) > 1 for one in tensors) and all(bool((one == one[:1]).all()) for one in tensors)
 

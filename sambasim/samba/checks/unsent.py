@@ -177,6 +177,7 @@ class Unsent:
                 self._report(name, what, self._remedy(name, now))
 
     def _remedy(self, name: str, now: Sequence[Sequence[object]]) -> str:
+        """How to send hyperparameter `name` to the device; `now` holds the options of each parameter group."""
         values = _of_each(now, name)
         optimizers = self._machine.program.optimizers
         arguments = {one.name for one in self._machine.program.runtime_arguments}

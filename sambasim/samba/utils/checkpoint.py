@@ -168,7 +168,8 @@ def _read_shard(file: Path) -> Mapping[str, Tensor]:
     try:
         held = load_file(file) if file.suffix == ".safetensors" else torch.load(file, map_location="cpu")
     except Exception as error:  # torch has no class of its own for what a damaged file brings about
-        raise _misfit(file, f"cannot be read: {str(error).splitlines()[0]}", "copy the checkpoint again") from error
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise _misfit(file, f"cannot be read: {reason}", "copy the checkpoint again") from error
     if not isinstance(held, dict) or not all(isinstance(value, Tensor) for value in held.values()):
         raise _misfit(file, "holds more than tensors by name", "save model.state_dict() alone")
     return held

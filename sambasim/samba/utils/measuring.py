@@ -215,14 +215,14 @@ def _sum_of_known(times_s: Iterable[float | None]) -> float | None:
 
 
 def _table(rows: Sequence[SectionFigure], predicted_s: float | None, heading: str) -> str:
-    def cell(predicted_s: float | None) -> str:
-        return "-" if predicted_s is None else format_seconds(predicted_s)
+    def seconds(time_s: float | None) -> str:
+        return "-" if time_s is None else format_seconds(time_s)
 
     cells = [("section", "kind", "name", "measured", "predicted")]
     for row in rows:
         index = "-".join(map(str, dict.fromkeys((row.sections[0], row.sections[-1]))))
-        cells.append((index, row.kind, row.name, format_seconds(row.measured_s), cell(row.predicted_s)))
-    cells.append(("all", "", "", format_seconds(sum(row.measured_s for row in rows)), cell(predicted_s)))
+        cells.append((index, row.kind, row.name, format_seconds(row.measured_s), seconds(row.predicted_s)))
+    cells.append(("all", "", "", format_seconds(sum(row.measured_s for row in rows)), seconds(predicted_s)))
     widths = [max(len(row[column]) for row in cells) for column in range(5)]
     lines = [
         "  ".join(
