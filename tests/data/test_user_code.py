@@ -24,14 +24,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_a_name_in_a_file_and_in_a_module_of_the_working_directory(folder: Path) -> None:
     (folder / "deep").mkdir()
-    (folder / "deep" / "net.py").write_text("class Net:\n    class Inner: pass\n")
+    (folder / "deep" / "net_of_one_name.py").write_text("class Net:\n    class Inner: pass\n")
     (folder / "plain_module_7.py").write_text("answer = 42\n")
     assert load_object("plain_module_7:answer", "model") == 42
-    net = load_object("deep/net.py:Net", "model")
+    net = load_object("deep/net_of_one_name.py:Net", "model")
     assert isinstance(net, type)
-    assert load_object(f"{folder}/deep/net.py:Net", "model") is net, "one file is loaded once"
-    assert load_object("deep/net.py:Net.Inner", "model") is vars(net)["Inner"]
-    assert net.__module__ == "sambasim_file_net", "a name that does not depend on the machine"
+    assert load_object(f"{folder}/deep/net_of_one_name.py:Net", "model") is net, "one file is loaded once"
+    assert load_object("deep/net_of_one_name.py:Net.Inner", "model") is vars(net)["Inner"]
+    assert net.__module__ == "sambasim_file_net_of_one_name", "a name that does not depend on the machine"
 
 
 def test_a_file_named_as_a_module_of_python_shadows_nothing(folder: Path) -> None:

@@ -144,14 +144,13 @@ torch.nn.Linear(1, 1).to("cuda")
     [
         (
             "first",
-            "error[launch]: the app calls init_process_group, which needs the environment of torchrun, and torchrun "
-            "did not start this",
+            "error[launch]: the app calls init_process_group by itself",
             '8: init_process_group("gloo")',
             "leave init_process_group out of the app",
         ),
         (
             "twice",
-            "error[launch]: the app calls init_process_group, and torch.distributed is initialised already",
+            "error[launch]: the app calls init_process_group by itself",
             '8: init_process_group("gloo")',
             "leave init_process_group out of the app",
         ),
