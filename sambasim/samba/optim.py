@@ -51,6 +51,8 @@ class _OnDevice(torch.optim.Optimizer):
         Raises OptionError as `options` does; torch raises ValueError or TypeError.
         """
         super().__init__(params, *arguments, **torch_options)
+        for group in self.param_groups:  # torch's own defaults of SGD are integers
+            group.update({name: float(group[name]) for name in ("dampening", "weight_decay") if name in group})
         self._bound_gradients(max_grad_norm)
         self.options()
 
