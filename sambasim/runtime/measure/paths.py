@@ -109,7 +109,7 @@ def _reduce_in_window(transport: Window) -> Callable[[], None]:
     def run() -> None:
         reduce.begin_step()
         reduce.begin()
-        reduce.finish()
+        reduce.reduce_all()
         transport.spread()
         transport.meet()
 

@@ -71,31 +71,34 @@ class Exchange:
 
     def __call__(self) -> None:
         self.observer = self._owner.observer
-        communicator, tag = self._communicator, self._tag
+        is_observed, communicator, tag = self.observer is not None, self._communicator, self._tag
+        wait = self._wait if is_observed else communicator.wait_all
+        to_host = self._to_host if is_observed else _copy
         sends: list[Sequence[Request]] = []
         receives: list[Sequence[Request]] = []
         for number, now in enumerate(self._rounds):
             if number >= 2:
-                self._wait(sends[number - 2])  # this round reuses the buffers of that one
+                wait(sends[number - 2])  # this round reuses the buffers of that one
             receives.append([communicator.irecv(buffer, source, tag) for buffer, source in now.receives])
-            self._to_host(now.copies)
+            to_host(now.copies)
             sends.append([communicator.isend(buffer, target, tag) for buffer, target in now.sends])
             if number >= 1:
                 self._finish(number - 1, receives[number - 1])
         if self._rounds:
             self._finish(len(self._rounds) - 1, receives[-1])
         for requests in sends[-2:]:
-            self._wait(requests)
+            wait(requests)
         moved = self._owner.bytes_moved
         moved.device_to_host += self._moves.device_to_host
         moved.host_to_device += self._moves.host_to_device
         moved.network += self._moves.network
 
     def _finish(self, number: int, receives: Sequence[Request]) -> None:
-        self._wait(receives)
-        for take_mean in self._rounds[number].means:
+        is_observed, now = self.observer is not None, self._rounds[number]
+        (self._wait if is_observed else self._communicator.wait_all)(receives)
+        for take_mean in now.means:
             take_mean()
-        self._to_device(self._rounds[number].last_copies)
+        (self._to_device if is_observed else _copy)(now.last_copies)
 
     def _messages(self, requests: Sequence[Request]) -> SpanArgs:
         return {"messages": len(requests)}
@@ -109,13 +112,16 @@ class Exchange:
 
     @span(Track.COPIES, "device to host", _bytes)
     def _to_host(self, copies: Sequence[_Copy]) -> None:
-        for to, source in copies:
-            to.copy_(source)
+        _copy(copies)
 
     @span(Track.COPIES, "host to device", _bytes)
     def _to_device(self, copies: Sequence[_Copy]) -> None:
-        for to, source in copies:
-            to.copy_(source)
+        _copy(copies)
+
+
+def _copy(copies: Sequence[_Copy]) -> None:
+    for to, source in copies:
+        to.copy_(source)
 
 
 class Endpoint(Observed, Protocol):

@@ -10,7 +10,7 @@ from enum import IntEnum
 from time import perf_counter_ns
 
 from sambasim.records.trace import Track
-from sambasim.runtime.observer import Observed
+from sambasim.runtime.observer import Observed, StepObserver
 from sambasim.runtime.ranks import Communicator, SharedWindow
 
 _PAGE_BYTES = 4096
@@ -67,31 +67,36 @@ class NodeFlags:
 
     def wait(self, counter: Counter, value: int) -> None:
         """Wait until all other ranks of the node have published `value` or more."""
-        observer, owner = self._owner.observer, self._owner
-        if (observer is None or not observer.detailed) and self.reached(counter, value):
-            return  # only a trace shows waits that have ended before they began
-        if observer is None:
-            self._wait(counter, value)
+        if self._owner.observer is not None:
+            self._wait_observed(self._owner.observer, counter, value)
             return
-        observer.span_begins(owner.replica, Track.COLLECTIVES, _WAITING)
-        began_ns = perf_counter_ns()
-        self._wait(counter, value)
-        observer.span_ends(owner.replica, Track.COLLECTIVES, _WAITING, began_ns, _FOR[counter])
-
-    def _wait(self, counter: Counter, value: int) -> None:
         at = counter * _LINE_WORDS
         for words in self._peers:
-            reads, pokes = self._patience
-            while words[at] < value:
-                if reads > 0:
-                    reads -= 1
-                    continue
-                self._poke()
-                if pokes > 0:
-                    pokes -= 1
-                else:
-                    time.sleep(_SLEEP_S)
+            if words[at] < value:
+                self._wait_for(words, at, value)
         self._window.sync()
+
+    def _wait_for(self, words: "memoryview[int]", at: int, value: int) -> None:
+        reads, pokes = self._patience
+        while words[at] < value:
+            if reads > 0:
+                reads -= 1
+                continue
+            self._poke()
+            if pokes > 0:
+                pokes -= 1
+            else:
+                time.sleep(_SLEEP_S)
+
+    def _wait_observed(self, observer: StepObserver, counter: Counter, value: int) -> None:
+        if self.reached(counter, value) and not observer.detailed:
+            return  # only a trace shows waits that have ended before they began
+        replica, began_ns = self._owner.replica, perf_counter_ns()
+        observer.span_begins(replica, Track.COLLECTIVES, _WAITING)
+        for words in self._peers:
+            self._wait_for(words, counter * _LINE_WORDS, value)
+        self._window.sync()
+        observer.span_ends(replica, Track.COLLECTIVES, _WAITING, began_ns, _FOR[counter])
 
     def meet(self, counter: Counter, value: int) -> None:
         self.publish(counter, value)

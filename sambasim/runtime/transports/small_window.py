@@ -34,7 +34,7 @@ class SmallWindow(Transport):
         self.communicator = communicator
         self.flags = NodeFlags(communicator, self)
         self.steps = 0
-        self.shared: Shared | None = None
+        self._has_met = False  # in this step
         self.means: dict[str, Tensor] = {}
         self.reductions = []
         for group in program.groups:
@@ -72,22 +72,23 @@ class SmallWindow(Transport):
     def reduce(self) -> None:
         """Collective. Compute all means into `means`. Afterwards other ranks may still read this rank's gradients."""
         self.flags.meet(Counter.PROGRESS, self.steps + 1)
-        self.shared = Shared(*self.flags.numbers(self.steps % 2))
         for add_up in self.reductions:
             add_up()
-        self.steps += 1
-        self.flags.publish(Counter.UPDATED, self.steps)
+        self._end_meeting()
         self.bytes_moved.peer += self.peer_bytes
 
     def take_shared(self) -> Shared:
         """Collective. What all ranks offered in this step, after a barrier if `reduce` has not been called."""
-        if self.shared is None:
+        if not self._has_met:
             self.flags.meet(Counter.PROGRESS, self.steps + 1)
-            self.shared = Shared(*self.flags.numbers(self.steps % 2))
-            self.steps += 1
-            self.flags.publish(Counter.UPDATED, self.steps)
-        shared, self.shared = self.shared, None
-        return shared
+            self._end_meeting()
+        self._has_met = False
+        return Shared(*self.flags.numbers((self.steps - 1) % 2))
+
+    def _end_meeting(self) -> None:
+        self._has_met = True
+        self.steps += 1
+        self.flags.publish(Counter.UPDATED, self.steps)
 
     def _reduce_in_place(self) -> None:
         """REDUCE by itself: the means replace this rank's gradients, once all have read them."""
