@@ -18,7 +18,8 @@ from sambasim.compiler.capture import (
     capture_training,
     starts_a_backward,
 )
-from sambasim.compiler.explain import explained, refuse_lost_effects
+from sambasim.compiler.effects import refuse_lost_effects
+from sambasim.compiler.explain import explained
 from sambasim.compiler.passes import Fits, Partition, Pass, Place, run_pipeline
 from sambasim.compiler.precision import STORED, inputs_in, stored_in
 from sambasim.compiler.step import (

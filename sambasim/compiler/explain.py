@@ -1,12 +1,12 @@
 """Why a step cannot be captured: which lines, and how to write them instead. After a failed capture the model runs once
-under `Watch`, which finds all obstacles. `refuse_lost_effects` finds what a tracer loses silently."""
+under `Watch`, which finds all obstacles."""
 
 import contextlib
 import dis
 import linecache
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -15,14 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sambasim.compiler.names import forward_line, is_library_file, line_in, user_line
 from sambasim.compiler.step import TrainingStep, check_loss, loss_in, run_eagerly
-from sambasim.compiler.tensors import NO_HOOK, REAL_NUMBERS
-from sambasim.compiler.trial import replaced, trial, written
+from sambasim.compiler.tensors import REAL_NUMBERS
+from sambasim.compiler.trial import written
 from sambasim.errors import CaptureError, UserError
 
 
@@ -70,14 +69,6 @@ _PARAMETER = Obstacle(
     "make a new tensor of it, or register_buffer() what forward() changes: the optimizer alone changes parameters",
 )
 _COMPLEX = Obstacle("complex numbers, which a PEF cannot hold", REAL_NUMBERS)
-_ASSIGNED = Obstacle(
-    "state that forward() keeps by assignment, from one call to the next",
-    'keep it in a buffer, self.register_buffer("ema", torch.zeros(())), and change that in place: self.ema.copy_(…)',
-)
-_HOOK = Obstacle("a gradient hook, which a graph does not call", NO_HOOK)
-
-_NO_BACKWARD = "write its forward with PyTorch's own differentiable operators, and leave the backward to autograd"
-
 _KNOWN = (
     (("pack_padded_sequence", "PackedSequence"), _PACKED),
     (("tag_activation_checkpoint", "_checkpoint_context_fn"), _CHECKPOINTING),
@@ -150,22 +141,13 @@ def explained(error: CaptureError, step: nn.Module, inputs: Sequence[Tensor], lo
             wanted = [parameter for parameter in step.parameters() if parameter.requires_grad]
             torch.autograd.grad(loss_in(outputs).sum(), wanted, allow_unused=True)
     if watch.findings:
-        return _all_findings(watch.findings, step.training)
+        return all_findings(watch.findings, step.training)
     line = forward_line(step.get_submodule("model"))
     error.where = error.where or (None if line is None or is_library_file(line) else line)
     return error
 
 
-def refuse_lost_effects(step: nn.Module, inputs: Sequence[Tensor], *, fake: bool = True) -> bool:
-    """Raises CaptureError if a capture would lose something that a call of `step` does. Returns False if the call
-    failed, as fake tensors have no values."""
-    findings = lost_effects(step, inputs, fake=fake)
-    if findings:
-        raise _all_findings(findings, step.training)
-    return findings is not None
-
-
-def _all_findings(findings: Sequence[Finding], training: bool) -> CaptureError:
+def all_findings(findings: Sequence[Finding], training: bool) -> CaptureError:
     what = f"the {'training step' if training else 'evaluation graph'} cannot be captured"
     if len(findings) == 1:
         finding = findings[0]
@@ -231,10 +213,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         return _PARAMETER
 
     def _find(self, obstacle: Obstacle) -> None:
-        frame = _user_frame()
+        frame = user_frame()
         if frame is None:
             return
-        where = _where(frame)
+        where = where_of(frame)
         if obstacle is _NUMBER:
             if frame is not next(_frames(), None) or where.partition(": ")[2].startswith("assert"):
                 return  # tracers know where torch's own code reads values, and how to leave out an assertion
@@ -276,11 +258,11 @@ def _frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _user_frame() -> FrameType | None:
+def user_frame() -> FrameType | None:
     return next((frame for frame in _frames() if not is_library_file(frame.f_code.co_filename)), None)
 
 
-def _where(frame: FrameType) -> str:
+def where_of(frame: FrameType) -> str:
     file, line = frame.f_code.co_filename, frame.f_lineno
     return f"{file}:{line}: {linecache.getline(file, line).strip()}"
 
@@ -288,135 +270,3 @@ def _where(frame: FrameType) -> str:
 def _branches(frame: FrameType) -> bool:
     name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
     return "JUMP" in name or name in ("TO_BOOL", "UNARY_NOT")
-
-
-def lost_effects(step: nn.Module, inputs: Sequence[Tensor], *, fake: bool = True) -> Sequence[Finding] | None:
-    """What `step` does in its mode that a capture would lose silently; with `fake`, nothing is computed. The model, the
-    inputs and the random generators are left as they are. Returns None if the call fails."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
-    convert: Callable[[Tensor], Tensor] = mode.from_tensor if mode else _cloned
-    effects = _Effects(step.training)
-    try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(trial(step, convert))
-            given = [convert(tensor) for tensor in inputs]
-            if mode:
-                stack.enter_context(mode)
-            stack.enter_context(effects.recorded())
-            step(*given)
-            if effects.written:  # is it state, or made anew by every call?
-                effects.next_call()
-                step(*given)
-            if effects.written and step.training:
-                effects.next_call(only_written=True)
-                step.eval()(*given)
-    except (Exception, SystemExit):
-        return effects.findings or None
-    return effects.findings
-
-
-_REFUSED_BY_NAME = ("torch.utils.checkpoint", "torch._library.autograd")
-"""Modules of torch's own Functions for checkpointing and users' operators, which capture and translation refuse."""
-
-
-class _Effects:
-    """Records what modules are assigned, and what else a graph would lose. A number or tensor is state if a call reads
-    it before it assigns it; a buffer that a state_dict holds is state in any case."""
-
-    def __init__(self, training: bool) -> None:
-        self.findings: list[Finding] = []
-        self.written: dict[tuple[int, str], str] = {}
-        self._training = training
-        self._touched: set[tuple[int, str]] = set()
-        self._read: set[tuple[int, str]] = set()
-        self._only_written = False
-
-    def next_call(self, *, only_written: bool = False) -> None:
-        """Another call of the model begins. With `only_written`, it must not read what the call before wrote."""
-        self._touched.clear()
-        self._read.clear()
-        if not only_written:
-            self.written.clear()  # what a second call does not write again is a cache, which every call may read
-        self._only_written = only_written
-
-    def _find(self, obstacle: Obstacle, where: str) -> None:
-        finding = Finding(obstacle, where)
-        if finding not in self.findings:
-            self.findings.append(finding)
-
-    def _reads(self, module: nn.Module, name: str) -> None:
-        key = id(module), name
-        if key not in self._touched:
-            self._touched.add(key)
-            self._read.add(key)
-            if self._only_written and key in self.written:
-                self._find(_ASSIGNED, self.written[key])
-
-    def _writes(self, module: nn.Module, name: str, value: object) -> None:
-        key = id(module), name
-        state = vars(module)
-        buffers, parameters = state.get("_buffers", {}), state.get("_parameters", {})
-        old = next((place[name] for place in (parameters, buffers, state) if name in place), None)
-        self._touched.add(key)
-        frame = _user_frame()
-        if frame is None or old is value or not (_is_state(old) or _is_state(value)):
-            return
-        if not isinstance(old, Tensor) and not isinstance(value, Tensor) and old == value:
-            return
-        self.written.setdefault(key, _where(frame))
-        kept = name in parameters or (name in buffers and name not in state["_non_persistent_buffers_set"])
-        if kept or (key in self._read and _is_state(old)):
-            self._find(_ASSIGNED, _where(frame))
-
-    def _calls(self, obstacle: Obstacle) -> None:
-        frame = _user_frame()
-        if self._training and not self._only_written and frame is not None:
-            self._find(obstacle, _where(frame))
-
-    @contextlib.contextmanager
-    def recorded(self) -> Iterator[None]:
-        """Record the attributes of all modules, calls of autograd Functions, and gradient hooks."""
-        set_attribute, get_attribute = nn.Module.__setattr__, nn.Module.__getattribute__
-        apply = torch.autograd.Function.__dict__["apply"]
-
-        def assigned(module: nn.Module, name: str, value: Any) -> None:
-            self._writes(module, name, value)
-            set_attribute(module, name, value)
-
-        def read(module: nn.Module, name: str) -> object:
-            if not name.startswith("__"):
-                self._reads(module, name)
-            return get_attribute(module, name)
-
-        def applied(cls: type, *args: Any, **kwargs: Any) -> object:
-            if cls.__module__ not in _REFUSED_BY_NAME:
-                what = f"the backward of {cls.__qualname__}, a torch.autograd.Function, which a graph does not keep"
-                self._calls(Obstacle(what, _NO_BACKWARD))
-            return apply.__func__(cls, *args, **kwargs)
-
-        def hooked(register: Callable[..., object]) -> Callable[..., object]:
-            def registered(tensor: Tensor, *args: Any, **kwargs: Any) -> object:
-                self._calls(_HOOK)
-                return register(tensor, *args, **kwargs)
-
-            return registered
-
-        with contextlib.ExitStack() as stack:
-            for owner, name, substitute in (
-                (nn.Module, "__setattr__", assigned),
-                (nn.Module, "__getattribute__", read),
-                (torch.autograd.Function, "apply", classmethod(applied)),
-                (Tensor, "register_hook", hooked(Tensor.register_hook)),
-                (Tensor, "register_post_accumulate_grad_hook", hooked(Tensor.register_post_accumulate_grad_hook)),
-            ):
-                stack.enter_context(replaced(owner, name, substitute))
-            yield
-
-
-def _cloned(tensor: Tensor) -> Tensor:
-    clone = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    return nn.Parameter(clone, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else clone
-
-
-def _is_state(value: object) -> bool:
-    return isinstance(value, (Tensor, int, float)) and not isinstance(value, bool)

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sambasim.compiler.compile import Compiled, compile_model
-from sambasim.compiler.explain import Watch, explained, lost_effects, tracer_error
+from sambasim.compiler.effects import lost_effects
+from sambasim.compiler.explain import Watch, explained, tracer_error
 from sambasim.compiler.step import TrainingStep
 from sambasim.errors import CaptureError, ModelError
 from sambasim.options.compile import CompileOptions
