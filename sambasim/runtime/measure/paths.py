@@ -109,7 +109,7 @@ def _reduce_in_window(transport: Window) -> Callable[[], None]:
     def run() -> None:
         reduce.begin_step()
         reduce.begin()
-        reduce.reduce_all()
+        reduce.finish()
         transport.spread()
         transport.meet()
 

@@ -71,11 +71,19 @@ class Exchange:
 
     def __call__(self) -> None:
         self.observer = self._owner.observer
-        is_observed, communicator, tag = self.observer is not None, self._communicator, self._tag
-        wait = self._wait if is_observed else communicator.wait_all
-        to_host = self._to_host if is_observed else _copy
+        communicator, tag = self._communicator, self._tag
+        wait, to_host, to_device = self._wait, self._to_host, self._to_device
+        if self.observer is None:  # without the calls that report spans
+            wait, to_host, to_device = communicator.wait_all, _copy, _copy
         sends: list[Sequence[Request]] = []
         receives: list[Sequence[Request]] = []
+
+        def finish(number: int) -> None:
+            wait(receives[number])
+            for take_mean in self._rounds[number].means:
+                take_mean()
+            to_device(self._rounds[number].last_copies)
+
         for number, now in enumerate(self._rounds):
             if number >= 2:
                 wait(sends[number - 2])  # this round reuses the buffers of that one
@@ -83,22 +91,15 @@ class Exchange:
             to_host(now.copies)
             sends.append([communicator.isend(buffer, target, tag) for buffer, target in now.sends])
             if number >= 1:
-                self._finish(number - 1, receives[number - 1])
+                finish(number - 1)
         if self._rounds:
-            self._finish(len(self._rounds) - 1, receives[-1])
+            finish(len(self._rounds) - 1)
         for requests in sends[-2:]:
             wait(requests)
         moved = self._owner.bytes_moved
         moved.device_to_host += self._moves.device_to_host
         moved.host_to_device += self._moves.host_to_device
         moved.network += self._moves.network
-
-    def _finish(self, number: int, receives: Sequence[Request]) -> None:
-        is_observed, now = self.observer is not None, self._rounds[number]
-        (self._wait if is_observed else self._communicator.wait_all)(receives)
-        for take_mean in now.means:
-            take_mean()
-        (self._to_device if is_observed else _copy)(now.last_copies)
 
     def _messages(self, requests: Sequence[Request]) -> SpanArgs:
         return {"messages": len(requests)}

@@ -89,7 +89,7 @@ class NodeFlags:
                 time.sleep(_SLEEP_S)
 
     def _wait_observed(self, observer: StepObserver, counter: Counter, value: int) -> None:
-        if self.reached(counter, value) and not observer.detailed:
+        if not observer.detailed and self.reached(counter, value):
             return  # only a trace shows waits that have ended before they began
         replica, began_ns = self._owner.replica, perf_counter_ns()
         observer.span_begins(replica, Track.COLLECTIVES, _WAITING)

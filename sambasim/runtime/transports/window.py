@@ -263,14 +263,10 @@ class WindowReduce(Overlapped):
             self._flags.wait(Counter.PROGRESS, self._window.progress(self._incomplete[-1].ready_at))
             self._network.send(self._incomplete.pop().group)
 
-    def reduce_all(self) -> None:
-        """Reduce all groups that are left, after `begin`."""
+    def finish(self) -> object:
         while self._pending:
             self._network.receive()
             self._finish(self._pending.pop())
-
-    def finish(self) -> object:
-        self.reduce_all()
         if self._optimizers is None:
             self._window.wait_for_passes()  # from here on, parameters may be changed
         else:
