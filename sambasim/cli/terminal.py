@@ -13,6 +13,7 @@ import contextlib
 import errno
 import io
 import os
+import select
 import sys
 import time
 import traceback
@@ -68,9 +69,16 @@ class _Output(io.FileIO):
         self.goes_on = False
 
     def write(self, data: "ReadableBuffer", /) -> int:
-        """For stdout, unless `goes_on`: SystemExit if the reader has exited, MachineError if the disk is full."""
+        """Write all of `data`: a pipe may take a part of it, and an unbuffered stream would drop the rest. For stdout,
+        unless `goes_on`: SystemExit if the reader has exited, MachineError if the disk is full."""
+        left = memoryview(data).cast("B")
         try:
-            return super().write(data)
+            while left:
+                written = super().write(left)
+                if written is None:  # a full pipe that does not block
+                    select.select([], [self], [])
+                else:
+                    left = left[written:]
         except OSError as error:
             _redirect_to_devnull(self.fileno(), os.O_WRONLY)
             if self.fileno() == 1:

@@ -1,6 +1,7 @@
 """What commands share: whether output goes to a terminal, and imports that are exempt from garbage collection."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -37,6 +38,18 @@ def test_the_stream_of_a_launcher_counts_that_gives_its_ranks_terminals(
     with open(slave, "w") as stream:
         assert is_terminal(stream) is expected
     os.close(master)
+
+
+def test_a_pipe_that_takes_output_in_parts_gets_all_of_it() -> None:
+    """Python drops the rest, if the stream is unbuffered."""
+    code = "from sambasim.cli.terminal import set_up_streams; set_up_streams(); print('x' * 300_000)"
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)  # a full pipe takes a part
+    command, env = [sys.executable, "-c", code], {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=writes, env=env) as process, open(reads, "rb") as pipe:
+        os.close(writes)
+        assert pipe.read() == b"x" * 300_000 + b"\n"
+    assert process.returncode == 0
 
 
 _OWN = """

@@ -106,7 +106,8 @@ def main(runs: Sequence[Run]) -> None:
     done = [one for part in communicator.all_gather_object(own) for one in part]
     done += [_train(run, communicator) for run in runs if not run.alone]
     if rank == 0:
-        print("\n".join(map(json.dumps, done)), flush=True)
+        with open(1, "w", closefd=False) as stdout:  # with PYTHONUNBUFFERED, sys.stdout may print only a part
+            print("\n".join(map(json.dumps, done)), file=stdout)
     communicator.close()
 
 
