@@ -39,6 +39,8 @@ _LOCAL = struct.Struct("<26x2H")
 _LOCAL_MARK, _END_MARK, _END_BYTES = b"PK\3\4", b"PK\5\6", 22
 _ZIP64_FIELD_BYTES = 20
 _DAMAGED = (zipfile.BadZipFile, NotImplementedError, struct.error, ValueError, EOFError, OverflowError)
+"""What zipfile raises for damaged bytes: NotImplementedError for an unknown compression or version, struct.error and
+EOFError where it ends too early, ValueError and OverflowError for offsets and sizes outside of the file."""
 
 
 class Rule(IntEnum):

@@ -1,6 +1,6 @@
 """From captures to symbols: kinds, names, constants, and tensors that a PEF cannot hold."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from sambasim.compiler.build import Built
-from sambasim.compiler.capture import capture_evaluation, capture_training
 from sambasim.compiler.compile import Stopwatch, assemble, capture_model
 from sambasim.compiler.names import prefix_of
-from sambasim.compiler.precision import stored_in
-from sambasim.compiler.step import TrainingStep
 from sambasim.errors import CaptureError, InvariantError, ModelError
 from sambasim.ir.graph import Output
 from sambasim.ir.program import Program
@@ -35,17 +32,17 @@ def _options(folder: Path = Path("out"), **changes: object) -> CompileOptions:
     return CompileOptions.model_validate({**plain, **changes})
 
 
-def _built(model: nn.Module, inputs: Mapping[str, Tensor] = INPUTS) -> Built:
+def built(model: nn.Module, inputs: Mapping[str, Tensor] = INPUTS) -> Built:
     return capture_model(model, inputs, _options(), by_keyword=False, watch=Stopwatch(print))
 
 
-def _constants(built: Built) -> dict[str, list[float]]:
+def constants(built: Built) -> dict[str, list[float]]:
     symbols = built.program.symbols.values()
     return {s.name: built.weights[s.name].tolist() for s in symbols if s.kind is SymbolKind.CONSTANT}
 
 
 def _assembled(model: nn.Module, folder: Path, inputs: Mapping[str, Tensor] = INPUTS, **changes: object) -> Program:
-    return assemble(_built(model, inputs), model, _options(folder, **changes), Stopwatch(print)).program
+    return assemble(built(model, inputs), model, _options(folder, **changes), Stopwatch(print)).program
 
 
 class Net(nn.Module):
@@ -82,7 +79,7 @@ class Counting(Net):
 
 
 def test_what_training_changes_is_a_buffer_also_if_it_is_not_saved() -> None:
-    program = _built(Counting()).program
+    program = built(Counting()).program
     assert program.training is not None
     kept = {output.symbol for output in program.training.outputs}
     for name in ("counting__hidden", "counting__plain"):
@@ -94,7 +91,7 @@ def test_what_training_changes_is_a_buffer_also_if_it_is_not_saved() -> None:
 
 
 def test_an_output_is_kept_where_outputs_may_be_kept() -> None:
-    program = _built(Counting()).program
+    program = built(Counting()).program
     for name in ("x", "counting__lin__weight", "counting__mask"):
         evaluation = replace(program.evaluation, outputs=(Output(program.evaluation.outputs[0].value, name),))
         with pytest.raises(InvariantError, match=rf"keeps .* in {name}, a (input|parameter|constant)") as refused:
@@ -111,11 +108,11 @@ class Lifted(Net):
 
 
 def test_equal_constants_share_a_symbol_and_different_ones_do_not() -> None:
-    built = _built(Lifted())
-    values = _constants(built)
+    lifted = built(Lifted())
+    values = constants(lifted)
     assert sorted(values.values()) == [[1.0, 2.0, 3.0], [4.0, 2.0, 3.0], [7.0, 8.0, 9.0]]
-    assert built.program.single is not None
-    for graph, first in ((built.program.evaluation, 4.0), (built.program.single, 1.0)):
+    assert lifted.program.single is not None
+    for graph, first in ((lifted.program.evaluation, 4.0), (lifted.program.single, 1.0)):
         assert sorted(values[name] for name in graph.inputs if name in values) == [[first, 2.0, 3.0], [7.0, 8.0, 9.0]]
 
 
@@ -135,7 +132,7 @@ def test_parameters_in_the_same_memory_are_refused_by_name() -> None:
     model = Two()
     model.other.weight.data = model.lin.weight.data
     with pytest.raises(ModelError) as refused:
-        _built(model)
+        built(model)
     assert "the parameter lin.weight and the parameter other.weight are two tensors in the same" in str(refused.value)
     assert "model.other.weight = model.lin.weight" in str(refused.value)
 
@@ -145,23 +142,23 @@ def test_parameters_that_overlap_are_refused_and_neighbours_are_not() -> None:
     model = Two()
     model.lin.weight.data, model.other.weight.data = flat[:9].view(3, 3), flat[7:].view(3, 3)
     with pytest.raises(ModelError, match=r"parameter lin\.weight and the parameter other\.weight"):
-        _built(model)
+        built(model)
     flat = torch.randn(18)
     model.lin.weight.data, model.other.weight.data = flat[:9].view(3, 3), flat[9:].view(3, 3)
-    assert "two__other__weight" in _built(model).program.symbols
+    assert "two__other__weight" in built(model).program.symbols
 
 
 def test_a_plain_view_of_a_parameter_is_refused() -> None:
     model = Net()
     model.view = model.lin.weight.detach()
     with pytest.raises(ModelError, match=r"the parameter lin\.weight and the buffer view are two tensors"):
-        _built(model)
+        built(model)
 
 
 def test_weights_tied_as_one_are_one_symbol() -> None:
     model = Two()
     model.other.weight = model.lin.weight
-    symbol = _built(model).program.symbols["two__lin__weight"]
+    symbol = built(model).program.symbols["two__lin__weight"]
     assert symbol.torch_names == ("lin.weight", "other.weight")
 
 
@@ -192,7 +189,7 @@ def test_tensors_that_are_not_contiguous_are_stored_contiguously(parameter: bool
 
 def test_strides_are_no_part_of_the_program() -> None:
     """So a model that is contiguous when it is compiled, and not when it is traced, is the same one."""
-    assert _built(_strided()).program == _built(Net()).program
+    assert built(_strided()).program == built(Net()).program
 
 
 class Lower(nn.Module):
@@ -268,7 +265,7 @@ class Bare(nn.Module):
 def test_a_loss_that_is_a_parameter_is_refused() -> None:
     for form, message in (("bare", "the parameter w itself"), ("view", "a view of a parameter")):
         with pytest.raises(ModelError, match=f"the loss is {message}") as refused:
-            _built(Bare(form))
+            built(Bare(form))
         assert "computed from the inputs and the parameters" in str(refused.value)
 
 
@@ -291,127 +288,8 @@ class UnderAutocast(Net):
 
 def test_a_block_with_settings_of_its_own_is_refused() -> None:
     with pytest.raises(CaptureError, match=r"settings of its own, torch\.autocast, say") as caught:
-        _built(UnderAutocast())
+        built(UnderAutocast())
     assert "--dtype" in str(caught.value.remedy)
-
-
-SCALE = torch.tensor([1.0, 2.0, 3.0])
-LAYER = nn.Linear(3, 3)
-
-
-class Scattered(Net):
-    """Reads a global tensor, and tensors in a list and in a dictionary."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scales = [torch.tensor([2.0, 2.0, 3.0]), torch.tensor([3.0, 2.0, 3.0])]
-        self.named = {"scale": [torch.tensor([4.0, 2.0, 3.0])]}
-
-    def loss_of(self, y: Tensor) -> Tensor:
-        return super().loss_of(y * SCALE * self.scales[1] * self.named["scale"][0])
-
-
-def test_tensors_that_no_module_has_are_constants() -> None:
-    assert _constants(_built(Scattered())) == {
-        "scattered__SCALE": [1.0, 2.0, 3.0],
-        "scattered__scales_1": [3.0, 2.0, 3.0],
-        "scattered__named_scale_0": [4.0, 2.0, 3.0],
-    }
-
-
-class Listed(Net):
-    """Its second layer is in a list, where no optimizer finds it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = [nn.Linear(3, 3)]
-
-    def loss_of(self, y: Tensor) -> Tensor:
-        return super().loss_of(self.layers[0](y))
-
-
-class Outside(Net):
-    """Its second layer is a global."""
-
-    def loss_of(self, y: Tensor) -> Tensor:
-        return super().loss_of(LAYER(y))
-
-
-@pytest.mark.parametrize("model", [Listed, Outside])
-def test_a_layer_that_the_model_does_not_have_is_refused_with_its_line(model: type[Net]) -> None:
-    with pytest.raises(CaptureError, match="a parameter that is none of the model's") as caught:
-        _built(model())
-    assert "return super().loss_of(" in str(caught.value), "the line"
-    assert "nn.ModuleList for a list of layers" in str(caught.value)
-    assert "reasons" not in str(caught.value)
-
-
-class Kept(Net):
-    """Reads a tensor of its own that `keep` has put into a list."""
-
-    table: Tensor
-
-    def __init__(self, keep: Callable[["Kept"], Tensor]) -> None:
-        super().__init__()
-        self.register_buffer("table", torch.ones(3, 3))
-        self.kept = [keep(self)]
-
-    def loss_of(self, y: Tensor) -> Tensor:
-        return super().loss_of(y @ self.kept[0])
-
-
-def test_a_tensor_of_the_model_in_a_list_is_that_tensor() -> None:
-    assert _constants(_built(Kept(lambda net: net.lin.weight))) == {}
-    assert _constants(_built(Kept(lambda net: net.table))) == {}
-
-
-VIEW = "kept_0 is a view of the {} that was kept from before"
-
-
-@pytest.mark.parametrize(
-    ("keep", "words"),
-    [
-        (lambda net: net.lin.weight.detach()[:2].view(3, 2), VIEW.format("parameter lin.weight")),
-        (lambda net: net.table[:1].view(3, 1), VIEW.format("buffer table")),
-        (lambda net: torch.ones(3, 3).t(), r"the constant kept_0 is not contiguous: its strides are \(1, 3\)"),
-        (lambda net: torch.ones(3, 3).to_sparse(), "the constant kept_0 is sparse, which a PEF cannot hold"),
-    ],
-)
-def test_a_constant_that_would_not_be_what_the_model_reads_is_refused_with_its_line(
-    keep: Callable[[Kept], Tensor], words: str
-) -> None:
-    with pytest.raises(CaptureError, match=words) as caught:
-        _built(Kept(keep))
-    assert caught.value.where is not None
-    assert caught.value.where.endswith("return super().loss_of(y @ self.kept[0])")
-
-
-def _train_step(model: Net) -> None:
-    capture_training(TrainingStep(model, ["x"], None, by_keyword=False), [INPUTS["x"]], widened=True)
-
-
-def _evaluate(model: Net) -> None:
-    capture_evaluation(model.eval(), [INPUTS["x"]], widened=True)
-
-
-@pytest.mark.parametrize("capture", [_train_step, _evaluate])
-def test_in_bf16_a_constant_that_no_module_has_would_not_be_rounded(capture: Callable[[Net], None]) -> None:
-    with pytest.raises(CaptureError, match="is float32, and with --dtype bf16 only what a module has") as caught:
-        capture(Scattered())
-    assert "return " in str(caught.value.where), "the line"
-
-
-class Makes(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.tensor([0.5, 2.0, 1.0])
-
-
-def test_in_bf16_a_constant_that_forward_makes_is_rounded() -> None:
-    model = Makes().eval()
-    with stored_in(torch.bfloat16, model):
-        captured = capture_evaluation(model, [torch.ones(2, 3, dtype=torch.bfloat16)], widened=True)
-    value, _ = captured.outputs[0]
-    assert value.meta["val"].dtype is torch.bfloat16
 
 
 class CutOff(Net):
@@ -430,6 +308,6 @@ def test_a_variable_is_cut_off_from_what_computed_it() -> None:
     model = CutOff()
     model(INPUTS["x"]).backward()
     assert model.other.weight.grad is None
-    gradients = [s.name for s in _built(model).program.symbols.values() if s.kind is SymbolKind.GRADIENT]
+    gradients = [s.name for s in built(model).program.symbols.values() if s.kind is SymbolKind.GRADIENT]
     assert len(gradients) == 2
     assert all("lin" in name for name in gradients)

@@ -1,7 +1,7 @@
 """The model zoo: one small case for each family that compiles and trains.
 
-`CASES` is what tests run over, `case(name)` gives one of them, and `tests.models:dataset` is a data source that
-commands can name. The cases from the package `transformers` are there if it is installed; nothing is downloaded.
+`CASES` is what tests run over, and `case(name)` gives one of them. The cases from the package `transformers` are there
+if it is installed; nothing is downloaded.
 """
 
 # Calling a module gives Any.
@@ -14,12 +14,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from examples.char_gpt import CharGPT
-from examples.resnet import ResNet
-from tests.models.case import Batch, Case, evaluate_loss
+from tests.models.case import CLASSES, Batch, Case, evaluate_loss
+from tests.models.convolutions import (
+    Convolutional,
+    Separable,
+    UNet,
+    images,
+    masks,
+    normalized,
+    pictures,
+    resnet,
+)
 
-__all__ = ["CASES", "Batch", "Case", "case", "dataset", "evaluate_loss"]
+__all__ = ["CASES", "CLASSES", "Batch", "Case", "case", "evaluate_loss"]
 
-FEATURES, CLASSES, ITEMS, BAG, SIDE = 12, 5, 40, 6, 8
+FEATURES, ITEMS, BAG = 12, 40, 6
 WORDS, LENGTH, WIDTH, HEADS = 30, 8, 16, 2
 PADDING = 0
 
@@ -129,98 +138,6 @@ def _ratings(batch_size: int, generator: torch.Generator) -> Batch:
         torch.randint(ITEMS, (batch_size,), generator=generator),
         torch.rand(batch_size, generator=generator),
     )
-
-
-class Convolutional(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(1, 6, 3, padding=1)
-        self.norm = nn.BatchNorm2d(6)
-        self.drop = nn.Dropout(0.25)
-        self.head = nn.Linear(6 * (SIDE // 2) ** 2, CLASSES)
-
-    def forward(self, image: Tensor) -> Tensor:
-        x = F.max_pool2d(torch.relu(self.norm(self.conv(image))), 2)
-        return self.head(self.drop(x.flatten(1)))
-
-
-class UNet(nn.Module):
-    """Two levels; what goes down by pooling comes up by bilinear interpolation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.down = nn.Conv2d(1, 4, 3, padding=1)
-        self.bottom = nn.Conv2d(4, 8, 3, padding=1)
-        self.up = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False)
-        self.merge = nn.Conv2d(12, 4, 3, padding=1)
-        self.head = nn.Conv2d(4, 1, 1)
-
-    def forward(self, image: Tensor) -> Tensor:
-        fine = torch.relu(self.down(image))
-        coarse = F.relu(self.bottom(F.avg_pool2d(fine, 2)), inplace=True)
-        return self.head(torch.relu(self.merge(torch.cat((fine, self.up(coarse)), dim=1))))
-
-
-class Separable(nn.Module):
-    """A depthwise, a pointwise, a dilated and a transposed convolution."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.depthwise = nn.Conv2d(4, 4, 3, stride=2, padding=1, groups=4)
-        self.pointwise = nn.Conv2d(4, 8, 1)
-        self.dilated = nn.Conv2d(8, 8, 3, padding=2, dilation=2, groups=2)
-        self.transposed = nn.ConvTranspose2d(8, 4, 4, stride=2, padding=1)
-
-    def forward(self, image: Tensor) -> Tensor:
-        x = F.silu(self.pointwise(self.depthwise(image)))
-        return self.transposed(F.hardswish(self.dilated(x)))
-
-
-class Normalized(nn.Module):
-    """GroupNorm and InstanceNorm, whose statistics are of one sample, and a one-dimensional convolution."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(1, 8, 3, padding=1)
-        self.group = nn.GroupNorm(2, 8)
-        self.conv2 = nn.Conv2d(8, 8, 3, padding=1)
-        self.instance = nn.InstanceNorm2d(8, affine=True)
-        self.along = nn.Conv1d(8, 4, 5, stride=2)
-        self.head = nn.LazyLinear(CLASSES)
-
-    def forward(self, image: Tensor) -> Tensor:
-        x = F.leaky_relu(self.group(self.conv1(image)), 0.1)
-        x = F.elu(self.instance(self.conv2(x)))
-        return self.head(F.adaptive_max_pool1d(self.along(x.flatten(2)), 6).flatten(1))
-
-
-def normalized() -> nn.Module:
-    """A lazy layer takes its shape from the first batch that it sees."""
-    module = Normalized()
-    module(torch.zeros(1, 1, SIDE, SIDE))
-    return module
-
-
-def resnet() -> nn.Module:
-    """The example's, smaller."""
-    return ResNet(width=4)
-
-
-def _images(batch_size: int, generator: torch.Generator) -> Batch:
-    return (
-        torch.rand(batch_size, 1, SIDE, SIDE, generator=generator),
-        torch.randint(CLASSES, (batch_size,), generator=generator),
-    )
-
-
-def _masks(batch_size: int, generator: torch.Generator) -> Batch:
-    image = torch.rand(batch_size, 1, SIDE, SIDE, generator=generator)
-    return image, (image > 0.5).float()
-
-
-def _pictures(batch_size: int, generator: torch.Generator) -> Batch:
-    image = torch.rand(batch_size, 4, SIDE, SIDE, generator=generator)
-    return image, image.flip(3)
 
 
 class LSTMClassifier(nn.Module):
@@ -402,14 +319,14 @@ CASES: tuple[Case, ...] = (
     Case("embedding_bag_max", MaxRecommender, _ratings, "mse", "bags pooled by their maximum"),
     Case("own_loss", OwnLoss, _classification_by_name, None, "(loss, outputs…), inputs bound by name in another order"),
     Case(
-        "cnn", Convolutional, _images, "cross_entropy", "BatchNorm buffers, dropout, max pooling",
+        "cnn", Convolutional, images, "cross_entropy", "BatchNorm buffers, dropout, max pooling",
         zero_gradients=("conv.bias",),
     ),
-    Case("resnet", resnet, _images, "cross_entropy", "shortcuts, strides"),
-    Case("unet", UNet, _masks, "mse", "bilinear upsampling, concatenation, an in-place ReLU"),
-    Case("separable", Separable, _pictures, "mse", "depthwise, dilated and transposed convolutions"),
+    Case("resnet", resnet, images, "cross_entropy", "shortcuts, strides"),
+    Case("unet", UNet, masks, "mse", "bilinear upsampling, concatenation, an in-place ReLU"),
+    Case("separable", Separable, pictures, "mse", "depthwise, dilated and transposed convolutions"),
     Case(
-        "normalized", normalized, _images, "cross_entropy",
+        "normalized", normalized, images, "cross_entropy",
         "GroupNorm, InstanceNorm, a lazy layer; a function builds it",
         zero_gradients=("conv2.bias",),
     ),
@@ -423,7 +340,7 @@ CASES: tuple[Case, ...] = (
     Case("gpt", gpt, _next_tokens, None, "causal attention; returns (loss, logits)"),
     Case("tied_language_model", TiedLanguageModel, _next_tokens, None, "tied weights; a buffer in no state_dict"),
     Case("encoder_decoder", Translator, _translations, None, "nn.Transformer: three inputs, cross attention"),
-    Case("vit", VisionTransformer, _images, "cross_entropy", "bare parameters, a strided convolution as embedding"),
+    Case("vit", VisionTransformer, images, "cross_entropy", "bare parameters, a strided convolution as embedding"),
 )  # fmt: skip
 if importlib.util.find_spec("transformers"):
     CASES += (
@@ -438,8 +355,3 @@ if importlib.util.find_spec("transformers"):
 def case(name: str) -> Case:
     """The case called `name`. Raises KeyError if there is none."""
     return {one.name: one for one in CASES}[name]
-
-
-def dataset(name: str, count: int = 64, seed: int = 0) -> list[Batch]:
-    """`count` samples for the case called `name`: `[data] source = "tests.models:dataset"`, `args = {name = "mlp"}`."""
-    return case(name).samples(count, seed)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+CLASSES = 5
+
 Batch: TypeAlias = "tuple[Tensor, ...] | dict[str, Tensor]"
 """Tensors with the samples along dimension 0: bound to the inputs of `forward` by position, or by name (then the model
 returns its own loss). Where the case names a loss, the last one is the loss's target."""
@@ -49,13 +51,6 @@ class Case:
     def batch(self, batch_size: int, seed: int = 0) -> Batch:
         """`batch_size` samples that depend on nothing but the seed: give each rank its own."""
         return self.make_batch(batch_size, torch.Generator().manual_seed(seed))
-
-    def samples(self, count: int, seed: int = 0) -> "list[Batch]":
-        """The same as `batch`, one by one: a map-style dataset."""
-        batch = self.batch(count, seed)
-        if isinstance(batch, dict):
-            return [{name: tensor[index] for name, tensor in batch.items()} for index in range(count)]
-        return [tuple(tensor[index] for tensor in batch) for index in range(count)]
 
 
 def evaluate_loss(case: Case, module: nn.Module, batch: Batch) -> Tensor:

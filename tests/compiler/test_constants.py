@@ -1,0 +1,131 @@
+"""Tensors that no module has: constants of the program, or refused with the line that reads them."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sambasim.compiler.capture import capture_evaluation, capture_training
+from sambasim.compiler.precision import stored_in
+from sambasim.compiler.step import TrainingStep
+from sambasim.errors import CaptureError
+from tests.compiler.test_build import INPUTS, Net, built, constants
+
+SCALE = torch.tensor([1.0, 2.0, 3.0])
+LAYER = nn.Linear(3, 3)
+
+
+class Scattered(Net):
+    """Reads a global tensor, and tensors in a list and in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = [torch.tensor([2.0, 2.0, 3.0]), torch.tensor([3.0, 2.0, 3.0])]
+        self.named = {"scale": [torch.tensor([4.0, 2.0, 3.0])]}
+
+    def loss_of(self, y: Tensor) -> Tensor:
+        return super().loss_of(y * SCALE * self.scales[1] * self.named["scale"][0])
+
+
+def test_tensors_that_no_module_has_are_constants() -> None:
+    assert constants(built(Scattered())) == {
+        "scattered__SCALE": [1.0, 2.0, 3.0],
+        "scattered__scales_1": [3.0, 2.0, 3.0],
+        "scattered__named_scale_0": [4.0, 2.0, 3.0],
+    }
+
+
+class Listed(Net):
+    """Its second layer is in a list, where no optimizer finds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = [nn.Linear(3, 3)]
+
+    def loss_of(self, y: Tensor) -> Tensor:
+        return super().loss_of(self.layers[0](y))
+
+
+class Outside(Net):
+    """Its second layer is a global."""
+
+    def loss_of(self, y: Tensor) -> Tensor:
+        return super().loss_of(LAYER(y))
+
+
+@pytest.mark.parametrize("model", [Listed, Outside])
+def test_a_layer_that_the_model_does_not_have_is_refused_with_its_line(model: type[Net]) -> None:
+    with pytest.raises(CaptureError, match="a parameter that is none of the model's") as caught:
+        built(model())
+    assert "return super().loss_of(" in str(caught.value), "the line"
+    assert "nn.ModuleList for a list of layers" in str(caught.value)
+    assert "reasons" not in str(caught.value)
+
+
+class Kept(Net):
+    """Reads a tensor of its own that `keep` has put into a list."""
+
+    table: Tensor
+
+    def __init__(self, keep: Callable[["Kept"], Tensor]) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.ones(3, 3))
+        self.kept = [keep(self)]
+
+    def loss_of(self, y: Tensor) -> Tensor:
+        return super().loss_of(y @ self.kept[0])
+
+
+def test_a_tensor_of_the_model_in_a_list_is_that_tensor() -> None:
+    assert constants(built(Kept(lambda net: net.lin.weight))) == {}
+    assert constants(built(Kept(lambda net: net.table))) == {}
+
+
+VIEW = "kept_0 is a view of the {} that was kept from before"
+
+
+@pytest.mark.parametrize(
+    ("keep", "words"),
+    [
+        (lambda net: net.lin.weight.detach()[:2].view(3, 2), VIEW.format("parameter lin.weight")),
+        (lambda net: net.table[:1].view(3, 1), VIEW.format("buffer table")),
+        (lambda net: torch.ones(3, 3).t(), r"the constant kept_0 is not contiguous: its strides are \(1, 3\)"),
+        (lambda net: torch.ones(3, 3).to_sparse(), "the constant kept_0 is sparse, which a PEF cannot hold"),
+    ],
+)
+def test_a_constant_that_would_not_be_what_the_model_reads_is_refused_with_its_line(
+    keep: Callable[[Kept], Tensor], words: str
+) -> None:
+    with pytest.raises(CaptureError, match=words) as caught:
+        built(Kept(keep))
+    assert caught.value.where is not None
+    assert caught.value.where.endswith("return super().loss_of(y @ self.kept[0])")
+
+
+def _train_step(model: Net) -> None:
+    capture_training(TrainingStep(model, ["x"], None, by_keyword=False), [INPUTS["x"]], widened=True)
+
+
+def _evaluate(model: Net) -> None:
+    capture_evaluation(model.eval(), [INPUTS["x"]], widened=True)
+
+
+@pytest.mark.parametrize("capture", [_train_step, _evaluate])
+def test_in_bf16_a_constant_that_no_module_has_would_not_be_rounded(capture: Callable[[Net], None]) -> None:
+    with pytest.raises(CaptureError, match="is float32, and with --dtype bf16 only what a module has") as caught:
+        capture(Scattered())
+    assert "return " in str(caught.value.where), "the line"
+
+
+class Makes(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.tensor([0.5, 2.0, 1.0])
+
+
+def test_in_bf16_a_constant_that_forward_makes_is_rounded() -> None:
+    model = Makes().eval()
+    with stored_in(torch.bfloat16, model):
+        captured = capture_evaluation(model, [torch.ones(2, 3, dtype=torch.bfloat16)], widened=True)
+    value, _ = captured.outputs[0]
+    assert value.meta["val"].dtype is torch.bfloat16
