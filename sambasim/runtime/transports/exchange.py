@@ -22,7 +22,7 @@ from sambasim.runtime.device import DeviceMemory, bytes_of
 from sambasim.runtime.mean import Sum, TreeMean
 from sambasim.runtime.observer import Observed, SpanArgs, StepObserver, span
 from sambasim.runtime.ranks import Communicator, Request
-from sambasim.runtime.transports.base import BytesMoved
+from sambasim.runtime.transports.base import BytesMoved, Communication
 
 ROUND_ELEMENTS = 1_048_576
 """Elements that one replica sends to, or receives from, all owners together in one round."""
@@ -57,7 +57,7 @@ class _Round:
     last_copies: list[_Copy] = field(default_factory=list)
 
 
-class Exchange:
+class Exchange(Communication):
     """Rounds that all ranks execute together. `moves` counts the bytes of this rank in all of them."""
 
     def __init__(self, rounds: Sequence[_Round], moves: BytesMoved, owner: "Endpoint", tag: int) -> None:
@@ -69,31 +69,28 @@ class Exchange:
         self.replica = owner.replica
         self.observer: StepObserver | None = None
 
-    def __call__(self) -> None:
+    def finish(self) -> None:
         self.observer = self._owner.observer
-        communicator, tag = self._communicator, self._tag
+        communicator, tag, rounds = self._communicator, self._tag, self._rounds
         wait, to_host, to_device = self._wait, self._to_host, self._to_device
         if self.observer is None:  # without the calls that report spans
             wait, to_host, to_device = communicator.wait_all, _copy, _copy
         sends: list[Sequence[Request]] = []
         receives: list[Sequence[Request]] = []
-
-        def finish(number: int) -> None:
-            wait(receives[number])
-            for take_mean in self._rounds[number].means:
-                take_mean()
-            to_device(self._rounds[number].last_copies)
-
-        for number, now in enumerate(self._rounds):
-            if number >= 2:
-                wait(sends[number - 2])  # this round reuses the buffers of that one
-            receives.append([communicator.irecv(buffer, source, tag) for buffer, source in now.receives])
-            to_host(now.copies)
-            sends.append([communicator.isend(buffer, target, tag) for buffer, target in now.sends])
+        for number in range(len(rounds) + 1):
+            if number < len(rounds):
+                if number >= 2:
+                    wait(sends[number - 2])  # this round reuses the buffers of that one
+                now = rounds[number]
+                receives.append([communicator.irecv(buffer, source, tag) for buffer, source in now.receives])
+                to_host(now.copies)
+                sends.append([communicator.isend(buffer, target, tag) for buffer, target in now.sends])
             if number >= 1:
-                finish(number - 1)
-        if self._rounds:
-            finish(len(self._rounds) - 1)
+                before = rounds[number - 1]
+                wait(receives[number - 1])
+                for take_mean in before.means:
+                    take_mean()
+                to_device(before.last_copies)
         for requests in sends[-2:]:
             wait(requests)
         moved = self._owner.bytes_moved

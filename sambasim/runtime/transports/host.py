@@ -83,17 +83,17 @@ class Host(_Staged):
     def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication:
         reduce = reduce_scatter(groups, self.places, self)
         if not self.replicated:
-            return Finishing(reduce)
+            return reduce
         gather = all_gather(groups, self.places, self, "gradient")
 
         def reduce_and_gather() -> None:
-            reduce()
-            gather()
+            reduce.finish()
+            gather.finish()
 
         return Finishing(reduce_and_gather)
 
     def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication | None:
-        return None if self.replicated else Finishing(all_gather(groups, self.places, self))
+        return None if self.replicated else all_gather(groups, self.places, self)
 
     def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
         if self.replicated:
