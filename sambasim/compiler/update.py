@@ -75,13 +75,14 @@ class AttachOptimizers:
             for member in group.members:
                 for state in optimizer.states:
                     name = state_name(member.parameter, optimizer.name, state)
-                    symbols[name] = Symbol(name, SymbolKind.OPTIMIZER_STATE, symbols[member.parameter].type)
+                    parameter = symbols[member.parameter]
+                    symbols[name] = Symbol(name, SymbolKind.OPTIMIZER_STATE, parameter.type, cuts=parameter.cuts)
         return replace(
             program,
             symbols=symbols,
             optimizers=tuple(optimizers),
             groups=groups,
-            training=self._with_update(training, groups, prefix_of(program.loss or "")),
+            training=self._with_update(training, groups, program),
             runtime_arguments=(*program.runtime_arguments, *self._arguments(optimizers)),
         )
 
@@ -95,25 +96,35 @@ class AttachOptimizers:
             arguments.append(RuntimeArgument(ROUNDING_SEED, 0, "of the draws by which optimizer steps round"))
         return arguments
 
-    def _with_update(self, training: Graph, groups: tuple[ParameterGroup, ...], prefix: str) -> Graph:
+    def _with_update(self, training: Graph, groups: tuple[ParameterGroup, ...], program: Program) -> Graph:
         """`training` with an OPT section for each group, behind a GRADNORM section if gradients are clipped."""
         extended = _Extended(training.nodes, training.sections)
         values = dict(training.values)
+        prefix = prefix_of(program.loss or "")
         norm: tuple[Ref, ...] = ()
         if any("max_grad_norm" in update.hyperparameters for update in self.updates):
             blocks, total = "$square_sums", "$gradient_norm"
             values[blocks] = TensorType("float64", (sum(group.norm_blocks for group in groups),))
             values[total] = TensorType("float64", ())
             names = tuple(group.name for group in groups)
-            squares = Node(blocks, "opt.square_sums", (names,), (), (blocks,))
-            root = Node(total, "opt.total_norm", (Ref(blocks),), (), (total,))
-            extended.add(SectionKind.GRADNORM, f"{prefix}__gradnorm", (squares, root))
+            nodes = [Node(blocks, "opt.square_sums", (names,), (), (blocks,))]
+            for axis in program.mesh:
+                nodes.append(_sum_along(axis.name, nodes[-1].name, values))
+            nodes.append(Node(total, "opt.total_norm", (Ref(nodes[-1].name),), (), (total,)))
+            extended.add(SectionKind.GRADNORM, f"{prefix}__gradnorm", nodes)
             norm = (Ref(total),)
         for group in groups:
             kind = self.updates[group.optimizer].kind
             update = Node(f"{prefix}__{kind}_{group.name}", f"opt.{kind}", (group.name, *norm))
             extended.add(SectionKind.OPT, f"{prefix}__opt_{group.name}", (update,))
         return extended.graph(training, values)
+
+
+def _sum_along(axis: str, value: str, values: dict[str, TensorType]) -> Node:
+    """An all-reduce of `value` along `axis`, whose result is added to `values`."""
+    total = f"{value}_{axis}"
+    values[total] = values[value]
+    return Node(total, "comm.all_reduce", (Ref(value),), (("axis", axis), ("op", "sum"), ("order", "tree")), (total,))
 
 
 class _Extended:
@@ -159,18 +170,19 @@ def _groups(
         for node in training.section_nodes(section)
         for result in node.results
     }
-    completed: dict[tuple[int, str, int, int], list[str]] = {}
+    completed: dict[tuple[int, str, int, bool, int], list[str]] = {}
     for position, output in enumerate(training.outputs):
         symbol = program.symbols[output.symbol]
         if symbol.kind is SymbolKind.GRADIENT:
             # A gradient that is an input itself (the tangent, say) is there before any section has run.
             section = section_of.get(output.value, training.sections[0].index)
             alone = position if grouping == "parameter" else 0
-            key = (section, symbol.type.dtype, _optimizer_of(symbol.name, program, updates), alone)
+            optimizer = _optimizer_of(symbol.name, program, updates)
+            key = (section, symbol.type.dtype, optimizer, bool(symbol.cuts), alone)
             completed.setdefault(key, []).append(symbol.name)
     return tuple(
         _group(f"group_{number}", gradients, dtype, optimizer, program)
-        for number, ((_, dtype, optimizer, _), gradients) in enumerate(sorted(completed.items()))
+        for number, ((_, dtype, optimizer, _, _), gradients) in enumerate(sorted(completed.items()))
     )
 
 
@@ -245,7 +257,6 @@ def _wrapper_name(group: ParameterGroup) -> str:
 
 _AXIS = ("axis", DATA_PARALLEL)
 _MEAN = (_AXIS, ("op", "mean"), ("order", "tree"))
-_SUM = (_AXIS, ("op", "sum"), ("order", "tree"))
 
 
 def _with_communication(training: Graph, program: Program) -> Graph:
@@ -264,10 +275,8 @@ def _with_communication(training: Graph, program: Program) -> Graph:
         for node in training.section_nodes(section):
             if node.operator == "opt.total_norm":
                 (own,) = node_references(node)
-                total = f"{own}_all"
-                values[total] = values[own]
-                members.append(Node(total, "comm.all_reduce", (Ref(own),), _SUM, (total,)))
-                node = replace(node, args=(Ref(total),))
+                members.append(_sum_along(DATA_PARALLEL, own, values))
+                node = replace(node, args=(Ref(members[-1].name),))
             members.append(node)
         extended.add(section.kind, section.name, members)
     name = f"{prefix}__gather"

@@ -14,6 +14,9 @@ from sambasim.errors import InternalError
 DATA_PARALLEL = "dp"
 """The axis of replicas: each trains a copy of the model on its own part of the data."""
 
+TENSOR = "tp"
+"""The axis along which the tensors of one replica are cut."""
+
 
 @dataclass(frozen=True, slots=True)
 class Axis:
@@ -34,6 +37,13 @@ class Mesh:
     def world_size(self) -> int:
         return prod(self.sizes.values())
 
+    def __str__(self) -> str:
+        return " × ".join(f"{name} {size}" for name, size in self.sizes.items())
+
+    def size(self, axis: str) -> int:
+        """The size of `axis`: 1 for an axis that the mesh lacks."""
+        return self.sizes.get(axis, 1)
+
     def coordinates(self, rank: int) -> Mapping[str, int]:
         """The coordinate of `rank` on each axis."""
         found: dict[str, int] = {}
@@ -41,15 +51,23 @@ class Mesh:
             rank, found[name] = divmod(rank, self.sizes[name])
         return {name: found[name] for name in self.sizes}
 
+    def coordinate(self, rank: int, axis: str) -> int:
+        """The coordinate of `rank` on `axis`: 0 for an axis that the mesh lacks."""
+        return self.coordinates(rank).get(axis, 0)
+
     def group(self, rank: int, axis: str) -> tuple[int, ...]:
-        """The ranks that share every coordinate with `rank` but the one on `axis`. Raises InternalError for an unknown
-        axis."""
+        """The ranks that share every coordinate with `rank` but the one on `axis`; `rank` alone for an axis that the
+        mesh lacks."""
         if axis not in self.sizes:
-            raise InternalError(f"the mesh has no axis {axis}: {', '.join(self.sizes)}")
+            return (rank,)
         names = list(self.sizes)
         stride = prod(self.sizes[name] for name in names[names.index(axis) + 1 :])
         first = rank - self.coordinates(rank)[axis] * stride
         return tuple(range(first, first + self.sizes[axis] * stride, stride))
+
+    def ranks_of(self, replica: int) -> tuple[int, ...]:
+        """The ranks of `replica`, the coordinate on the axis dp, in order."""
+        return tuple(rank for rank in range(self.world_size) if self.coordinate(rank, DATA_PARALLEL) == replica)
 
 
 def mesh_of(axes: Sequence[Axis], world_size: int) -> Mesh:
@@ -61,3 +79,8 @@ def mesh_of(axes: Sequence[Axis], world_size: int) -> Mesh:
     if world_size % fixed:
         raise InternalError(f"{world_size} ranks on a mesh whose fixed axes have {fixed}")
     return Mesh({axis.name: world_size // fixed if axis.at_run_time else axis.size for axis in axes})
+
+
+def replica_mesh(axes: Sequence[Axis]) -> Mesh:
+    """The mesh of one replica alone."""
+    return mesh_of(axes, prod(axis.size for axis in axes if not axis.at_run_time))

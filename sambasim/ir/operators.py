@@ -251,7 +251,19 @@ COMPOSITES = (
     Operator(OperatorKind.OPTIMIZER, (*(f"opt.{kind}" for kind in OPTIMIZERS), "opt.square_sums", "opt.total_norm")),
     Operator(
         OperatorKind.COLLECTIVE,
-        ("comm.reduce_scatter", "comm.all_gather", "comm.all_reduce", "comm.broadcast", "comm.send", "comm.recv"),
+        tuple(
+            f"comm.{name}"
+            for name in (
+                "reduce_scatter",
+                "all_gather",
+                "all_reduce",
+                "broadcast",
+                "send",
+                "recv",
+                "shard",
+                "index",
+            )
+        ),
     ),
 )
 

@@ -53,10 +53,22 @@ class SymbolKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """A tensor is cut into equal parts along dimension `dim`, one for each of the `parts` ranks on mesh axis `axis`.
+    With `outer` above 1, the dimension is that many tensors joined (query, key and value, say), and each of them is
+    cut."""
+
+    axis: str
+    dim: int
+    parts: int
+    outer: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Symbol:
     """A named tensor that outlives a section. `offset` is its address in device memory, None if it is handed out.
     `torch_names` are its names in the `state_dict`. `exclusive_bound` is one more than the largest integer seen, for
-    synthetic data."""
+    synthetic data. `type` is that of the part that a rank holds, if `cuts` says that the tensor is cut."""
 
     name: str
     kind: SymbolKind
@@ -64,6 +76,15 @@ class Symbol:
     offset: int | None = None
     torch_names: tuple[str, ...] = ()
     exclusive_bound: int | None = None
+    cuts: tuple[Cut, ...] = ()
+
+    @property
+    def whole(self) -> TensorType:
+        """The type of the whole tensor, of all ranks."""
+        shape = list(self.type.shape)
+        for cut in self.cuts:
+            shape[cut.dim] *= cut.parts
+        return TensorType(self.type.dtype, tuple(shape))
 
 
 def align(count: int, multiple: int) -> int:

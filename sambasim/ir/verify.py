@@ -16,9 +16,10 @@ memory; a PEF is always at that last stage.
      9  groups have distinct names; every gradient and every optimizer state belongs to exactly one of them
     10  with the axis dp, every group is reduced (the mean, in the order of the tree) and gathered along it, all in one
         REDUCE and one GATHER section, and has a gradient group, and fits into the reduce
-        buffer; without it, there is none of these. Communication names an axis of the mesh
+        buffer; without it, there is none of these. Communication names an axis of the mesh, and what is cut has a
+        part for each rank on one
     11  a training step has a loss, a tangent of its type, and one optimizer node for each group; it gives out every
-        gradient. If one optimizer clips, all do, by the norm of all gradients, summed over the axis dp
+        gradient. If one optimizer clips, all do, by the norm of all gradients, summed over every axis of the mesh
     12  every type and every size is within what a machine can address
     13  nodes that work on groups name groups of the program, in sections of their kind, behind every other node;
         evaluation graphs are all FWD
@@ -91,9 +92,14 @@ def _verify_types(program: Program) -> None:
         _require(all(0 <= extent <= LARGEST_BYTES for extent in type_.shape), 12, f"{name} has the shape {type_.shape}")
         _require(type_.size_bytes <= LARGEST_BYTES, 12, f"{name} would need {type_.size_bytes} bytes")
 
+    axes = {(axis.name, axis.size) for axis in program.mesh if not axis.at_run_time}
     for name, symbol in program.symbols.items():
         _require(name == symbol.name, 1, f"symbol {symbol.name} is filed under {name}")
         check(name, symbol.type)
+        check(name, symbol.whole)
+        for cut in symbol.cuts:
+            fits = cut.dim < len(symbol.type.shape) and cut.outer >= 1 and symbol.type.shape[cut.dim] % cut.outer == 0
+            _require(fits and (cut.axis, cut.parts) in axes, 10, f"{name} is cut otherwise than the mesh: {cut}")
     for graph in program.graphs:
         for name, type_ in graph.values.items():
             check(name, type_)
@@ -191,12 +197,15 @@ def _verify_norm(program: Program, training: Graph) -> None:
     if squares and norms:
         _require(squares[0].args == (groups,), 11, f"{squares[0].name} does not sum the squares of all groups")
         expected = squares[0].results[0]
-        along = [node for node in training.nodes if tuple(node_references(node)) == (expected,)]
-        if program.data_parallel is not None:
-            summed = [node for node in along if node.operator == "comm.all_reduce"]
-            right = len(summed) == 1 and dict(summed[0].kwargs) == _ALONG_DP | {"op": "sum"}
-            _require(right, 11, f"the squares of {squares[0].name} are not summed once over the axis dp")
-            expected = summed[0].results[0]
+        left = {axis.name for axis in program.mesh}
+        while left:
+            along = [node for node in training.nodes if tuple(node_references(node)) == (expected,)]
+            axis = axis_of(along[0]) if len(along) == 1 else None
+            summed = axis in left and along[0].operator == "comm.all_reduce"
+            right = summed and dict(along[0].kwargs) == {"axis": axis, "op": "sum", "order": "tree"}
+            _require(right, 11, f"the squares of {squares[0].name} are not summed once over the axis {min(left)}")
+            left.discard(axis or "")
+            expected = along[0].results[0]
         _require(norms[0].args == (Ref(expected or ""),), 11, f"{norms[0].name} is not the norm of all gradients")
         operands = (Ref(norms[0].results[0] or ""),)
     for node in updates:

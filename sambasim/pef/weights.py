@@ -25,7 +25,7 @@ _SAFETENSORS_DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where the tensor of `symbol` lies in the data: bytes `start` up to `stop`."""
+    """Where the whole tensor of `symbol` lies in the data: bytes `start` up to `stop`."""
 
     symbol: Symbol
     start: int
@@ -51,12 +51,12 @@ def weights_layout(symbols: Iterable[Symbol]) -> Layout:
     stop = 0
     weights = [symbol for symbol in symbols if symbol.kind in WEIGHT_KINDS]
     for symbol in sorted(weights, key=lambda symbol: (-DTYPE_BYTES[symbol.type.dtype], symbol.name)):
-        start, stop = stop, stop + symbol.type.size_bytes
+        start, stop = stop, stop + symbol.whole.size_bytes
         spans.append(Span(symbol, start, stop))
     entries: dict[str, object] = {
         span.symbol.name: {
             "dtype": _SAFETENSORS_DTYPES[span.symbol.type.dtype],
-            "shape": span.symbol.type.shape,
+            "shape": span.symbol.whole.shape,
             "data_offsets": [span.start, span.stop],
         }
         for span in spans
@@ -75,10 +75,10 @@ def check_tensors(layout: Layout, tensors: "Mapping[str, torch.Tensor]") -> None
         raise InternalError(f"{min(unequal)} has no tensor, or is no parameter, buffer or constant of the program")
     for symbol in (span.symbol for span in layout.spans):
         tensor = tensors[symbol.name]
-        fits = tensor.dtype is _dtype(symbol) and tuple(tensor.shape) == symbol.type.shape
+        fits = tensor.dtype is _dtype(symbol) and tuple(tensor.shape) == symbol.whole.shape
         if not (fits and tensor.layout is torch.strided and tensor.device.type == "cpu"):
             found = f"{tensor.dtype}{list(tensor.shape)}, {tensor.layout}, on {tensor.device}"
-            raise InternalError(f"{symbol.name} must be a dense {symbol.type} on the CPU, and is {found}")
+            raise InternalError(f"{symbol.name} must be a dense {symbol.whole} on the CPU, and is {found}")
 
 
 def tensor_bytes(layout: Layout, tensors: "Mapping[str, torch.Tensor]") -> Iterator[memoryview]:
@@ -107,7 +107,7 @@ def map_tensors(file: BinaryIO, data_offset: int, layout: Layout) -> "dict[str, 
     else:
         data = torch.empty(0, dtype=torch.uint8)  # torch takes no view of nothing
     return {
-        span.symbol.name: data[span.start : span.stop].view(_dtype(span.symbol)).view(span.symbol.type.shape)
+        span.symbol.name: data[span.start : span.stop].view(_dtype(span.symbol)).view(span.symbol.whole.shape)
         for span in layout.spans
     }
 

@@ -117,6 +117,27 @@ class MpiCommunicator(Communicator):
     _mapped_again: list[Again] = field(default_factory=list)
     _failures: dict[int, FailureNotice] = field(default_factory=dict)
     _sends: list["MPI.Request"] = field(default_factory=list)
+    _subsets: list["MpiCommunicator"] = field(default_factory=list)
+
+    def subset(self, ranks: Sequence[int]) -> Communicator:
+        if len(ranks) == 1:
+            return single_rank(self.host_name, self.library)
+        if len(ranks) == self.world_size:
+            return self
+        world = self._world.Create_group(self._world.group.Incl(list(ranks)))
+        node = cast("MPI.Intracomm", world.Split(self.node_index, key=world.rank))
+        nodes = sorted({self.node_of[rank] for rank in ranks}, key=[self.node_of[rank] for rank in ranks].index)
+        one = MpiCommunicator(
+            rank=world.rank,
+            node_of=tuple(nodes.index(self.node_of[rank]) for rank in ranks),
+            host_name=self.host_name,
+            library=self.library,
+            _world=world,
+            _node=node,
+            _notices=world,
+        )
+        self._subsets.append(one)
+        return one
 
     def barrier(self) -> None:
         self._world.Barrier()
@@ -256,6 +277,8 @@ class MpiCommunicator(Communicator):
         os._exit(exit_code)
 
     def close(self) -> None:
+        for subset in self._subsets:
+            subset.close()
         while self._mapped_again:
             self._mapped_again.pop().release()
         while self._windows:

@@ -7,6 +7,7 @@ discarded.
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import torch
@@ -16,8 +17,11 @@ from torch.utils.data import DataLoader, Subset
 from sambasim.data.batches import batches_of, bind, check, collate
 from sambasim.data.datasets import WatchedDataset
 from sambasim.data.sources import open_source
+from sambasim.errors import InternalError
+from sambasim.ir.mesh import replica_mesh
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
+from sambasim.options.grammar import InputSpec
 from sambasim.options.run import RunOptions, resolve_run
 from sambasim.options.training import DataOptions, LossOptions
 from sambasim.pef import map_weights, read
@@ -25,11 +29,13 @@ from sambasim.records.metrics import EvaluationRecord, PredictionRecord
 from sambasim.runtime.capacity import check_node_memory, default_threads
 from sambasim.runtime.determinism import Stream, derive, repeatable, seed_everything
 from sambasim.runtime.device import DeviceMemory, private_storage
-from sambasim.runtime.executor import Executor, outputs_in_order
+from sambasim.runtime.executor import Executor, Steps, outputs_in_order
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.replica import input_specs, place_weights
 from sambasim.runtime.setup import check_sources, check_trusted
 from sambasim.runtime.supervision.status_file import UNWATCHED, Activity
+from sambasim.runtime.transports.base import Transport
+from sambasim.runtime.transports.in_process import Hub, InProcess, run_together
 from sambasim.runtime.weights import load_weights, write_tensors
 
 TARGET = "target"
@@ -49,15 +55,17 @@ class Sums:
 
 
 class Evaluator:
-    """Runs the evaluation graph on `memory`'s parameters, for samples with a target and for prediction."""
+    """Runs the evaluation graph of one replica on the parameters in `memories`, those of its ranks in this process, for
+    samples with a target and for prediction. `transports` connect these ranks, where they communicate."""
 
     def __init__(
         self,
         program: Program,
-        memory: DeviceMemory,
+        memories: Sequence[DeviceMemory],
         loss: LossOptions | None,
         options: DataOptions,
         activity: Activity = UNWATCHED,
+        transports: Sequence[Transport] = (),
     ) -> None:
         self._activity = activity
         self._program = program
@@ -65,24 +73,17 @@ class Evaluator:
         self._options = options
         self._inputs = input_specs(program)
         self._has_loss = program.loss is not None
-        self._own = {
-            name: torch.empty_like(memory.tensor(name))
-            for name, symbol in program.symbols.items()
-            if symbol.kind in (SymbolKind.BUFFER, SymbolKind.INPUT)
-        }
-        self._batch = Executor(program.evaluation, program, lambda name: self._own.get(name, memory.tensor(name)))
-        self._single_inputs = {spec.name: self._own[spec.name][:1].clone() for spec in self._inputs}
-        own = {**self._own, **self._single_inputs}
-        self._single = (
-            Executor(program.single, program, lambda name: own.get(name, memory.tensor(name)))
-            if program.single is not None
-            else None
-        )
+        hubs = [one.hub for one in transports if isinstance(one, InProcess)]
+        self._hub = hubs[0] if hubs else None
+        self._ranks = [
+            _Rank(program, memory, transport, self._inputs)
+            for memory, transport in zip_longest(memories, transports[: len(memories)])
+        ]
 
-    def use_buffers(self, buffers: Mapping[str, Tensor]) -> None:
-        """Use these running statistics: those of replica 0."""
-        for name, tensor in buffers.items():
-            self._own[name].copy_(tensor)
+    def use_buffers(self, buffers: Sequence[Mapping[str, Tensor]]) -> None:
+        """Use these running statistics, of replica 0's ranks."""
+        for rank, own in zip(self._ranks, buffers, strict=True):
+            rank.take(own)
 
     def sums(self, dataset: WatchedDataset, rank: int, world_size: int, seed: int, step: int) -> Sums:
         seed_everything(derive(seed, rank, step, 0, Stream.DATA))
@@ -117,9 +118,10 @@ class Evaluator:
             yield check({name: _pad(tensor, size) for name, tensor in tensors.items()}, self._inputs, size), count
 
     def _run(self, batch: Mapping[str, Tensor]) -> list[Tensor]:
-        for name, tensor in batch.items():
-            self._own[name].copy_(tensor)
-        return outputs_in_order(self._program.evaluation, self._batch.run())
+        for rank in self._ranks:
+            rank.take(batch)
+        outputs = run_together([rank.batch.run_pass() for rank in self._ranks], self._hub)
+        return outputs_in_order(self._program.evaluation, outputs[0])
 
     def _sums_of(self, outputs: Sequence[Tensor], batch: Mapping[str, Tensor], count: int) -> Sums:
         """The sums over the first `count` samples of a batch, from the outputs of the graph."""
@@ -135,11 +137,13 @@ class Evaluator:
         return sum((self._sums_of_single(batch, index) for index in range(count)), Sums())
 
     def _sums_of_single(self, batch: Mapping[str, Tensor], index: int) -> Sums:
-        if self._single is None or self._program.single is None:
+        if self._program.single is None:
             return Sums()
-        for name, tensor in batch.items():
-            self._single_inputs[name].copy_(tensor[index : index + 1])
-        return Sums(1, float(outputs_in_order(self._program.single, self._single.run())[0]))
+        passes = [
+            rank.single_pass({name: one[index : index + 1] for name, one in batch.items()}) for rank in self._ranks
+        ]
+        outputs = run_together(passes, self._hub)
+        return Sums(1, float(outputs_in_order(self._program.single, outputs[0])[0]))
 
     def _count_correct(self, outputs: Sequence[Tensor], batch: Mapping[str, Tensor], count: int) -> tuple[int, int]:
         """The number of correctly classified elements, and of all; (0, 0) if the loss is no classification."""
@@ -155,9 +159,49 @@ class Evaluator:
         return 0, 0
 
 
+class _Rank:
+    """One rank of a replica: its evaluation graphs, with inputs and running statistics of their own."""
+
+    def __init__(
+        self, program: Program, memory: DeviceMemory, transport: Transport | None, inputs: Sequence[InputSpec]
+    ) -> None:
+        self._own = {
+            name: torch.empty_like(memory.tensor(name))
+            for name, symbol in program.symbols.items()
+            if symbol.kind in (SymbolKind.BUFFER, SymbolKind.INPUT)
+        }
+        self.batch = Executor(
+            program.evaluation, program, lambda name: self._own.get(name, memory.tensor(name)), transport=transport
+        )
+        self._single_inputs = {spec.name: self._own[spec.name][:1].clone() for spec in inputs}
+        own = {**self._own, **self._single_inputs}
+        self._single = (
+            Executor(program.single, program, lambda name: own.get(name, memory.tensor(name)), transport=transport)
+            if program.single is not None
+            else None
+        )
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy a batch, or running statistics."""
+        for name, tensor in tensors.items():
+            self._own[name].copy_(tensor)
+
+    def single_pass(self, sample: Mapping[str, Tensor]) -> Steps[dict[str, Tensor]]:
+        if self._single is None:
+            raise InternalError("an evaluation graph at batch 1 that the program lacks")
+        for name, tensor in sample.items():
+            self._single_inputs[name].copy_(tensor)
+        return self._single.run_pass()
+
+
 def _pad(tensor: Tensor, size: int) -> Tensor:
     missing = size - tensor.shape[0]
     return torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])]) if missing > 0 else tensor
+
+
+def buffers_of(program: Program, memory: DeviceMemory) -> Mapping[str, Tensor]:
+    names = [symbol.name for symbol in program.symbols.values() if symbol.kind is SymbolKind.BUFFER]
+    return {name: memory.tensor(name) for name in names}
 
 
 def record(sums: Sums, step: int, epoch: int, has_loss: bool, began_s: float) -> EvaluationRecord:
@@ -226,15 +270,18 @@ class PredictionJob:
 
     def _evaluator(self) -> Evaluator:
         program = self._program
-        check_node_memory(self._communicator, program.device_bytes)
-        memory = DeviceMemory(program, private_storage(program.device_bytes))
+        check_node_memory(self._communicator, program.device_bytes * replica_mesh(program.mesh).world_size)
         weights = dict(map_weights(self._path))
         if self._options.weights is not None:
             weights |= load_weights(self._options.weights, program)
-        place_weights(program, memory, weights)
-        evaluator = Evaluator(program, memory, self._resolved.loss, self._resolved.data, self._activity)
-        buffers = [symbol.name for symbol in program.symbols.values() if symbol.kind is SymbolKind.BUFFER]
-        evaluator.use_buffers({name: memory.tensor(name) for name in buffers})
+        mesh = replica_mesh(program.mesh)  # this process plays all ranks of a replica
+        memories = [DeviceMemory(program, private_storage(program.device_bytes)) for _ in range(mesh.world_size)]
+        for rank, memory in enumerate(memories):
+            place_weights(program, memory, weights, mesh.coordinates(rank))
+        hub = Hub(len(memories))
+        transports = [InProcess(program, memories, hub, rank, mesh) for rank in range(len(memories))]
+        evaluator = Evaluator(program, memories, self._resolved.loss, self._resolved.data, self._activity, transports)
+        evaluator.use_buffers([buffers_of(program, memory) for memory in memories])
         return evaluator
 
     def _save(self, path: Path, batches: list[list[Tensor]]) -> None:

@@ -13,13 +13,14 @@ from sambasim.errors import InternalError
 from sambasim.ir.dataflow import axis_of, groups_of
 from sambasim.ir.graph import Node, Ref
 from sambasim.ir.program import ParameterGroup
-from sambasim.ir.types import NORM_BLOCK_ELEMENTS, TensorType
+from sambasim.ir.types import NORM_BLOCK_ELEMENTS, Cut, TensorType
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.runtime.instructions import Instruction, RegisterFile, aten_instruction
 from sambasim.runtime.mean import CHUNK_ELEMENTS, block_sums, coefficient, total_norm
 from sambasim.runtime.optimizers import Optimizers, SliceUpdate
+from sambasim.runtime.parts import joined, part
 from sambasim.runtime.transports.base import Communication, Transport
-from sambasim.runtime.transports.values import Line, joined, mean_of, of_root, sum_of
+from sambasim.runtime.transports.values import Combine, Line, max_of, mean_of, of_root, sum_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +93,19 @@ def _aten(nodes: Sequence[Node], binding: Binding) -> Instruction:
 
 
 def _named(nodes: Sequence[Node], binding: Binding) -> list[ParameterGroup]:
-    if len(binding.connected.program.mesh) > 1:
-        raise InternalError("parameter groups of a program with several mesh axes")
     return [binding.connected.group(name) for node in nodes for name in groups_of(node)]
 
 
 def _reduce_scatter(nodes: Sequence[Node], binding: Binding) -> Instruction:
-    return communicating(nodes[0], binding, binding.connected.reduce_scatter(_named(nodes, binding)))
+    """Reduce-scatter of parameter groups, or of one value along a dimension."""
+    node = nodes[0]
+    if groups_of(node):
+        return communicating(node, binding, binding.connected.reduce_scatter(_named(nodes, binding)))
+    line = binding.line(node)
+    cut, position = _cut(node, line), line.position
+    return communicating(
+        node, binding, line.gather(node.name, lambda tensors: part(sum_of(tensors), cut, position).contiguous())
+    )
 
 
 def _all_gather(nodes: Sequence[Node], binding: Binding) -> Instruction:
@@ -106,13 +113,37 @@ def _all_gather(nodes: Sequence[Node], binding: Binding) -> Instruction:
     node = nodes[0]
     if groups_of(node):
         return communicating(node, binding, binding.connected.all_gather(_named(nodes, binding)))
-    return communicating(node, binding, binding.line(node).gather(node.name, joined(_number(node, "dim"))))
+    line = binding.line(node)
+    cut = _cut(node, line)
+    return communicating(node, binding, line.gather(node.name, lambda tensors: joined(tensors, cut)))
 
 
 def _all_reduce(nodes: Sequence[Node], binding: Binding) -> Instruction:
     (node,) = nodes
-    combine = mean_of if dict(node.kwargs).get("op") == "mean" else sum_of
+    combine = _REDUCTIONS[str(dict(node.kwargs).get("op", "sum"))]
     return communicating(node, binding, binding.line(node).gather(node.name, combine))
+
+
+_REDUCTIONS: Mapping[str, Combine] = {"sum": sum_of, "mean": mean_of, "max": max_of}
+
+
+def _shard(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    """This rank's part of a value that all ranks of the axis have."""
+    (node,) = nodes
+    line = binding.line(node)
+    cut, position = _cut(node, line), line.position
+    return bound(node, binding, lambda whole: part(whole, cut, position).contiguous())
+
+
+def _index(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    """This rank's position on the axis, as a tensor."""
+    (node,) = nodes
+    position = torch.tensor(binding.line(node).position)
+    return bound(node, binding, lambda: position)
+
+
+def _cut(node: Node, line: Line) -> Cut:
+    return Cut(axis_of(node) or "", _number(node, "dim"), line.size, _number(node, "outer", 1))
 
 
 def _broadcast(nodes: Sequence[Node], binding: Binding) -> Instruction:
@@ -137,22 +168,25 @@ def _peer(node: Node, binding: Binding) -> int:
     return (line.position + _number(node, "shift")) % line.size
 
 
-def _number(node: Node, name: str) -> int:
-    value = dict(node.kwargs).get(name, 0)
+def _number(node: Node, name: str, default: int = 0) -> int:
+    value = dict(node.kwargs).get(name, default)
     if not isinstance(value, int):
         raise InternalError(f"{node.name}: {name} is {value!r}, not a whole number")
     return value
 
 
 def _square_sums(nodes: Sequence[Node], binding: Binding) -> Instruction:
-    """The sums of squares of all groups, by block; zero for blocks that other ranks sum."""
+    """The sums of squares of all groups, by block; zero for blocks that other ranks sum. Of gradients that all ranks of
+    a replica have, the first one sums the squares."""
     (node,) = nodes
     transport = binding.connected
+    symbols = transport.program.symbols
     parts: list[tuple[int, Tensor]] = []
     first = 0
     for group in _named(nodes, binding):
         start, stop = transport.share(group)
-        parts.append((first + start // NORM_BLOCK_ELEMENTS, transport.memory.region(group, "gradient")[start:stop]))
+        if transport.gives_loss or any(symbols[member.parameter].cuts for member in group.members):
+            parts.append((first + start // NORM_BLOCK_ELEMENTS, transport.memory.region(group, "gradient")[start:stop]))
         first += group.norm_blocks
 
     def square_sums() -> Tensor:
@@ -216,6 +250,8 @@ HANDLERS: Mapping[str, Handler] = {
     "comm.broadcast": _broadcast,
     "comm.send": _send,
     "comm.recv": _recv,
+    "comm.shard": _shard,
+    "comm.index": _index,
     "opt.square_sums": _square_sums,
     "opt.total_norm": _total_norm,
     **{f"opt.{kind}": _optimizer for kind in OPTIMIZERS},

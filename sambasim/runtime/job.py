@@ -1,7 +1,7 @@
 """A training job, from a PEF to trained weights: `sambasim run` without `--inference`."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +9,8 @@ from pathlib import Path
 from torch import Tensor
 
 from sambasim.data.sources import Source, open_source
-from sambasim.ir.types import SymbolKind
+from sambasim.errors import InternalError
+from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.options.run import RunOptions
 from sambasim.records.metrics import EvaluationRecord, SummaryRecord
 from sambasim.runtime import torch_process_group
@@ -19,10 +20,10 @@ from sambasim.runtime.checkpoint.resume import AUTO, IF_ANY, NEWEST, find, nothi
 from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.debug_numerics import Probes
 from sambasim.runtime.determinism import Stream, derive, repeatable, seed_everything
-from sambasim.runtime.evaluation import Evaluator, Sums, record
+from sambasim.runtime.evaluation import Evaluator, Sums, buffers_of, record
 from sambasim.runtime.nonfinite import LossWatch, as_typed
 from sambasim.runtime.observer import StepObserver, StepRecorder, together
-from sambasim.runtime.outcome import notices, summarize
+from sambasim.runtime.outcome import notices, summarize, whole_tensors
 from sambasim.runtime.plan import BEGINNING, Plan, Position, plan
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.recording import RunDigests
@@ -36,7 +37,7 @@ from sambasim.runtime.supervision.watchdog import WATCHDOG_FIRST_S
 from sambasim.runtime.team import Team, assemble
 from sambasim.runtime.tracing import RunTrace
 from sambasim.runtime.training import Totals, Trainer
-from sambasim.runtime.weights import save_weights
+from sambasim.runtime.weights import save_weights, state_dict
 
 
 class TrainingJob:
@@ -91,7 +92,7 @@ class TrainingJob:
         found = self._settle_resume()
         setup = self._setup
         resumption = find(setup, samples)
-        steps = plan(samples, setup.world_size, training, resumption.position if resumption else BEGINNING)
+        steps = plan(samples, setup.replicas, training, resumption.position if resumption else BEGINNING)
         self._activity.does("placing the weights")
         probes = Probes(program) if setup.options.debug_numerics else None
         team = assemble(setup, sources, self._observer, probes)
@@ -103,7 +104,14 @@ class TrainingJob:
             self._saver = Saver(setup, team, steps, self._observer, self._activity, self._losses)
         evaluator = None
         if sources[0].evaluation is not None and training.evaluate:
-            evaluator = Evaluator(program, team.memory, setup.resolved.loss, setup.resolved.data, self._activity)
+            evaluator = Evaluator(
+                program,
+                [one.memory for one in team.first],
+                setup.resolved.loss,
+                setup.resolved.data,
+                self._activity,
+                [one.transport for one in team.first],
+            )
         lines = (*notices(setup, team), *found, *(resumption.notices if resumption else ()))
         start = self._start(steps, team, sources[0], lines)
         self._observer.started(start)
@@ -115,9 +123,11 @@ class TrainingJob:
             evaluation = self._epochs(trainer, evaluator, sources, steps, team, observers)
         self._activity.waits("comparing the weights")
         summary = summarize(setup, team, start, trainer.totals, evaluation, self._saver)
-        if setup.options.save is not None and setup.is_first:
+        if setup.options.save is not None:
             self._activity.takes_long("saving the weights")
-            save_weights(setup.options.save, program, team.memory)
+            trained = state_dict(program, whole_tensors(setup, team))
+            if setup.is_first:
+                save_weights(setup.options.save, trained)
         self._activity.does("reporting the summary")
         self._observer.ended(summary)
         if self._saver is not None and setup.options.save is None:
@@ -246,10 +256,12 @@ class TrainingJob:
         evaluator.use_buffers(self._buffers_of_first(team))
         self._activity.does("evaluating")
         own = [
-            evaluator.sums(source.evaluation, number, setup.world_size, setup.seed, step)
-            for number, source in zip(setup.own_replicas, sources, strict=False)
+            evaluator.sums(source.evaluation, replica, setup.replicas, setup.seed, step)
+            for replica, source in zip(setup.own_replicas, sources, strict=False)
             if source.evaluation is not None
         ]
+        if not team.transport.gives_loss:
+            own = []  # another rank of the replica counts these samples
         self._activity.waits("waiting for peers to evaluate")
         everybody = self._communicator.all_gather_object((own, self._signals.request()))
         self._activity.does("evaluation done")
@@ -257,11 +269,20 @@ class TrainingJob:
         requested = max(request for _, request in everybody)
         return record(total, step, epoch, setup.program.loss is not None, began_s), requested
 
-    def _buffers_of_first(self, team: Team) -> dict[str, Tensor]:
-        symbols = self._setup.program.symbols.values()
-        names = [symbol.name for symbol in symbols if symbol.kind is SymbolKind.BUFFER]
-        own = {name: team.memory.tensor(name).clone() for name in names}
-        return self._communicator.broadcast_object(own) if names else own
+    def _buffers_of_first(self, team: Team) -> Sequence[Mapping[str, Tensor]]:
+        """Collective. The buffers of replica 0, for each of its ranks that this process evaluates."""
+        own = [
+            {name: tensor.clone() for name, tensor in buffers_of(self._setup.program, memory).items()}
+            for memory in (one.memory for one in team.first)
+        ]
+        if not own[0]:
+            return own
+        of_rank = self._communicator.all_gather_object(own if team.transport.replica == 0 else None)
+        first = self._setup.mesh.group(self._communicator.rank, DATA_PARALLEL)[0] if self._setup.works else 0
+        found = of_rank[first]
+        if found is None:
+            raise InternalError(f"rank {first} is of replica 0 and has no buffers")
+        return found
 
     def _start(self, steps: Plan, team: Team, source: Source, lines: Sequence[str]) -> Start:
         return Start(

@@ -1,6 +1,6 @@
 """What a run reports: notices at its start; the summary at its end, with the predicted time of a step on devices."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -9,10 +9,12 @@ from sambasim.errors import PeerError, SambasimError
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.placement import Inventory, Placement
 from sambasim.ir.graph import SectionKind
+from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.ir.program import Member, ParameterGroup, Program, state_name
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, PlacementRecord, PredictedRecord, SummaryRecord
 from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.engine import INDUCTOR_EXEMPT
+from sambasim.runtime.parts import joined
 from sambasim.runtime.plan import Plan
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.run_observer import Start
@@ -40,7 +42,7 @@ def notices(setup: Setup, team: Team) -> list[str]:
         lines.append(team.engine.notice)
     if team.sync_name == "device":
         lines += scattered(setup.communicator.node_of)
-    if setup.world_size > 1 and changes_buffers(setup):
+    if setup.replicas > 1 and changes_buffers(setup):
         lines.append("buffers (BatchNorm statistics) are per replica; those of replica 0 are evaluated and saved")
     return lines
 
@@ -58,7 +60,7 @@ def summarize(
     taken = totals.steps - steps.start.step
     return SummaryRecord(
         pef_digest=setup.document.digest,
-        world_size=setup.world_size,
+        world_size=setup.replicas,
         emulated=setup.emulated > 1,
         sync=team.sync_name,
         host_sync=setup.host_sync if team.sync_name == "host" else None,
@@ -146,14 +148,38 @@ def exempt(setup: Setup, team: Team) -> list[str]:
 
 
 def _weights_sha256(setup: Setup, team: Team) -> str:
-    """Collective. The digest of the parameters. Raises PeerError if replicas have different ones."""
+    """Collective. The digest of the whole parameters. Raises PeerError if replicas have different ones."""
     is_whole = setup.works and team.memory.has_own_parameters
-    own = weights_sha256(setup.program, team.memory) if is_whole else None
-    found = [(rank, sha) for rank, sha in enumerate(setup.communicator.all_gather_object(own)) if sha is not None]
-    apart = [rank for rank, sha256 in found if sha256 != found[0][1]]
-    if apart:
-        raise PeerError(f"the parameters of rank {apart[0]} differ from those of rank 0 after training")
-    return found[0][1]
+    own = weights_sha256(setup.program, team.memory.tensor) if is_whole else None
+    digests = setup.communicator.all_gather_object(own)
+    for rank, digest in enumerate(digests):
+        first = setup.mesh.group(rank, DATA_PARALLEL)[0]
+        if None not in (digest, digests[first]) and digest != digests[first]:
+            raise PeerError(f"the parameters of rank {rank} differ from those of rank {first} after training")
+    if not any(symbol.cuts for symbol in setup.program.symbols.values()):
+        return next(digest for digest in digests if digest is not None)
+    return setup.communicator.broadcast_object(weights_sha256(setup.program, whole_tensors(setup, team)))
+
+
+def whole_tensors(setup: Setup, team: Team) -> Callable[[str], Tensor]:
+    """A collective function: on rank 0, the tensor of a symbol in replica 0, whole whoever holds its slices and parts;
+    an empty one on other ranks."""
+    states, nothing = optimizer_states(setup.program), torch.empty(0)
+
+    def tensor_of(name: str) -> Tensor:
+        cuts = setup.program.symbols[name].cuts
+        parts: list[Tensor | None] = []
+        for one in team.first:
+            parts.append(one.transport.whole_state(*states[name]) if name in states else one.memory.tensor(name))
+        if cuts and team.hub is None:
+            own = parts[0] if team.transport.replica == 0 else None
+            parts = list(setup.communicator.gather_object(own) or ())
+        held = [one.view(setup.program.symbols[name].type.shape) for one in parts if one is not None]
+        if not setup.is_first or not held:
+            return nothing
+        return joined(held, cuts[0]) if cuts else held[0]
+
+    return tensor_of
 
 
 def optimizer_states(program: Program) -> Mapping[str, tuple[ParameterGroup, Member, str]]:
@@ -167,15 +193,8 @@ def optimizer_states(program: Program) -> Mapping[str, tuple[ParameterGroup, Mem
 
 
 def _state_sha256(setup: Setup, team: Team, steps: int) -> str:
-    """Collective. The digest of replica 0's state, with every optimizer state gathered."""
-    program, states = setup.program, optimizer_states(setup.program)
-    memory, nothing = team.memory, torch.empty(0)
-
-    def tensor_of(name: str) -> Tensor:
-        tensor = team.transport.whole_state(*states[name]) if name in states else memory.tensor(name)
-        return tensor if setup.is_first and tensor is not None else nothing
-
-    return setup.communicator.broadcast_object(state_sha256(program, tensor_of, steps))
+    """Collective. The digest of replica 0's state."""
+    return setup.communicator.broadcast_object(state_sha256(setup.program, whole_tensors(setup, team), steps))
 
 
 def _bytes_of_all(communicator: Communicator, team: Team) -> BytesRecord:

@@ -128,6 +128,11 @@ class Communicator(Topology, ABC):
         return self
 
     @abstractmethod
+    def subset(self, ranks: Sequence[int]) -> "Communicator":
+        """Collective over `ranks`, ascending, which include this one: their own communicator, where they are numbered
+        from 0. It has no failure notices and no letters."""
+
+    @abstractmethod
     def barrier(self) -> None:
         """Collective: return when every rank has called it."""
 

@@ -146,7 +146,7 @@ def _run_of(setup: Setup, team: Team, plan: Plan, asked: StepRange) -> RecordedR
         torch=torch.__version__,
         cpu=f"{platform.machine()} {setup.instructions}",
         exempt_from_exactness=tuple(exempt(setup, team)),
-        world_size=setup.world_size,
+        world_size=setup.replicas,
         emulated=setup.emulated > 1,
         sync=team.transport.title,
         seed=setup.seed,

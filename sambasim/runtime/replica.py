@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -19,6 +20,7 @@ from sambasim.runtime.device import SHARED_KINDS, DeviceMemory
 from sambasim.runtime.executor import Executor, Steps, Updated, tangent_of
 from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.optimizers import Optimizers
+from sambasim.runtime.parts import part_of
 from sambasim.runtime.sharding import Shard
 from sambasim.runtime.transports.base import BYTE_COUNTS, Transport
 
@@ -27,8 +29,9 @@ if TYPE_CHECKING:
 
 
 class Replica:
-    """Replica `rank` of a run with `seed`. `shard`: its data; None for a parameter server without a replica.
-    `overlaps`: communication may overlap with the backward. `skips_nonfinite`: skip a step if a loss is not finite."""
+    """Rank `rank` of a run with `seed`, a replica or one part of it. `shard`: its data; None for a parameter server
+    without a replica. `overlaps`: communication may overlap with the backward. `skips_nonfinite`: skip a step if a loss
+    is not finite."""
 
     def __init__(
         self,
@@ -47,7 +50,8 @@ class Replica:
     ) -> None:
         if program.training is None or program.loss is None:
             raise InternalError("a replica of a program without a training step")
-        self.rank = self.replica = rank
+        self.rank = rank
+        self.replica = transport.replica  # ranks of one replica read the same data and draw the same numbers
         self.memory = memory
         self.transport = transport
         self.optimizers = optimizers
@@ -154,7 +158,7 @@ class Replica:
             if observer is not None:
                 observer.pass_begins(self.rank, micro_step)
             if self._draws:
-                seed_torch(derive(self._seed, self.rank, step, micro_step, Stream.GRAPH))
+                seed_torch(derive(self._seed, self.replica, step, micro_step, Stream.GRAPH))
             outputs = yield from self.executor.run_pass(
                 self._tangents[micro_steps],
                 accumulate=micro_step > 0,
@@ -208,12 +212,16 @@ def place_inputs(memory: DeviceMemory, batch: Mapping[str, Tensor]) -> None:
         memory.tensor(name).copy_(tensor)
 
 
-def place_weights(program: Program, memory: DeviceMemory, weights: Mapping[str, Tensor]) -> None:
-    """Copy parameters, buffers and constants into device memory; optimizer states start as zeros. Parameters that lie
-    in another replica's memory are skipped: that replica copies them."""
+def place_weights(
+    program: Program, memory: DeviceMemory, weights: Mapping[str, Tensor], at: Mapping[str, int] = MappingProxyType({})
+) -> None:
+    """Copy parameters, buffers and constants into device memory, of what is cut the part of the rank with the
+    coordinates `at`; optimizer states start as zeros. Parameters that lie in another replica's memory are skipped: that
+    replica copies them."""
     for name, tensor in weights.items():
-        if memory.has_own_parameters or program.symbols[name].kind not in SHARED_KINDS:
-            memory.tensor(name).copy_(tensor)
+        symbol = program.symbols[name]
+        if memory.has_own_parameters or symbol.kind not in SHARED_KINDS:
+            memory.tensor(name).copy_(part_of(tensor, symbol.cuts, at))
 
 
 def input_specs(program: Program) -> Sequence[InputSpec]:

@@ -10,6 +10,7 @@ from pydantic import JsonValue
 from sambasim.data.sources import Source
 from sambasim.errors import DataError, InternalError, OptionError
 from sambasim.hardware.placement import Inventory, Placement, inventory_of, place_replicas
+from sambasim.ir.mesh import DATA_PARALLEL, Mesh, mesh_of
 from sambasim.ir.program import Program
 from sambasim.options.flags import HostSyncName
 from sambasim.options.run import ResolvedRun, RunOptions, resolve_run
@@ -23,9 +24,9 @@ from sambasim.runtime.transports.host import Roles, roles_of
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One rank's view of a run. `emulated`: replicas that this process runs, more than one in an emulation only;
-    `inventory`, `placement`: the simulated machine, and where the replicas are on it; `arguments`: the program's
-    runtime arguments; `threads`: intra-op threads of a rank."""
+    """One rank's view of a run. `mesh`: its ranks, but for parameter servers; `emulated`: ranks that this process runs,
+    more than one in an emulation only; `inventory`, `placement`: the simulated machine, and where the replicas are on
+    it; `arguments`: the program's runtime arguments; `threads`: intra-op threads of a rank."""
 
     path: Path
     options: RunOptions
@@ -33,6 +34,7 @@ class Setup:
     document: PefDocument
     resolved: ResolvedRun
     roles: Roles
+    mesh: Mesh
     emulated: int
     inventory: Inventory
     placement: Placement
@@ -44,8 +46,8 @@ class Setup:
         return self.document.program
 
     @property
-    def world_size(self) -> int:
-        return len(self.roles.workers) * self.emulated
+    def replicas(self) -> int:
+        return self.mesh.size(DATA_PARALLEL)
 
     @property
     def works(self) -> bool:
@@ -74,7 +76,13 @@ class Setup:
         return torch.backends.cpu.get_cpu_capability()
 
     @property
-    def own_replicas(self) -> range:
+    def own_replicas(self) -> Sequence[int]:
+        """The replicas of `own_ranks`, each once."""
+        return sorted({self.mesh.coordinate(rank, DATA_PARALLEL) for rank in self.own_ranks})
+
+    @property
+    def own_ranks(self) -> range:
+        """The ranks that this process runs; none on a parameter server without a replica."""
         first = self.communicator.rank
         return range(first, first + self.emulated) if self.works else range(0)
 
@@ -91,6 +99,7 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
     emulated = options.emulate_replicas or 1
     topology = communicator.topology
     who = roles_of(topology.world_size, options.parameter_servers or 0)
+    mesh = mesh_of(document.program.mesh, len(who.workers) * emulated)
     threads = options.threads or default_threads(communicator, emulated)
     inventory = inventory_of(document.compile_options, cluster=options.cluster)
     return Setup(
@@ -100,11 +109,12 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
         document=document,
         resolved=resolved,
         roles=who,
+        mesh=mesh,
         emulated=emulated,
         inventory=inventory,
         placement=place_replicas(inventory, [topology.node_of[rank] for rank in who.workers], emulated),
         arguments=bind_arguments(
-            document.program, resolved.optimizer, len(who.workers) * emulated, topology.rank, resolved.training.seed
+            document.program, resolved.optimizer, mesh.size(DATA_PARALLEL), topology.rank, resolved.training.seed
         ),
         threads=threads,
     )

@@ -48,6 +48,9 @@ class SingleRank(Communicator):
     _mail: dict[int, deque[bytes]] = field(default_factory=dict)
     _notices: dict[int, FailureNotice] = field(default_factory=dict)
 
+    def subset(self, ranks: Sequence[int]) -> "SingleRank":
+        return self
+
     def barrier(self) -> None:
         """Nothing: there is no other rank."""
 

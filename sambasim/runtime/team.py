@@ -35,7 +35,7 @@ class Team:
     def sync_name(self) -> SyncName:
         """The sync path as the summary names it."""
         if self.way is Way.IN_PROCESS:
-            return "none" if len(self.replicas) == 1 else "emulated"
+            return "emulated" if len(self.replicas) > 1 else "none"
         return "device" if self.way is Way.DEVICE else "host"
 
     @property
@@ -56,6 +56,11 @@ class Team:
         """The transport of the first replica. It counts the bytes of all replicas and knows who owns which slice."""
         return self.replicas[0].transport
 
+    @property
+    def first(self) -> Sequence[Replica]:
+        """The ranks of one replica that this process runs: of replica 0 in an emulation, where they update all."""
+        return [one for one in self.replicas if self.hub is None or one.replica == 0]
+
 
 def assemble(
     setup: Setup, sources: Sequence[Source], run_observer: RunObserver, observer: StepObserver | None = None
@@ -63,16 +68,17 @@ def assemble(
     """Collective. Create the replicas of this process, one for each of `sources`, with the weights of the PEF. Raises
     MachineError if there is too little memory. `observer`: replaces the functions of their instructions."""
     program, communicator, way = setup.program, setup.communicator, _way(setup)
-    allocated = allocate(program, communicator, way, setup.emulated)
+    mesh = setup.mesh if len(setup.mesh.sizes) > 1 else None
+    allocated = allocate(program, communicator, way, setup.emulated, mesh)
     _place_weights(setup, allocated.memories)
-    transports = connect(program, communicator, way, allocated, setup.roles)
+    transports = connect(program, communicator, way, allocated, setup.roles, mesh)
     engine = choose_engine(setup.options.engine, communicator, run_observer.preparing)
     replicas = _replicas(setup, allocated.memories, transports, sources, engine, observer)
     return Team(replicas, way, engine)
 
 
 def _way(setup: Setup) -> Way:
-    if setup.emulated > 1 or setup.communicator.world_size == 1:
+    if setup.emulated > 1 or setup.communicator.world_size == 1 or setup.replicas == 1 < setup.mesh.world_size:
         return Way.IN_PROCESS
     if setup.options.reduce_on_rdu:
         return Way.DEVICE
@@ -89,8 +95,9 @@ def _place_weights(setup: Setup, memories: Sequence[DeviceMemory]) -> None:
     weights = dict(map_weights(setup.path))
     if setup.options.weights is not None and setup.options.checkpoint.resume is None:
         weights |= load_weights(setup.options.weights, setup.program)
-    for memory in memories:
-        place_weights(setup.program, memory, weights)
+    first = setup.communicator.rank
+    for rank, memory in enumerate(memories, first if setup.works else 0):
+        place_weights(setup.program, memory, weights, setup.mesh.coordinates(rank))
     setup.communicator.node_barrier()  # another rank may write weights that this one reads
 
 
@@ -112,7 +119,7 @@ def _replicas(
             number,
             setup.program,
             memory,
-            _shard(setup, source, number) if setup.works else None,
+            _shard(setup, source, transport.replica) if setup.works else None,
             setup.seed,
             transport,
             Optimizers(setup.program, transport.memory, setup.arguments),
@@ -132,11 +139,11 @@ def _replicas(
     return replicas
 
 
-def _shard(setup: Setup, source: Source, rank: int) -> Shard:
+def _shard(setup: Setup, source: Source, replica: int) -> Shard:
     return Shard(
         source.train,
-        rank=rank,
-        world_size=setup.world_size,
+        rank=replica,
+        world_size=setup.replicas,
         batch_size=setup.program.batch_size,
         accumulation_steps=setup.resolved.training.accumulation_steps,
         options=setup.resolved.data,

@@ -15,21 +15,24 @@ from sambasim.errors import MachineError, OptionError, WeightsError
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.pef.weights import bytes_of
-from sambasim.runtime.device import DeviceMemory
 
 _SAVED = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
 _STATE = (*_SAVED, SymbolKind.OPTIMIZER_STATE)
 
 
-def save_weights(path: Path, program: Program, memory: DeviceMemory) -> None:
-    """Write parameters and buffers for the module's `load_state_dict`, atomically. Raises OptionError, MachineError."""
-    tensors = {
-        torch_name: memory.tensor(symbol.name).clone()
+def save_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write the tensors of `state_dict`, atomically. Raises OptionError, MachineError."""
+    write_tensors(path, tensors, "the weights", "--save FILE.safetensors")
+
+
+def state_dict(program: Program, tensor_of: Callable[[str], Tensor]) -> Mapping[str, Tensor]:
+    """Copies of parameters and buffers, by their names in the module's `state_dict`."""
+    return {
+        torch_name: tensor_of(symbol.name).clone()
         for symbol in program.symbols.values()
         if symbol.kind in _SAVED
         for torch_name in symbol.torch_names
     }
-    write_tensors(path, tensors, "the weights", "--save FILE.safetensors")
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], what: str, remedy: str) -> None:
@@ -76,9 +79,9 @@ def load_weights(path: Path, program: Program) -> Mapping[str, Tensor]:
         raise _misfit(path, program, f"missing {_few(missing)}; not in the model {_few(unknown)}")
     loaded = {symbol.name: tensors[symbol.torch_names[0]] for symbol in wanted}
     other = [
-        f"{symbol.torch_names[0]} is {given} and not {symbol.type}"
+        f"{symbol.torch_names[0]} is {given} and not {symbol.whole}"
         for symbol in wanted
-        if (given := _type(loaded[symbol.name])) != str(symbol.type)
+        if (given := _type(loaded[symbol.name])) != str(symbol.whole)
     ]
     if other:
         raise _misfit(path, program, _few(other))
@@ -99,8 +102,8 @@ def _few(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "") if names else "nothing"
 
 
-def weights_sha256(program: Program, memory: DeviceMemory) -> str:
-    return _digest(program, (SymbolKind.PARAMETER,), memory.tensor).hexdigest()
+def weights_sha256(program: Program, tensor_of: Callable[[str], Tensor]) -> str:
+    return _digest(program, (SymbolKind.PARAMETER,), tensor_of).hexdigest()
 
 
 def state_sha256(program: Program, tensor_of: Callable[[str], Tensor], steps: int) -> str:

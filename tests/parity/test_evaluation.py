@@ -38,8 +38,8 @@ class Evaluation:
         memory = DeviceMemory(program, self.storage)
         place_weights(program, memory, map_weights(path))
         buffers = {s.name for s in program.symbols.values() if s.kind is SymbolKind.BUFFER}
-        self.evaluator = Evaluator(program, memory, resolved.loss, resolved.data)
-        self.evaluator.use_buffers({name: tensor for name, tensor in self.eager.state().items() if name in buffers})
+        self.evaluator = Evaluator(program, [memory], resolved.loss, resolved.data)
+        self.evaluator.use_buffers([{name: tensor for name, tensor in self.eager.state().items() if name in buffers}])
         held_out = open_source(resolved.data, tuple(input_specs(program))).evaluation
         assert held_out is not None
         self.samples = WatchedDataset(held_out, held_out.name, range(SAMPLES))

@@ -11,7 +11,7 @@ from typing_extensions import TypeVar
 from sambasim.collectives.slices import CUT_ELEMENTS, Slice, cut
 from sambasim.errors import InternalError
 from sambasim.ir.dataflow import is_clipped
-from sambasim.ir.mesh import mesh_of
+from sambasim.ir.mesh import DATA_PARALLEL, Mesh, mesh_of
 from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS
 from sambasim.runtime.device import DeviceMemory
@@ -128,11 +128,24 @@ class Transport(ABC):
         self.slices = slices
         self.replicas = replicas
         self.replica = replica
-        self.mesh = mesh_of(program.mesh, replicas)
         self.replicated = replicated
         self.bytes_moved = BytesMoved()
         self.observer: StepObserver | None = None
         self.offered = Shared((), 0)
+
+    @property
+    def rank(self) -> int:
+        """This rank's number in `mesh`."""
+        return self.replica
+
+    @property
+    def mesh(self) -> Mesh:
+        return mesh_of(self.program.mesh, self.replicas)
+
+    @property
+    def gives_loss(self) -> bool:
+        """Whether the loss of this rank counts, once for each replica: all ranks of a replica compute it."""
+        return not any(at for axis, at in self.mesh.coordinates(self.rank).items() if axis != DATA_PARALLEL)
 
     def owned(self, group: ParameterGroup) -> Slice:
         """The part of `group` whose parameters and optimizer states this rank updates."""
@@ -152,7 +165,7 @@ class Transport(ABC):
 
     def line(self, axis: str) -> "Line":
         """The group along `axis` that this rank belongs to."""
-        return self.line_of(self.mesh.group(self.replica, axis))
+        return self.line_of(self.mesh.group(self.rank, axis))
 
     @abstractmethod
     def line_of(self, ranks: Sequence[int]) -> "Line":

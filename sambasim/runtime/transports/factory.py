@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sambasim.errors import InternalError
+from sambasim.ir.mesh import DATA_PARALLEL, Mesh
 from sambasim.ir.program import Program
 from sambasim.runtime.capacity import check_node_memory
 from sambasim.runtime.device import DeviceMemory, private_storage
@@ -12,6 +13,7 @@ from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.transports.base import Transport
 from sambasim.runtime.transports.host import Roles, among_equals, by_gloo, parameter_server
 from sambasim.runtime.transports.in_process import Hub, InProcess
+from sambasim.runtime.transports.on_mesh import OnMesh
 from sambasim.runtime.transports.small_window import SmallWindow
 from sambasim.runtime.transports.window import Devices, Window, allocate_devices
 
@@ -29,37 +31,60 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Allocated:
-    """The device memories of the replicas of this process; `devices` are those of the node, if it shares them."""
+    """The device memories of the ranks of this process; `devices` are those of the node, if it shares them; `group`:
+    the communicator of this rank's group along dp, if that is not the whole job."""
 
     memories: Sequence[DeviceMemory]
     devices: Devices | None = None
+    group: Communicator | None = None
 
 
-def allocate(program: Program, communicator: Communicator, way: Way, replicas: int = 1) -> Allocated:
-    """Collective. Allocate memory for `replicas` replicas. Raises MachineError if there is too little."""
+def allocate(
+    program: Program, communicator: Communicator, way: Way, ranks: int = 1, mesh: Mesh | None = None
+) -> Allocated:
+    """Collective. Allocate memory for `ranks` ranks of this process. `mesh`: that of the job, if it has other axes than
+    dp. Raises MachineError if there is too little."""
+    group = None
+    if mesh is not None and mesh.size(DATA_PARALLEL) < communicator.world_size:
+        group = communicator.subset(mesh.group(communicator.rank, DATA_PARALLEL))
     if way is Way.DEVICE:
-        devices = allocate_devices(program, communicator)
-        return Allocated([devices.by_rank[communicator.rank]], devices)
-    check_node_memory(communicator, program.device_bytes * replicas)
-    return Allocated([DeviceMemory(program, private_storage(program.device_bytes)) for _ in range(replicas)])
+        along_dp = group or communicator
+        devices = allocate_devices(program, along_dp)
+        return Allocated([devices.by_rank[along_dp.rank]], devices, group)
+    check_node_memory(communicator, program.device_bytes * ranks)
+    memories = [DeviceMemory(program, private_storage(program.device_bytes)) for _ in range(ranks)]
+    return Allocated(memories, group=group)
 
 
 def connect(
-    program: Program, communicator: Communicator, way: Way, allocated: Allocated, roles: Roles | None = None
+    program: Program,
+    communicator: Communicator,
+    way: Way,
+    allocated: Allocated,
+    roles: Roles | None = None,
+    mesh: Mesh | None = None,
 ) -> Sequence[Transport]:
-    """Collective. A transport for each replica of this process, whose weights must be in device memory."""
-    memories = allocated.memories
+    """Collective. A transport for each rank of this process, whose weights must be in device memory."""
+    memories, group = allocated.memories, allocated.group
+    if way is Way.IN_PROCESS and communicator.world_size == 1:
+        hub = Hub(len(memories))
+        return [InProcess(program, memories, hub, rank, mesh) for rank in range(len(memories))]
+    along_dp = _along_dp(program, group or communicator, way, allocated, roles)
+    return [along_dp if group is None or mesh is None else OnMesh(program, along_dp, communicator, mesh)]
+
+
+def _along_dp(program: Program, group: Communicator, way: Way, allocated: Allocated, roles: Roles | None) -> Transport:
+    memory, devices = allocated.memories[0], allocated.devices
     match way:
         case Way.IN_PROCESS:
-            hub = Hub(len(memories))
-            return [InProcess(program, memories, hub, number) for number in range(len(memories))]
-        case Way.DEVICE if allocated.devices is not None:
-            one = Window if allocated.devices.shares_parameters else SmallWindow
-            return [one(program, allocated.devices, communicator)]
+            return InProcess(program, [memory], Hub(1), 0, Mesh({}))
+        case Way.DEVICE if devices is not None:
+            one = Window if devices.shares_parameters else SmallWindow
+            return one(program, devices, group)
         case Way.HOST | Way.HOST_REPLICATED:
-            return [among_equals(program, memories[0], communicator, replicated=way is Way.HOST_REPLICATED)]
+            return among_equals(program, memory, group, replicated=way is Way.HOST_REPLICATED)
         case Way.GLOO:
-            return [by_gloo(program, memories[0], communicator)]
+            return by_gloo(program, memory, group)
         case Way.PARAMETER_SERVER if roles is not None:
-            return [parameter_server(program, memories[0], roles, communicator)]
+            return parameter_server(program, memory, roles, group)
     raise InternalError(f"sync path {way} without shared devices or roles")

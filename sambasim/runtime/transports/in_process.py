@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sambasim.collectives.slices import Slice
 from sambasim.errors import InternalError
+from sambasim.ir.mesh import DATA_PARALLEL, Mesh, mesh_of
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import TensorType
 from sambasim.runtime.device import DeviceMemory
@@ -172,19 +173,36 @@ class _ReceiveHere(Communication):
 
 @final
 class InProcess(Transport):
-    """Connects replica number `replica` to the others of this process. Every replica updates its slices in the first
-    one of `memories`; the others copy the parameters from there."""
+    """Connects rank `rank` of `mesh` to the others, which all run in this process, with `memories`. Along dp, each rank
+    updates its slices in the memory of its group's first rank; the others copy the parameters from there."""
 
-    def __init__(self, program: Program, memories: Sequence[DeviceMemory], hub: Hub, replica: int) -> None:
-        size = len(memories)
-        super().__init__(program, memories[0], replica, slices_of(program, size), size)
-        self.memories = memories
+    def __init__(
+        self, program: Program, memories: Sequence[DeviceMemory], hub: Hub, rank: int, mesh: Mesh | None = None
+    ) -> None:
+        self._mesh = mesh or mesh_of(program.mesh, len(memories))
+        self._rank = rank
+        ranks = self._mesh.group(rank, DATA_PARALLEL)
+        size, replica = len(ranks), ranks.index(rank)
+        super().__init__(program, memories[ranks[0]], replica, slices_of(program, size), size)
+        self.memories = [memories[one] for one in ranks]
         self.hub = hub
-        self._all = self.line_of(range(size))
-        self.title = "none (one replica)" if size == 1 else f"emulated ({size} replicas in one process)"
+        self._group = self.line_of(ranks)
+        self._all = self.line_of(range(len(memories)))
+        title = f"emulated ({size} replica{'s' * (size > 1)} in one process)"
+        if len(memories) > size:
+            title = f"emulated ({self._mesh} in one process)"
+        self.title = "none (one replica)" if len(memories) == 1 else title
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def mesh(self) -> Mesh:
+        return self._mesh
 
     def line_of(self, ranks: Sequence[int]) -> HubLine:
-        return HubLine(self.hub, ranks, self.replica)
+        return HubLine(self.hub, ranks, self.rank)
 
     def kept(self, group: ParameterGroup) -> Slice:
         return (0, group.numel)
@@ -216,12 +234,17 @@ class InProcess(Transport):
         """`function`, called once all ranks have begun: it may then read the memory of all."""
         if self.replicas == 1:
             return None
-        return _Together(self._all, (name, *(group.name for group in groups)), lambda operands: None, function)
+        return _Together(self._group, (name, *(group.name for group in groups)), lambda operands: None, function)
 
     def end_step(self) -> EndOfStep:
-        if self.replicas == 1:
+        if self._all.size == 1:
             return _Alone(self)
-        return _Together(self._all, "end of step", lambda operands: self.offered, _all_of)
+        gives = self.gives_loss
+
+        def own(operands: object) -> Shared:
+            return self.offered if gives else self.offered._replace(losses=())
+
+        return _Together(self._all, "end of step", own, _all_of)
 
 
 def _all_of(offered: Sequence[Shared]) -> Shared:

@@ -63,8 +63,8 @@ def mean_of(tensors: Sequence[Tensor]) -> Tensor:
     return sum_of(tensors).div_(len(tensors))
 
 
-def joined(dim: int) -> Combine:
-    return lambda tensors: torch.cat(list(tensors), dim=dim)
+def max_of(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(tensors)).amax(0)
 
 
 def of_root(root: int) -> Combine:
