@@ -1,0 +1,67 @@
+"""How a value lies over the ranks of one axis, and how a cut dimension passes through a view."""
+
+from dataclasses import dataclass
+from math import prod
+
+from sambasim.ir.types import Cut, TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """`whole`: every rank has the value. `partial`: it is the sum of what the ranks have. `cut`: each rank has an equal
+    part along `dim`; with `outer` above 1, of each of so many tensors that are joined there."""
+
+    kind: str
+    dim: int = 0
+    outer: int = 1
+
+    def moved(self, dim: int) -> "Layout":
+        """The same cut, along another dimension."""
+        return Layout(self.kind, dim, self.outer)
+
+    def __str__(self) -> str:
+        return self.kind if self.kind != "cut" else f"cut({self.dim}{f', outer {self.outer}' * (self.outer > 1)})"
+
+
+WHOLE = Layout("whole")
+PARTIAL = Layout("partial")
+
+
+def cut(dim: int, outer: int = 1) -> Layout:
+    return Layout("cut", dim, outer)
+
+
+def fits(shape: tuple[int, ...], layout: Layout, ranks: int) -> bool:
+    """Whether a tensor of `shape` can lie so: only whole blocks of a dimension are cut."""
+    if layout.kind != "cut":
+        return True
+    size = shape[layout.dim] if layout.dim < len(shape) else 0
+    return size > 0 and size % (layout.outer * ranks) == 0
+
+
+def part_type(whole: TensorType, layout: Layout, ranks: int) -> TensorType:
+    """The type of a rank's part."""
+    if layout.kind != "cut":
+        return whole
+    shape = list(whole.shape)
+    shape[layout.dim] //= ranks
+    return TensorType(whole.dtype, tuple(shape))
+
+
+def cut_of(layout: Layout, axis: str, ranks: int) -> tuple[Cut, ...]:
+    return (Cut(axis, layout.dim, ranks, layout.outer),) if layout.kind == "cut" else ()
+
+
+def through_view(before: tuple[int, ...], after: tuple[int, ...], layout: Layout, ranks: int) -> Layout | None:
+    """The layout of a cut tensor after a view of its elements as `after`; None if parts would not stay parts.
+
+    In the order of elements, a cut is a number of blocks, `left`, each in `ranks` equal pieces. A dimension of `after`
+    has the same pieces if its blocks are as many and its extent is divided evenly.
+    """
+    left = prod(before[: layout.dim]) * layout.outer
+    for dim, extent in enumerate(after):
+        blocks, rest = divmod(left, max(prod(after[:dim]), 1))
+        found = cut(dim, blocks)
+        if rest == 0 and blocks > 0 and extent > blocks and fits(after, found, ranks):
+            return found
+    return None

@@ -1,0 +1,284 @@
+"""Propagates layouts through a graph: each node by the rule of its operator, with communication where layouts differ.
+
+A node without a rule, and one whose rule finds no way, is computed whole on every rank.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from sambasim.compiler.names import parameter_of
+from sambasim.compiler.sharding.layouts import PARTIAL, WHOLE, Layout, fits, part_type
+from sambasim.errors import InternalError
+from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, SectionKind, TorchConstant, node_references
+from sambasim.ir.types import DTYPE_BYTES, Symbol, SymbolKind, TensorType
+
+Rule: TypeAlias = Callable[["Sharder", Node], bool]
+"""Emits what computes `node` from operands that are not all whole. Returns False, before anything is emitted, if it
+finds no way."""
+
+
+@dataclass(slots=True)
+class Found:
+    """What a propagation found. `moved_bytes`: those that a rank receives in a pass, by communication operator;
+    `wanted`: for each input, the layouts in which forward nodes read it; `replicated`: operators that were computed whole
+    because no rule fits, and how often."""
+
+    graph: Graph
+    layouts: Mapping[str, Layout]
+    moved_bytes: Counter[str]
+    wanted: Mapping[str, set[Layout]]
+    replicated: Counter[str]
+
+
+@dataclass(slots=True)
+class Sharder:
+    """One propagation through `graph` over the `ranks` ranks of `axis`. `at_rest`: the layouts of inputs that are not
+    whole, by symbol."""
+
+    graph: Graph
+    symbols: Mapping[str, Symbol]
+    axis: str
+    ranks: int
+    at_rest: Mapping[str, Layout]
+    rules: Mapping[str, Rule]
+    layouts: dict[str, Layout] = field(default_factory=dict)
+    """Of each value of the whole program, as its node computes it."""
+    notes: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
+    """What a forward rule leaves for the backward's: names of values."""
+    moved_bytes: Counter[str] = field(default_factory=Counter)
+    wanted: defaultdict[str, set[Layout]] = field(default_factory=lambda: defaultdict(set))
+    replicated: Counter[str] = field(default_factory=Counter)
+    _types: dict[str, TensorType] = field(default_factory=dict)  # of whole values
+    _values: dict[str, TensorType] = field(default_factory=dict)  # of what a rank computes
+    _nodes: list[Node] = field(default_factory=list)
+    _converted: dict[tuple[str, Layout], str] = field(default_factory=dict)
+    _transposed: dict[str, str] = field(default_factory=dict)  # by whole transpose: its operand
+    _counts: bool = True  # whether the forward runs
+    _kept: dict[str, Layout] = field(default_factory=dict)
+
+    def run(self) -> Found:
+        graph = self.graph
+        self._types = {name: self.symbols[name].whole for name in graph.inputs} | dict(graph.values)
+        self.layouts = {name: self.at_rest.get(name, WHOLE) for name in graph.inputs}
+        self._kept = {output.value: self._layout_of_output(output) for output in graph.outputs}
+        sections: list[Section] = []
+        for section in graph.sections:
+            start, self._counts = len(self._nodes), section.kind is SectionKind.FWD
+            for node in graph.section_nodes(section):
+                self._shard(node)
+                for name in node.results:
+                    if name in self._kept and not self._may_be_cut(name):
+                        self.converted(name, self._kept[name])  # at once: a gradient is then complete
+            sections.append(replace(section, start=start, stop=len(self._nodes)))
+        outputs = tuple(Output(self._output(output), output.symbol) for output in graph.outputs)
+        if len(self._nodes) > sections[-1].stop:  # an input that is given out
+            sections[-1] = replace(sections[-1], stop=len(self._nodes))
+        done = replace(graph, nodes=tuple(self._nodes), outputs=outputs, values=self._values, sections=tuple(sections))
+        return Found(done, self.layouts, self.moved_bytes, self.wanted, self.replicated)
+
+    def layout(self, argument: Argument) -> Layout:
+        return self.layouts[argument.name] if isinstance(argument, Ref) else WHOLE
+
+    def shape(self, argument: Argument) -> tuple[int, ...]:
+        """The shape of the whole value."""
+        return self._types[argument.name].shape if isinstance(argument, Ref) else ()
+
+    def type(self, name: str) -> TensorType:
+        """Of the whole value."""
+        return self._types[name]
+
+    def type_like(self, argument: Argument, shape: tuple[int, ...] | None, dtype: str | None = None) -> TensorType:
+        """The type of the whole value, but for its shape or its dtype."""
+        own = self._types[argument.name] if isinstance(argument, Ref) else TensorType("float32", ())
+        return TensorType(dtype or own.dtype, own.shape if shape is None else shape)
+
+    def fits(self, argument: Argument, layout: Layout) -> bool:
+        return fits(self.shape(argument), layout, self.ranks)
+
+    def part_shape(self, shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
+        return part_type(TensorType("float32", shape), layout, self.ranks).shape
+
+    def as_is(self, argument: Argument) -> Argument:
+        """`argument`, whose value stays in the layout that it has."""
+        return self.to(argument, self.layout(argument))
+
+    def to(self, argument: Argument, layout: Layout) -> Argument:
+        """The operand that has the value of `argument` in `layout`; other arguments stay."""
+        if isinstance(argument, Ref):
+            return Ref(self.converted(argument.name, layout))
+        if isinstance(argument, tuple):
+            return tuple(self.to(one, layout) for one in argument)
+        return argument
+
+    def whole(self, argument: Argument) -> Argument:
+        return self.to(argument, WHOLE)
+
+    def emit(
+        self,
+        node: Node,
+        args: Sequence[Argument],
+        layouts: Sequence[Layout],
+        *,
+        operator: str | None = None,
+        kwargs: Sequence[tuple[str, Argument]] | None = None,
+    ) -> None:
+        """Add `node` with these arguments, of this rank; its results lie as `layouts` say."""
+        for name, layout in zip(node.results, layouts, strict=True):
+            if name is not None:
+                self.layouts[name] = layout
+                self._values[name] = part_type(self._types[name], layout, self.ranks)
+        keywords = node.kwargs if kwargs is None else tuple(kwargs)
+        self._nodes.append(replace(node, args=tuple(args), kwargs=keywords, operator=operator or node.operator))
+
+    def new(
+        self,
+        node: Node,
+        what: str,
+        operator: str,
+        args: Sequence[Argument],
+        type_: TensorType,
+        layout: Layout = WHOLE,
+        kwargs: Sequence[tuple[str, Argument]] = (),
+    ) -> Ref:
+        """Add a node that belongs to `node` and has a value of its own, of the whole type `type_`."""
+        (value,) = self.new_values(node, (what,), operator, args, (type_,), (layout,), kwargs)
+        return value
+
+    def new_values(
+        self,
+        node: Node,
+        what: Sequence[str],
+        operator: str,
+        args: Sequence[Argument],
+        types: Sequence[TensorType],
+        layouts: Sequence[Layout] = (WHOLE, WHOLE),
+        kwargs: Sequence[tuple[str, Argument]] = (),
+    ) -> tuple[Ref, ...]:
+        """As `new`, for an operator with several results."""
+        names = tuple(self._free(f"{node.name}__{one}") for one in what)
+        self._types |= dict(zip(names, types, strict=True))
+        added = replace(node, name=names[0], results=names)
+        self.emit(added, args, layouts[: len(names)], operator=operator, kwargs=kwargs)
+        return tuple(map(Ref, names))
+
+    def reduced(self, value: Ref, op: str = "sum") -> Ref:
+        """The sum, or the maximum, of what the ranks have in `value`, on all of them."""
+        name = self._free(f"{value.name}__{op}_{self.axis}")
+        type_ = self._values[value.name]
+        self._types[name] = type_
+        self._communicate(name, value.name, "all_reduce", (("op", op), ("order", "tree")), type_, WHOLE)
+        return Ref(name)
+
+    def position(self, node: Node) -> Ref:
+        """This rank's position on the axis: an int64 of shape ()."""
+        return self.new(node, "position", "comm.index", (), TensorType("int64", ()), kwargs=(("axis", self.axis),))
+
+    def _shard(self, node: Node) -> None:
+        operands = list(node_references(node))
+        if all(self.layouts[name] == WHOLE for name in operands):
+            if node.operator == "aten.t.default" and node.results[0] is not None:
+                self._transposed[node.results[0]] = operands[0]  # whoever reads it decides how that is wanted
+            else:
+                for name in operands:
+                    self._want(name, WHOLE)
+            self.emit(node, node.args, [WHOLE] * len(node.results))
+            return
+        rule = self.rules.get(node.operator)
+        if rule is not None and rule(self, node):
+            return
+        self.replicated[node.operator] += 1
+        kwargs = [(name, self.whole(value)) for name, value in node.kwargs]
+        self.emit(node, [self.whole(one) for one in node.args], [WHOLE] * len(node.results), kwargs=kwargs)
+
+    def converted(self, name: str, layout: Layout) -> str:
+        """The value `name` in `layout`, by communication if it lies otherwise."""
+        own = self.layouts[name]
+        self._want(name, layout)
+        if own == layout:
+            return name
+        if (name, layout) not in self._converted:
+            self._converted[name, layout] = self._convert(name, own, layout)
+        return self._converted[name, layout]
+
+    def _want(self, name: str, layout: Layout) -> None:
+        if name in self._transposed:
+            self._want(self._transposed[name], layout.moved(1 - layout.dim) if layout.kind == "cut" else layout)
+        if self._counts:
+            self.wanted[name].add(layout)
+
+    def _convert(self, name: str, own: Layout, layout: Layout) -> str:
+        if own.kind == "cut" and layout.kind == "cut":
+            return self.converted(self.converted(name, WHOLE), layout)
+        operator = {
+            ("partial", "whole"): "all_reduce",
+            ("partial", "cut"): "reduce_scatter",
+            ("cut", "whole"): "all_gather",
+            ("whole", "cut"): "shard",
+        }[own.kind, layout.kind]
+        new = self._free(f"{name}__{operator}_{self.axis}")
+        self._types[new] = self._types[name]
+        which = layout if layout.kind == "cut" else own
+        how: tuple[tuple[str, Argument], ...] = (
+            () if operator == "all_reduce" else (("dim", which.dim), ("outer", which.outer))
+        )
+        if own == PARTIAL:
+            how = (*how, ("op", "sum"), ("order", "tree"))
+        self._communicate(new, name, operator, how, part_type(self._types[name], layout, self.ranks), layout)
+        return new
+
+    def _communicate(
+        self,
+        name: str,
+        value: str,
+        operator: str,
+        how: tuple[tuple[str, Argument], ...],
+        type_: TensorType,
+        layout: Layout,
+    ) -> None:
+        self.layouts[name] = layout
+        self._values[name] = type_
+        self._nodes.append(Node(name, f"comm.{operator}", (Ref(value),), (("axis", self.axis), *how), (name,)))
+        if operator != "shard":
+            own = self._values.get(value) or part_type(self._types[value], self.layouts[value], self.ranks)
+            self.moved_bytes[operator] += own.numel * DTYPE_BYTES[own.dtype] * (self.ranks - 1)
+
+    def _layout_of_output(self, output: Output) -> Layout:
+        symbol = self.symbols[output.symbol]
+        if symbol.kind is SymbolKind.GRADIENT:
+            return self.at_rest.get(parameter_of(output.symbol), WHOLE)
+        return self.at_rest.get(output.symbol, WHOLE) if symbol.kind is SymbolKind.BUFFER else WHOLE
+
+    def _may_be_cut(self, name: str) -> bool:
+        """Whether what is given out may stay cut: no loss, no gradient and no buffer."""
+        kinds = {self.symbols[one.symbol].kind for one in self.graph.outputs if one.value == name}
+        return self.graph.name == "training" and kinds == {SymbolKind.OUTPUT} and self.layouts[name].kind == "cut"
+
+    def _output(self, output: Output) -> str:
+        if self._may_be_cut(output.value):
+            return output.value
+        return self.converted(output.value, self._kept[output.value])
+
+    def _free(self, name: str) -> str:
+        number, found = 1, name
+        while found in self._types or found in self.symbols:
+            number += 1
+            found = f"{name}_{number}"
+        return found
+
+
+def number(argument: Argument) -> int:
+    """An argument that is a dimension or a size."""
+    if not isinstance(argument, int):
+        raise InternalError(f"{argument!r} is no whole number")
+    return argument
+
+
+def one_of(node: Node, result: str) -> Node:
+    """A node that computes one result of `node`, by other operators."""
+    return replace(node, name=result, results=(result,))
+
+
+def dtype_of(type_: TensorType) -> TorchConstant:
+    return TorchConstant("dtype", type_.dtype)
