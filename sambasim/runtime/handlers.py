@@ -1,7 +1,7 @@
 """The handler table: how the runtime executes each operator of a program."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -15,7 +15,7 @@ from sambasim.ir.graph import Node, Ref
 from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS, Cut, TensorType
 from sambasim.optimizers import OPTIMIZERS
-from sambasim.runtime.instructions import Instruction, RegisterFile, aten_instruction
+from sambasim.runtime.instructions import Instruction, RegisterFile, aten_instruction, stores_of
 from sambasim.runtime.mean import CHUNK_ELEMENTS, block_sums, coefficient, total_norm
 from sambasim.runtime.optimizers import Optimizers, SliceUpdate
 from sambasim.runtime.parts import joined, part
@@ -69,7 +69,7 @@ def bound(node: Node, binding: Binding, function: Callable[..., object]) -> Inst
         operands=tuple(binding.registers.value(one.name) for one in node.args if isinstance(one, Ref)),
         single=True,
         results=tuple(None if name is None else binding.registers.value(name) for name in node.results),
-        stores=(),
+        stores=stores_of(node, binding.registers, binding.stores),
     )
 
 
@@ -77,10 +77,7 @@ def communicating(node: Node, binding: Binding, communication: Communication | N
     """An instruction for `communication`; it does nothing if that is None."""
     if communication is None:
         return bound(node, binding, nothing)
-    instruction = bound(node, binding, communication.finish)
-    return Instruction(
-        node, communication.finish, instruction.operands, True, instruction.results, (), communication=communication
-    )
+    return replace(bound(node, binding, communication.finish), communication=communication)
 
 
 def nothing(*operands: object) -> None:

@@ -101,7 +101,7 @@ def aten_instruction(node: Node, registers: RegisterFile, stores: Mapping[str, S
         operands=tuple(operands),
         single=returns_one_tensor(operator._schema),
         results=results,
-        stores=_stores(node, registers, stores),
+        stores=stores_of(node, registers, stores),
         frees=(),
     )
 
@@ -115,14 +115,15 @@ def compiled_instruction(
         operands=tuple(registers.value(name) for name in node_references(node)),
         single=False,
         results=tuple(None if name is None else registers.value(name) for name in node.results),
-        stores=_stores(node, registers, stores),
+        stores=stores_of(node, registers, stores),
         frees=(),
     )
 
 
-def _stores(
+def stores_of(
     node: Node, registers: RegisterFile, stores: Mapping[str, Sequence[Tensor]]
 ) -> tuple[tuple[int, Tensor], ...]:
+    """Where the results of `node` that are gradients are kept: their registers and destinations."""
     named = [name for name in node.results if name is not None]
     return tuple((registers.value(name), tensor) for name in named for tensor in stores.get(name, ()))
 

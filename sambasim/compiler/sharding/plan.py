@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sambasim.compiler.sharding.layouts import WHOLE, Layout, cut, fits
-from sambasim.compiler.sharding.rules import RULES
+from sambasim.compiler.sharding.rules import EVEN_IF_WHOLE, RULES
 from sambasim.compiler.sharding.sharder import Found, Sharder
 from sambasim.ir.graph import Graph, Node, Ref, SectionKind
 from sambasim.ir.operators import OPERATORS, OperatorKind
@@ -32,7 +32,7 @@ class Product:
 
 
 def propagate(program: Program, graph: Graph, axis: str, ranks: int, at_rest: Mapping[str, Layout]) -> Found:
-    return Sharder(graph, program.symbols, axis, ranks, at_rest, RULES).run()
+    return Sharder(graph, program.symbols, axis, ranks, at_rest, RULES, EVEN_IF_WHOLE).run()
 
 
 def find_plan(program: Program, graph: Graph, axis: str, ranks: int) -> Mapping[str, Layout]:

@@ -338,3 +338,6 @@ RULES: Mapping[str, Rule] = {
     **LOSS_RULES,
 }
 """By operator. A test says which ATen operators have a rule."""
+
+EVEN_IF_WHOLE = frozenset({"aten.embedding_dense_backward.default"})
+"""Operators whose rule is asked even if all operands are whole: the gradient of a cut table is made in parts."""

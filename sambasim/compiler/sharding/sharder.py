@@ -43,6 +43,8 @@ class Sharder:
     ranks: int
     at_rest: Mapping[str, Layout]
     rules: Mapping[str, Rule]
+    even_if_whole: frozenset[str] = frozenset()
+    """Operators whose rule is asked even if all operands are whole."""
     layouts: dict[str, Layout] = field(default_factory=dict)
     """Of each value of the whole program, as its node computes it."""
     notes: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
@@ -177,7 +179,10 @@ class Sharder:
 
     def _shard(self, node: Node) -> None:
         operands = list(node_references(node))
+        rule = self.rules.get(node.operator)
         if all(self.layouts[name] == WHOLE for name in operands):
+            if node.operator in self.even_if_whole and rule is not None and rule(self, node):
+                return
             if node.operator == "aten.t.default" and node.results[0] is not None:
                 self._transposed[node.results[0]] = operands[0]  # whoever reads it decides how that is wanted
             else:
@@ -185,10 +190,10 @@ class Sharder:
                     self._want(name, WHOLE)
             self.emit(node, node.args, [WHOLE] * len(node.results))
             return
-        rule = self.rules.get(node.operator)
         if rule is not None and rule(self, node):
             return
-        self.replicated[node.operator] += 1
+        if any(self.layouts[name].kind == "cut" for name in operands):
+            self.replicated[node.operator] += 1
         kwargs = [(name, self.whole(value)) for name, value in node.kwargs]
         self.emit(node, [self.whole(one) for one in node.args], [WHOLE] * len(node.results), kwargs=kwargs)
 
