@@ -94,6 +94,7 @@ def measure(communicator: Communicator, request: Request, report: Callable[[str]
         if left_out:
             report(f"sizes up to {format_bytes(sizes[-1])}, because larger ones do not fit into memory")
         records = []
+        stack.enter_context(torch_process_group.gloo_errors())
         for size_bytes in sizes:
             runs = request.runs or default_runs(size_bytes)
             how_often = "1 run" if runs == 1 else f"{runs} runs"
