@@ -103,29 +103,13 @@ class Links:
     addition_s_per_byte: float
 
 
-@dataclass(frozen=True, slots=True)
-class Price:
-    """Predicted seconds, by what they go to."""
-
-    latency_s: float
-    transfer_s: float
-    addition_s: float
-
-    @property
-    def predicted_s(self) -> float:
-        """The whole time."""
-        return self.latency_s + self.transfer_s + self.addition_s
-
-
-def price(messages: Messages, slice_bytes: float, ranks_on_node: int, links: Links, *, adds: bool) -> Price:
-    """What a phase is predicted to take for a rank with these messages, on a node with `ranks_on_node` ranks whose
-    messages share its link. `adds` says whether what is read and received is added."""
+def predicted_s(messages: Messages, slice_bytes: float, ranks_on_node: int, links: Links, *, adds: bool) -> float:
+    """Predicted seconds of a phase for a rank with these messages, on a node with `ranks_on_node` ranks whose messages
+    share its link. `adds` says whether what is read and received is added."""
     crossing = max(len(messages.sent), len(messages.received))
     within_bytes = messages.reads * slice_bytes
     between_bytes = crossing * slice_bytes * ranks_on_node
     added_bytes = (messages.reads + len(messages.received)) * slice_bytes if adds else 0.0
-    return Price(
-        latency_s=(ranks_on_node - 1) * links.within.latency_s + crossing * links.between.latency_s,
-        transfer_s=within_bytes * links.within.transfer_s_per_byte + between_bytes * links.between.transfer_s_per_byte,
-        addition_s=added_bytes * links.addition_s_per_byte,
-    )
+    latency_s = (ranks_on_node - 1) * links.within.latency_s + crossing * links.between.latency_s
+    transfer_s = within_bytes * links.within.transfer_s_per_byte + between_bytes * links.between.transfer_s_per_byte
+    return latency_s + transfer_s + added_bytes * links.addition_s_per_byte

@@ -66,8 +66,8 @@ def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     executable = Path(sys.executable)
     check_family(environ, version, command=command, executable=executable)
     launcher = find_launcher(environ)
-    if launcher is not None and launcher.is_open_mpi:
-        _die_with_parent()
+    if launcher is not None and launcher.is_open_mpi and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # ranks would outlive mpirun
     shared_memory.check_start(ranks_of_node(environ), socket.gethostname(), shared_memory.free_bytes())
     if not MPI.Is_initialized():
         # Windows are within a node; Open MPI's component for others prints a warning.
@@ -286,11 +286,6 @@ def _load_library() -> str:
     from mpi4py import MPI
 
     return MPI.Get_library_version()
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _without_mpi(command: Sequence[str], environ: Mapping[str, str], error: Exception) -> SingleRank:

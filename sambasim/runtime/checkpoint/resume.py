@@ -313,9 +313,10 @@ def check_epoch(saved: Manifest, now: Manifest, found: list[Change], where: str)
     """Raises OptionError if a change `found` affects which samples are left of the epoch of `saved`."""
     if not saved.position.used:
         return
+    before, after = (PurePath(str(dict(leaves(one.options)).get(_SOURCE))) for one in (saved, now))
     for change in found:
-        if change.name == _SOURCE and _has_moved(saved, now):
-            continue
+        if change.name == _SOURCE and before.name == after.name:
+            continue  # in another folder: enough to resume, not to promise bits
         if change.name == _SAMPLES or change.name.startswith(_SAMPLE_ORDER):
             raise OptionError(
                 f"the checkpoint lies within epoch {saved.position.epoch + 1}, and {change}: "
@@ -354,21 +355,12 @@ def differences(a: Manifest, b: Manifest) -> list[Change]:
 
 def _options(saved: Manifest, now: Manifest) -> Iterator[Change]:
     before, after = dict(leaves(saved.options)), dict(leaves(now.options))
+    by_progress = after.get("training.schedule.name") in ("linear", "cosine")
+    needs_length = by_progress and after.get("training.schedule.total_steps") is None
     for name in {**before, **after}:
         if before.get(name) != after.get(name):
-            alters = name not in _WITHOUT_EFFECT and (name not in _LENGTH or _schedule_needs_length(after))
+            alters = name not in _WITHOUT_EFFECT and (name not in _LENGTH or needs_length)
             yield Change(name, _shown(before.get(name)), _shown(after.get(name)), alters_bits=alters)
-
-
-def _has_moved(saved: Manifest, now: Manifest) -> bool:
-    """Whether the data source has the same file name in another folder: enough to resume, not to promise bits."""
-    before, after = (PurePath(str(dict(leaves(one.options)).get(_SOURCE))) for one in (saved, now))
-    return before.name == after.name
-
-
-def _schedule_needs_length(options: Mapping[str, JsonValue]) -> bool:
-    by_progress = options.get("training.schedule.name") in ("linear", "cosine")
-    return by_progress and options.get("training.schedule.total_steps") is None
 
 
 def leaves(table: Mapping[str, JsonValue], prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
