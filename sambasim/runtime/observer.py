@@ -74,9 +74,7 @@ class Observers(StepObserver):
         self._members = tuple(members)
         self.detailed = any(member.detailed for member in members)
         forward_events(
-            (name for name in vars(StepObserver) if name.endswith(("_begins", "_end", "_ends"))),
-            self,
-            members,
+            (name for name in vars(StepObserver) if name.endswith(("_begins", "_end", "_ends"))), self, members
         )
 
     def bind(self, replica: int, instruction: "Instruction") -> Callable[..., object]:

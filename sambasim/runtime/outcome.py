@@ -44,12 +44,7 @@ def notices(setup: Setup, team: Team) -> list[str]:
 
 
 def summarize(
-    setup: Setup,
-    team: Team,
-    start: Start,
-    totals: Totals,
-    evaluation: EvaluationRecord | None,
-    saver: Saver | None,
+    setup: Setup, team: Team, start: Start, totals: Totals, evaluation: EvaluationRecord | None, saver: Saver | None
 ) -> SummaryRecord:
     steps = start.plan
     predicted, not_predicted = _predicted(setup, steps)

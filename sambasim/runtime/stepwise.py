@@ -176,11 +176,7 @@ class StepwiseReplica:
 
     def _bind(self) -> None:
         self._executor = Executor(
-            self._graph,
-            self._program,
-            self._memory.tensor,
-            transport=self._transport,
-            optimizers=self._optimizers,
+            self._graph, self._program, self._memory.tensor, transport=self._transport, optimizers=self._optimizers
         )
         self._executor.observe(self._clock)
 

@@ -40,13 +40,7 @@ class Saver:
     whether non-finite parameters may be saved."""
 
     def __init__(
-        self,
-        setup: Setup,
-        team: Team,
-        plan: Plan,
-        observer: RunObserver,
-        activity: Activity,
-        losses: LossWatch,
+        self, setup: Setup, team: Team, plan: Plan, observer: RunObserver, activity: Activity, losses: LossWatch
     ) -> None:
         options = setup.options.checkpoint
         if options.dir is None:
