@@ -70,8 +70,8 @@ def need_of(program: Program, work: Work, sections: Sequence[tuple[int, int]], s
     return Need(program.device_bytes + more_bytes, reside(work, sections, kept))
 
 
-def reside(work: Work, sections: Sequence[tuple[int, int]], homes: frozenset[str] = frozenset()) -> Residency:
-    """The boundary tensors of `sections`, which are ranges of stages of `work`. Values in `homes` are not counted."""
+def reside(work: Work, sections: Sequence[tuple[int, int]], excluded: frozenset[str] = frozenset()) -> Residency:
+    """The boundary tensors of `sections`, which are ranges of stages of `work`. Those in `excluded` are not counted."""
     section_of = [number for number, (start, stop) in enumerate(sections) for _ in range(start, stop)]
     ending: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     free = _FreeList()
@@ -81,7 +81,7 @@ def reside(work: Work, sections: Sequence[tuple[int, int]], homes: frozenset[str
         for stage in work.stages[start:stop]:
             for value in stage.writes:
                 last = len(sections) - 1 if value in work.kept else section_of[work.last_reader.get(value, start)]
-                if value in homes or (last <= number and value not in work.kept):
+                if value in excluded or (last <= number and value not in work.kept):
                     continue
                 size_bytes = -(-work.tensors[value].size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
                 address = free.allocate(size_bytes)

@@ -133,7 +133,7 @@ def _made_and_read(
                     aliases[result] = _NOTHING.union(*(aliases.get(name, _NOTHING) for name in alike))
                 else:
                     aliases[result] = of_inputs if may_alias(node) else _NOTHING
-    for output in graph.outputs:  # what is handed out is read after the pass
+    for output in graph.outputs:  # outputs are read after the pass
         read.update(dict.fromkeys(aliases.get(output.value, _NOTHING), len(sections) + 1))
     return made, read
 

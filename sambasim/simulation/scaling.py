@@ -40,7 +40,7 @@ class Span:
 @dataclass(frozen=True)
 class ScaledStep:
     """The step of each replica of `placement`. `path` is None if nothing is synced; `exposed_sync_s` is the part of
-    `sync_s` in which sections wait; `way` says how gradients travel."""
+    `sync_s` in which sections wait; `way` says how gradients are sent."""
 
     step: PredictedStep
     placement: Placement
