@@ -3,7 +3,7 @@ the chip. A boundary tensor lives from the section that writes it to the last on
 
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sambasim.costs.work import Work
@@ -12,7 +12,7 @@ from sambasim.hardware.budget import Budget
 from sambasim.ir.graph import Graph
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
-from sambasim.ir.types import Symbol, SymbolKind
+from sambasim.ir.types import SymbolKind
 from sambasim.units import format_bytes
 
 _ALIGNMENT_BYTES = 64
@@ -153,10 +153,6 @@ def check_chip(graph: Graph, work: Work, budget: Budget) -> None:
                 where=str(node.source or node.name),
                 remedy=_remedy(budget),
             )
-
-
-def states_bytes(symbols: Iterable[Symbol]) -> int:
-    return sum(symbol.type.size_bytes for symbol in symbols if symbol.kind is SymbolKind.OPTIMIZER_STATE)
 
 
 def _remedy(budget: Budget) -> str:

@@ -148,20 +148,16 @@ def _shipped(folder: str) -> tuple[str, ...]:
     return tuple(sorted(entry.name.removesuffix(".toml") for entry in entries if entry.name.endswith(".toml")))
 
 
-@cache
-def _link_tables() -> Mapping[str, Mapping[str, object]]:
-    return tomllib.loads(shipped_text("links.toml"))
-
-
 def _link(given: object, key: str, where: str) -> object:
     if not isinstance(given, str):
         return given
-    if given not in _link_tables():
+    links = tomllib.loads(shipped_text("links.toml"))
+    if given not in links:
         raise OptionError(
             f"{key} of {where} is {given!r}, which is not a known link",
-            remedy=f"name one of {', '.join(_link_tables())}, or write a table [{key}]",
+            remedy=f"name one of {', '.join(links)}, or write a table [{key}]",
         )
-    return {"name": given, **_link_tables()[given]}
+    return {"name": given, **links[given]}
 
 
 _Table = TypeVar("_Table", bound=Spec)

@@ -174,12 +174,6 @@ class StepwiseReplica:
     def _graph(self) -> Graph:
         return self._program.training or self._program.evaluation
 
-    def _bind(self) -> None:
-        self._executor = Executor(
-            self._graph, self._program, self._memory.tensor, transport=self._transport, optimizers=self._optimizers
-        )
-        self._executor.observe(self._clock)
-
     def _forward(self) -> dict[str, Tensor]:
         if self._clock is None:
             return self._executor.forward()
@@ -259,7 +253,9 @@ class StepwiseReplica:
         for index, hyperparameters in self._hyperparameters.items():
             self._optimizers.change(index, hyperparameters)
         if way is Way.DEVICE:
-            self._bind()
+            memory, transport, optimizers = self._memory.tensor, self._transport, self._optimizers
+            self._executor = Executor(self._graph, program, memory, transport=transport, optimizers=optimizers)
+            self._executor.observe(self._clock)
         else:
             self._executor.bind_update(self._transport, self._optimizers)
         return self._optimizers
