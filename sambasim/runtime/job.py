@@ -64,7 +64,7 @@ class TrainingJob:
             options.on_nonfinite,
             observer,
             typed,
-            self._newest_checkpoint,
+            lambda: None if self._saver is None else self._saver.newest(),
             goes_on=options.checkpoint.resume in (NEWEST, AUTO, IF_ANY),
         )
 
@@ -223,9 +223,6 @@ class TrainingJob:
             return stop
         return SAVE if self._saver is not None and self._setup.is_first and self._saver.is_time() else 0
 
-    def _newest_checkpoint(self) -> str | None:
-        return self._saver.newest() if self._saver is not None else None
-
     def _stop_if(self, requested: int, position: Position, totals: Totals) -> None:
         """Collective. If a rank received a signal, save a checkpoint and raise Interrupted."""
         number = signal_of(requested)
@@ -246,9 +243,9 @@ class TrainingJob:
         evaluator.use_buffers(self._buffers_of_first(team))
         self._activity.does("evaluating")
         own = [
-            evaluator.sums(source.evaluation, number, setup.world_size, setup.seed, step)
-            for number, source in zip(setup.own_replicas, sources, strict=False)
-            if source.evaluation is not None
+            evaluator.sums(source.evaluation, replica.rank, setup.world_size, setup.seed, step)
+            for replica, source in zip(team.replicas, sources, strict=True)
+            if replica.works and source.evaluation is not None
         ]
         self._activity.waits("waiting for peers to evaluate")
         everybody = self._communicator.all_gather_object((own, self._signals.request()))

@@ -1,7 +1,5 @@
 """What a run reports: notices at its start; the summary at its end, with the predicted time of a step on devices."""
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
@@ -9,7 +7,7 @@ from sambasim.errors import PeerError, SambasimError
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.placement import Inventory, Placement
 from sambasim.ir.graph import SectionKind
-from sambasim.ir.program import Member, ParameterGroup, Program, state_name
+from sambasim.ir.program import Program
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, PlacementRecord, PredictedRecord, SummaryRecord
 from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.engine import INDUCTOR_EXEMPT
@@ -46,12 +44,7 @@ def notices(setup: Setup, team: Team) -> list[str]:
 
 
 def summarize(
-    setup: Setup,
-    team: Team,
-    start: Start,
-    totals: Totals,
-    evaluation: EvaluationRecord | None,
-    saver: Saver | None,
+    setup: Setup, team: Team, start: Start, totals: Totals, evaluation: EvaluationRecord | None, saver: Saver | None
 ) -> SummaryRecord:
     steps = start.plan
     predicted, not_predicted = _predicted(setup, steps)
@@ -156,19 +149,9 @@ def _weights_sha256(setup: Setup, team: Team) -> str:
     return found[0][1]
 
 
-def optimizer_states(program: Program) -> Mapping[str, tuple[ParameterGroup, Member, str]]:
-    return {
-        state_name(member.parameter, optimizer.name, state): (group, member, state)
-        for group in program.groups
-        for optimizer in (program.optimizers[group.optimizer],)
-        for member in group.members
-        for state in optimizer.states
-    }
-
-
 def _state_sha256(setup: Setup, team: Team, steps: int) -> str:
     """Collective. The digest of replica 0's state, with every optimizer state gathered."""
-    program, states = setup.program, optimizer_states(setup.program)
+    program, states = setup.program, setup.program.optimizer_states
     memory, nothing = team.memory, torch.empty(0)
 
     def tensor_of(name: str) -> Tensor:

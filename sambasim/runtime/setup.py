@@ -73,11 +73,6 @@ class Setup:
     def instructions(self) -> str:
         return torch.backends.cpu.get_cpu_capability()
 
-    @property
-    def own_replicas(self) -> range:
-        first = self.communicator.rank
-        return range(first, first + self.emulated) if self.works else range(0)
-
 
 def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup:
     """Collective. Read the PEF at `path` and decide how to run it. Raises SambasimError if the two do not fit."""

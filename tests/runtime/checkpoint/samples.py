@@ -1,6 +1,7 @@
 """A small checkpoint, and ways to damage it with right digests."""
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def tensors() -> dict[str, Tensor]:
         if model.kind is SymbolKind.BUFFER:
             found |= {buffer_name(replica, name): torch.tensor([replica]) for replica in REPLICAS}
         else:
-            found[name] = torch.arange(model.numel) + 0.5 * number
+            found[name] = torch.arange(math.prod(model.shape)) + 0.5 * number
     return found
 
 
