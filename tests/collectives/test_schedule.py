@@ -4,14 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sambasim.collectives.schedule import (
-    Link,
-    Links,
-    Message,
-    all_gather_messages,
-    price,
-    reduce_scatter_messages,
-)
+from sambasim.collectives.schedule import Link, Links, Message, all_gather_messages, price, reduce_scatter_messages
 from sambasim.collectives.tree import additions, around, inside
 
 layouts = st.lists(st.integers(0, 3), min_size=1, max_size=10).map(

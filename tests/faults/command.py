@@ -36,11 +36,7 @@ def sambasim(arguments: Sequence[str], folder: Path) -> Outcome:
     What escapes `main` other than SystemExit escapes here too: a user would see a traceback.
     """
     stdout, stderr = io.StringIO(), io.StringIO()
-    with (
-        _as_typed(arguments, folder),
-        contextlib.redirect_stdout(stdout),
-        contextlib.redirect_stderr(stderr),
-    ):
+    with _as_typed(arguments, folder), contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         try:
             main()
         except SystemExit as end:

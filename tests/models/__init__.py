@@ -15,16 +15,7 @@ from torch.nn import functional as F
 
 from examples.char_gpt import CharGPT
 from tests.models.case import CLASSES, Batch, Case, evaluate_loss
-from tests.models.convolutions import (
-    Convolutional,
-    Separable,
-    UNet,
-    images,
-    masks,
-    normalized,
-    pictures,
-    resnet,
-)
+from tests.models.convolutions import Convolutional, Separable, UNet, images, masks, normalized, pictures, resnet
 
 __all__ = ["CASES", "CLASSES", "Batch", "Case", "case", "evaluate_loss"]
 

@@ -167,12 +167,7 @@ def make_optimizer(
     if options.betas is None or options.eps is None:
         raise ValueError(f"{options.name} without betas or eps")
     return make(
-        parameters,
-        lr=options.lr,
-        betas=options.betas,
-        eps=options.eps,
-        weight_decay=options.weight_decay,
-        fused=fused,
+        parameters, lr=options.lr, betas=options.betas, eps=options.eps, weight_decay=options.weight_decay, fused=fused
     )
 
 

@@ -140,11 +140,7 @@ def _hostfile(names: Sequence[str], slots: int) -> Path:
 
 
 def run_job(
-    command: Sequence[str],
-    *,
-    timeout: float = 60.0,
-    env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
+    command: Sequence[str], *, timeout: float = 60.0, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> Result:
     """As `run_mpi`, for a command line that starts with something else."""
     job = uuid.uuid4().hex

@@ -3,14 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sambasim.records.digests import (
-    RUN_FILE,
-    RecordedRun,
-    SectionName,
-    StepDigests,
-    ValueDigest,
-    replica_file,
-)
+from sambasim.records.digests import RUN_FILE, RecordedRun, SectionName, StepDigests, ValueDigest, replica_file
 
 VALUES = (
     ValueDigest("input", "x", 0, None, "00" * 8, 3.0),

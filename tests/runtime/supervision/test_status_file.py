@@ -5,14 +5,7 @@ from pathlib import Path
 import pytest
 
 from sambasim.errors import MachineError
-from sambasim.runtime.supervision.status_file import (
-    LINE_BYTES,
-    RankStatus,
-    State,
-    StatusFile,
-    name_of,
-    prepare,
-)
+from sambasim.runtime.supervision.status_file import LINE_BYTES, RankStatus, State, StatusFile, name_of, prepare
 
 
 @pytest.fixture
