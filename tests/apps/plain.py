@@ -31,7 +31,6 @@ class PaddedOptimizer:
         self.optimizer = make(self._flats)
 
     def step(self, gradients: Sequence[Tensor]) -> None:
-        """Update the parameters by these gradients, one for each."""
         for flat, gradient in zip(self._flats, gradients, strict=True):
             flat.grad = _padded(gradient)
         self.optimizer.step()

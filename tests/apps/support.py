@@ -60,7 +60,6 @@ class Example:
 
     @property
     def training(self) -> tuple[str, ...]:
-        """The flags of a `run` that trains as long as it should."""
         return self.rounds_flag, str(self.rounds), *self.train
 
 

@@ -54,7 +54,6 @@ else:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the app was compiled."""
     where = tmp_path_factory.mktemp("app")
     (where / "app.py").write_text(APP)
     argv = [sys.executable, "-m", "sambasim", "app.py", "compile", "--data-parallel", "--pef-name", "net"]

@@ -269,5 +269,4 @@ class TestBertMlm(ExampleTests):
 
 
 def _steps(text: str, what: str) -> list[str]:
-    """The steps of which the app has printed this."""
     return [line.partition(":")[0] for line in text.splitlines() if f": {what}" in line]

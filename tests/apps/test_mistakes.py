@@ -73,7 +73,6 @@ RANDOM = "RandomSampler(data, generator=torch.Generator().manual_seed({}))"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the app without mistakes was compiled."""
     where = tmp_path_factory.mktemp("app")
     (where / "app.py").write_text(APP.format(**RIGHT))
     argv = [sys.executable, "-m", "sambasim", "app.py", "compile", "--data-parallel", "-ws", "2", "--pef-name", "net"]

@@ -18,15 +18,12 @@ _LAUNCHERS = ("PMI_", "PMIX_", "OMPI_", "MV2_", "SLURM_", "HYDI_", "MPI_")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The output of a command, and its exit code."""
-
     exit_code: int
     stdout: str
     stderr: str
 
 
 def outcome_of(result: Result) -> Outcome:
-    """That of a real process."""
     return Outcome(result.returncode, result.stdout, result.stderr)
 
 

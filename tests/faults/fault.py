@@ -63,7 +63,6 @@ def check_message(outcome: Outcome, fragments: Sequence[str], exit_code: int = 2
 
 
 def assert_contains(message: str, fragments: Sequence[str]) -> None:
-    """Every fragment is in the message, in this order."""
     position = 0
     for fragment in fragments:
         found = message.find(fragment, position)
@@ -72,7 +71,6 @@ def assert_contains(message: str, fragments: Sequence[str]) -> None:
 
 
 def contents(folder: Path) -> Mapping[str, bytes | None]:
-    """Every file with its bytes, and every folder with None."""
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 

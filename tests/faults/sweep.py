@@ -90,8 +90,6 @@ COMPILE = (
 
 
 class Fault(StrEnum):
-    """What happens to a rank."""
-
     KILL = "SIGKILL"
     TERMINATE = "SIGTERM"
     STOP = "SIGSTOP"
@@ -100,15 +98,12 @@ class Fault(StrEnum):
 
 
 class Moment(StrEnum):
-    """When it happens."""
-
     STEP = "mid-step"
     CHECKPOINT = "mid-checkpoint"
     END = "end"
 
 
 def command(words: str) -> list[str]:
-    """`sambasim` with `words`, under this Python."""
     return [sys.executable, "-m", "sambasim", *shlex.split(words)]
 
 
@@ -143,8 +138,6 @@ _OF_MPIRUN = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Which fault is injected into which run, and when."""
-
     number: int
     ranks: int
     sync: str
@@ -295,7 +288,6 @@ def main(runs: int, seed: int, only: int | None, slack: float) -> None:
 
 
 def sweep(chosen: list[Case], place: Path, slack_s: float = BUSY_S) -> list[Verdict]:
-    """Play each of `chosen` in a folder of its own."""
     (place / "net.py").write_text(MODEL)
     run_job(command(COMPILE), cwd=place, timeout=120).check()
     state_sha256: dict[int, str] = {}

@@ -53,7 +53,6 @@ def mpirun():
 
 @pytest.fixture
 def folder(tmp_path: Path, compiled: Mapping[str, bytes]) -> Path:
-    """A folder with the PEF `pair`."""
     path = tmp_path / "out" / "pair" / "pair.pef"
     path.parent.mkdir(parents=True)
     path.write_bytes(compiled["pair"])
@@ -83,7 +82,6 @@ def status_files(folder: Path) -> list[Path]:
 
 
 def assert_stall(result: Result, where: str, seen_by: str = r"rank 0 on \S+", rank: int = 1) -> None:
-    """The job has ended by one error[stall], which names the rank."""
     assert result.returncode == 4, result.stderr
     assert result.stderr.count("error[") == 1
     assert re.search(

@@ -36,7 +36,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _with_shared_memory(size_bytes: int, command: Sequence[str]) -> list[str]:
-    """The command, with a /dev/shm of its own of this size."""
     mount = f'mount -t tmpfs -o size={size_bytes} tmpfs /dev/shm && exec "$@"'
     return ["unshare", "--mount", "sh", "-c", mount, "sh", *command]
 
@@ -46,7 +45,6 @@ def _figures(text: str) -> list[float]:
 
 
 def _check(result: Result, fragments: tuple[str, ...]) -> list[float]:
-    """The figures in the first line of the message."""
     return _figures(check_message(outcome_of(result), fragments).splitlines()[0])
 
 

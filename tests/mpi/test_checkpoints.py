@@ -53,7 +53,6 @@ def pef(examples: list[CompiledExample]) -> Path:
 
 
 def run(pef: Path, folder: Path, *flags: str) -> Mapping[str, object]:
-    """The summary of a run in this process that ends well."""
     outcome = sambasim([*RUN[3:], "--pef", str(pef), "--json", *flags], folder)
     assert outcome.exit_code == 0, outcome.stderr
     summary: Mapping[str, object] = json.loads(outcome.stdout)
@@ -65,7 +64,6 @@ def names(folder: Path) -> Sequence[str]:
 
 
 def lines(metrics: Path, kind: str) -> Sequence[Mapping[str, object]]:
-    """The complete lines of one kind."""
     text = metrics.read_text() if metrics.exists() else ""
     return [line for line in map(json.loads, text[: text.rfind("\n") + 1].splitlines()) if line["kind"] == kind]
 

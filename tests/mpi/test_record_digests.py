@@ -107,7 +107,6 @@ def by_way(folder: Path) -> dict[str, Trained]:
 
 @pytest.fixture(scope="module")
 def host(folder: Path, by_way: dict[str, Trained]) -> Path:
-    """The recording that others are compared with."""
     return folder / "host"
 
 

@@ -132,7 +132,6 @@ def overrides(steps: int) -> dict[str, object]:
 
 
 def emulate(path: Path, *listeners: RunObserver, **asked: object) -> SummaryRecord:
-    """Two replicas, played by this process."""
     given = {"pef": str(path), "threads": 1, "emulate_replicas": 2, "overrides": overrides(STEPS), **asked}
     return TrainingJob(path, RunOptions.model_validate(given), single_rank("here"), RunObservers(listeners)).run()
 

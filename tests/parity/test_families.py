@@ -42,7 +42,6 @@ class Compiled:
     program: Program
 
     def memory(self) -> DeviceMemory:
-        """Device memory with the PEF's weights and the inputs in place."""
         memory = DeviceMemory(self.program, private_storage(self.program.device_bytes))
         place_weights(self.program, memory, map_weights(self.path))
         place_inputs(memory, self.inputs)
@@ -63,7 +62,6 @@ class Compiled:
         return {names[member.parameter].torch_names[0]: memory.tensor(member.gradient) for member in members}
 
     def evaluate(self, graph: Graph, memory: DeviceMemory, inputs: Mapping[str, Tensor] | None = None) -> list[Tensor]:
-        """What an evaluation graph gives out, on `memory` or on other `inputs`."""
         given = inputs or {}
         executable = Executor(graph, self.program, lambda name: given[name] if name in given else memory.tensor(name))
         return outputs_in_order(graph, executable.run())
@@ -216,7 +214,6 @@ def _check_single_samples(compiled: Compiled, model: nn.Module) -> None:
 
 
 def _outputs(one: Case, model: nn.Module) -> list[Tensor]:
-    """What the model itself gives out, without its own loss."""
     batch = one.batch(BATCH_SIZE, seed=1)
     if isinstance(batch, dict):
         return _tensors(model(**batch))[1:]

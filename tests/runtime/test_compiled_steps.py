@@ -31,8 +31,6 @@ SEED = 11
 
 
 class Unread(nn.Module):
-    """Draws twice what it does not use, and then what it does."""
-
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 5)
@@ -45,8 +43,6 @@ class Unread(nn.Module):
 
 
 class Tokens(nn.Module):
-    """Scores [batch, classes, tokens]."""
-
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 5)

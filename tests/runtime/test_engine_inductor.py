@@ -105,8 +105,6 @@ def test_gradients_and_draws_are_those_of_the_plain_engine(tmp_path: Path, cache
 
 
 class _Sections(StepObserver):
-    """Counts the sections that have ended."""
-
     ended = 0
 
     def sections_end(self, replica: int, sections: Sequence[Section], began_ns: int) -> None:

@@ -23,8 +23,6 @@ LEVELS: tuple[Level, ...] = ("o0", "o1", "o3")
 
 
 class Perceptron(nn.Module):
-    """Equal layers."""
-
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
@@ -36,8 +34,6 @@ class Perceptron(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """Two of them with BatchNorm."""
-
     def __init__(self, features: int, depth: int) -> None:
         super().__init__()
         sizes = [3, *[features] * depth]

@@ -57,11 +57,9 @@ class EagerReplica:
         return total / micro_steps
 
     def next_batch(self) -> list[Tensor]:
-        """The next batch of this replica's shard, epoch after epoch."""
         return next(self._batches)
 
     def loss(self, model: Callable[..., object], batch: Sequence[Tensor]) -> Tensor:
-        """The mean loss of a batch: the model's own, or the named one."""
         named = self.resolved.loss
         result = model(*batch) if named is None else model(*batch[:-1])
         first = result[0] if isinstance(result, tuple) else result
@@ -80,11 +78,9 @@ class EagerReplica:
         return gradients
 
     def parameter(self, symbol: str) -> nn.Parameter:
-        """The parameter behind a symbol."""
         return self.module.get_parameter(self.program.symbols[symbol].torch_names[0])
 
     def state(self) -> dict[str, Tensor]:
-        """Parameters and buffers by symbol."""
         tensors = self.module.state_dict()
         symbols = self.program.symbols.values()
         kept = (SymbolKind.PARAMETER, SymbolKind.BUFFER)

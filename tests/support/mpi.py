@@ -82,7 +82,6 @@ def codes_of_signalled(number: int) -> set[int]:
 
 
 def is_open_mpi() -> bool:
-    """Whether the jobs of these tests run on Open MPI."""
     return library().startswith("Open MPI")
 
 

@@ -15,7 +15,6 @@ VALUES = (
 
 
 def a_run(**changed: object) -> RecordedRun:
-    """A run of three sections."""
     facts: dict[str, object] = {
         "by": "sambasim 0",
         "pef": "net",

@@ -20,7 +20,6 @@ def _call(folder: Path, command: str, *flags: str, np: int = 1) -> Result:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the app was compiled for two replicas and more."""
     folder = tmp_path_factory.mktemp("app")
     compiled = _call(folder, "compile", "--data-parallel", "-ws", "2", "--pef-name", "net")
     assert "Compilation succeeded" in compiled.stdout
@@ -29,7 +28,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> Result:
-    """What a `run` on one replica printed."""
     return _call(folder, "run")
 
 
