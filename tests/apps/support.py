@@ -28,7 +28,6 @@ from tests.support.mpi import ROOT, Result, mpirun, run_job
 from tests.support.whole import whole, whole_case
 
 SCRIPTS = ROOT / "examples" / "sambaflow"
-WAYS = ("app", "module", "env", "direct")
 DATA_PARALLEL = ("--data-parallel", "-ws", "2")
 HOST, DEVICE = ("--data-parallel",), ("--data-parallel", "--reduce-on-rdu")
 

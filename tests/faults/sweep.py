@@ -22,7 +22,7 @@ from sambasim.errors import SambasimError
 from sambasim.runtime.checkpoint.folder import checkpoints_in
 from sambasim.runtime.checkpoint.format import check
 from sambasim.runtime.supervision.supervisor import LEAST_LIMIT_S
-from tests.support.mpi import Result, mpirun, run_job
+from tests.support.mpi import SAMBASIM, Result, mpirun, run_job
 
 STEPS = 60
 SAVE_EVERY = 7
@@ -104,7 +104,7 @@ class Moment(StrEnum):
 
 
 def command(words: str) -> list[str]:
-    return [sys.executable, "-m", "sambasim", *shlex.split(words)]
+    return [*SAMBASIM, *shlex.split(words)]
 
 
 def wait_for(moment: Moment, folder: Path, random: float) -> bool:

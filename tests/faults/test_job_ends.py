@@ -14,11 +14,11 @@ import pytest
 
 from sambasim.runtime.supervision.status_file import State, StatusFile
 from tests.faults.texts import dataset
-from tests.support.mpi import JOB_KEY, ROOT, Result, can_play_hosts, run_job, run_mpi
+from tests.support.mpi import JOB_KEY, ROOT, SAMBASIM, Result, can_play_hosts, run_job, run_mpi
 from tests.support.whole import whole, whole_case
 
 TIMEOUT_S = 2
-_RUN = [sys.executable, "-m", "sambasim", "run", "--pef", "pair", "--data", "net.py:samples"]
+_RUN = [*SAMBASIM, "run", "--pef", "pair", "--data", "net.py:samples"]
 _ENDLESS = ("--epochs", "100000")
 _SHORT = ("--epochs", "3", "--no-evaluate")
 _END_S = 15.0

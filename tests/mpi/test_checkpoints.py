@@ -4,7 +4,6 @@ import json
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,10 +14,10 @@ from sambasim.runtime.checkpoint.folder import LOCK_FILE, checkpoints_in
 from sambasim.runtime.checkpoint.format import check
 from tests.faults.command import sambasim
 from tests.support.examples import CompiledExample
-from tests.support.mpi import codes_of_signalled, is_open_mpi, job_environ, mpirun, run_mpi
+from tests.support.mpi import SAMBASIM, codes_of_signalled, is_open_mpi, job_environ, mpirun, run_mpi
 from tests.support.whole import whole_case
 
-RUN = [sys.executable, "-m", "sambasim", "run", "--threads", "1"]
+RUN = [*SAMBASIM, "run", "--threads", "1"]
 SLOW = """
 import time
 import torch

@@ -18,11 +18,11 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import LossOptions, ModelOptions, OptimizerOptions, TrainingOptions
-from sambasim.pef import map_weights, read
-from sambasim.runtime.device import DeviceMemory, private_storage
+from sambasim.pef import read
+from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.executor import Executor, outputs_in_order, tangent_of
-from sambasim.runtime.replica import place_inputs, place_weights
 from tests.models import CASES, CLASSES, FEATURES, Batch, Case, case, evaluate_loss
+from tests.support.loaded import loaded
 
 BATCH_SIZE = 4
 SEED = 5
@@ -42,10 +42,7 @@ class Compiled:
     program: Program
 
     def memory(self) -> DeviceMemory:
-        memory = DeviceMemory(self.program, private_storage(self.program.device_bytes))
-        place_weights(self.program, memory, map_weights(self.path))
-        place_inputs(memory, self.inputs)
-        return memory
+        return loaded(self.path, self.inputs)[1]
 
     def train(self, memory: DeviceMemory, seed: int = SEED) -> float:
         """Forward and backward on `memory`; returns the loss."""

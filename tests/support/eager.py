@@ -103,10 +103,7 @@ class EagerReplica:
 class PaddedOptimizer:
     """torch.optim's fused kernels over a module's parameters, laid out in flat tensors as the PEF's groups are.
 
-    The layout is what makes it the same kernel. A fused kernel goes through a tensor by whole vectors and finishes
-    the ragged tail by other instructions, which round otherwise: the last elements of a parameter may differ by one
-    unit in the last place. In a group every parameter starts at a multiple of 64 elements, and zeros fill the gaps: so
-    no element of a parameter is in a tail, whatever its size.
+    A kernel rounds otherwise in the tail of a tensor, behind its last whole vector. Here no element is in a tail.
     """
 
     def __init__(self, replica: EagerReplica) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+SAMBASIM = [sys.executable, "-m", "sambasim"]
 RANKS = tuple(int(ranks) for ranks in os.environ.get("SAMBASIM_TEST_RANKS", "1,2,3,4").split(","))
 
 _SHARED_MEMORY = Path("/dev/shm")

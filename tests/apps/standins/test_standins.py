@@ -1,12 +1,11 @@
 """An app as old public repositories write them: it compiles, trains and is measured unchanged."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.mpi import Result, mpirun, run_job
+from tests.support.mpi import SAMBASIM, Result, mpirun, run_job
 from tests.support.whole import whole, whole_case
 
 SCRIPT = str(Path(__file__).with_name("old_names.py"))
@@ -15,7 +14,7 @@ SCRIPT = str(Path(__file__).with_name("old_names.py"))
 def _call(folder: Path, command: str, *flags: str, np: int = 1) -> Result:
     launcher = [mpirun(), "-np", str(np)] if np > 1 else []
     words = [command, *(() if command == "compile" else ("--pef", "out/net/net.pef")), *flags]
-    return run_job([*launcher, sys.executable, "-m", "sambasim", SCRIPT, *words], timeout=120, cwd=folder).check()
+    return run_job([*launcher, *SAMBASIM, SCRIPT, *words], timeout=120, cwd=folder).check()
 
 
 @pytest.fixture(scope="module")
