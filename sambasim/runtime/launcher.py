@@ -115,7 +115,9 @@ def check_launcher(
     ranks = f"{started} rank{'' if started == 1 else 's'}"
     remedy = f"{fitting_mpirun(executable, library)} -np {started} {shlex.join(command)}"
     if launcher.name == _SRUN:
-        remedy = f"srun --mpi=pmi2 -n {started} {shlex.join(command)}   (srun --mpi=list shows the other types)"
+        # Open MPI 5 has PMIx only; the MPICH of the wheels has PMI-1 and PMI-2.
+        interface = "pmix" if library.startswith("Open MPI") else "pmi2"
+        remedy = f"srun --mpi={interface} -n {started} {shlex.join(command)}   (srun --mpi=list shows what it supports)"
     raise LaunchError(
         f"{launcher.name} started {ranks}, but {but}: mpi4py is linked to another MPI than the launcher's, "
         "and every replica would train alone",

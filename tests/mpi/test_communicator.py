@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from tests.support.mpi import RANKS, ROOT, Result, can_play_hosts, is_open_mpi, library, run_job, run_mpi
-from tests.support.whole import whole, whole_case
+from tests.support.whole import whole_case
 
 BODY = ROOT / "tests" / "mpi" / "bodies" / "talk.py"
 TALK = [sys.executable, str(BODY)]
@@ -35,11 +35,6 @@ def test_ranks_talk(np: int, env: dict[str, str], nodes: tuple[int, ...]) -> Non
 def test_ranks_of_two_hosts_talk() -> None:
     result = run_mpi(4, TALK, hosts=2).check()
     assert result.stdout == "passed 4 of 4; nodes (0, 0, 1, 1)\n"
-
-
-@whole
-def test_without_mpirun_there_is_one_rank() -> None:
-    assert run_job(TALK).check().stdout == "passed 1 of 1; nodes (0,)\n"
 
 
 def test_one_rank_needs_no_mpi_library() -> None:

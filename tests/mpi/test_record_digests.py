@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,9 @@ from sambasim.report.compare import RunsCompared, place
 from sambasim.report.compare.runs import compare_runs
 from tests.faults.command import Outcome, sambasim
 from tests.mpi.training import WAYS, Trained, run_of, train
-from tests.support.mpi import run_job, run_mpi
+from tests.support.mpi import SAMBASIM, run_job, run_mpi
 from tests.support.whole import whole
 
-SAMBASIM = [sys.executable, "-m", "sambasim"]
 STEPS = 3
 
 # Its gradients are more than a device sync does all at once, so states are cut over replicas; BatchNorm has buffers.
@@ -107,7 +105,6 @@ def by_way(folder: Path) -> dict[str, Trained]:
 
 @pytest.fixture(scope="module")
 def host(folder: Path, by_way: dict[str, Trained]) -> Path:
-    """The recording that others are compared with."""
     return folder / "host"
 
 

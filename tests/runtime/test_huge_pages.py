@@ -18,7 +18,6 @@ needs_huge_pages = pytest.mark.skipif(not HUGE, reason="this system has no huge 
 
 
 def _gives() -> bool:
-    """Whether the system gives huge pages to who asks for them."""
     settings = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     return settings.exists() and "[never]" not in settings.read_text()
 
@@ -32,14 +31,11 @@ def _gathers() -> bool:
 
 @dataclass(frozen=True)
 class Shared:
-    """Shared memory, and the file that it is."""
-
     view: ByteArray
     descriptor: int
 
     @property
     def present_bytes(self) -> int:
-        """What is there of it."""
         return os.fstat(self.descriptor).st_blocks * 512
 
 

@@ -70,7 +70,6 @@ def manifest(step: int = 50) -> Manifest:
 
 
 def tensors() -> dict[str, Tensor]:
-    """The whole tensors, flat, by name."""
     found: dict[str, Tensor] = {}
     for number, (name, model) in enumerate(manifest().tensors.items()):
         if model.kind is SymbolKind.BUFFER:
@@ -112,10 +111,8 @@ def sealed(fields: Fields) -> Fields:
 
 
 def change_bytes(path: Path, name: str, change: Callable[[bytes], bytes]) -> None:
-    """Change the bytes of one file, and nothing else."""
     (path / name).write_bytes(change((path / name).read_bytes()))
 
 
 def flip_a_bit(path: Path) -> None:
-    """Of the last tensor in the shard."""
     change_bytes(path, SHARD, lambda data: data[:-1] + bytes([data[-1] ^ 1]))

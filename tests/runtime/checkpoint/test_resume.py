@@ -21,7 +21,6 @@ SAVED = manifest()
 
 @pytest.fixture
 def three(tmp_path: Path) -> list[Path]:
-    """Checkpoints after steps 10, 20 and 30."""
     return [write_sample(tmp_path, step) for step in (10, 20, 30)]
 
 
