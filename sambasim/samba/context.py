@@ -79,12 +79,13 @@ def typed_command(original: Sequence[str] = tuple(sys.orig_argv)) -> list[str]:
     return [interpreter, *rest]
 
 
-def enter(arguments: Namespace, *, connected: bool, alone: bool = False) -> None:
+def enter(arguments: Namespace, *, connected: bool, alone: bool, sets_world_size: bool) -> None:
     """Makes `arguments` those of this process; collective if `connected` is true.
 
-    connected: whether to connect the ranks, initialize `torch.distributed`, and set `arguments.world_size`, the least
-        number of replicas, to the number of ranks
+    connected: whether to connect the ranks and initialize `torch.distributed`
     alone: whether to initialize `torch.distributed` for this process alone when the app first uses it
+    sets_world_size: whether `arguments.world_size` is the least number of replicas, which becomes the number of ranks;
+        otherwise it is the app's own
 
     Raises LaunchError if there are fewer ranks than replicas, or if the app has initialized `torch.distributed` itself
     with another number of ranks; and what `communicator` raises.
@@ -97,12 +98,13 @@ def enter(arguments: Namespace, *, connected: bool, alone: bool = False) -> None
     if not connected:
         return
     world = communicator()
-    _check_replicas(world.world_size, arguments.world_size)
+    if sets_world_size:
+        _check_replicas(world.world_size, arguments.world_size)
+        arguments.world_size = world.world_size
     if not dist.is_initialized():
         bring_up(world)
         atexit.register(take_down)
     _check_process_group(world)
-    arguments.world_size = world.world_size
 
 
 def _check_replicas(started: int, wanted: int) -> None:

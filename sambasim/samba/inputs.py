@@ -16,7 +16,7 @@ from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.samba import context
 from sambasim.samba.checks.arguments import checks_keywords_beside
 from sambasim.samba.checks.findings import app_line
-from sambasim.samba.tensor import SambaTensor, from_torch_tensor, to_torch
+from sambasim.samba.tensor import SambaTensor, from_torch_tensor, host_values, to_torch
 
 __all__ = ["SambaLoader"]
 
@@ -24,8 +24,9 @@ Inputs: TypeAlias = Tensor | Iterable[Tensor | None] | Mapping[str, Tensor | Non
 
 
 def check_on_host(name: str, tensor: Tensor) -> None:
-    """Raises DataError for an input that is not on the CPU."""
+    """Raises DataError for an input that is not on the CPU, and WeightsError for a lazy one."""
     if not tensor.is_cpu:
+        host_values(tensor, name)
         what = f"{name} is on the device {tensor.device}, and must be on the CPU"
         remedy = f"{name}.cpu(), or leave it on the CPU: session.run copies it to the device"
         raise DataError(what, where=app_line(), remedy=remedy)
@@ -109,8 +110,7 @@ def bind(wanted: Mapping[str, Symbol], batch_size: int, model: nn.Module, inputs
     if isinstance(inputs, Mapping):
         keys = [name for name, tensor in inputs.items() if tensor is not None]
     if keys == [*wanted]:  # the usual case, in each step
-        plain = map(to_torch, tensors)
-        return {name: _fitting(name, wanted, tensor, batch_size) for name, tensor in zip(wanted, plain, strict=True)}
+        return {name: _fitting(name, wanted, one, batch_size) for name, one in zip(wanted, tensors, strict=True)}
     _check_names(keys, wanted, model)
     free = (name for name in wanted if name not in keys)
     bound: dict[str, Tensor] = {}
@@ -119,7 +119,7 @@ def bind(wanted: Mapping[str, Symbol], batch_size: int, model: nn.Module, inputs
         if name is None:
             what = f"{len(tensors)} tensors are given, and the PEF has {len(wanted)} inputs: {', '.join(wanted)}"
             raise DataError(what, remedy="give one tensor for each input")
-        bound[name] = _fitting(name, wanted, to_torch(tensor), batch_size)
+        bound[name] = _fitting(name, wanted, tensor, batch_size)
     missing = [name for name in wanted if name not in bound]
     if missing:
         what = f"the input {', '.join(missing)} of the PEF has no tensor"
@@ -135,9 +135,9 @@ def _check_names(keys: list[str | None], wanted: Mapping[str, Symbol], model: nn
         raise DataError(what, remedy=f"name it as when it was compiled: name={next(iter(wanted), '')!r}")
 
 
-def _fitting(name: str, wanted: Mapping[str, Symbol], tensor: Tensor, batch_size: int) -> Tensor:
-    """`tensor` as the input `name`, reshaped and detached if needed."""
-    symbol = wanted[name]
+def _fitting(name: str, wanted: Mapping[str, Symbol], given_tensor: Tensor, batch_size: int) -> Tensor:
+    """`given_tensor` as the input `name`: plain, and reshaped and detached if needed."""
+    symbol, tensor = wanted[name], to_torch(given_tensor)
     if not isinstance(tensor, Tensor):
         what = f"{name} must be a tensor, not {type(tensor).__name__}"
         raise DataError(what, where=app_line(), remedy=f"give one tensor for {name}")
@@ -145,7 +145,7 @@ def _fitting(name: str, wanted: Mapping[str, Symbol], tensor: Tensor, batch_size
         tensor = tensor.detach()
     if tensor.shape == symbol.type.shape and tensor.dtype is getattr(torch, symbol.type.dtype) and tensor.is_cpu:
         return tensor
-    check_on_host(name, tensor)
+    check_on_host(name, given_tensor)
     shape, given = symbol.type.shape, tuple(tensor.shape)
     differs_in_batch = shape[1:] == given[1:] and len(shape) == len(given)
     if differs_in_batch and given[0] != batch_size:

@@ -20,7 +20,7 @@ from sambasim.samba.checks.findings import Finding, app_line, reporter
 from sambasim.samba.checks.replicas import Checks
 from sambasim.samba.inputs import Inputs, bind, flat, inputs_of, name_of
 from sambasim.samba.machine import Hyperparameters, Machine
-from sambasim.samba.tensor import SambaTensor, to_torch
+from sambasim.samba.tensor import SambaTensor, host_values, to_torch
 
 _PART_OF_OPT = frozenset({SectionKind.GRADNORM, SectionKind.REDUCE, SectionKind.GATHER})
 """Kinds that run with OPT, whether they are named or not."""
@@ -118,7 +118,7 @@ class Loaded:
         outputs = {name: name for name in self.outputs}
         of_outputs = {gradient_name(name): output for name, output in {**self.aliases, **outputs}.items()}
         for name, value in dict(tensors).items():
-            plain = to_torch(torch.as_tensor(value))
+            plain = host_values(torch.as_tensor(value), name)
             if name in symbols and symbols[name].offset is not None:
                 if tuple(plain.shape) != symbols[name].type.shape:
                     what = f"{name} has the shape {symbols[name].type.shape}, and the given data {tuple(plain.shape)}"

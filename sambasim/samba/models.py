@@ -14,11 +14,10 @@ from sambasim.errors import ModelError
 from sambasim.samba import context
 from sambasim.samba.checks.arguments import checks_keywords, checks_keywords_beside
 from sambasim.samba.checks.findings import app_line
-from sambasim.samba.nn import MATERIALIZER
 from sambasim.samba.notices import say_once
 from sambasim.samba.request import unwrapped
 from sambasim.samba.session import session
-from sambasim.samba.tensor import SambaTensor, to_torch
+from sambasim.samba.tensor import MATERIALIZER, SambaTensor, host_values, to_torch
 
 __all__ = ["lazy_param", "materialize"]
 
@@ -106,10 +105,14 @@ def materialize(lazy: Part) -> Part:
 
     Calls `reset_parameters` of each layer with lazy tensors, inner layers first; of a layer without tensors of its own
     only if all below it is lazy. Then calls the `materializer` of each SambaParameter. What else a constructor does, by
-    `nn.init` or `apply`, is not repeated. A SambaTensor is never lazy.
-    Raises ModelError for a layer with lazy tensors that has no `reset_parameters`.
+    `nn.init` or `apply`, is not repeated. A lazy SambaTensor gets the values of its materializer.
+    Raises ModelError for a layer with lazy tensors that has no `reset_parameters`, and WeightsError for a lazy
+    SambaTensor without a materializer.
     """
     if isinstance(lazy, SambaTensor):
+        if MATERIALIZER in vars(lazy):
+            lazy.sn_data = vars(lazy).pop(MATERIALIZER)()
+        host_values(lazy)
         return lazy
     if not hasattr(type(lazy), "__enter__"):
         # `with` finds these methods in the class only, and materialize must return the model itself.
@@ -188,8 +191,7 @@ def _unset(lazy: Tensor) -> Tensor:
     """Memory filled with NaN, so that what no reset sets shows in the loss; of integers with 0."""
     unset = torch.nan if lazy.is_floating_point() or lazy.is_complex() else 0
     memory = torch.full_like(lazy, unset, device="cpu")
-    if not isinstance(lazy, nn.Parameter):
-        return memory
-    parameter = nn.Parameter(memory, lazy.requires_grad)
-    vars(parameter).update(vars(lazy))  # sn_name
-    return parameter
+    if isinstance(lazy, nn.Parameter):
+        memory = nn.Parameter(memory, lazy.requires_grad)
+    vars(memory).update(vars(lazy))  # sn_name, and the materializer
+    return memory

@@ -25,7 +25,7 @@ from sambasim.samba.checks.findings import app_line
 from sambasim.samba.inputs import Inputs, check_on_host, flat, name_inputs, repeatable
 from sambasim.samba.notices import say_once
 from sambasim.samba.optim import SGD, Adam, AdamW
-from sambasim.samba.tensor import SambaTensor
+from sambasim.samba.tensor import SambaTensor, host_values
 
 if TYPE_CHECKING:
     from sambasim.compiler.build import Built
@@ -68,12 +68,16 @@ def request(
 ) -> Request:
     """The request for `model`. given: fields of BuildOptions; None is the default
 
-    Raises OptionError for options that do not fit together, DataError for inputs that have no common batch, and
-    ModelError for a trained parameter that no optimizer has.
+    Raises OptionError for options that do not fit together, DataError for inputs that have no common batch, ModelError
+    for a trained parameter that no optimizer has, and WeightsError for a SambaTensor in the model that has no data.
     """
     if not isinstance(model, nn.Module):
         what = f"the model must be an nn.Module, not {type(model).__name__}"
         raise ModelError(what, where=app_line(), remedy="give the model, and then its inputs")
+    for path, module in model.named_modules():
+        for name, value in {**vars(module), **module._buffers}.items():
+            if isinstance(value, SambaTensor):
+                host_values(value, f"{path}.{name}".lstrip("."))
     named, by_keyword = name_inputs(model, inputs)
     kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     named = {name: _as_computed(tensor, kinds) for name, tensor in named.items()}

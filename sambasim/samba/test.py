@@ -31,7 +31,7 @@ from sambasim.samba.inputs import Inputs, inputs_of, name_inputs
 from sambasim.samba.machine import rate_names
 from sambasim.samba.request import Optimizer
 from sambasim.samba.session import session
-from sambasim.samba.tensor import SambaTensor, to_torch
+from sambasim.samba.tensor import SambaTensor, host_values, to_torch
 from sambasim.samba.trace import trace_graph
 
 __all__ = [
@@ -267,7 +267,7 @@ def _float64(value: Any, label: str) -> Tensor:
             remedy += "; a gradient is None before the first backward, and where requires_grad is False"
         what = f"{label}: a {type(value).__name__} cannot be compared"
         raise DataError(what, where=app_line(), remedy=remedy) from error
-    return to_torch(tensor).detach().to(torch.float64)
+    return host_values(tensor).to(torch.float64)
 
 
 class AccuracyReport:

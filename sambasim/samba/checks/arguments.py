@@ -41,7 +41,7 @@ def note_not_passed_on(typed: Namespace | None, config: Mapping[str, object], *,
     missing = [
         name
         for name, default in _PASSED_ON.items()
-        if getattr(typed, name, default) != default and given.get(name, default) == default
+        if getattr(typed, name, None) not in (None, default) and given.get(name, default) == default
     ]
     if missing:
         what = f"{', '.join(map(_flag, missing))} is on the command line, but not passed to session.compile"

@@ -18,7 +18,7 @@ from sambasim.runtime.weights import write_tensors
 from sambasim.samba.checks.findings import app_line
 from sambasim.samba.request import Optimizer, as_sequence
 from sambasim.samba.session import session
-from sambasim.samba.tensor import to_torch
+from sambasim.samba.tensor import host_values
 from sambasim.samba.utils.common import is_main_process
 
 __all__ = ["load_checkpoint", "load_sharded_checkpoint", "save_checkpoint", "save_tensors"]
@@ -146,7 +146,7 @@ def _name(tensor: Tensor) -> str:
 def _device_value(name: str, tensor: Tensor) -> Tensor:
     with suppress(OptionError):  # no PEF is loaded, or it has no tensor of that name
         (tensor,) = session.get_tensors_by_name([name])
-    return to_torch(tensor).detach().clone().contiguous()
+    return host_values(tensor, name).clone().contiguous()
 
 
 def _shards(path: Path) -> list[Path]:

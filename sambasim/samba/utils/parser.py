@@ -46,15 +46,17 @@ _EXAMPLES = {
 
 
 class Arguments(argparse.Namespace):
-    """The parsed arguments. `vars` does not contain these two:
+    """The parsed arguments. `vars` does not contain these three:
 
     typed: the names of the arguments that were typed
+    of_app: the names of the app's own flags
     parsed_batch_size: the batch size before the app changes it, as by `args.batch_size *= args.num_spatial_batches`;
         None if the app has a flag of its own for it
     """
 
-    __slots__ = ("parsed_batch_size", "typed")
+    __slots__ = ("of_app", "parsed_batch_size", "typed")
     typed: frozenset[str]
+    of_app: frozenset[str]
     parsed_batch_size: int | None
 
 
@@ -62,9 +64,11 @@ class CommandParser(argparse.ArgumentParser):
     """An ArgumentParser that raises OptionError instead of exiting.
 
     flags: those of the library that no flag of the app replaces
+    of_app: the names of the app's own flags
     """
 
     flags: tuple[Flag, ...] = ()
+    of_app: frozenset[str] = frozenset()
 
     def error(self, message: str) -> NoReturn:
         raise OptionError(f"{self.prog}: {message}", remedy=f"{self.prog} --help") from None
@@ -105,8 +109,8 @@ def command_parser(command: str, additions: Sequence[AddArguments]) -> CommandPa
     library = list(_add_library(parser, command))
     for add in additions:
         add(parser)
-    taken_over = _give_way(parser, library)
-    parser.flags = tuple(f for f in FLAGS if command in f.commands and f.destination not in taken_over)
+    parser.of_app = frozenset(_give_way(parser, library))
+    parser.flags = tuple(f for f in FLAGS if command in f.commands and f.destination not in parser.of_app)
     return parser
 
 
@@ -138,7 +142,7 @@ def parse(parser: CommandParser, command: str, arguments: Sequence[str]) -> Argu
     if unknown:
         raise _unknown(parser, command, unknown)
     namespace.command = command
-    namespace.typed = frozenset(_typed_destinations(parser, words))
+    namespace.typed, namespace.of_app = frozenset(_typed_destinations(parser, words)), parser.of_app
     for flag in FLAGS:
         if not hasattr(namespace, flag.destination):
             setattr(namespace, flag.destination, flag.default_for(command))

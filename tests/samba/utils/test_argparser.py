@@ -109,13 +109,6 @@ def test_the_number_of_replicas_is_for_mpirun_to_say(command: str, name: str) ->
     assert error.remedy.startswith("leave -")
 
 
-def test_an_app_may_have_a_world_size_of_its_own() -> None:
-    arguments = parse_app_args(
-        ["run", *PEF, "--world-size", "4"], run_parser_fn=lambda parser: parser.add_argument("--world-size", type=int)
-    )
-    assert arguments.world_size == 4
-
-
 @pytest.mark.parametrize(
     ("argv", "what", "remedy"),
     [

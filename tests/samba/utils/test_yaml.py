@@ -97,6 +97,7 @@ def test_what_was_typed_counts_before_the_file_and_the_file_before_defaults(tmp_
     assert (config.command, config.pef, config.batch_size, config.inference) == ("run", "a.pef", 32, True)
     assert (config.lr, config.hidden, config.epochs, config.extra) == (1e-3, 4, 2, 1)
     assert set(vars(config)) == {*vars(typed), "extra"}
+    assert config.of_app == typed.of_app > {"lr", "hidden", "epochs"}
     assert context.current().arguments is config
     with pytest.raises(OptionError, match="'many' is not a whole number"):
         parse_yaml_to_args(written(tmp_path, "batch_size: many\n"), typed)
