@@ -17,6 +17,7 @@ from sambasim.samba import context
 from sambasim.samba.checks.arguments import checks_keywords_beside
 from sambasim.samba.checks.findings import app_line
 from sambasim.samba.tensor import SambaTensor, from_torch_tensor, host_values, to_torch
+from sambasim.units import counted
 
 __all__ = ["SambaLoader"]
 
@@ -67,7 +68,8 @@ def name_inputs(model: nn.Module, inputs: Inputs) -> tuple[dict[str, Tensor], bo
         return {name: _tensor(name, one) for name, one in inputs.items() if one is not None}, True
     sequence = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     arguments = forward_parameters(model)
-    if len(sequence) > len(arguments) and not _takes_any(model):
+    kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
+    if len(sequence) > len(arguments) and inspect.Parameter.VAR_POSITIONAL not in kinds:
         takes = f"{type(model).__name__}.forward takes {len(arguments)}: {', '.join(arguments)}"
         what = f"{len(sequence)} inputs are given, and {takes}"
         raise ModelError(what, where=app_line(), remedy="give as many inputs as forward takes, in its order")
@@ -90,11 +92,6 @@ def _tensor(name: str, value: object) -> Tensor:
     return to_torch(value)
 
 
-def _takes_any(model: nn.Module) -> bool:
-    kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
-    return inspect.Parameter.VAR_POSITIONAL in kinds
-
-
 def inputs_of(program: Program) -> Mapping[str, Symbol]:
     """The inputs of `program`, by name."""
     return {name: symbol for name, symbol in program.symbols.items() if symbol.kind is SymbolKind.INPUT}
@@ -111,7 +108,11 @@ def bind(wanted: Mapping[str, Symbol], batch_size: int, model: nn.Module, inputs
         keys = [name for name, tensor in inputs.items() if tensor is not None]
     if keys == [*wanted]:  # the usual case, in each step
         return {name: _fitting(name, wanted, one, batch_size) for name, one in zip(wanted, tensors, strict=True)}
-    _check_names(keys, wanted, model)
+    unknown = [key for key in keys if key is not None and key not in wanted]
+    if unknown:
+        names = ", ".join(wanted)
+        what = f"a tensor is called {unknown[0]}, and {type(model).__name__} was compiled with the inputs {names}"
+        raise DataError(what, remedy=f"name it as when it was compiled: name={next(iter(wanted), '')!r}")
     free = (name for name in wanted if name not in keys)
     bound: dict[str, Tensor] = {}
     for key, tensor in zip(keys, tensors, strict=True):
@@ -125,14 +126,6 @@ def bind(wanted: Mapping[str, Symbol], batch_size: int, model: nn.Module, inputs
         what = f"the input {', '.join(missing)} of the PEF has no tensor"
         raise DataError(what, remedy="give one tensor for each input, with its name= or in its place")
     return bound
-
-
-def _check_names(keys: list[str | None], wanted: Mapping[str, Symbol], model: nn.Module) -> None:
-    unknown = [key for key in keys if key is not None and key not in wanted]
-    if unknown:
-        inputs = ", ".join(wanted)
-        what = f"a tensor is called {unknown[0]}, and {type(model).__name__} was compiled with the inputs {inputs}"
-        raise DataError(what, remedy=f"name it as when it was compiled: name={next(iter(wanted), '')!r}")
 
 
 def _fitting(name: str, wanted: Mapping[str, Symbol], given_tensor: Tensor, batch_size: int) -> Tensor:
@@ -227,8 +220,8 @@ class SambaLoader:
             return [batch[name] for name in self.names]
         values = batch if isinstance(batch, list | tuple) else [batch]
         if len(values) != len(self.names):
-            names = f"{_count(len(self.names), 'name')}: {', '.join(self.names)}"
-            what = f"a batch has {_count(len(values), 'value')}, and SambaLoader {names}"
+            names = f"{counted(len(self.names), 'name')}: {', '.join(self.names)}"
+            what = f"a batch has {counted(len(values), 'value')}, and SambaLoader {names}"
             remedy = "give SambaLoader one name for each value that the dataset returns"
             raise DataError(what, where=app_line(), remedy=remedy)
         return values
@@ -239,10 +232,6 @@ class SambaLoader:
             remedy = "return numbers or tensors from the dataset, or leave it out by a collate_fn or function_hook"
             raise DataError(what, where=app_line(), remedy=remedy)
         return from_torch_tensor(value, name, 0 if value.ndim else None)
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def install_sampler_of_one_replica() -> None:

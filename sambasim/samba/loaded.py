@@ -40,7 +40,11 @@ class Loaded:
         self.wanted: Mapping[str, Symbol] = inputs_of(program)
         self.start = Start(program, [str(one.sn_name) for one in traced], loss_is_chosen=loss_is_chosen)
         self.output_gradients: dict[str, Tensor] = {}
-        self.differs_in_evaluation = _differs_in_evaluation(program)
+        nodes = program.training.nodes if program.training is not None else ()
+        self.differs_in_evaluation = any(
+            OPERATORS[node.operator].draws_random_numbers or "batch_norm" in node.operator for node in nodes
+        )
+        """Whether a training step has dropout or batch normalization."""
         names = {gradient_name(name): name for name in self.wanted}
         self.input_gradients = {gradient: name for gradient, name in names.items() if gradient in program.symbols}
         self.aliases = _output_aliases(program)
@@ -183,12 +187,6 @@ def _output_aliases(program: Program) -> Mapping[str, str]:
     outputs = [one for one in outputs if one.value in graph.values]  # not a parameter that the model returns
     aliases = {one.value.partition("__")[2]: one.symbol for one in outputs}
     return {**aliases, **{one.value: one.symbol for one in outputs}}
-
-
-def _differs_in_evaluation(program: Program) -> bool:
-    """Whether a training step has dropout or batch normalization."""
-    nodes = program.training.nodes if program.training is not None else ()
-    return any(OPERATORS[node.operator].draws_random_numbers or "batch_norm" in node.operator for node in nodes)
 
 
 class Start:

@@ -90,7 +90,7 @@ class _OnDevice(torch.optim.Optimizer):
         if self.kind == "adam" and group.get("decoupled_weight_decay"):
             what = "Adam with decoupled_weight_decay is AdamW"
             raise OptionError(what, where=where, remedy="samba.optim.AdamW")
-        numbers = {field: _number(group[field]) for field in (*OPTIMIZERS[self.kind].defaults, "max_grad_norm")}
+        numbers = {field: plain_number(group[field]) for field in (*OPTIMIZERS[self.kind].defaults, "max_grad_norm")}
         return build(OptimizerOptions, {"name": self.kind, **numbers}, where=where)
 
 
@@ -135,10 +135,10 @@ def _clip_first(
     return (itself,), {"closure": compute_and_clip}
 
 
-def _number(value: Any) -> Any:
-    """A value of a group; of a tensor of one element, which torch also accepts, the number."""
+def plain_number(value: Any) -> Any:
+    """A value of a group: of a tensor of one element the number, of a list a tuple."""
     if isinstance(value, tuple | list):
-        return tuple(_number(part) for part in value)
+        return tuple(map(plain_number, value))
     return value.item() if isinstance(value, Tensor) else value
 
 

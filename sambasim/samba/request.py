@@ -89,7 +89,8 @@ def request(
         "optimizer": first,
         "training": TrainingOptions(batch_size=_batch_size(inputs, named)),
     }
-    return Request(model, named, by_keyword, updates, build(CompileOptions, parts), _indices(loss_indices))
+    indices = (loss_indices,) if isinstance(loss_indices, int) else tuple(loss_indices or ())
+    return Request(model, named, by_keyword, updates, build(CompileOptions, parts), indices)
 
 
 def fingerprint_of(asked: Request) -> dict[str, str]:
@@ -139,32 +140,25 @@ def as_sequence(optimizers: Optimizer | Iterable[Optimizer] | None) -> list[Opti
 
 def build_fields(config: Mapping[str, object], name: str) -> dict[str, object]:
     """The fields of BuildOptions in an app's arguments; `name` is the default name of the PEF."""
-    level = "o0" if config.get("o0") else "o1" if config.get("o1") else None
-    dtype = config.get("dtype")
-    given = {
+    dtype, folder = config.get("dtype"), config.get("output_folder")
+    return {
         "pef_name": config.get("pef_name") or name,
-        "output_folder": config.get("output_folder"),
+        "output_folder": None if folder is None else Path(str(folder)),
         "data_parallel": config.get("data_parallel"),
         "world_size": config.get("world_size") if config.get("data_parallel") else None,
-        "opt_level": level,
+        "opt_level": "o0" if config.get("o0") else "o1" if config.get("o1") else None,
         "arch": config.get("arch"),
         "num_tiles": None if config.get("num_tiles") == _ALL_TILES else config.get("num_tiles"),
         "dtype": dtype if dtype in DTYPES else None,  # an app may have a flag of its own by that name
         "stochastic_rounding": config.get("enable_stoc_rounding"),
         "gradient_groups": config.get("gradient_groups"),
     }
-    folder = given["output_folder"]
-    return {**given, "output_folder": None if folder is None else Path(str(folder))}
 
 
 def build_fields_of(compile_options: Mapping[str, object]) -> dict[str, object]:
     """The fields of BuildOptions in the options of a PEF."""
     names = set(BuildOptions.model_fields) - {"output_folder", "inference"}
     return {name: value for name, value in compile_options.items() if name in names}
-
-
-def _indices(given: Sequence[int] | int | None) -> tuple[int, ...]:
-    return () if given is None else (given,) if isinstance(given, int) else tuple(given)
 
 
 def _as_computed(tensor: Tensor, parameters: set[torch.dtype]) -> Tensor:

@@ -32,7 +32,7 @@ _DESCRIPTION = (
 
 
 class SambaTensor(Tensor):
-    """A tensor with a name and a batch dimension, in the memory of the tensor that it is made from.
+    """It shares memory with the tensor that it is made from.
 
     sn_name: the name by which a session binds inputs; `name` is the same attribute
     batch_dim: the dimension that counts samples, or None
@@ -89,7 +89,10 @@ class SambaTensor(Tensor):
         if is_complex or plain.is_complex():
             what = f"a SambaTensor holds real numbers, and {_called(name)} is complex"
             raise DataError(what, remedy="torch.view_as_real(tensor), whose last dimension holds the two parts")
-        _check_batch_dim(plain, name, batch_dim)
+        if batch_dim is not None and not -plain.ndim <= batch_dim < plain.ndim:
+            what = f"{_called(name)} has no dimension {batch_dim}: its shape is {tuple(plain.shape)}"
+            remedy = "batch_dim is the dimension that counts samples, mostly 0; leave it out where none does"
+            raise DataError(what, remedy=remedy)
         tensor = plain.as_subclass(cls)
         if isinstance(given, SambaTensor):
             tensor._copy_description(given)
@@ -98,8 +101,8 @@ class SambaTensor(Tensor):
         if materializer is not None and tensor.is_meta:
             vars(tensor)[MATERIALIZER] = materializer
         dims = None if named_dims is None else tuple(named_dims)
-        described = (("sn_name", name), ("batch_dim", batch_dim), ("named_dims", dims), ("sized_dims", sized_dims))
-        for attribute, value in (*described, ("region_name", region_name)):
+        values = (name, batch_dim, dims, sized_dims, region_name)
+        for attribute, value in zip(_DESCRIPTION, values, strict=False):
             if value is not None:
                 setattr(tensor, attribute, value)
         return tensor
@@ -169,7 +172,7 @@ class SambaTensor(Tensor):
         if self.is_meta:
             real = plain.detach().to(self.dtype, copy=True).as_subclass(SambaTensor)
             real._copy_description(self)
-            torch.utils.swap_tensors(self, real)
+            torch.utils.swap_tensors(self, real)  # type: ignore[no-untyped-call]  # torch's, untyped
         else:
             self.torch().detach().copy_(plain)
 
@@ -298,13 +301,6 @@ def _no_graph(name: str) -> NoReturn:
     what = f"a SambaTensor has no {name} here: it is part of SambaFlow's compiler graph"
     remedy = "sambasim inspect lists the operators of a PEF with their operands and results"
     raise AbsentNameError(what, where=app_line(), remedy=remedy)
-
-
-def _check_batch_dim(tensor: Tensor, name: str | None, batch_dim: int | None) -> None:
-    if batch_dim is not None and not -tensor.ndim <= batch_dim < tensor.ndim:
-        what = f"{_called(name)} has no dimension {batch_dim}: its shape is {tuple(tensor.shape)}"
-        remedy = "batch_dim is the dimension that counts samples, mostly 0; leave it out where none does"
-        raise DataError(what, remedy=remedy)
 
 
 def _called(name: str | None) -> str:

@@ -22,6 +22,7 @@ from sambasim.runtime.weights import tensor_sha256
 from sambasim.samba import context
 from sambasim.samba.checks.findings import Finding, app_line, reporter
 from sambasim.samba.machine import Machine
+from sambasim.samba.optim import plain_number
 from sambasim.samba.request import Optimizer
 
 _OPTIONS = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "betas", "eps", "max_grad_norm")
@@ -68,7 +69,7 @@ class Unsent:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._at_trace = [list(map(_number, values)) for values in self._options()]
+        self._at_trace = [list(map(plain_number, values)) for values in self._options()]
         self._agreed: object = None  # options of the host and hyperparameters given, in a step without difference
         self._requires_grad = {path: parameter.requires_grad for path, parameter in self._parameters()}
         self._weights: Mapping[str, str] = {}
@@ -101,7 +102,7 @@ class Unsent:
         if SectionKind.OPT in kinds:
             options = self._options()
             if (options, given) != self._agreed:
-                now = [list(map(_number, values)) for values in options]
+                now = [list(map(plain_number, values)) for values in options]
                 self._follow(now, given)
                 self._compare_groups(now, given)
                 self._compare_hyperparameters(now, given)
@@ -252,13 +253,6 @@ def _hook(method: "weakref.WeakMethod[Callable[..., None]]") -> Callable[..., No
             alive(optimizer, *given)
 
     return hook
-
-
-def _number(value: object) -> object:
-    """Numbers in place of tensors of one element, and tuples in place of lists: the app may change those in place."""
-    if isinstance(value, tuple | list):
-        return tuple(map(_number, value))
-    return value.item() if isinstance(value, Tensor) else value
 
 
 def _named(values: Sequence[object]) -> Iterator[tuple[str, object]]:
