@@ -18,6 +18,7 @@ from sambasim.runtime.launcher import check_world_size
 from sambasim.runtime.stepwise import Mode
 from sambasim.samba.checks.findings import Finding, KeywordError, app_line, reporter
 from sambasim.samba.notices import say_once
+from sambasim.units import counted
 
 _OF_THE_GRAPH = ("batch_size", "inference")
 _AGREEING = (*_OF_THE_GRAPH, "grad_accumulation_steps")
@@ -114,7 +115,12 @@ def mode_of(
         return Mode.ALONE
     if not data_parallel and (parallel or getattr(typed, "data_parallel", False)):
         check_world_size(world_size, program.world_size, command=command, data_parallel=parallel)
-        reporter.report(_unsynced(world_size, typed, command))
+        missing, remedy = "session.run has no data_parallel=", _SESSION_RUN
+        if getattr(typed, "data_parallel", None) is False:
+            missing = "--data-parallel is not on the command line"
+            remedy = f"mpirun -np {world_size} {shlex.join([*command, '--data-parallel'])}"
+        what = f"{world_size} replicas train independently: the PEF is data parallel, but {missing}"
+        reporter.report(Finding("DP01", what, app_line(), remedy))
         if not reporter.on_demand:
             return Mode.ALONE
         data_parallel = True  # a check continues as if the app were right
@@ -131,14 +137,6 @@ def mode_of(
         what = "--reduce-on-rdu is on the command line, but not passed to session.run: gradients go through the host"
         reporter.report(Finding("DP02", what, app_line(), "session.run(…, reduce_on_rdu=args.reduce_on_rdu)"))
     return Mode.DEVICE if reduce_on_rdu else Mode.HOST
-
-
-def _unsynced(world_size: int, typed: Namespace | None, command: Sequence[str]) -> Finding:
-    what = f"{world_size} replicas train independently: the PEF is data parallel, but "
-    if getattr(typed, "data_parallel", None) is False:
-        remedy = f"mpirun -np {world_size} {shlex.join([*command, '--data-parallel'])}"
-        return Finding("DP01", f"{what}--data-parallel is not on the command line", app_line(), remedy)
-    return Finding("DP01", f"{what}session.run has no data_parallel=", app_line(), _SESSION_RUN)
 
 
 _SYNCS = {
@@ -170,7 +168,7 @@ class Accumulation:
         self._backwards += SectionKind.BCKWD in kinds
         if SectionKind.OPT in kinds:
             if self._backwards != self._wanted:
-                made = "1 backward" if self._backwards == 1 else f"{self._backwards} backwards"
+                made = counted(self._backwards, "backward")
                 what = f"--grad-accumulation-steps is {self._wanted}, but the optimizer step follows {made}"
                 remedy = 'section_types=["FWD", "BCKWD"] for each batch, then ["OPT"] once'
                 reporter.report(Finding("DP02", what, app_line(), remedy))

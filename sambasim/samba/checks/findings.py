@@ -19,6 +19,7 @@ import sambasim
 from sambasim.bounded import one_line
 from sambasim.errors import DataParallelError, UserError
 from sambasim.runtime.launcher import launched_rank
+from sambasim.units import counted
 
 _ENDS_RUN = "DP09"
 """The code of findings that are errors in a run. All others are notices."""
@@ -89,8 +90,7 @@ class Reporter:
     def summarize(self) -> None:
         """Print all findings again, on rank 0: in short those that were printed before."""
         if self._found and not self.on_demand and launched_rank(os.environ) == 0:
-            count = "1 finding" if len(self._found) == 1 else f"{len(self._found)} findings"
-            lines = [f"summary: {count}; sambasim app --check checks every step"]
+            lines = [f"summary: {counted(len(self._found), 'finding')}; sambasim app --check checks every step"]
             for key, (finding, source) in self._found.items():
                 shown = _short if key in self._printed else _full
                 lines.append(shown(f"  {finding.code}{source}", finding))

@@ -23,6 +23,7 @@ from sambasim.runtime.ranks import Communicator
 from sambasim.samba.checks import data
 from sambasim.samba.checks.data import EVEN_BATCHES, Samplers
 from sambasim.samba.checks.findings import Finding, app_line, own_line_of_app, reporter
+from sambasim.units import counted
 
 Shown = TypeVar("Shown")
 
@@ -36,9 +37,7 @@ class Point:
 
     @property
     def words(self) -> str:
-        """For a message."""
-        steps = "1 step" if self.step == 1 else f"{self.step} steps"
-        return f"came to its end after {steps}" if self.ended else f"takes step {self.step}"
+        return f"came to its end after {counted(self.step, 'step')}" if self.ended else f"takes step {self.step}"
 
 
 def meet(communicator: Communicator, own: Point, shown: Shown) -> tuple[Sequence[Point], Sequence[Shown]]:
@@ -219,20 +218,17 @@ def finish() -> None:
     abandon()
     waiting = job.pages.end()
     if waiting is not None:
-        _end_the_job(job.communicator.rank, end, *waiting)
+        from sambasim.samba.shim.ending import leave
+
+        rank, step = waiting
+        words = f"DP09: replica {job.communicator.rank} {end.words}, and replica {rank} waits for it in step {step}"
+        os._exit(leave(DataParallelError(words, remedy=EVEN_BATCHES), None))
     points, shown = meet(job.communicator, end, (job.files.take_new(), reporter.findings))
     if together(points):
         for rank, (_, findings) in enumerate(shown):
             reporter.report_from(rank, findings)
         job.files.compare([opened for opened, _ in shown])
         job.compare_last()
-
-
-def _end_the_job(own_rank: int, end: Point, rank: int, step: int) -> None:
-    from sambasim.samba.shim.ending import leave
-
-    words = f"DP09: replica {own_rank} {end.words}, and replica {rank} waits for it in step {step}"
-    os._exit(leave(DataParallelError(words, remedy=EVEN_BATCHES), None))
 
 
 def abandon() -> None:

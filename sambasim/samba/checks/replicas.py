@@ -240,10 +240,9 @@ class Checks:
                 reporter.report(different_weights(of_replicas, when, where))
         if not reporter.has("DP05"):
             divisions = [one.division for one in shown]
-            reporter.report(data.wrong_division(data.of_one_epoch(divisions)))
+            reporter.report(data.wrong_division(divisions, compares_epochs=False))
             self._report_cause(uneven, data.wrong_division(divisions))
-        line = watched.samplers.line() if watched else None
-        self._compare_batches(shown, line or where)
+        self._compare_batches(shown, (watched.samplers.line() if watched else None) or where)
         if watched is not None:
             watched.files.compare([one.files for one in shown])
 

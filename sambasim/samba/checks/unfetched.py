@@ -29,6 +29,7 @@ from sambasim.samba import context
 from sambasim.samba.checks.findings import Finding, app_line, is_called_by_app, reporter
 from sambasim.samba.checks.unsent import Unsent
 from sambasim.samba.machine import Machine
+from sambasim.units import counted
 
 _MOST_ACCUMULATED = 256
 """No app accumulates the gradients of so many batches before its first optimizer step."""
@@ -45,7 +46,7 @@ class Unfetched:
         self._machine = machine
         self._unsent = unsent
         self._steps_at_exchange = self._backwards = 0
-        self._app_has_loaded = False
+        self.app_has_loaded = False  # other weights into the model, for example the best ones of an earlier time
         self._reported: set[str] = set()
         self._compared: dict[str, int] = {}  # by use, the last step in which weights were compared: it takes time
         changed = list(_changed_by(machine))
@@ -60,11 +61,7 @@ class Unfetched:
     def note_exchange(self) -> None:
         """Host and device have the same weights now."""
         self._steps_at_exchange = self._machine.replica.steps
-        self._app_has_loaded = False
-
-    def note_loaded(self) -> None:
-        """The app has loaded other weights into the model, for example the best ones of an earlier time."""
-        self._app_has_loaded = True
+        self.app_has_loaded = False
 
     def note_run(self, kinds: Collection[SectionKind]) -> None:
         """Sections of `kinds` are about to run."""
@@ -103,7 +100,7 @@ class Unfetched:
         """Whether the app uses out-of-date weights. Compares weights once a step for each kind of use, and never while
         torch transforms the model, because the comparison would become part of the result."""
         steps = self._machine.replica.steps
-        if self._ahead <= 0 or use in self._reported or self._compared.get(use) == steps or self._app_has_loaded:
+        if self._ahead <= 0 or use in self._reported or self._compared.get(use) == steps or self.app_has_loaded:
             return False
         if _is_transforming() or not context.current().trains or not is_called_by_app():
             return False
@@ -111,14 +108,12 @@ class Unfetched:
         return self._unsent.host_is_as_exchanged()
 
     def _report(self, use: str, when: str) -> None:
-        steps = "1 step" if self._ahead == 1 else f"{self._ahead} steps"
-        what = f"{use} the host, and the device has trained for {steps} since"
+        what = f"{use} the host, and the device has trained for {counted(self._ahead, 'step')} since"
         reporter.report(Finding("AP06", what, app_line(), f"samba.session.to_cpu(model) {when}"))
 
     def _report_backwards(self) -> None:
-        times = "1 backward" if self._backwards == 1 else f"{self._backwards} backwards"
         self._report_untrained(
-            f"the device has run {times} and no optimizer step, so nothing is trained",
+            f"the device has run {counted(self._backwards, 'backward')} and no optimizer step, so nothing is trained",
             'add "OPT" to section_types, or leave section_types out: an optimizer.step() on the host has no effect',
         )
 
@@ -183,8 +178,7 @@ def _watched_load(original: Callable[..., Any]) -> Callable[..., Any]:
     def load_state_dict(module: nn.Module, *args: Any, **keywords: Any) -> Any:
         result = original(module, *args, **keywords)
         for unfetched in _of([module]):
-            if unfetched.model is module:
-                unfetched.note_loaded()
+            unfetched.app_has_loaded |= unfetched.model is module
         return result
 
     return load_state_dict
@@ -195,8 +189,8 @@ def _watched_state_dict(original: Callable[..., Any]) -> Callable[..., Any]:
     def state_dict(module: nn.Module, *args: Any, **keywords: Any) -> Any:
         # Tracers read with a prefix, or keep the variables.
         of_app = not args and not keywords.get("prefix") and not keywords.get("keep_vars")
-        for unfetched in _of([module] if of_app else []):
-            if unfetched.model is module:
+        for unfetched in _of([module]):
+            if of_app and unfetched.model is module:
                 unfetched.note_read("reads")
         return original(module, *args, **keywords)
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,7 +19,7 @@ from sambasim.errors import OptionError, SambasimError
 from sambasim.pef import PefHeader, locate, peek
 from sambasim.runtime.launcher import launched_rank
 from sambasim.samba import context
-from sambasim.samba.utils.flags import COMMANDS, COMPILE, FLAGS, RUN, TEST, Flag
+from sambasim.samba.utils.flags import COMMANDS, COMPILE, FLAGS, MEASURE_PERFORMANCE, MEASURE_SECTIONS, RUN, TEST, Flag
 
 AddArguments = Callable[[argparse.ArgumentParser], object]
 """A function of the app that adds flags to a parser."""
@@ -30,18 +31,17 @@ _IN_A_BATCH_SIZE = ("mapping", "num_spatial_batches")
 """Flags, besides -b, from which apps compute a batch size."""
 
 _DATA_PARALLEL = "--data-parallel"
-_WIDTH = 100
 _ONE_SAMPLE = 1  # the batch size without -b, where no PEF says another
 
 _EXAMPLES = {
-    COMPILE: ("compile --pef-name net -b 32", "compile --pef-name net -b 32 --data-parallel -ws 2"),
+    COMPILE: ("{} compile --pef-name net -b 32", "{} compile --pef-name net -b 32 --data-parallel -ws 2"),
     RUN: (
-        "run --pef out/net/net.pef -b 32",
-        "mpirun -np 2 run --pef out/net/net.pef -b 32 --data-parallel --reduce-on-rdu",
+        "{} run --pef out/net/net.pef -b 32",
+        "mpirun -np 2 {} run --pef out/net/net.pef -b 32 --data-parallel --reduce-on-rdu",
     ),
-    TEST: ("test --pef out/net/net.pef -b 32",),
-    "measure-performance": ("measure-performance --pef out/net/net.pef -b 32 --json",),
-    "measure-sections": ("measure-sections --pef out/net/net.pef -b 32 --json",),
+    TEST: ("{} test --pef out/net/net.pef -b 32",),
+    MEASURE_PERFORMANCE: ("{} measure-performance --pef out/net/net.pef -b 32 --json",),
+    MEASURE_SECTIONS: ("{} measure-sections --pef out/net/net.pef -b 32 --json",),
 }
 
 
@@ -102,15 +102,19 @@ def command_parser(command: str, additions: Sequence[AddArguments]) -> CommandPa
         prog=f"{program} {command}",
         description=COMMANDS[command],
         epilog=f"examples:\n{_examples(program, (command,))}",
-        formatter_class=_formatter,
+        # Keeps line breaks of the examples, and leaves a wide column for flags.
+        formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=36, width=100),
         conflict_handler="resolve",
         allow_abbrev=False,
     )
-    library = list(_add_library(parser, command))
+    effective = parser.add_argument_group("flags of the library")
+    inert = parser.add_argument_group("flags that are accepted, and have no effect here")
+    of_command = [flag for flag in FLAGS if command in flag.commands]
+    library = [_add_flag(inert if flag.inert else effective, flag, command) for flag in of_command]
     for add in additions:
         add(parser)
     parser.of_app = frozenset(_give_way(parser, library))
-    parser.flags = tuple(f for f in FLAGS if command in f.commands and f.destination not in parser.of_app)
+    parser.flags = tuple(flag for flag in of_command if flag.destination not in parser.of_app)
     return parser
 
 
@@ -193,15 +197,6 @@ def _typed_destinations(parser: argparse.ArgumentParser, words: Sequence[str]) -
             yield action.dest
 
 
-def _add_library(parser: argparse.ArgumentParser, command: str) -> Iterator[argparse.Action]:
-    """Adds the library's flags of this command, and yields each."""
-    effective = parser.add_argument_group("flags of the library")
-    inert = parser.add_argument_group("flags that are accepted, and have no effect here")
-    for flag in FLAGS:
-        if command in flag.commands:
-            yield _add_flag(inert if flag.inert else effective, flag, command)
-
-
 def _add_flag(group: argparse._ArgumentGroup, flag: Flag, command: str) -> argparse.Action:
     default = flag.default_for(command)
     default_text = "" if default is None or callable(flag.default) else f" Default: {default}."
@@ -260,21 +255,9 @@ def _with_dashes(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _formatter(prog: str) -> argparse.HelpFormatter:
-    """Keeps line breaks of the examples, and leaves a wide column for flags."""
-    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=36, width=_WIDTH)
-
-
 def _examples(program: str, commands: Sequence[str]) -> str:
     lines = (line for command in commands for line in _EXAMPLES[command])
-    return "\n".join(f"  {_typed(program, line)}" for line in lines)
-
-
-def _typed(program: str, example: str) -> str:
-    """An example with the program before the command, and after mpirun."""
-    words = example.split()
-    start = next(index for index, word in enumerate(words) if word in COMMANDS)
-    return " ".join((*words[:start], program, *words[start:]))
+    return "\n".join(f"  {line.format(program)}" for line in lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +278,11 @@ class NextRun:
         """The run command, with the typed flags that a run has too; None if a run needs other flags of the app."""
         try:
             run = command_parser(RUN, self.additions)
-            kept = [word for group in self._groups() if _accepts(run, group) for word in group]
+            kept: list[str] = []
+            for group in self._groups():
+                action = run._option_string_actions.get(group[0].partition("=")[0])
+                if action.dest != "pef" if action else not group[0].startswith("-"):
+                    kept += group
             if replicas > 1 and _DATA_PARALLEL not in kept:
                 kept.append(_DATA_PARALLEL)
             words = [*kept, "--pef", pef, *(["--reduce-on-rdu"] if replicas > 1 else [])]
@@ -322,8 +309,3 @@ class NextRun:
             return 1 if action.nargs is None else action.nargs
         until_flag = next((index for index, word in enumerate(following) if self._action(word)), len(following))
         return min(until_flag, 1) if action.nargs == "?" else until_flag
-
-
-def _accepts(run: argparse.ArgumentParser, group: Sequence[str]) -> bool:
-    action = run._option_string_actions.get(group[0].partition("=")[0])
-    return not group[0].startswith("-") if action is None else action.dest != "pef"
