@@ -66,20 +66,6 @@ def loaded(pef: str) -> tuple[Net, samba.optim.AdamW]:
     return model, optimizer
 
 
-def test_host_and_device_have_weights_of_their_own(loaded: tuple[Net, samba.optim.AdamW]) -> None:
-    model, _ = loaded
-    before = model.first.weight.detach().clone()
-    samba.session.run(_inputs())
-    assert torch.equal(model.first.weight, before), "the host has not been told"
-    samba.session.to_cpu(model)
-    assert not torch.equal(model.first.weight, before)
-    with torch.no_grad():
-        model.first.weight.zero_()
-    samba.session.to_device(model)
-    (weight,) = samba.session.get_tensors_by_name(["net__first__weight"])
-    assert not weight.any()
-
-
 def test_outputs_are_tensors_to_calculate_with(loaded: tuple[Net, samba.optim.AdamW]) -> None:
     model, _ = loaded
     gold_losses, gold_outputs = model(*(samba.to_torch(tensor) for tensor in _inputs()))
