@@ -55,7 +55,6 @@ _OF_THIS_PROCESS = Context()
 
 
 def current() -> Context:
-    """The context of this process."""
     return _OF_THIS_PROCESS
 
 
@@ -99,23 +98,15 @@ def enter(arguments: Namespace, *, connected: bool, alone: bool, sets_world_size
         return
     world = communicator()
     if sets_world_size:
-        _check_replicas(world.world_size, arguments.world_size)
-        arguments.world_size = world.world_size
+        started, wanted = world.world_size, arguments.world_size
+        if started < wanted:
+            replicas = "1 was started" if started == 1 else f"{started} were started"
+            what = f"-ws {wanted} asks for at least {wanted} replicas, and {replicas}"
+            raise LaunchError(what, remedy=f"mpirun -np {wanted} before the same command, or a smaller -ws")
+        arguments.world_size = started
     if not dist.is_initialized():
         bring_up(world)
         atexit.register(take_down)
-    _check_process_group(world)
-
-
-def _check_replicas(started: int, wanted: int) -> None:
-    if started < wanted:
-        replicas = "1 was started" if started == 1 else f"{started} were started"
-        what = f"-ws {wanted} asks for at least {wanted} replicas, and {replicas}"
-        raise LaunchError(what, remedy=f"mpirun -np {wanted} before the same command, or a smaller -ws")
-
-
-def _check_process_group(world: Communicator) -> None:
-    """The library calls `init_process_group`, when it reads --data-parallel; the app must not."""
     if (dist.get_rank(), dist.get_world_size()) != (world.rank, world.world_size):
         raise LaunchError(
             f"torch.distributed says rank {dist.get_rank()} of {dist.get_world_size()}, "

@@ -34,7 +34,6 @@ def check_on_host(name: str, tensor: Tensor) -> None:
 
 
 def name_of(tensor: Tensor) -> str | None:
-    """The app's name of `tensor`."""
     return tensor.sn_name if isinstance(tensor, SambaTensor) else None
 
 
@@ -93,7 +92,6 @@ def _tensor(name: str, value: object) -> Tensor:
 
 
 def inputs_of(program: Program) -> Mapping[str, Symbol]:
-    """The inputs of `program`, by name."""
     return {name: symbol for name, symbol in program.symbols.items() if symbol.kind is SymbolKind.INPUT}
 
 
@@ -160,21 +158,13 @@ def _fitting(name: str, wanted: Mapping[str, Symbol], given_tensor: Tensor, batc
     if floating is not tensor.is_floating_point():
         what = f"{name} is {str(tensor.dtype).removeprefix('torch.')}, and the PEF was compiled for {symbol.type.dtype}"
         raise DataError(what, remedy=f"give {name} as {symbol.type.dtype}")
-    if not floating and tensor.numel():
-        _check_range(name, symbol, tensor)
-    return tensor
-
-
-def _check_range(name: str, symbol: Symbol, tensor: Tensor) -> None:
-    """Raises DataError for a whole number that the input's type cannot hold."""
     dtype = getattr(torch, symbol.type.dtype)
-    if dtype in (tensor.dtype, torch.int64) or dtype is torch.bool:
-        return
-    limits = torch.iinfo(dtype)
-    least, most = int(tensor.min()), int(tensor.max())
-    if least < limits.min or most > limits.max:
-        what = f"{name} has {most if most > limits.max else least}, which {symbol.type.dtype} cannot hold"
-        raise DataError(what, remedy=f"compile with {name} as {str(tensor.dtype).removeprefix('torch.')}")
+    if not floating and tensor.numel() and dtype not in (tensor.dtype, torch.int64, torch.bool):
+        limits, least, most = torch.iinfo(dtype), int(tensor.min()), int(tensor.max())
+        if least < limits.min or most > limits.max:
+            what = f"{name} has {most if most > limits.max else least}, which {symbol.type.dtype} cannot hold"
+            raise DataError(what, remedy=f"compile with {name} as {str(tensor.dtype).removeprefix('torch.')}")
+    return tensor
 
 
 class SambaLoader:

@@ -104,8 +104,8 @@ class Loaded:
     def named_tensor(self, name: str) -> SambaTensor:
         """The tensor that an app calls `name`. Raises OptionError for a name that the PEF does not have."""
         symbol = self.machine.program.symbols.get(name)
-        if symbol is None and name in self.aliases:
-            name = self.aliases[name]
+        if symbol is None:
+            name = self.aliases.get(name, name)
         if name in self.outputs:
             return self.outputs[name]
         for tensors in (self.inputs, self.gradients):
@@ -253,7 +253,7 @@ class Start:
         return shaped.contiguous()
 
     def _report_no_loss(self) -> None:
-        first, *others = self._types or ("",)
+        first, *others = self._types
         if others:
             outputs = ", ".join((first, *others))
             what = f"AP09: the model returns no loss, and no gradient is set on its outputs: {outputs}"

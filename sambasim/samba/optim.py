@@ -18,6 +18,8 @@ from sambasim.options.training import OptimizerOptions
 from sambasim.samba.checks.arguments import checks_keywords_beside
 from sambasim.samba.notices import no_such_name
 
+__all__ = ["SGD", "Adam", "AdamW"]
+
 Parameters: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 
 _NOT_IN_A_PEF: Mapping[str, str] = {

@@ -94,7 +94,7 @@ def request(
 
 
 def fingerprint_of(asked: Request) -> dict[str, str]:
-    """The fingerprint of `asked` under its key in the metadata; empty for a model that has none."""
+    """The fingerprint of `asked` by its key in the metadata; empty for a model that has none."""
     digest = fingerprint(
         asked.model,
         asked.inputs,
@@ -252,7 +252,8 @@ def compile_model(
     parsed = getattr(typed, "parsed_batch_size", None)
     if parsed is not None:  # the default of -b on a run
         kept.setdefault("parsed_batch_size", str(parsed))
-    watch = Stopwatch(_print_phase)
+    quiet = str(getattr(typed, "log_level", None)).lower() in ("warning", "warn", "error", "critical", "fatal")
+    watch = Stopwatch(lambda phase: None if quiet else print(f"{phase} …", file=sys.stderr, flush=True))
     built = captured(asked, watch)
     # The fingerprint calls the model, which may leave something behind, as in a cache; so it comes after the capture.
     kept |= fingerprint_of(asked) | fingerprint_of(replace(asked, updates=()))
@@ -264,7 +265,6 @@ def compile_model(
 
 
 def captured(asked: Request, watch: "Stopwatch") -> "Built":
-    """The graphs of the model of `asked`."""
     from sambasim.compiler.compile import capture_model
 
     return capture_model(
@@ -276,13 +276,6 @@ def captured(asked: Request, watch: "Stopwatch") -> "Built":
         loss_indices=asked.loss_indices,
         watch=watch,
     )
-
-
-def _print_phase(phase: str) -> None:
-    """A line on stderr, unless --log-level is above info."""
-    level = str(getattr(context.current().arguments, "log_level", None)).lower()
-    if level not in ("warning", "warn", "error", "critical", "fatal"):
-        print(f"{phase} …", file=sys.stderr, flush=True)
 
 
 def _print_compiled(compiled: "Compiled") -> None:

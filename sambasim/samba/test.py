@@ -35,13 +35,9 @@ from sambasim.samba.tensor import SambaTensor, host_values, to_torch
 from sambasim.samba.trace import trace_graph
 
 __all__ = [
-    "MAX_BF16_TRUNCATE_NORMAL_REL",
-    "AccuracyReport",
-    "TestWithGold",
-    "assert_close",
-    "consistency_test",
+    "MAX_BF16_TRUNCATE_NORMAL_REL", "AccuracyReport", "TestWithGold", "assert_close", "consistency_test",
     "dump_accuracy_debug_info",
-]
+]  # fmt: skip
 
 Results: TypeAlias = Sequence[tuple[str, Tensor]]
 Check: TypeAlias = Callable[..., Results]

@@ -266,8 +266,8 @@ def first_difference(compiled: Program, traced: Program) -> str | None:
 def _first_use(program: Program, name: str) -> str:
     """The first operator that reads `name`, with the source line of the model, for a message."""
     graphs = [graph for graph in (program.training, program.evaluation) if graph is not None]
-    node = next((node for graph in graphs for node in graph.nodes if name in node_references(node)), None)
-    return "" if node is None else f", which is read by {_described(node)},"
+    readers = (node for graph in graphs for node in graph.nodes if name in node_references(node))
+    return next((f", which is read by {_described(node)}," for node in readers), "")
 
 
 def _own(program: Program) -> Mapping[str, Symbol]:

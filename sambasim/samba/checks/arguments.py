@@ -61,24 +61,20 @@ def note_changed(typed: Namespace | None, metadata: Mapping[str, str], batch_siz
 
 
 def changed(typed: Namespace | None, metadata: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Name, value at the compile and value now of every argument of the app that differs, and of those of the library
-    that must agree. `metadata` is the `pef_metadata` of the compile. Arguments that only one side has are skipped."""
+    """Yields name, value at the compile and value now of each argument that differs: of the app's, and of the library's
+    that must agree. Skips arguments that only one side has. metadata: the `pef_metadata` of the compile"""
+    from sambasim.samba.utils.flags import FLAGS, MEASURING  # its package imports the session, which imports this
+
     if typed is None:
         return
-    free = _free_to_differ(typed.command)
+    free = {"command", *(flag.destination for flag in FLAGS)}.difference(_AGREEING)
+    if typed.command in MEASURING:  # there, --inference selects what is measured
+        free |= {"inference"}
     for name, value in sorted(vars(typed).items()):
         before = metadata.get(name)
         predicts = name == "inference" and value is True  # a training PEF predicts too
         if before is not None and before != str(value) and name not in free and value is not None and not predicts:
             yield name, before, str(value)
-
-
-def _free_to_differ(command: str) -> Collection[str]:
-    from sambasim.samba.utils.flags import FLAGS, MEASURING  # its package imports the session, which imports this
-
-    free = {"command", *(flag.destination for flag in FLAGS)}.difference(_AGREEING)
-    # When measuring, --inference selects what is measured.
-    return free | {"inference"} if command in MEASURING else free
 
 
 def likely_cause(typed: Namespace | None, metadata: Mapping[str, str]) -> str:
@@ -195,7 +191,7 @@ def checks_keywords(function: Callable[Arguments, Answer]) -> Callable[Arguments
 def checks_keywords_beside(
     called: str, passed_on: Collection[str], *, refused_later: Collection[str] = ()
 ) -> Callable[[Callable[Arguments, Answer]], Callable[Arguments, Answer]]:
-    """The same under the name `called`, with further keywords that are `passed_on` to torch.
+    """As `checks_keywords`, under the name `called`, with further keywords that are `passed_on` to torch.
 
     refused_later: known keywords that no remedy proposes, because a PEF cannot contain what they ask for
     """

@@ -147,7 +147,7 @@ class Samplers:
             reporter.report(Finding("DP06", what, last.where, "sampler.set_epoch(epoch) before each epoch"))
 
     def division(self) -> Division | None:
-        """Of the sampler that feeds optimizer steps now; None if there is none, or it does not divide the data."""
+        """How the sampler that feeds optimizer steps divides the data; None without one, or if it does not."""
         if self._last is None or not self._last.steps or self._last.division.num_replicas == 1:
             return None
         return self._last.division
@@ -210,7 +210,7 @@ def wrong_division(divisions: Sequence[Division | None], *, compares_epochs: boo
 
 
 def _remedy(first: Division) -> str:
-    """The sampler of replica 0, as every replica should have it."""
+    """The call that makes the sampler of replica 0, for every replica."""
     own = "DistributedSampler(dataset, num_replicas=dist.get_world_size(), rank=dist.get_rank()"
     own += ", drop_last=True" if first.drop_last else ""
     if first.order is None:
@@ -330,5 +330,4 @@ def _row_numbers(program: Program) -> set[str]:
 
 
 def _name(node: Node) -> str:
-    """`embedding` of `aten.embedding.default`."""
-    return node.operator.split(".")[1]
+    return node.operator.split(".")[1]  # `embedding` of `aten.embedding.default`

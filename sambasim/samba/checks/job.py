@@ -41,7 +41,7 @@ class Point:
 
 
 def meet(communicator: Communicator, own: Point, shown: Shown) -> tuple[Sequence[Point], Sequence[Shown]]:
-    """Collective. The point of every rank, and what it shows. Only ranks that are `together` show the same type."""
+    """Gathers the point of every rank, and what it shows. Only ranks that are `together` show the same type."""
     met = communicator.all_gather_object((own, shown))
     return [point for point, _ in met], [one for _, one in met]
 
@@ -120,7 +120,7 @@ class Files:
     _process: int = field(default_factory=os.getpid)
 
     def start(self) -> None:
-        """Watch. Called once in a process."""
+        """Watches from now on. Called once in a process."""
         self.active = True
         sys.addaudithook(self._on_audit)
         for module_name, name, position in _WRITERS:
@@ -200,7 +200,6 @@ def begin(communicator: Communicator) -> None:
 
 
 def current() -> Job | None:
-    """What is watched now."""
     return _job
 
 
@@ -331,7 +330,6 @@ _check: Check | None = None
 
 
 def begin_check(steps: int) -> Check:
-    """Check this process from now on, for this many steps."""
     global _check
     reporter.on_demand = True
     _check = Check(steps)

@@ -39,7 +39,7 @@ _loaded: "MutableMapping[nn.Module, weakref.ref[Unfetched]]" = WeakIdKeyDictiona
 
 
 class Unfetched:
-    """For one loaded PEF: what the device has trained since the last exchange."""
+    """What the device has trained since the last exchange, for one loaded PEF."""
 
     def __init__(self, machine: Machine, unsent: Unsent) -> None:
         self.model = machine.model
@@ -102,7 +102,12 @@ class Unfetched:
         steps = self._machine.replica.steps
         if self._ahead <= 0 or use in self._reported or self._compared.get(use) == steps or self.app_has_loaded:
             return False
-        if _is_transforming() or not context.current().trains or not is_called_by_app():
+        is_transforming = (
+            torch.jit.is_tracing()  # type: ignore[no-untyped-call]  # torch gives it no types
+            or torch._C._functorch.peek_interpreter_stack() is not None
+            or torch._C._len_torch_dispatch_stack() > 0
+        )
+        if is_transforming or not context.current().trains or not is_called_by_app():
             return False
         self._compared[use] = steps
         return self._unsent.host_is_as_exchanged()
@@ -135,14 +140,6 @@ def _changed_by(machine: Machine) -> Iterator[nn.Module]:
         holders |= set(accumulate(path.split(".")[:-1], "{}.{}".format))
     named = machine.model.named_modules(remove_duplicate=False)
     yield from {id(module): module for path, module in named if path in holders}.values()
-
-
-def _is_transforming() -> bool:
-    return (
-        torch.jit.is_tracing()  # type: ignore[no-untyped-call]  # torch gives it no types
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._len_torch_dispatch_stack() > 0
-    )
 
 
 @cache
@@ -202,7 +199,9 @@ def _without_hooks(original: Callable[..., Any], *, saves: bool) -> Callable[...
 
     @wraps(original)
     def call(owner: object, *args: Any, **keywords: Any) -> Any:
-        modules = list(_modules_in(owner))
+        # A module, or a checkpoint that holds modules beside other things.
+        parts = owner.values() if isinstance(owner, Mapping) else owner if isinstance(owner, list | tuple) else [owner]
+        modules = [module for part in parts if isinstance(part, nn.Module) for module in part.modules()]
         for unfetched in _of(modules if saves else []):
             unfetched.note_read("saves")
         with _hidden_hooks(modules):
@@ -226,11 +225,3 @@ def _hidden_hooks(modules: Iterable[nn.Module]) -> Iterator[None]:
     finally:
         for of_module, number in hooks:
             of_module[number] = _note_forward
-
-
-def _modules_in(owner: object) -> Iterator[nn.Module]:
-    """All modules of a module, or of a checkpoint that holds modules beside other things."""
-    parts = owner.values() if isinstance(owner, Mapping) else owner if isinstance(owner, list | tuple) else [owner]
-    for part in parts:
-        if isinstance(part, nn.Module):
-            yield from part.modules()

@@ -48,7 +48,6 @@ class SambaConfig(Arguments):
         self.parsed_batch_size = getattr(self, "batch_size", None)
 
     def get_all_params(self) -> dict[str, object]:
-        """All settings by name."""
         return dict(vars(self))
 
 

@@ -17,7 +17,7 @@ from pydantic import JsonValue
 from torch import nn
 
 from sambasim.errors import OptionError
-from sambasim.hardware.placement import Inventory, inventory_of, place_replicas
+from sambasim.hardware.placement import inventory_of, place_replicas
 from sambasim.ir.graph import Section, SectionKind
 from sambasim.ir.program import Program
 from sambasim.runtime.outcome import predicted
@@ -38,7 +38,7 @@ from sambasim.units import counted, format_seconds
 _WARM_UP_STEPS = 3
 _FEW_STEPS = 10
 _UNEVEN = 2.0
-"""A 90th percentile of so many medians is noted, if there are at least _FEW_STEPS."""
+"""From _FEW_STEPS steps on, a notice is printed if the 90th percentile is at least this multiple of the median."""
 
 
 class Performance(NamedTuple):
@@ -103,14 +103,14 @@ def measure_performance(
         "step_p90_s": slow_s,
         "samples_per_s": measured.throughput,
         "predicted_step_s": predicted_s,
-        **column.figures(),
+        **column.figures,
     }
     predicted_text = "" if predicted_s is None else f"predicted for a device: {format_seconds(predicted_s)} a step\n"
     table = (
         f"{_title(world.world_size, len(times_s))}: "
         f"{format_seconds(median_s)} a step, {measured.throughput:.0f} samples/s\n"
         f"{spread(median_s, slow_s, len(times_s))}\n"
-        f"{predicted_text}{column.text()}"
+        f"{predicted_text}{column.text}"
     )
     _report(figures, table, json, bench_report_json, compiled_stats_json)
     least = getattr(context.current().arguments, "min_throughput", None)
@@ -177,18 +177,17 @@ def measure_sections(
         **_circumstances(program, steps),
         "sections_s": sum(slowest),
         "predicted_sections_s": predicted_s,
-        **column.figures(),
+        **column.figures,
         "step_p90_s": slow_s,
         "sections": [asdict(row) for row in rows],
     }
     table = _table(rows, predicted_s, _title(world.world_size, steps)) + spread(median_s, slow_s, steps) + "\n"
-    table += column.text()
+    table += column.text
     _report(figures, table, json, bench_report_json, compiled_stats_json)
     return figures
 
 
 def _circumstances(program: Program, steps: int) -> dict[str, JsonValue]:
-    """What both reports say of a measurement."""
     return {
         "measured": "on this machine, not on a device",
         "replicas": context.communicator().world_size,
@@ -235,17 +234,25 @@ def _table(rows: Sequence[SectionFigure], predicted_s: float | None, heading: st
 
 
 class _Prediction:
-    """The prediction of a step of the loaded PEF on its device: `step`, or None and the `reason`."""
+    """The prediction of a step of the loaded PEF on its device.
+
+    step: None without a prediction
+    figures, text: device and source of the prediction, or why there is none, for JSON and as a line
+    """
 
     def __init__(self, model: nn.Module, *, data_parallel: bool, reduce_on_rdu: bool) -> None:
         document, world = session.document(model), context.communicator()
-        self.inventory: Inventory = inventory_of(document.compile_options)
-        placement = place_replicas(self.inventory, world.node_of if data_parallel else [world.node_index])
-        path = SyncPath.RDU if reduce_on_rdu else SyncPath.HOST
-        found = predicted(document.program, self.inventory, placement, path)
-        self.step: CompiledStep | None = None if isinstance(found, str) else found
-        self.reason = found if isinstance(found, str) else None
-        self._backing = backing_of(self.inventory.device, placement.replicas)
+        inventory = inventory_of(document.compile_options)
+        placement = place_replicas(inventory, world.node_of if data_parallel else [world.node_index])
+        found = predicted(document.program, inventory, placement, SyncPath.RDU if reduce_on_rdu else SyncPath.HOST)
+        self.step: CompiledStep | None = None
+        if isinstance(found, str):
+            self.figures: dict[str, JsonValue] = {"not_predicted": found}
+            self.text = f"no prediction for a device: {found}\n"
+        else:
+            self.step, backing = found, backing_of(inventory.device, placement.replicas)
+            self.figures = {"predicted_for": inventory.share, "predicted_backed_by": backing}
+            self.text = f"predicted: for {inventory.share}; {backing}\n"
 
     def step_s(self, *, forward_only: bool, graph_only: bool) -> float | None:
         """The predicted time of a measured step."""
@@ -254,18 +261,6 @@ class _Prediction:
         if forward_only:
             return self.step.of_kind_s(SectionKind.FWD) if graph_only else self.step.forward_s
         return self.step.graph_s if graph_only else self.step.scaled.predicted_s
-
-    def figures(self) -> dict[str, JsonValue]:
-        """The device and the source of the prediction; or why there is none."""
-        if self.reason is not None:
-            return {"not_predicted": self.reason}
-        return {"predicted_for": self.inventory.share, "predicted_backed_by": self._backing}
-
-    def text(self) -> str:
-        """The same as a line."""
-        if self.reason is not None:
-            return f"no prediction for a device: {self.reason}\n"
-        return f"predicted: for {self.inventory.share}; {self._backing}\n"
 
 
 def _checked_kinds(
