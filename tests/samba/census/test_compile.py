@@ -158,6 +158,9 @@ def test_trace_graph(shape: str, samba: Any, pef_of: Callable[..., str]) -> None
 def test_trace_graph_without_a_transfer_and_then_to_device(samba: Any, pef_of: Callable[..., str]) -> None:
     app = _app(samba, "run", f"--pef={pef_of()}")
     options = {"transfer_device": False, "data_parallel_mode": "normal"}
-    app.utils.trace_graph(app.model, app.inputs, app.optimizer, config_dict=vars(app.args), **options)
+    outputs = app.utils.trace_graph(app.model, app.inputs, app.optimizer, config_dict=vars(app.args), **options)
+    assert not outputs[0].has_data
+    (weight,) = samba.session.get_tensors_by_name(["logreg__lin_layer__weight"])
+    assert not weight.any(), "nothing was sent to the device"
     samba.session.to_device()
     assert app.trains()

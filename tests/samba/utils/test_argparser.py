@@ -172,11 +172,6 @@ def test_the_level_of_the_log_is_set() -> None:
     assert logging.getLogger("sambaflow").level == logging.ERROR
 
 
-def test_the_context_has_what_was_parsed() -> None:
-    arguments = parse_app_args(["compile"])
-    assert context.current() == context.Context("compile", arguments)
-
-
 def test_a_config_made_from_keywords_is_what_the_command_line_gives() -> None:
     typed = parse_app_args(["run", *PEF, "-b", "8", "--inference"])
     assert vars(SambaConfig("run", pef="net.pef", batch_size=8, inference=True)) == vars(typed)
