@@ -31,8 +31,11 @@ STARTED_IN = os.getcwd()
 
 @dataclass(slots=True)
 class Context:
-    """What `parse_app_args` returned, with its command; the communicator, None before its first use; whether the
-    command runs in a single process; and, for a compile, what makes the run command."""
+    """command, arguments: what `parse_app_args` returned
+    communicator: None before its first use
+    alone: whether the command runs in a single process
+    next_run: for a compile, what makes the run command
+    """
 
     command: str | None = None
     arguments: Namespace | None = None

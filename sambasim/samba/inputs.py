@@ -96,7 +96,7 @@ def inputs_of(program: Program) -> Mapping[str, Symbol]:
 
 
 def bind(wanted: Mapping[str, Symbol], batch_size: int, model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
-    """Plain tensors by input symbol, in the order of `inputs`. wanted: the input symbols of the program
+    """The tensors of `inputs` as plain ones, in their order, by the names of the `wanted` symbols of the program.
 
     Raises DataError for a tensor that fits no input, and for an input without a tensor.
     """

@@ -48,10 +48,7 @@ class _OnDevice(torch.optim.Optimizer):
     def __init__(
         self, params: Parameters, *arguments: Any, max_grad_norm: float | None = None, **torch_options: Any
     ) -> None:
-        """The arguments of torch's class, and `max_grad_norm`.
-
-        Raises OptionError as `options` does; torch raises ValueError or TypeError.
-        """
+        """Raises OptionError as `options` does; torch raises ValueError or TypeError."""
         super().__init__(params, *arguments, **torch_options)
         for group in self.param_groups:  # torch's own defaults of SGD are integers
             group.update({name: float(group[name]) for name in ("dampening", "weight_decay") if name in group})
@@ -97,20 +94,14 @@ class _OnDevice(torch.optim.Optimizer):
 
 
 class SGD(_OnDevice, torch.optim.SGD):
-    """torch.optim.SGD, with `max_grad_norm`."""
-
     kind = "sgd"
 
 
 class Adam(_OnDevice, torch.optim.Adam):
-    """torch.optim.Adam, with `max_grad_norm`."""
-
     kind = "adam"
 
 
 class AdamW(_OnDevice, torch.optim.AdamW):
-    """torch.optim.AdamW, with `max_grad_norm`."""
-
     kind = "adamw"
 
 

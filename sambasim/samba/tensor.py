@@ -49,7 +49,7 @@ class SambaTensor(Tensor):
     mem_type: object = None
     _sn_grad: Tensor | None = None
     _sn_grads: dict[str, Tensor] | None = None
-    """Of an output: the session's dictionary of gradients that are set on outputs, by name."""
+    """On an output of a session: the session's gradients of outputs, by name."""
     _version_when_made: int | None = None
 
     @checks_keywords_beside("samba.SambaTensor", ())
@@ -66,11 +66,15 @@ class SambaTensor(Tensor):
         is_complex: bool | None = None,
         region_name: str | None = None,
     ) -> "SambaTensor":
-        """From a tensor, from a `materializer` that returns one and is called at once, or from a shape: zeros, with
-        `has_data` False until it is written to. With another `dtype` than the tensor's, memory is not shared. Within
-        `lazy_param` it is lazy: it has no data until `sn_data` is assigned, or `materialize` calls the materializer.
+        """Makes a SambaTensor from the first of these that is given.
 
-        Raises DataError for what is no tensor or complex, and for another shape or a dimension that it does not have.
+        torch_tensor: a tensor, whose memory is shared, unless `dtype` is another
+        materializer: a function that returns a tensor, called at once
+        shape: the tensor holds zeros, and `has_data` is False until it is written to
+
+        Within `lazy_param` the last two have no data until `sn_data` is assigned, or `samba.materialize` calls the
+        materializer. Raises DataError for what is no tensor or complex, and for another shape or a dimension that it
+        does not have.
         """
         given = materializer() if torch_tensor is None and materializer is not None else torch_tensor
         if isinstance(given, tuple | list):

@@ -327,7 +327,7 @@ def _of_one_operator(compiled: Node | None, traced: Node | None) -> str | None:
 
 
 def _arguments(node: Node) -> Mapping[str, str]:
-    """By torch's names; of a composite by number."""
+    """The arguments by torch's names; those of a composite node by number."""
     is_torchs = node.operator.startswith("aten.")
     names = [one.name for one in find_operator(node.operator)._schema.arguments] if is_torchs else map(str, count(1))
     given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)

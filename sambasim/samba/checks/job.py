@@ -174,7 +174,7 @@ class Files:
 
 
 class Job:
-    """What is watched in this process. A loaded PEF sets `steps` and `compare_last`."""
+    """The watched samplers and files of this process. A loaded PEF sets `steps` and `compare_last`."""
 
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
@@ -301,7 +301,7 @@ class Check:
         return shortened
 
     def own_report(self) -> Report:
-        """What this rank has found so far. Not collective."""
+        """The findings of this rank so far. Not collective."""
         replicas = _job.communicator.world_size if _job is not None else 1
         return Report(reporter.findings, self.steps, replicas, self._epochs_cut)
 

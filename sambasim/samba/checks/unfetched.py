@@ -35,7 +35,7 @@ _MOST_ACCUMULATED = 256
 """No app accumulates the gradients of so many batches before its first optimizer step."""
 
 _loaded: "MutableMapping[nn.Module, weakref.ref[Unfetched]]" = WeakIdKeyDictionary()
-"""By each module that the device changes. The modules get a hook and nothing else."""
+"""The `Unfetched` of each module that the device changes. The module itself gets a hook and nothing else."""
 
 
 class Unfetched:
@@ -157,7 +157,6 @@ def _watch() -> None:
 
 
 def _of(modules: Iterable[nn.Module]) -> set[Unfetched]:
-    """What watches these modules."""
     return {one for module in modules if module in _loaded and (one := _loaded[module]()) is not None}
 
 

@@ -89,7 +89,6 @@ _has_left = False
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The exit code of a script that `error` escaped from."""
     return exit_code(error, other=1)
 
 

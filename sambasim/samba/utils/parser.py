@@ -85,7 +85,6 @@ def program_name() -> str:
 
 
 def overview() -> str:
-    """The help of an app without a command."""
     program = program_name()
     commands = "\n".join(f"  {name:<20} {what}" for name, what in COMMANDS.items())
     return (
