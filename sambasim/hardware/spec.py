@@ -2,7 +2,8 @@
 `sources`: a publication, a derivation, or "estimate"."""
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -116,8 +117,8 @@ def load_device(name: str) -> DeviceSpec:
     name = ALIASES.get(name, name)
     if name not in device_names():
         raise OptionError(
-            f"there is no device called {name!r}",
-            remedy=f"--arch takes one of {', '.join(device_names())}, or a TOML file",
+            f"there is no device called {shortened(name)!r}: there are {', '.join(device_names())}",
+            remedy=_nearest("--arch", name, (*device_names(), *ALIASES)),
         )
     return _checked(DeviceSpec, shipped_text(f"devices/{name}.toml"), f"the device file {name}.toml")
 
@@ -131,8 +132,8 @@ def load_cluster(name: str) -> ClusterSpec:
         text, where = shipped_text(f"clusters/{name}.toml"), f"the cluster file {name}.toml"
     else:
         raise OptionError(
-            f"there is no cluster called {name!r}",
-            remedy=f"--cluster takes one of {', '.join(cluster_names())}, or a TOML file",
+            f"there is no cluster called {shortened(name)!r}: there are {', '.join(cluster_names())}",
+            remedy=_nearest("--cluster", name, cluster_names()),
         )
 
     def with_links(table: dict[str, object]) -> dict[str, object]:
@@ -181,6 +182,11 @@ def _link(given: object, key: str, where: str) -> object:
     return {"name": given, **_link_tables()[given]}
 
 
+def _nearest(flag: str, name: str, known: Sequence[str]) -> str:
+    found = get_close_matches(name.lower(), known, n=1)
+    return f"{flag} {found[0]}, or a TOML file" if found else f"one of them, or a TOML file: {flag} FILE.toml"
+
+
 def _is_file(name: str) -> bool:
     return name.endswith(".toml") or "/" in name
 
@@ -208,13 +214,13 @@ def _checked(
         if nests_too_deeply(tables):
             raise RecursionError
         return model.model_validate(prepare(tables))
-    except tomllib.TOMLDecodeError as error:
-        raise OptionError(f"{where} is not valid TOML: {shortened(str(error))}", remedy="correct the file") from error
-    except RecursionError:
-        raise OptionError(f"{where} is nested too deeply", remedy="correct the file") from None
     except ValidationError as error:
         wrong = "; ".join(_problem(detail["loc"], detail["msg"], detail["type"]) for detail in error.errors())
         raise OptionError(f"{where} is not a valid {model.__name__}: {wrong}", remedy="correct the file") from error
+    except ValueError as error:  # also an integer of thousands of digits
+        raise OptionError(f"{where} is not valid TOML: {shortened(str(error))}", remedy="correct the file") from error
+    except RecursionError:
+        raise OptionError(f"{where} is nested too deeply", remedy="correct the file") from None
 
 
 def _problem(place: tuple[int | str, ...], message: str, kind: str) -> str:

@@ -92,7 +92,7 @@ def test_steps_choose_what_is_compared() -> None:
             ("a.safetensors", "b.safetensors", "--steps", "3"),
             "--steps is for runs, and a.safetensors is a file",
         ),
-        (("a", "b", "--steps", "3-2"), "--steps 3-2: "),
+        (("a", "b", "--steps", "3-2"), '--steps "3-2": '),
     ],
 )
 def test_what_cannot_be_compared_is_refused(arguments: tuple[str, ...], what: str) -> None:

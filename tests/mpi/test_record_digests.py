@@ -158,7 +158,7 @@ def test_another_learning_rate_shows_in_a_parameter_of_the_first_step(folder: Pa
     assert found.first is not None
     assert (found.first.step, found.first.replicas, found.first.what) == (1, (0, 1), "parameter")
     assert not found.not_comparable
-    assert [one.name for one in found.asked_otherwise] == ["optimizer.lr"]
+    assert [one.name for one in found.other_options] == ["optimizer.lr"]
     assert found.losses[0].step == 2, "the loss of the first step is of the weights before it"
 
 

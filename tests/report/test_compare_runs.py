@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from sambasim.errors import ArtifactError
 from sambasim.records.digests import RecordedRun, StepDigests, ValueDigest, read_recording
 from sambasim.records.metrics import RunRecords, StepRecord, SummaryRecord
 from sambasim.report.compare import MetricsCompared, RunsCompared, comparison
@@ -79,7 +80,7 @@ def test_what_makes_bits_differ_by_right_is_said_first(fact: Mapping[str, object
     other = [a_step(1, changed={"net__w": changed(PARAMETER)})]
     found = compared(tmp_path, {0: [a_step(1)]}, {0: other}, run_b=a_run(**fact))
     assert found.verdict.startswith(f"not comparable bit by bit: {told}; they first differ at step 1, replica 0, ")
-    assert not found.asked_otherwise
+    assert not found.other_options
 
 
 def test_runs_that_are_alike_though_nothing_promises_it_say_so(tmp_path: Path) -> None:
@@ -93,6 +94,19 @@ def test_of_a_run_that_died_all_steps_that_it_did_are_compared(tmp_path: Path) -
     assert not found.alike
     assert found.verdict == "alike as far as both have recorded: 1 step, 1 replica, 5 digests"
     assert found.notes == ("A ends after step 1, and was to record up to step 40", "B ends after step 2")
+
+
+def test_a_replica_that_ends_earlier_is_not_alike(tmp_path: Path) -> None:
+    whole = [a_step(1), a_step(2)]
+    found = compared(tmp_path, {0: whole, 1: whole}, {0: whole[:1], 1: whole}, run_b=a_run(last_step=2))
+    assert not found.alike
+    assert "replica 0 of B ends after step 1" in found.notes
+
+
+def test_a_replica_without_a_step_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="replica 1 has no recorded step") as refused:
+        compared(tmp_path, {0: [a_step(1)], 1: [a_step(1)]}, {0: [a_step(1)], 1: []})
+    assert refused.value.where == str(tmp_path / "b" / "replica-1.jsonl")
 
 
 def test_tensors_of_one_alone_are_counted_and_not_alike(tmp_path: Path) -> None:

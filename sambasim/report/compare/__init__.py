@@ -54,7 +54,7 @@ class RunsCompared(Record):
     alike: bool
     verdict: str
     not_comparable: tuple[Fact, ...]
-    asked_otherwise: tuple[Fact, ...]
+    other_options: tuple[Fact, ...]
     steps: int
     replicas: tuple[int, ...]
     digests: int
@@ -274,7 +274,7 @@ def _runs_text(found: RunsCompared) -> Iterator[str | Table]:
         last = f", the last of them {found.last_alike}" if found.last_alike else ""
         yield printable(f"before it: {found.alike_before:,} digests, all alike{last}")
     yield from _facts_table("different bits are expected", found.not_comparable)
-    yield from _facts_table("other options that differ", found.asked_otherwise)
+    yield from _facts_table("other options that differ", found.other_options)
     then = [(place(one), digest_difference(one)) for one in found.then]
     yield from _table("next differences", ("where", "how much"), then)
     if found.differing_by_step:

@@ -37,7 +37,7 @@ class _Progress:
     only_in_a: int = 0
     only_in_b: int = 0
     starts: list[int | None] = field(default_factory=lambda: [None, None])
-    ends: list[int] = field(default_factory=lambda: [-1, -1])
+    ends: tuple[dict[int, int], dict[int, int]] = field(default_factory=lambda: ({}, {}))
 
 
 def compare_runs(a: Recording, b: Recording, wanted: Callable[[int], bool] = lambda step: True) -> RunsCompared:
@@ -64,7 +64,7 @@ def _compare_step(step: int, lines: Iterable[_Line], found: _Progress) -> None:
     for replica, of_replica in groupby(lines, key=lambda line: line.replica):
         sides = {line.side: line.digests for line in of_replica}
         for side, line in sides.items():
-            found.ends[side] = max(found.ends[side], step)
+            found.ends[side][replica] = step
             if found.starts[side] is None and not line.begins:
                 found.starts[side] = step
         if len(sides) == 1:
@@ -135,7 +135,7 @@ def _runs_result(a: Recording, b: Recording, replicas: tuple[int, ...], found: _
         alike=first is None and whole and found.digests > 0,
         verdict=_runs_verdict(first, compare.facts_text(facts), whole, len(replicas), found),
         not_comparable=facts,
-        asked_otherwise=compare.differing_options(a.run, b.run),
+        other_options=compare.differing_options(a.run, b.run),
         steps=len(found.steps),
         replicas=replicas,
         digests=found.digests,
@@ -180,10 +180,13 @@ def _runs_notes(a: Recording, b: Recording, found: _Progress) -> Iterator[str]:
     for name, start in zip("AB", found.starts, strict=True):
         if start is not None and start > min(one for one in found.starts if one is not None):
             yield f"{name} begins at step {start}"
-    for name, run, end in (("A", a.run, found.ends[0]), ("B", b.run, found.ends[1])):
-        if found.ends[0] != found.ends[1] and end >= 0:
-            planned = f", and was to record up to step {run.last_step}" if end < run.last_step else ""
-            yield f"{name} ends after step {end}{planned}"
+    for name, run, ends in (("A", a.run, found.ends[0]), ("B", b.run, found.ends[1])):
+        if found.ends[0] != found.ends[1] and ends:
+            first, last = min(ends, key=ends.__getitem__), max(ends.values())
+            planned = f", and was to record up to step {run.last_step}" if last < run.last_step else ""
+            yield f"{name} ends after step {last}{planned}"
+            if ends[first] < last:
+                yield f"replica {first} of {name} ends after step {ends[first]}"
     for name, ours, theirs in (("A", a, b), ("B", b, a)):
         alone = [str(replica) for replica in ours.replicas if replica not in theirs.replicas]
         if alone:
