@@ -19,8 +19,6 @@ _WHOLE = 100  # a rate from here on needs no digits behind the point
 MILLISECOND_S = 1e-3
 MICROSECOND_S = 1e-6
 
-BITS_PER_BYTE = 8
-
 _BYTE_UNITS = {
     "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB, "KB": KILO, "MB": MEGA, "GB": GIGA, "TB": TERA,
 }  # fmt: skip

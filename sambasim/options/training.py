@@ -102,10 +102,6 @@ class LossOptions(Options):
     name: str
     args: JsonTable = Field(default_factory=dict)
 
-    @property
-    def is_named(self) -> bool:
-        return self.name in LOSS_ARGUMENTS
-
     @field_validator("name")
     @classmethod
     def _check_name(cls, name: str) -> str:
