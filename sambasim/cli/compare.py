@@ -77,7 +77,7 @@ def compare_command(a: str, b: str, steps: str | None, as_json: bool, output_fol
         from sambasim.report.compare import comparison
 
         show(*comparison(found))
-    if not found.alike:
+    if not found.equal:
         click.get_current_context().exit(1)
 
 
