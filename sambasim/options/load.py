@@ -304,23 +304,14 @@ def _number(limit: float) -> str:
 
 def _without_quotes(location: Sequence[str], kind: str, given: object) -> str | None:
     """The remedy for a number, or for true or false, that was given as text."""
-    if not isinstance(given, str):
+    kinds = {"float_type": (float, int), "int_type": (int,), "bool_type": (bool,)}.get(kind, ())
+    if not isinstance(given, str) or len(given) > LONGEST_VALUE:
         return None
     try:
-        match kind:
-            case "float_type":
-                value: float | None = float(given)
-            case "int_type":
-                value = int(given)
-            case "bool_type":
-                value = {"true": True, "false": False}.get(given)
-            case _:
-                value = None
+        value = tomllib.loads(f"value = {given}")["value"]
     except ValueError:
         return None
-    if value is None or not math.isfinite(value):
-        return None
-    return f"write it without quotes: {location[-1]} = {show(value)}"
+    return f"write it without quotes: {location[-1]} = {given}" if type(value) in kinds else None
 
 
 def _unknown(location: list[str], model_class: type[BaseModel]) -> Problem:

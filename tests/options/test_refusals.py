@@ -23,7 +23,7 @@ epochs = 3
 
 REFUSED = [
     (["optimizer.lr=-1"], "optimizer.lr = -1 (from --set): must be at least 0"),
-    (["optimizer.lr='1e-3'"], "must be a number\n  try:   write it without quotes: lr = 0.001"),
+    (["optimizer.lr='1e-3'"], "must be a number\n  try:   write it without quotes: lr = 1e-3"),
     (["training.epochs='4'"], "write it without quotes: epochs = 4"),
     (["data.shuffle='false'"], "write it without quotes: shuffle = false"),
     (["optimizer.lr=" + "9" * 400], "999… (from --set): must be a finite number"),
