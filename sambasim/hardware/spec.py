@@ -3,6 +3,7 @@
 
 import tomllib
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -181,21 +182,23 @@ def _load(
     elif name in (shipped := _shipped(f"{kind}s")):
         text, where = shipped_text(f"{kind}s/{name}.toml"), f"the {kind} file {name}.toml"
     else:
+        found = get_close_matches(name.lower(), (*shipped, *(ALIASES if kind == "device" else ())), n=1)
         raise OptionError(
-            f"there is no {kind} called {name!r}", remedy=f"{flag} takes one of {', '.join(shipped)}, or a TOML file"
+            f"there is no {kind} called {shortened(name)!r}: there are {', '.join(shipped)}",
+            remedy=f"{flag} {found[0]}, or a TOML file" if found else f"one of them, or a TOML file: {flag} FILE.toml",
         )
     try:
         tables = tomllib.loads(text)
         if nests_too_deeply(tables):
             raise RecursionError
         return model.model_validate(prepare(tables, where))
-    except tomllib.TOMLDecodeError as error:
-        raise OptionError(f"{where} is not valid TOML: {shortened(str(error))}", remedy="correct the file") from error
-    except RecursionError:
-        raise OptionError(f"{where} is nested too deeply", remedy="correct the file") from None
     except ValidationError as error:
         wrong = "; ".join(_problem(detail["loc"], detail["msg"], detail["type"]) for detail in error.errors())
         raise OptionError(f"{where} is not a valid {model.__name__}: {wrong}", remedy="correct the file") from error
+    except ValueError as error:  # also an integer of thousands of digits
+        raise OptionError(f"{where} is not valid TOML: {shortened(str(error))}", remedy="correct the file") from error
+    except RecursionError:
+        raise OptionError(f"{where} is nested too deeply", remedy="correct the file") from None
 
 
 def _problem(place: tuple[int | str, ...], message: str, kind: str) -> str:

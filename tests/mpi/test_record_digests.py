@@ -109,10 +109,10 @@ def host(folder: Path, by_way: dict[str, Trained]) -> Path:
 
 
 def test_every_way_has_the_same_digests(folder: Path, host: Path) -> None:
-    assert recorded(folder, "emulated").alike
+    assert recorded(folder, "emulated").equal
     for name in ("device", "server", "servers", "emulated"):
         found = compared(folder, "host", name)
-        assert found.alike, found.verdict
+        assert found.equal, found.verdict
         assert (found.steps, found.replicas) == (STEPS, (0, 1))
         for replica in (0, 1):
             assert (host / replica_file(replica)).read_text() == (folder / name / replica_file(replica)).read_text()
@@ -155,12 +155,12 @@ def test_another_learning_rate_shows_in_a_parameter_of_the_first_step(folder: Pa
     assert found.first is not None
     assert (found.first.step, found.first.replicas, found.first.what) == (1, (0, 1), "parameter")
     assert not found.not_comparable
-    assert [one.name for one in found.asked_otherwise] == ["optimizer.lr"]
+    assert [one.name for one in found.other_options] == ["optimizer.lr"]
     assert found.losses[0].step == 2, "the loss of the first step is of the weights before it"
 
 
 def test_another_constant_shows_in_its_section(folder: Path, host: Path) -> None:
-    """Everything before the section that multiplies by the constant is alike."""
+    """Everything before the section that multiplies by the constant is equal."""
     found = recorded(folder, "edited_run", pef="edited")
     assert found.first is not None
     assert [one.name for one in found.not_comparable] == ["PEF"]
