@@ -1,6 +1,7 @@
 """Parse and format quantities. Inside sambasim every quantity is in SI base units, and its name ends in the unit
 (`size_bytes`, `step_s`)."""
 
+import math
 import re
 
 KIB = 1 << 10
@@ -18,8 +19,6 @@ _WHOLE = 100  # a rate from here on needs no digits behind the point
 MILLISECOND_S = 1e-3
 MICROSECOND_S = 1e-6
 
-BITS_PER_BYTE = 8
-
 _BYTE_UNITS = {
     "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB, "KB": KILO, "MB": MEGA, "GB": GIGA, "TB": TERA,
 }  # fmt: skip
@@ -32,7 +31,10 @@ def parse_bytes(text: str) -> int:
     unit = (match.group(2) or "B") if match else ""
     if match is None or unit not in _BYTE_UNITS:
         raise ValueError(f"{text!r} is not a size; write a number and one of {', '.join(_BYTE_UNITS)}")
-    return round(float(match.group(1)) * _BYTE_UNITS[unit])
+    size_bytes = float(match.group(1)) * _BYTE_UNITS[unit]
+    if math.isinf(size_bytes):
+        raise ValueError(f"{text!r} is too large")
+    return round(size_bytes)
 
 
 def format_bytes(size_bytes: float) -> str:

@@ -17,6 +17,7 @@ import sambasim
 from sambasim.bounded import one_line
 from sambasim.cli.terminal import survive_closed_stdout
 from sambasim.errors import OptionError, SambasimError
+from sambasim.options.flags import LARGEST_COUNT
 
 if TYPE_CHECKING:
     from sambasim.samba.checks.job import Report
@@ -31,7 +32,9 @@ FOUND = 1
 
 @click.command("app", context_settings={"allow_interspersed_args": False})
 @click.option("--check", is_flag=True, help="Run a few steps with every check, and report mistakes.")
-@click.option("--check-steps", type=click.IntRange(min=1), metavar="N", help=f"Steps of a check; {STEPS} by default.")
+@click.option(
+    "--check-steps", type=click.IntRange(1, LARGEST_COUNT), metavar="N", help=f"Steps of a check; {STEPS} by default."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report of a check as one JSON line.")
 @click.argument("script", metavar="SCRIPT.py", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("arguments", metavar="ARGS...", nargs=-1, type=click.UNPROCESSED)

@@ -6,15 +6,18 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sambasim.bounded import shortened
 from sambasim.cli.shared import kept_imports, write
 from sambasim.cli.terminal import exit_code_of, report_error, show
 from sambasim.errors import LaunchError, OptionError
-from sambasim.units import format_bytes, parse_bytes
+from sambasim.options.flags import LARGEST_COUNT
+from sambasim.units import TIB, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from sambasim.records.collectives import CollectivesRecord
     from sambasim.runtime.supervision.supervisor import Failure
 
+_MOST_BYTES = TIB
 _PATHS = ("device", "host-mpi", "host-gloo", "host-parameter-server", "mpi", "mpi-in-place", "gloo")
 
 
@@ -27,9 +30,11 @@ def _bytes(ctx: click.Context, parameter: click.Parameter, text: str) -> int:
     try:
         size_bytes = parse_bytes(text)
     except ValueError as error:
-        raise OptionError(f"{parameter.opts[0]}: {error}", remedy=f'{parameter.opts[0]} "64 KiB"') from None
-    if size_bytes < 1:
-        raise OptionError(f"{parameter.opts[0]}: there is nothing to reduce in 0 bytes", remedy="1 B or more")
+        raise OptionError(
+            f"{parameter.opts[0]}: {shortened(str(error))}", remedy=f'{parameter.opts[0]} "64 KiB"'
+        ) from None
+    if not 1 <= size_bytes <= _MOST_BYTES:
+        raise OptionError(f"{parameter.opts[0]}: must be from 1 B to {format_bytes(_MOST_BYTES)}", remedy="256 MiB")
     return size_bytes
 
 
@@ -45,7 +50,9 @@ def _names(ctx: click.Context, parameter: click.Parameter, text: str) -> tuple[s
 @bench_command.command("collectives")
 @click.option("--min-bytes", "least_bytes", default="4 KiB", show_default=True, callback=_bytes, help="Smallest size.")
 @click.option("--max-bytes", "most_bytes", default="256 MiB", show_default=True, callback=_bytes, help="Largest size.")
-@click.option("--runs", type=click.IntRange(min=1), help="Timed runs of each path at each size.  [default: 7 to 100]")
+@click.option(
+    "--runs", type=click.IntRange(1, LARGEST_COUNT), help="Timed runs of each path at each size.  [default: 7 to 100]"
+)
 @click.option("--paths", default=",".join(_PATHS), callback=_names, help="Which paths, with commas.  [default: all]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line, and nothing else.")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw times over sizes as SVG.")

@@ -60,7 +60,7 @@ def compare_command(a: str, b: str, steps: str | None, as_json: bool, output_fol
         wanted = step_range(steps)
     except Refused as error:
         (problem,) = error.problems
-        raise OptionError(f"--steps {steps}: {problem.what}", remedy=f"--steps {problem.remedy}") from None
+        raise OptionError(f"--steps {problem.given}: {problem.what}", remedy=f"--steps {problem.remedy}") from None
     _check_there(a, b, output_folder)
     kinds = _kind(a), _kind(b)
     if kinds[0] != kinds[1]:
@@ -77,7 +77,7 @@ def compare_command(a: str, b: str, steps: str | None, as_json: bool, output_fol
         from sambasim.report.compare import comparison
 
         show(*comparison(found))
-    if not found.alike:
+    if not found.equal:
         click.get_current_context().exit(1)
 
 

@@ -13,7 +13,7 @@ from sambasim.errors import OptionError, PefError
 from sambasim.hardware.spec import ALIASES, arch_of, load_cluster, load_device
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions, compile_options
-from sambasim.options.flags import MOST_MICRO_STEPS
+from sambasim.options.flags import LARGEST_COUNT, MOST_MICRO_STEPS
 from sambasim.pef import PefDocument, locate, read
 from sambasim.pef.archive import COMPILE_AGAIN
 from sambasim.simulation.prediction import Prediction, predict
@@ -169,15 +169,15 @@ def level_of(given: object) -> Level:
             return "o3"
 
 
-def counts(text: str | None, flag: str) -> tuple[int, ...]:
+def counts(text: str | None, flag: str, most: int = LARGEST_COUNT) -> tuple[int, ...]:
     if text is None:
         return ()
     try:
         numbers = tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
         numbers = ()
-    if not numbers or min(numbers) < 1:
-        raise OptionError(f"{flag} {text}: must be whole numbers of at least 1", remedy=f"{flag} 1,2,4")
+    if not numbers or min(numbers) < 1 or max(numbers) > most:
+        raise OptionError(f"{flag} {shortened(text)}: must be whole numbers from 1 to {most:,}", remedy=f"{flag} 1,2,4")
     return numbers
 
 

@@ -58,6 +58,7 @@ def report_command(
     """
     from sambasim.cli.prediction import Question, counts, is_model, refuse_script
     from sambasim.errors import OptionError
+    from sambasim.options.flags import MOST_REPLICAS
     from sambasim.options.load import check_output_file, check_output_folder
     from sambasim.pef import locate
 
@@ -101,7 +102,7 @@ def report_command(
         output_folder=output_folder,
         arch=arch,
         num_tiles=num_tiles,
-        replicas=sorted(counts(replicas, "--replicas")),
+        replicas=sorted(counts(replicas, "--replicas", MOST_REPLICAS)),
         cluster=cluster,
     )
     _write(_predicted(question, pef, run, page, tables))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sambasim.cli.shared import FILE, PanelCommand, PanelOption, field_options, kept_imports
+from sambasim.cli.shared import FILE, PanelCommand, PanelOption, field_options, kept_imports, no_argument
 from sambasim.cli.terminal import exit_code_of, report_error, survive_closed_stdout
 from sambasim.errors import LaunchError, OptionError, PeerError
 from sambasim.options.flags import DATA, TRAINING
@@ -40,6 +40,7 @@ def _no_world_size(ctx: click.Context, parameter: click.Parameter, value: int | 
 
 
 @click.command("run", cls=PanelCommand)
+@no_argument("--pef")
 @field_options("run")
 @click.option(
     "--output-folder", type=FILE, default=Path("out"), cls=PanelOption, panel=DATA, help=_OUT, show_default=True

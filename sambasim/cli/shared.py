@@ -1,14 +1,16 @@
 """What commands share: click options, most of them made from `options.flags`, and imports of large packages."""
 
 import gc
-from collections.abc import Callable, Iterator
+import shlex
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import click
 
-from sambasim.errors import MachineError
+from sambasim.bounded import one_line
+from sambasim.errors import MachineError, OptionError
 
 if TYPE_CHECKING:
     from sambasim.options.flags import Command, Setting
@@ -85,6 +87,19 @@ def _shown_default(setting: "Setting") -> str | None:
     if setting.default in (None, False, ...):
         return None
     return f"{setting.default:g}" if isinstance(setting.default, float) else str(setting.default)
+
+
+def no_argument(flag: str) -> Callable[[F], F]:
+    """A decorator for a command without arguments: the error about one names `flag`, which takes its value."""
+
+    def refuse(ctx: click.Context, parameter: click.Parameter, given: Sequence[str]) -> None:
+        if given:
+            what = f"{ctx.command_path} takes no argument, and {one_line(given[0])!r} is one"
+            raise OptionError(what, remedy=f"use {flag} {shlex.quote(one_line(given[0]))}")
+
+    # Eager: a required option that is missing is the next error.
+    argument = click.argument("words", metavar="", nargs=-1, is_eager=True, expose_value=False, callback=refuse)
+    return lambda function: argument(function)
 
 
 pef_flag = click.option("-p", "--pef", "named", help="The same as the argument, spelled as in `run`.")

@@ -8,6 +8,7 @@ import click
 
 from sambasim.cli import shared
 from sambasim.cli.terminal import phases, show
+from sambasim.options.flags import MOST_REPLICAS
 
 if TYPE_CHECKING:
     from sambasim.ir.program import Program
@@ -95,7 +96,7 @@ def simulate_command(
     for file, what in ((csv_file, "CSV file"), (plot, "plot"), (trace, "trace")):
         if file is not None:
             check_output_file(file, f"the {what}", f"--{what.split()[0].lower()} FILE")
-    numbers = counts(replicas, "--replicas")
+    numbers = counts(replicas, "--replicas", MOST_REPLICAS)
     question = Question(
         subject=shared.one_pef(subject, named),
         overrides=overrides,
@@ -167,11 +168,14 @@ def tilestat_command(
 
 
 @click.command("devices")
+@shared.no_argument("--pef")
 @click.option("--cluster", metavar="NAME|FILE", help="Show only this cluster.  [default: all]")
 @click.option("--arch", metavar="NAME|FILE", help="Show only this device.  [default: all]")
 @click.option("--num-tiles", type=int, help="Tiles that one replica has.  [default: as in the PEF, else all of an RDU]")
 @click.option(
-    "--replicas", type=click.IntRange(min=1), help="Number of replicas.  [default: as many as fit on one node]"
+    "--replicas",
+    type=click.IntRange(1, MOST_REPLICAS),
+    help="Number of replicas.  [default: as many as fit on one node]",
 )
 @click.option("-p", "--pef", help="Take device and tiles from this PEF.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line, in SI base units.")
@@ -219,6 +223,7 @@ def devices_command(
 
 
 @click.command("validate")
+@shared.no_argument("--only")
 @click.option("--only", metavar="WORDS", help="Only rows with these words in their name.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line instead of a table.")
 def validate_command(only: str | None, as_json: bool) -> None:

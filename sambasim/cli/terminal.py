@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from sambasim.bounded import one_line, printable
+from sambasim.bounded import one_line, printable, shortened
 from sambasim.errors import Interrupted, MachineError, SambasimError, exit_code
 from sambasim.runtime.launcher import find_launcher
 
@@ -204,7 +204,7 @@ def _error_text(error: BaseException, reporter: str) -> str:
         case click.UsageError():
             typed = [word for word in sys.argv[1:2] if not word.startswith("-")]
             command = error.ctx.command_path if error.ctx else " ".join(["sambasim", *typed])
-            return f"error[usage]{reporter}: {error.format_message()}\n  try:   {command} --help"
+            return f"error[usage]{reporter}: {shortened(error.format_message())}\n  try:   {command} --help"
         case click.ClickException():
             return f"error[usage]{reporter}: {error.format_message()}"
         case KeyboardInterrupt() | click.Abort():

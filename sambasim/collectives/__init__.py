@@ -1,1 +1,1 @@
-"""Communication schedules as data: what the runtime carries out, and the simulation prices."""
+"""Communication schedules as data: executed by the runtime, priced by the simulation."""

@@ -6,9 +6,9 @@
     all-gather       its own slice, once to each other node, where the port of the slice receives it
 
 Inside a node, ranks read one another's memory. Every rank sends and receives at most (N - 1) / N of what an all-reduce
-among N nodes must move. `runtime` sends these messages, and `simulation` prices them, so the clock cannot disagree with
-the arithmetic. The price is that of the alpha-beta-gamma model (Hockney, Parallel Computing 20(3), 1994; Thakur,
-Rabenseifner and Gropp, IJHPCA 19(1), 2005): a rank's messages follow one another, in both directions at once.
+among N nodes must move. `runtime` sends these messages, and `simulation` prices the same ones, by the alpha-beta-gamma
+model (Hockney, Parallel Computing 20(3), 1994; Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005): a rank's messages
+follow one another, in both directions at once.
 """
 
 from collections.abc import Sequence
@@ -80,7 +80,7 @@ def all_gather_messages(node_of: Sequence[int], rank: int) -> Messages:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A way between two ranks, the same in both directions at once.
+    """A full-duplex link between two ranks.
 
     latency_s: alpha, seconds for a message of no bytes
     transfer_s_per_byte: beta, seconds for each byte; the inverse of the bandwidth
@@ -92,7 +92,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """All that a price depends on, besides the messages.
+    """What a price depends on besides the messages.
 
     within, between: links of two ranks on one node, and on two nodes; the ranks of a node share one to the network
     addition_s_per_byte: gamma, seconds to add one arrived byte to what a rank holds
@@ -103,29 +103,13 @@ class Links:
     addition_s_per_byte: float
 
 
-@dataclass(frozen=True, slots=True)
-class Price:
-    """Predicted seconds, by what they go to."""
-
-    latency_s: float
-    transfer_s: float
-    addition_s: float
-
-    @property
-    def predicted_s(self) -> float:
-        """The whole time."""
-        return self.latency_s + self.transfer_s + self.addition_s
-
-
-def price(messages: Messages, slice_bytes: float, ranks_on_node: int, links: Links, *, adds: bool) -> Price:
-    """What a phase is predicted to take for a rank with these messages, on a node with `ranks_on_node` ranks whose
-    messages share its link. `adds` says whether what is read and received is added."""
+def predicted_s(messages: Messages, slice_bytes: float, ranks_on_node: int, links: Links, *, adds: bool) -> float:
+    """Predicted seconds of a phase for a rank with these messages, on a node with `ranks_on_node` ranks whose messages
+    share its link. `adds` says whether what is read and received is added."""
     crossing = max(len(messages.sent), len(messages.received))
     within_bytes = messages.reads * slice_bytes
     between_bytes = crossing * slice_bytes * ranks_on_node
     added_bytes = (messages.reads + len(messages.received)) * slice_bytes if adds else 0.0
-    return Price(
-        latency_s=(ranks_on_node - 1) * links.within.latency_s + crossing * links.between.latency_s,
-        transfer_s=within_bytes * links.within.transfer_s_per_byte + between_bytes * links.between.transfer_s_per_byte,
-        addition_s=added_bytes * links.addition_s_per_byte,
-    )
+    latency_s = (ranks_on_node - 1) * links.within.latency_s + crossing * links.between.latency_s
+    transfer_s = within_bytes * links.within.transfer_s_per_byte + between_bytes * links.between.transfer_s_per_byte
+    return latency_s + transfer_s + added_bytes * links.addition_s_per_byte

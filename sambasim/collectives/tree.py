@@ -12,9 +12,9 @@ Floating-point addition is not associative, so the bits of a sum are those of it
 number of replicas alone: not on who adds, on the sync path, or on which node a replica is.
 
 It nests: an aligned block of 2^k ranks, or what there is of it at the end of the world, is a subtree. Where a node
-holds exactly such a block, its ranks' operands are added inside the node, and one sum travels instead of one operand
-for each rank. Where it does not (ranks dealt round the nodes, or a block that starts in the middle), the operands
-travel one by one, and the bits are the same.
+holds exactly such a block, its ranks' operands are added inside the node, and one sum is sent instead of one operand
+for each rank. Where it does not (round-robin placement, or a block that starts in the middle), the operands are sent
+one by one, and the bits are the same.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ Addition: TypeAlias = tuple[int, int]  # (into, from): the operand of rank `into
 
 
 def additions(world_size: int) -> tuple[Addition, ...]:
-    """The additions that leave the sum of all operands in that of rank 0, in an order that can be carried out.
+    """The additions that leave the sum of all operands in that of rank 0, in an executable order.
 
     Raises InternalError if world_size < 1.
     """
@@ -43,7 +43,7 @@ def additions(world_size: int) -> tuple[Addition, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """How the ranks of all nodes come together in one sum.
+    """How the operands of all nodes are summed.
 
     nodes: the ranks of each node, ascending
     summed: for each node, whether its ranks are added inside it; the sum stands in for its lowest rank's operand

@@ -71,7 +71,7 @@ class _Builder:
         self._names = UniqueNames()
         for input_name in inputs:  # first of all: samples are bound to inputs by these names
             self._names.take(input_name)
-        # And then this one, with the tangent's, so that it is rarely anything else.
+        # Then the loss and its tangent, so that their names rarely get a number.
         self._loss = self._names.take(loss_name(self._prefix), GRADIENT_SUFFIX)
 
     def run(self) -> Built:

@@ -114,8 +114,10 @@ def capture_evaluation(step: nn.Module, inputs: Sequence[Tensor], *, widened: bo
             widen(exported.graph_module)
             with default_type(torch.float32):
                 exported = exported.run_decompositions({})
-        elif any(_mutates(node) for node in exported.graph.nodes):
-            exported = exported.run_decompositions({})
+        else:
+            operators = [node.target for node in exported.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+            if any(operator._schema.is_mutable for operator in operators):
+                exported = exported.run_decompositions({})
     kinds = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer", InputKind.CONSTANT_TENSOR: "constant"}
     index = count()
     roles = {
@@ -201,10 +203,6 @@ def _role(description: object) -> Role:
         f"the traced step reads or returns something that sambasim does not know: {description}",
         remedy="a model may change its buffers, but neither its inputs nor its parameters, in forward()",
     )
-
-
-def _mutates(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 @contextlib.contextmanager

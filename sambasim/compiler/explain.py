@@ -220,7 +220,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         if obstacle is _NUMBER:
             if frame is not next(_frames(), None) or where.partition(": ")[2].startswith("assert"):
                 return  # tracers know where torch's own code reads values, and how to leave out an assertion
-            obstacle = _BRANCH if _branches(frame) else _NUMBER
+            operation = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+            obstacle = _BRANCH if "JUMP" in operation or operation in ("TO_BOOL", "UNARY_NOT") else _NUMBER
         finding = Finding(obstacle, where)
         if finding not in self.findings:
             self.findings.append(finding)
@@ -265,8 +266,3 @@ def user_frame() -> FrameType | None:
 def where_of(frame: FrameType) -> str:
     file, line = frame.f_code.co_filename, frame.f_lineno
     return f"{file}:{line}: {linecache.getline(file, line).strip()}"
-
-
-def _branches(frame: FrameType) -> bool:
-    name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-    return "JUMP" in name or name in ("TO_BOOL", "UNARY_NOT")

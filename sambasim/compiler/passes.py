@@ -16,13 +16,10 @@ from sambasim.ir.verify import Stage, verify
 
 
 class Pass(Protocol):
-    """One change of a program."""
-
     title: ClassVar[str]
     reaches: ClassVar[Stage]
 
-    def __call__(self, program: Program) -> Program:
-        """The changed program."""
+    def __call__(self, program: Program) -> Program: ...
 
 
 def run_pipeline(program: Program, pipeline: Sequence[Pass], before: Callable[[str], None]) -> Program:

@@ -76,7 +76,9 @@ def widen(module: fx.GraphModule) -> None:
         if operator.kind is OperatorKind.LOSS:
             _widen_operands(node)
         elif (str(node.target) in ADDING and _widen_operands(node)) or _is_typed_by_default(node):
-            _round_result(node)
+            with node.graph.inserting_after(node):
+                rounded = _converted(node, node.meta["val"].dtype, node)
+            node.replace_all_uses_with(rounded, delete_user_cb=lambda user, rounded=rounded: user is not rounded)
     module.recompile()
 
 
@@ -106,12 +108,6 @@ def _is_typed_by_default(node: fx.Node) -> bool:
         return False
     asked_for = any(isinstance(argument, torch.dtype) for argument in (*node.args, *node.kwargs.values()))
     return _is_narrow(node.meta.get("val")) and not asked_for
-
-
-def _round_result(node: fx.Node) -> None:
-    with node.graph.inserting_after(node):
-        rounded = _converted(node, node.meta["val"].dtype, node)
-    node.replace_all_uses_with(rounded, delete_user_cb=lambda user: user is not rounded)
 
 
 def _converted(operand: fx.Node, dtype: torch.dtype, near: fx.Node) -> fx.Node:

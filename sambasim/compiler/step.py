@@ -242,7 +242,7 @@ def training_loss(name: str, args: Mapping[str, object]) -> Loss:
     other names."""
     if ":" in name:
         return _users_loss(name, args)
-    function, arguments = _named(name), _arguments(args)
+    function, arguments = _named(name, args)
     # kl_div's "mean" divides by elements, and torch itself warns that it is not the divergence; batchmean is.
     reduction = "batchmean" if name == "kl_div" else "mean"
     return lambda outputs, target: function(outputs, target, reduction=reduction, **arguments)
@@ -254,7 +254,7 @@ def per_sample_loss(name: str, args: Mapping[str, object]) -> Loss | None:
     many elements are counted."""
     if ":" in name:
         return None
-    function, arguments = _named(name), _arguments(args)
+    function, arguments = _named(name, args)
     given = args.get("ignore_index")
     ignored = given if isinstance(given, int) else _IGNORED_BY_TORCH
 
@@ -269,15 +269,12 @@ def per_sample_loss(name: str, args: Mapping[str, object]) -> Loss | None:
     return loss
 
 
-def _named(name: str) -> Callable[..., Tensor]:
+def _named(name: str, args: Mapping[str, object]) -> tuple[Callable[..., Tensor], dict[str, object]]:
+    """Torch's loss called `name`, and its arguments: lists, such as class weights, become tensors."""
     if name not in _NAMED:
         raise OptionError(f"there is no loss called {name!r}", remedy=f"loss.name takes one of {', '.join(_NAMED)}")
-    return _NAMED[name]
-
-
-def _arguments(args: Mapping[str, object]) -> dict[str, object]:
-    """Lists, such as class weights, become tensors."""
-    return {key: torch.tensor(value) if isinstance(value, (list, tuple)) else value for key, value in args.items()}
+    tensors = {key: torch.tensor(value) for key, value in args.items() if isinstance(value, (list, tuple))}
+    return _NAMED[name], {**args, **tensors}
 
 
 def _users_loss(target: str, args: Mapping[str, object]) -> Loss:

@@ -1,4 +1,4 @@
-"""The surroundings of a capture or of a trial call. Each context restores all that it changes."""
+"""Context managers around a capture or a trial call. Each restores all that it changes."""
 
 import contextlib
 import copy

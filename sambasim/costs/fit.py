@@ -3,7 +3,7 @@ the chip. A boundary tensor lives from the section that writes it to the last on
 
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sambasim.costs.work import Work
@@ -12,7 +12,7 @@ from sambasim.hardware.budget import Budget
 from sambasim.ir.graph import Graph
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
-from sambasim.ir.types import Symbol, SymbolKind
+from sambasim.ir.types import SymbolKind
 from sambasim.units import format_bytes
 
 _ALIGNMENT_BYTES = 64
@@ -70,8 +70,8 @@ def need_of(program: Program, work: Work, sections: Sequence[tuple[int, int]], s
     return Need(program.device_bytes + more_bytes, reside(work, sections, kept))
 
 
-def reside(work: Work, sections: Sequence[tuple[int, int]], homes: frozenset[str] = frozenset()) -> Residency:
-    """The boundary tensors of `sections`, which are ranges of stages of `work`. Values in `homes` are not counted."""
+def reside(work: Work, sections: Sequence[tuple[int, int]], excluded: frozenset[str] = frozenset()) -> Residency:
+    """The boundary tensors of `sections`, which are ranges of stages of `work`. Those in `excluded` are not counted."""
     section_of = [number for number, (start, stop) in enumerate(sections) for _ in range(start, stop)]
     ending: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     free = _FreeList()
@@ -81,7 +81,7 @@ def reside(work: Work, sections: Sequence[tuple[int, int]], homes: frozenset[str
         for stage in work.stages[start:stop]:
             for value in stage.writes:
                 last = len(sections) - 1 if value in work.kept else section_of[work.last_reader.get(value, start)]
-                if value in homes or (last <= number and value not in work.kept):
+                if value in excluded or (last <= number and value not in work.kept):
                     continue
                 size_bytes = -(-work.tensors[value].size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
                 address = free.allocate(size_bytes)
@@ -153,10 +153,6 @@ def check_chip(graph: Graph, work: Work, budget: Budget) -> None:
                 where=str(node.source or node.name),
                 remedy=_remedy(budget),
             )
-
-
-def states_bytes(symbols: Iterable[Symbol]) -> int:
-    return sum(symbol.type.size_bytes for symbol in symbols if symbol.kind is SymbolKind.OPTIMIZER_STATE)
 
 
 def _remedy(budget: Budget) -> str:

@@ -125,7 +125,10 @@ class GrowingLoad:
         tensors, stage = self._work.tensors, self._work.stages[self._next]
         for read in stage.reads:
             if read.value in self._made:
-                self._buffer(read.value, tensors[read.value])
+                tensor = tensors[read.value]
+                if read.value not in self._buffered and not tensor.resident:
+                    self._buffered_bytes += tensor.row_bytes * tile_rows(tensor.rows, self._budget)
+                self._buffered.add(read.value)
             elif read.view not in self._views:
                 self._read(read, tensors[read.value])
         for value in stage.writes:
@@ -138,11 +141,6 @@ class GrowingLoad:
             self._products.append(Product(stage.product_flops, stage.units))
         self._next += 1
         self._stages += 1
-
-    def _buffer(self, value: str, tensor: Tensor) -> None:
-        if value not in self._buffered and not tensor.resident:
-            self._buffered_bytes += tensor.row_bytes * tile_rows(tensor.rows, self._budget)
-        self._buffered.add(value)
 
     def _read(self, read: Read, tensor: Tensor) -> None:
         """Views of one value count as different parts of it, until they add up to all of it."""

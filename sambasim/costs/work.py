@@ -62,8 +62,8 @@ def _blocks(shape: tuple[int, ...]) -> float:
 _REALS = tuple(dtype for dtype in DTYPE_BYTES if dtype.startswith(("float", "bfloat")))
 _DEVICE_BYTES = {dtype: 2 if dtype in _REALS else min(size, 4) for dtype, size in DTYPE_BYTES.items()}
 _FLOAT32_BYTES = 4
-_TRAINING_FLAG = 5
-"""Position of `training` in the arguments of batch_norm."""
+_BATCH_NORM, _TRAINING_FLAG = "aten.batch_norm.default", 5
+"""The operator, and the position of `training` in its arguments."""
 
 _FIXED = (SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.CONSTANT)
 _WHOLE_BATCH_FIRST = frozenset({
@@ -195,16 +195,21 @@ def _stages(graph: Graph, types: Mapping[str, TensorType], base_of: dict[str, st
         if not read:
             continue
         base = base_of.get(read[0], read[0])
-        if _is_free(operator.kind, results, base, types):
+        # A copy of a part is no mere address pattern: its rows must be gathered.
+        copies_all = operator.kind is OperatorKind.COPY and [types[name].numel for name in results] == [
+            types[base].numel
+        ]
+        if copies_all or operator.kind is OperatorKind.VIEW:
             base_of.update(dict.fromkeys(results, base))
             continue
+        is_training = len(node.args) > _TRAINING_FLAG and node.args[_TRAINING_FLAG] is True
         yield Stage(
             node=index,
             reads=_reads(node, read, types, base_of),
             writes=tuple(results),
             product_flops=operator.flops(node, types.__getitem__) if operator.flops else 0,
             units=0.0,
-            needs_all=_needs_all(node),
+            needs_all=node.operator in _WHOLE_BATCH_FIRST or (node.operator == _BATCH_NORM and is_training),
         )
 
 
@@ -224,18 +229,6 @@ def _reads(
         if value not in reads or reads[value].part < read.part:
             reads[value] = read
     return tuple(reads.values())
-
-
-def _needs_all(node: Node) -> bool:
-    is_training = len(node.args) > _TRAINING_FLAG and node.args[_TRAINING_FLAG] is True
-    return node.operator in _WHOLE_BATCH_FIRST or (node.operator == "aten.batch_norm.default" and is_training)
-
-
-def _is_free(kind: OperatorKind, results: list[str], base: str, types: Mapping[str, TensorType]) -> bool:
-    """Whether the operator is only an address pattern. A copy of a part is not: its rows must be gathered."""
-    if kind is OperatorKind.VIEW:
-        return True
-    return kind is OperatorKind.COPY and len(results) == 1 and types[results[0]].numel == types[base].numel
 
 
 def _loss_values(graph: Graph, stages: list[Stage], types: Mapping[str, TensorType]) -> set[str]:

@@ -148,7 +148,8 @@ def place_replicas(
     if most > fit:
         mpirun = f": mpirun -np {fit} {command}" if placement.nodes == 1 else ""
         remedies = [f"start {counted(fit, 'replica')} a node{', or fewer' if fit > 1 else ''}{mpirun}"]
-        smaller = _tiles_for(most, device, cluster)
+        counts = range(device.tiles or 0, 0, -1)
+        smaller = next((few for few in counts if _per_rdu(device, few) * cluster.rdus_per_node >= most), None)
         if smaller is not None:
             remedies.append(f"compile with --num-tiles {smaller}, so that {_per_rdu(device, smaller)} share an RDU")
         raise LaunchError(
@@ -160,12 +161,6 @@ def place_replicas(
 
 def _per_rdu(device: DeviceSpec, tiles: int | None) -> int:
     return 1 if tiles is None or device.tiles is None else max(1, device.tiles // tiles)
-
-
-def _tiles_for(replicas: int, device: DeviceSpec, cluster: ClusterSpec) -> int | None:
-    """The largest number of tiles with which `replicas` fit on a node; None if there is none."""
-    counts = range(device.tiles or 0, 0, -1)
-    return next((tiles for tiles in counts if _per_rdu(device, tiles) * cluster.rdus_per_node >= replicas), None)
 
 
 def _limits(placement: Placement) -> str:

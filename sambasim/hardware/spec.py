@@ -3,6 +3,7 @@
 
 import tomllib
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -111,34 +112,17 @@ def cluster_names() -> tuple[str, ...]:
 @cache
 def load_device(name: str) -> DeviceSpec:
     """The shipped device `name`, or the device in the TOML file `name`. Raises OptionError if there is none."""
-    if _is_file(name):
-        return _checked(DeviceSpec, _user_text("--arch", name), name)
-    name = ALIASES.get(name, name)
-    if name not in device_names():
-        raise OptionError(
-            f"there is no device called {name!r}",
-            remedy=f"--arch takes one of {', '.join(device_names())}, or a TOML file",
-        )
-    return _checked(DeviceSpec, shipped_text(f"devices/{name}.toml"), f"the device file {name}.toml")
+    return _load(DeviceSpec, "device", "--arch", ALIASES.get(name, name))
 
 
 @cache
 def load_cluster(name: str) -> ClusterSpec:
     """The shipped cluster `name`, or the cluster in the TOML file `name`. Raises OptionError if there is none."""
-    if _is_file(name):
-        text, where = _user_text("--cluster", name), name
-    elif name in cluster_names():
-        text, where = shipped_text(f"clusters/{name}.toml"), f"the cluster file {name}.toml"
-    else:
-        raise OptionError(
-            f"there is no cluster called {name!r}",
-            remedy=f"--cluster takes one of {', '.join(cluster_names())}, or a TOML file",
-        )
 
-    def with_links(table: dict[str, object]) -> dict[str, object]:
+    def with_links(table: dict[str, object], where: str) -> dict[str, object]:
         return {key: _link(value, key, where) if key.endswith("_link") else value for key, value in table.items()}
 
-    return _checked(ClusterSpec, text, where, with_links)
+    return _load(ClusterSpec, "cluster", "--cluster", name, with_links)
 
 
 def device_of(compile_options: Mapping[str, object]) -> DeviceSpec:
@@ -165,56 +149,56 @@ def _shipped(folder: str) -> tuple[str, ...]:
     return tuple(sorted(entry.name.removesuffix(".toml") for entry in entries if entry.name.endswith(".toml")))
 
 
-@cache
-def _link_tables() -> Mapping[str, Mapping[str, object]]:
-    return tomllib.loads(shipped_text("links.toml"))
-
-
 def _link(given: object, key: str, where: str) -> object:
     if not isinstance(given, str):
         return given
-    if given not in _link_tables():
+    links = tomllib.loads(shipped_text("links.toml"))
+    if given not in links:
         raise OptionError(
             f"{key} of {where} is {given!r}, which is not a known link",
-            remedy=f"name one of {', '.join(_link_tables())}, or write a table [{key}]",
+            remedy=f"name one of {', '.join(links)}, or write a table [{key}]",
         )
-    return {"name": given, **_link_tables()[given]}
-
-
-def _is_file(name: str) -> bool:
-    return name.endswith(".toml") or "/" in name
-
-
-def _user_text(flag: str, name: str) -> str:
-    try:
-        return read_text(Path(name), LARGEST_TOML_BYTES)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise OptionError(f"{flag} {name} cannot be read: {reason}", remedy="name a TOML file") from error
+    return {"name": given, **links[given]}
 
 
 _Table = TypeVar("_Table", bound=Spec)
 
 
-def _checked(
+def _load(
     model: type[_Table],
-    text: str,
-    where: str,
-    prepare: Callable[[dict[str, object]], dict[str, object]] = lambda table: table,
+    kind: str,
+    flag: str,
+    name: str,
+    prepare: Callable[[dict[str, object], str], dict[str, object]] = lambda table, where: table,
 ) -> _Table:
-    """`text` as a `model`. Raises OptionError that names each figure that is missing, unknown or out of range."""
+    """The `kind` called `name`; `prepare` gets its table, and where that comes from. Raises OptionError, which names
+    each figure that is missing, unknown or out of range."""
+    if name.endswith(".toml") or "/" in name:
+        try:
+            text, where = read_text(Path(name), LARGEST_TOML_BYTES), name
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise OptionError(f"{flag} {name} cannot be read: {reason}", remedy="name a TOML file") from error
+    elif name in (shipped := _shipped(f"{kind}s")):
+        text, where = shipped_text(f"{kind}s/{name}.toml"), f"the {kind} file {name}.toml"
+    else:
+        found = get_close_matches(name.lower(), (*shipped, *(ALIASES if kind == "device" else ())), n=1)
+        raise OptionError(
+            f"there is no {kind} called {shortened(name)!r}: there are {', '.join(shipped)}",
+            remedy=f"{flag} {found[0]}, or a TOML file" if found else f"one of them, or a TOML file: {flag} FILE.toml",
+        )
     try:
         tables = tomllib.loads(text)
         if nests_too_deeply(tables):
             raise RecursionError
-        return model.model_validate(prepare(tables))
-    except tomllib.TOMLDecodeError as error:
-        raise OptionError(f"{where} is not valid TOML: {shortened(str(error))}", remedy="correct the file") from error
-    except RecursionError:
-        raise OptionError(f"{where} is nested too deeply", remedy="correct the file") from None
+        return model.model_validate(prepare(tables, where))
     except ValidationError as error:
         wrong = "; ".join(_problem(detail["loc"], detail["msg"], detail["type"]) for detail in error.errors())
         raise OptionError(f"{where} is not a valid {model.__name__}: {wrong}", remedy="correct the file") from error
+    except ValueError as error:  # also an integer of thousands of digits
+        raise OptionError(f"{where} is not valid TOML: {shortened(str(error))}", remedy="correct the file") from error
+    except RecursionError:
+        raise OptionError(f"{where} is nested too deeply", remedy="correct the file") from None
 
 
 def _problem(place: tuple[int | str, ...], message: str, kind: str) -> str:

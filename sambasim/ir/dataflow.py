@@ -128,12 +128,12 @@ def _made_and_read(
                 if result is None:
                     continue
                 made[result] = position
-                if may_be_left_out(node):
+                if node.operator in _MAY_BE_LEFT_OUT:
                     alike = [name for name in operands if types[name] == types[result]]
                     aliases[result] = _NOTHING.union(*(aliases.get(name, _NOTHING) for name in alike))
                 else:
                     aliases[result] = of_inputs if may_alias(node) else _NOTHING
-    for output in graph.outputs:  # what is handed out is read after the pass
+    for output in graph.outputs:  # outputs are read after the pass
         read.update(dict.fromkeys(aliases.get(output.value, _NOTHING), len(sections) + 1))
     return made, read
 
@@ -141,7 +141,10 @@ def _made_and_read(
 _MAY_ALIAS = (OperatorKind.VIEW, OperatorKind.COPY, OperatorKind.RANDOM, OperatorKind.RESIZE)
 """Operators that may return their operand's memory: a copy that changes nothing does, and so does dropout at 0."""
 
-_ADDITION_AND_PRODUCT = frozenset(f"aten.{name}.Tensor" for name in ("add", "sub", "mul", "div"))
+_MAY_BE_LEFT_OUT = frozenset(
+    {"aten.positive.default", *(f"aten.{name}.Tensor" for name in ("add", "sub", "mul", "div"))}
+)
+"""A compiler may find that they change nothing (a product with ones), and return their operand."""
 
 
 def kind_of(node: Node) -> OperatorKind | None:
@@ -153,11 +156,6 @@ def kind_of(node: Node) -> OperatorKind | None:
 def may_alias(node: Node) -> bool:
     """Whether a result of `node` may share memory with an operand."""
     return kind_of(node) in _MAY_ALIAS
-
-
-def may_be_left_out(node: Node) -> bool:
-    """Whether a compiler may find that `node` changes nothing (a product with ones) and return its operand."""
-    return node.operator in _ADDITION_AND_PRODUCT or node.operator == "aten.positive.default"
 
 
 def aliases_of(value: str, nodes: Sequence[Node]) -> set[str]:

@@ -61,7 +61,7 @@ class Node:
 
 
 class SectionKind(StrEnum):
-    """What a section is for, as SambaFlow names it. What a section reads and writes, not its kind, orders it."""
+    """The purpose of a section, by SambaFlow's names. Sections are ordered by what they read and write, not by kind."""
 
     FWD = "FWD"
     BCKWD = "BCKWD"
@@ -84,7 +84,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """When the graph has run, `value` is kept in, or handed out as, `symbol`."""
+    """After the graph has run, `symbol` holds `value`."""
 
     value: str
     symbol: str

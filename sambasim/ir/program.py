@@ -114,6 +114,17 @@ class Program:
         return tuple(graph for graph in (self.training, self.evaluation, self.single) if graph is not None)
 
     @property
+    def optimizer_states(self) -> dict[str, tuple[ParameterGroup, Member, str]]:
+        """By symbol: the group, the member and the name of the state."""
+        return {
+            state_name(member.parameter, optimizer.name, state): (group, member, state)
+            for group in self.groups
+            for optimizer in (self.optimizers[group.optimizer],)
+            for member in group.members
+            for state in optimizer.states
+        }
+
+    @property
     def gradient_bytes(self) -> int:
         return sum(group.numel * DTYPE_BYTES[group.dtype] for group in self.groups)
 

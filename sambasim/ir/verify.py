@@ -11,20 +11,19 @@ memory; a PEF is always at that last stage.
      5  the nodes that work on a group come in the order of its data, each in a section behind the one before: the
         backward completes its gradients, reduce_scatter, square_sums, the optimizer, all_gather
      6  an output's value has the type of the symbol that keeps it; gradients have the type of their parameters
-     7  a symbol in device memory is aligned, lies inside it, and overlaps none but what wraps it
+     7  a symbol in device memory is aligned, inside it, and overlaps no other but the accumulation group around it
      8  members of a group start at multiples of 64 elements, in order, and lie where the group's regions say
      9  groups have distinct names; every gradient and every optimizer state belongs to exactly one of them
-    10  with the axis dp, every group is reduced (the mean, in the order of the tree) and gathered along it, all in one
-        REDUCE and one GATHER section, and has a gradient group, and fits into the reduce
-        buffer; without it, there is none of these. Communication names an axis of the mesh, and what is cut has a
-        part for each rank on one
-    11  a training step has a loss, a tangent of its type, and one optimizer node for each group; it gives out every
+    10  with the axis dp, one REDUCE section reduces every group along it (the mean, in the order of the tree), and one
+        GATHER section gathers every group; each has a gradient group and fits into the reduce buffer. Without the axis
+        there is none of these. Communication names an axis of the mesh, and what is cut has a part for each rank on one
+    11  a training step has a loss, a tangent of its type, and one optimizer node for each group; it returns every
         gradient. If one optimizer clips, all do, by the norm of all gradients, summed over every axis of the mesh
     12  every type and every size is within what a machine can address
     13  nodes that work on groups name groups of the program, in sections of their kind, behind every other node;
         evaluation graphs are all FWD
     14  the first extent of every input is the batch size
-    15  what a graph gives out is kept in an output, a gradient or a buffer, and nowhere else
+    15  an output of a graph is kept in a symbol of kind output, gradient or buffer
 """
 
 from collections.abc import Iterable
@@ -52,7 +51,7 @@ class Stage(IntEnum):
 
     CAPTURED = 0
     OPTIMIZED = 1  # the optimizer is attached, parameters are in groups
-    PLACED = 2  # every symbol has its home in device memory
+    PLACED = 2  # every symbol has its address in device memory
 
 
 def verify(program: Program, stage: Stage = Stage.PLACED) -> None:
@@ -126,7 +125,7 @@ def _verify_values(graph: Graph, program: Program) -> None:
                 _require(result in graph.values, 1, f"{result} has no type")
                 known.add(result)
     for output in graph.outputs:
-        _require(output.value in known, 2, f"{graph.name} hands out {output.value}, which nothing defines")
+        _require(output.value in known, 2, f"{graph.name} returns {output.value}, which nothing defines")
 
 
 def _verify_constants(node: str, argument: Argument) -> None:
@@ -239,7 +238,7 @@ def _verify_outputs(graph: Graph, program: Program) -> None:
         )
         _require(symbol.kind in _KEEPERS, 15, f"{graph.name} keeps {output.value} in {symbol.name}, a {symbol.kind}")
         kept = graph.values.get(output.value) or program.symbols[output.value].type
-        # The batch-1 twin of an evaluation graph hands out the same symbols at another batch size.
+        # The evaluation graph at batch 1 has the same output symbols, at another batch size.
         if symbol.kind is not SymbolKind.OUTPUT:
             _require(kept == symbol.type, 6, f"{output.value} is {kept}, but {symbol.name} is {symbol.type}")
 
@@ -367,12 +366,12 @@ def _verify_training(program: Program) -> None:
     _require(bool(types), 11, "the training step has no tangent")
     fits = loss is not None and loss.type in types
     _require(fits, 11, f"no tangent is of the type of the loss: {', '.join(map(str, types))}")
-    given_out = [output.symbol for output in program.training.outputs]
-    _require(len(given_out) == len(set(given_out)), 11, "two outputs of the training step are kept in one symbol")
-    _require(program.loss in given_out, 11, f"the training step does not give out {program.loss}")
+    returned = [output.symbol for output in program.training.outputs]
+    _require(len(returned) == len(set(returned)), 11, "two outputs of the training step are kept in one symbol")
+    _require(program.loss in returned, 11, f"the training step does not return {program.loss}")
     for group in program.groups:
         for member in group.members:
-            _require(member.gradient in given_out, 11, f"the training step does not give out {member.gradient}")
+            _require(member.gradient in returned, 11, f"the training step does not return {member.gradient}")
     kinds = {f"opt.{optimizer.kind}" for optimizer in program.optimizers}
     updated = [name for node in program.training.nodes if node.operator in kinds for name in groups_of(node)]
     _require(updated == [group.name for group in program.groups], 11, f"the optimizer nodes update {updated}")

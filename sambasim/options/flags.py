@@ -21,6 +21,18 @@ MOST_WORKERS = 256
 MOST_TRACED_STEPS = 1000
 """A trace stays in memory until it is written."""
 
+MOST_REPLICAS = 16_384
+"""More than any published job has; a placement lists each."""
+
+MOST_THREADS = 4096
+"""More than any node has cores; each thread has a stack."""
+
+LONGEST_TIMEOUT_S = 31_536_000
+"""A year."""
+
+LARGEST_COUNT = 10**9
+"""The largest count of steps, samples and the like: more than any run has."""
+
 SYNC_TIMEOUT_S = 300.0
 """Longer than any step, batch or section should take, and short against a night."""
 
@@ -76,7 +88,8 @@ class Limits:
 
 FilePath = Annotated[Path, Limits(strict=False)]
 
-Count = Annotated[int, Limits(ge=1)]
+Count = Annotated[int, Limits(ge=1, le=LARGEST_COUNT)]
+Replicas = Annotated[int, Limits(ge=1, le=MOST_REPLICAS)]
 Seed = Annotated[int, Limits(ge=0, lt=2**63)]
 Text = Annotated[str, Limits(min_length=1)]
 
@@ -148,7 +161,9 @@ class BuildFlags(Fields):
     data_parallel: Annotated[
         bool, Flag("--data-parallel", "Add gradient groups, REDUCE and GATHER sections.", PARALLEL)
     ] = False
-    world_size: Annotated[Count, Flag("-ws --ws --world-size", "Fewest replicas that may run the PEF.", PARALLEL)] = 1
+    world_size: Annotated[
+        Replicas, Flag("-ws --ws --world-size", "Fewest replicas that may run the PEF.", PARALLEL)
+    ] = 1
     gradient_groups: Annotated[
         Literal["section", "parameter"],
         Flag(
@@ -236,7 +251,7 @@ class RunFlags(Fields):
         HostSyncName | None, TrainingFlag("--host-sync", "How hosts exchange gradients.", PARALLEL, default="mpi")
     ] = None
     parameter_servers: Annotated[
-        Annotated[int, Limits(ge=0)] | None,
+        Annotated[int, Limits(ge=0, le=MOST_REPLICAS)] | None,
         TrainingFlag(
             "--parameter-servers N",
             "The last N ranks are parameter servers and do not train; with 0, rank 0 trains and serves.",
@@ -245,7 +260,7 @@ class RunFlags(Fields):
         ),
     ] = None
     emulate_replicas: Annotated[
-        Count | None,
+        Replicas | None,
         TrainingFlag(
             "--emulate-replicas N", "Run N replicas in one process, with the same bits as under mpirun.", PARALLEL
         ),
@@ -260,11 +275,13 @@ class RunFlags(Fields):
         ),
     ] = None
     threads: Annotated[
-        Count | None,
+        Annotated[int, Limits(ge=1, le=MOST_THREADS)] | None,
         Flag("--threads", "Intra-op threads of each rank.", PARALLEL, default="cores of the node / its ranks"),
     ] = None
     sync_timeout: Annotated[
-        float, Limits(gt=0), Flag("--sync-timeout SECONDS", "Seconds that ranks wait for one that hangs.", PARALLEL)
+        float,
+        Limits(gt=0, le=LONGEST_TIMEOUT_S),
+        Flag("--sync-timeout SECONDS", "Seconds that ranks wait for one that hangs.", PARALLEL),
     ] = SYNC_TIMEOUT_S
     engine: Annotated[
         Literal["plain", "inductor"],

@@ -37,6 +37,8 @@ def target_problem(target: str) -> Problem | None:
     """Why `target` is not a target, with the most likely correction; None if it is one."""
     module, name = split_target(target)
     what = "must be package.module:name or path/file.py:name"
+    if ":" not in target and target.endswith(".toml"):
+        return Problem("", what, f"a config is given by --config {target}", show(target))
     if ":" not in target and target.endswith(".py"):
         return Problem("", what, f"add the name: {target}:NAME", show(target))
     if ":" not in target and all(part.isidentifier() for part in target.split(".")) and "." in target:

@@ -123,7 +123,7 @@ def read_toml(path: Path) -> dict[str, object]:
         return tables
     except RecursionError:
         raise OptionError(f"the config {path} is nested too deeply", remedy="correct it there") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # also an integer of thousands of digits
         reason, _, position = str(error).partition(" (at ")
         lines = text.splitlines()
         found = re.match(r"line (\d+)", position)
@@ -207,7 +207,7 @@ def _path(override: str) -> list[str]:
 def _value(text: str, override: str) -> object:
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # also an integer of thousands of digits
         if text[0] not in "\"'[{":
             return text  # a bare word
         reason = str(error).partition(" (at ")[0]
@@ -277,10 +277,11 @@ def _explain(error: ValidationError, model_class: type[BaseModel]) -> list[Probl
             problems.append(Problem(name, f"must be {one_of(choices)}", did_you_mean(guess), show(given)))
         elif kind in _LIMITS:
             words, limit = _LIMITS[kind]
-            problems.append(Problem(name, f"must be {words} {context[limit]:g}", given=show(given)))
+            problems.append(Problem(name, f"must be {words} {_number(context[limit])}", given=show(given)))
         else:
+            kind = "finite_number" if kind == "float_type" and type(given) is int else kind  # too large for a float
             what = f"must be {_KINDS[kind]}" if kind in _KINDS else item["msg"][:1].lower() + item["msg"][1:]
-            problems.append(Problem(name, what, given=show(given)))
+            problems.append(Problem(name, what, _without_quotes(location, kind, given), show(given)))
     return problems
 
 
@@ -295,6 +296,22 @@ _LIMITS = {
     "greater_than_equal": ("at least", "ge"), "greater_than": ("above", "gt"),
     "less_than_equal": ("at most", "le"), "less_than": ("below", "lt"),
 }  # fmt: skip
+
+
+def _number(limit: float) -> str:
+    return f"{limit:,}" if isinstance(limit, int) else f"{limit:,.10g}"
+
+
+def _without_quotes(location: Sequence[str], kind: str, given: object) -> str | None:
+    """The remedy for a number, or for true or false, that was given as text."""
+    kinds = {"float_type": (float, int), "int_type": (int,), "bool_type": (bool,)}.get(kind, ())
+    if not isinstance(given, str) or len(given) > LONGEST_VALUE:
+        return None
+    try:
+        value = tomllib.loads(f"value = {given}")["value"]
+    except ValueError:
+        return None
+    return f"write it without quotes: {location[-1]} = {given}" if type(value) in kinds else None
 
 
 def _unknown(location: list[str], model_class: type[BaseModel]) -> Problem:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from sambasim.optimizers import OPTIMIZERS
-from sambasim.options.flags import DataFlags, OptimizerFlags, TrainingFlags
+from sambasim.options.flags import LARGEST_COUNT, Count, DataFlags, OptimizerFlags, TrainingFlags
 from sambasim.options.grammar import (
     SYNTHETIC,
     InputSpec,
@@ -37,9 +37,9 @@ class DataOptions(DataFlags, Options):
     args: JsonTable = Field(default_factory=dict)
     evaluation_fraction: float = Field(default=0.0, ge=0, lt=1)
     inputs: dict[str, str] | None = None
-    samples: int | None = Field(default=None, ge=1)
+    samples: Count | None = None
     shuffle: bool = True
-    prefetch_factor: int | None = Field(default=None, ge=1)
+    prefetch_factor: Count | None = None
     persistent_workers: bool = False
 
     @property
@@ -101,10 +101,6 @@ class LossOptions(Options):
 
     name: str
     args: JsonTable = Field(default_factory=dict)
-
-    @property
-    def is_named(self) -> bool:
-        return self.name in LOSS_ARGUMENTS
 
     @field_validator("name")
     @classmethod
@@ -200,10 +196,10 @@ class ScheduleOptions(Options):
     """
 
     name: Literal["constant", "linear", "cosine", "step"] = "constant"
-    warmup_steps: int = Field(default=0, ge=0)
-    total_steps: int | None = Field(default=None, ge=1)
+    warmup_steps: int = Field(default=0, ge=0, le=LARGEST_COUNT)
+    total_steps: Count | None = None
     final_factor: float = Field(default=0.0, ge=0, le=1)
-    step_size: int | None = Field(default=None, ge=1)
+    step_size: Count | None = None
     gamma: float = Field(default=0.1, gt=0)
 
     def problems(self) -> Iterator[Problem]:

@@ -1,6 +1,10 @@
 """The schemas of the files that a run writes, and their readers. `runtime` writes them, `report` reads them."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Record(BaseModel):

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from pydantic import ValidationError
 
 from sambasim.errors import ArtifactError, OptionError
-from sambasim.records import Record
+from sambasim.records import Count, Record
 
 RUN_FILE = "run.json"
 REPLICA_FILES = "replica-*.jsonl"
@@ -36,25 +36,25 @@ class ValueDigest(NamedTuple):
 
     what: What
     name: str
-    micro_step: int | None
-    section: int | None
+    micro_step: Count | None
+    section: Count | None
     digest: str
     norm: float | None
-    not_finite: int = 0
+    not_finite: Count = 0
 
 
 class StepDigests(Record):
     """A recorded step, counted from 1. With `begins`, the initial state, as the step before the first recorded one.
     `loss` is the mean over replicas; None if it is not finite, and for the initial state."""
 
-    step: int
+    step: Count
     begins: bool = False
     loss: float | None = None
     values: tuple[ValueDigest, ...]
 
 
 class SectionName(NamedTuple):
-    number: int
+    number: Count
     kind: str
     name: str
 
@@ -67,19 +67,19 @@ class RecordedRun(Record):
     by: str
     pef: str
     pef_digest: str
-    threads: int
+    threads: Count
     engine: str
     torch: str
     cpu: str
     exempt_from_exactness: tuple[str, ...]
-    world_size: int
+    world_size: Count
     emulated: bool
     sync: str
-    seed: int
+    seed: Count
     options: dict[str, bool | int | float | str | None]
-    steps: int
-    first_step: int
-    last_step: int
+    steps: Count
+    first_step: Count
+    last_step: Count
     sections: tuple[SectionName, ...]
     sees: Literal["values that leave their section", "values that leave their unit of compiled sections"]
 
@@ -96,8 +96,9 @@ class Recording:
     replicas: tuple[int, ...]
 
     def steps(self, replica: int) -> Iterator[StepDigests]:
-        """The steps of one replica, without an incomplete last line. Raises OptionError and ArtifactError."""
-        path = self.folder / replica_file(replica)
+        """The steps of one replica, without an incomplete last line. Raises OptionError and ArtifactError, also if
+        there is no step."""
+        path, line = self.folder / replica_file(replica), ""
         try:
             with path.open(encoding="utf-8") as lines:
                 for number, line in enumerate(lines, 1):
@@ -105,6 +106,9 @@ class Recording:
                         yield _step(line, f"{path}:{number}")
         except (OSError, UnicodeDecodeError) as error:
             raise _unreadable(path, error) from error
+        if not line:
+            remedy = "record the run again, or wait for its first step"
+            raise ArtifactError(f"replica {replica} has no recorded step", where=str(path), remedy=remedy)
 
 
 def is_recording(path: Path) -> bool:

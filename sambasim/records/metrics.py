@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 
 from sambasim.bounded import LARGEST_RECORDS_BYTES, read_text
 from sambasim.errors import ArtifactError, OptionError
-from sambasim.records import Record
+from sambasim.records import Count, Record
 
 
 class StepRecord(Record):
@@ -23,8 +23,8 @@ class StepRecord(Record):
     """
 
     kind: Literal["step"] = "step"
-    step: int
-    epoch: int
+    step: Count
+    epoch: Count
     loss: float
     lr: float
     step_s: float
@@ -39,9 +39,9 @@ class EvaluationRecord(Record):
     loss."""
 
     kind: Literal["evaluation"] = "evaluation"
-    step: int
-    epoch: int
-    samples: int
+    step: Count
+    epoch: Count
+    samples: Count
     loss: float | None
     accuracy: float | None
     evaluation_s: float
@@ -51,10 +51,10 @@ class CheckpointRecord(Record):
     """A checkpoint that was written after `step`. `checkpoint_s` is how long training stopped for it."""
 
     kind: Literal["checkpoint"] = "checkpoint"
-    step: int
-    epoch: int
+    step: Count
+    epoch: Count
     path: str
-    size_bytes: int
+    size_bytes: Count
     checkpoint_s: float
 
 
@@ -62,10 +62,10 @@ class BytesRecord(Record):
     """Bytes that gradient sync moved on all ranks together, counted by their receiver. `peer` is between devices of one
     node; `network` is carried by MPI, within one machine too."""
 
-    device_to_host: int
-    host_to_device: int
-    peer: int
-    network: int
+    device_to_host: Count
+    host_to_device: Count
+    peer: Count
+    network: Count
 
 
 class PlacementRecord(Record):
@@ -74,10 +74,10 @@ class PlacementRecord(Record):
 
     device: str
     cluster: str
-    tiles: int | None
-    node_of: tuple[int, ...]
-    rdu_of: tuple[int, ...]
-    first_tile_of: tuple[int, ...] | None
+    tiles: Count | None
+    node_of: tuple[Count, ...]
+    rdu_of: tuple[Count, ...]
+    first_tile_of: tuple[Count, ...] | None
 
 
 class PredictedRecord(Record):
@@ -109,23 +109,23 @@ class SummaryRecord(Record):
 
     kind: Literal["summary"] = "summary"
     pef_digest: str
-    world_size: int
+    world_size: Count
     emulated: bool
     sync: Literal["none", "host", "device", "emulated"]
     host_sync: Literal["mpi", "gloo", "parameter-server"] | None = None
-    parameter_servers: int = 0
+    parameter_servers: Count = 0
     engine: str
-    threads: int
+    threads: Count
     torch: str
     mpi: str
-    seed: int
-    batch_size: int
-    global_batch_size: int
-    accumulation_steps: int
-    epochs: int
-    steps: int
-    samples: int
-    samples_left_out_each_epoch: int
+    seed: Count
+    batch_size: Count
+    global_batch_size: Count
+    accumulation_steps: Count
+    epochs: Count
+    steps: Count
+    samples: Count
+    samples_left_out_each_epoch: Count
     training_s: float
     model_s: float = 0.0
     samples_per_s: float
@@ -133,16 +133,16 @@ class SummaryRecord(Record):
     hidden_sync_s: float = 0.0
     loss_first: float
     loss_last: float
-    first_nonfinite_step: int | None
-    skipped_steps: int = 0
+    first_nonfinite_step: Count | None
+    skipped_steps: Count = 0
     evaluation: EvaluationRecord | None
     bytes: BytesRecord
     weights_sha256: str
     state_sha256: str
     exempt_from_exactness: list[str]
-    resumed_after_step: int | None = None
+    resumed_after_step: Count | None = None
     checkpoint: str | None = None
-    failed_checkpoints: int = 0
+    failed_checkpoints: Count = 0
     notices: list[str] = Field(default_factory=list)
     placement: PlacementRecord | None = None
     predicted: PredictedRecord | None = None
@@ -161,7 +161,7 @@ class PredictionRecord(Record):
     data: str
     held_out: bool
     weights: str | None
-    samples: int
+    samples: Count
     loss: float | None
     accuracy: float | None
     prediction_s: float

@@ -20,16 +20,16 @@ from sambasim.units import format_bytes, format_count, format_seconds
 def inventory_json(
     devices: Sequence[DeviceSpec], clusters: Sequence[ClusterSpec], inventory: Inventory, placement: Placement
 ) -> str:
-    """One line. `nodes` is null for a cluster without a limit; `room_of_a_node` is the number of replicas that fit on a
-    node, and `seats` are the locations of the replicas. Figures are in SI base units."""
+    """One line. `nodes` is null for a cluster without a limit; `placement` has the node, RDU and tiles of each
+    replica. Figures are in SI base units."""
     record = {
         "devices": [_record(device) for device in devices],
         "clusters": [_record(cluster) for cluster in clusters],
         "device": inventory.device.name,
         "cluster": inventory.cluster.name,
         "nodes": inventory.cluster.nodes,
-        "room_of_a_node": placement.per_full_node,
-        "seats": [asdict(at) for at in placement.locations()],
+        "replicas_per_node": placement.per_full_node,
+        "placement": [asdict(at) for at in placement.locations()],
     }
     return json_line(record)
 

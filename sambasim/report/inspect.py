@@ -15,7 +15,7 @@ from sambasim.bounded import printable
 from sambasim.ir.dataflow import section_effects
 from sambasim.ir.graph import Graph, Node
 from sambasim.ir.operators import OPERATORS
-from sambasim.ir.program import Program
+from sambasim.ir.program import Program, RuntimeArgument
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 from sambasim.pef import PefDocument, PefHeader
 from sambasim.report.output import add_row, plain_table
@@ -78,12 +78,6 @@ class GroupFacts(_Facts):
     gradient_symbol: str | None
 
 
-class RuntimeArgumentFacts(_Facts):
-    name: str
-    default: bool | int | float
-    meaning: str
-
-
 class SizeFacts(_Facts):
     kind: str
     symbols: int
@@ -109,7 +103,7 @@ class Contents(_Facts):
     sizes: tuple[SizeFacts, ...]
     symbols: tuple[SymbolFacts, ...]
     groups: tuple[GroupFacts, ...]
-    runtime_arguments: tuple[RuntimeArgumentFacts, ...]
+    runtime_arguments: tuple[RuntimeArgument, ...]
     compile_options: dict[str, JsonValue]
     data_source: dict[str, JsonValue]
     training_defaults: dict[str, JsonValue]
@@ -136,9 +130,7 @@ def contents(path: Path, header: PefHeader, document: PefDocument) -> Contents:
         sizes=tuple(_size_facts(program)),
         symbols=tuple(_symbol_facts(program)),
         groups=tuple(_group_facts(program)),
-        runtime_arguments=tuple(
-            RuntimeArgumentFacts(name=a.name, default=a.default, meaning=a.meaning) for a in program.runtime_arguments
-        ),
+        runtime_arguments=program.runtime_arguments,
         compile_options=dict(document.compile_options),
         data_source=dict(document.data_source),
         training_defaults=dict(document.training_defaults),

@@ -242,7 +242,7 @@ def scaling_plot(title: str, records: Sequence[ScalingRecord]) -> str:
     )
 
 
-MOST_REPLICAS = 4
+_MOST_SHOWN = 4
 """The most replicas in a trace. All do the same at the same time."""
 
 _NS_PER_S = 1e9
@@ -251,7 +251,7 @@ _SHOWN = {Track.HOST: Shown.HOST, Track.SECTIONS: Shown.SECTIONS, Track.LINKS: S
 
 def predicted_trace(scaled: ScaledStep, name: str) -> str:
     placement, budget = scaled.placement, scaled.step.budget
-    shown = min(placement.replicas, MOST_REPLICAS)
+    shown = min(placement.replicas, _MOST_SHOWN)
     spans = list(_trace_spans(scaled))
     processes = [
         TraceProcess(at.replica, f"replica {at.replica} of {placement.replicas}, {at}, predicted", spans)

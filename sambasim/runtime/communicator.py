@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from sambasim.errors import InternalError, LaunchError
 from sambasim.runtime import shared_memory
-from sambasim.runtime.huge_pages import Again, mapped_again, merged
-from sambasim.runtime.launcher import check_family, check_launcher, find_launcher, library_name, ranks_of_node
+from sambasim.runtime.huge_pages import SecondMapping, merged, second_mapping
+from sambasim.runtime.launcher import check_launcher, find_launcher, library_name, ranks_of_node
 from sambasim.runtime.ranks import (
     WINDOW_ALIGNMENT_BYTES,
     Buffer,
@@ -45,8 +45,8 @@ T = TypeVar("T")
 
 _PAGE = WINDOW_ALIGNMENT_BYTES
 _NOTICE_TAG = 1
-_GREETING_TAG = 2
-_LETTER_TAG = 3
+_FIRST_TAG = 2
+_POSTED_TAG = 3
 _ABORT_GRACE_S = 5.0
 _STDERR = 2  # the descriptor itself, whatever sys.stderr has become
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
@@ -64,10 +64,10 @@ def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     from mpi4py import MPI
 
     executable = Path(sys.executable)
-    check_family(environ, version, command=command, executable=executable)
+    check_launcher(environ, None, version, command=command, executable=executable)
     launcher = find_launcher(environ)
-    if launcher is not None and launcher.is_open_mpi:
-        _die_with_parent()
+    if launcher is not None and launcher.is_open_mpi and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # ranks would outlive mpirun
     shared_memory.check_start(ranks_of_node(environ), socket.gethostname(), shared_memory.free_bytes())
     if not MPI.Is_initialized():
         # Windows are within a node; Open MPI's component for others prints a warning.
@@ -78,7 +78,7 @@ def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
             MPI.Init_thread()
     world = MPI.COMM_WORLD
     node = cast("MPI.Intracomm", world.Split_type(MPI.COMM_TYPE_SHARED, key=world.rank))
-    _greet(node)
+    _exchange_first_messages(node)
     shared_memory.unlink(shared_memory.mapped_names() - names_before)
     check_launcher(environ, world.size, version, command=command, executable=executable)
     if world.size == 1:
@@ -114,7 +114,7 @@ class MpiCommunicator(Communicator):
     _node: "MPI.Intracomm"
     _notices: "MPI.Intracomm"  # separate, so that notices do not mix with the messages of training
     _windows: list["MPI.Win"] = field(default_factory=list)
-    _mapped_again: list[Again] = field(default_factory=list)
+    _mappings: list[SecondMapping] = field(default_factory=list)
     _failures: dict[int, FailureNotice] = field(default_factory=dict)
     _sends: list["MPI.Request"] = field(default_factory=list)
     _subsets: list["MpiCommunicator"] = field(default_factory=list)
@@ -209,8 +209,8 @@ class MpiCommunicator(Communicator):
         shared_memory.check_demands(self.all_gather_object(demand))
         # Without the memory, MPIs raise an error, wait forever, or die at the first access. So every rank tries first.
         node_bytes = sum(self._node.allgather(whole))
-        obstacle = shared_memory.rehearse(node_bytes) if shared else None
-        shared_memory.check_rehearsals(self.all_gather_object((self.host_name, node_bytes, obstacle)))
+        obstacle = shared_memory.try_mapping(node_bytes) if shared else None
+        shared_memory.check_mappings(self.all_gather_object((self.host_name, node_bytes, obstacle)))
         if not shared:
             return private_window(size_bytes)
         names_before = shared_memory.mapped_names()
@@ -222,11 +222,11 @@ class MpiCommunicator(Communicator):
         sizes = self._node.allgather(size_bytes)
         parts = [_part(handle, local_rank, size) for local_rank, size in enumerate(sizes)]
         for local_rank, part in enumerate(parts):
-            if (again := mapped_again(part)) is not None:
-                self._mapped_again.append(again)
-                parts[local_rank] = again.view
+            if (mapping := second_mapping(part)) is not None:
+                self._mappings.append(mapping)
+                parts[local_rank] = mapping.view
                 if local_rank == self.local_rank:
-                    again.gather(used)
+                    mapping.collapse(used)
         # Passive access to all parts, until `close`; `Sync` needs it.
         handle.Lock_all(MPI.MODE_NOCHECK)
         if touched is None:
@@ -252,10 +252,10 @@ class MpiCommunicator(Communicator):
         return MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
     def post(self, value: object, rank: int) -> None:
-        self._sends.append(self._notices.isend(value, dest=rank, tag=_LETTER_TAG))
+        self._sends.append(self._notices.isend(value, dest=rank, tag=_POSTED_TAG))
 
-    def letters(self) -> Sequence[tuple[int, object]]:
-        return self._received(_LETTER_TAG)
+    def posted(self) -> Sequence[tuple[int, object]]:
+        return self._received(_POSTED_TAG)
 
     def _received(self, tag: int) -> "list[tuple[int, Any]]":
         from mpi4py import MPI
@@ -279,8 +279,8 @@ class MpiCommunicator(Communicator):
     def close(self) -> None:
         for subset in self._subsets:
             subset.close()
-        while self._mapped_again:
-            self._mapped_again.pop().release()
+        while self._mappings:
+            self._mappings.pop().release()
         while self._windows:
             handle = self._windows.pop()
             handle.Unlock_all()
@@ -311,11 +311,6 @@ def _load_library() -> str:
     return MPI.Get_library_version()
 
 
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def _without_mpi(command: Sequence[str], environ: Mapping[str, str], error: Exception) -> SingleRank:
     launcher = find_launcher(environ)
     if launcher is not None and launcher.world_size > 1:
@@ -331,14 +326,14 @@ def _no_library(error: Exception) -> LaunchError:
     )
 
 
-def _greet(node: "MPI.Intracomm") -> None:
+def _exchange_first_messages(node: "MPI.Intracomm") -> None:
     """Exchange a message between all pairs of ranks of a node: some MPIs attach to a peer's memory at the first one."""
     empty = np.zeros(1, dtype=np.uint8)
     for distance in range(1, node.size):
         came = np.empty(1, dtype=np.uint8)
         node.Sendrecv(
-            empty, (node.rank + distance) % node.size, _GREETING_TAG,
-            came, (node.rank - distance) % node.size, _GREETING_TAG,
+            empty, (node.rank + distance) % node.size, _FIRST_TAG,
+            came, (node.rank - distance) % node.size, _FIRST_TAG,
         )  # fmt: skip
     node.Barrier()
 

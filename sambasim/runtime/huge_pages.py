@@ -35,14 +35,14 @@ def private_pages(size_bytes: int) -> mmap.mmap:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class SecondMapping:
     """A second mapping of memory, `view`; `release` unmaps it."""
 
     view: ByteArray
     _reserved: int
     _reserved_bytes: int
 
-    def gather(self, ranges: Iterable[Range]) -> int:
+    def collapse(self, ranges: Iterable[Range]) -> int:
         """Collapse the small pages in `ranges` of the view into huge ones. Returns the bytes of the huge pages."""
         huge, asked = huge_bytes(), 0
         for start, stop in merged(ranges):
@@ -61,7 +61,7 @@ class Again:
         _library().munmap(self._reserved, self._reserved_bytes)
 
 
-def mapped_again(part: ByteArray) -> Again | None:
+def second_mapping(part: ByteArray) -> SecondMapping | None:
     """A second mapping of `part`, page-aligned shared memory, at an address for huge pages; None if that fails."""
     huge = huge_bytes()
     limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
@@ -86,7 +86,7 @@ def mapped_again(part: ByteArray) -> Again | None:
     if library.mremap(part.ctypes.data, 0, whole, _MREMAP_MAYMOVE | _MREMAP_FIXED, address) == _FAILED:
         return None  # do not unmap: another mapping may be at the reserved address by now
     view = np.ctypeslib.as_array((ctypes.c_uint8 * part.nbytes).from_address(address))
-    return Again(view, reserved, reserved_bytes)
+    return SecondMapping(view, reserved, reserved_bytes)
 
 
 @cache

@@ -94,30 +94,26 @@ def aten_instruction(node: Node, registers: RegisterFile, stores: Mapping[str, S
     """The call of an ATen operator. Raises PefError if this torch lacks the operator or a constant."""
     operator = find_operator(node.operator)
     function, operands = _call(operator, node, registers)
-    results = tuple(None if name is None else registers.value(name) for name in node.results)
-    return Instruction(
-        node=node,
-        function=function,
-        operands=tuple(operands),
-        single=returns_one_tensor(operator._schema),
-        results=results,
-        stores=stores_of(node, registers, stores),
-        frees=(),
-    )
+    return _instruction(node, function, operands, returns_one_tensor(operator._schema), registers, stores)
 
 
 def compiled_instruction(
     node: Node, function: Callable[..., object], registers: RegisterFile, stores: Mapping[str, Sequence[Tensor]]
 ) -> Instruction:
-    return Instruction(
-        node=node,
-        function=function,
-        operands=tuple(registers.value(name) for name in node_references(node)),
-        single=False,
-        results=tuple(None if name is None else registers.value(name) for name in node.results),
-        stores=stores_of(node, registers, stores),
-        frees=(),
-    )
+    operands = [registers.value(name) for name in node_references(node)]
+    return _instruction(node, function, operands, False, registers, stores)
+
+
+def _instruction(
+    node: Node,
+    function: Callable[..., object],
+    operands: Sequence[int],
+    single: bool,
+    registers: RegisterFile,
+    stores: Mapping[str, Sequence[Tensor]],
+) -> Instruction:
+    results = tuple(None if name is None else registers.value(name) for name in node.results)
+    return Instruction(node, function, tuple(operands), single, results, stores_of(node, registers, stores))
 
 
 def stores_of(

@@ -65,7 +65,7 @@ class TrainingJob:
             options.on_nonfinite,
             observer,
             typed,
-            self._newest_checkpoint,
+            lambda: None if self._saver is None else self._saver.newest(),
             goes_on=options.checkpoint.resume in (NEWEST, AUTO, IF_ANY),
         )
 
@@ -233,9 +233,6 @@ class TrainingJob:
             return stop
         return SAVE if self._saver is not None and self._setup.is_first and self._saver.is_time() else 0
 
-    def _newest_checkpoint(self) -> str | None:
-        return self._saver.newest() if self._saver is not None else None
-
     def _stop_if(self, requested: int, position: Position, totals: Totals) -> None:
         """Collective. If a rank received a signal, save a checkpoint and raise Interrupted."""
         number = signal_of(requested)
@@ -256,9 +253,9 @@ class TrainingJob:
         evaluator.use_buffers(self._buffers_of_first(team))
         self._activity.does("evaluating")
         own = [
-            evaluator.sums(source.evaluation, replica, setup.replicas, setup.seed, step)
-            for replica, source in zip(setup.own_replicas, sources, strict=False)
-            if source.evaluation is not None
+            evaluator.sums(source.evaluation, one.replica, setup.replicas, setup.seed, step)
+            for one, source in zip(team.replicas, sources, strict=True)
+            if one.works and source.evaluation is not None and (team.hub is None or one.transport.gives_loss)
         ]
         if not team.transport.gives_loss:
             own = []  # another rank of the replica counts these samples

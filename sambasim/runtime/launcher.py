@@ -92,34 +92,33 @@ def fitting_mpirun(executable: Path, library: str) -> str:
     return shlex.quote(str(beside)) if beside.exists() else f"mpirun (of {library})"
 
 
-def check_family(environ: Mapping[str, str], library_version: str, *, command: Sequence[str], executable: Path) -> None:
-    """As `check_launcher`, before MPI starts: Open MPI's launcher with a library of MPICH's family, which would end the
-    process."""
-    launcher = find_launcher(environ)
-    library = library_name(library_version)
-    if launcher is not None and launcher.name == _OPEN_MPI and library.startswith(_MPICH_FAMILY):
-        raise _refusal(launcher, f"{library} cannot be started by it", library, command, executable)
-
-
 def check_launcher(
-    environ: Mapping[str, str], world_size: int, library_version: str, *, command: Sequence[str], executable: Path
+    environ: Mapping[str, str],
+    world_size: int | None,
+    library_version: str,
+    *,
+    command: Sequence[str],
+    executable: Path,
 ) -> None:
-    """Raise LaunchError if the launcher started another number of ranks than MPI sees. `command`: what was typed,
-    without mpirun; `executable`: the running Python."""
-    launcher = find_launcher(environ)
+    """Raise LaunchError if the launcher started another number of ranks than MPI sees. `world_size` is None before MPI
+    starts: then for Open MPI's launcher with a library of MPICH's family, which would end the process. `command`: what
+    was typed, without mpirun; `executable`: the running Python."""
+    launcher, library = find_launcher(environ), library_name(library_version)
     if launcher is None or launcher.world_size == world_size:
         return
-    library = library_name(library_version)
-    raise _refusal(launcher, f"{library} sees {world_size}", library, command, executable)
-
-
-def _refusal(launcher: Launcher, but: str, library: str, command: Sequence[str], executable: Path) -> LaunchError:
+    but = f"{library} sees {world_size}"
+    if world_size is None:
+        if launcher.name != _OPEN_MPI or not library.startswith(_MPICH_FAMILY):
+            return
+        but = f"{library} cannot be started by it"
     started = launcher.world_size
     ranks = f"{started} rank{'' if started == 1 else 's'}"
     remedy = f"{fitting_mpirun(executable, library)} -np {started} {shlex.join(command)}"
     if launcher.name == _SRUN:
-        remedy = f"srun --mpi=pmi2 -n {started} {shlex.join(command)}   (srun --mpi=list shows what else it speaks)"
-    return LaunchError(
+        # Open MPI 5 has PMIx only; the MPICH of the wheels has PMI-1 and PMI-2.
+        interface = "pmix" if library.startswith("Open MPI") else "pmi2"
+        remedy = f"srun --mpi={interface} -n {started} {shlex.join(command)}   (srun --mpi=list shows what it supports)"
+    raise LaunchError(
         f"{launcher.name} started {ranks}, but {but}: mpi4py is linked to another MPI than the launcher's, "
         "and every replica would train alone",
         remedy=remedy,

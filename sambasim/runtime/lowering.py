@@ -107,11 +107,8 @@ def _evaluate_view(instruction: Instruction, registers: RegisterFile) -> bool:
         view = instruction.function(*(registers.initial[operand] for operand in instruction.operands))
     except Exception:  # the first pass raises it again, with its context
         return False
-    if not isinstance(view, Tensor) or not any(_same_memory(view, operand) for operand in operands):
+    memories = {operand.untyped_storage().data_ptr() for operand in operands if isinstance(operand, Tensor)}
+    if not isinstance(view, Tensor) or view.untyped_storage().data_ptr() not in memories:
         return False
     registers.initial[result] = view
     return True
-
-
-def _same_memory(view: Tensor, operand: object) -> bool:
-    return isinstance(operand, Tensor) and view.untyped_storage().data_ptr() == operand.untyped_storage().data_ptr()

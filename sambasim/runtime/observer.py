@@ -1,7 +1,7 @@
 """The observer interface of a step: for the status file, traces, digests, numerics and section times."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
@@ -53,49 +53,34 @@ class StepObserver:
         """The step has ended. `norm` is that of the gradients before clipping; None if the program does not clip."""
 
 
+def forward_events(events: Iterable[str], target: object, members: Sequence[object]) -> None:
+    """Make each of the methods `events` of `target` call the same method of all `members`, in order."""
+
+    def forwarding(methods: Sequence[Callable[..., None]]) -> Callable[..., None]:
+        def event(*arguments: object) -> None:
+            for method in methods:
+                method(*arguments)
+
+        return event
+
+    for name in events:
+        setattr(target, name, forwarding([getattr(member, name) for member in members]))
+
+
 class Observers(StepObserver):
     """Calls several observers in order."""
 
     def __init__(self, members: Sequence[StepObserver]) -> None:
         self._members = tuple(members)
         self.detailed = any(member.detailed for member in members)
+        forward_events(
+            (name for name in vars(StepObserver) if name.endswith(("_begins", "_end", "_ends"))), self, members
+        )
 
     def bind(self, replica: int, instruction: "Instruction") -> Callable[..., object]:
         for member in self._members:
             instruction = replace(instruction, function=member.bind(replica, instruction))
         return instruction.function
-
-    def step_begins(self, step: int) -> None:
-        for member in self._members:
-            member.step_begins(step)
-
-    def batch_begins(self, replica: int, micro_step: int) -> None:
-        for member in self._members:
-            member.batch_begins(replica, micro_step)
-
-    def pass_begins(self, replica: int, micro_step: int) -> None:
-        for member in self._members:
-            member.pass_begins(replica, micro_step)
-
-    def sections_end(self, replica: int, sections: Sequence[Section], began_ns: int) -> None:
-        for member in self._members:
-            member.sections_end(replica, sections, began_ns)
-
-    def pass_ends(self, replica: int, loss: float) -> None:
-        for member in self._members:
-            member.pass_ends(replica, loss)
-
-    def span_begins(self, replica: int, track: Track, name: str) -> None:
-        for member in self._members:
-            member.span_begins(replica, track, name)
-
-    def span_ends(self, replica: int, track: Track, name: str, began_ns: int, args: SpanArgs) -> None:
-        for member in self._members:
-            member.span_ends(replica, track, name, began_ns, args)
-
-    def step_ends(self, step: int, norm: float | None) -> None:
-        for member in self._members:
-            member.step_ends(step, norm)
 
 
 class StepRecorder(StepObserver, ABC):

@@ -49,11 +49,6 @@ def bind_arguments(program: Program, optimizer: OptimizerOptions, world_size: in
     return {**bound, **given}
 
 
-def of_optimizer(arguments: Arguments, optimizer: str) -> dict[str, float | int | bool]:
-    prefix = f"{optimizer}__"
-    return {name.removeprefix(prefix): value for name, value in arguments.items() if name.startswith(prefix)}
-
-
 Hyperparameters: TypeAlias = Mapping[str, float | bool]
 SliceUpdate: TypeAlias = Callable[[Tensor], None]
 """Updates one slice of a group's parameters and states in place, given the mean gradient of that slice."""
@@ -199,7 +194,14 @@ class Optimizers:
     def __init__(self, program: Program, memory: DeviceMemory, arguments: Arguments) -> None:
         self._program = program
         self._memory = memory
-        self._scalars = [Scalars(one.kind, of_optimizer(arguments, one.name)) for one in program.optimizers]
+        self._scalars = []
+        for one in program.optimizers:
+            given = {
+                name.removeprefix(f"{one.name}__"): value
+                for name, value in arguments.items()
+                if name.startswith(f"{one.name}__")
+            }
+            self._scalars.append(Scalars(one.kind, given))
         self._number_of = {group.name: number for number, group in enumerate(program.groups)}
         seed = arguments.get(ROUNDING_SEED)
         self._rounding_seed = None if seed is None else int(seed)

@@ -1,6 +1,6 @@
 """What a run reports: notices at its start; the summary at its end, with the predicted time of a step on devices."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.placement import Inventory, Placement
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.mesh import DATA_PARALLEL
-from sambasim.ir.program import Member, ParameterGroup, Program, state_name
+from sambasim.ir.program import Program
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, PlacementRecord, PredictedRecord, SummaryRecord
 from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.engine import INDUCTOR_EXEMPT
@@ -48,12 +48,7 @@ def notices(setup: Setup, team: Team) -> list[str]:
 
 
 def summarize(
-    setup: Setup,
-    team: Team,
-    start: Start,
-    totals: Totals,
-    evaluation: EvaluationRecord | None,
-    saver: Saver | None,
+    setup: Setup, team: Team, start: Start, totals: Totals, evaluation: EvaluationRecord | None, saver: Saver | None
 ) -> SummaryRecord:
     steps = start.plan
     predicted, not_predicted = _predicted(setup, steps)
@@ -164,7 +159,7 @@ def _weights_sha256(setup: Setup, team: Team) -> str:
 def whole_tensors(setup: Setup, team: Team) -> Callable[[str], Tensor]:
     """A collective function: on rank 0, the tensor of a symbol in replica 0, whole whoever holds its slices and parts;
     an empty one on other ranks."""
-    states, nothing = optimizer_states(setup.program), torch.empty(0)
+    states, nothing = setup.program.optimizer_states, torch.empty(0)
 
     def tensor_of(name: str) -> Tensor:
         cuts = setup.program.symbols[name].cuts
@@ -180,16 +175,6 @@ def whole_tensors(setup: Setup, team: Team) -> Callable[[str], Tensor]:
         return joined(held, cuts[0]) if cuts else held[0]
 
     return tensor_of
-
-
-def optimizer_states(program: Program) -> Mapping[str, tuple[ParameterGroup, Member, str]]:
-    return {
-        state_name(member.parameter, optimizer.name, state): (group, member, state)
-        for group in program.groups
-        for optimizer in (program.optimizers[group.optimizer],)
-        for member in group.members
-        for state in optimizer.states
-    }
 
 
 def _state_sha256(setup: Setup, team: Team, steps: int) -> str:

@@ -204,7 +204,7 @@ class Communicator(Topology, ABC):
         """Send `value` (any small picklable object) to another rank. Does not wait, and needs no action by it."""
 
     @abstractmethod
-    def letters(self) -> Sequence[tuple[int, object]]:
+    def posted(self) -> Sequence[tuple[int, object]]:
         """The values posted to this rank since the last call, each after its sender. Does not wait."""
 
     @abstractmethod

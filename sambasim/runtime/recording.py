@@ -37,7 +37,7 @@ from sambasim.records.digests import (
 )
 from sambasim.runtime.checkpoint.resume import leaves
 from sambasim.runtime.observer import StepRecorder
-from sambasim.runtime.outcome import exempt, optimizer_states
+from sambasim.runtime.outcome import exempt
 from sambasim.runtime.plan import Plan
 from sambasim.runtime.run_observer import LineFile, RunObserver, write_whole
 from sambasim.runtime.setup import Setup
@@ -268,7 +268,7 @@ class RunDigests(StepRecorder):
     def _states(self) -> list[ValueDigest]:
         """Collective. The whole optimizer states on rank 0; each rank may have a slice."""
         found = []
-        for name, place in optimizer_states(self._setup.program).items():
+        for name, place in self._setup.program.optimizer_states.items():
             whole = self._team.transport.whole_state(*place)
             if whole is not None and self._setup.is_first:
                 found.append(digested(Seen("state", name), whole))

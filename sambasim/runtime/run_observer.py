@@ -14,6 +14,7 @@ from typing import NamedTuple
 from sambasim.errors import MachineError, OptionError
 from sambasim.records import Record
 from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, StepRecord, SummaryRecord
+from sambasim.runtime.observer import forward_events
 from sambasim.runtime.plan import Plan
 
 
@@ -71,36 +72,10 @@ class RunObserver:
 
 
 class RunObservers(RunObserver):
+    """Calls several observers in order."""
+
     def __init__(self, members: Sequence[RunObserver]) -> None:
-        self._members = members
-
-    def preparing(self, what: str) -> None:
-        for member in self._members:
-            member.preparing(what)
-
-    def started(self, start: Start) -> None:
-        for member in self._members:
-            member.started(start)
-
-    def stepped(self, step: Step) -> None:
-        for member in self._members:
-            member.stepped(step)
-
-    def noted(self, what: str) -> None:
-        for member in self._members:
-            member.noted(what)
-
-    def evaluated(self, record: EvaluationRecord) -> None:
-        for member in self._members:
-            member.evaluated(record)
-
-    def saved(self, record: CheckpointRecord) -> None:
-        for member in self._members:
-            member.saved(record)
-
-    def ended(self, summary: SummaryRecord) -> None:
-        for member in self._members:
-            member.ended(summary)
+        forward_events((name for name in vars(RunObserver) if not name.startswith("_")), self, members)
 
 
 class MetricsFile(RunObserver):
@@ -115,7 +90,10 @@ class MetricsFile(RunObserver):
         if not self._path.is_file():
             return
         # The summary of an earlier run must not count as the end of this one; an earlier part of this run stays.
-        kept = self._lines_until(start.plan.start.step)
+        kept, step = [], start.plan.start.step
+        if step:
+            with self._path.open(encoding="utf-8", errors="replace") as file:
+                kept = [line for line in file if line.endswith("\n") and _step_of(line) <= step]
         if kept:
             try:
                 write_whole(self._path, "".join(kept))
@@ -144,12 +122,6 @@ class MetricsFile(RunObserver):
     def _unwritable(self, error: OSError) -> OptionError:
         what = f"the metrics file cannot be written to {self._path}: {error.strerror}"
         return OptionError(what, remedy="another place: --metrics FILE")
-
-    def _lines_until(self, step: int) -> list[str]:
-        if not step:
-            return []
-        with self._path.open(encoding="utf-8", errors="replace") as file:
-            return [line for line in file if line.endswith("\n") and _step_of(line) <= step]
 
     def _write(self, record: Record) -> "LineFile":
         self._file = self._file or self._open()

@@ -75,17 +75,6 @@ class Setup:
     def instructions(self) -> str:
         return torch.backends.cpu.get_cpu_capability()
 
-    @property
-    def own_replicas(self) -> Sequence[int]:
-        """The replicas of `own_ranks`, each once."""
-        return sorted({self.mesh.coordinate(rank, DATA_PARALLEL) for rank in self.own_ranks})
-
-    @property
-    def own_ranks(self) -> range:
-        """The ranks that this process runs; none on a parameter server without a replica."""
-        first = self.communicator.rank
-        return range(first, first + self.emulated) if self.works else range(0)
-
 
 def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup:
     """Collective. Read the PEF at `path` and decide how to run it. Raises SambasimError if the two do not fit."""

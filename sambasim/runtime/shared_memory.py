@@ -85,7 +85,7 @@ def check_start(ranks: int, host_name: str, there_bytes: int | None) -> None:
         )
 
 
-def rehearse(size_bytes: int) -> str | None:
+def try_mapping(size_bytes: int) -> str | None:
     """Map that much shared memory without touching it, and unmap it. Returns what failed, with the available number."""
     if not FOLDER.is_dir():
         return None
@@ -98,9 +98,9 @@ def rehearse(size_bytes: int) -> str | None:
     return None
 
 
-def check_rehearsals(rehearsals: Iterable[tuple[str, int, str | None]]) -> None:
+def check_mappings(attempts: Iterable[tuple[str, int, str | None]]) -> None:
     """Raise MachineError if a rank found an obstacle. By rank: host, bytes of its node's window, and the obstacle."""
-    for rank, (host_name, needed_bytes, obstacle) in enumerate(rehearsals):
+    for rank, (host_name, needed_bytes, obstacle) in enumerate(attempts):
         if obstacle is not None:
             raise MachineError(
                 f"the replicas of this node need a shared window of {format_bytes(needed_bytes)}, "

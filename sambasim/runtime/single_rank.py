@@ -115,9 +115,9 @@ class SingleRank(Communicator):
         return True
 
     def post(self, value: object, rank: int) -> None:
-        raise InternalError(f"a letter to rank {rank} of a job of one rank")
+        raise InternalError(f"a message to rank {rank} of a job of one rank")
 
-    def letters(self) -> Sequence[tuple[int, object]]:
+    def posted(self) -> Sequence[tuple[int, object]]:
         return []
 
     def abort(self, exit_code: int) -> NoReturn:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sambasim.errors import InternalError, OptionError
 from sambasim.ir.graph import Graph, SectionKind
-from sambasim.ir.program import ParameterGroup, Program, state_name
+from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.runtime.device import SHARED_KINDS, DeviceMemory
 from sambasim.runtime.executor import Executor, Tangent
@@ -51,13 +51,7 @@ class StepwiseReplica:
         self._begun = False  # whether the step has begun, before its first gradient is overwritten
         self._unused_backwards = 0
         self._loss = 0.0
-        self._members = {
-            state_name(member.parameter, optimizer.name, state): (group, member, state)
-            for group in program.groups
-            for optimizer in (program.optimizers[group.optimizer],)
-            for member in group.members
-            for state in optimizer.states
-        }
+        self._members = program.optimizer_states
         self.steps = 0
         self._clock: SectionClock | None = None
 
@@ -143,7 +137,8 @@ class StepwiseReplica:
         place = self._memory.tensor(symbol)
         if symbol in self._members and self._sliced:
             group, member, _ = self._members[symbol]
-            start, stop = self._own_slice(group)
+            slices = slices_of(self._program, self._communicator.world_size)[group.name]
+            start, stop = slices[self._communicator.rank]
             low, high = max(start, member.start) - member.start, min(stop, member.start + member.numel) - member.start
             if low < high:
                 place.view(-1)[low:high].copy_(value.flatten()[low:high])
@@ -175,22 +170,9 @@ class StepwiseReplica:
         """Whether each rank has only its own slices of the optimizer's state."""
         return self._allocated.devices is not None and self._allocated.devices.shares_parameters
 
-    def _own_slice(self, group: ParameterGroup) -> tuple[int, int]:
-        return slices_of(self._program, self._communicator.world_size)[group.name][self._communicator.rank]
-
     @property
     def _graph(self) -> Graph:
         return self._program.training or self._program.evaluation
-
-    def _bind(self) -> None:
-        self._executor = Executor(
-            self._graph,
-            self._program,
-            self._memory.tensor,
-            transport=self._transport,
-            optimizers=self._optimizers,
-        )
-        self._executor.observe(self._clock)
 
     def _forward(self) -> dict[str, Tensor]:
         if self._clock is None:
@@ -271,7 +253,9 @@ class StepwiseReplica:
         for index, hyperparameters in self._hyperparameters.items():
             self._optimizers.change(index, hyperparameters)
         if way is Way.DEVICE:
-            self._bind()
+            memory, transport, optimizers = self._memory.tensor, self._transport, self._optimizers
+            self._executor = Executor(self._graph, program, memory, transport=transport, optimizers=optimizers)
+            self._executor.observe(self._clock)
         else:
             self._executor.bind_update(self._transport, self._optimizers)
         return self._optimizers

@@ -102,7 +102,10 @@ class RunTrace(StepRecorder):
     def sections_end(self, replica: int, sections: Sequence[Section], began_ns: int) -> None:
         kinds = {section.kind for section in sections}
         track = Track.COLLECTIVES if kinds <= _EXCHANGED else Track.SECTIONS
-        args: dict[str, int | float | str] = {"section": _numbers(sections)}
+        number: int | str = sections[0].index
+        if len(sections) > 1:
+            number = ", ".join(str(section.index) for section in sections)
+        args: dict[str, int | float | str] = {"section": number}
         if sections[0].index < self._in_pass:
             args["micro_step"] = self._micro_step.get(replica, 0)
         self._recorder.add(replica, track, _title(sections), began_ns, None, args)
@@ -115,7 +118,11 @@ class RunTrace(StepRecorder):
         clocks = compare_clocks(communicator)
         ahead_ns = clocks[communicator.rank].ahead_ns
         own = [
-            TraceProcess(number, self._title(number), [_at_rank_0(span, ahead_ns) for span in spans])
+            TraceProcess(
+                number,
+                self._title(number),
+                [one._replace(start_ns=one.start_ns - ahead_ns, stop_ns=one.stop_ns - ahead_ns) for one in spans],
+            )
             for number, spans in self._recorder.spans.items()
         ]
         everybody = communicator.gather_object((own, self._recorder.left_out))
@@ -168,18 +175,10 @@ class RunTrace(StepRecorder):
         return f"traced {which} of {self._plan.steps} (measured): {spans} spans, {clocks}{full}; {self._path}"
 
 
-def _numbers(sections: Sequence[Section]) -> int | str:
-    return sections[0].index if len(sections) == 1 else ", ".join(str(section.index) for section in sections)
-
-
 def _title(sections: Sequence[Section]) -> str:
     kinds = "+".join(dict.fromkeys(section.kind.value for section in sections))
     first, last = sections[0], sections[-1]
     return f"{kinds} {first.name}" if first is last else f"{kinds} {first.name} … {last.name}"
-
-
-def _at_rank_0(span: TraceSpan, ahead_ns: int) -> TraceSpan:
-    return span._replace(start_ns=span.start_ns - ahead_ns, stop_ns=span.stop_ns - ahead_ns)
 
 
 @dataclass(frozen=True, slots=True)

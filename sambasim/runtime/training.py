@@ -30,10 +30,6 @@ class Totals:
     first_nonfinite_step: int | None = None
 
 
-def _nothing() -> int:
-    return 0
-
-
 class Trainer:
     """Trains the replicas of this process: one, all of an emulation, or none on a parameter server. `hub` connects
     them; `request`: what this rank asks of the run."""
@@ -44,7 +40,7 @@ class Trainer:
         plan: Plan,
         training: TrainingOptions,
         hub: Hub | None = None,
-        request: Callable[[], int] = _nothing,
+        request: Callable[[], int] = lambda: 0,
     ) -> None:
         self._replicas = replicas
         self._hub = hub

@@ -28,29 +28,10 @@ from_torch = from_torch_tensor
 from_torch_ = from_torch_model = from_torch_model_
 
 __all__ = [
-    "SambaLoader",
-    "SambaTensor",
-    "addmm",
-    "from_named_dict",
-    "from_torch",
-    "from_torch_",
-    "from_torch_model",
-    "from_torch_model_",
-    "from_torch_tensor",
-    "is_internal",
-    "lazy_param",
-    "materialize",
-    "nn",
-    "optim",
-    "patched_torch",
-    "randint",
-    "randn",
-    "session",
-    "test",
-    "to_torch",
-    "triu_fill",
-    "utils",
-]
+    "SambaLoader", "SambaTensor", "addmm", "from_named_dict", "from_torch", "from_torch_", "from_torch_model",
+    "from_torch_model_", "from_torch_tensor", "is_internal", "lazy_param", "materialize", "nn", "optim",
+    "patched_torch", "randint", "randn", "session", "test", "to_torch", "triu_fill", "utils",
+]  # fmt: skip
 
 install_attributes()
 install_sampler_of_one_replica()

@@ -31,8 +31,11 @@ STARTED_IN = os.getcwd()
 
 @dataclass(slots=True)
 class Context:
-    """What `parse_app_args` returned, with its command; the communicator, None before its first use; whether the
-    command runs in a single process; and, for a compile, what makes the run command."""
+    """command, arguments: what `parse_app_args` returned
+    communicator: None before its first use
+    alone: whether the command runs in a single process
+    next_run: for a compile, what makes the run command
+    """
 
     command: str | None = None
     arguments: Namespace | None = None
@@ -55,7 +58,6 @@ _OF_THIS_PROCESS = Context()
 
 
 def current() -> Context:
-    """The context of this process."""
     return _OF_THIS_PROCESS
 
 
@@ -79,12 +81,13 @@ def typed_command(original: Sequence[str] = tuple(sys.orig_argv)) -> list[str]:
     return [interpreter, *rest]
 
 
-def enter(arguments: Namespace, *, connected: bool, alone: bool = False) -> None:
+def enter(arguments: Namespace, *, connected: bool, alone: bool, sets_world_size: bool) -> None:
     """Makes `arguments` those of this process; collective if `connected` is true.
 
-    connected: whether to connect the ranks, initialize `torch.distributed`, and set `arguments.world_size`, the least
-        number of replicas, to the number of ranks
+    connected: whether to connect the ranks and initialize `torch.distributed`
     alone: whether to initialize `torch.distributed` for this process alone when the app first uses it
+    sets_world_size: whether `arguments.world_size` is the least number of replicas, which becomes the number of ranks;
+        otherwise it is the app's own
 
     Raises LaunchError if there are fewer ranks than replicas, or if the app has initialized `torch.distributed` itself
     with another number of ranks; and what `communicator` raises.
@@ -97,23 +100,16 @@ def enter(arguments: Namespace, *, connected: bool, alone: bool = False) -> None
     if not connected:
         return
     world = communicator()
-    _check_replicas(world.world_size, arguments.world_size)
+    if sets_world_size:
+        started, wanted = world.world_size, arguments.world_size
+        if started < wanted:
+            replicas = "1 was started" if started == 1 else f"{started} were started"
+            what = f"-ws {wanted} asks for at least {wanted} replicas, and {replicas}"
+            raise LaunchError(what, remedy=f"mpirun -np {wanted} before the same command, or a smaller -ws")
+        arguments.world_size = started
     if not dist.is_initialized():
         bring_up(world)
         atexit.register(take_down)
-    _check_process_group(world)
-    arguments.world_size = world.world_size
-
-
-def _check_replicas(started: int, wanted: int) -> None:
-    if started < wanted:
-        replicas = "1 was started" if started == 1 else f"{started} were started"
-        what = f"-ws {wanted} asks for at least {wanted} replicas, and {replicas}"
-        raise LaunchError(what, remedy=f"mpirun -np {wanted} before the same command, or a smaller -ws")
-
-
-def _check_process_group(world: Communicator) -> None:
-    """The library calls `init_process_group`, when it reads --data-parallel; the app must not."""
     if (dist.get_rank(), dist.get_world_size()) != (world.rank, world.world_size):
         raise LaunchError(
             f"torch.distributed says rank {dist.get_rank()} of {dist.get_world_size()}, "

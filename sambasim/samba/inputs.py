@@ -16,7 +16,8 @@ from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.samba import context
 from sambasim.samba.checks.arguments import checks_keywords_beside
 from sambasim.samba.checks.findings import app_line
-from sambasim.samba.tensor import SambaTensor, from_torch_tensor, to_torch
+from sambasim.samba.tensor import SambaTensor, from_torch_tensor, host_values, to_torch
+from sambasim.units import counted
 
 __all__ = ["SambaLoader"]
 
@@ -24,15 +25,15 @@ Inputs: TypeAlias = Tensor | Iterable[Tensor | None] | Mapping[str, Tensor | Non
 
 
 def check_on_host(name: str, tensor: Tensor) -> None:
-    """Raises DataError for an input that is not on the CPU."""
+    """Raises DataError for an input that is not on the CPU, and WeightsError for a lazy one."""
     if not tensor.is_cpu:
+        host_values(tensor, name)
         what = f"{name} is on the device {tensor.device}, and must be on the CPU"
         remedy = f"{name}.cpu(), or leave it on the CPU: session.run copies it to the device"
         raise DataError(what, where=app_line(), remedy=remedy)
 
 
 def name_of(tensor: Tensor) -> str | None:
-    """The app's name of `tensor`."""
     return tensor.sn_name if isinstance(tensor, SambaTensor) else None
 
 
@@ -66,7 +67,8 @@ def name_inputs(model: nn.Module, inputs: Inputs) -> tuple[dict[str, Tensor], bo
         return {name: _tensor(name, one) for name, one in inputs.items() if one is not None}, True
     sequence = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     arguments = forward_parameters(model)
-    if len(sequence) > len(arguments) and not _takes_any(model):
+    kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
+    if len(sequence) > len(arguments) and inspect.Parameter.VAR_POSITIONAL not in kinds:
         takes = f"{type(model).__name__}.forward takes {len(arguments)}: {', '.join(arguments)}"
         what = f"{len(sequence)} inputs are given, and {takes}"
         raise ModelError(what, where=app_line(), remedy="give as many inputs as forward takes, in its order")
@@ -89,18 +91,12 @@ def _tensor(name: str, value: object) -> Tensor:
     return to_torch(value)
 
 
-def _takes_any(model: nn.Module) -> bool:
-    kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
-    return inspect.Parameter.VAR_POSITIONAL in kinds
-
-
 def inputs_of(program: Program) -> Mapping[str, Symbol]:
-    """The inputs of `program`, by name."""
     return {name: symbol for name, symbol in program.symbols.items() if symbol.kind is SymbolKind.INPUT}
 
 
 def bind(wanted: Mapping[str, Symbol], batch_size: int, model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
-    """Plain tensors by input symbol, in the order of `inputs`. wanted: the input symbols of the program
+    """The tensors of `inputs` as plain ones, in their order, by the names of the `wanted` symbols of the program.
 
     Raises DataError for a tensor that fits no input, and for an input without a tensor.
     """
@@ -109,9 +105,12 @@ def bind(wanted: Mapping[str, Symbol], batch_size: int, model: nn.Module, inputs
     if isinstance(inputs, Mapping):
         keys = [name for name, tensor in inputs.items() if tensor is not None]
     if keys == [*wanted]:  # the usual case, in each step
-        plain = map(to_torch, tensors)
-        return {name: _fitting(name, wanted, tensor, batch_size) for name, tensor in zip(wanted, plain, strict=True)}
-    _check_names(keys, wanted, model)
+        return {name: _fitting(name, wanted, one, batch_size) for name, one in zip(wanted, tensors, strict=True)}
+    unknown = [key for key in keys if key is not None and key not in wanted]
+    if unknown:
+        names = ", ".join(wanted)
+        what = f"a tensor is called {unknown[0]}, and {type(model).__name__} was compiled with the inputs {names}"
+        raise DataError(what, remedy=f"name it as when it was compiled: name={next(iter(wanted), '')!r}")
     free = (name for name in wanted if name not in keys)
     bound: dict[str, Tensor] = {}
     for key, tensor in zip(keys, tensors, strict=True):
@@ -119,7 +118,7 @@ def bind(wanted: Mapping[str, Symbol], batch_size: int, model: nn.Module, inputs
         if name is None:
             what = f"{len(tensors)} tensors are given, and the PEF has {len(wanted)} inputs: {', '.join(wanted)}"
             raise DataError(what, remedy="give one tensor for each input")
-        bound[name] = _fitting(name, wanted, to_torch(tensor), batch_size)
+        bound[name] = _fitting(name, wanted, tensor, batch_size)
     missing = [name for name in wanted if name not in bound]
     if missing:
         what = f"the input {', '.join(missing)} of the PEF has no tensor"
@@ -127,17 +126,9 @@ def bind(wanted: Mapping[str, Symbol], batch_size: int, model: nn.Module, inputs
     return bound
 
 
-def _check_names(keys: list[str | None], wanted: Mapping[str, Symbol], model: nn.Module) -> None:
-    unknown = [key for key in keys if key is not None and key not in wanted]
-    if unknown:
-        inputs = ", ".join(wanted)
-        what = f"a tensor is called {unknown[0]}, and {type(model).__name__} was compiled with the inputs {inputs}"
-        raise DataError(what, remedy=f"name it as when it was compiled: name={next(iter(wanted), '')!r}")
-
-
-def _fitting(name: str, wanted: Mapping[str, Symbol], tensor: Tensor, batch_size: int) -> Tensor:
-    """`tensor` as the input `name`, reshaped and detached if needed."""
-    symbol = wanted[name]
+def _fitting(name: str, wanted: Mapping[str, Symbol], given_tensor: Tensor, batch_size: int) -> Tensor:
+    """`given_tensor` as the input `name`: plain, and reshaped and detached if needed."""
+    symbol, tensor = wanted[name], to_torch(given_tensor)
     if not isinstance(tensor, Tensor):
         what = f"{name} must be a tensor, not {type(tensor).__name__}"
         raise DataError(what, where=app_line(), remedy=f"give one tensor for {name}")
@@ -145,7 +136,7 @@ def _fitting(name: str, wanted: Mapping[str, Symbol], tensor: Tensor, batch_size
         tensor = tensor.detach()
     if tensor.shape == symbol.type.shape and tensor.dtype is getattr(torch, symbol.type.dtype) and tensor.is_cpu:
         return tensor
-    check_on_host(name, tensor)
+    check_on_host(name, given_tensor)
     shape, given = symbol.type.shape, tuple(tensor.shape)
     differs_in_batch = shape[1:] == given[1:] and len(shape) == len(given)
     if differs_in_batch and given[0] != batch_size:
@@ -167,21 +158,13 @@ def _fitting(name: str, wanted: Mapping[str, Symbol], tensor: Tensor, batch_size
     if floating is not tensor.is_floating_point():
         what = f"{name} is {str(tensor.dtype).removeprefix('torch.')}, and the PEF was compiled for {symbol.type.dtype}"
         raise DataError(what, remedy=f"give {name} as {symbol.type.dtype}")
-    if not floating and tensor.numel():
-        _check_range(name, symbol, tensor)
-    return tensor
-
-
-def _check_range(name: str, symbol: Symbol, tensor: Tensor) -> None:
-    """Raises DataError for a whole number that the input's type cannot hold."""
     dtype = getattr(torch, symbol.type.dtype)
-    if dtype in (tensor.dtype, torch.int64) or dtype is torch.bool:
-        return
-    limits = torch.iinfo(dtype)
-    least, most = int(tensor.min()), int(tensor.max())
-    if least < limits.min or most > limits.max:
-        what = f"{name} has {most if most > limits.max else least}, which {symbol.type.dtype} cannot hold"
-        raise DataError(what, remedy=f"compile with {name} as {str(tensor.dtype).removeprefix('torch.')}")
+    if not floating and tensor.numel() and dtype not in (tensor.dtype, torch.int64, torch.bool):
+        limits, least, most = torch.iinfo(dtype), int(tensor.min()), int(tensor.max())
+        if least < limits.min or most > limits.max:
+            what = f"{name} has {most if most > limits.max else least}, which {symbol.type.dtype} cannot hold"
+            raise DataError(what, remedy=f"compile with {name} as {str(tensor.dtype).removeprefix('torch.')}")
+    return tensor
 
 
 class SambaLoader:
@@ -227,8 +210,8 @@ class SambaLoader:
             return [batch[name] for name in self.names]
         values = batch if isinstance(batch, list | tuple) else [batch]
         if len(values) != len(self.names):
-            names = f"{_count(len(self.names), 'name')}: {', '.join(self.names)}"
-            what = f"a batch has {_count(len(values), 'value')}, and SambaLoader {names}"
+            names = f"{counted(len(self.names), 'name')}: {', '.join(self.names)}"
+            what = f"a batch has {counted(len(values), 'value')}, and SambaLoader {names}"
             remedy = "give SambaLoader one name for each value that the dataset returns"
             raise DataError(what, where=app_line(), remedy=remedy)
         return values
@@ -239,10 +222,6 @@ class SambaLoader:
             remedy = "return numbers or tensors from the dataset, or leave it out by a collate_fn or function_hook"
             raise DataError(what, where=app_line(), remedy=remedy)
         return from_torch_tensor(value, name, 0 if value.ndim else None)
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def install_sampler_of_one_replica() -> None:

@@ -20,7 +20,7 @@ from sambasim.samba.checks.findings import Finding, app_line, reporter
 from sambasim.samba.checks.replicas import Checks
 from sambasim.samba.inputs import Inputs, bind, flat, inputs_of, name_of
 from sambasim.samba.machine import Hyperparameters, Machine
-from sambasim.samba.tensor import SambaTensor, to_torch
+from sambasim.samba.tensor import SambaTensor, host_values, to_torch
 
 _PART_OF_OPT = frozenset({SectionKind.GRADNORM, SectionKind.REDUCE, SectionKind.GATHER})
 """Kinds that run with OPT, whether they are named or not."""
@@ -40,7 +40,11 @@ class Loaded:
         self.wanted: Mapping[str, Symbol] = inputs_of(program)
         self.start = Start(program, [str(one.sn_name) for one in traced], loss_is_chosen=loss_is_chosen)
         self.output_gradients: dict[str, Tensor] = {}
-        self.differs_in_evaluation = _differs_in_evaluation(program)
+        nodes = program.training.nodes if program.training is not None else ()
+        self.differs_in_evaluation = any(
+            OPERATORS[node.operator].draws_random_numbers or "batch_norm" in node.operator for node in nodes
+        )
+        """Whether a training step has dropout or batch normalization."""
         names = {gradient_name(name): name for name in self.wanted}
         self.input_gradients = {gradient: name for gradient, name in names.items() if gradient in program.symbols}
         self.aliases = _output_aliases(program)
@@ -100,8 +104,8 @@ class Loaded:
     def named_tensor(self, name: str) -> SambaTensor:
         """The tensor that an app calls `name`. Raises OptionError for a name that the PEF does not have."""
         symbol = self.machine.program.symbols.get(name)
-        if symbol is None and name in self.aliases:
-            name = self.aliases[name]
+        if symbol is None:
+            name = self.aliases.get(name, name)
         if name in self.outputs:
             return self.outputs[name]
         for tensors in (self.inputs, self.gradients):
@@ -118,7 +122,7 @@ class Loaded:
         outputs = {name: name for name in self.outputs}
         of_outputs = {gradient_name(name): output for name, output in {**self.aliases, **outputs}.items()}
         for name, value in dict(tensors).items():
-            plain = to_torch(torch.as_tensor(value))
+            plain = host_values(torch.as_tensor(value), name)
             if name in symbols and symbols[name].offset is not None:
                 if tuple(plain.shape) != symbols[name].type.shape:
                     what = f"{name} has the shape {symbols[name].type.shape}, and the given data {tuple(plain.shape)}"
@@ -185,12 +189,6 @@ def _output_aliases(program: Program) -> Mapping[str, str]:
     return {**aliases, **{one.value: one.symbol for one in outputs}}
 
 
-def _differs_in_evaluation(program: Program) -> bool:
-    """Whether a training step has dropout or batch normalization."""
-    nodes = program.training.nodes if program.training is not None else ()
-    return any(OPERATORS[node.operator].draws_random_numbers or "batch_norm" in node.operator for node in nodes)
-
-
 class Start:
     """The outputs of a program from which its backward starts."""
 
@@ -217,7 +215,7 @@ class Start:
         given: the `sn_grad` of outputs, by name
         for_this_run: `grad_of_outputs`, one for each output in order, instead of `given`
 
-        Without a gradient it is the mean of the loss. Reports AP09 if that output is no loss.
+        If no gradient is given, the backward starts from the mean of the loss. Reports AP09 if there is no loss.
         """
         gradients = given if for_this_run is None else self._by_name(for_this_run)
         if not gradients:
@@ -255,7 +253,7 @@ class Start:
         return shaped.contiguous()
 
     def _report_no_loss(self) -> None:
-        first, *others = self._types or ("",)
+        first, *others = self._types
         if others:
             outputs = ", ".join((first, *others))
             what = f"AP09: the model returns no loss, and no gradient is set on its outputs: {outputs}"

@@ -36,7 +36,6 @@ class Machine:
 
     @property
     def program(self) -> Program:
-        """The program of the PEF."""
         return self.document.program
 
     def to_device(self) -> None:
@@ -56,7 +55,9 @@ class Machine:
             value = optimizer.state.get(parameter, {}).get(_TORCH_STATES.get(state, state))
             if isinstance(value, Tensor):
                 self.replica.write(name, value)
-        self.replica.steps = max(self._steps_of_host(), default=0)
+        entries = [entry for one in self.optimizers for entry in one.state.values() if entry]
+        # SGD counts no steps: 1 if it has momentum.
+        self.replica.steps = max((int(entry.get("step", 1)) for entry in entries), default=0)
         self.replica.meet()
 
     def follow_first(self, communicator: Communicator) -> None:
@@ -81,14 +82,12 @@ class Machine:
 
     def _symbol_of(self, tensor: Tensor) -> Symbol | None:
         named = self.program.symbols.get(str(tensor.__dict__.get("sn_name")))  # set by from_torch_model_
-        if named is not None and named.torch_names and self._host_tensor(named.torch_names[0]) is tensor:
-            return named
+        if named is not None and named.torch_names:
+            owner, _, name = named.torch_names[0].rpartition(".")
+            if getattr(self.model.get_submodule(owner), name, None) is tensor:
+                return named
         tensors = self._host_tensors()
         return next((symbol for symbol, path in self._state_dict_symbols() if tensors[path] is tensor), None)
-
-    def _host_tensor(self, path: str) -> object:
-        owner, _, name = path.rpartition(".")
-        return getattr(self.model.get_submodule(owner), name, None)
 
     def note_step(self) -> None:
         """Tells torch's schedulers that there was an optimizer step."""
@@ -108,11 +107,6 @@ class Machine:
             entry[_TORCH_STATES.get(state, state)] = value.to(parameter.dtype)
             if state != "momentum":
                 entry["step"] = torch.tensor(float(self.replica.steps))
-
-    def _steps_of_host(self) -> list[int]:
-        """The step counts in the states of the host's optimizers. SGD has none: 1 if it has momentum."""
-        entries = [entry for one in self.optimizers for entry in one.state.values() if entry]
-        return [int(entry.get("step", 1)) for entry in entries]
 
     def _host_tensors(self) -> Mapping[str, Tensor]:
         return {**dict(self.model.named_parameters(remove_duplicate=False)), **dict(self.model.named_buffers())}
@@ -202,7 +196,9 @@ class Hyperparameters:
                 what = f"AP04: hyperparam_dict has {name}, which no optimizer of this PEF takes"
                 raise OptionError(what, where=app_line(), remedy=nearest(name, sorted(takes)))
             else:
-                instead = [OTHER_WORDS[name]] if OTHER_WORDS.get(name) in takes - given.keys() else _short(takes)
+                instead = sorted(word for word in takes if "__" not in word)  # without rates of single dropouts
+                if OTHER_WORDS.get(name) in takes - given.keys():
+                    instead = [OTHER_WORDS[name]]
                 what = f"hyperparam_dict has {name}, which no optimizer of this PEF takes: it is left out"
                 remedy = f"names that it takes: {', '.join(instead)}"
                 reporter.report(Finding("AP04", what, app_line(), remedy), notice_only=True)
@@ -229,11 +225,6 @@ class Hyperparameters:
                 self._machine.replica.change(index, taken)
         if changed:
             self.given = {**self.given, **changed}
-
-
-def _short(names: set[str]) -> list[str]:
-    """Without the rates of single dropouts."""
-    return sorted(name for name in names if "__" not in name)
 
 
 def _number(name: str, value: object) -> float:
@@ -278,14 +269,10 @@ def _rate_name(graph: Graph, node: Node) -> str | None:
     owner = node.name.rpartition("__")
     if node.operator == _ELEMENTS:
         return f"{owner[0]}__{owner[2].replace('native_dropout', 'dropout')}_p"
-    if node.operator == _CHANNELS and node.results[0] is not None and _is_divided(graph, node):
-        dimensions = len(graph.values[node.results[0]].shape) - 2
-        return f"{owner[0]}__{owner[2].replace('bernoulli', f'dropout{dimensions}d')}_p"
+    if node.operator == _CHANNELS and node.results[0] is not None:
+        # In dropout of channels, the only reader divides the result by its share.
+        readers = [one for one in graph.nodes if Ref(node.results[0]) in one.args]
+        if [(one.operator[:9], one.args[1:2]) for one in readers] == [("aten.div.", node.args[1:2])]:
+            dimensions = len(graph.values[node.results[0]].shape) - 2
+            return f"{owner[0]}__{owner[2].replace('bernoulli', f'dropout{dimensions}d')}_p"
     return None
-
-
-def _is_divided(graph: Graph, node: Node) -> bool:
-    """Whether the only reader divides the result by its share, as in dropout of channels."""
-    reference, share = Ref(node.results[0] or ""), node.args[1]
-    readers = [one for one in graph.nodes if reference in one.args]
-    return len(readers) == 1 and readers[0].operator.startswith("aten.div.") and readers[0].args[1] == share

@@ -1,7 +1,7 @@
 """Models: `from_torch_model_` sets SambaFlow's names and methods; `lazy_param` and `materialize` give memory later."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -14,11 +14,10 @@ from sambasim.errors import ModelError
 from sambasim.samba import context
 from sambasim.samba.checks.arguments import checks_keywords, checks_keywords_beside
 from sambasim.samba.checks.findings import app_line
-from sambasim.samba.nn import MATERIALIZER
 from sambasim.samba.notices import say_once
 from sambasim.samba.request import unwrapped
 from sambasim.samba.session import session
-from sambasim.samba.tensor import SambaTensor, to_torch
+from sambasim.samba.tensor import MATERIALIZER, SambaTensor, host_values, to_torch
 
 __all__ = ["lazy_param", "materialize"]
 
@@ -106,27 +105,31 @@ def materialize(lazy: Part) -> Part:
 
     Calls `reset_parameters` of each layer with lazy tensors, inner layers first; of a layer without tensors of its own
     only if all below it is lazy. Then calls the `materializer` of each SambaParameter. What else a constructor does, by
-    `nn.init` or `apply`, is not repeated. A SambaTensor is never lazy.
-    Raises ModelError for a layer with lazy tensors that has no `reset_parameters`.
+    `nn.init` or `apply`, is not repeated. A lazy SambaTensor gets the values of its materializer.
+    Raises ModelError for a layer with lazy tensors that has no `reset_parameters`, and WeightsError for a lazy
+    SambaTensor without a materializer.
     """
     if isinstance(lazy, SambaTensor):
+        if MATERIALIZER in vars(lazy):
+            lazy.sn_data = vars(lazy).pop(MATERIALIZER)()
+        host_values(lazy)
         return lazy
     if not hasattr(type(lazy), "__enter__"):
         # `with` finds these methods in the class only, and materialize must return the model itself.
         type(lazy).__enter__ = lambda model: model  # type: ignore[attr-defined]  # a new method of the app's class
         type(lazy).__exit__ = lambda model, *error: None  # type: ignore[attr-defined]  # likewise
     found = [
-        (path or type(lazy).__name__, module, _reset_of(module))
+        # torch has two names for the method.
+        (path, module, getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None))
         for path, module in _parts_first(lazy, "", set())
-        if any(tensor.is_meta for tensor in _own_tensors(module).values()) or _is_lazy_below(module)
+        if _is_lazy(module)
     ]
     for path, module, reset in found:
-        if reset is None and any(
-            tensor.is_meta and MATERIALIZER not in vars(tensor) for tensor in _own_tensors(module).values()
-        ):
+        unset = [one for one in _own_tensors(module).values() if one.is_meta and MATERIALIZER not in vars(one)]
+        if reset is None and unset:
             remedy = "give the class a method reset_parameters that fills its parameters and buffers, or make it "
             remedy += "outside lazy_param, or load_state_dict(…, assign=True) first"
-            what = f"{path} is a lazy {type(module).__name__}, which has no reset_parameters"
+            what = f"{path or type(lazy).__name__} is a lazy {type(module).__name__}, which has no reset_parameters"
             raise ModelError(what, remedy=remedy)
     made: dict[int, Tensor] = {}  # parameters that two layers share stay shared
     given = [_give_memory(module, made) for _, module, _ in found]
@@ -155,19 +158,10 @@ def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in own.items() if tensor is not None}
 
 
-def _is_lazy_below(module: nn.Module) -> bool:
-    """Whether there are tensors in it, and all are lazy."""
-    tensors = [*module.parameters(), *module.buffers()]
-    return bool(tensors) and all(tensor.is_meta for tensor in tensors)
-
-
-def _reset_of(module: nn.Module) -> Callable[[], object] | None:
-    """`reset_parameters` of this layer, or torch's other name for it."""
-    for name in ("reset_parameters", "_reset_parameters"):
-        reset = getattr(module, name, None)
-        if callable(reset):
-            return reset  # type: ignore[no-any-return]  # torch declares attributes of modules as tensors and modules
-    return None
+def _is_lazy(module: nn.Module) -> bool:
+    """Whether it has a lazy tensor of its own, or tensors in it that are all lazy."""
+    below = [tensor.is_meta for tensor in (*module.parameters(), *module.buffers())]
+    return any(tensor.is_meta for tensor in _own_tensors(module).values()) or (bool(below) and all(below))
 
 
 def _give_memory(module: nn.Module, made: dict[int, Tensor]) -> list[Tensor]:
@@ -177,19 +171,14 @@ def _give_memory(module: nn.Module, made: dict[int, Tensor]) -> list[Tensor]:
         if tensor.is_meta:
             real = made.get(id(tensor))
             if real is None:
-                real = made[id(tensor)] = _unset(tensor)
+                # NaN, so that what no reset sets shows in the loss; 0 in integers.
+                unset = torch.nan if tensor.is_floating_point() or tensor.is_complex() else 0
+                real = torch.full_like(tensor, unset, device="cpu")
+                if isinstance(tensor, nn.Parameter):
+                    real = nn.Parameter(real, tensor.requires_grad)
+                vars(real).update(vars(tensor))  # sn_name, and the materializer
+                made[id(tensor)] = real
             # By setattr, because an LSTM also keeps a list of its weights.
             setattr(module, name, real)
             given.append(real)
     return given
-
-
-def _unset(lazy: Tensor) -> Tensor:
-    """Memory filled with NaN, so that what no reset sets shows in the loss; of integers with 0."""
-    unset = torch.nan if lazy.is_floating_point() or lazy.is_complex() else 0
-    memory = torch.full_like(lazy, unset, device="cpu")
-    if not isinstance(lazy, nn.Parameter):
-        return memory
-    parameter = nn.Parameter(memory, lazy.requires_grad)
-    vars(parameter).update(vars(lazy))  # sn_name
-    return parameter

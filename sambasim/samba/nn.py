@@ -10,10 +10,7 @@ from sambasim.errors import DataError
 from sambasim.samba.checks.arguments import checks_keywords_beside
 from sambasim.samba.checks.findings import app_line
 from sambasim.samba.notices import no_such_name
-from sambasim.samba.tensor import SambaTensor, to_torch
-
-MATERIALIZER = "sn_materializer"
-"""The attribute of a lazy parameter with the function that makes its values."""
+from sambasim.samba.tensor import MATERIALIZER, SambaTensor, to_torch
 
 
 class _EveryParameter(type):

@@ -32,14 +32,14 @@ def say_once(name: str, why: str, where: str | None = None) -> None:
 
 
 class AbsentNameError(UserError, AttributeError):
-    """The app used a name that is not here."""
+    """A use of a name that SambaFlow has and sambasim does not."""
 
     code: ClassVar[str] = "absent"
 
 
 class AbsentName:
-    """Stands for a name that is not here: its import succeeds, as in `try: import` and for annotations, and a call, an
-    attribute, a subclass and `isinstance` raise AbsentNameError."""
+    """A name that SambaFlow has and sambasim does not. Imports and annotations succeed; a call, an attribute, a
+    subclass and `isinstance` raise AbsentNameError."""
 
     def __init__(self, name: str, what: str, instead: str) -> None:
         """name: the full name; what: what it is in SambaFlow; instead: what the app can do here."""

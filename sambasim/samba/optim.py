@@ -18,6 +18,8 @@ from sambasim.options.training import OptimizerOptions
 from sambasim.samba.checks.arguments import checks_keywords_beside
 from sambasim.samba.notices import no_such_name
 
+__all__ = ["SGD", "Adam", "AdamW"]
+
 Parameters: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 
 _NOT_IN_A_PEF: Mapping[str, str] = {
@@ -46,10 +48,7 @@ class _OnDevice(torch.optim.Optimizer):
     def __init__(
         self, params: Parameters, *arguments: Any, max_grad_norm: float | None = None, **torch_options: Any
     ) -> None:
-        """The arguments of torch's class, and `max_grad_norm`.
-
-        Raises OptionError as `options` does; torch raises ValueError or TypeError.
-        """
+        """Raises OptionError as `options` does; torch raises ValueError or TypeError."""
         super().__init__(params, *arguments, **torch_options)
         for group in self.param_groups:  # torch's own defaults of SGD are integers
             group.update({name: float(group[name]) for name in ("dampening", "weight_decay") if name in group})
@@ -90,25 +89,19 @@ class _OnDevice(torch.optim.Optimizer):
         if self.kind == "adam" and group.get("decoupled_weight_decay"):
             what = "Adam with decoupled_weight_decay is AdamW"
             raise OptionError(what, where=where, remedy="samba.optim.AdamW")
-        numbers = {field: _number(group[field]) for field in (*OPTIMIZERS[self.kind].defaults, "max_grad_norm")}
+        numbers = {field: plain_number(group[field]) for field in (*OPTIMIZERS[self.kind].defaults, "max_grad_norm")}
         return build(OptimizerOptions, {"name": self.kind, **numbers}, where=where)
 
 
 class SGD(_OnDevice, torch.optim.SGD):
-    """torch.optim.SGD, with `max_grad_norm`."""
-
     kind = "sgd"
 
 
 class Adam(_OnDevice, torch.optim.Adam):
-    """torch.optim.Adam, with `max_grad_norm`."""
-
     kind = "adam"
 
 
 class AdamW(_OnDevice, torch.optim.AdamW):
-    """torch.optim.AdamW, with `max_grad_norm`."""
-
     kind = "adamw"
 
 
@@ -135,10 +128,10 @@ def _clip_first(
     return (itself,), {"closure": compute_and_clip}
 
 
-def _number(value: Any) -> Any:
-    """A value of a group; of a tensor of one element, which torch also accepts, the number."""
+def plain_number(value: Any) -> Any:
+    """A value of a group: of a tensor of one element the number, of a list a tuple."""
     if isinstance(value, tuple | list):
-        return tuple(_number(part) for part in value)
+        return tuple(map(plain_number, value))
     return value.item() if isinstance(value, Tensor) else value
 
 

@@ -44,7 +44,7 @@ class Profiler:
 
     @checks_keywords
     def start_event(self, name: str) -> Running:
-        """Starts the event `name`. Returns a handle for `end_event`."""
+        """Returns a handle for `end_event`."""
         running = Running(name, time.perf_counter())
         self._running.append(running)
         return running

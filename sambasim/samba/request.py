@@ -25,7 +25,7 @@ from sambasim.samba.checks.findings import app_line
 from sambasim.samba.inputs import Inputs, check_on_host, flat, name_inputs, repeatable
 from sambasim.samba.notices import say_once
 from sambasim.samba.optim import SGD, Adam, AdamW
-from sambasim.samba.tensor import SambaTensor
+from sambasim.samba.tensor import SambaTensor, host_values
 
 if TYPE_CHECKING:
     from sambasim.compiler.build import Built
@@ -68,12 +68,16 @@ def request(
 ) -> Request:
     """The request for `model`. given: fields of BuildOptions; None is the default
 
-    Raises OptionError for options that do not fit together, DataError for inputs that have no common batch, and
-    ModelError for a trained parameter that no optimizer has.
+    Raises OptionError for options that do not fit together, DataError for inputs that have no common batch, ModelError
+    for a trained parameter that no optimizer has, and WeightsError for a SambaTensor in the model that has no data.
     """
     if not isinstance(model, nn.Module):
         what = f"the model must be an nn.Module, not {type(model).__name__}"
         raise ModelError(what, where=app_line(), remedy="give the model, and then its inputs")
+    for path, module in model.named_modules():
+        for name, value in {**vars(module), **module._buffers}.items():
+            if isinstance(value, SambaTensor):
+                host_values(value, f"{path}.{name}".lstrip("."))
     named, by_keyword = name_inputs(model, inputs)
     kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     named = {name: _as_computed(tensor, kinds) for name, tensor in named.items()}
@@ -85,11 +89,12 @@ def request(
         "optimizer": first,
         "training": TrainingOptions(batch_size=_batch_size(inputs, named)),
     }
-    return Request(model, named, by_keyword, updates, build(CompileOptions, parts), _indices(loss_indices))
+    indices = (loss_indices,) if isinstance(loss_indices, int) else tuple(loss_indices or ())
+    return Request(model, named, by_keyword, updates, build(CompileOptions, parts), indices)
 
 
 def fingerprint_of(asked: Request) -> dict[str, str]:
-    """The fingerprint of `asked` under its key in the metadata; empty for a model that has none."""
+    """The fingerprint of `asked` by its key in the metadata; empty for a model that has none."""
     digest = fingerprint(
         asked.model,
         asked.inputs,
@@ -135,32 +140,25 @@ def as_sequence(optimizers: Optimizer | Iterable[Optimizer] | None) -> list[Opti
 
 def build_fields(config: Mapping[str, object], name: str) -> dict[str, object]:
     """The fields of BuildOptions in an app's arguments; `name` is the default name of the PEF."""
-    level = "o0" if config.get("o0") else "o1" if config.get("o1") else None
-    dtype = config.get("dtype")
-    given = {
+    dtype, folder = config.get("dtype"), config.get("output_folder")
+    return {
         "pef_name": config.get("pef_name") or name,
-        "output_folder": config.get("output_folder"),
+        "output_folder": None if folder is None else Path(str(folder)),
         "data_parallel": config.get("data_parallel"),
         "world_size": config.get("world_size") if config.get("data_parallel") else None,
-        "opt_level": level,
+        "opt_level": "o0" if config.get("o0") else "o1" if config.get("o1") else None,
         "arch": config.get("arch"),
         "num_tiles": None if config.get("num_tiles") == _ALL_TILES else config.get("num_tiles"),
         "dtype": dtype if dtype in DTYPES else None,  # an app may have a flag of its own by that name
         "stochastic_rounding": config.get("enable_stoc_rounding"),
         "gradient_groups": config.get("gradient_groups"),
     }
-    folder = given["output_folder"]
-    return {**given, "output_folder": None if folder is None else Path(str(folder))}
 
 
 def build_fields_of(compile_options: Mapping[str, object]) -> dict[str, object]:
     """The fields of BuildOptions in the options of a PEF."""
     names = set(BuildOptions.model_fields) - {"output_folder", "inference"}
     return {name: value for name, value in compile_options.items() if name in names}
-
-
-def _indices(given: Sequence[int] | int | None) -> tuple[int, ...]:
-    return () if given is None else (given,) if isinstance(given, int) else tuple(given)
 
 
 def _as_computed(tensor: Tensor, parameters: set[torch.dtype]) -> Tensor:
@@ -254,7 +252,8 @@ def compile_model(
     parsed = getattr(typed, "parsed_batch_size", None)
     if parsed is not None:  # the default of -b on a run
         kept.setdefault("parsed_batch_size", str(parsed))
-    watch = Stopwatch(_print_phase)
+    quiet = str(getattr(typed, "log_level", None)).lower() in ("warning", "warn", "error", "critical", "fatal")
+    watch = Stopwatch(lambda phase: None if quiet else print(f"{phase} …", file=sys.stderr, flush=True))
     built = captured(asked, watch)
     # The fingerprint calls the model, which may leave something behind, as in a cache; so it comes after the capture.
     kept |= fingerprint_of(asked) | fingerprint_of(replace(asked, updates=()))
@@ -266,7 +265,6 @@ def compile_model(
 
 
 def captured(asked: Request, watch: "Stopwatch") -> "Built":
-    """The graphs of the model of `asked`."""
     from sambasim.compiler.compile import capture_model
 
     return capture_model(
@@ -278,13 +276,6 @@ def captured(asked: Request, watch: "Stopwatch") -> "Built":
         loss_indices=asked.loss_indices,
         watch=watch,
     )
-
-
-def _print_phase(phase: str) -> None:
-    """A line on stderr, unless --log-level is above info."""
-    level = str(getattr(context.current().arguments, "log_level", None)).lower()
-    if level not in ("warning", "warn", "error", "critical", "fatal"):
-        print(f"{phase} …", file=sys.stderr, flush=True)
 
 
 def _print_compiled(compiled: "Compiled") -> None:

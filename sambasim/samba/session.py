@@ -91,10 +91,8 @@ class Session:
             loss_indices=loss_indices,
         )
 
-    def load(
-        self, machine: Machine, inputs: Inputs, traced: Sequence[SambaTensor], *, loss_is_chosen: bool = False
-    ) -> None:
-        """Makes `machine` the loaded PEF: for `trace_graph`, with the batch and the outputs that it traced.
+    def load(self, machine: Machine, inputs: Inputs, traced: Sequence[SambaTensor], *, loss_is_chosen: bool) -> None:
+        """Makes `machine` the loaded PEF, with the batch and the outputs that `trace_graph` traced.
 
         loss_is_chosen: whether the app gave `loss_indices`
         """
@@ -192,7 +190,7 @@ class Session:
 
     @checks_keywords
     def end_samba_profile(self, filename: str | Path | None = None) -> None:
-        """Ends the event `samba_profile` of `profiler`; writes all events to `filename` as JSON."""
+        """Ends that event; writes all events to `filename` as JSON."""
         self.profiler.end_event("samba_profile", filename)
 
     @checks_keywords
@@ -202,7 +200,7 @@ class Session:
 
     @checks_keywords
     def end_runtime_profile(self, filename: str | Path | None = None) -> None:
-        """Ends the event `runtime_profile` of `profiler`; writes all events to `filename` as JSON."""
+        """Ends that event; writes all events to `filename` as JSON."""
         self.profiler.end_event("runtime_profile", filename)
 
     enable_pinned_memory = without_effect(

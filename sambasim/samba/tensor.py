@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._C import TensorBase
 
-from sambasim.errors import DataError, OptionError
+from sambasim.errors import DataError, OptionError, WeightsError
 from sambasim.samba.checks.arguments import checks_keywords_beside
 from sambasim.samba.checks.findings import app_line
 from sambasim.samba.notices import AbsentNameError
@@ -23,13 +23,16 @@ __all__ = ["SambaTensor", "from_named_dict", "from_torch_tensor", "to_torch"]
 Dtype: TypeAlias = torch.dtype  # in the class below, `torch` is a method
 Outputs = TypeVar("Outputs", Tensor, tuple[Tensor, ...], list[Tensor])
 
+MATERIALIZER = "sn_materializer"
+"""The attribute of a lazy tensor with the function that makes its values."""
+
 _DESCRIPTION = (
     "sn_name", "batch_dim", "named_dims", "sized_dims", "region_name", "host_memory", "mem_type", "_sn_grads",
 )  # fmt: skip
 
 
 class SambaTensor(Tensor):
-    """A tensor with a name and a batch dimension, in the memory of the tensor that it is made from.
+    """It shares memory with the tensor that it is made from.
 
     sn_name: the name by which a session binds inputs; `name` is the same attribute
     batch_dim: the dimension that counts samples, or None
@@ -46,7 +49,7 @@ class SambaTensor(Tensor):
     mem_type: object = None
     _sn_grad: Tensor | None = None
     _sn_grads: dict[str, Tensor] | None = None
-    """Of an output: the session's dictionary of gradients that are set on outputs, by name."""
+    """On an output of a session: the session's gradients of outputs, by name."""
     _version_when_made: int | None = None
 
     @checks_keywords_beside("samba.SambaTensor", ())
@@ -63,10 +66,15 @@ class SambaTensor(Tensor):
         is_complex: bool | None = None,
         region_name: str | None = None,
     ) -> "SambaTensor":
-        """From a tensor, from a `materializer` that returns one and is called at once, or from a shape: zeros, with
-        `has_data` False until it is written to. With another `dtype` than the tensor's, memory is not shared.
+        """Makes a SambaTensor from the first of these that is given.
 
-        Raises DataError for what is no tensor or complex, and for another shape or a dimension that it does not have.
+        torch_tensor: a tensor, whose memory is shared, unless `dtype` is another
+        materializer: a function that returns a tensor, called at once
+        shape: the tensor holds zeros, and `has_data` is False until it is written to
+
+        Within `lazy_param` the last two have no data until `sn_data` is assigned, or `samba.materialize` calls the
+        materializer. Raises DataError for what is no tensor or complex, and for another shape or a dimension that it
+        does not have.
         """
         given = materializer() if torch_tensor is None and materializer is not None else torch_tensor
         if isinstance(given, tuple | list):
@@ -85,15 +93,20 @@ class SambaTensor(Tensor):
         if is_complex or plain.is_complex():
             what = f"a SambaTensor holds real numbers, and {_called(name)} is complex"
             raise DataError(what, remedy="torch.view_as_real(tensor), whose last dimension holds the two parts")
-        _check_batch_dim(plain, name, batch_dim)
+        if batch_dim is not None and not -plain.ndim <= batch_dim < plain.ndim:
+            what = f"{_called(name)} has no dimension {batch_dim}: its shape is {tuple(plain.shape)}"
+            remedy = "batch_dim is the dimension that counts samples, mostly 0; leave it out where none does"
+            raise DataError(what, remedy=remedy)
         tensor = plain.as_subclass(cls)
         if isinstance(given, SambaTensor):
             tensor._copy_description(given)
         if given is None:
             tensor._version_when_made = tensor._version
+        if materializer is not None and tensor.is_meta:
+            vars(tensor)[MATERIALIZER] = materializer
         dims = None if named_dims is None else tuple(named_dims)
-        described = (("sn_name", name), ("batch_dim", batch_dim), ("named_dims", dims), ("sized_dims", sized_dims))
-        for attribute, value in (*described, ("region_name", region_name)):
+        values = (name, batch_dim, dims, sized_dims, region_name)
+        for attribute, value in zip(_DESCRIPTION, values, strict=False):
             if value is not None:
                 setattr(tensor, attribute, value)
         return tensor
@@ -129,7 +142,13 @@ class SambaTensor(Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]  # torch's, untyped
+        try:
+            result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]  # torch's, untyped
+        except RuntimeError as error:
+            lazy = [one for one in args if isinstance(one, SambaTensor) and one.is_meta]
+            if lazy and "meta" in str(error):
+                raise _no_data(lazy[0], lazy[0].sn_name) from error
+            raise
         if func in _OTHER_FORMS and isinstance(result, SambaTensor) and isinstance(args[0], SambaTensor):
             result._copy_description(args[0])
         return result
@@ -148,12 +167,18 @@ class SambaTensor(Tensor):
     @property
     def sn_data(self) -> Tensor:
         """The detached plain tensor, in the same memory. Assigning copies values into it, and raises DataError for
-        another shape."""
-        return self.torch().detach()
+        another shape. Raises WeightsError for a lazy tensor, to which nothing was assigned."""
+        return host_values(self)
 
     @sn_data.setter
     def sn_data(self, data: Tensor) -> None:
-        self.torch().detach().copy_(_of_shape(self, data))
+        plain = _of_shape(self, data)
+        if self.is_meta:
+            real = plain.detach().to(self.dtype, copy=True).as_subclass(SambaTensor)
+            real._copy_description(self)
+            torch.utils.swap_tensors(self, real)  # type: ignore[no-untyped-call]  # torch's, untyped
+        else:
+            self.torch().detach().copy_(plain)
 
     @property
     def sn_grad(self) -> Tensor | None:
@@ -179,7 +204,7 @@ class SambaTensor(Tensor):
 
     def numpy(self, *, force: bool = False) -> np.ndarray[Any, Any]:
         """An array in the same memory, detached; of a bfloat16 tensor a copy in float32."""
-        plain = to_torch(self).detach()
+        plain = host_values(self)
         return (plain.float() if plain.dtype is torch.bfloat16 else plain).numpy(force=force)
 
     def new_empty(self, *arguments: Any, **options: Any) -> Any:
@@ -198,7 +223,7 @@ class SambaTensor(Tensor):
     def __repr__(self) -> str:  # type: ignore[override]  # torch's takes `tensor_contents`, for its own subclasses
         name = "" if self.sn_name is None else f"name={self.sn_name!r}, "
         described = f"{name}shape={tuple(self.shape)}, dtype={self.dtype}, batch_dim={self.batch_dim}"
-        return f"SambaTensor({self.sn_data!r}, {described})"
+        return f"SambaTensor({self.torch().detach()!r}, {described})"
 
 
 _OTHER_FORMS: frozenset[Callable[..., Any]] = frozenset(
@@ -252,6 +277,21 @@ def to_torch(tensor: Outputs) -> Outputs:
     raise _no_tensor(tensor)
 
 
+def host_values(tensor: Tensor, name: str | None = None) -> Tensor:
+    """The detached plain tensor, in the same memory. Raises WeightsError for a lazy SambaTensor, which has no data."""
+    if isinstance(tensor, SambaTensor) and tensor.is_meta:
+        raise _no_data(tensor, name or tensor.sn_name)
+    return to_torch(tensor).detach()
+
+
+def _no_data(lazy: SambaTensor, name: str | None) -> WeightsError:
+    what = f"{_called(name)} was made in lazy_param, and has no data"
+    remedy = "assign its sn_data, or make it outside lazy_param"
+    if MATERIALIZER in vars(lazy):
+        remedy = "samba.materialize(tensor), which calls its materializer"
+    return WeightsError(what, where=app_line(), remedy=remedy)
+
+
 def _no_tensor(value: object) -> DataError:
     remedy = "torch.as_tensor(…) makes one of numbers, lists and arrays"
     if isinstance(value, torch.nn.Module):
@@ -265,13 +305,6 @@ def _no_graph(name: str) -> NoReturn:
     what = f"a SambaTensor has no {name} here: it is part of SambaFlow's compiler graph"
     remedy = "sambasim inspect lists the operators of a PEF with their operands and results"
     raise AbsentNameError(what, where=app_line(), remedy=remedy)
-
-
-def _check_batch_dim(tensor: Tensor, name: str | None, batch_dim: int | None) -> None:
-    if batch_dim is not None and not -tensor.ndim <= batch_dim < tensor.ndim:
-        what = f"{_called(name)} has no dimension {batch_dim}: its shape is {tuple(tensor.shape)}"
-        remedy = "batch_dim is the dimension that counts samples, mostly 0; leave it out where none does"
-        raise DataError(what, remedy=remedy)
 
 
 def _called(name: str | None) -> str:

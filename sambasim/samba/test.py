@@ -31,17 +31,13 @@ from sambasim.samba.inputs import Inputs, inputs_of, name_inputs
 from sambasim.samba.machine import rate_names
 from sambasim.samba.request import Optimizer
 from sambasim.samba.session import session
-from sambasim.samba.tensor import SambaTensor, to_torch
+from sambasim.samba.tensor import SambaTensor, host_values, to_torch
 from sambasim.samba.trace import trace_graph
 
 __all__ = [
-    "MAX_BF16_TRUNCATE_NORMAL_REL",
-    "AccuracyReport",
-    "TestWithGold",
-    "assert_close",
-    "consistency_test",
+    "MAX_BF16_TRUNCATE_NORMAL_REL", "AccuracyReport", "TestWithGold", "assert_close", "consistency_test",
     "dump_accuracy_debug_info",
-]
+]  # fmt: skip
 
 Results: TypeAlias = Sequence[tuple[str, Tensor]]
 Check: TypeAlias = Callable[..., Results]
@@ -115,19 +111,16 @@ class TestWithGold:
         return {name: to_torch(tensor) for name, tensor in (batch or _made_up(program)).items()}
 
     def _write(self, batch: Mapping[str, Tensor], outputs: Sequence[str]) -> dict[str, Tensor]:
-        gold = dict(zip(outputs, self._host_outputs(batch), strict=True))
+        by_name = batch.keys() <= set(forward_parameters(self._model))
+        with torch.no_grad():
+            computed = self._model(**batch) if by_name else self._model(*batch.values())
+        listed = [computed] if isinstance(computed, Tensor) else list(computed)
+        gold = {name: to_torch(one).contiguous() for name, one in zip(outputs, listed, strict=True)}
         if self.gold_file_path is not None and context.communicator().rank == 0:
             kept = {f"{_INPUT}{name}": tensor.contiguous() for name, tensor in batch.items()}
             kept |= {f"{_OUTPUT}{name}": tensor for name, tensor in gold.items()}
             write_tensors(self.gold_file_path, kept, "the gold outputs", "--gold-file-path FILE.safetensors")
         return gold
-
-    def _host_outputs(self, batch: Mapping[str, Tensor]) -> list[Tensor]:
-        by_name = batch.keys() <= set(forward_parameters(self._model))
-        with torch.no_grad():
-            outputs = self._model(**batch) if by_name else self._model(*batch.values())
-        listed = [outputs] if isinstance(outputs, Tensor) else list(outputs)
-        return [to_torch(one).contiguous() for one in listed]
 
 
 def _under(prefix: str, gold: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -267,7 +260,7 @@ def _float64(value: Any, label: str) -> Tensor:
             remedy += "; a gradient is None before the first backward, and where requires_grad is False"
         what = f"{label}: a {type(value).__name__} cannot be compared"
         raise DataError(what, where=app_line(), remedy=remedy) from error
-    return to_torch(tensor).detach().to(torch.float64)
+    return host_values(tensor).to(torch.float64)
 
 
 class AccuracyReport:

@@ -37,8 +37,6 @@ from sambasim.samba.machine import Machine
 from sambasim.samba.models import add_old_methods
 from sambasim.samba.request import (
     DTYPES,
-    FINGERPRINT,
-    FINGERPRINT_OF_FORWARD,
     LOSS_INDICES,
     Optimizer,
     Request,
@@ -96,12 +94,15 @@ def _trace_graph(
     if not pef:
         what = "trace_graph needs a PEF"
         raise OptionError(what, where=app_line(), remedy="samba.utils.trace_graph(model, inputs, optim, pef=args.pef)")
-    wrapper, model = model, unwrapped(model)
-    inputs = repeatable(inputs)
+    wrapper, model, inputs = model, unwrapped(model), repeatable(inputs)
     path = locate(pef, compiling=compile_command())
     document = read(path)
     check_device(document)
-    _check_dtype(document)
+    typed_dtype, compiled_dtype = getattr(typed, "dtype", None), document.compile_options.get("dtype", "fp32")
+    if typed_dtype in DTYPES and typed_dtype != compiled_dtype:
+        compiled = f"the PEF {document.program.name} was compiled with --dtype {compiled_dtype}"
+        remedy = f"leave out --dtype, or compile again with --dtype {typed_dtype}"
+        raise OptionError(f"--dtype is {typed_dtype}, and {compiled}", remedy=remedy)
     communicator = context.communicator()
     communicator.barrier()  # so that all ranks raise the errors below together
     place_replicas(
@@ -124,7 +125,10 @@ def _trace_graph(
     arguments.note_changed(typed, document.metadata, document.program.batch_size)
     keep_freed_memory()
     seed = communicator.broadcast_object(torch.initial_seed())
-    replica = StepwiseReplica(_seeded(document.program, seed), communicator)
+    seeded = tuple(
+        replace(one, default=seed) if one.name == ROUNDING_SEED else one for one in document.program.runtime_arguments
+    )
+    replica = StepwiseReplica(replace(document.program, runtime_arguments=seeded), communicator)
     for name in constants(document.program):
         replica.write(name, weights[name])
     for index, update in enumerate(asked.updates):
@@ -190,31 +194,11 @@ def forward_of(program: Program) -> Program:
     )
 
 
-def _check_dtype(document: PefDocument) -> None:
-    """Raises OptionError for a --dtype on the command line that is not that of the PEF."""
-    typed = getattr(context.current().arguments, "dtype", None)
-    compiled = document.compile_options.get("dtype", "fp32")
-    if typed in DTYPES and typed != compiled:
-        what = f"--dtype is {typed}, and the PEF {document.program.name} was compiled with --dtype {compiled}"
-        raise OptionError(what, remedy=f"leave out --dtype, or compile again with --dtype {typed}")
-
-
-def _seeded(program: Program, seed: int) -> Program:
-    """`program` with `seed` for stochastic rounding."""
-    arguments = (
-        replace(argument, default=seed) if argument.name == ROUNDING_SEED else argument
-        for argument in program.runtime_arguments
-    )
-    return replace(program, runtime_arguments=tuple(arguments))
-
-
 def _is_known(document: PefDocument, asked: Request) -> bool:
     """Whether the fingerprint of the model is that of the compile."""
-    name = FINGERPRINT if asked.updates else FINGERPRINT_OF_FORWARD
-    compiled = document.metadata.get(name)
     if not context.communicator().broadcast_object(is_compiled_here(document.digest)):
         return False  # its fingerprint may be copied from another PEF
-    return compiled is not None and fingerprint_of(asked).get(name) == compiled
+    return any(document.metadata.get(name) == own for name, own in fingerprint_of(asked).items())
 
 
 _OF_DATA_PARALLEL = (SymbolKind.ACCUMULATION_GROUP, SymbolKind.REDUCE_BUFFER)
@@ -228,7 +212,9 @@ def capture_and_compare(document: PefDocument, asked: Request, weights: Mapping[
 
     built = captured(asked, Stopwatch(lambda phase: None))
     traced = run_pipeline(built.program, pipeline(asked.options, asked.updates or None), lambda title: None)
-    _compare(document, traced)
+    difference = first_difference(document.program, traced)
+    if difference is not None:
+        raise _another_graph(document, traced, difference)
     for name in constants(document.program):
         if bytes_of(weights[name]) != bytes_of(built.weights[name]):
             constant = f"the constant {name}{_first_use(document.program, name)}"
@@ -241,24 +227,19 @@ def constants(program: Program) -> list[str]:
     return [name for name, symbol in program.symbols.items() if symbol.kind is SymbolKind.CONSTANT]
 
 
-def _compare(document: PefDocument, traced: Program) -> None:
-    difference = first_difference(document.program, traced)
-    if difference is None:
-        return
+def _another_graph(document: PefDocument, traced: Program, difference: str) -> PefError:
     name = document.program.name
     cause = arguments.likely_cause(context.current().arguments, document.metadata)
-    before, now = _parameter_names(document.program), _parameter_names(traced)
+    what = f"the PEF {name} was compiled from another graph: {difference}{cause}"
+    remedy = "compile the app again, and run it with the same model, batch size and optimizers"
+    before, now = (
+        {name for name, symbol in program.symbols.items() if symbol.kind is SymbolKind.PARAMETER}
+        for program in (document.program, traced)
+    )
     if (before or now) and before.isdisjoint(now):
         what = f"the PEF {name} is of another model: {difference}"
         remedy = f"give --pef the PEF of this model, or compile one: {compile_command()}"
-        raise PefError(what, where=app_line(), remedy=remedy)
-    what = f"the PEF {name} was compiled from another graph: {difference}{cause}"
-    remedy = "compile the app again, and run it with the same model, batch size and optimizers"
-    raise PefError(what, where=app_line(), remedy=remedy)
-
-
-def _parameter_names(program: Program) -> set[str]:
-    return {name for name, symbol in program.symbols.items() if symbol.kind is SymbolKind.PARAMETER}
+    return PefError(what, where=app_line(), remedy=remedy)
 
 
 def compile_command() -> str:
@@ -285,8 +266,8 @@ def first_difference(compiled: Program, traced: Program) -> str | None:
 def _first_use(program: Program, name: str) -> str:
     """The first operator that reads `name`, with the source line of the model, for a message."""
     graphs = [graph for graph in (program.training, program.evaluation) if graph is not None]
-    node = next((node for graph in graphs for node in graph.nodes if name in node_references(node)), None)
-    return "" if node is None else f", which is read by {_described(node)},"
+    readers = (node for graph in graphs for node in graph.nodes if name in node_references(node))
+    return next((f", which is read by {_described(node)}," for node in readers), "")
 
 
 def _own(program: Program) -> Mapping[str, Symbol]:
@@ -346,7 +327,7 @@ def _of_one_operator(compiled: Node | None, traced: Node | None) -> str | None:
 
 
 def _arguments(node: Node) -> Mapping[str, str]:
-    """By torch's names; of a composite by number."""
+    """The arguments by torch's names; those of a composite node by number."""
     is_torchs = node.operator.startswith("aten.")
     names = [one.name for one in find_operator(node.operator)._schema.arguments] if is_torchs else map(str, count(1))
     given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)

@@ -1,1 +1,1 @@
-"""The clock: what a PEF would cost on a device. Predicted times, and nothing that was measured."""
+"""Predicted times of a PEF on a device. Nothing here is measured."""

@@ -9,9 +9,9 @@ from functools import cached_property
 
 from sambasim.hardware.placement import Placement
 from sambasim.ir.graph import SectionKind
-from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.program import Program
 from sambasim.simulation.step import MODEL_KINDS, PredictedStep, TimedSection, slowed, updates
-from sambasim.simulation.sync import WIRE_BYTES, GroupSync, SyncPath, group_sync
+from sambasim.simulation.sync import WIRE_BYTES, SyncPath, group_sync
 
 
 class Track(StrEnum):
@@ -40,7 +40,7 @@ class Span:
 @dataclass(frozen=True)
 class ScaledStep:
     """The step of each replica of `placement`. `path` is None if nothing is synced; `exposed_sync_s` is the part of
-    `sync_s` in which sections wait; `way` says how gradients travel."""
+    `sync_s` in which sections wait; `way` says how gradients are sent."""
 
     step: PredictedStep
     placement: Placement
@@ -101,10 +101,14 @@ def _scaled(program: Program, alone: PredictedStep, placement: Placement, path: 
     backward_s = spans[-1].stop_s
     at_the_end = dict.fromkeys(syncs, backward_s)
     ready_s = _ready_s(program, model, spans) if path is SyncPath.RDU else at_the_end
-    reduced = _reduced(program.groups, syncs, ready_s, launch_s)
+    in_order = sorted(program.groups, key=lambda group: ready_s[group.name])
+    reduced = _on_links(SectionKind.REDUCE, {g.name: syncs[g.name].reduce_s for g in in_order}, ready_s, launch_s)
     update_s = max(backward_s, *(span.stop_s for span in reduced)) if reduced else backward_s
     spans += reduced + _run(update, update_s, len(model))
-    gathered = _gathered(program.groups, syncs, spans[-1].stop_s, launch_s) if path is SyncPath.RDU else []
+    gathered: list[Span] = []
+    if path is SyncPath.RDU:
+        gather_s = {name: sync.gather_s for name, sync in syncs.items()}
+        gathered = _on_links(SectionKind.GATHER, gather_s, dict.fromkeys(syncs, spans[-1].stop_s), launch_s)
     spans += gathered
     sync_s = sum(span.predicted_s for span in (*reduced, *gathered))
     exposed_s = update_s - backward_s + sum(span.predicted_s for span in gathered)
@@ -142,24 +146,14 @@ def _ready_s(program: Program, model: Sequence[TimedSection], spans: Sequence[Sp
     return ready_s
 
 
-def _reduced(
-    groups: Sequence[ParameterGroup], syncs: Mapping[str, GroupSync], ready_s: Mapping[str, float], launch_s: float
+def _on_links(
+    kind: SectionKind, groups_s: Mapping[str, float], ready_s: Mapping[str, float], launch_s: float
 ) -> list[Span]:
+    """The transfers of `groups_s` (seconds by group), one after another in this order, each once it is ready."""
     spans: list[Span] = []
     free_s = 0.0
-    for group in sorted(groups, key=lambda group: ready_s[group.name]):
-        start_s = max(free_s, ready_s[group.name])
-        free_s = start_s + launch_s + syncs[group.name].reduce_s
-        spans.append(Span(Track.LINKS, SectionKind.REDUCE, group.name, start_s, free_s))
-    return spans
-
-
-def _gathered(
-    groups: Sequence[ParameterGroup], syncs: Mapping[str, GroupSync], start_s: float, launch_s: float
-) -> list[Span]:
-    spans = []
-    for group in groups:
-        stop_s = start_s + launch_s + syncs[group.name].gather_s
-        spans.append(Span(Track.LINKS, SectionKind.GATHER, group.name, start_s, stop_s))
-        start_s = stop_s
+    for name, transfer_s in groups_s.items():
+        start_s = max(free_s, ready_s[name])
+        free_s = start_s + launch_s + transfer_s
+        spans.append(Span(Track.LINKS, kind, name, start_s, free_s))
     return spans

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sambasim.costs.cut import Level, Piece, cut
-from sambasim.costs.fit import Need, check_chip, check_memory, need_of, states_bytes
+from sambasim.costs.fit import Need, check_chip, check_memory, need_of
 from sambasim.costs.price import Bound, Load, SectionPrice, load_of, price_of
 from sambasim.costs.work import Work, at_batch_size, device_bytes_of, work_of
 from sambasim.hardware.budget import Budget, Calibration
@@ -154,7 +154,8 @@ def price_pieces(
     graph = program.training or program.evaluation
     need = need_of(program, work, [piece.stages for piece in pieces], samples)
     check_memory(graph, need, budget)
-    tiers = tiers_of(need, states_bytes(program.symbols.values()), budget)
+    states = (one for one in program.symbols.values() if one.kind is SymbolKind.OPTIMIZER_STATE)
+    tiers = tiers_of(need, sum(one.type.size_bytes for one in states), budget)
     usual = slowed(budget, tiers.rest)
     sections = []
     for piece in pieces:

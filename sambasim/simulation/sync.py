@@ -7,7 +7,14 @@ from enum import StrEnum
 from functools import cache
 from math import ceil, log2
 
-from sambasim.collectives.schedule import Link, Links, Messages, all_gather_messages, price, reduce_scatter_messages
+from sambasim.collectives.schedule import (
+    Link,
+    Links,
+    Messages,
+    all_gather_messages,
+    predicted_s,
+    reduce_scatter_messages,
+)
 from sambasim.hardware.budget import Budget
 from sambasim.hardware.placement import Placement
 
@@ -54,8 +61,8 @@ def _exchange_s(size_bytes: float, nodes: int, ranks_per_node: int, links: Links
     reduce, gather = _messages(nodes, ranks_per_node)
     slice_bytes = size_bytes / (nodes * ranks_per_node)
     return (
-        price(reduce, slice_bytes, ranks_per_node, links, adds=True).predicted_s,
-        price(gather, slice_bytes, ranks_per_node, links, adds=False).predicted_s,
+        predicted_s(reduce, slice_bytes, ranks_per_node, links, adds=True),
+        predicted_s(gather, slice_bytes, ranks_per_node, links, adds=False),
     )
 
 

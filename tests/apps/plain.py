@@ -20,10 +20,7 @@ MakeOptimizer: TypeAlias = Callable[[Sequence[nn.Parameter]], torch.optim.Optimi
 
 
 class PaddedOptimizer:
-    """A fused optimizer over parameters, each laid out as in a PEF: flat, with zeros up to a multiple of 64 elements.
-
-    A fused kernel rounds otherwise in the tail behind its last whole vector; here no element is in a tail.
-    """
+    """A fused optimizer over parameters, each laid out as in a PEF: flat, padded with zeros to a multiple of 64."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], make: MakeOptimizer) -> None:
         self.parameters = list(parameters)
@@ -31,7 +28,6 @@ class PaddedOptimizer:
         self.optimizer = make(self._flats)
 
     def step(self, gradients: Sequence[Tensor]) -> None:
-        """Update the parameters by these gradients, one for each."""
         for flat, gradient in zip(self._flats, gradients, strict=True):
             flat.grad = _padded(gradient)
         self.optimizer.step()

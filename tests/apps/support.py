@@ -28,7 +28,6 @@ from tests.support.mpi import ROOT, Result, mpirun, run_job
 from tests.support.whole import whole, whole_case
 
 SCRIPTS = ROOT / "examples" / "sambaflow"
-WAYS = ("app", "module", "env", "direct")
 DATA_PARALLEL = ("--data-parallel", "-ws", "2")
 HOST, DEVICE = ("--data-parallel",), ("--data-parallel", "--reduce-on-rdu")
 
@@ -60,7 +59,6 @@ class Example:
 
     @property
     def training(self) -> tuple[str, ...]:
-        """The flags of a `run` that trains as long as it should."""
         return self.rounds_flag, str(self.rounds), *self.train
 
 

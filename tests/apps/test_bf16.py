@@ -40,7 +40,6 @@ class WideSGD:
         self._momenta: list[Tensor | None] = [None] * len(parameters)
 
     def step(self, gradients: Sequence[Tensor]) -> None:
-        """Update the parameters by these gradients, one for each."""
         for number, (parameter, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
             padding = (0, -parameter.numel() % plain.ALIGNMENT_ELEMENTS)
             wide = nn.Parameter(nn.functional.pad(parameter.detach().flatten(), padding).float())

@@ -1,17 +1,15 @@
 """A checkpoint that one rank alone saves holds the whole state of the optimizer, whichever way gradients are synced."""
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.support.mpi import run_job, run_mpi
+from tests.support.mpi import SAMBASIM, run_job, run_mpi
 from tests.support.whole import is_whole
 
 APP = """\
-import sys
 import torch
 from sambaflow import samba
 from sambaflow.samba import utils
@@ -54,17 +52,16 @@ else:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the app was compiled."""
     where = tmp_path_factory.mktemp("app")
     (where / "app.py").write_text(APP)
-    argv = [sys.executable, "-m", "sambasim", "app.py", "compile", "--data-parallel", "--pef-name", "net"]
+    argv = [*SAMBASIM, "app.py", "compile", "--data-parallel", "--pef-name", "net"]
     run_job(argv, cwd=where, timeout=120).check()
     return where
 
 
 def _run(folder: Path, *flags: str) -> dict[int, dict[str, Tensor]]:
     """What was saved after each step, as flat tensors by name."""
-    argv = [sys.executable, "-m", "sambasim", "app.py", "run", "--pef", "net", "--data-parallel", *flags]
+    argv = [*SAMBASIM, "app.py", "run", "--pef", "net", "--data-parallel", *flags]
     run_mpi(2, argv, cwd=folder, timeout=120).check()
     kept = {}
     for step in (2, 4):

@@ -195,8 +195,7 @@ class TestGpt(ExampleTests):
 
 def _adamw(parameters: list[nn.Parameter], decay: float, beta2: float, eps: float = 1e-8) -> plain.PaddedOptimizer:
     return plain.PaddedOptimizer(
-        parameters,
-        lambda flats: torch.optim.AdamW(flats, betas=(0.9, beta2), eps=eps, weight_decay=decay, fused=True),
+        parameters, lambda flats: torch.optim.AdamW(flats, betas=(0.9, beta2), eps=eps, weight_decay=decay, fused=True)
     )
 
 
@@ -270,5 +269,4 @@ class TestBertMlm(ExampleTests):
 
 
 def _steps(text: str, what: str) -> list[str]:
-    """The steps of which the app has printed this."""
     return [line.partition(":")[0] for line in text.splitlines() if f": {what}" in line]

@@ -2,18 +2,16 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.support.mpi import ROOT, Result, run_job, run_mpi
+from tests.support.mpi import ROOT, SAMBASIM, Result, run_job, run_mpi
 from tests.support.whole import whole, whole_case
 
 APP = """\
-import sys
 import torch
 from sambaflow import samba
 from sambaflow.samba import utils
@@ -73,10 +71,9 @@ RANDOM = "RandomSampler(data, generator=torch.Generator().manual_seed({}))"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the app without mistakes was compiled."""
     where = tmp_path_factory.mktemp("app")
     (where / "app.py").write_text(APP.format(**RIGHT))
-    argv = [sys.executable, "-m", "sambasim", "app.py", "compile", "--data-parallel", "-ws", "2", "--pef-name", "net"]
+    argv = [*SAMBASIM, "app.py", "compile", "--data-parallel", "-ws", "2", "--pef-name", "net"]
     lines = run_job(argv, cwd=where, timeout=120).check().stderr.splitlines()
     assert [line for line in lines if not line.endswith(" …")] == [], "progress, and no warning"
     return where
@@ -86,7 +83,7 @@ def _run(folder: Path, *flags: str, **mistakes: str) -> Result:
     """The app on two ranks, with `mistakes` in place of what is right. The flag --check is that of sambasim."""
     (folder / "app.py").write_text(APP.format(**{**RIGHT, **mistakes}))
     check = ("--check", "--json") if "--check" in flags else ()
-    command = [sys.executable, "-m", "sambasim", *check, "app.py", "run", "--pef", "net", "--data-parallel"]
+    command = [*SAMBASIM, *check, "app.py", "run", "--pef", "net", "--data-parallel"]
     return run_mpi(2, [*command, *(flag for flag in flags if flag != "--check")], cwd=folder, timeout=120)
 
 
@@ -288,7 +285,7 @@ def test_a_check_that_cannot_continue_says_why(folder: Path) -> None:
 @whole
 def test_a_check_of_an_example_finds_nothing(tmp_path: Path) -> None:
     app = str(ROOT / "examples" / "sambaflow" / "logistic_regression.py")
-    compiling = [sys.executable, "-m", "sambasim", app, "compile", "-b", "32", "--data-parallel", "--pef-name", "net"]
+    compiling = [*SAMBASIM, app, "compile", "-b", "32", "--data-parallel", "--pef-name", "net"]
     run_job(compiling, cwd=tmp_path, timeout=120).check()
     flags = ["--check-steps", "6", app, "run", "-b", "32", "--pef", "net", "--data-parallel", "--checkpoint", "end.pt"]
     result = run_mpi(2, ["sambasim", "app", "--check", *flags], cwd=tmp_path, timeout=120).check()

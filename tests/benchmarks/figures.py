@@ -67,8 +67,6 @@ optimizer.step()
 
 
 class Overhead(StrEnum):
-    """A way to train."""
-
     BARE = "bare"
     WATCHED = "watched"
     CHECKPOINTED = "checkpointed"
@@ -214,7 +212,6 @@ def _output(command: Sequence[str]) -> str:
 
 
 def _seconds_to_first_step(pef: Path) -> float:
-    """From the start of the process to the line about the first step."""
     command = [mpirun(), "-np", "2", *_SAMBASIM, "run", "--reduce-on-rdu", "--no-evaluate", "--steps", "2"]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     began_s = time.perf_counter()

@@ -61,7 +61,6 @@ def run_body(name: str, *arguments: str, np: int = 1) -> Any:
 
 
 def print_figure(figure: Figure) -> None:
-    """A line for people and a line of JSON."""
     subject, peer, unit = figure.medians[figure.subject], figure.medians[figure.peer], figure.unit
     ratio, difference = subject / peer, subject - peer
     print(f"{figure.name}: {figure.subject} {subject:.4g} {unit}, {figure.peer} {peer:.4g} {unit}: ", end="")

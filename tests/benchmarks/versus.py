@@ -51,7 +51,6 @@ class Candidate:
 
     @property
     def workloads(self) -> Sequence[Workload]:
-        """What it trains."""
         return WORKLOADS[-1:] if self.tiny else WORKLOADS
 
     @property
@@ -60,7 +59,6 @@ class Candidate:
         return WORKLOADS[-1] if self.tiny else GPT2_SMALL
 
     def compile(self) -> None:
-        """Write all PEFs."""
         for workload in {*self.workloads, self.large}:
             source = f"{workloads.__file__}:{{}}"
             chosen = {
@@ -76,11 +74,9 @@ class Candidate:
 
     @property
     def app(self) -> str:
-        """The script of an app."""
         return str(self.installation.checkout / "examples" / "sambaflow" / "logistic_regression.py")
 
     def call(self, *command: str, np: int = 1, check: bool = True) -> str:
-        """As `Installation.call`, in its folder."""
         return self.installation.call(*command, folder=self.folder, np=np, check=check)
 
     def train(self, workload: Workload, *flags: str, np: int) -> tuple[Figures, list[Figures]]:

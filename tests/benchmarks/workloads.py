@@ -17,8 +17,6 @@ GPT2_BATCH, GPT2_LENGTH = 2, 128
 
 
 class Way(StrEnum):
-    """A way to train a workload."""
-
     PLAIN = "sambasim"
     INDUCTOR = "sambasim, inductor"
     DDP = "DDP"
@@ -45,7 +43,6 @@ class Workload:
     passes: int = 1
 
     def batch(self) -> list[Tensor]:
-        """The first samples."""
         samples = self.samples()
         batch: list[Tensor] = default_collate([samples[index] for index in range(self.batch_size)])
         return batch
@@ -65,8 +62,6 @@ class WideMLP(nn.Module):
 
 
 class LogisticRegression(nn.Module):
-    """784 features, 10 classes."""
-
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(784, 10)
@@ -109,12 +104,10 @@ def vectors(features: int, classes: int) -> Dataset[tuple[Tensor, ...]]:
 
 
 def wide_vectors() -> Dataset[tuple[Tensor, ...]]:
-    """For the MLP."""
     return vectors(2048, 2048)
 
 
 def images() -> Dataset[tuple[Tensor, ...]]:
-    """For logistic regression."""
     return vectors(784, 10)
 
 

@@ -15,7 +15,8 @@ def run(folder: Path, *arguments: str) -> Outcome:
     ("arguments", "what", "remedy"),
     [
         (["--min-bytes", "1K"], "--min-bytes: '1K' is not a size", '--min-bytes "64 KiB"'),
-        (["--max-bytes", "0"], "--max-bytes: there is nothing to reduce in 0 bytes", "1 B or more"),
+        (["--max-bytes", "9" * 5000], "is too large", '--max-bytes "64 KiB"'),
+        (["--max-bytes", "0"], "--max-bytes: must be from 1 B to 1.0 TiB", "256 MiB"),
         (["--min-bytes", "2KiB", "--max-bytes", "1KiB"], "--min-bytes is more than --max-bytes", "--min-bytes"),
         (["--min-bytes", "1GiB"], "--max-bytes: they are 1.0 GiB and 256.0 MiB", "--max-bytes 1073741824"),
         (["--paths", "device,nccl"], "there is no path 'nccl'", "--paths device,gloo"),

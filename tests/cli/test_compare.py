@@ -63,13 +63,13 @@ PAIRS = {
 @pytest.mark.parametrize("kind", PAIRS)
 def test_the_exit_code_and_the_first_line_say_whether_they_differ(kind: str) -> None:
     a, b, answer = PAIRS[kind]
-    alike, apart, as_json = compare(a, a), compare(a, b), compare(a, b, "--json")
-    assert (alike.exit_code, apart.exit_code, as_json.exit_code) == (0, 1, 1)
-    assert alike.stdout.startswith("alike: ")
+    equal, apart, as_json = compare(a, a), compare(a, b), compare(a, b, "--json")
+    assert (equal.exit_code, apart.exit_code, as_json.exit_code) == (0, 1, 1)
+    assert equal.stdout.startswith("equal: ")
     assert apart.stdout.startswith(answer), apart.stdout
     assert len(as_json.stdout.splitlines()) == 1
     found: dict[str, Any] = json.loads(as_json.stdout)
-    assert (found["kind"], found["alike"]) == (kind, False)
+    assert (found["kind"], found["equal"]) == (kind, False)
     assert found["verdict"].startswith(answer)
 
 
@@ -92,7 +92,7 @@ def test_steps_choose_what_is_compared() -> None:
             ("a.safetensors", "b.safetensors", "--steps", "3"),
             "--steps is for runs, and a.safetensors is a file",
         ),
-        (("a", "b", "--steps", "3-2"), "--steps 3-2: "),
+        (("a", "b", "--steps", "3-2"), '--steps "3-2": '),
     ],
 )
 def test_what_cannot_be_compared_is_refused(arguments: tuple[str, ...], what: str) -> None:
@@ -110,8 +110,8 @@ def test_a_damaged_file_of_weights_is_told() -> None:
 
 def test_two_checkpoints_differ_in_a_parameter_whichever_shards_it_lies_in() -> None:
     first, second = checkpoints.write_sample(Path("saved")), checkpoints.write_sample(Path("again"))
-    alike = compare(str(first), str(second))
-    assert (alike.exit_code, alike.stdout.splitlines()[0]) == (0, "alike: 9 tensors")
+    equal = compare(str(first), str(second))
+    assert (equal.exit_code, equal.stdout.splitlines()[0]) == (0, "equal: 9 tensors")
     third = checkpoints.write_sample(Path("other"), changed={"net__frozen": torch.zeros(3, 2)})
     apart = compare(str(first), str(third))
     assert apart.exit_code == 1

@@ -11,9 +11,13 @@ from click.testing import CliRunner
 from sambasim.cli.compile import compile_command
 from sambasim.cli.main import _COMMANDS, sambasim
 from sambasim.cli.run import run_command
+from sambasim.errors import OptionError
+from sambasim.options.compile import compile_options
 from sambasim.options.flags import flags_of
 from sambasim.options.load import assign, given_flags
-from sambasim.options.run import _leaves
+from sambasim.options.run import _leaves, resolve_run, run_options
+
+OPTIONS = compile_options(None, None, [], {})
 
 
 def help_of(*command: str) -> str:
@@ -59,3 +63,36 @@ def test_every_flag_sets_its_option(command: click.Command) -> None:
         (flag,) = given_flags({keyword: given[keyword]}, settings)
         assert dict(_leaves(assign({}, [flag]))) == {setting.name: value}
         assert flag.origin == setting.flag.typed
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (["run", "net"], "sambasim run takes no argument, and 'net' is one\n  try:   use --pef net"),
+        (["run", "net", "--steps", "3"], "use --pef net"),
+        (["devices", "net"], "use --pef net"),
+        (["validate", "1 layer"], "use --only '1 layer'"),
+    ],
+)
+def test_an_argument_of_a_command_without_one_belongs_to_a_flag(typed: list[str], told: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        sambasim.main(typed, prog_name="sambasim", standalone_mode=False)
+    assert told in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("flag", "number"),
+    [
+        *(("--threads", number) for number in ("9" * 400, "4097", "0", "-1")),
+        *(("--emulate-replicas", number) for number in ("9" * 400, "-1")),
+        *(("--sync-timeout", number) for number in ("9" * 400, "nan", "inf", "1e308", "-1")),
+        *(("--steps", number) for number in ("9" * 400,)),
+        *(("--keep", number) for number in ("9" * 400,)),
+        *(("--lr", number) for number in ("9" * 400, "nan")),
+    ],
+)
+def test_a_number_out_of_range(flag: str, number: str) -> None:
+    params = run_command.make_context("run", ["--pef", "net", "--checkpoint-dir", "saved", flag, number]).params
+    flags = {name: value for name, value in params.items() if name in flags_of("run")}
+    with pytest.raises(OptionError, match="must be"):
+        resolve_run(run_options(flags, []), OPTIONS.training_defaults(), OPTIONS.data_source())

@@ -1,6 +1,7 @@
 """`sambasim report`, as typed."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from click.testing import CliRunner
 import sambasim
 from sambasim import pef
 from sambasim.cli.report import report_command
-from sambasim.errors import OptionError
+from sambasim.errors import ArtifactError, OptionError
 from tests.pef.samples import write_sample
 from tests.report.test_page import MEASURED, PREDICTED, Page, a_run
 
@@ -53,6 +54,24 @@ def test_of_a_pef_a_run_or_both(path: Path) -> None:
     assert page(str(path), "--arch", "sn40", "--replicas", "8,1,64").ids("section") == PREDICTED
     assert page("run.jsonl").ids("section") == MEASURED
     assert set(page("logreg", "--run", "run.jsonl").ids("section")) == {*PREDICTED, *MEASURED}
+
+
+@pytest.mark.parametrize("number", ["-1", "9" * 400, "9" * 5000, "NaN"])
+def test_a_run_with_an_impossible_count(number: str) -> None:
+    *steps, summary = Path("run.jsonl").read_text(encoding="utf-8").splitlines()
+    summary = re.sub(r'"peer":\d+', f'"peer":{number}', summary)
+    Path("run.jsonl").write_text("\n".join((*steps, summary, "")), encoding="utf-8")
+    for arguments in (["run.jsonl"], ["logreg", "--run", "run.jsonl"]):
+        result = CliRunner().invoke(report_command, [*arguments, "--html", "page.html"])
+        assert isinstance(result.exception, ArtifactError)
+        assert "a line is not what sambasim run --metrics writes" in result.exception.what
+
+
+def test_an_empty_run() -> None:
+    Path("run.jsonl").write_text("", encoding="utf-8")
+    result = CliRunner().invoke(report_command, ["run.jsonl", "--html", "page.html"])
+    assert isinstance(result.exception, ArtifactError)
+    assert result.exception.what == "run.jsonl has no records"
 
 
 def test_a_run_of_another_pef() -> None:

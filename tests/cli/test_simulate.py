@@ -122,6 +122,7 @@ def test_a_device_of_ones_own_is_read(simulate: Simulate, tmp_path: Path) -> Non
         (("pcus = 64\n", ""), "pcus is missing"),
         (("tiles = 2", "tiels = 2"), "tiels is unknown"),
         (('pcus = "estimate"\n', ""), "no source is given for pcus"),
+        (("100e9", "9" * 5000), "is not valid TOML: Exceeds the limit"),
         (("100e9", "inf"), "ddr_bandwidth_bytes_per_s: Input should be a finite number"),
         (("[sources]", "[sources]\npcu = 'estimate'"), "sources has pcu, which is not a figure"),
         (("[sources]", 'hbm_capacity_bytes = 1\n[sources]\nhbm_capacity_bytes = "estimate"'), "HBM needs both"),
@@ -139,9 +140,11 @@ def test_a_wrong_device_file_is_refused(simulate: Simulate, tmp_path: Path, chan
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--replicas", "2,x"), "--replicas 2,x: must be whole numbers of at least 1"),
+        (("--replicas", "2,x"), "--replicas 2,x: must be whole numbers from 1 to 16,384"),
         (("--sync", "rdu,device"), "there is no path 'device'"),
-        (("--arch", "sn50"), "there is no device called 'sn50'"),
+        (("--replicas", "9" * 400), "must be whole numbers from 1 to 16,384"),
+        (("--batch-size", "9" * 400), "must be whole numbers from 1 to 1,000,000,000"),
+        (("--arch", "sn50"), "there is no device called 'sn50': there are sn10, sn30, sn40l"),
         (("--arch", "nothing.toml"), "--arch nothing.toml cannot be read: No such file or directory"),
         (("--cluster", "sn30-9"), "there is no cluster called 'sn30-9'"),
         (("--num-tiles", "9"), "--num-tiles 9 of an SN30, which has 8"),
@@ -154,6 +157,16 @@ def test_what_cannot_be_asked_is_refused(simulate: Simulate, arguments: tuple[st
         simulate("digits", *arguments)
     assert told in refused.value.what
     assert refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("flag", "remedy"),
+    [("--arch=sn50", "--arch sn40, or a TOML file"), ("--cluster=sn30", "--cluster sn30-8, or a TOML")],
+)
+def test_the_nearest_device_or_cluster_is_named(simulate: Simulate, flag: str, remedy: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        simulate("digits", flag)
+    assert remedy in str(refused.value.remedy)
 
 
 def test_a_model_that_does_not_fit_is_refused(simulate: Simulate, tmp_path: Path) -> None:
@@ -259,7 +272,7 @@ def test_everything_that_ships_is_listed_with_its_sources() -> None:
     assert "\x1b" not in output
 
 
-def test_the_seats_of_a_node_by_default() -> None:
+def test_the_replicas_of_one_node_by_default() -> None:
     output = devices("--arch", "sn30")
     assert "8 replicas on node 0, RDUs 0-7 of cluster sn30-8\n" in output
     assert "a replica has all of an SN30: 1,280 compute units, 1.0 TiB of DDR; 8 replicas fit on a node\n" in output
@@ -268,17 +281,17 @@ def test_the_seats_of_a_node_by_default() -> None:
 
 
 def test_parts_of_rdus_and_more_than_a_node() -> None:
-    seats = facts("--arch", "sn30", "--num-tiles", "4", "--replicas", "17")["seats"]
-    assert seats[1] == {"replica": 1, "node": 0, "rdu": 0, "first_tile": 4, "tiles": 4}
-    assert seats[16] == {"replica": 16, "node": 1, "rdu": 0, "first_tile": 0, "tiles": 4}
+    placement = facts("--arch", "sn30", "--num-tiles", "4", "--replicas", "17")["placement"]
+    assert placement[1] == {"replica": 1, "node": 0, "rdu": 0, "first_tile": 4, "tiles": 4}
+    assert placement[16] == {"replica": 16, "node": 1, "rdu": 0, "first_tile": 0, "tiles": 4}
     assert devices("--num-tiles", "4", "--replicas", "2").splitlines()[-2].split() == ["1", "0", "0", "4-7"]
 
 
 def test_a_cluster_of_ones_own(tmp_path: Path) -> None:
     farm = str(write_cluster(tmp_path, rdus_per_node=3, nodes=2))
     found = facts("--cluster", farm, "--replicas", "6")
-    assert (found["cluster"], found["nodes"], found["room_of_a_node"]) == ("farm", 2, 3)
-    assert [(seat["node"], seat["rdu"]) for seat in found["seats"]] == [(n, r) for n in range(2) for r in range(3)]
+    assert (found["cluster"], found["nodes"], found["replicas_per_node"]) == ("farm", 2, 3)
+    assert [(at["node"], at["rdu"]) for at in found["placement"]] == [(n, r) for n in range(2) for r in range(3)]
     assert [cluster["name"] for cluster in found["clusters"]] == ["farm"]
     refused = CliRunner().invoke(devices_command, ["--cluster", farm, "--replicas", "7"])
     assert isinstance(refused.exception, OptionError)

@@ -46,8 +46,6 @@ def _assembled(model: nn.Module, folder: Path, inputs: Mapping[str, Tensor] = IN
 
 
 class Net(nn.Module):
-    """A linear layer whose mean is the loss."""
-
     def __init__(self) -> None:
         super().__init__()
         self.lin = nn.Linear(3, 3)
@@ -117,8 +115,6 @@ def test_equal_constants_share_a_symbol_and_different_ones_do_not() -> None:
 
 
 class Two(Net):
-    """Two layers and a spare tensor of the same shape."""
-
     def __init__(self) -> None:
         super().__init__()
         self.other = nn.Linear(3, 3)
@@ -193,8 +189,6 @@ def test_strides_are_no_part_of_the_program() -> None:
 
 
 class Lower(nn.Module):
-    """Holds a parameter, and does nothing with it."""
-
     def __init__(self) -> None:
         super().__init__()
         self.x = nn.Parameter(torch.ones(3))
@@ -278,8 +272,6 @@ def test_a_backward_without_operators_compiles(form: str, trained: int, tmp_path
 
 
 class UnderAutocast(Net):
-    """With settings of its own for a part of it."""
-
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
             h: Tensor = self.lin(x)

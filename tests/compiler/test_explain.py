@@ -85,8 +85,6 @@ def test_nothing_that_torchs_tracer_may_say_does() -> None:
 
 
 class Obstinate(nn.Module):
-    """Does everything that a graph cannot hold."""
-
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 1)

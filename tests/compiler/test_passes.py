@@ -29,8 +29,6 @@ from sambasim.published.models import MODELS
 
 
 class LogReg(nn.Module):
-    """The reference's logistic regression."""
-
     def __init__(self) -> None:
         super().__init__()
         self.lin_layer = nn.Linear(784, 10)
@@ -168,8 +166,6 @@ def test_any_partition_covers_each_node_once_and_in_order(
 
 
 class Deep(nn.Module):
-    """Layers whose results the backward needs."""
-
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
@@ -181,8 +177,6 @@ class Deep(nn.Module):
 
 
 class Wide(nn.Module):
-    """A softmax over everything."""
-
     def __init__(self, width: int) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(width))

@@ -60,10 +60,7 @@ OF_ADDING: dict[str, tuple[Operator, tuple[Tensor, ...]]] = {
     "aten.logsumexp.default": (lambda x: x.logsumexp(0), (_normal(4096, 4),)),
     "aten.max_pool2d.default": (lambda x: functional.max_pool2d(x, 7, 1), (_normal(4, 4, 32, 32),)),
     "aten.max_pool3d.default": (lambda x: functional.max_pool3d(x, 5, 1), (_normal(2, 2, 12, 12, 12),)),
-    "aten.pad.default": (
-        lambda x: functional.pad(x, (20, 20, 20, 20), mode="replicate"),
-        (_normal(2, 2, 32, 32),),
-    ),
+    "aten.pad.default": (lambda x: functional.pad(x, (20, 20, 20, 20), mode="replicate"), (_normal(2, 2, 32, 32),)),
     "aten.unfold.default": (lambda x: x.unfold(0, 15, 1), (_normal(256),)),
     "aten.embedding.default": (lambda table: functional.embedding(INDEX, table), (_normal(4, 8),)),
     "aten.index.Tensor": (lambda table: table[INDEX], (_normal(4, 8),)),

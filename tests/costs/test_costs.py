@@ -34,7 +34,6 @@ def chain(widths: Sequence[int]) -> Work:
 
 
 def graph_and_work(widths: Sequence[int]) -> tuple[Graph, Work]:
-    """The same, with its graph."""
     symbols = {"x": Symbol("x", SymbolKind.INPUT, TensorType("float32", (ROWS, widths[0])))}
     nodes, values, before = [], {}, "x"
     for number, (rows, columns) in enumerate(pairwise(widths)):
@@ -202,8 +201,6 @@ BATCH, FEATURES, CLASSES = 8, 64, 10
 
 
 class Classifier(nn.Module):
-    """A product, a view, and a loss."""
-
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(FEATURES, CLASSES, bias=False)

@@ -18,15 +18,12 @@ _LAUNCHERS = ("PMI_", "PMIX_", "OMPI_", "MV2_", "SLURM_", "HYDI_", "MPI_")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The output of a command, and its exit code."""
-
     exit_code: int
     stdout: str
     stderr: str
 
 
 def outcome_of(result: Result) -> Outcome:
-    """That of a real process."""
     return Outcome(result.returncode, result.stdout, result.stderr)
 
 
@@ -36,11 +33,7 @@ def sambasim(arguments: Sequence[str], folder: Path) -> Outcome:
     What escapes `main` other than SystemExit escapes here too: a user would see a traceback.
     """
     stdout, stderr = io.StringIO(), io.StringIO()
-    with (
-        _as_typed(arguments, folder),
-        contextlib.redirect_stdout(stdout),
-        contextlib.redirect_stderr(stderr),
-    ):
+    with _as_typed(arguments, folder), contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         try:
             main()
         except SystemExit as end:

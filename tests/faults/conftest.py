@@ -31,7 +31,6 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, bytes]:
 
 @pytest.fixture
 def folder(tmp_path: Path, compiled: Mapping[str, bytes]) -> Path:
-    """A folder with net.py and the PEFs."""
     (tmp_path / "net.py").write_text(net())
     for name, data in compiled.items():
         path = tmp_path / "out" / name / f"{name}.pef"

@@ -1,8 +1,9 @@
 """One kind of bad input, and the check of what is reported."""
 
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults.command import Outcome, sambasim
@@ -13,7 +14,7 @@ _JARGON = ("Traceback", "dynamo", "Dynamo", "FakeTensor", "fake tensor", "graph 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A command line, typed in a folder that holds `files` and `out/NAME/NAME.pef` for every one of `pefs`.
+    """A command line, typed in a folder that holds net.py with the text `net`, and the PEF that the command names.
 
     The message must contain `fragments`, in this order; HERE stands for the folder's path. Only files of `may_leave`
     may be left, and must not look complete.
@@ -22,8 +23,7 @@ class Fault:
     name: str
     command: str
     fragments: tuple[str, ...]
-    files: Mapping[str, str] = field(default_factory=dict)
-    pefs: tuple[str, ...] = ()
+    net: str | None = None
     prepare: Callable[[Path], object] | None = None
     may_leave: tuple[str, ...] = ()
     exit_code: int = 2
@@ -37,14 +37,12 @@ class Fault:
         check_left(folder, before, self.may_leave)
 
     def _lay_out(self, folder: Path, compiled: Mapping[str, bytes]) -> None:
-        for name, text in self.files.items():
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        for name in self.pefs:
-            path = folder / "out" / name / f"{name}.pef"
+        if self.net is not None:
+            (folder / "net.py").write_text(self.net)
+        if named := re.search(r"--pef (\w+)(?= |$)", self.command):
+            path = folder / "out" / named[1] / f"{named[1]}.pef"
             path.parent.mkdir(parents=True)
-            path.write_bytes(compiled[name])
+            path.write_bytes(compiled[named[1]])
         if self.prepare:
             self.prepare(folder)
 
@@ -65,7 +63,6 @@ def check_message(outcome: Outcome, fragments: Sequence[str], exit_code: int = 2
 
 
 def assert_contains(message: str, fragments: Sequence[str]) -> None:
-    """Every fragment is in the message, in this order."""
     position = 0
     for fragment in fragments:
         found = message.find(fragment, position)
@@ -74,7 +71,6 @@ def assert_contains(message: str, fragments: Sequence[str]) -> None:
 
 
 def contents(folder: Path) -> Mapping[str, bytes | None]:
-    """Every file with its bytes, and every folder with None."""
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 

@@ -22,7 +22,7 @@ from sambasim.errors import SambasimError
 from sambasim.runtime.checkpoint.folder import checkpoints_in
 from sambasim.runtime.checkpoint.format import check
 from sambasim.runtime.supervision.supervisor import LEAST_LIMIT_S
-from tests.support.mpi import Result, mpirun, run_job
+from tests.support.mpi import SAMBASIM, Result, mpirun, run_job
 
 STEPS = 60
 SAVE_EVERY = 7
@@ -90,8 +90,6 @@ COMPILE = (
 
 
 class Fault(StrEnum):
-    """What happens to a rank."""
-
     KILL = "SIGKILL"
     TERMINATE = "SIGTERM"
     STOP = "SIGSTOP"
@@ -100,16 +98,13 @@ class Fault(StrEnum):
 
 
 class Moment(StrEnum):
-    """When it happens."""
-
     STEP = "mid-step"
     CHECKPOINT = "mid-checkpoint"
     END = "end"
 
 
 def command(words: str) -> list[str]:
-    """`sambasim` with `words`, under this Python."""
-    return [sys.executable, "-m", "sambasim", *shlex.split(words)]
+    return [*SAMBASIM, *shlex.split(words)]
 
 
 def wait_for(moment: Moment, folder: Path, random: float) -> bool:
@@ -143,8 +138,6 @@ _OF_MPIRUN = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Which fault is injected into which run, and when."""
-
     number: int
     ranks: int
     sync: str
@@ -295,7 +288,6 @@ def main(runs: int, seed: int, only: int | None, slack: float) -> None:
 
 
 def sweep(chosen: list[Case], place: Path, slack_s: float = BUSY_S) -> list[Verdict]:
-    """Play each of `chosen` in a folder of its own."""
     (place / "net.py").write_text(MODEL)
     run_job(command(COMPILE), cwd=place, timeout=120).check()
     state_sha256: dict[int, str] = {}

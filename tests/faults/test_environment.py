@@ -112,6 +112,5 @@ def test_any_locale_works(encoding: str, env: dict[str, str], folder: Path) -> N
 
 
 def _stdout(command: str, folder: Path, env: Mapping[str, str]) -> bytes:
-    """What the command prints; it must succeed."""
     _shell(f"SAMBASIM {command} >stdout", folder, env).check()
     return (folder / "stdout").read_bytes()

@@ -6,13 +6,12 @@ RLIMIT_FSIZE stands for the disk, because it needs no privilege: no file of this
 import json
 import resource
 import shlex
-import sys
 from pathlib import Path
 
 from tests.faults.command import Outcome, outcome_of, sambasim
 from tests.faults.fault import check_message
 from tests.faults.texts import TRAIN
-from tests.support.mpi import run_mpi
+from tests.support.mpi import SAMBASIM, run_mpi
 
 _STILL = {"PYTHONDONTWRITEBYTECODE": "1"}
 _STEPS = "run --pef net --epochs 500 --no-evaluate"
@@ -76,7 +75,7 @@ def test_a_file_is_written_whole_or_not_at_all(folder: Path) -> None:
 def test_a_log_that_one_rank_cannot_write_ends_the_job_once(folder: Path) -> None:
     (folder / "logs").mkdir()
     (folder / "logs" / "rank1.log").symlink_to("/dev/full")
-    command = [sys.executable, "-m", "sambasim", "run", "--pef", "pair", "--log-dir", "logs", "--save", "w.safetensors"]
+    command = [*SAMBASIM, "run", "--pef", "pair", "--log-dir", "logs", "--save", "w.safetensors"]
     result = run_mpi(2, command, cwd=folder, env=_STILL)
     check_message(
         outcome_of(result),

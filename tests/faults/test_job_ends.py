@@ -14,11 +14,11 @@ import pytest
 
 from sambasim.runtime.supervision.status_file import State, StatusFile
 from tests.faults.texts import dataset
-from tests.support.mpi import JOB_KEY, ROOT, Result, can_play_hosts, run_job, run_mpi
+from tests.support.mpi import JOB_KEY, ROOT, SAMBASIM, Result, can_play_hosts, run_job, run_mpi
 from tests.support.whole import whole, whole_case
 
 TIMEOUT_S = 2
-_RUN = [sys.executable, "-m", "sambasim", "run", "--pef", "pair", "--data", "net.py:samples"]
+_RUN = [*SAMBASIM, "run", "--pef", "pair", "--data", "net.py:samples"]
 _ENDLESS = ("--epochs", "100000")
 _SHORT = ("--epochs", "3", "--no-evaluate")
 _END_S = 15.0
@@ -53,7 +53,6 @@ def mpirun():
 
 @pytest.fixture
 def folder(tmp_path: Path, compiled: Mapping[str, bytes]) -> Path:
-    """A folder with the PEF `pair`."""
     path = tmp_path / "out" / "pair" / "pair.pef"
     path.parent.mkdir(parents=True)
     path.write_bytes(compiled["pair"])
@@ -83,7 +82,6 @@ def status_files(folder: Path) -> list[Path]:
 
 
 def assert_stall(result: Result, where: str, seen_by: str = r"rank 0 on \S+", rank: int = 1) -> None:
-    """The job has ended by one error[stall], which names the rank."""
     assert result.returncode == 4, result.stderr
     assert result.stderr.count("error[") == 1
     assert re.search(

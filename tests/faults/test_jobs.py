@@ -1,7 +1,6 @@
 """Bad input to real processes: alone, and as the ranks of a job under mpirun. It is reported once."""
 
 import json
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,10 +10,9 @@ import pytest
 from tests.faults.command import outcome_of, sambasim
 from tests.faults.fault import check_left, check_message, contents
 from tests.faults.texts import dataset
-from tests.support.mpi import run_mpi
+from tests.support.mpi import SAMBASIM, run_mpi
 from tests.support.whole import whole_case
 
-_SAMBASIM = (sys.executable, "-m", "sambasim")
 _END_S = 10.0
 """How long a job may live on after one of its ranks has failed."""
 
@@ -57,7 +55,7 @@ JOBS: Mapping[str, tuple[int, str, tuple[str, ...]]] = {
 def test_an_error_of_a_job_is_reported_once(name: str, folder: Path) -> None:
     ranks, command, fragments = JOBS[name]
     before = contents(folder)
-    result = run_mpi(ranks, [*_SAMBASIM, *command.split()], cwd=folder, env={"PYTHONDONTWRITEBYTECODE": "1"})
+    result = run_mpi(ranks, [*SAMBASIM, *command.split()], cwd=folder, env={"PYTHONDONTWRITEBYTECODE": "1"})
     check_message(outcome_of(result), fragments)
     check_left(folder, before)
 
@@ -95,7 +93,7 @@ def test_data_that_goes_bad_on_one_rank_in_the_middle_of_training_is_reported_on
     (folder / "net.py").write_text(f"import time\n\n{dataset(getitem, 64)}")
     before = contents(folder)
     command = f"run --pef pair --data net.py:samples --save w.safetensors --metrics m.jsonl {sync}"
-    result = run_mpi(2, [*_SAMBASIM, *command.split()], cwd=folder, env={"PYTHONDONTWRITEBYTECODE": "1"})
+    result = run_mpi(2, [*SAMBASIM, *command.split()], cwd=folder, env={"PYTHONDONTWRITEBYTECODE": "1"})
     assert time.time() - float((folder / "failed_at").read_text()) < _END_S
     check_message(outcome_of(result), fragments)
     steps = [json.loads(line)["step"] for line in (folder / "m.jsonl").read_text().splitlines()]

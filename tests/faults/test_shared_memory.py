@@ -12,11 +12,10 @@ from sambasim.units import MIB
 from tests.faults.command import outcome_of
 from tests.faults.fault import assert_contains, check_message
 from tests.faults.texts import COMPILE, NAMED_LOSS, SAMPLES, net
-from tests.support.mpi import ROOT, Result, can_play_hosts, mpirun, run_job, run_mpi
+from tests.support.mpi import ROOT, SAMBASIM, Result, can_play_hosts, mpirun, run_job, run_mpi
 from tests.support.whole import whole_case
 
 _RUN = ["run", "--pef", "net", "--reduce-on-rdu", "--metrics", "m.jsonl"]
-_SAMBASIM = [sys.executable, "-m", "sambasim"]
 _LIMITED = [sys.executable, str(ROOT / "tests" / "mpi" / "bodies" / "limited.py")]
 _FIGURE = r"(\d+\.\d) (B|KiB|MiB|GiB)"
 _BYTES = {"B": 1, "KiB": 1024, "MiB": MIB, "GiB": 1024 * MIB}
@@ -31,12 +30,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     init = "self.linear = nn.Linear(8, 1024 * 1024)\nself.out = nn.Linear(1024, 3)"
     forward = "return self.out(self.linear(x).view(4, 1024, 1024).mean(1))"
     (folder / "net.py").write_text(net(forward, init=init, samples=SAMPLES))
-    run_job([*_SAMBASIM, *shlex.split(COMPILE), *shlex.split(NAMED_LOSS), "--data-parallel"], cwd=folder).check()
+    run_job([*SAMBASIM, *shlex.split(COMPILE), *shlex.split(NAMED_LOSS), "--data-parallel"], cwd=folder).check()
     return folder
 
 
 def _with_shared_memory(size_bytes: int, command: Sequence[str]) -> list[str]:
-    """The command, with a /dev/shm of its own of this size."""
     mount = f'mount -t tmpfs -o size={size_bytes} tmpfs /dev/shm && exec "$@"'
     return ["unshare", "--mount", "sh", "-c", mount, "sh", *command]
 
@@ -46,13 +44,12 @@ def _figures(text: str) -> list[float]:
 
 
 def _check(result: Result, fragments: tuple[str, ...]) -> list[float]:
-    """The figures in the first line of the message."""
     return _figures(check_message(outcome_of(result), fragments).splitlines()[0])
 
 
 @privileged
 def test_too_little_shared_memory_ends_the_run_before_training(folder: Path) -> None:
-    job = [mpirun(), "-np", "2", *_SAMBASIM, *_RUN]
+    job = [mpirun(), "-np", "2", *SAMBASIM, *_RUN]
     result = run_job(_with_shared_memory(64 * MIB, job), cwd=folder)
     fragments = ("error[machine] (every rank): the replicas of this node need ", "/dev/shm has ", "--shm-size")
     needed, there = _check(result, fragments)
@@ -67,7 +64,7 @@ def test_too_little_shared_memory_ends_the_run_before_training(folder: Path) -> 
 @pytest.mark.parametrize("size_bytes", [16 * MIB, whole_case(MIB)])
 def test_too_little_for_mpi_itself_ends_the_run_before_mpi_starts(folder: Path, size_bytes: int) -> None:
     """At some sizes, MPICH itself dies of a signal without a message."""
-    result = run_job(_with_shared_memory(size_bytes, [mpirun(), "-np", "2", *_SAMBASIM, *_RUN]), cwd=folder)
+    result = run_job(_with_shared_memory(size_bytes, [mpirun(), "-np", "2", *SAMBASIM, *_RUN]), cwd=folder)
     fragments = ("error[machine]", "MPI needs about 22.0 MiB of shared memory to start 2 ranks", "/dev/shm has ")
     needed, there = _check(result, fragments)
     assert needed > there

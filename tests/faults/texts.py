@@ -24,11 +24,10 @@ def net(
     *,
     init: str = "self.linear = nn.Linear(8, 3)",
     parameters: str = "x",
-    arguments: str = "",
     samples: str = SAMPLES,
     before: str = "",
 ) -> str:
-    """The text of net.py: `samples`, and the class `Net`; `forward` takes `parameters` and `__init__` `arguments`.
+    """The text of net.py: `samples`, and the class `Net`; `forward` takes `parameters`.
 
     `before` stands between the imports and the rest.
     """
@@ -36,7 +35,7 @@ def net(
         f"{_IMPORTS}{before}"
         f"def samples():\n{indent(samples, ' ' * 4)}\n\n\n"
         f"class Net(nn.Module):\n"
-        f"    def __init__(self{', ' + arguments if arguments else ''}):\n"
+        "    def __init__(self):\n"
         f"        super().__init__()\n{indent(init, ' ' * 8)}\n\n"
         f"    def forward(self{', ' + parameters if parameters else ''}):\n{indent(forward, ' ' * 8)}\n"
     )

@@ -26,132 +26,116 @@ double.register_autograd(lambda context, gradient: gradient * 2)
 _RUN = "run --pef net --data net.py:samples"
 _DAMAGED = "if i == 11:\n    raise OSError('image 11 is damaged')\nreturn torch.randn(8), i % 3"
 
+
+def _model(name: str, fragments: tuple[str, ...], text: str) -> Fault:
+    return Fault(name, TRAIN, fragments, text)
+
+
 USER_CODE: tuple[Fault, ...] = (
-    Fault(
+    _model(
         "a file that is not Python",
-        TRAIN,
         ("its module raised SyntaxError: '(' was never closed", "where: HERE/net.py:", "return self.linear(x"),
-        {"net.py": net("return self.linear(x")},
+        net("return self.linear(x"),
     ),
-    Fault(
+    _model(
         "layers that do not fit the samples",
-        TRAIN,
         (
             "the model does not run on the example batch: RuntimeError: mat1 and mat2 shapes cannot be multiplied",
             "where: HERE/net.py:17: return self.linear(x)",
             "check the model against its inputs, which were float32[4, 8], int64[4]",
         ),
-        {"net.py": net(init="self.linear = nn.Linear(7, 3)")},
+        net(init="self.linear = nn.Linear(7, 3)"),
     ),
     Fault(
         "a loss that does not depend on parameters",
         COMPILE,
         ("does not depend on any parameter that requires a gradient", "check requires_grad, detach()"),
-        {"net.py": net("return F.cross_entropy(self.linear(x).detach(), y)", parameters="x, y")},
+        net("return F.cross_entropy(self.linear(x).detach(), y)", parameters="x, y"),
     ),
     Fault(
         "a loss that is no tensor",
         f"{COMPILE} {_LOSS}",
         ("the loss function returns a float, not a tensor", "without .item()"),
-        {"net.py": net(before="def wrong(outputs, target):\n    return 3.0\n\n\n")},
+        net(before="def wrong(outputs, target):\n    return 3.0\n\n\n"),
     ),
-    Fault(
+    _model(
         "nothing returned",
-        TRAIN,
         ("the model returns None", "where: HERE/net.py:16: def forward(self, x):", "return a loss, (loss, outputs"),
-        {"net.py": net("self.linear(x)")},
+        net("self.linear(x)"),
     ),
-    Fault(
+    _model(
         "no parameters",
-        TRAIN,
         ("the model has no parameters to train", "compile it with --inference"),
-        {"net.py": net("return x[:, :3]", init="pass")},
+        net("return x[:, :3]", init="pass"),
     ),
-    Fault(
+    _model(
         "parameters on another device",
-        TRAIN,
         (
             "the model has 2 things that a PEF cannot hold:",
             "the parameter linear.weight is on the device meta",
             "the parameter linear.bias is on the device meta",
             "build the model on the CPU",
         ),
-        {"net.py": net(init="self.linear = nn.Linear(8, 3, device='meta')")},
+        net(init="self.linear = nn.Linear(8, 3, device='meta')"),
     ),
-    Fault(
+    _model(
         "lazy parameters",
-        TRAIN,
         ("the parameter linear.weight has no shape yet: its module is lazy", "nn.Linear(…) instead of nn.LazyLinear"),
-        {"net.py": net(init="self.linear = nn.LazyLinear(3)")},
+        net(init="self.linear = nn.LazyLinear(3)"),
     ),
-    Fault(
+    _model(
         "a sparse embedding",
-        TRAIN,
         ("the module table is Embedding(sparse=True)", "leave out sparse=True: nn.Embedding(10, 3)"),
-        {
-            "net.py": net(
-                "return self.table((x > 0).long()).mean(1)", init="self.table = nn.Embedding(10, 3, sparse=True)"
-            )
-        },
+        net("return self.table((x > 0).long()).mean(1)", init="self.table = nn.Embedding(10, 3, sparse=True)"),
     ),
-    Fault(
+    _model(
         "a boolean mask",
-        TRAIN,
         (
             f"{_STEP}: a shape that depends on the values",
             "net.py:18: return h - h[h > 0].mean()",
             "torch.where(mask, a, b)",
         ),
-        {"net.py": net("h = self.linear(x)\nreturn h - h[h > 0].mean()")},
+        net("h = self.linear(x)\nreturn h - h[h > 0].mean()"),
     ),
-    Fault(
+    _model(
         "a packed sequence",
-        TRAIN,
         (f"{_STEP}: a packed sequence", "net.py:18: packed = nn.utils.rnn.pack_padded_sequence", "on the padded batch"),
-        {"net.py": net(_PACKED, init=_RNN)},
+        net(_PACKED, init=_RNN),
     ),
-    Fault(
+    _model(
         "a parameter changed in place",
-        TRAIN,
         (
             f"{_STEP}: a parameter that is changed in place",
             "net.py:18: self.linear.weight.clamp_(-1, 1)",
             "register_buffer()",
         ),
-        {"net.py": net("with torch.no_grad():\n    self.linear.weight.clamp_(-1, 1)\nreturn self.linear(x)")},
+        net("with torch.no_grad():\n    self.linear.weight.clamp_(-1, 1)\nreturn self.linear(x)"),
     ),
-    Fault(
+    _model(
         "activation checkpointing",
-        TRAIN,
         (f"{_STEP}: activation checkpointing", "net.py:20: return checkpoint(self.linear, x", "call the block itself"),
-        {
-            "net.py": net(
-                "return checkpoint(self.linear, x, use_reentrant=False)",
-                before="from torch.utils.checkpoint import checkpoint\n\n\n",
-            )
-        },
+        net(
+            "return checkpoint(self.linear, x, use_reentrant=False)",
+            before="from torch.utils.checkpoint import checkpoint\n\n\n",
+        ),
     ),
-    Fault(
+    _model(
         "random numbers of NumPy",
-        TRAIN,
         (f"{_STEP}: Python code that depends on the value of a tensor", "net.py:20: return", "torch.rand"),
-        {"net.py": net("return self.linear(x) * np.random.rand()", before="import numpy as np\n\n\n")},
+        net("return self.linear(x) * np.random.rand()", before="import numpy as np\n\n\n"),
     ),
-    Fault(
+    _model(
         "complex numbers on the way",
-        TRAIN,
         ("error[operator]: a PEF cannot hold aten._fft_r2c.default", "net.py:17: return", "the imaginary part"),
-        {"net.py": net("return self.linear(torch.fft.rfft(x).abs())", init="self.linear = nn.Linear(5, 3)")},
+        net("return self.linear(torch.fft.rfft(x).abs())", init="self.linear = nn.Linear(5, 3)"),
     ),
-    Fault(
+    _model(
         "an operator of the user's own",
-        TRAIN,
         ("error[operator]: a PEF cannot hold faults.double.default", "return torch.ops", "PyTorch's own operators"),
-        {"net.py": net("return torch.ops.faults.double(self.linear(x))", before=_OPERATOR)},
+        net("return torch.ops.faults.double(self.linear(x))", before=_OPERATOR),
     ),
-    Fault(
+    _model(
         "several at once",
-        TRAIN,
         (
             f"{_STEP}, for 4 reasons:",
             "HERE/net.py:17: x *= 2   (an input that is changed in place)",
@@ -162,34 +146,29 @@ USER_CODE: tuple[Fault, ...] = (
             "torch.where(condition, a, b)",
             "keep it a tensor",
         ),
-        {
-            "net.py": net(
-                "x *= 2\nh = self.linear(x)\nif h.sum() > 0:\n    h = h * 2\nif h.max() > 3:\n    h = h - 1\n"
-                "return h / h.max().item()"
-            )
-        },
+        net(
+            "x *= 2\nh = self.linear(x)\nif h.sum() > 0:\n    h = h * 2\nif h.max() > 3:\n    h = h - 1\n"
+            "return h / h.max().item()"
+        ),
     ),
-    Fault(
+    _model(
         "too few samples for a batch",
-        TRAIN,
         ("the training data has 3 samples, fewer than one batch of 4", "--batch-size 3 or less"),
-        {"net.py": net(samples=SAMPLES.replace("16", "3"))},
+        net(samples=SAMPLES.replace("16", "3")),
     ),
-    Fault(
+    _model(
         "no target for the loss",
-        TRAIN,
         ("the loss cross_entropy needs a target, and a sample gives one value", "give (x, label) in the dataset"),
-        {"net.py": net(samples="return TensorDataset(torch.randn(16, 8))")},
+        net(samples="return TensorDataset(torch.randn(16, 8))"),
     ),
-    Fault(
+    _model(
         "fewer values than the model needs",
-        TRAIN,
         (
             "error[data]: forward(x, mask) needs mask, and a sample gives x and the target of the loss",
             "where: HERE/net.py:16: def forward(self, x, mask):",
             "give it in every sample",
         ),
-        {"net.py": net("return self.linear(x * mask)", parameters="x, mask")},
+        net("return self.linear(x * mask)", parameters="x, mask"),
     ),
     Fault(
         "a sample that raises, in a run",
@@ -199,8 +178,7 @@ USER_CODE: tuple[Fault, ...] = (
             "where: HERE/net.py:13: raise OSError('image 11 is damaged')",
             "dataset[11]",
         ),
-        {"net.py": dataset(_DAMAGED)},
-        pefs=("net",),
+        dataset(_DAMAGED),
         may_leave=("m.jsonl",),
     ),
     Fault(
@@ -215,8 +193,7 @@ USER_CODE: tuple[Fault, ...] = (
             " --debug-numerics to see where it begins, or ",
             "--on-nonfinite skip",
         ),
-        {"net.py": dataset("return torch.randn(8) / (0.0 if i == 11 else 1.0) * 0.0, i % 3")},
-        pefs=("net",),
+        dataset("return torch.randn(8) / (0.0 if i == 11 else 1.0) * 0.0, i % 3"),
         may_leave=("m.jsonl",),
     ),
     Fault(
@@ -229,13 +206,11 @@ USER_CODE: tuple[Fault, ...] = (
             "where: the operator aten.nll_loss_forward.default",
             "correct the samples, or enlarge the model",
         ),
-        {"net.py": dataset("return torch.randn(8), 7 + i % 3")},
-        pefs=("net",),
+        dataset("return torch.randn(8), 7 + i % 3"),
     ),
     Fault(
         "too few samples for all replicas",
         "run --pef pair --emulate-replicas 5",
         ("has 16 samples, but one step takes 20: batch 4 × 1 accumulation steps × 5 replicas", "fewer replicas"),
-        pefs=("pair",),
     ),
 )

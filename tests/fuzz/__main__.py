@@ -25,7 +25,6 @@ _MOST_BYTES = 1 << 30
 
 
 def main() -> int:
-    """Runs the subjects one after another and prints what it found."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("subjects", nargs="*", metavar="SUBJECT", help=f"of {', '.join(SUBJECTS)}; default: all")
     parser.add_argument("--count", type=int, default=1000, help="mutants of each subject")

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from tests.faults.command import sambasim
 from tests.fuzz.mutate import edit_json, mutate_bytes, mutate_json, to_bytes
 from tests.pef.damage import pack, unpack
 from tests.pef.samples import sample_program
-from tests.support.mpi import ROOT, run_job
+from tests.support.mpi import ROOT, SAMBASIM, run_job
 
 Mutation = Callable[[Random, bytes], bytes]
 _LOSS = "--set loss.name=cross_entropy"
@@ -114,7 +113,7 @@ def _edit_weights(random: Random, data: bytes) -> bytes:
 
 def _checkpoints(folder: Path) -> Sequence[Path]:
     _typed(folder, f"{_DENSE} --set optimizer.name=adamw --data-parallel")
-    run_job([sys.executable, "-m", "sambasim", *f"{_TRAIN} --checkpoint-dir saved --emulate-replicas 2".split()],
+    run_job([*SAMBASIM, *f"{_TRAIN} --checkpoint-dir saved --emulate-replicas 2".split()],
             cwd=folder, timeout=120).check()  # fmt: skip
     return list((folder / "saved").glob("step-*"))
 

@@ -178,7 +178,6 @@ def not_comparable(golden: Mapping[str, Any], installation: Installation) -> str
 
 
 def differences(expected: Mapping[str, str], actual: Mapping[str, str]) -> list[str]:
-    """A line for each row in which they differ."""
     return [
         f"{row}: {actual.get(row, 'missing')[:16]}, expected {expected.get(row, 'no such row')[:16]}"
         for row in {**expected, **actual}

@@ -88,7 +88,7 @@ def test_words(node_of: list[int], tiles: int | None, told: str) -> None:
     assert str(place_replicas(Inventory(SN30, tiles, CLUSTER), node_of)) == told
 
 
-def test_a_node_seats_as_many_as_it_has_rdus_and_parts_of_them() -> None:
+def test_a_node_holds_as_many_replicas_as_it_has_rdus_and_parts_of_them() -> None:
     for tiles, room in ((None, 8), (8, 8), (5, 8), (4, 16), (1, 64)):
         assert place_replicas(Inventory(SN30, tiles, CLUSTER), [0] * room).per_full_node == room
         with pytest.raises(LaunchError, match=rf"^{room + 1} replicas on node 0, and a node of sn30-8 holds at most "):

@@ -139,9 +139,9 @@ r = torch.rand
         pytest.param(lambda: convolution(r(2, 6, 5, 5), r(6, 4, 3, 3), True, 1), id="convolution-transposed"),
         pytest.param(lambda: call(aten.conv1d.default, r(2, 4, 9), r(6, 4, 3)), id="conv1d"),
         pytest.param(lambda: call(aten.conv_transpose2d.input, r(2, 4, 5, 5), r(4, 3, 3, 3)), id="conv_transpose2d"),
-        pytest.param(lambda: convolution_backward((True, True, True)), id="convolution_backward"),
-        pytest.param(lambda: convolution_backward((False, True, True)), id="convolution_backward-of-the-first-layer"),
-        pytest.param(lambda: transposed_backward(), id="convolution_backward-transposed"),
+        pytest.param(lambda: convolution_backward(False), id="convolution_backward"),
+        pytest.param(lambda: convolution_backward(True), id="convolution_backward-of-the-first-layer"),
+        pytest.param(lambda: convolution_backward(False, transposed=True), id="convolution_backward-transposed"),
     ],
 )
 def test_products_count_as_torch_counts_them(recorded: Callable[[], Recorded]) -> None:
@@ -154,14 +154,11 @@ def convolution(x: Tensor, weight: Tensor, transposed: bool, groups: int) -> Rec
     return call(aten.convolution.default, x, weight, None, [2, 2], [1, 1], [1, 1], transposed, [0, 0], groups)
 
 
-def convolution_backward(mask: tuple[bool, bool, bool]) -> Recorded:
-    settings = ([6], [2, 2], [1, 1], [1, 1], False, [0, 0], 1, mask)
-    return call(aten.convolution_backward.default, r(2, 6, 5, 5), r(2, 4, 9, 9), r(6, 4, 3, 3), *settings)
-
-
-def transposed_backward() -> Recorded:
-    settings = ([4], [2, 2], [1, 1], [1, 1], True, [0, 0], 1, (True, True, True))
-    return call(aten.convolution_backward.default, r(2, 4, 9, 9), r(2, 6, 5, 5), r(6, 4, 3, 3), *settings)
+def convolution_backward(first: bool, transposed: bool = False) -> Recorded:
+    small, large = r(2, 6, 5, 5), r(2, 4, 9, 9)
+    given, channels = ((large, small), [4]) if transposed else ((small, large), [6])
+    settings = (channels, [2, 2], [1, 1], [1, 1], transposed, [0, 0], 1, (not first, True, True))
+    return call(aten.convolution_backward.default, *given, r(6, 4, 3, 3), *settings)
 
 
 def test_attention_counts_its_products() -> None:

@@ -15,16 +15,7 @@ from torch.nn import functional as F
 
 from examples.char_gpt import CharGPT
 from tests.models.case import CLASSES, Batch, Case, evaluate_loss
-from tests.models.convolutions import (
-    Convolutional,
-    Separable,
-    UNet,
-    images,
-    masks,
-    normalized,
-    pictures,
-    resnet,
-)
+from tests.models.convolutions import Convolutional, Separable, UNet, images, masks, normalized, pictures, resnet
 
 __all__ = ["CASES", "CLASSES", "Batch", "Case", "case", "evaluate_loss"]
 
@@ -155,8 +146,6 @@ class LSTMClassifier(nn.Module):
 
 
 class BidirectionalLSTM(nn.Module):
-    """Reads raw floats in both directions."""
-
     def __init__(self) -> None:
         super().__init__()
         self.lstm = nn.LSTM(FEATURES, 8, bidirectional=True, batch_first=True)
@@ -252,7 +241,6 @@ class VisionTransformer(nn.Module):
 
 
 def gpt() -> nn.Module:
-    """The example's, smaller."""
     return CharGPT(layers=2, heads=HEADS, width=WIDTH, length=LENGTH)
 
 
@@ -353,5 +341,4 @@ if importlib.util.find_spec("transformers"):
 
 
 def case(name: str) -> Case:
-    """The case called `name`. Raises KeyError if there is none."""
     return {one.name: one for one in CASES}[name]

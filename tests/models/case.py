@@ -19,13 +19,9 @@ returns its own loss). Where the case names a loss, the last one is the loss's t
 class Case:
     """One model family, small enough to be captured in a second or two.
 
-    `build` takes no argument, and is a class or function of a module, so that `target` can name it to `compile`. `loss`
-    is the name of the loss, or None if the model returns its own. `note` says what the case is here to show.
-
-    `unused` names the parameters that get no gradient. `zero_gradients` names those whose gradient is zero in exact
-    arithmetic, so that what remains is rounding and says nothing when it is compared: a bias that the next
-    normalization subtracts, or a key bias, which adds the same to all scores of a query. `exact` is False where capture
-    may differ from eager PyTorch in the last bits.
+    `build` is a class or function of a module without arguments, `note` what the case shows, `unused` the parameters
+    that get no gradient. Gradients of `zero_gradients` are zero but for rounding: a bias before a normalization, or a
+    key bias. `exact` is False where capture may differ from eager PyTorch in the last bits.
     """
 
     name: str

@@ -84,7 +84,6 @@ def normalized() -> nn.Module:
 
 
 def resnet() -> nn.Module:
-    """The example's, smaller."""
     return ResNet(width=4)
 
 

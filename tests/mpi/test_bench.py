@@ -8,10 +8,10 @@ import pytest
 
 from sambasim.records.collectives import CollectivesRecord
 from sambasim.units import KIB
-from tests.support.mpi import RANKS, Result, is_open_mpi, run_mpi
+from tests.support.mpi import RANKS, SAMBASIM, Result, is_open_mpi, run_mpi
 from tests.support.whole import whole, whole_case
 
-COMMAND = [sys.executable, "-m", "sambasim", "bench", "collectives"]
+COMMAND = [*SAMBASIM, "bench", "collectives"]
 FAULT = str(Path(__file__).parent / "bodies" / "bench_fault.py")
 SMALL = ["--max-bytes", "16 KiB", "--runs", "2"]
 

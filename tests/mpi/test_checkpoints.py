@@ -4,7 +4,6 @@ import json
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,10 +14,10 @@ from sambasim.runtime.checkpoint.folder import LOCK_FILE, checkpoints_in
 from sambasim.runtime.checkpoint.format import check
 from tests.faults.command import sambasim
 from tests.support.examples import CompiledExample
-from tests.support.mpi import codes_of_signalled, is_open_mpi, job_environ, mpirun, run_mpi
+from tests.support.mpi import SAMBASIM, codes_of_signalled, is_open_mpi, job_environ, mpirun, run_mpi
 from tests.support.whole import whole_case
 
-RUN = [sys.executable, "-m", "sambasim", "run", "--threads", "1"]
+RUN = [*SAMBASIM, "run", "--threads", "1"]
 SLOW = """
 import time
 import torch
@@ -53,7 +52,6 @@ def pef(examples: list[CompiledExample]) -> Path:
 
 
 def run(pef: Path, folder: Path, *flags: str) -> Mapping[str, object]:
-    """The summary of a run in this process that ends well."""
     outcome = sambasim([*RUN[3:], "--pef", str(pef), "--json", *flags], folder)
     assert outcome.exit_code == 0, outcome.stderr
     summary: Mapping[str, object] = json.loads(outcome.stdout)
@@ -65,7 +63,6 @@ def names(folder: Path) -> Sequence[str]:
 
 
 def lines(metrics: Path, kind: str) -> Sequence[Mapping[str, object]]:
-    """The complete lines of one kind."""
     text = metrics.read_text() if metrics.exists() else ""
     return [line for line in map(json.loads, text[: text.rfind("\n") + 1].splitlines()) if line["kind"] == kind]
 

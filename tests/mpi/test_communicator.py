@@ -1,12 +1,14 @@
 """The communicator, at several numbers of ranks and of nodes, on data that depends on the rank."""
 
 import os
+import re
 import sys
+from collections.abc import Mapping
 
 import pytest
 
-from tests.support.mpi import RANKS, ROOT, can_play_hosts, is_open_mpi, library, run_job, run_mpi
-from tests.support.whole import whole, whole_case
+from tests.support.mpi import RANKS, ROOT, Result, can_play_hosts, is_open_mpi, library, run_job, run_mpi
+from tests.support.whole import whole_case
 
 BODY = ROOT / "tests" / "mpi" / "bodies" / "talk.py"
 TALK = [sys.executable, str(BODY)]
@@ -33,11 +35,6 @@ def test_ranks_talk(np: int, env: dict[str, str], nodes: tuple[int, ...]) -> Non
 def test_ranks_of_two_hosts_talk() -> None:
     result = run_mpi(4, TALK, hosts=2).check()
     assert result.stdout == "passed 4 of 4; nodes (0, 0, 1, 1)\n"
-
-
-@whole
-def test_without_mpirun_there_is_one_rank() -> None:
-    assert run_job(TALK).check().stdout == "passed 1 of 1; nodes (0,)\n"
 
 
 def test_one_rank_needs_no_mpi_library() -> None:
@@ -107,19 +104,58 @@ def test_shared_memory_is_unlinked_while_the_job_runs() -> None:
     assert result.stdout == "([], [])"
 
 
+_BRING_UP = """\
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+import torch, torch.distributed as dist
+from sambasim.errors import SambasimError
+from sambasim.runtime import torch_process_group as group
+from sambasim.runtime.communicator import connect
+c = connect(["body"])
+try:
+    {body}
+except SambasimError as error:
+    print(f"{{type(error).__name__}}: {{error}}")
+"""
+
+
+def _brought_up(ranks: int, body: str, env: Mapping[str, str] | None = None) -> Result:
+    return run_mpi(ranks, [sys.executable, "-c", _BRING_UP.format(body=body)], env=env, timeout=90).check()
+
+
 def test_an_interface_that_is_not_there_is_named() -> None:
-    body = (
-        "from sambasim.errors import MachineError\n"
-        "from sambasim.runtime.communicator import connect\n"
-        "from sambasim.runtime.torch_process_group import bring_up\n"
-        "c = connect(['body'])\n"
-        "try:\n"
-        "    bring_up(c, timeout_s=5)\n"
-        "except MachineError as error:\n"
-        "    print(error)\n"
-    )
-    env = {"GLOO_SOCKET_IFNAME": "no-such-interface"}
-    result = run_mpi(1, [sys.executable, "-c", body], env=env, timeout=90).check()
-    assert "torch.distributed cannot connect the ranks: " in result.stdout
+    result = _brought_up(1, "group.bring_up(c, timeout_s=5)", {"GLOO_SOCKET_IFNAME": "no-such-interface"})
+    assert "torch.distributed cannot connect the ranks: GLOO_SOCKET_IFNAME is no-such-interface, and " in result.stdout
     assert "where: rank 0 on host" in result.stdout
     assert "GLOO_SOCKET_IFNAME=eth0 mpirun" in result.stdout
+
+
+def test_what_gloo_cannot_use_is_told_without_its_source_line() -> None:
+    result = _brought_up(1, "group.bring_up(c, timeout_s=5)", {"GLOO_DEVICE_TRANSPORT": "pigeon"})
+    assert "cannot connect the ranks: makeDeviceForInterface(): unsupported gloo device" in result.stdout
+    assert "try:   unset GLOO_DEVICE_TRANSPORT, which is pigeon; or name the network interface" in result.stdout
+
+
+def test_a_host_that_cannot_be_reached_is_an_error_on_every_rank() -> None:
+    body = (
+        "group._outside_address = lambda name: 'no-such-host.invalid'\n"
+        "    group.bring_up(replace(c, host_name=f'host-{c.rank}'), timeout_s=5)"
+    )
+    result = _brought_up(2, body)
+    assert result.stderr == "", "none of torch's own attempts"
+    assert result.stdout.count("cannot connect the ranks: no connection to rank 0: ") == 2
+    assert "store at no-such-host.invalid:" in result.stdout
+
+
+def test_a_collective_fails_with_a_remedy_if_a_rank_is_gone() -> None:
+    body = (
+        "group.bring_up(c, timeout_s=30)\n"
+        "    if c.rank == 1: group.take_down()\n"
+        "    else:\n"
+        "        with group.gloo_errors(): dist.all_reduce(torch.ones(9))"
+    )
+    result = _brought_up(2, body)
+    assert re.match(r"PeerError: a collective of torch.distributed failed: .*(Connection|closed)", result.stdout)
+    assert "/gloo/" not in result.stdout
+    assert "try:   read what the other ranks printed last" in result.stdout

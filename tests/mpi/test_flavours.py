@@ -14,7 +14,7 @@ import pytest
 
 from sambasim.records.metrics import SummaryRecord
 from tests.faults.command import sambasim
-from tests.support.mpi import can_play_hosts, library, mpirun, run_mpi
+from tests.support.mpi import SAMBASIM, can_play_hosts, library, mpirun, run_mpi
 
 _CHOSEN = os.environ.get("SAMBASIM_TEST_MPI")
 _SLOW_FIRST = """
@@ -25,7 +25,6 @@ if launched_rank(os.environ) == 0:
     time.sleep(1)
 main()
 """
-_SAMBASIM = [sys.executable, "-m", "sambasim"]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +37,7 @@ def pef(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _summary(pef: Path, *flags: str, np: int = 1, hosts: int = 1) -> SummaryRecord:
     command = ["run", "--pef", str(pef), "--steps", "20", "--threads", "1", "--json", *flags]
     alone = np == 1
-    result = sambasim(command, pef.parent) if alone else run_mpi(np, [*_SAMBASIM, *command], hosts=hosts).check()
+    result = sambasim(command, pef.parent) if alone else run_mpi(np, [*SAMBASIM, *command], hosts=hosts).check()
     return SummaryRecord.model_validate_json(result.stdout.strip().splitlines()[-1])
 
 

@@ -47,9 +47,7 @@ def _runs(path: Path, ranks: int) -> list[Run]:
     return [run_of(f"{path.stem} {way}", path, steps=STEPS, evaluate=True, **how) for way, how in ways.items()]
 
 
-def test_mpi_and_a_parameter_server_have_the_bits_of_device_sync(
-    trained: ByPef,
-) -> None:
+def test_mpi_and_a_parameter_server_have_the_bits_of_device_sync(trained: ByPef) -> None:
     for one in trained.values():
         ways = ("emulated 0", *EXACT, *(f"{way} in many rounds" for way in EXACT[1:]))
         assert len({one[way].outcome for way in ways}) == 1

@@ -1,6 +1,5 @@
 """Losses that are NaN or infinite on one replica alone: all ranks stop alike, or leave the same steps out."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 
 from tests.mpi.training import EACH_ALONE, WAYS, run_of, train
 from tests.support.damaged import compiled
-from tests.support.mpi import run_mpi
+from tests.support.mpi import SAMBASIM, run_mpi
 from tests.support.whole import whole_case
 
 DAMAGES: Mapping[str, Mapping[str, str]] = {"none": {}, "second": {"9": "nan"}, "last": {"47": "nan"}}
@@ -59,7 +58,7 @@ def test_all_ways_of_syncing_skip_alike(
 @pytest.mark.parametrize("size", [whole_case("small"), "large"])
 def test_all_ranks_stop_alike_with_one_error(way: str, size: str, pefs: Mapping[str, Path], tmp_path: Path) -> None:
     saved, pef = tmp_path / "w.safetensors", pefs[size]
-    command = [sys.executable, "-m", "sambasim", "run", "--threads", "1", "--pef", str(pef), "--set", ONE_NAN]
+    command = [*SAMBASIM, "run", "--threads", "1", "--pef", str(pef), "--set", ONE_NAN]
     result = run_mpi(2, [*command, "--save", str(saved), *FLAGS[way]])
     assert result.returncode == 2, result.stderr
     assert result.stderr.count("error[") == 1

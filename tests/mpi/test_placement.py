@@ -10,10 +10,9 @@ from sambasim.records.metrics import PlacementRecord, PredictedRecord, SummaryRe
 from tests.faults.command import Outcome, sambasim
 from tests.samba.api.test_measuring import APP
 from tests.support.cluster import write_cluster
-from tests.support.mpi import RANKS, Result, is_open_mpi, run_job, run_mpi
+from tests.support.mpi import RANKS, SAMBASIM, Result, is_open_mpi, run_job, run_mpi
 from tests.support.whole import is_whole, whole, whole_case
 
-SAMBASIM = [sys.executable, "-m", "sambasim"]
 ALONE = ["run", "--pef", "digits", "--steps", "2", "--no-evaluate"]
 RUN = [*SAMBASIM, *ALONE]
 TWO_NODES = {"MPIR_CVAR_NUM_CLIQUES": "2"}

@@ -63,7 +63,6 @@ def trained(pefs: dict[str, Path]) -> dict[str, Trained]:
 
 
 def emulated(name: str) -> list[dict[str, torch.Tensor]]:
-    """The outputs of all ranks, played by this process."""
     by_hand, hub = PROGRAMS[name], Hub(RANKS)
     memories = [DeviceMemory(by_hand, private_storage(by_hand.device_bytes)) for _ in range(RANKS)]
     executors = []

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,9 @@ from sambasim.report.compare import RunsCompared, place
 from sambasim.report.compare.runs import compare_runs
 from tests.faults.command import Outcome, sambasim
 from tests.mpi.training import WAYS, Trained, run_of, train
-from tests.support.mpi import run_job, run_mpi
+from tests.support.mpi import SAMBASIM, run_job, run_mpi
 from tests.support.whole import whole
 
-SAMBASIM = [sys.executable, "-m", "sambasim"]
 STEPS = 3
 
 # Its gradients are more than a device sync does all at once, so states are cut over replicas; BatchNorm has buffers.
@@ -107,15 +105,14 @@ def by_way(folder: Path) -> dict[str, Trained]:
 
 @pytest.fixture(scope="module")
 def host(folder: Path, by_way: dict[str, Trained]) -> Path:
-    """The recording that others are compared with."""
     return folder / "host"
 
 
 def test_every_way_has_the_same_digests(folder: Path, host: Path) -> None:
-    assert recorded(folder, "emulated").alike
+    assert recorded(folder, "emulated").equal
     for name in ("device", "server", "servers", "emulated"):
         found = compared(folder, "host", name)
-        assert found.alike, found.verdict
+        assert found.equal, found.verdict
         assert (found.steps, found.replicas) == (STEPS, (0, 1))
         for replica in (0, 1):
             assert (host / replica_file(replica)).read_text() == (folder / name / replica_file(replica)).read_text()
@@ -158,12 +155,12 @@ def test_another_learning_rate_shows_in_a_parameter_of_the_first_step(folder: Pa
     assert found.first is not None
     assert (found.first.step, found.first.replicas, found.first.what) == (1, (0, 1), "parameter")
     assert not found.not_comparable
-    assert [one.name for one in found.asked_otherwise] == ["optimizer.lr"]
+    assert [one.name for one in found.other_options] == ["optimizer.lr"]
     assert found.losses[0].step == 2, "the loss of the first step is of the weights before it"
 
 
 def test_another_constant_shows_in_its_section(folder: Path, host: Path) -> None:
-    """Everything before the section that multiplies by the constant is alike."""
+    """Everything before the section that multiplies by the constant is equal."""
     found = recorded(folder, "edited_run", pef="edited")
     assert found.first is not None
     assert [one.name for one in found.not_comparable] == ["PEF"]

@@ -1,6 +1,5 @@
 """What a job does twice it does alike, also where data draw random numbers; ranks that cannot agree fail."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,8 @@ import pytest
 from sambasim.records.metrics import SummaryRecord
 from tests.faults.command import sambasim
 from tests.mpi.training import TWO_NODES, run_of, train
-from tests.support.mpi import Result, run_job, run_mpi
+from tests.support.mpi import SAMBASIM, Result, run_job, run_mpi
 from tests.support.whole import whole
-
-SAMBASIM = [sys.executable, "-m", "sambasim"]
 
 APP = '''
 import numpy as np, torch, torch.distributed as dist

@@ -1,6 +1,5 @@
 """A resumed run has the bits of an uninterrupted one, by every way to sync, and whatever else may differ."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,13 @@ from sambasim.runtime.single_rank import single_rank
 from tests.faults.command import sambasim
 from tests.mpi.training import WAYS, Run, Trained, run_of, train
 from tests.support.examples import VARIANTS, CompiledExample
-from tests.support.mpi import RANKS, run_mpi
+from tests.support.mpi import RANKS, SAMBASIM, run_mpi
 from tests.support.whole import is_whole, whole, whole_case
 
 EPOCH = 3
 """How many steps make an epoch where each example is resumed."""
 
 _STEP = "step-000000000"
-SAMBASIM = [sys.executable, "-m", "sambasim"]
 DRAWING = """
 import random
 
@@ -121,7 +119,7 @@ def test_with_another_number_of_data_workers_step_by_step(pefs: Mapping[str, Com
     assert resumed.summary.resumed_after_step == SAVED
     assert resumed.outcome == whole.outcome
     found = compare_runs(read_recording(tmp_path / "whole"), read_recording(tmp_path / "rest"))
-    assert found.alike, found.verdict
+    assert found.equal, found.verdict
     assert (found.steps, found.replicas) == (STEPS - SAVED, (0, 1))
     assert sambasim(["compare", "whole", "rest"], tmp_path).exit_code == 0
 
@@ -132,7 +130,6 @@ def overrides(steps: int) -> dict[str, object]:
 
 
 def emulate(path: Path, *listeners: RunObserver, **asked: object) -> SummaryRecord:
-    """Two replicas, played by this process."""
     given = {"pef": str(path), "threads": 1, "emulate_replicas": 2, "overrides": overrides(STEPS), **asked}
     return TrainingJob(path, RunOptions.model_validate(given), single_rank("here"), RunObservers(listeners)).run()
 

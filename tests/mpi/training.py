@@ -92,12 +92,7 @@ def run_of(
 
 
 def train(
-    np: int,
-    runs: Sequence[Run],
-    *,
-    env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-    hosts: int = 1,
+    np: int, runs: Sequence[Run], *, env: Mapping[str, str] | None = None, cwd: Path | None = None, hosts: int = 1
 ) -> dict[str, Trained]:
     """Train `runs` in one job of `np` ranks; what each came to, by name."""
     spec = json.dumps([asdict(run) for run in runs], default=str)

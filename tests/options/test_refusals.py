@@ -23,6 +23,16 @@ epochs = 3
 
 REFUSED = [
     (["optimizer.lr=-1"], "optimizer.lr = -1 (from --set): must be at least 0"),
+    (["optimizer.lr='1e-3'"], "must be a number\n  try:   write it without quotes: lr = 1e-3"),
+    (["training.epochs='4'"], "write it without quotes: epochs = 4"),
+    (["data.shuffle='false'"], "write it without quotes: shuffle = false"),
+    (["optimizer.lr=" + "9" * 400], "999… (from --set): must be a finite number"),
+    (["optimizer.lr=" + "9" * 5000], "999… (from --set): must be a number"),
+    (["training.epochs=" + "9" * 400], "999… (from --set): must be at most 1,000,000,000"),
+    (["training.batch_size=-1"], "training.batch_size = -1 (from --set): must be at least 1"),
+    (["training.schedule.warmup_steps=" + "9" * 400], "must be at most 1,000,000,000"),
+    (["optimizer.lr=nan"], "optimizer.lr = NaN (from --set): must be a finite number"),
+    (["model.target=net.toml"], "a config is given by --config"),
     (["optimizer.weigth_decay=0"], "did you mean optimizer.weight_decay?"),
     (["lr=0.1"], "did you mean optimizer.lr?"),
     (["optimizer.name=adm"], 'optimizer.name = "adm" (from --set): must be sgd, adam, adamw, adagrad or lion'),
@@ -107,3 +117,10 @@ def test_a_config_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"no model is named") as caught:
         compile_options(config, None, [], {})
     assert caught.value.where == str(config)
+
+
+def test_a_config_with_an_integer_of_thousands_of_digits_is_not_toml(tmp_path: Path) -> None:
+    config = tmp_path / "net.toml"
+    config.write_text(SOUND.replace("epochs = 3", f"epochs = {'9' * 5000}"))
+    with pytest.raises(OptionError, match=r"the config is not valid TOML: exceeds the limit"):
+        compile_options(config, None, [], {})

@@ -69,7 +69,6 @@ class Ours:
         self.trainer.begin_epoch(0)
 
     def regions(self, region: str) -> list[Tensor]:
-        """A flat tensor for each group."""
         return [self.memory.region(group, region) for group in self.program.groups]
 
 

@@ -46,7 +46,6 @@ class Evaluation:
         self.batch: list[Tensor] = default_collate([held_out[index] for index in range(SAMPLES)])
 
     def logits(self) -> Tensor:
-        """Eager's, for all samples."""
         inputs = self.batch if self.eager.resolved.loss is None else self.batch[:-1]
         result = self.eager.module(*inputs)
         logits: Tensor = result[1] if isinstance(result, tuple) else result

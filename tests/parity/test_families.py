@@ -18,11 +18,11 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import LossOptions, ModelOptions, OptimizerOptions, TrainingOptions
-from sambasim.pef import map_weights, read
-from sambasim.runtime.device import DeviceMemory, private_storage
+from sambasim.pef import read
+from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.executor import Executor, outputs_in_order, tangent_of
-from sambasim.runtime.replica import place_inputs, place_weights
 from tests.models import CASES, CLASSES, FEATURES, Batch, Case, case, evaluate_loss
+from tests.support.loaded import loaded
 
 BATCH_SIZE = 4
 SEED = 5
@@ -42,11 +42,7 @@ class Compiled:
     program: Program
 
     def memory(self) -> DeviceMemory:
-        """Device memory with the PEF's weights and the inputs in place."""
-        memory = DeviceMemory(self.program, private_storage(self.program.device_bytes))
-        place_weights(self.program, memory, map_weights(self.path))
-        place_inputs(memory, self.inputs)
-        return memory
+        return loaded(self.path, self.inputs)[1]
 
     def train(self, memory: DeviceMemory, seed: int = SEED) -> float:
         """Forward and backward on `memory`; returns the loss."""
@@ -63,7 +59,6 @@ class Compiled:
         return {names[member.parameter].torch_names[0]: memory.tensor(member.gradient) for member in members}
 
     def evaluate(self, graph: Graph, memory: DeviceMemory, inputs: Mapping[str, Tensor] | None = None) -> list[Tensor]:
-        """What an evaluation graph gives out, on `memory` or on other `inputs`."""
         given = inputs or {}
         executable = Executor(graph, self.program, lambda name: given[name] if name in given else memory.tensor(name))
         return outputs_in_order(graph, executable.run())
@@ -216,7 +211,6 @@ def _check_single_samples(compiled: Compiled, model: nn.Module) -> None:
 
 
 def _outputs(one: Case, model: nn.Module) -> list[Tensor]:
-    """What the model itself gives out, without its own loss."""
     batch = one.batch(BATCH_SIZE, seed=1)
     if isinstance(batch, dict):
         return _tensors(model(**batch))[1:]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from sambasim.errors import ArtifactError
 from sambasim.records.digests import RecordedRun, StepDigests, ValueDigest, read_recording
 from sambasim.records.metrics import RunRecords, StepRecord, SummaryRecord
 from sambasim.report.compare import MetricsCompared, RunsCompared, comparison
@@ -45,17 +46,17 @@ def text_of(found: RunsCompared) -> str:
 
 def test_what_is_shown_of_runs_that_part(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """The value of replica 1 comes before the parameter of replica 0; of equal places, replica 0 comes first."""
-    alike = a_step(1)
+    equal = a_step(1)
     other = changed(PARAMETER, norm=PARAMETER.norm)
-    ours: Replicas = {0: [alike, a_step(2), a_step(3)], 1: [alike, a_step(2)]}
+    ours: Replicas = {0: [equal, a_step(2), a_step(3)], 1: [equal, a_step(2)]}
     theirs: Replicas = {
         0: [
-            alike,
+            equal,
             a_step(2, changed={"net__w": other}, loss=None),
             a_step(3, changed={"net__w__grad": changed(GRADIENT, norm=None, not_finite=7)}),
             a_step(4),
         ],
-        1: [alike, a_step(2, changed={"net__relu": changed(RELU, norm=4.0), "net__w": other}, loss=None)],
+        1: [equal, a_step(2, changed={"net__relu": changed(RELU, norm=4.0), "net__w": other}, loss=None)],
     }
     run_b = a_run(threads=2, options={"optimizer.lr": 0.2, "training.seed": 0})
     text = text_of(compared(tmp_path, ours, theirs, run_b=run_b))
@@ -79,25 +80,38 @@ def test_what_makes_bits_differ_by_right_is_said_first(fact: Mapping[str, object
     other = [a_step(1, changed={"net__w": changed(PARAMETER)})]
     found = compared(tmp_path, {0: [a_step(1)]}, {0: other}, run_b=a_run(**fact))
     assert found.verdict.startswith(f"not comparable bit by bit: {told}; they first differ at step 1, replica 0, ")
-    assert not found.asked_otherwise
+    assert not found.other_options
 
 
 def test_runs_that_are_alike_though_nothing_promises_it_say_so(tmp_path: Path) -> None:
     found = compared(tmp_path, {0: [a_step(1)]}, {0: [a_step(1)]}, run_b=a_run(threads=2))
-    assert found.alike
-    assert found.verdict == "alike: 1 step, 1 replica, 5 digests, though threads 1 and 2"
+    assert found.equal
+    assert found.verdict == "equal: 1 step, 1 replica, 5 digests, though threads 1 and 2"
 
 
 def test_of_a_run_that_died_all_steps_that_it_did_are_compared(tmp_path: Path) -> None:
     found = compared(tmp_path, {0: [a_step(1)]}, {0: [a_step(1), a_step(2)]}, run_b=a_run(last_step=2))
-    assert not found.alike
-    assert found.verdict == "alike as far as both have recorded: 1 step, 1 replica, 5 digests"
+    assert not found.equal
+    assert found.verdict == "equal as far as both have recorded: 1 step, 1 replica, 5 digests"
     assert found.notes == ("A ends after step 1, and was to record up to step 40", "B ends after step 2")
+
+
+def test_a_replica_that_ends_earlier_is_not_alike(tmp_path: Path) -> None:
+    whole = [a_step(1), a_step(2)]
+    found = compared(tmp_path, {0: whole, 1: whole}, {0: whole[:1], 1: whole}, run_b=a_run(last_step=2))
+    assert not found.equal
+    assert "replica 0 of B ends after step 1" in found.notes
+
+
+def test_a_replica_without_a_step_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="replica 1 has no recorded step") as refused:
+        compared(tmp_path, {0: [a_step(1)], 1: [a_step(1)]}, {0: [a_step(1)], 1: []})
+    assert refused.value.where == str(tmp_path / "b" / "replica-1.jsonl")
 
 
 def test_tensors_of_one_alone_are_counted_and_not_alike(tmp_path: Path) -> None:
     found = compared(tmp_path, {0: [a_step(1)]}, {0: [a_step(1, changed={"net__relu": None})]})
-    assert (found.alike, found.only_in_a, found.only_in_b) == (False, 1, 0)
+    assert (found.equal, found.only_in_a, found.only_in_b) == (False, 1, 0)
     assert found.first is None
     assert found.notes[0] == "1 digest of common steps only in A, without a counterpart by name"
 
@@ -123,9 +137,9 @@ def compared_metrics(a: RunRecords, b: RunRecords) -> MetricsCompared:
 
 
 def test_the_first_loss_that_differs_is_named_and_times_are_not_compared() -> None:
-    assert compared_metrics(records(3.0, 2.0), records(3.0, 2.0, step_s=9.0)).verdict == "alike: losses of 2 steps"
+    assert compared_metrics(records(3.0, 2.0), records(3.0, 2.0, step_s=9.0)).verdict == "equal: losses of 2 steps"
     found = compared_metrics(records(3.0, 2.0, 1.0), records(3.0, 2.5, math.nan))
-    assert not found.alike
+    assert not found.equal
     assert found.verdict == "they first differ at step 2: loss 2.0 and 2.5, 2.0e-01 apart"
     assert [(row.step, row.a, row.b) for row in found.losses] == [(2, 2.0, 2.5), (3, 1.0, None)]
 

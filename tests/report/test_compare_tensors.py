@@ -14,12 +14,12 @@ from torch import Tensor
 
 from sambasim.ir.graph import Graph
 from sambasim.pef import PefDocument, map_weights, read, write
-from sambasim.report.compare import PefsCompared, TensorApart, tensor_difference
+from sambasim.report.compare import PefsCompared, TensorDifference, tensor_difference
 from sambasim.report.compare.tensors import compare_pefs, compare_tensors
 from tests.pef.samples import sample_document, sample_weights
 
 
-def apart(a: Tensor, b: Tensor) -> TensorApart | None:
+def apart(a: Tensor, b: Tensor) -> TensorDifference | None:
     common, found = compare_tensors({"w": a}, {"w": b})
     assert common == 1
     return found[0] if found else None
@@ -37,14 +37,19 @@ def test_equal_bits_are_alike_even_of_a_nan() -> None:
 def test_a_nan_of_other_bits_differs() -> None:
     found = apart(f32(0x7FC00000), f32(0x7FC00001))
     assert found is not None
-    assert (found.differing, found.not_finite_apart, found.largest_absolute, found.largest_ulps) == (1, 1, None, None)
+    assert (found.differing, found.differing_not_finite, found.largest_absolute, found.largest_ulps) == (
+        1,
+        1,
+        None,
+        None,
+    )
     assert tensor_difference(found) == "1 of 1 elements, 1 of them not finite"
 
 
 def test_the_sign_of_zero_is_a_difference_of_no_size() -> None:
     found = apart(torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0]))
     assert found is not None
-    assert (found.differing, found.of, found.largest_absolute, found.largest_ulps) == (1, 2, 0.0, 0)
+    assert (found.differing, found.elements, found.largest_absolute, found.largest_ulps) == (1, 2, 0.0, 0)
 
 
 def test_the_largest_differences_are_told_each_by_itself() -> None:
@@ -110,7 +115,7 @@ def with_training(graph: Graph) -> PefDocument:
 def test_options_that_differ_are_told_by_their_names(tmp_path: Path) -> None:
     document = replace(sample_document(), compile_options={"batch_size": 4, "data_parallel": True, "world_size": 3})
     found = compared(tmp_path, document)
-    assert not found.alike
+    assert not found.equal
     assert found.verdict == "they differ in the options: compile.world_size 2 and 3"
     assert (found.symbols, found.graphs, found.weights) == ((), (), ())
 
@@ -134,5 +139,5 @@ def test_the_names_of_values_and_their_lines_are_no_difference_of_the_graph(tmp_
     assert graph is not None
     nodes = (replace(graph.nodes[0], name="other", source=None), *graph.nodes[1:])
     found = compared(tmp_path, with_training(replace(graph, nodes=nodes)))
-    assert not found.alike
+    assert not found.equal
     assert found.verdict == "they differ only in layout or metadata"

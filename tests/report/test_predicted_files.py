@@ -12,7 +12,7 @@ from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.placement import place
 from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.report.sambatune import section_report_csv, summary_json
-from sambasim.report.simulation import MOST_REPLICAS, predicted_trace
+from sambasim.report.simulation import predicted_trace
 from sambasim.simulation.scaling import ScaledStep, scale
 from sambasim.simulation.step import predict_step
 from sambasim.simulation.sync import SyncPath
@@ -76,7 +76,7 @@ def test_the_parts_of_the_summary_add_up() -> None:
 def test_every_prediction_is_a_trace_that_ends_when_it_says(replicas: int, path: SyncPath, micro_steps: int) -> None:
     scaled = _scaled(replicas, path, micro_steps)
     trace = read_trace(predicted_trace(scaled, "logreg"))
-    assert len(trace.processes) == min(replicas, MOST_REPLICAS)
+    assert len(trace.processes) == min(replicas, 4)
     for replica in trace.processes:
         spans = [one for one in trace.spans if one.process == replica]
         assert len(spans) == len(scaled.spans)

@@ -3,27 +3,19 @@
 # Calling a module gives Any.
 # mypy: no-warn-return-any
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sambasim.compiler.compile import compile_model
 from sambasim.compiler.step import per_sample_loss, training_loss
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
-from sambasim.options.compile import CompileOptions
-from sambasim.options.training import LossOptions, ModelOptions, OptimizerOptions, TrainingOptions
-from sambasim.pef import map_weights, read
-from sambasim.runtime.device import DeviceMemory, private_storage
+from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.executor import Executor, outputs_in_order, tangent_of
-from sambasim.runtime.replica import place_inputs, place_weights
-
-Level = Literal["o0", "o1", "o3"]
+from tests.support.loaded import compile_net, loaded
 
 BATCH = 3
 IGNORED = -100
@@ -31,8 +23,6 @@ SEED = 11
 
 
 class Unread(nn.Module):
-    """Draws twice what it does not use, and then what it does."""
-
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 5)
@@ -45,8 +35,6 @@ class Unread(nn.Module):
 
 
 class Tokens(nn.Module):
-    """Scores [batch, classes, tokens]."""
-
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 5)
@@ -55,37 +43,17 @@ class Tokens(nn.Module):
         return self.linear(x).transpose(1, 2)
 
 
-def compiled(
-    model: nn.Module, inputs: Mapping[str, Tensor], folder: Path, level: Level = "o0"
-) -> tuple[Program, DeviceMemory]:
-    """The program of `model` with cross_entropy, and its memory with weights and inputs in place."""
-    options = CompileOptions(
-        model=ModelOptions(target="net:Net"),
-        loss=LossOptions(name="cross_entropy"),
-        optimizer=OptimizerOptions(name="sgd"),
-        training=TrainingOptions(batch_size=BATCH),
-        pef_name="net",
-        output_folder=folder,
-        opt_level=level,
-    )
-    path = compile_model(model, inputs, options, by_keyword=False).path
-    program = read(path).program
-    memory = DeviceMemory(program, private_storage(program.device_bytes))
-    place_weights(program, memory, map_weights(path))
-    place_inputs(memory, inputs)
-    return program, memory
-
-
 def evaluated(graph: Graph, program: Program, memory: DeviceMemory) -> list[Tensor]:
     torch.manual_seed(SEED)
     return outputs_in_order(graph, Executor(graph, program, memory.tensor).run())
 
 
 @pytest.mark.parametrize("level", ["o0", "o1", "o3"])
-def test_what_nobody_reads_is_drawn_as_in_eager(level: Level, tmp_path: Path) -> None:
+def test_what_nobody_reads_is_drawn_as_in_eager(level: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x, target = Unread(), torch.randn(BATCH, 4), torch.tensor([0, 4, 2])
-    program, memory = compiled(model, {"x": x, "target": target}, tmp_path, level)
+    inputs = {"x": x, "target": target}
+    program, memory = loaded(compile_net(model, inputs, tmp_path, opt_level=level), inputs)
     assert program.training is not None
     assert program.loss is not None
 
@@ -109,7 +77,8 @@ def test_the_loss_of_a_sample_is_the_mean_of_its_counted_elements(tmp_path: Path
     target = torch.randint(0, 5, (BATCH, 6))
     target[0, 1:] = IGNORED
     target[1] = IGNORED
-    program, memory = compiled(model, {"x": x, "target": target}, tmp_path)
+    inputs = {"x": x, "target": target}
+    program, memory = loaded(compile_net(model, inputs, tmp_path), inputs)
     per_sample = evaluated(program.evaluation, program, memory)[0]
     scores = model(x)
     expected = [functional.cross_entropy(scores[i : i + 1], target[i : i + 1]) for i in (0, 2)]

@@ -12,19 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sambasim.compiler.compile import compile_model
 from sambasim.errors import MachineError
 from sambasim.ir.graph import Node, Ref, Section
-from sambasim.options.compile import CompileOptions
-from sambasim.options.training import LossOptions, ModelOptions, OptimizerOptions, TrainingOptions
-from sambasim.pef import map_weights, read
-from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.engine import inductor as module
 from sambasim.runtime.engine.inductor import Inductor, fake_values, rebuild
 from sambasim.runtime.executor import Executor, tangent_of
 from sambasim.runtime.kernels.build import INDUCTOR_CACHE_VARIABLE, find_cpp_compiler, use_inductor_cache
 from sambasim.runtime.observer import StepObserver
-from sambasim.runtime.replica import place_inputs, place_weights
+from tests.support.loaded import compile_net, loaded
 
 SEED = 3
 BATCH = 4
@@ -58,21 +53,9 @@ def test_gradients_and_draws_are_those_of_the_plain_engine(tmp_path: Path, cache
     torch.manual_seed(0)
     model = Net()
     inputs = {"x": torch.randn(BATCH, 7, 6), "target": torch.tensor([0, 2, 1, 1])}
-    options = CompileOptions(
-        model=ModelOptions(target="net:Net"),
-        loss=LossOptions(name="cross_entropy"),
-        optimizer=OptimizerOptions(name="sgd"),
-        training=TrainingOptions(batch_size=BATCH),
-        pef_name="net",
-        output_folder=tmp_path,
-    )
-    path = compile_model(model, inputs, options, by_keyword=False).path
-    program = read(path).program
+    program, memory = loaded(compile_net(model, inputs, tmp_path), inputs)
     assert program.training is not None
     assert program.loss is not None
-    memory = DeviceMemory(program, private_storage(program.device_bytes))
-    place_weights(program, memory, map_weights(path))
-    place_inputs(memory, inputs)
     names = [member.gradient for group in program.groups for member in group.members]
     progress: list[tuple[int, int]] = []
     plain = Executor(program.training, program, memory.tensor)
@@ -105,8 +88,6 @@ def test_gradients_and_draws_are_those_of_the_plain_engine(tmp_path: Path, cache
 
 
 class _Sections(StepObserver):
-    """Counts the sections that have ended."""
-
     ended = 0
 
     def sections_end(self, replica: int, sections: Sequence[Section], began_ns: int) -> None:

@@ -146,8 +146,6 @@ def operands(name: str) -> Sequence[object]:
 
 
 class Recorder(TorchDispatchMode):
-    """Writes down which overloads are reached."""
-
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[str] = []

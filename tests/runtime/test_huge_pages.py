@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sambasim.runtime.huge_pages import huge_bytes, mapped_again, merged, private_pages
+from sambasim.runtime.huge_pages import huge_bytes, merged, private_pages, second_mapping
 from sambasim.runtime.ranks import ByteArray
 
 HUGE = huge_bytes()
@@ -18,7 +18,6 @@ needs_huge_pages = pytest.mark.skipif(not HUGE, reason="this system has no huge 
 
 
 def _gives() -> bool:
-    """Whether the system gives huge pages to who asks for them."""
     settings = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     return settings.exists() and "[never]" not in settings.read_text()
 
@@ -32,14 +31,11 @@ def _gathers() -> bool:
 
 @dataclass(frozen=True)
 class Shared:
-    """Shared memory, and the file that it is."""
-
     view: ByteArray
     descriptor: int
 
     @property
     def present_bytes(self) -> int:
-        """What is there of it."""
         return os.fstat(self.descriptor).st_blocks * 512
 
 
@@ -71,7 +67,7 @@ def in_huge_pages(view: ByteArray, kind: str) -> int:
 @needs_huge_pages
 def test_what_is_written_to_one_mapping_is_read_from_the_other(shared: ByteArray) -> None:
     shared[:] = np.arange(shared.nbytes) % 251
-    again = mapped_again(shared)
+    again = second_mapping(shared)
     assert again is not None
     assert again.view.nbytes == shared.nbytes
     assert again.view.ctypes.data != shared.ctypes.data
@@ -86,16 +82,16 @@ def test_what_is_written_to_one_mapping_is_read_from_the_other(shared: ByteArray
 @pytest.mark.skipif(not HUGE or not _gathers(), reason="this system gathers no pages of shared memory")
 def test_what_is_gathered_stays_and_nothing_beside_it_is_touched(file: Shared) -> None:
     file.view[HUGE + 5] = 7
-    again = mapped_again(file.view)
+    again = second_mapping(file.view)
     assert again is not None
     before = file.present_bytes
     # From the second small page of the file on, only two huge pages lie wholly in this.
-    assert again.gather([(HUGE, 2 * HUGE), (2 * HUGE, 4 * HUGE - 5)]) == 2 * HUGE
+    assert again.collapse([(HUGE, 2 * HUGE), (2 * HUGE, 4 * HUGE - 5)]) == 2 * HUGE
     assert in_huge_pages(again.view, "ShmemPmdMapped") == 2 * HUGE
     assert file.present_bytes - before <= 2 * HUGE
     assert again.view[HUGE + 5] == 7
     assert int(again.view.sum()) == 7
-    assert again.gather([(0, HUGE - mmap.PAGESIZE - 1), (3, 3)]) == 0
+    assert again.collapse([(0, HUGE - mmap.PAGESIZE - 1), (3, 3)]) == 0
     again.release()
 
 
@@ -110,8 +106,8 @@ def test_private_memory_comes_in_huge_pages() -> None:
 
 @needs_huge_pages
 def test_memory_that_is_too_little_or_private_is_mapped_once(shared: ByteArray) -> None:
-    assert mapped_again(shared[:HUGE]) is None
-    assert mapped_again(np.frombuffer(mmap.mmap(-1, 4 * HUGE, mmap.MAP_PRIVATE), dtype=np.uint8)) is None
+    assert second_mapping(shared[:HUGE]) is None
+    assert second_mapping(np.frombuffer(mmap.mmap(-1, 4 * HUGE, mmap.MAP_PRIVATE), dtype=np.uint8)) is None
 
 
 def test_ranges_are_merged() -> None:

@@ -75,12 +75,13 @@ def test_the_remedy_is_the_mpirun_beside_python(tmp_path: Path) -> None:
     assert fitting_mpirun(NOWHERE, "MPICH 5.0.2") == "mpirun (of MPICH 5.0.2)"
 
 
-def test_srun_is_told_the_interface_to_speak() -> None:
+@pytest.mark.parametrize(("version", "interface"), [(MPICH, "pmi2"), (OPEN_MPI, "pmix")])
+def test_srun_is_told_the_interface_to_speak(version: str, interface: str) -> None:
     environ = {"SLURM_PROCID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
-    error = refusal(environ, 1, MPICH)
-    assert error.what.startswith("srun started 2 ranks, but MPICH 5.0.2 sees 1: ")
+    error = refusal(environ, 1, version)
+    assert error.what.startswith(f"srun started 2 ranks, but {library_name(version)} sees 1: ")
     assert error.remedy is not None
-    assert error.remedy.startswith("srun --mpi=pmi2 -n 2 sambasim run --pef 'my model.pef'")
+    assert error.remedy.startswith(f"srun --mpi={interface} -n 2 sambasim run --pef 'my model.pef'")
 
 
 def test_too_few_replicas_are_refused_with_the_right_command() -> None:

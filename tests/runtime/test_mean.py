@@ -2,25 +2,17 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from sambasim.collectives.tree import Addition, additions
+from sambasim.collectives.tree import additions
 from sambasim.errors import MachineError
 from sambasim.runtime.kernels.build import build, find_c_compiler
-from sambasim.runtime.mean import (
-    CHUNK_ELEMENTS,
-    Finish,
-    Kernel,
-    torch_tree_mean,
-    tree_mean,
-    tree_mean_build,
-    tree_mean_kernel,
-)
+from sambasim.runtime.mean import CHUNK_ELEMENTS, Finish, torch_tree_mean, tree_mean, tree_mean_build, tree_mean_kernel
 
 
 def _operands(count: int, numel: int) -> list[Tensor]:
@@ -74,6 +66,17 @@ def _any_bits(count: int, numel: int, dtype: torch.dtype) -> list[Tensor]:
     return [one.view(dtype).nan_to_num(-0.0, posinf=float("inf"), neginf=0.0) for one in drawn]
 
 
+def _has_compiler() -> bool:
+    try:
+        return bool(find_c_compiler())
+    except MachineError:
+        return False
+
+
+needs_compiler = pytest.mark.skipif(not _has_compiler(), reason="no C compiler")
+
+
+@needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("finish", list(Finish))
 @pytest.mark.parametrize("near", [False, True])
@@ -82,7 +85,8 @@ def test_the_kernel_in_c_has_the_bits_of_torchs_operators(
     count: int, near: bool, finish: Finish, dtype: torch.dtype
 ) -> None:
     steps = additions(count)
-    kernel = _kernel(steps, dtype)
+    kernel = tree_mean_kernel(steps, dtype)
+    assert kernel is not None, tree_mean_build(dtype).trouble
     for numel in (0, 1, 1023, 1024, 5000):
         operands = _any_bits(count, numel, dtype)
         expected, out = torch.empty(numel, dtype=dtype), torch.empty(numel, dtype=dtype)
@@ -95,29 +99,8 @@ def test_the_kernel_in_c_has_the_bits_of_torchs_operators(
             assert torch.equal(_bits(again[own]), _bits(expected))
 
 
-def _kernel(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel:
-    """Skips the test where no C compiler is; fails it where there is one and no kernel."""
-    try:
-        find_c_compiler()
-    except MachineError:
-        pytest.skip("no C compiler")
-    kernel = tree_mean_kernel(steps, dtype)
-    assert kernel is not None, tree_mean_build(dtype).trouble
-    return kernel
-
-
 def _bits(numbers: Tensor) -> Tensor:
     return numbers.view(torch.int32 if numbers.dtype is torch.float32 else torch.int64)
-
-
-def _has_compiler() -> bool:
-    try:
-        return bool(find_c_compiler())
-    except MachineError:
-        return False
-
-
-needs_compiler = pytest.mark.skipif(not _has_compiler(), reason="no C compiler")
 
 
 @pytest.fixture

@@ -6,10 +6,7 @@ from itertools import chain, pairwise
 import pytest
 import torch
 
-from sambasim.runtime.measure.collectives import (
-    order,
-    sizes_between,
-)
+from sambasim.runtime.measure.collectives import order, sizes_between
 from sambasim.runtime.measure.operands import PERIOD_ELEMENTS, Expected, draw, fill
 from sambasim.units import KIB, MIB
 

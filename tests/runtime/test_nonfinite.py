@@ -33,8 +33,6 @@ def pefs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 class Notes(RunObserver):
-    """Keeps what was noted."""
-
     def __init__(self) -> None:
         self.lines: list[str] = []
 

@@ -12,10 +12,7 @@ RUNS = st.tuples(
     st.integers(24, 200),  # samples
     st.integers(1, 4),  # replicas
     st.builds(
-        TrainingOptions,
-        batch_size=st.integers(1, 3),
-        accumulation_steps=st.integers(1, 2),
-        epochs=st.integers(1, 4),
+        TrainingOptions, batch_size=st.integers(1, 3), accumulation_steps=st.integers(1, 2), epochs=st.integers(1, 4)
     ),
 )
 

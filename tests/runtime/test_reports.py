@@ -7,7 +7,7 @@ import pytest
 
 from sambasim.errors import MachineError, OptionError
 from sambasim.hardware.placement import Inventory, inventory_of, place
-from sambasim.ir.graph import Graph, Node, Output, Ref, Section, SectionKind
+from sambasim.ir.graph import Graph, Node, Ref, Section, SectionKind
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import TensorType
@@ -76,7 +76,7 @@ def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:
 VECTOR = TensorType("float32", (4,))
 
 
-def program_of(*nodes: Node, stops: tuple[int, ...], outputs: tuple[Output, ...] = ()) -> Program:
+def program_of(*nodes: Node, stops: tuple[int, ...]) -> Program:
     """The sample with another training step: a section up to each of `stops`, the last one backward."""
     program = sample_program()
     starts = (0, *stops)
@@ -85,7 +85,7 @@ def program_of(*nodes: Node, stops: tuple[int, ...], outputs: tuple[Output, ...]
         for number, (start, stop) in enumerate(zip(starts, stops, strict=False))
     )
     values = {name: VECTOR for node in nodes for name in node.results if name is not None}
-    return replace(program, training=Graph("training", ("x",), nodes, outputs, values, sections))
+    return replace(program, training=Graph("training", ("x",), nodes, (), values, sections))
 
 
 def relu(name: str, of: str) -> Node:

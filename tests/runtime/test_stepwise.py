@@ -60,10 +60,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _batch(number: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(number)
-    return {
-        "x": torch.randn(6, 5, generator=generator),
-        "target": torch.randint(3, (6,), generator=generator),
-    }
+    return {"x": torch.randn(6, 5, generator=generator), "target": torch.randint(3, (6,), generator=generator)}
 
 
 def _replica(path: Path) -> tuple[Program, StepwiseReplica]:

@@ -1,11 +1,10 @@
 """torch.distributed in an app of one process: up when it is needed, unless the app brings it up itself."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.mpi import run_job
+from tests.support.mpi import SAMBASIM, run_job
 
 APP = """\
 import torch.distributed as dist
@@ -31,6 +30,6 @@ print(dist.get_backend())
 )
 def test_an_app_of_one_process_has_it_on_demand_or_makes_it(tmp_path: Path, call: str) -> None:
     (tmp_path / "app.py").write_text(APP.format(call=call))
-    argv = [sys.executable, "-m", "sambasim", "app.py", "run", "--pef", "net"]
+    argv = [*SAMBASIM, "app.py", "run", "--pef", "net"]
     result = run_job(argv, cwd=tmp_path, timeout=60).check()
     assert (result.stdout, result.stderr) == ("gloo\n", "")

@@ -103,33 +103,24 @@ def test_one_output_is_a_tuple_of_one_too(pef: str) -> None:
         assert [tensor.sn_name for tensor in found] == ["normed__loss"]
 
 
-def test_momentum_that_was_not_compiled_cannot_be_turned_on(pef: str) -> None:
-    model, optimizer = _model()
-    trace_graph(model, _inputs(), optimizer, pef=pef)
+@pytest.mark.usefixtures("loaded")
+def test_momentum_that_was_not_compiled_cannot_be_turned_on() -> None:
     with pytest.raises(OptionError, match="momentum") as caught:
         session.run(_inputs(), hyperparam_dict={"momentum": 0.9})
     assert caught.value.remedy == "compile with momentum above 0"
 
 
-def test_a_forward_alone_changes_the_statistics_of_batch_norm(pef: str) -> None:
-    model, optimizer = _model()
-    trace_graph(model, _inputs(), optimizer, pef=pef)
+@pytest.mark.usefixtures("loaded")
+def test_a_forward_alone_changes_the_statistics_of_batch_norm() -> None:
     session.run(_inputs(), section_types=["FWD"])
     assert session.buffer_dict["normed__norm__num_batches_tracked"] == 1
     assert session.buffer_dict["normed__norm__running_mean"].any()
 
 
-ONES = [torch.ones(2, 3)]
-
-
 @pytest.fixture
-def loaded(tmp_path: Path) -> nn.Module:
-    model = nn.Linear(3, 1)
-    samba.from_torch_model_(model)
-    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
-    pef = session.compile(model, ONES, optimizer, "net", config_dict={"output_folder": str(tmp_path)})
-    trace_graph(model, ONES, optimizer, pef=pef)
-    return model
+def loaded(pef: str) -> None:
+    model, optimizer = _model()
+    trace_graph(model, _inputs(), optimizer, pef=pef)
 
 
 @pytest.mark.parametrize(
@@ -143,10 +134,10 @@ def loaded(tmp_path: Path) -> nn.Module:
 @pytest.mark.usefixtures("loaded")
 def test_what_is_no_number_is_refused_with_its_line(value: object, words: str, remedy: str) -> None:
     with pytest.raises(OptionError) as caught:
-        session.run(ONES, hyperparam_dict={"lr": value})
+        session.run(_inputs(), hyperparam_dict={"lr": value})
     assert caught.value.what == words
     assert caught.value.remedy == remedy
-    assert "session.run(ONES, hyperparam_dict=" in str(caught.value.where)
+    assert "session.run(_inputs(), hyperparam_dict=" in str(caught.value.where)
 
 
 @pytest.mark.usefixtures("loaded")
@@ -154,13 +145,13 @@ def test_a_tensor_of_one_number_is_one() -> None:
     rate, machine = torch.tensor(0.25), session._loaded().machine
     for number in (0.25, 0.5):  # a scheduler changes it in place
         rate.fill_(number)
-        session.run(ONES, hyperparam_dict={"lr": rate})
+        session.run(_inputs(), hyperparam_dict={"lr": rate})
         assert machine.replica.hyperparameters[0]["lr"] == number
 
 
 @pytest.mark.usefixtures("loaded")
 def test_a_name_that_is_nearly_a_known_one_is_refused() -> None:
     with pytest.raises(OptionError) as caught:
-        session.run(ONES, hyperparam_dict={"momentun": 0.9})
+        session.run(_inputs(), hyperparam_dict={"momentun": 0.9})
     assert caught.value.what == "AP04: hyperparam_dict has momentun, which no optimizer of this PEF takes"
     assert "momentum" in str(caught.value.remedy)

@@ -66,20 +66,6 @@ def loaded(pef: str) -> tuple[Net, samba.optim.AdamW]:
     return model, optimizer
 
 
-def test_host_and_device_have_weights_of_their_own(loaded: tuple[Net, samba.optim.AdamW]) -> None:
-    model, _ = loaded
-    before = model.first.weight.detach().clone()
-    samba.session.run(_inputs())
-    assert torch.equal(model.first.weight, before), "the host has not been told"
-    samba.session.to_cpu(model)
-    assert not torch.equal(model.first.weight, before)
-    with torch.no_grad():
-        model.first.weight.zero_()
-    samba.session.to_device(model)
-    (weight,) = samba.session.get_tensors_by_name(["net__first__weight"])
-    assert not weight.any()
-
-
 def test_outputs_are_tensors_to_calculate_with(loaded: tuple[Net, samba.optim.AdamW]) -> None:
     model, _ = loaded
     gold_losses, gold_outputs = model(*(samba.to_torch(tensor) for tensor in _inputs()))
@@ -114,31 +100,6 @@ def test_the_backward_starts_from_sn_grad(loaded: tuple[Net, samba.optim.AdamW])
     losses.sn_grad = torch.ones(2)
     with pytest.raises(DataError, match=r"sn_grad of net__loss has the shape \(2,\), and the output \(4,\)"):
         samba.session.run(_inputs())
-
-
-def test_a_checkpoint_goes_on_where_it_was(pef: str, tmp_path: Path) -> None:
-    model = _model()
-    optimizer = _adam(model)
-    trace_graph(model, _inputs(), optimizer, pef=pef)
-    for number in range(2):
-        samba.session.run(_inputs(number))
-    samba.session.to_cpu(model)
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "checkpoint.pt")
-    for number in (2, 3):
-        samba.session.run(_inputs(number))
-    samba.session.to_cpu(model)
-    resumed = Net()
-    samba.from_torch_model_(resumed)
-    second = _adam(resumed)
-    checkpoint = torch.load(tmp_path / "checkpoint.pt")
-    resumed.load_state_dict(checkpoint["model"])
-    second.load_state_dict(checkpoint["optimizer"])
-    trace_graph(resumed, _inputs(), second, pef=pef)
-    for number in (2, 3):
-        samba.session.run(_inputs(number))
-    samba.session.to_cpu(resumed)
-    pairs = zip(model.parameters(), resumed.parameters(), strict=True)
-    assert all(torch.equal(one, other) for one, other in pairs)
 
 
 def test_hyperparameters_hold_from_the_step_on(
@@ -194,9 +155,8 @@ def test_a_batch_that_does_not_fit_is_refused(
     ("kinds", "words"),
     [(["FORWARD"], "section_types has 'FORWARD'"), (["BCKWD"], "there is no forward whose backward could be run")],
 )
-def test_sections_that_cannot_be_run_are_refused(pef: str, kinds: list[str], words: str) -> None:
-    model = _model()
-    trace_graph(model, _inputs(), _adam(model), pef=pef)
+@pytest.mark.usefixtures("loaded")
+def test_sections_that_cannot_be_run_are_refused(kinds: list[str], words: str) -> None:
     with pytest.raises(OptionError, match=words):
         samba.session.run(_inputs(), section_types=kinds)
 

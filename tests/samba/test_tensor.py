@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sambasim.errors import DataError, OptionError
+from sambasim import samba
+from sambasim.errors import DataError, OptionError, WeightsError
 from sambasim.samba import SambaTensor, from_torch_tensor, randn
 from sambasim.samba.session import Session
 
@@ -82,6 +83,39 @@ def test_a_shape_alone_has_no_data_until_some_is_written() -> None:
         write(tensor)
         assert tensor.has_data
         assert tensor.tolist() == [[3, 3, 3], [3, 3, 3]]
+
+
+def test_a_lazy_tensor_without_data_is_refused_by_name_until_it_has_some() -> None:
+    class Shift(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = SambaTensor(shape=(3,), name="shift", materializer=lambda: torch.ones(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.shift
+
+    with samba.lazy_param():
+        lazy, model = SambaTensor(shape=(4, 3), name="x", batch_dim=0), Shift()
+    ready = image()
+    for use in (
+        lambda: lazy.numpy(),
+        lambda: lazy.sn_data,
+        lambda: lazy + ready,
+        lambda: samba.materialize(lazy),
+        lambda: samba.utils.assert_close(lazy, ready, "x"),
+        lambda: samba.session.compile(nn.Identity(), [lazy], inference=True),
+    ):
+        with pytest.raises(WeightsError, match="the tensor x was made in lazy_param, and has no data") as caught:
+            use()
+        assert str(caught.value.where).startswith(__file__)
+        assert caught.value.remedy == "assign its sn_data, or make it outside lazy_param"
+    with pytest.raises(WeightsError, match="the tensor shift was made in lazy_param") as caught:
+        samba.session.compile(model, [ready], inference=True)
+    assert caught.value.remedy == "samba.materialize(tensor), which calls its materializer"
+    assert samba.materialize(model.shift).tolist() == [1, 1, 1]
+    lazy.sn_data = torch.full((4, 3), 2.0)
+    assert (lazy.numpy().sum(), lazy.sn_name, lazy.batch_dim, lazy.has_data) == (24, "x", 0, True)
+    assert model(lazy).sum() == 36
 
 
 def test_the_gradient_is_a_plain_tensor_or_a_number() -> None:

@@ -56,9 +56,7 @@ def _step(program: Program, budget: Budget, micro_steps: int = 1, replicas: int 
     return predict_compiled(program, budget, CALIBRATION, _placement(replicas), SyncPath.RDU, micro_steps)
 
 
-def test_the_parts_are_the_total_and_micro_steps_repeat_the_model(
-    compiled: tuple[Program, Level, Budget],
-) -> None:
+def test_the_parts_are_the_total_and_micro_steps_repeat_the_model(compiled: tuple[Program, Level, Budget]) -> None:
     program, _, budget = compiled
     once, thrice = _step(program, budget), _step(program, budget, 3)
     for step in (once, thrice):

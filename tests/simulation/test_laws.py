@@ -13,7 +13,6 @@ from sambasim.compiler.front import compile_shapes
 from sambasim.costs.cut import Level
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.spec import load_device
-from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import OptimizerOptions, TrainingOptions
@@ -23,8 +22,6 @@ LEVELS: tuple[Level, ...] = ("o0", "o1", "o3")
 
 
 class Perceptron(nn.Module):
-    """Equal layers."""
-
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
@@ -36,8 +33,6 @@ class Perceptron(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """Two of them with BatchNorm."""
-
     def __init__(self, features: int, depth: int) -> None:
         super().__init__()
         sizes = [3, *[features] * depth]
@@ -70,8 +65,8 @@ def _compiled(make: Callable[[], nn.Module], shape: tuple[int, ...], *, inferenc
     return compile_shapes(make, lambda _: ({"x": torch.zeros(shape)}, False), options)
 
 
-def _step(program: Program, level: Level = "o3", tiles: int | None = None, device: str = "sn30") -> PredictedStep:
-    return predict_step(program, budget_of(load_device(device), load_calibration(), tiles), level, load_calibration())
+def _step(program: Program, level: Level = "o3", tiles: int | None = None) -> PredictedStep:
+    return predict_step(program, budget_of(load_device("sn30"), load_calibration(), tiles), level, load_calibration())
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -104,16 +99,6 @@ def test_each_level_is_no_slower_than_the_one_before(model: object, tiles: int) 
     assert callable(model)
     o0, o1, o3 = (_step(model(), level, tiles).device_s for level in LEVELS)
     assert o3 <= o1 <= o0
-
-
-def test_micro_steps_repeat_the_model_and_not_the_update() -> None:
-    program = _perceptron()
-    budget, calibration = budget_of(load_device("sn30"), load_calibration()), load_calibration()
-    once, thrice = (predict_step(program, budget, "o3", calibration, micro_steps=count) for count in (1, 3))
-    update = once.device_s_by_kind[SectionKind.OPT]
-    assert thrice.device_s - update == pytest.approx(3 * (once.device_s - update))
-    assert once.host_s < thrice.host_s < 3 * once.host_s
-    assert thrice.samples_per_s > once.samples_per_s
 
 
 def test_hbm_that_is_too_small_leaves_states_to_ddr() -> None:

@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sambasim.costs.cut import Level
 from sambasim.hardware.budget import Budget, budget_of, load_calibration
 from sambasim.hardware.placement import place
 from sambasim.hardware.spec import ClusterSpec, LinkSpec, load_cluster, load_device
 from sambasim.ir.graph import SectionKind
-from sambasim.ir.program import Program
 from sambasim.simulation.scaling import ScaledStep, Track, scale
 from sambasim.simulation.step import predict_step
 from sambasim.simulation.sync import SyncPath
@@ -44,16 +42,9 @@ def _clusters(draw: st.DrawFn) -> ClusterSpec:
     )
 
 
-def _scaled(
-    replicas: int,
-    path: SyncPath,
-    cluster: ClusterSpec,
-    program: Program | None = None,
-    budget: Budget = BUDGET,
-    level: Level = "o3",
-) -> ScaledStep:
-    program = program or sample_program()
-    alone = predict_step(program, budget, level, load_calibration())
+def _scaled(replicas: int, path: SyncPath, cluster: ClusterSpec, budget: Budget = BUDGET) -> ScaledStep:
+    program = sample_program()
+    alone = predict_step(program, budget, "o3", load_calibration())
     return scale(program, alone, place(replicas, DEVICE, 4, cluster), path)
 
 

@@ -18,8 +18,6 @@ OVERFLOWS = "1e30"
 
 
 class Net(nn.Module):
-    """Returns `(loss, y)`."""
-
     def __init__(self, width: int = 16) -> None:
         super().__init__()
         self.first = nn.Linear(8, width)

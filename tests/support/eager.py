@@ -57,11 +57,9 @@ class EagerReplica:
         return total / micro_steps
 
     def next_batch(self) -> list[Tensor]:
-        """The next batch of this replica's shard, epoch after epoch."""
         return next(self._batches)
 
     def loss(self, model: Callable[..., object], batch: Sequence[Tensor]) -> Tensor:
-        """The mean loss of a batch: the model's own, or the named one."""
         named = self.resolved.loss
         result = model(*batch) if named is None else model(*batch[:-1])
         first = result[0] if isinstance(result, tuple) else result
@@ -80,11 +78,9 @@ class EagerReplica:
         return gradients
 
     def parameter(self, symbol: str) -> nn.Parameter:
-        """The parameter behind a symbol."""
         return self.module.get_parameter(self.program.symbols[symbol].torch_names[0])
 
     def state(self) -> dict[str, Tensor]:
-        """Parameters and buffers by symbol."""
         tensors = self.module.state_dict()
         symbols = self.program.symbols.values()
         kept = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
@@ -107,10 +103,7 @@ class EagerReplica:
 class PaddedOptimizer:
     """torch.optim's fused kernels over a module's parameters, laid out in flat tensors as the PEF's groups are.
 
-    The layout is what makes it the same kernel. A fused kernel goes through a tensor by whole vectors and finishes
-    the ragged tail by other instructions, which round otherwise: the last elements of a parameter may differ by one
-    unit in the last place. In a group every parameter starts at a multiple of 64 elements, and zeros fill the gaps: so
-    no element of a parameter is in a tail, whatever its size.
+    A kernel rounds otherwise in the tail of a tensor, behind its last whole vector. Here no element is in a tail.
     """
 
     def __init__(self, replica: EagerReplica) -> None:
@@ -167,12 +160,7 @@ def make_optimizer(
     if options.betas is None or options.eps is None:
         raise ValueError(f"{options.name} without betas or eps")
     return make(
-        parameters,
-        lr=options.lr,
-        betas=options.betas,
-        eps=options.eps,
-        weight_decay=options.weight_decay,
-        fused=fused,
+        parameters, lr=options.lr, betas=options.betas, eps=options.eps, weight_decay=options.weight_decay, fused=fused
     )
 
 

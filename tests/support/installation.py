@@ -33,7 +33,6 @@ class Installation:
         return result.stdout
 
     def argv(self, *command: str, np: int = 1) -> Sequence[str]:
-        """The command line of `sambasim COMMAND`."""
         bin_folder = self.python.parent
         mpirun = [str(bin_folder / "mpirun"), "-np", str(np)] if np > 1 else []
         return [*mpirun, str(bin_folder / "sambasim"), *command]

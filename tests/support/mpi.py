@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+SAMBASIM = [sys.executable, "-m", "sambasim"]
 RANKS = tuple(int(ranks) for ranks in os.environ.get("SAMBASIM_TEST_RANKS", "1,2,3,4").split(","))
 
 _SHARED_MEMORY = Path("/dev/shm")
@@ -82,7 +83,6 @@ def codes_of_signalled(number: int) -> set[int]:
 
 
 def is_open_mpi() -> bool:
-    """Whether the jobs of these tests run on Open MPI."""
     return library().startswith("Open MPI")
 
 
@@ -140,11 +140,7 @@ def _hostfile(names: Sequence[str], slots: int) -> Path:
 
 
 def run_job(
-    command: Sequence[str],
-    *,
-    timeout: float = 60.0,
-    env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
+    command: Sequence[str], *, timeout: float = 60.0, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> Result:
     """As `run_mpi`, for a command line that starts with something else."""
     job = uuid.uuid4().hex

@@ -3,14 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sambasim.records.digests import (
-    RUN_FILE,
-    RecordedRun,
-    SectionName,
-    StepDigests,
-    ValueDigest,
-    replica_file,
-)
+from sambasim.records.digests import RUN_FILE, RecordedRun, SectionName, StepDigests, ValueDigest, replica_file
 
 VALUES = (
     ValueDigest("input", "x", 0, None, "00" * 8, 3.0),
@@ -22,7 +15,6 @@ VALUES = (
 
 
 def a_run(**changed: object) -> RecordedRun:
-    """A run of three sections."""
     facts: dict[str, object] = {
         "by": "sambasim 0",
         "pef": "net",

@@ -15,8 +15,6 @@ _METADATA = {
 
 
 class Seen(NamedTuple):
-    """A span as it was read, in whole nanoseconds."""
-
     name: str
     process: int
     track: str
@@ -27,8 +25,6 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A trace that keeps to the format."""
-
     facts: Mapping[str, Any]
     processes: Mapping[int, str]
     spans: Sequence[Seen]

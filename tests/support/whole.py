@@ -7,7 +7,6 @@ import pytest
 
 
 def is_whole() -> bool:
-    """Whether this run includes them."""
     return os.environ.get("SAMBASIM_TEST") == "whole"
 
 

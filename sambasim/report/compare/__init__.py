@@ -18,9 +18,9 @@ class Fact(Record):
     b: str
 
 
-class DigestApart(Record):
-    """A tensor whose digests differ in `replicas`; the numbers are those of the first. `norms_apart` is the relative
-    difference of the norms, None if one is not finite."""
+class DigestDifference(Record):
+    """A tensor whose digests differ in `replicas`; the numbers are those of the first. `relative_norm_difference` is
+    None if a norm is not finite."""
 
     step: int
     replicas: tuple[int, ...]
@@ -31,13 +31,13 @@ class DigestApart(Record):
     name: str
     norm_a: float | None
     norm_b: float | None
-    norms_apart: float | None
+    relative_norm_difference: float | None
     not_finite_a: int
     not_finite_b: int
     begins: bool
 
 
-class LossApart(Record):
+class LossDifference(Record):
     step: int
     a: float | None
     b: float | None
@@ -45,32 +45,33 @@ class LossApart(Record):
 
 
 class RunsCompared(Record):
-    """Two recordings: `first` is the first tensor that differs, in the order in which a step computes them, and `then`
-    the next. `not_comparable` are facts that explain different bits, the most important first."""
+    """Two recordings. `first` is the first tensor that differs, in the order in which a step computes them.
+    `not_comparable` are facts that explain different bits, the most important first; `other_options` are all other
+    options that differ."""
 
     kind: Literal["runs"] = "runs"
     a: str
     b: str
-    alike: bool
+    equal: bool
     verdict: str
     not_comparable: tuple[Fact, ...]
-    asked_otherwise: tuple[Fact, ...]
+    other_options: tuple[Fact, ...]
     steps: int
     replicas: tuple[int, ...]
     digests: int
-    first: DigestApart | None
-    alike_before: int
-    last_alike: str | None
-    then: tuple[DigestApart, ...]
+    first: DigestDifference | None
+    equal_before: int
+    last_equal: str | None
+    next_differences: tuple[DigestDifference, ...]
     differing_by_step: dict[int, int]
-    losses: tuple[LossApart, ...]
+    losses: tuple[LossDifference, ...]
     only_in_a: int
     only_in_b: int
     notes: tuple[str, ...]
 
 
-class TensorApart(Record):
-    """A tensor that differs in `differing` of its `of` elements. The largest differences are over elements that are
+class TensorDifference(Record):
+    """A tensor that differs in `differing` of its `elements`. The largest differences are over elements that are
     finite in both; `largest_ulps` is None for integers and float64."""
 
     name: str
@@ -78,49 +79,49 @@ class TensorApart(Record):
     type_a: str | None
     type_b: str | None
     differing: int = 0
-    of: int = 0
+    elements: int = 0
     largest_absolute: float | None = None
     largest_relative: float | None = None
     largest_ulps: int | None = None
-    not_finite_apart: int = 0
+    differing_not_finite: int = 0
 
 
 class TensorsCompared(Record):
-    """Two sets of named tensors: weights or checkpoints. `apart` is in the order of A, then of B."""
+    """Two sets of named tensors: weights or checkpoints. `differences` are in the order of A, then of B."""
 
     kind: Literal["weights", "checkpoints"]
     a: str
     b: str
-    alike: bool
+    equal: bool
     verdict: str
     tensors: int
     facts: tuple[Fact, ...] = ()
-    apart: tuple[TensorApart, ...]
+    differences: tuple[TensorDifference, ...]
 
 
 class PefsCompared(Record):
     kind: Literal["pefs"] = "pefs"
     a: str
     b: str
-    alike: bool
+    equal: bool
     verdict: str
     options: tuple[Fact, ...]
     symbols: tuple[str, ...]
     graphs: tuple[str, ...]
     tensors: int
-    weights: tuple[TensorApart, ...]
+    weights: tuple[TensorDifference, ...]
 
 
 class MetricsCompared(Record):
     kind: Literal["metrics"] = "metrics"
     a: str
     b: str
-    alike: bool
+    equal: bool
     verdict: str
     not_comparable: tuple[Fact, ...]
     steps: int
     first: str | None
-    losses: tuple[LossApart, ...]
+    losses: tuple[LossDifference, ...]
     results: tuple[Fact, ...]
     notes: tuple[str, ...]
 
@@ -135,7 +136,7 @@ _COMPARED_APART = ("training.seed", "training.batch_size")
 """Options that are deciding facts themselves, or part of the PEF."""
 
 
-def place(one: DigestApart) -> str:
+def place(one: DigestDifference) -> str:
     """Where in a run a tensor is: `step 3, replica 0, section 2 FWD net__a: value net__relu`."""
     when = f"before step {one.step + 1}" if one.begins else f"step {one.step}"
     micro_step = f", micro-step {one.micro_step + 1}" if one.micro_step else ""
@@ -147,28 +148,28 @@ def place(one: DigestApart) -> str:
     return f"{when}, {replicas}{micro_step}{where}: {one.what} {one.name}"
 
 
-def digest_difference(one: DigestApart) -> str:
-    if one.norms_apart is None:
+def digest_difference(one: DigestDifference) -> str:
+    if one.relative_norm_difference is None:
         counts = (one.not_finite_a, one.not_finite_b)
         return "elements not finite: {} in A, {} in B".format(*(count or "none" for count in counts))
-    if one.norms_apart < _SAME_NORM:
+    if one.relative_norm_difference < _SAME_NORM:
         return "same norm to 15 digits"
     norms = list(dict.fromkeys(f"{norm:.9g}" for norm in (one.norm_a, one.norm_b)))
-    return f"norm{'s' if len(norms) > 1 else ''} {' and '.join(norms)}, {one.norms_apart:.1e} apart"
+    return f"norm{'s' if len(norms) > 1 else ''} {' and '.join(norms)}, {one.relative_norm_difference:.1e} apart"
 
 
-def tensor_difference(one: TensorApart) -> str:
+def tensor_difference(one: TensorDifference) -> str:
     if one.why in ("only in A", "only in B"):
         return f"{one.why}, {one.type_a or one.type_b}"
     if one.why == "type":
         return f"{one.type_a} in A, {one.type_b} in B"
-    parts = [f"{one.differing:,} of {one.of:,} elements"]
+    parts = [f"{one.differing:,} of {one.elements:,} elements"]
     if one.largest_absolute is not None:
         parts.append(f"by {one.largest_absolute:.3g} at most (relative {one.largest_relative:.2g})")
     if one.largest_ulps is not None:
         parts.append(f"{one.largest_ulps:,} ULP" + ("" if one.largest_ulps == 1 else "s"))
-    if one.not_finite_apart:
-        parts.append(f"{one.not_finite_apart:,} of them not finite")
+    if one.differing_not_finite:
+        parts.append(f"{one.differing_not_finite:,} of them not finite")
     return ", ".join(parts)
 
 
@@ -230,7 +231,7 @@ def relative_difference(a: float | None, b: float | None) -> float | None:
     return abs(a - b) / largest if largest else 0.0
 
 
-def differing_losses(losses: Losses) -> tuple[LossApart, ...]:
+def differing_losses(losses: Losses) -> tuple[LossDifference, ...]:
     """The first step whose losses differ, then steps at doubling distances, and the last. Empty if all are equal."""
     first = next((index for index, (_, a, b) in enumerate(losses) if a != b), None)
     if first is None:
@@ -242,7 +243,7 @@ def differing_losses(losses: Losses) -> tuple[LossApart, ...]:
     if len(losses) - 1 > first:
         chosen.append(len(losses) - 1)
     rows = [losses[index] for index in chosen]
-    return tuple(LossApart(step=step, a=a, b=b, relative=relative_difference(a, b)) for step, a, b in rows)
+    return tuple(LossDifference(step=step, a=a, b=b, relative=relative_difference(a, b)) for step, a, b in rows)
 
 
 _MOST_ROWS = 12
@@ -266,16 +267,16 @@ def comparison(found: Compared) -> Iterator[str | Table]:
             yield from _tensors_table("weights that differ", found.weights)
         case TensorsCompared():
             yield from _facts_table("other facts", found.facts)
-            yield from _tensors_table("tensors that differ", found.apart)
+            yield from _tensors_table("tensors that differ", found.differences)
 
 
 def _runs_text(found: RunsCompared) -> Iterator[str | Table]:
     if found.first is not None:
-        last = f", the last of them {found.last_alike}" if found.last_alike else ""
-        yield printable(f"before it: {found.alike_before:,} digests, all alike{last}")
+        last = f", the last of them {found.last_equal}" if found.last_equal else ""
+        yield printable(f"before it: {found.equal_before:,} digests, all equal{last}")
     yield from _facts_table("different bits are expected", found.not_comparable)
-    yield from _facts_table("other options that differ", found.asked_otherwise)
-    then = [(place(one), digest_difference(one)) for one in found.then]
+    yield from _facts_table("other options that differ", found.other_options)
+    then = [(place(one), digest_difference(one)) for one in found.next_differences]
     yield from _table("next differences", ("where", "how much"), then)
     if found.differing_by_step:
         counts = ", ".join(f"step {step}: {count:,}" for step, count in found.differing_by_step.items())
@@ -292,7 +293,7 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
         yield table
 
 
-def _tensors_table(title: str, apart: Sequence[TensorApart]) -> Iterator[str | Table]:
+def _tensors_table(title: str, apart: Sequence[TensorDifference]) -> Iterator[str | Table]:
     rows = [(one.name, tensor_difference(one)) for one in apart[:_MOST_ROWS]]
     yield from _table(title, ("tensor", "how much"), rows)
     if len(apart) > _MOST_ROWS:
@@ -303,7 +304,7 @@ def _facts_table(title: str, facts: Sequence[Fact]) -> Iterator[Table]:
     yield from _table(title, ("", "A", "B"), [(one.name, one.a, one.b) for one in facts])
 
 
-def _losses_table(rows: Sequence[LossApart]) -> Iterator[Table]:
+def _losses_table(rows: Sequence[LossDifference]) -> Iterator[Table]:
     if rows:
         table = plain_table("losses", (), ("step", "A", "B", "relative difference"))
         for one in rows:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from sambasim.records.digests import Recording, StepDigests, ValueDigest
 from sambasim.records.metrics import RunRecords, SummaryRecord
 from sambasim.report import compare
-from sambasim.report.compare import DigestApart, MetricsCompared, RunsCompared, relative_difference
+from sambasim.report.compare import DigestDifference, MetricsCompared, RunsCompared, relative_difference
 from sambasim.units import counted
 
 _MOST_SHOWN = 6
@@ -29,15 +29,15 @@ class _Progress:
     titles: dict[int, str]
     digests: int = 0
     steps: set[int] = field(default_factory=set)
-    apart: list[DigestApart] = field(default_factory=list)
-    alike_before: int = 0
-    last_alike: tuple[int, int, ValueDigest, bool] | None = None
+    differences: list[DigestDifference] = field(default_factory=list)
+    equal_before: int = 0
+    last_equal: tuple[int, int, ValueDigest, bool] | None = None
     by_step: dict[int, int] = field(default_factory=dict)
     losses: dict[int, tuple[float | None, float | None]] = field(default_factory=dict)
     only_in_a: int = 0
     only_in_b: int = 0
     starts: list[int | None] = field(default_factory=lambda: [None, None])
-    ends: list[int] = field(default_factory=lambda: [-1, -1])
+    ends: tuple[dict[int, int], dict[int, int]] = field(default_factory=lambda: ({}, {}))
 
 
 def compare_runs(a: Recording, b: Recording, wanted: Callable[[int], bool] = lambda step: True) -> RunsCompared:
@@ -64,7 +64,7 @@ def _compare_step(step: int, lines: Iterable[_Line], found: _Progress) -> None:
     for replica, of_replica in groupby(lines, key=lambda line: line.replica):
         sides = {line.side: line.digests for line in of_replica}
         for side, line in sides.items():
-            found.ends[side] = max(found.ends[side], step)
+            found.ends[side][replica] = step
             if found.starts[side] is None and not line.begins:
                 found.starts[side] = step
         if len(sides) == 1:
@@ -84,20 +84,20 @@ def _compare_step(step: int, lines: Iterable[_Line], found: _Progress) -> None:
         if one.digest != other.digest:
             found.by_step[step] = found.by_step.get(step, 0) + 1
             _add_difference(found, step, replica, one, other, begins=begins)
-        elif not found.apart:
-            found.alike_before += 1
-            found.last_alike = (step, replica, one, begins)
+        elif not found.differences:
+            found.equal_before += 1
+            found.last_equal = (step, replica, one, begins)
 
 
 def _add_difference(
     found: _Progress, step: int, replica: int, one: ValueDigest, other: ValueDigest, *, begins: bool
 ) -> None:
     """Add a tensor that differs, or add the replica to the last one if it is the same tensor."""
-    last = found.apart[-1] if found.apart else None
+    last = found.differences[-1] if found.differences else None
     if last is not None and (last.step, last.what, last.name, last.micro_step) == (step, *one[:3]):
-        found.apart[-1] = last.model_copy(update={"replicas": (*last.replicas, replica)})
-    elif len(found.apart) < _MOST_SHOWN:
-        found.apart.append(_apart(step, replica, one, other, found.titles, begins=begins))
+        found.differences[-1] = last.model_copy(update={"replicas": (*last.replicas, replica)})
+    elif len(found.differences) < _MOST_SHOWN:
+        found.differences.append(_apart(step, replica, one, other, found.titles, begins=begins))
 
 
 def _by_name(line: StepDigests) -> dict[tuple[str, str, int | None], ValueDigest]:
@@ -107,8 +107,8 @@ def _by_name(line: StepDigests) -> dict[tuple[str, str, int | None], ValueDigest
 
 def _apart(
     step: int, replica: int, one: ValueDigest, other: ValueDigest, titles: dict[int, str], *, begins: bool
-) -> DigestApart:
-    return DigestApart(
+) -> DigestDifference:
+    return DigestDifference(
         step=step,
         replicas=(replica,),
         micro_step=one.micro_step,
@@ -118,7 +118,7 @@ def _apart(
         name=one.name,
         norm_a=one.norm,
         norm_b=other.norm,
-        norms_apart=relative_difference(one.norm, other.norm),
+        relative_norm_difference=relative_difference(one.norm, other.norm),
         not_finite_a=one.not_finite,
         not_finite_b=other.not_finite,
         begins=begins,
@@ -128,21 +128,21 @@ def _apart(
 def _runs_result(a: Recording, b: Recording, replicas: tuple[int, ...], found: _Progress) -> RunsCompared:
     facts = compare.differing_facts(compare.deciding_facts(a.run), compare.deciding_facts(b.run))
     whole = a.replicas == b.replicas and found.ends[0] == found.ends[1] and not (found.only_in_a or found.only_in_b)
-    first = found.apart[0] if found.apart else None
+    first = found.differences[0] if found.differences else None
     return RunsCompared(
         a=str(a.folder),
         b=str(b.folder),
-        alike=first is None and whole and found.digests > 0,
+        equal=first is None and whole and found.digests > 0,
         verdict=_runs_verdict(first, compare.facts_text(facts), whole, len(replicas), found),
         not_comparable=facts,
-        asked_otherwise=compare.differing_options(a.run, b.run),
+        other_options=compare.differing_options(a.run, b.run),
         steps=len(found.steps),
         replicas=replicas,
         digests=found.digests,
         first=first,
-        alike_before=found.alike_before,
-        last_alike=_last_alike(found),
-        then=tuple(found.apart[1:]),
+        equal_before=found.equal_before,
+        last_equal=_last_equal(found),
+        next_differences=tuple(found.differences[1:]),
         differing_by_step=dict(list(found.by_step.items())[:_MOST_SHOWN]),
         losses=compare.differing_losses([(step, *both) for step, both in found.losses.items()]),
         only_in_a=found.only_in_a,
@@ -151,21 +151,21 @@ def _runs_result(a: Recording, b: Recording, replicas: tuple[int, ...], found: _
     )
 
 
-def _last_alike(found: _Progress) -> str | None:
-    if found.last_alike is None or not found.apart:
+def _last_equal(found: _Progress) -> str | None:
+    if found.last_equal is None or not found.differences:
         return None
-    step, replica, one, begins = found.last_alike
+    step, replica, one, begins = found.last_equal
     return compare.place(_apart(step, replica, one, one, found.titles, begins=begins))
 
 
-def _runs_verdict(first: DigestApart | None, facts: str, whole: bool, replicas: int, found: _Progress) -> str:
+def _runs_verdict(first: DigestDifference | None, facts: str, whole: bool, replicas: int, found: _Progress) -> str:
     if first is not None:
         difference = f"{'' if first.begins else 'at '}{compare.place(first)}; {compare.digest_difference(first)}"
         return _differ_text(facts, difference)
     if not found.digests:
         return "nothing to compare: they have no step of a replica in common"
     counts = f"{counted(len(found.steps), 'step')}, {counted(replicas, 'replica')}, {found.digests:,} digests"
-    return f"alike{'' if whole else ' as far as both have recorded'}: {counts}{_though(facts)}"
+    return f"equal{'' if whole else ' as far as both have recorded'}: {counts}{_though(facts)}"
 
 
 def _differ_text(facts: str, difference: str) -> str:
@@ -180,10 +180,13 @@ def _runs_notes(a: Recording, b: Recording, found: _Progress) -> Iterator[str]:
     for name, start in zip("AB", found.starts, strict=True):
         if start is not None and start > min(one for one in found.starts if one is not None):
             yield f"{name} begins at step {start}"
-    for name, run, end in (("A", a.run, found.ends[0]), ("B", b.run, found.ends[1])):
-        if found.ends[0] != found.ends[1] and end >= 0:
-            planned = f", and was to record up to step {run.last_step}" if end < run.last_step else ""
-            yield f"{name} ends after step {end}{planned}"
+    for name, run, ends in (("A", a.run, found.ends[0]), ("B", b.run, found.ends[1])):
+        if found.ends[0] != found.ends[1] and ends:
+            first, last = min(ends, key=ends.__getitem__), max(ends.values())
+            planned = f", and was to record up to step {run.last_step}" if last < run.last_step else ""
+            yield f"{name} ends after step {last}{planned}"
+            if ends[first] < last:
+                yield f"replica {first} of {name} ends after step {ends[first]}"
     for name, ours, theirs in (("A", a, b), ("B", b, a)):
         alone = [str(replica) for replica in ours.replicas if replica not in theirs.replicas]
         if alone:
@@ -222,7 +225,7 @@ def compare_metrics(
     return MetricsCompared(
         a=a[0],
         b=b[0],
-        alike=differ is None and whole and bool(ours),
+        equal=differ is None and whole and bool(ours),
         verdict=_metrics_verdict(differ, compare.facts_text(facts), len(common), whole=whole),
         not_comparable=facts,
         steps=len(common),
@@ -238,7 +241,7 @@ def _metrics_verdict(differ: str | None, facts: str, steps: int, *, whole: bool)
         return _differ_text(facts, f"at {differ}")
     if not steps:
         return "nothing to compare: they have no step in common"
-    return f"alike: losses of {counted(steps, 'step')}{'' if whole else ', as far as both go'}{_though(facts)}"
+    return f"equal: losses of {counted(steps, 'step')}{'' if whole else ', as far as both go'}{_though(facts)}"
 
 
 def _step_difference(step: int, name: str, a: float | None, b: float | None) -> str | None:

@@ -13,7 +13,7 @@ from sambasim.pef import PefDocument
 from sambasim.report.compare import (
     Fact,
     PefsCompared,
-    TensorApart,
+    TensorDifference,
     TensorsCompared,
     differing_facts,
     tensor_difference,
@@ -29,7 +29,7 @@ _TINY = torch.finfo(torch.float64).tiny
 _WITH_ULPS = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def compare_tensors(a: Tensors, b: Tensors) -> tuple[int, tuple[TensorApart, ...]]:
+def compare_tensors(a: Tensors, b: Tensors) -> tuple[int, tuple[TensorDifference, ...]]:
     """The number of common tensors, and the differences: in the order of `a`, then tensors that only `b` has."""
     ours, theirs = dict(a), dict(b)
     apart = [_compare_one(name, tensor, theirs.get(name)) for name, tensor in ours.items()]
@@ -46,33 +46,33 @@ def compare_files(
             "kind": kind,
             "a": a,
             "b": b,
-            "alike": not apart and not facts,
+            "equal": not apart and not facts,
             "verdict": _tensors_verdict(common, apart, facts),
             "tensors": common,
             "facts": facts,
-            "apart": apart,
+            "differences": apart,
         }
     )
 
 
-def _tensors_verdict(common: int, apart: tuple[TensorApart, ...], facts: tuple[Fact, ...]) -> str:
+def _tensors_verdict(common: int, apart: tuple[TensorDifference, ...], facts: tuple[Fact, ...]) -> str:
     if apart:
         first = apart[0]
         rest = f"; {len(apart) - 1} more differ" if len(apart) > 1 else ""
         return f"they first differ in {first.name}: {tensor_difference(first)}{rest}"
     if facts:
-        return f"{counted(common, 'tensor')} alike, but not: " + ", ".join(
+        return f"{counted(common, 'tensor')} equal, but not: " + ", ".join(
             f"{one.name} {one.a} and {one.b}" for one in facts
         )
-    return f"alike: {counted(common, 'tensor')}"
+    return f"equal: {counted(common, 'tensor')}"
 
 
-def _compare_one(name: str, a: Tensor | None, b: Tensor | None) -> TensorApart | None:
+def _compare_one(name: str, a: Tensor | None, b: Tensor | None) -> TensorDifference | None:
     type_a, type_b = _type_of(a), _type_of(b)
     if a is None or b is None:
-        return TensorApart(name=name, why="only in A" if b is None else "only in B", type_a=type_a, type_b=type_b)
+        return TensorDifference(name=name, why="only in A" if b is None else "only in B", type_a=type_a, type_b=type_b)
     if type_a != type_b:
-        return TensorApart(name=name, why="type", type_a=type_a, type_b=type_b)
+        return TensorDifference(name=name, why="type", type_a=type_a, type_b=type_b)
     return _compare_values(name, type_a, a.detach().contiguous().reshape(-1), b.detach().contiguous().reshape(-1))
 
 
@@ -81,7 +81,7 @@ def _type_of(tensor: Tensor | None) -> str | None:
     return None if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def _compare_values(name: str, type_: str | None, a: Tensor, b: Tensor) -> TensorApart | None:
+def _compare_values(name: str, type_: str | None, a: Tensor, b: Tensor) -> TensorDifference | None:
     differing = not_finite = 0
     absolute: float | None = None
     relative: float | None = None
@@ -107,17 +107,17 @@ def _compare_values(name: str, type_: str | None, a: Tensor, b: Tensor) -> Tenso
             ulps = max(ulps, int((_in_order(ours[finite]) - _in_order(theirs[finite])).abs().max()))
     if not differing:
         return None
-    return TensorApart(
+    return TensorDifference(
         name=name,
         why="values",
         type_a=type_,
         type_b=type_,
         differing=differing,
-        of=a.numel(),
+        elements=a.numel(),
         largest_absolute=absolute,
         largest_relative=relative,
         largest_ulps=None if absolute is None else ulps,
-        not_finite_apart=not_finite,
+        differing_not_finite=not_finite,
     )
 
 
@@ -145,19 +145,19 @@ def compare_pefs(
     options = differing_facts(_options(ours), _options(theirs))
     symbols = tuple(_symbols(ours.program, theirs.program))
     graphs = tuple(_graphs(ours.program, theirs.program))
-    alike = ours.digest == theirs.digest
+    equal = ours.digest == theirs.digest
     rest = f", and {len(options) - 1} more" if len(options) > 1 else ""
     found = [f"the options: {one.name} {one.a} and {one.b}{rest}" for one in options]
     found += [*symbols, *graphs]
     found += [f"the weights, first {one.name}: {tensor_difference(one)}" for one in apart]
-    if alike:
-        verdict = f"alike: both are {ours.program.name}, digest {ours.digest}"
+    if equal:
+        verdict = f"equal: both are {ours.program.name}, digest {ours.digest}"
     else:
         verdict = f"they differ in {found[0]}" if found else "they differ only in layout or metadata"
     return PefsCompared(
         a=a[0],
         b=b[0],
-        alike=alike,
+        equal=equal,
         verdict=verdict,
         options=options,
         symbols=symbols,

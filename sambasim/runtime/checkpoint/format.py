@@ -80,15 +80,6 @@ class TensorModel(StrictModel):
     dtype: Annotated[str, Field(pattern=f"^({'|'.join(DTYPE_BYTES)})$")]
     shape: Annotated[tuple[Count, ...], Field(max_length=64)]
 
-    @property
-    def numel(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        return dtype
-
 
 class ShardModel(StrictModel):
     size_bytes: Count
@@ -241,7 +232,10 @@ class Checkpoint:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, model in _all_tensors(self.manifest):
             parts = [self._files[piece.shard].get_tensor(piece.key) for piece in sorted(self._pieces[name])]
-            yield name, parts[0] if len(parts) == 1 else torch.cat([torch.empty(0, dtype=model.torch_dtype), *parts])
+            yield (
+                name,
+                parts[0] if len(parts) == 1 else torch.cat([torch.empty(0, dtype=getattr(torch, model.dtype)), *parts]),
+            )
 
     def _index(self) -> None:
         for shard, file in self._files.items():
@@ -260,8 +254,8 @@ class Checkpoint:
                     found = f"{data.dtype}{list(data.shape)}"
                     raise damaged(self.path, piece.shard, f"{piece.key} does not fit: element {at} is next, is {found}")
                 at = piece.stop
-            if at != model.numel:
-                raise damaged(self.path, "its shards", f"they hold {at} of {model.numel} elements of {name}")
+            if at != (numel := math.prod(model.shape)):
+                raise damaged(self.path, "its shards", f"they hold {at} of {numel} elements of {name}")
         for other in [pieces[0] for name, pieces in self._pieces.items() if name not in known]:
             raise damaged(self.path, other.shard, f"{other.key} is no piece of a tensor of the manifest")
 

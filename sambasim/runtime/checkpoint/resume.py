@@ -1,14 +1,16 @@
 """Resuming a run: choosing the checkpoint, checking that it fits the run, and restoring the state of training."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from pydantic import JsonValue
 
-from sambasim.errors import CheckpointError, OptionError
+from sambasim.errors import CheckpointError, OptionError, SambasimError
 from sambasim.ir.types import SymbolKind
 from sambasim.options.load import show
+from sambasim.pef import peek
 from sambasim.runtime.checkpoint import folder
 from sambasim.runtime.checkpoint.format import Checkpoint, Manifest, buffer_name, check_content, describe, pieces_of
 from sambasim.runtime.plan import Position
@@ -97,7 +99,7 @@ def find(setup: Setup, samples: int) -> Resumption | None:
         _check_newest(at.step, options.dir)
         communicator.barrier()
     now = describe(setup, samples)
-    check_pef(saved, now, where)
+    check_pef(saved, now, setup.path, where)
     found = changes(saved, now)
     check_epoch(saved, now, found, where)
     if options.exact:
@@ -268,8 +270,9 @@ class Change:
         return f"{self.name} = {self.now} (checkpoint: {self.before})"
 
 
-def check_pef(saved: Manifest, now: Manifest, where: str) -> None:
-    """Raises CheckpointError if the two are of different PEFs, and says what differs."""
+def check_pef(saved: Manifest, now: Manifest, pef: Path, where: str) -> None:
+    """Raises CheckpointError if the two are of different PEFs, and says what differs. `pef` is the file of `now`: if
+    that of `saved` is near it, the error names it and the compile options that differ."""
     if saved.pef.digest == now.pef.digest:
         if saved.tensors != now.tensors:
             what = f"the checkpoint names the PEF {now.pef.name}, but does not hold the tensors of that PEF"
@@ -280,6 +283,13 @@ def check_pef(saved: Manifest, now: Manifest, where: str) -> None:
         reasons.append(f"its name is {saved.pef.name!r}")
     if saved.pef.batch_size != now.pef.batch_size:
         reasons.append(f"its batch size is {saved.pef.batch_size} and not {now.pef.batch_size}")
+    right = "the PEF that it was trained with"
+    for path in sorted({*pef.parent.glob("*.pef"), *pef.parent.parent.glob("*/*.pef")}):
+        with suppress(SambasimError, OSError):  # of a file that is no PEF
+            if (found := peek(path)).digest == saved.pef.digest:
+                right = f"--pef {path}, {right}"
+                reasons += _compile_options(found.compile_options, peek(pef).compile_options)
+                break
     parts = [
         text for part, text in _PEF_PARTS.items() if getattr(saved.pef.parts, part) != getattr(now.pef.parts, part)
     ]
@@ -288,18 +298,25 @@ def check_pef(saved: Manifest, now: Manifest, where: str) -> None:
     raise CheckpointError(
         f"the checkpoint is of another PEF than {now.pef.name}: {'; '.join(reasons)}",
         where=where,
-        remedy="run the PEF that it was trained with, or compile it as it was; or start from the beginning "
-        "with another --checkpoint-dir",
+        remedy=f"run {right}, or compile it as it was; or start from the beginning with another --checkpoint-dir",
     )
+
+
+def _compile_options(before: Mapping[str, JsonValue], now: Mapping[str, JsonValue]) -> list[str]:
+    """The options with other values, as `opt_level: "o1" → "o3"`; the name of a PEF is none of them."""
+    old, new = dict(leaves(before)), dict(leaves(now))
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name) and name != "pef_name"]
+    return [f"{name}: {_shown(old.get(name))} → {_shown(new.get(name))}" for name in names]
 
 
 def check_epoch(saved: Manifest, now: Manifest, found: list[Change], where: str) -> None:
     """Raises OptionError if a change `found` affects which samples are left of the epoch of `saved`."""
     if not saved.position.used:
         return
+    before, after = (PurePath(str(dict(leaves(one.options)).get(_SOURCE))) for one in (saved, now))
     for change in found:
-        if change.name == _SOURCE and _has_moved(saved, now):
-            continue
+        if change.name == _SOURCE and before.name == after.name:
+            continue  # in another folder: enough to resume, not to promise bits
         if change.name == _SAMPLES or change.name.startswith(_SAMPLE_ORDER):
             raise OptionError(
                 f"the checkpoint lies within epoch {saved.position.epoch + 1}, and {change}: "
@@ -338,21 +355,12 @@ def differences(a: Manifest, b: Manifest) -> list[Change]:
 
 def _options(saved: Manifest, now: Manifest) -> Iterator[Change]:
     before, after = dict(leaves(saved.options)), dict(leaves(now.options))
+    by_progress = after.get("training.schedule.name") in ("linear", "cosine")
+    needs_length = by_progress and after.get("training.schedule.total_steps") is None
     for name in {**before, **after}:
         if before.get(name) != after.get(name):
-            alters = name not in _WITHOUT_EFFECT and (name not in _LENGTH or _schedule_needs_length(after))
+            alters = name not in _WITHOUT_EFFECT and (name not in _LENGTH or needs_length)
             yield Change(name, _shown(before.get(name)), _shown(after.get(name)), alters_bits=alters)
-
-
-def _has_moved(saved: Manifest, now: Manifest) -> bool:
-    """Whether the data source has the same file name in another folder: enough to resume, not to promise bits."""
-    before, after = (PurePath(str(dict(leaves(one.options)).get(_SOURCE))) for one in (saved, now))
-    return before.name == after.name
-
-
-def _schedule_needs_length(options: Mapping[str, JsonValue]) -> bool:
-    by_progress = options.get("training.schedule.name") in ("linear", "cosine")
-    return by_progress and options.get("training.schedule.total_steps") is None
 
 
 def leaves(table: Mapping[str, JsonValue], prefix: str = "") -> Iterator[tuple[str, JsonValue]]:

@@ -40,13 +40,7 @@ class Saver:
     whether non-finite parameters may be saved."""
 
     def __init__(
-        self,
-        setup: Setup,
-        team: Team,
-        plan: Plan,
-        observer: RunObserver,
-        activity: Activity,
-        losses: LossWatch,
+        self, setup: Setup, team: Team, plan: Plan, observer: RunObserver, activity: Activity, losses: LossWatch
     ) -> None:
         options = setup.options.checkpoint
         if options.dir is None:
@@ -122,7 +116,10 @@ class Saver:
             self._last_s = time.monotonic()
         self._saved_step, self._failure = position.step, None
         if setup.is_first:
-            self._delete_oldest(position.step)
+            older = [one for one in folder.checkpoints_in(self._folder) if folder.step_of(one) < position.step]
+            with suppress(OSError):  # what cannot be deleted stays, without harm
+                for one in older[setup.options.checkpoint.kept - 1 :]:
+                    folder.remove(one)
         self.last = path
         self._observer.saved(
             CheckpointRecord(
@@ -160,13 +157,6 @@ class Saver:
         self._activity.waits("waiting for peers to begin a checkpoint")
         found = self._setup.communicator.all_gather_object(own)
         return next((name for name in found if name is not None), None)
-
-    def _delete_oldest(self, step: int) -> None:
-        """Delete those that need not be kept any more. What cannot be deleted stays, without harm."""
-        older = [path for path in folder.checkpoints_in(self._folder) if folder.step_of(path) < step]
-        with suppress(OSError):
-            for path in older[self._setup.options.checkpoint.kept - 1 :]:
-                folder.remove(path)
 
 
 def write(

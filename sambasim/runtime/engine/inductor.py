@@ -45,17 +45,8 @@ _LIBRARY = Library("sambasim", "FRAGMENT")
 _LIBRARY.define("linear(Tensor x, Tensor weight) -> Tensor")
 
 
-def _linear(x: Tensor, weight: Tensor) -> Tensor:
-    result: Tensor = torch.ops.mkldnn._linear_pointwise.default._op(x, weight, None, "none", [], "")
-    return result
-
-
-def _shape(x: Tensor, weight: Tensor) -> Tensor:
-    return x.new_empty(x.shape[0], weight.shape[0])
-
-
-_LIBRARY.impl("linear", _linear, "CPU")
-_LIBRARY.impl("linear", _shape, "Meta")
+_LIBRARY.impl("linear", lambda x, w: torch.ops.mkldnn._linear_pointwise.default._op(x, w, None, "none", [], ""), "CPU")
+_LIBRARY.impl("linear", lambda x, w: x.new_empty(x.shape[0], w.shape[0]), "Meta")
 
 LINEAR = torch.ops.sambasim.linear.default
 """`x [m, k]` and `weight [n, k]`, both float32, to `x @ weight.T`, `[m, n]`."""

@@ -77,10 +77,6 @@ def sizes_between(least_bytes: int, most_bytes: int) -> tuple[int, ...]:
     return tuple(sorted(whole))
 
 
-def default_runs(size_bytes: int) -> int:
-    return min(max(_BYTES_OF_ALL_RUNS // size_bytes, _LEAST_RUNS), _MOST_RUNS)
-
-
 def measure(communicator: Communicator, request: Request, report: Callable[[str], None]) -> CollectivesRecord:
     """Collective, for two ranks or more; `report` is called with the progress. Sizes for which a node lacks memory are
     listed as left out. Raises MachineError if all are, and an error for a wrong result."""
@@ -94,8 +90,9 @@ def measure(communicator: Communicator, request: Request, report: Callable[[str]
         if left_out:
             report(f"sizes up to {format_bytes(sizes[-1])}, because larger ones do not fit into memory")
         records = []
+        stack.enter_context(torch_process_group.gloo_errors())
         for size_bytes in sizes:
-            runs = request.runs or default_runs(size_bytes)
+            runs = request.runs or min(max(_BYTES_OF_ALL_RUNS // size_bytes, _LEAST_RUNS), _MOST_RUNS)
             how_often = "1 run" if runs == 1 else f"{runs} runs"
             report(f"{format_bytes(size_bytes)}: {how_often} of {', '.join(request.paths)} and of a copy")
             program = flat_program(size_bytes // ELEMENT_BYTES)

@@ -230,7 +230,7 @@ class OtherNodes:
 
     def answer(self, observed: Sequence[Observation]) -> None:
         """Send `observed` to those who have asked. Does not wait."""
-        for rank, message in self._communicator.letters():
+        for rank, message in self._communicator.posted():
             if message == _QUESTION:
                 self._communicator.post(tuple(observed), rank)
             elif isinstance(message, tuple):

@@ -36,8 +36,8 @@ def scattered(node_of: Sequence[int]) -> list[str]:
     nodes = len(layout.nodes)
     travelling = sum(len(layout.travelling(node)) for node in range(nodes))
     return [
-        f"{travelling} gradients of each slice are sent between {nodes} nodes; it would be {nodes} sums if "
-        "each node held neighbouring ranks, in a block of a power of two (mpirun -ppn, --map-by)"
+        f"{travelling} gradients of each slice are sent between {nodes} nodes; it would be {nodes} sums if each "
+        "node held neighbouring ranks, in a block of a power of two (mpirun -ppn, --map-by; srun --ntasks-per-node)"
     ]
 
 

@@ -18,6 +18,7 @@ from sambasim.runtime.launcher import check_world_size
 from sambasim.runtime.stepwise import Mode
 from sambasim.samba.checks.findings import Finding, KeywordError, app_line, reporter
 from sambasim.samba.notices import say_once
+from sambasim.units import counted
 
 _OF_THE_GRAPH = ("batch_size", "inference")
 _AGREEING = (*_OF_THE_GRAPH, "grad_accumulation_steps")
@@ -41,7 +42,7 @@ def note_not_passed_on(typed: Namespace | None, config: Mapping[str, object], *,
     missing = [
         name
         for name, default in _PASSED_ON.items()
-        if getattr(typed, name, default) != default and given.get(name, default) == default
+        if getattr(typed, name, None) not in (None, default) and given.get(name, default) == default
     ]
     if missing:
         what = f"{', '.join(map(_flag, missing))} is on the command line, but not passed to session.compile"
@@ -60,24 +61,20 @@ def note_changed(typed: Namespace | None, metadata: Mapping[str, str], batch_siz
 
 
 def changed(typed: Namespace | None, metadata: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Name, value at the compile and value now of every argument of the app that differs, and of those of the library
-    that must agree. `metadata` is the `pef_metadata` of the compile. Arguments that only one side has are skipped."""
+    """Yields name, value at the compile and value now of each argument that differs: of the app's, and of the library's
+    that must agree. Skips arguments that only one side has. metadata: the `pef_metadata` of the compile"""
+    from sambasim.samba.utils.flags import FLAGS, MEASURING  # its package imports the session, which imports this
+
     if typed is None:
         return
-    free = _free_to_differ(typed.command)
+    free = {"command", *(flag.destination for flag in FLAGS)}.difference(_AGREEING)
+    if typed.command in MEASURING:  # there, --inference selects what is measured
+        free |= {"inference"}
     for name, value in sorted(vars(typed).items()):
         before = metadata.get(name)
         predicts = name == "inference" and value is True  # a training PEF predicts too
         if before is not None and before != str(value) and name not in free and value is not None and not predicts:
             yield name, before, str(value)
-
-
-def _free_to_differ(command: str) -> Collection[str]:
-    from sambasim.samba.utils.flags import FLAGS, MEASURING  # its package imports the session, which imports this
-
-    free = {"command", *(flag.destination for flag in FLAGS)}.difference(_AGREEING)
-    # When measuring, --inference selects what is measured.
-    return free | {"inference"} if command in MEASURING else free
 
 
 def likely_cause(typed: Namespace | None, metadata: Mapping[str, str]) -> str:
@@ -114,7 +111,12 @@ def mode_of(
         return Mode.ALONE
     if not data_parallel and (parallel or getattr(typed, "data_parallel", False)):
         check_world_size(world_size, program.world_size, command=command, data_parallel=parallel)
-        reporter.report(_unsynced(world_size, typed, command))
+        missing, remedy = "session.run has no data_parallel=", _SESSION_RUN
+        if getattr(typed, "data_parallel", None) is False:
+            missing = "--data-parallel is not on the command line"
+            remedy = f"mpirun -np {world_size} {shlex.join([*command, '--data-parallel'])}"
+        what = f"{world_size} replicas train independently: the PEF is data parallel, but {missing}"
+        reporter.report(Finding("DP01", what, app_line(), remedy))
         if not reporter.on_demand:
             return Mode.ALONE
         data_parallel = True  # a check continues as if the app were right
@@ -131,14 +133,6 @@ def mode_of(
         what = "--reduce-on-rdu is on the command line, but not passed to session.run: gradients go through the host"
         reporter.report(Finding("DP02", what, app_line(), "session.run(…, reduce_on_rdu=args.reduce_on_rdu)"))
     return Mode.DEVICE if reduce_on_rdu else Mode.HOST
-
-
-def _unsynced(world_size: int, typed: Namespace | None, command: Sequence[str]) -> Finding:
-    what = f"{world_size} replicas train independently: the PEF is data parallel, but "
-    if getattr(typed, "data_parallel", None) is False:
-        remedy = f"mpirun -np {world_size} {shlex.join([*command, '--data-parallel'])}"
-        return Finding("DP01", f"{what}--data-parallel is not on the command line", app_line(), remedy)
-    return Finding("DP01", f"{what}session.run has no data_parallel=", app_line(), _SESSION_RUN)
 
 
 _SYNCS = {
@@ -170,7 +164,7 @@ class Accumulation:
         self._backwards += SectionKind.BCKWD in kinds
         if SectionKind.OPT in kinds:
             if self._backwards != self._wanted:
-                made = "1 backward" if self._backwards == 1 else f"{self._backwards} backwards"
+                made = counted(self._backwards, "backward")
                 what = f"--grad-accumulation-steps is {self._wanted}, but the optimizer step follows {made}"
                 remedy = 'section_types=["FWD", "BCKWD"] for each batch, then ["OPT"] once'
                 reporter.report(Finding("DP02", what, app_line(), remedy))
@@ -197,7 +191,7 @@ def checks_keywords(function: Callable[Arguments, Answer]) -> Callable[Arguments
 def checks_keywords_beside(
     called: str, passed_on: Collection[str], *, refused_later: Collection[str] = ()
 ) -> Callable[[Callable[Arguments, Answer]], Callable[Arguments, Answer]]:
-    """The same under the name `called`, with further keywords that are `passed_on` to torch.
+    """As `checks_keywords`, under the name `called`, with further keywords that are `passed_on` to torch.
 
     refused_later: known keywords that no remedy proposes, because a PEF cannot contain what they ask for
     """

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from itertools import combinations
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -46,8 +46,7 @@ class Division:
     where: str | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Optimizer step `step` of epoch `epoch`; both count from 1."""
 
     epoch: int
@@ -74,8 +73,7 @@ class Samplers:
     def __init__(self) -> None:
         self.shortened: Callable[[Iterator[Any]], Iterable[Any]] = iter
         """Shortens the indices of an epoch, during a check."""
-        self.has_fed = False
-        """Whether any sampler has fed an optimizer step."""
+        self.has_fed = False  # an optimizer step
         self._last: Pass | None = None  # drawn from last, except to evaluate
         self._trained: Pass | None = None  # of the last optimizer step
         self._undecided: Pass | None = None  # of a forward alone: a backward may follow
@@ -90,7 +88,15 @@ class Samplers:
 
         def iterated(sampler: Sampler) -> Iterator[Any]:
             indices, where = self.shortened(iterate(sampler)), app_line()
-            return self._drawn(Pass(sampler, _division(sampler, self._made.get(sampler) or where), where), indices)
+            division = Division(
+                sampler.num_replicas,
+                sampler.rank,
+                len(sampler.dataset),  # type: ignore[arg-type]  # a Dataset need not have a length; this sampler needs it
+                (sampler.seed, sampler.epoch) if sampler.shuffle else None,
+                sampler.drop_last,
+                self._made.get(sampler) or where,
+            )
+            return self._drawn(Pass(sampler, division, where), indices)
 
         @wraps(make)
         def made(sampler: Sampler, *arguments: Any, **keywords: Any) -> None:
@@ -113,7 +119,8 @@ class Samplers:
                 self._train_on(self._undecided)
             return
         tensors = list(batch.values())
-        if self._undecided is not None and _addresses(tensors) == _addresses(self._undecided_batch):
+        before = [tensor.data_ptr() for tensor in self._undecided_batch]
+        if self._undecided is not None and [tensor.data_ptr() for tensor in tensors] == before:
             self._train_on(self._undecided)
         self._undecided, self._undecided_batch = None, ()
         if not backward and self._last is not None and not self._last.steps:
@@ -140,7 +147,7 @@ class Samplers:
             reporter.report(Finding("DP06", what, last.where, "sampler.set_epoch(epoch) before each epoch"))
 
     def division(self) -> Division | None:
-        """Of the sampler that feeds optimizer steps now; None if there is none, or it does not divide the data."""
+        """How the sampler that feeds optimizer steps divides the data; None without one, or if it does not."""
         if self._last is None or not self._last.steps or self._last.division.num_replicas == 1:
             return None
         return self._last.division
@@ -164,21 +171,6 @@ class Samplers:
         self._last, self._undecided = current, None
 
 
-def _addresses(tensors: Sequence[Tensor]) -> Sequence[int]:
-    return [tensor.data_ptr() for tensor in tensors]
-
-
-def _division(sampler: Sampler, where: str | None) -> Division:
-    return Division(
-        sampler.num_replicas,
-        sampler.rank,
-        len(sampler.dataset),  # type: ignore[arg-type]  # a Dataset need not have a length; this sampler needs it
-        (sampler.seed, sampler.epoch) if sampler.shuffle else None,
-        sampler.drop_last,
-        where,
-    )
-
-
 def different_epochs(places: Sequence[Place | None], where: str | None) -> Finding | None:
     """DP09 for replicas that take the same step in different epochs."""
     known = [place for place in places if place is not None]
@@ -193,14 +185,11 @@ def different_epochs(places: Sequence[Place | None], where: str | None) -> Findi
     return Finding("DP09", what, where, EVEN_BATCHES)
 
 
-def of_one_epoch(divisions: Sequence[Division | None]) -> Sequence[Division | None]:
-    """The same divisions with epoch 0."""
-    return [one if one is None or one.order is None else replace(one, order=(one.order[0], 0)) for one in divisions]
-
-
-def wrong_division(divisions: Sequence[Division | None]) -> Finding | None:
+def wrong_division(divisions: Sequence[Division | None], *, compares_epochs: bool = True) -> Finding | None:
     """DP04 or DP05 where a sampler feeds each replica, with the line of a wrong one."""
     known = [division for division in divisions if division is not None]
+    if not compares_epochs:
+        known = [one if one.order is None else replace(one, order=(one.order[0], 0)) for one in known]
     if len(known) < len(divisions):
         return None
     first = known[0]
@@ -221,7 +210,7 @@ def wrong_division(divisions: Sequence[Division | None]) -> Finding | None:
 
 
 def _remedy(first: Division) -> str:
-    """The sampler of replica 0, as every replica should have it."""
+    """The call that makes the sampler of replica 0, for every replica."""
     own = "DistributedSampler(dataset, num_replicas=dist.get_world_size(), rank=dist.get_rank()"
     own += ", drop_last=True" if first.drop_last else ""
     if first.order is None:
@@ -284,7 +273,15 @@ class EqualBatches:
 def shared_samples(replicas: Sequence[Sequence[tuple[str, ...]]], where: str | None) -> Finding | None:
     """DP05 from the sample digests of each replica, step by step."""
     owners: dict[str, set[int]] = defaultdict(set)
-    steps = _first_epoch(replicas)
+    steps = min(len(fed) for fed in replicas)
+    # Until some replica sees a sample again. In later epochs replicas may swap samples.
+    for fed in replicas:
+        seen: set[str] = set()
+        for step, batch in enumerate(fed[:steps]):
+            if seen.intersection(batch):
+                steps = max(step - 1, 0)
+                break
+            seen.update(batch)
     for rank, fed in enumerate(replicas):
         for sample in (sample for batch in fed[:steps] for sample in batch):
             owners[sample].add(rank)
@@ -293,19 +290,6 @@ def shared_samples(replicas: Sequence[Sequence[tuple[str, ...]]], where: str | N
         return None
     what = f"{shared} of the {len(owners)} samples of the first {steps} steps go to several replicas"
     return Finding("DP05", what, where, _SHARD)
-
-
-def _first_epoch(replicas: Sequence[Sequence[tuple[str, ...]]]) -> int:
-    """The number of steps before some replica sees a sample again. In later epochs replicas may swap samples."""
-    steps = min(len(fed) for fed in replicas)
-    for fed in replicas:
-        seen: set[str] = set()
-        for step, batch in enumerate(fed[:steps]):
-            if seen.intersection(batch):
-                steps = max(step - 1, 0)
-                break
-            seen.update(batch)
-    return steps
 
 
 _PICKING = {"embedding", "_embedding_bag", "index", "index_select", "gather", "one_hot"}
@@ -346,5 +330,4 @@ def _row_numbers(program: Program) -> set[str]:
 
 
 def _name(node: Node) -> str:
-    """`embedding` of `aten.embedding.default`."""
-    return node.operator.split(".")[1]
+    return node.operator.split(".")[1]  # `embedding` of `aten.embedding.default`

@@ -19,6 +19,7 @@ import sambasim
 from sambasim.bounded import one_line
 from sambasim.errors import DataParallelError, UserError
 from sambasim.runtime.launcher import launched_rank
+from sambasim.units import counted
 
 _ENDS_RUN = "DP09"
 """The code of findings that are errors in a run. All others are notices."""
@@ -35,7 +36,6 @@ class Finding:
 
     @property
     def words(self) -> str:
-        """Code and description in one line."""
         return f"{self.code}: {self.what}"
 
 
@@ -60,7 +60,7 @@ class Reporter:
 
     @property
     def findings(self) -> Sequence[Finding]:
-        """Those of this rank so far, each once."""
+        """The findings of this rank so far, each once."""
         return tuple(finding for finding, _ in self._found.values())
 
     def report(self, finding: Finding | None, *, notice_only: bool = False) -> None:
@@ -89,8 +89,7 @@ class Reporter:
     def summarize(self) -> None:
         """Print all findings again, on rank 0: in short those that were printed before."""
         if self._found and not self.on_demand and launched_rank(os.environ) == 0:
-            count = "1 finding" if len(self._found) == 1 else f"{len(self._found)} findings"
-            lines = [f"summary: {count}; sambasim app --check checks every step"]
+            lines = [f"summary: {counted(len(self._found), 'finding')}; sambasim app --check checks every step"]
             for key, (finding, source) in self._found.items():
                 shown = _short if key in self._printed else _full
                 lines.append(shown(f"  {finding.code}{source}", finding))
@@ -118,8 +117,7 @@ def _full(start: str, finding: Finding) -> str:
     return f"{start}: {one_line(finding.what)}{where}\n  try:   {one_line(finding.remedy)}"
 
 
-reporter = Reporter()
-"""Of this process."""
+reporter = Reporter()  # of this process
 
 # Registered first, so that it runs last: after the final comparison of the ranks.
 atexit.register(lambda: reporter.summarize())
@@ -140,7 +138,7 @@ def app_line() -> str | None:
 
 
 def own_line_of_app() -> str | None:
-    """The same, or None if the call goes through sambasim."""
+    """As `app_line`; None if the call goes through sambasim."""
     for frame in _frames():
         file = frame.f_code.co_filename
         if file.startswith(_LIBRARY) and not file.startswith(_CHECKS):
@@ -167,8 +165,7 @@ def line_of(trace: TracebackType | None) -> str | None:
 
 
 def _frames() -> Iterator[FrameType]:
-    """From the innermost outwards."""
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)  # the innermost
     while frame is not None:
         if not frame.f_code.co_filename.startswith("<"):
             yield frame

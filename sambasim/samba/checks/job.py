@@ -23,6 +23,7 @@ from sambasim.runtime.ranks import Communicator
 from sambasim.samba.checks import data
 from sambasim.samba.checks.data import EVEN_BATCHES, Samplers
 from sambasim.samba.checks.findings import Finding, app_line, own_line_of_app, reporter
+from sambasim.units import counted
 
 Shown = TypeVar("Shown")
 
@@ -36,13 +37,11 @@ class Point:
 
     @property
     def words(self) -> str:
-        """For a message."""
-        steps = "1 step" if self.step == 1 else f"{self.step} steps"
-        return f"came to its end after {steps}" if self.ended else f"takes step {self.step}"
+        return f"came to its end after {counted(self.step, 'step')}" if self.ended else f"takes step {self.step}"
 
 
 def meet(communicator: Communicator, own: Point, shown: Shown) -> tuple[Sequence[Point], Sequence[Shown]]:
-    """Collective. The point of every rank, and what it shows. Only ranks that are `together` show the same type."""
+    """Gathers the point of every rank, and what it shows. Only ranks that are `together` show the same type."""
     met = communicator.all_gather_object((own, shown))
     return [point for point, _ in met], [one for _, one in met]
 
@@ -121,7 +120,7 @@ class Files:
     _process: int = field(default_factory=os.getpid)
 
     def start(self) -> None:
-        """Watch. Called once in a process."""
+        """Watches from now on. Called once in a process."""
         self.active = True
         sys.addaudithook(self._on_audit)
         for module_name, name, position in _WRITERS:
@@ -175,7 +174,7 @@ class Files:
 
 
 class Job:
-    """What is watched in this process. A loaded PEF sets `steps` and `compare_last`."""
+    """The watched samplers and files of this process. A loaded PEF sets `steps` and `compare_last`."""
 
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
@@ -201,7 +200,6 @@ def begin(communicator: Communicator) -> None:
 
 
 def current() -> Job | None:
-    """What is watched now."""
     return _job
 
 
@@ -219,20 +217,17 @@ def finish() -> None:
     abandon()
     waiting = job.pages.end()
     if waiting is not None:
-        _end_the_job(job.communicator.rank, end, *waiting)
+        from sambasim.samba.shim.ending import leave
+
+        rank, step = waiting
+        words = f"DP09: replica {job.communicator.rank} {end.words}, and replica {rank} waits for it in step {step}"
+        os._exit(leave(DataParallelError(words, remedy=EVEN_BATCHES), None))
     points, shown = meet(job.communicator, end, (job.files.take_new(), reporter.findings))
     if together(points):
         for rank, (_, findings) in enumerate(shown):
             reporter.report_from(rank, findings)
         job.files.compare([opened for opened, _ in shown])
         job.compare_last()
-
-
-def _end_the_job(own_rank: int, end: Point, rank: int, step: int) -> None:
-    from sambasim.samba.shim.ending import leave
-
-    words = f"DP09: replica {own_rank} {end.words}, and replica {rank} waits for it in step {step}"
-    os._exit(leave(DataParallelError(words, remedy=EVEN_BATCHES), None))
 
 
 def abandon() -> None:
@@ -306,7 +301,7 @@ class Check:
         return shortened
 
     def own_report(self) -> Report:
-        """What this rank has found so far. Not collective."""
+        """The findings of this rank so far. Not collective."""
         replicas = _job.communicator.world_size if _job is not None else 1
         return Report(reporter.findings, self.steps, replicas, self._epochs_cut)
 
@@ -335,7 +330,6 @@ _check: Check | None = None
 
 
 def begin_check(steps: int) -> Check:
-    """Check this process from now on, for this many steps."""
     global _check
     reporter.on_demand = True
     _check = Check(steps)

@@ -33,7 +33,7 @@ class Trained:
 
 
 def trained(machine: Machine, *, read: bool = True) -> Trained:
-    """Of this rank. `read=False` leaves the weights out, because those of the device are not the trained ones."""
+    """What this rank trains; without `read`, no weights, because those of the device are not the trained ones."""
     weights = {
         name: tensor_sha256(machine.replica.read(name))
         for name, symbol in machine.program.symbols.items()
@@ -82,12 +82,12 @@ def different_weights(replicas: Sequence[Trained], when: str, where: str | None)
 
 
 def different_course(replicas: Sequence[Trained], when: str, where: str | None) -> Finding | None:
-    """DP07 for either."""
+    """DP07 for hyperparameters or weights."""
     return different_hyperparameters(replicas, when, where) or different_weights(replicas, when, where)
 
 
 def _different_weight(one: Trained, other: Trained) -> str | None:
-    """The first."""
+    """The name of the first weight that differs; a weight that `other` leaves out does not."""
     return next((name for name, digest in one.weights.items() if other.weights.get(name, digest) != digest), None)
 
 
@@ -104,7 +104,7 @@ class Snapshot:
 
 
 class Checks:
-    """Of one loaded PEF. Every rank makes one, and calls it in the same order."""
+    """The checks of one loaded PEF. Every rank makes this object, and calls its methods in the same order."""
 
     def __init__(self, machine: Machine, communicator: Communicator) -> None:
         self._machine = machine
@@ -179,7 +179,7 @@ class Checks:
         self._synced = mode is not Mode.ALONE
 
     def report_loss(self) -> None:
-        """The loss of the last forward is not finite (AP08)."""
+        """Reports that the loss of the last forward is not finite (AP08)."""
         if not reporter.has("AP08"):
             what = f"{self._machine.program.loss} is {self._machine.replica.loss} in forward {self._forwards}"
             remedy = "a smaller learning rate, max_grad_norm= for the optimizer, or inputs of a smaller range"
@@ -240,10 +240,9 @@ class Checks:
                 reporter.report(different_weights(of_replicas, when, where))
         if not reporter.has("DP05"):
             divisions = [one.division for one in shown]
-            reporter.report(data.wrong_division(data.of_one_epoch(divisions)))
+            reporter.report(data.wrong_division(divisions, compares_epochs=False))
             self._report_cause(uneven, data.wrong_division(divisions))
-        line = watched.samplers.line() if watched else None
-        self._compare_batches(shown, line or where)
+        self._compare_batches(shown, (watched.samplers.line() if watched else None) or where)
         if watched is not None:
             watched.files.compare([one.files for one in shown])
 

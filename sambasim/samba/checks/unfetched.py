@@ -29,23 +29,24 @@ from sambasim.samba import context
 from sambasim.samba.checks.findings import Finding, app_line, is_called_by_app, reporter
 from sambasim.samba.checks.unsent import Unsent
 from sambasim.samba.machine import Machine
+from sambasim.units import counted
 
 _MOST_ACCUMULATED = 256
 """No app accumulates the gradients of so many batches before its first optimizer step."""
 
 _loaded: "MutableMapping[nn.Module, weakref.ref[Unfetched]]" = WeakIdKeyDictionary()
-"""By each module that the device changes. The modules get a hook and nothing else."""
+"""The `Unfetched` of each module that the device changes. The module itself gets a hook and nothing else."""
 
 
 class Unfetched:
-    """For one loaded PEF: what the device has trained since the last exchange."""
+    """What the device has trained since the last exchange, for one loaded PEF."""
 
     def __init__(self, machine: Machine, unsent: Unsent) -> None:
         self.model = machine.model
         self._machine = machine
         self._unsent = unsent
         self._steps_at_exchange = self._backwards = 0
-        self._app_has_loaded = False
+        self.app_has_loaded = False  # other weights into the model, for example the best ones of an earlier time
         self._reported: set[str] = set()
         self._compared: dict[str, int] = {}  # by use, the last step in which weights were compared: it takes time
         changed = list(_changed_by(machine))
@@ -60,11 +61,7 @@ class Unfetched:
     def note_exchange(self) -> None:
         """Host and device have the same weights now."""
         self._steps_at_exchange = self._machine.replica.steps
-        self._app_has_loaded = False
-
-    def note_loaded(self) -> None:
-        """The app has loaded other weights into the model, for example the best ones of an earlier time."""
-        self._app_has_loaded = True
+        self.app_has_loaded = False
 
     def note_run(self, kinds: Collection[SectionKind]) -> None:
         """Sections of `kinds` are about to run."""
@@ -103,22 +100,25 @@ class Unfetched:
         """Whether the app uses out-of-date weights. Compares weights once a step for each kind of use, and never while
         torch transforms the model, because the comparison would become part of the result."""
         steps = self._machine.replica.steps
-        if self._ahead <= 0 or use in self._reported or self._compared.get(use) == steps or self._app_has_loaded:
+        if self._ahead <= 0 or use in self._reported or self._compared.get(use) == steps or self.app_has_loaded:
             return False
-        if _is_transforming() or not context.current().trains or not is_called_by_app():
+        is_transforming = (
+            torch.jit.is_tracing()  # type: ignore[no-untyped-call]  # torch gives it no types
+            or torch._C._functorch.peek_interpreter_stack() is not None
+            or torch._C._len_torch_dispatch_stack() > 0
+        )
+        if is_transforming or not context.current().trains or not is_called_by_app():
             return False
         self._compared[use] = steps
         return self._unsent.host_is_as_exchanged()
 
     def _report(self, use: str, when: str) -> None:
-        steps = "1 step" if self._ahead == 1 else f"{self._ahead} steps"
-        what = f"{use} the host, and the device has trained for {steps} since"
+        what = f"{use} the host, and the device has trained for {counted(self._ahead, 'step')} since"
         reporter.report(Finding("AP06", what, app_line(), f"samba.session.to_cpu(model) {when}"))
 
     def _report_backwards(self) -> None:
-        times = "1 backward" if self._backwards == 1 else f"{self._backwards} backwards"
         self._report_untrained(
-            f"the device has run {times} and no optimizer step, so nothing is trained",
+            f"the device has run {counted(self._backwards, 'backward')} and no optimizer step, so nothing is trained",
             'add "OPT" to section_types, or leave section_types out: an optimizer.step() on the host has no effect',
         )
 
@@ -142,14 +142,6 @@ def _changed_by(machine: Machine) -> Iterator[nn.Module]:
     yield from {id(module): module for path, module in named if path in holders}.values()
 
 
-def _is_transforming() -> bool:
-    return (
-        torch.jit.is_tracing()  # type: ignore[no-untyped-call]  # torch gives it no types
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._len_torch_dispatch_stack() > 0
-    )
-
-
 @cache
 def _watch() -> None:
     """Watch from now on. Apps call methods of torch's class, so these are replaced."""
@@ -165,7 +157,6 @@ def _watch() -> None:
 
 
 def _of(modules: Iterable[nn.Module]) -> set[Unfetched]:
-    """What watches these modules."""
     return {one for module in modules if module in _loaded and (one := _loaded[module]()) is not None}
 
 
@@ -183,8 +174,7 @@ def _watched_load(original: Callable[..., Any]) -> Callable[..., Any]:
     def load_state_dict(module: nn.Module, *args: Any, **keywords: Any) -> Any:
         result = original(module, *args, **keywords)
         for unfetched in _of([module]):
-            if unfetched.model is module:
-                unfetched.note_loaded()
+            unfetched.app_has_loaded |= unfetched.model is module
         return result
 
     return load_state_dict
@@ -195,8 +185,8 @@ def _watched_state_dict(original: Callable[..., Any]) -> Callable[..., Any]:
     def state_dict(module: nn.Module, *args: Any, **keywords: Any) -> Any:
         # Tracers read with a prefix, or keep the variables.
         of_app = not args and not keywords.get("prefix") and not keywords.get("keep_vars")
-        for unfetched in _of([module] if of_app else []):
-            if unfetched.model is module:
+        for unfetched in _of([module]):
+            if of_app and unfetched.model is module:
                 unfetched.note_read("reads")
         return original(module, *args, **keywords)
 
@@ -208,7 +198,9 @@ def _without_hooks(original: Callable[..., Any], *, saves: bool) -> Callable[...
 
     @wraps(original)
     def call(owner: object, *args: Any, **keywords: Any) -> Any:
-        modules = list(_modules_in(owner))
+        # A module, or a checkpoint that holds modules beside other things.
+        parts = owner.values() if isinstance(owner, Mapping) else owner if isinstance(owner, list | tuple) else [owner]
+        modules = [module for part in parts if isinstance(part, nn.Module) for module in part.modules()]
         for unfetched in _of(modules if saves else []):
             unfetched.note_read("saves")
         with _hidden_hooks(modules):
@@ -232,11 +224,3 @@ def _hidden_hooks(modules: Iterable[nn.Module]) -> Iterator[None]:
     finally:
         for of_module, number in hooks:
             of_module[number] = _note_forward
-
-
-def _modules_in(owner: object) -> Iterator[nn.Module]:
-    """All modules of a module, or of a checkpoint that holds modules beside other things."""
-    parts = owner.values() if isinstance(owner, Mapping) else owner if isinstance(owner, list | tuple) else [owner]
-    for part in parts:
-        if isinstance(part, nn.Module):
-            yield from part.modules()

@@ -22,6 +22,7 @@ from sambasim.runtime.weights import tensor_sha256
 from sambasim.samba import context
 from sambasim.samba.checks.findings import Finding, app_line, reporter
 from sambasim.samba.machine import Machine
+from sambasim.samba.optim import plain_number
 from sambasim.samba.request import Optimizer
 
 _OPTIONS = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "betas", "eps", "max_grad_norm")
@@ -64,11 +65,11 @@ _loaded: "weakref.WeakSet[Unsent]" = weakref.WeakSet()
 
 
 class Unsent:
-    """For one loaded PEF: what host and device had in common at the last exchange."""
+    """What host and device had in common at the last exchange, for one loaded PEF."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._at_trace = [list(map(_number, values)) for values in self._options()]
+        self._at_trace = [list(map(plain_number, values)) for values in self._options()]
         self._agreed: object = None  # options of the host and hyperparameters given, in a step without difference
         self._requires_grad = {path: parameter.requires_grad for path, parameter in self._parameters()}
         self._weights: Mapping[str, str] = {}
@@ -101,7 +102,7 @@ class Unsent:
         if SectionKind.OPT in kinds:
             options = self._options()
             if (options, given) != self._agreed:
-                now = [list(map(_number, values)) for values in options]
+                now = [list(map(plain_number, values)) for values in options]
                 self._follow(now, given)
                 self._compare_groups(now, given)
                 self._compare_hyperparameters(now, given)
@@ -223,7 +224,7 @@ class Unsent:
             reporter.report(Finding("AP05", what, app_line(), remedy))
 
     def _digests(self) -> Mapping[str, str]:
-        """Of the parameters that are on the device too."""
+        """By path, a digest of each parameter that is on the device too."""
         symbols = self._machine.program.symbols.values()
         on_device = {path for symbol in symbols for path in symbol.torch_names}
         return {path: tensor_sha256(one.detach()) for path, one in self._parameters() if path in on_device}
@@ -232,12 +233,12 @@ class Unsent:
         return self._machine.model.named_parameters(remove_duplicate=False)
 
     def _options(self) -> list[list[object]]:
-        """Of each parameter group of the host."""
+        """The values of `_OPTIONS` in each parameter group of the host."""
         return [list(map(group.get, _OPTIONS)) for one in self._machine.optimizers for group in one.param_groups]
 
 
 def _is_equal(one: object, other: object) -> bool:
-    """Of state_dicts: compares tensors by their values."""
+    """Whether two state_dicts are equal, tensors by value."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return torch.equal(one, other)
     if isinstance(one, dict) and isinstance(other, dict):
@@ -254,15 +255,8 @@ def _hook(method: "weakref.WeakMethod[Callable[..., None]]") -> Callable[..., No
     return hook
 
 
-def _number(value: object) -> object:
-    """Numbers in place of tensors of one element, and tuples in place of lists: the app may change those in place."""
-    if isinstance(value, tuple | list):
-        return tuple(map(_number, value))
-    return value.item() if isinstance(value, Tensor) else value
-
-
 def _named(values: Sequence[object]) -> Iterator[tuple[str, object]]:
-    """By the names of the device, which has beta1 and beta2."""
+    """Pairs of name and value; `betas` as beta1 and beta2, which are their names on the device."""
     for name, value in zip(_OPTIONS, values, strict=True):
         if name == "betas":
             beta1, beta2 = value if isinstance(value, tuple | list) else (None, None)
@@ -272,6 +266,7 @@ def _named(values: Sequence[object]) -> Iterator[tuple[str, object]]:
 
 
 def _of_each(groups: Sequence[Sequence[object]], name: str) -> list[object]:
+    """The value of hyperparameter `name` in each parameter group."""
     return [dict(_named(values)).get(name) for values in groups]
 
 

@@ -20,7 +20,7 @@ from sambasim.samba.shim import ending, finder
 
 
 def enter(folder: Path) -> None:
-    """Put the real `sambaflow` into `sys.modules`: an installed one, or ours.
+    """Puts the `sambaflow` that the app gets into `sys.modules`: an installed one, or ours.
 
     folder: the folder on `sys.path` with the package that calls this, which is replaced
     """

@@ -22,9 +22,9 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, cast
 
 from sambasim.errors import LaunchError, MachineError, OptionError, SambasimError, exit_code
@@ -35,45 +35,47 @@ if TYPE_CHECKING:
     from sambasim.runtime.ranks import Communicator
     from sambasim.runtime.supervision.supervisor import Failure
 
-_GROUP = (
-    "the app calls init_process_group by itself",
-    "leave init_process_group out of the app: with --data-parallel, parse_app_args calls it",
-)
-_NO_GROUP = (
-    "the app calls torch.distributed, which is not initialised: --data-parallel is missing, or this is no run",
-    "add --data-parallel; or use samba.utils.get_rank() and get_world_size(), which are 0 and 1 without it",
-)
 _ON_THE_HOST = 'device = "cpu", and no .cuda(): samba.session.run sends its inputs to the device itself'
-_NO_DEVICE = ("the app asks for a device that torch does not have here", _ON_THE_HOST)
-_NO_CUDA = ("the app asks for the device cuda, and torch has none here", _ON_THE_HOST)
-_NO_PINNING = ("the app asks for pinned memory, and torch has no accelerator here", "leave pin_memory out")
-_NO_PLACE = ("the app loads tensors to a device that torch does not have here", 'torch.load(…, map_location="cpu")')
 
-_ERRORS: Sequence[tuple[str, type[SambasimError], tuple[str, str]]] = (
-    ("initialize the default process group twice", LaunchError, _GROUP),
-    ("Error initializing torch.distributed using env:// rendezvous", LaunchError, _GROUP),
-    ("Distributed package doesn't have MPI built in", LaunchError, _GROUP),
-    ("Default process group has not been initialized", LaunchError, _NO_GROUP),
-    ("Torch not compiled with CUDA enabled", MachineError, _NO_CUDA),
-    ("module 'torch._C' has no attribute '_cuda_", MachineError, _NO_CUDA),
-    ("torch.cuda.Stream requires CUDA support", MachineError, _NO_CUDA),
-    ("Found no NVIDIA driver on your system", MachineError, _NO_CUDA),
-    ("No CUDA GPUs are available", MachineError, _NO_CUDA),
-    ("Attempting to deserialize object on a CUDA device", MachineError, _NO_PLACE),
-    ("don't know how to restore data location", MachineError, _NO_PLACE),
-    ("Cannot access accelerator device when none is", MachineError, _NO_DEVICE),
-    ("pin_memory=True requires a CUDA or other accelerator", MachineError, _NO_PINNING),
-    ("device type at start of device string", MachineError, _NO_DEVICE),
-    ("PyTorch is not linked with support for", MachineError, _NO_DEVICE),
-)
-"""Texts of torch's errors in apps that were written for another machine, and the error with its remedy in place of
-each. They are looked up once they have escaped from the script, because the app may catch them."""
+_ERRORS: Mapping[tuple[str, ...], tuple[type[SambasimError], str, str]] = {
+    (
+        "initialize the default process group twice",
+        "Error initializing torch.distributed using env:// rendezvous",
+        "Distributed package doesn't have MPI built in",
+    ): (
+        LaunchError, "the app calls init_process_group by itself",
+        "leave init_process_group out of the app: with --data-parallel, parse_app_args calls it",
+    ),
+    ("Default process group has not been initialized",): (
+        LaunchError,
+        "the app calls torch.distributed, which is not initialised: --data-parallel is missing, or this is no run",
+        "add --data-parallel; or use samba.utils.get_rank() and get_world_size(), which are 0 and 1 without it",
+    ),
+    (
+        "Torch not compiled with CUDA enabled", "module 'torch._C' has no attribute '_cuda_",
+        "torch.cuda.Stream requires CUDA support", "Found no NVIDIA driver on your system",
+        "No CUDA GPUs are available",
+    ): (MachineError, "the app asks for the device cuda, and torch has none here", _ON_THE_HOST),
+    ("Attempting to deserialize object on a CUDA device", "don't know how to restore data location"): (
+        MachineError, "the app loads tensors to a device that torch does not have here",
+        'torch.load(…, map_location="cpu")',
+    ),
+    ("pin_memory=True requires a CUDA or other accelerator",): (
+        MachineError, "the app asks for pinned memory, and torch has no accelerator here", "leave pin_memory out",
+    ),
+    (
+        "Cannot access accelerator device when none is", "device type at start of device string",
+        "PyTorch is not linked with support for",
+    ): (MachineError, "the app asks for a device that torch does not have here", _ON_THE_HOST),
+}  # fmt: skip
+"""Texts of torch's errors in apps that were written for another machine, and the error that is reported in their
+place. They are looked up once they have escaped from the script, because the app may catch them."""
 
 
 def translated(error: BaseException) -> BaseException:
     """The error of sambasim that `_ERRORS` has for `error`, with the app's line; or `error` itself."""
-    for text, kind, (what, remedy) in _ERRORS:
-        if isinstance(error, Exception) and text in str(error):
+    for texts, (kind, what, remedy) in _ERRORS.items():
+        if isinstance(error, Exception) and any(text in str(error) for text in texts):
             ours = kind(what, where=line_of(error.__traceback__), remedy=remedy)
             return ours.with_traceback(error.__traceback__)
     return error
@@ -87,12 +89,11 @@ _has_left = False
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The exit code of a script that `error` escaped from."""
     return exit_code(error, other=1)
 
 
 def leave(error: BaseException, script: Path | None) -> int:
-    """Report `error`, which escaped from the script, and end the job that this process is a rank of.
+    """Reports `error`, which escaped from the script, and ends the job that this process is a rank of.
 
     script: the file that runs as `__main__`; None if there is none
 
@@ -112,7 +113,8 @@ def leave(error: BaseException, script: Path | None) -> int:
     if reported:
         _report(error, script)
     communicator = communicator or _join(error)
-    _stop_comparing()
+    if (job := sys.modules.get("sambasim.samba.checks.job")) is not None:
+        job.abandon()  # the ranks of a job that fails do not meet again to compare what they did
     if communicator is None or communicator.world_size == 1:
         if not reported and communicator is not None:
             _report(error, script)
@@ -166,7 +168,8 @@ def install() -> None:
 
 def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
     # Python exits with the code of a SystemExit that escapes the hook; otherwise it would be 1.
-    raise SystemExit(leave(error.with_traceback(trace), _main_script()))
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    raise SystemExit(leave(error.with_traceback(trace), Path(file) if file else None))
 
 
 def _exit(status: object = None, /) -> NoReturn:
@@ -190,23 +193,14 @@ def _joined() -> "Communicator | None":
     return None if loaded is None else cast("Communicator | None", loaded.current().communicator)
 
 
-def _stop_comparing() -> None:
-    """The ranks of a job that fails do not meet again to compare what they did."""
-    job = sys.modules.get("sambasim.samba.checks.job")
-    if job is not None:
-        job.abandon()
-
-
-def _main_script() -> Path | None:
-    file = getattr(sys.modules["__main__"], "__file__", None)
-    return Path(file) if file else None
-
-
 def _report(error: BaseException, script: Path | None, reporter: str = "") -> None:
     """Print `error` on standard error. `reporter` names the rank and host, if there are several ranks."""
     sys.stdout.flush()  # so that what the script printed comes first
     if isinstance(error, SambasimError):
-        _add_line(error, script)
+        if error.where is None and script is not None and not isinstance(error, OptionError | LaunchError):
+            frames = traceback.walk_tb(error.__traceback__)
+            lines = [line for frame, line in frames if Path(frame.f_code.co_filename) == script]
+            error.where = f"{script}:{lines[-1]}" if lines else None
         print(f"error[{error.code}]{reporter}: {error}", file=sys.stderr)
     elif isinstance(error, KeyboardInterrupt):
         print(f"interrupted{reporter}", file=sys.stderr)
@@ -222,21 +216,8 @@ def _report(error: BaseException, script: Path | None, reporter: str = "") -> No
         print(f"the script failed{reporter}\n{trace}" if reporter else trace, end="", file=sys.stderr)
 
 
-def _add_line(error: SambasimError, script: Path | None) -> None:
-    """Add the script's line, unless the error names a place or is about the command line."""
-    if error.where is not None or script is None or isinstance(error, OptionError | LaunchError):
-        return
-    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if _is_of(frame, script)]
-    if lines:
-        error.where = f"{script}:{lines[-1]}"
-
-
 def _from_script(trace: TracebackType | None, script: Path | None) -> TracebackType | None:
     """`trace` from the script's first frame on; None if it has none, as after a syntax error in the script."""
-    while trace is not None and script is not None and not _is_of(trace.tb_frame, script):
+    while trace is not None and script is not None and Path(trace.tb_frame.f_code.co_filename) != script:
         trace = trace.tb_next
     return trace
-
-
-def _is_of(frame: FrameType, script: Path) -> bool:
-    return Path(frame.f_code.co_filename) == script

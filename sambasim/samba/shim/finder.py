@@ -23,26 +23,15 @@ ROOT = "sambaflow"
 _OUTSIDE = "sambasim.samba.shim.modules"
 _NEAR = 3
 
-MODULES: Mapping[str, str | tuple[str, ...]] = {
+_SOURCES: Mapping[str, str | tuple[str, ...]] = {
     "sambaflow": ("__version__", "is_demo"),
-    "sambaflow.frameworks": (),
-    "sambaflow.frameworks.quantized": (),
-    "sambaflow.frameworks.quantized.quantized_linear": (),
-    "sambaflow.logging": (),
     "sambaflow.logging.samba_logger": "sambasim.samba.shim.samba_logger",
-    "sambaflow.mac": (),
     "sambaflow.mac.metadata": ("ConvTilingMetadata", "TilingMetadata"),
-    "sambaflow.models": (),
-    "sambaflow.models.unet": (),
-    "sambaflow.online_inference_service": (),
-    "sambaflow.online_inference_service.sn_sqs_handler": (),
     "sambaflow.samba": "sambasim.samba",
     "sambaflow.samba.directives": "sambasim.samba.notices",
     "sambaflow.samba.env": "sambasim.samba.notices",
-    "sambaflow.samba.experiment_logger": (),
     "sambaflow.samba.functional": "sambasim.samba.functional",
     "sambaflow.samba.functional.stir": "sambasim.samba.functional",
-    "sambaflow.samba.graph": (),
     "sambaflow.samba.lazy_param": "sambasim.samba.models",
     "sambaflow.samba.materialize": "sambasim.samba.models",
     "sambaflow.samba.nn": "sambasim.samba.nn",
@@ -51,7 +40,6 @@ MODULES: Mapping[str, str | tuple[str, ...]] = {
     "sambaflow.samba.profiler": "sambasim.samba.profiler",
     "sambaflow.samba.sambaloader": "sambasim.samba.inputs",
     "sambaflow.samba.sambatensor": "sambasim.samba.tensor",
-    "sambaflow.samba.schema": (),
     "sambaflow.samba.schema.snconfig": "sambasim.samba.utils.argparser",
     "sambaflow.samba.test": "sambasim.samba.test",
     "sambaflow.samba.utils": "sambasim.samba.utils",
@@ -64,9 +52,6 @@ MODULES: Mapping[str, str | tuple[str, ...]] = {
     "sambaflow.samba.utils.numeric": "sambasim.samba.test",
     "sambaflow.samba.utils.pef_utils": "sambasim.samba.utils.common",
     "sambaflow.samba.utils.tensorboard_debug": "sambasim.samba.test",
-    "sambaflow.samba.utils.trainer": (),
-    "sambaflow.samba.utils.trainer.samba": (),
-    "sambaflow.samba.utils.trainer.torch": (),
     "sambaflow.sambacollections": ("OrderedSet",),
 }
 """By the name that an app imports: the module of sambasim that answers, or its names in `modules.py`."""
@@ -107,6 +92,13 @@ ABSENT: Mapping[str, Mapping[str, tuple[str, str]]] = {
 """Names that apps import and sambasim does not have: what each is, and what to use. The import succeeds; a use raises
 AbsentNameError."""
 
+_NAMED = (*_SOURCES, *ABSENT)
+MODULES: Mapping[str, str | tuple[str, ...]] = {
+    **{".".join(name.split(".")[:depth]): () for name in _NAMED for depth in range(1, name.count(".") + 2)},
+    **_SOURCES,
+}
+"""All modules of `sambaflow`: `_SOURCES`; modules that have absent names alone; and the packages of both."""
+
 
 class AbsentModuleError(UserError, ModuleNotFoundError):
     """An import of a module of `sambaflow`, or of a name in one, that sambasim does not have."""
@@ -115,7 +107,7 @@ class AbsentModuleError(UserError, ModuleNotFoundError):
 
 
 class Facade(ModuleType):
-    """A module of `sambaflow`: the names of our module, and the modules below it."""
+    """A module of `sambaflow`. It has the names of our module, and the modules below it."""
 
     def __getattr__(self, name: str) -> object:
         """Raises AbsentNameError if neither our module nor the table has the name."""
@@ -204,7 +196,6 @@ class SambaflowFinder(MetaPathFinder, Loader):
         raise AbsentModuleError(f"sambasim has no {fullname}", remedy=_instead(owner, name))
 
     def create_module(self, spec: ModuleSpec) -> Facade:
-        """An empty facade."""
         return Facade(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:

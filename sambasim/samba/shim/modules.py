@@ -41,7 +41,7 @@ class ConvTilingMetadata:
 
 @dataclass(frozen=True, slots=True)
 class TilingMetadata:
-    """A model is tiled. `original_size` as above; `num_tiles` is None if the compiler decides."""
+    """A model is tiled. `original_size` as in ConvTilingMetadata; `num_tiles` is None if the compiler decides."""
 
     key: ClassVar[str] = "tiling"
 

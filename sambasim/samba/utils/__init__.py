@@ -16,22 +16,10 @@ from sambasim.samba.utils.common import (
 from sambasim.samba.utils.measuring import measure_performance, measure_sections
 
 __all__ = [
-    "argparser",
-    "assert_close",
-    "checkpoint",
-    "compile",
-    "create_mac_resource_report",
-    "fix_rdu_affinity",
-    "get_file_dir",
-    "get_rank",
-    "get_world_size",
-    "is_main_process",
-    "measure_performance",
-    "measure_sections",
-    "set_seed",
-    "trace_graph",
-    "weight_norm_",
-]
+    "argparser", "assert_close", "checkpoint", "compile", "create_mac_resource_report", "fix_rdu_affinity",
+    "get_file_dir", "get_rank", "get_world_size", "is_main_process", "measure_performance", "measure_sections",
+    "set_seed", "trace_graph", "weight_norm_",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

@@ -38,7 +38,7 @@ class SambaConfig(Arguments):
 
     def __init__(self, command: str | argparse.Namespace, settings: object = None, /, **values: object) -> None:
         super().__init__()
-        self.typed = frozenset()
+        self.typed, self.of_app = frozenset(), frozenset()
         if isinstance(settings, argparse.Namespace):
             vars(self).update(vars(settings))
         if isinstance(command, argparse.Namespace):
@@ -48,7 +48,6 @@ class SambaConfig(Arguments):
         self.parsed_batch_size = getattr(self, "batch_size", None)
 
     def get_all_params(self) -> dict[str, object]:
-        """All settings by name."""
         return dict(vars(self))
 
 
@@ -72,8 +71,8 @@ def parse_app_args(
     and the app's flags of this command. A flag of the app replaces the library's.
 
     With --data-parallel, on every command but compile, it is collective: it connects the ranks, initializes
-    `torch.distributed`, and sets `world_size` to the number of ranks. Raises OptionError for a wrong command line;
-    LaunchError and MachineError if the ranks cannot be connected.
+    `torch.distributed`, and sets `world_size` to the number of ranks, unless the app has a flag of that name.
+    Raises OptionError for a wrong command line; LaunchError and MachineError if the ranks cannot be connected.
     """
     words = _words_of(argv)
     if words and words[0] in ("-h", "--help"):
@@ -130,7 +129,7 @@ def parse_yaml_to_args(path: str | os.PathLike[str], args_cli: argparse.Namespac
     if chosen in of_commands:
         values |= _named_values(content[chosen], f"{file}, {chosen}")
     values = {name.replace("-", "_"): value for name, value in values.items()}
-    typed = cli.typed if isinstance(cli, Arguments) else frozenset()
+    typed, of_app = (cli.typed, cli.of_app) if isinstance(cli, Arguments) else (frozenset(), frozenset())
     for name, default in vars(cli).items():
         if name in typed:
             values.pop(name, None)
@@ -144,7 +143,7 @@ def parse_yaml_to_args(path: str | os.PathLike[str], args_cli: argparse.Namespac
     for name, value in vars(cli).items():
         if name not in values:
             setattr(config, name, value)
-    config.command = chosen
+    config.command, config.of_app = chosen, of_app
     config.parsed_batch_size = config.batch_size
     _enter(config, [flag for flag in FLAGS if chosen in flag.commands])
     return config
@@ -207,7 +206,7 @@ def _words(name: str, value: object, *, switch: bool) -> list[str]:
     return [f"{name}={value}"]
 
 
-def _enter(arguments: argparse.Namespace, flags: Sequence[Flag]) -> None:
+def _enter(arguments: Arguments, flags: Sequence[Flag]) -> None:
     """Checks the arguments, prints a notice of inert flags, sets the log level, and connects the ranks.
 
     flags: the library's flags that no flag of the app replaces
@@ -227,12 +226,17 @@ def _enter(arguments: argparse.Namespace, flags: Sequence[Flag]) -> None:
     launcher = find_launcher(os.environ)
     alone = launcher is None or launcher.world_size == 1  # such apps use torch.distributed too
     runs, replicated = arguments.command in WITH_PEF, bool(arguments.data_parallel)
-    context.enter(arguments, connected=runs and replicated, alone=runs and alone and not replicated)
+    context.enter(
+        arguments,
+        connected=runs and replicated,
+        alone=runs and alone and not replicated,
+        sets_world_size="world_size" not in arguments.of_app,
+    )
 
 
-def _print_inert(arguments: argparse.Namespace, flags: Sequence[Flag]) -> None:
+def _print_inert(arguments: Arguments, flags: Sequence[Flag]) -> None:
     """One notice on stderr, on rank 0, with each given flag that has no effect."""
-    typed = arguments.typed if isinstance(arguments, Arguments) else ()  # empty if they come from keywords
+    typed = arguments.typed  # empty if they come from keywords
     given = [
         flag
         for flag in flags

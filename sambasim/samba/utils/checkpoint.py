@@ -18,7 +18,7 @@ from sambasim.runtime.weights import write_tensors
 from sambasim.samba.checks.findings import app_line
 from sambasim.samba.request import Optimizer, as_sequence
 from sambasim.samba.session import session
-from sambasim.samba.tensor import to_torch
+from sambasim.samba.tensor import host_values
 from sambasim.samba.utils.common import is_main_process
 
 __all__ = ["load_checkpoint", "load_sharded_checkpoint", "save_checkpoint", "save_tensors"]
@@ -128,7 +128,11 @@ def save_tensors(
     Raises OptionError for a tensor without a name, or if the file cannot be written.
     """
     listed = list(tensors.items()) if isinstance(tensors, Mapping) else [(_name(one), one) for one in tensors]
-    values = {name: _device_value(name, tensor) for name, tensor in listed}
+    values: dict[str, Tensor] = {}
+    for name, tensor in listed:
+        with suppress(OptionError):  # no PEF is loaded, or it has no tensor of that name
+            (tensor,) = session.get_tensors_by_name([name])
+        values[name] = host_values(tensor, name).clone().contiguous()
     if path is not None and is_main_process():
         write_tensors(Path(path), values, "the tensors", "utils.checkpoint.save_tensors(tensors, path)")
     return values
@@ -141,12 +145,6 @@ def _name(tensor: Tensor) -> str:
         remedy = "give it SambaTensors and parameters of the model that was traced, or {name: tensor}"
         raise OptionError(what, where=app_line(), remedy=remedy)
     return str(name)
-
-
-def _device_value(name: str, tensor: Tensor) -> Tensor:
-    with suppress(OptionError):  # no PEF is loaded, or it has no tensor of that name
-        (tensor,) = session.get_tensors_by_name([name])
-    return to_torch(tensor).detach().clone().contiguous()
 
 
 def _shards(path: Path) -> list[Path]:

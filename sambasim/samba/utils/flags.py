@@ -88,15 +88,6 @@ def _log_level(text: str) -> str:
     return text
 
 
-def _pef_name(text: str) -> str:
-    return text.removesuffix(".pef")
-
-
-def _time_and_process() -> str:
-    """The default name of a PEF: `20240131_235959_4711`."""
-    return f"{time.strftime('%Y%m%d_%H%M%S')}_{os.getpid()}"
-
-
 _switch = partial(Flag, default=False, convert=None)
 _count = partial(Flag, convert=_at_least_one, placeholder="N")
 _file = partial(Flag, placeholder="FILE")
@@ -147,8 +138,9 @@ FLAGS: tuple[Flag, ...] = (
     _switch(("--enable-profiler",), EVERYWHERE, "Let the device profile itself.", inert="there is no device"),
     # compile
     Flag(
-        ("--pef-name",), _ONLY_COMPILE, "The PEF is OUTPUT_FOLDER/NAME/NAME.pef.", _time_and_process, _pef_name,
-        placeholder="NAME",
+        ("--pef-name",), _ONLY_COMPILE, "The PEF is OUTPUT_FOLDER/NAME/NAME.pef.",
+        lambda: f"{time.strftime('%Y%m%d_%H%M%S')}_{os.getpid()}",
+        lambda text: text.removesuffix(".pef"), placeholder="NAME",
     ),
     Flag(("--output-folder",), _ONLY_COMPILE, "The folder of PEFs.", "out", placeholder="FOLDER"),
     _count(("--world-size", "-ws", "--ws"), (COMPILE, MEASURE_PERFORMANCE), "The least number of replicas.", 1),

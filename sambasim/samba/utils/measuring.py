@@ -17,7 +17,7 @@ from pydantic import JsonValue
 from torch import nn
 
 from sambasim.errors import OptionError
-from sambasim.hardware.placement import Inventory, inventory_of, place_replicas
+from sambasim.hardware.placement import inventory_of, place_replicas
 from sambasim.ir.graph import Section, SectionKind
 from sambasim.ir.program import Program
 from sambasim.runtime.outcome import predicted
@@ -33,12 +33,12 @@ from sambasim.samba.utils.parser import Arguments
 from sambasim.simulation.compiled import CompiledStep
 from sambasim.simulation.prediction import backing_of
 from sambasim.simulation.sync import SyncPath
-from sambasim.units import format_seconds
+from sambasim.units import counted, format_seconds
 
 _WARM_UP_STEPS = 3
 _FEW_STEPS = 10
 _UNEVEN = 2.0
-"""A 90th percentile of so many medians is noted, if there are at least _FEW_STEPS."""
+"""From _FEW_STEPS steps on, a notice is printed if the 90th percentile is at least this multiple of the median."""
 
 
 class Performance(NamedTuple):
@@ -93,7 +93,7 @@ def measure_performance(
 
     world = context.communicator()
     column = _Prediction(model, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
-    predicted_s = _predicted_s(column.step, forward_only=kinds is not None, graph_only=run_graph_only)
+    predicted_s = column.step_s(forward_only=kinds is not None, graph_only=run_graph_only)
     times_s = _time_steps(graph_alone if run_graph_only else step, n_iterations, min_duration)
     median_s, slow_s = map(max, zip(*world.all_gather_object(median_and_slow(times_s)), strict=True))
     measured = Performance(world.world_size * program.batch_size / median_s, median_s)
@@ -103,14 +103,14 @@ def measure_performance(
         "step_p90_s": slow_s,
         "samples_per_s": measured.throughput,
         "predicted_step_s": predicted_s,
-        **column.figures(),
+        **column.figures,
     }
     predicted_text = "" if predicted_s is None else f"predicted for a device: {format_seconds(predicted_s)} a step\n"
     table = (
         f"{_title(world.world_size, len(times_s))}: "
         f"{format_seconds(median_s)} a step, {measured.throughput:.0f} samples/s\n"
         f"{spread(median_s, slow_s, len(times_s))}\n"
-        f"{predicted_text}{column.text()}"
+        f"{predicted_text}{column.text}"
     )
     _report(figures, table, json, bench_report_json, compiled_stats_json)
     least = getattr(context.current().arguments, "min_throughput", None)
@@ -177,18 +177,17 @@ def measure_sections(
         **_circumstances(program, steps),
         "sections_s": sum(slowest),
         "predicted_sections_s": predicted_s,
-        **column.figures(),
+        **column.figures,
         "step_p90_s": slow_s,
         "sections": [asdict(row) for row in rows],
     }
     table = _table(rows, predicted_s, _title(world.world_size, steps)) + spread(median_s, slow_s, steps) + "\n"
-    table += column.text()
+    table += column.text
     _report(figures, table, json, bench_report_json, compiled_stats_json)
     return figures
 
 
 def _circumstances(program: Program, steps: int) -> dict[str, JsonValue]:
-    """What both reports say of a measurement."""
     return {
         "measured": "on this machine, not on a device",
         "replicas": context.communicator().world_size,
@@ -235,38 +234,33 @@ def _table(rows: Sequence[SectionFigure], predicted_s: float | None, heading: st
 
 
 class _Prediction:
-    """The prediction of a step of the loaded PEF on its device: `step`, or None and the `reason`."""
+    """The prediction of a step of the loaded PEF on its device.
+
+    step: None without a prediction
+    figures, text: device and source of the prediction, or why there is none, for JSON and as a line
+    """
 
     def __init__(self, model: nn.Module, *, data_parallel: bool, reduce_on_rdu: bool) -> None:
         document, world = session.document(model), context.communicator()
-        self.inventory: Inventory = inventory_of(document.compile_options)
-        placement = place_replicas(self.inventory, world.node_of if data_parallel else [world.node_index])
-        path = SyncPath.RDU if reduce_on_rdu else SyncPath.HOST
-        found = predicted(document.program, self.inventory, placement, path)
-        self.step: CompiledStep | None = None if isinstance(found, str) else found
-        self.reason = found if isinstance(found, str) else None
-        self._backing = backing_of(self.inventory.device, placement.replicas)
+        inventory = inventory_of(document.compile_options)
+        placement = place_replicas(inventory, world.node_of if data_parallel else [world.node_index])
+        found = predicted(document.program, inventory, placement, SyncPath.RDU if reduce_on_rdu else SyncPath.HOST)
+        self.step: CompiledStep | None = None
+        if isinstance(found, str):
+            self.figures: dict[str, JsonValue] = {"not_predicted": found}
+            self.text = f"no prediction for a device: {found}\n"
+        else:
+            self.step, backing = found, backing_of(inventory.device, placement.replicas)
+            self.figures = {"predicted_for": inventory.share, "predicted_backed_by": backing}
+            self.text = f"predicted: for {inventory.share}; {backing}\n"
 
-    def figures(self) -> dict[str, JsonValue]:
-        """The device and the source of the prediction; or why there is none."""
-        if self.reason is not None:
-            return {"not_predicted": self.reason}
-        return {"predicted_for": self.inventory.share, "predicted_backed_by": self._backing}
-
-    def text(self) -> str:
-        """The same as a line."""
-        if self.reason is not None:
-            return f"no prediction for a device: {self.reason}\n"
-        return f"predicted: for {self.inventory.share}; {self._backing}\n"
-
-
-def _predicted_s(step: CompiledStep | None, *, forward_only: bool, graph_only: bool) -> float | None:
-    """The predicted time of a measured step; None without a prediction."""
-    if step is None:
-        return None
-    if forward_only:
-        return step.of_kind_s(SectionKind.FWD) if graph_only else step.forward_s
-    return step.graph_s if graph_only else step.scaled.predicted_s
+    def step_s(self, *, forward_only: bool, graph_only: bool) -> float | None:
+        """The predicted time of a measured step."""
+        if self.step is None:
+            return None
+        if forward_only:
+            return self.step.of_kind_s(SectionKind.FWD) if graph_only else self.step.forward_s
+        return self.step.graph_s if graph_only else self.step.scaled.predicted_s
 
 
 def _checked_kinds(
@@ -310,23 +304,19 @@ def _time_steps(step: Callable[[], float], n_iterations: int, min_duration: floa
         step()
     times_s = [step() for _ in range(n_iterations)]
     # Steps are collective, so all ranks take the most that one of them needs.
-    more = max(context.communicator().all_gather_object(_steps_until(min_duration, times_s)))
-    return times_s + [step() for _ in range(more)]
+    left_s = max(0.0, min_duration - sum(times_s))
+    more = context.communicator().all_gather_object(round(left_s / statistics.median(times_s)))
+    return times_s + [step() for _ in range(max(more))]
 
 
 def spread(median_s: float, slow_s: float, steps: int) -> str:
     """The number of threads, how much the times differ, and a likely reason."""
     threads = torch.get_num_threads()
-    text = f"median, with {_counted(threads, 'thread')} a replica; 9 of 10 steps took {format_seconds(slow_s)} or less"
+    text = f"median, with {counted(threads, 'thread')} a replica; 9 of 10 steps took {format_seconds(slow_s)} or less"
     if steps < _FEW_STEPS or slow_s < _UNEVEN * median_s:
         return text
     alone = "" if threads == 1 else "; or threads wait for each other: try --threads 1"
     return f"{text}\nnotice: times of steps differ much: other work may run on these cores{alone}"
-
-
-def _counted(number: int, noun: str) -> str:
-    """`1 step`, `2 steps`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def median_and_slow(times_s: list[float]) -> tuple[float, float]:
@@ -335,8 +325,7 @@ def median_and_slow(times_s: list[float]) -> tuple[float, float]:
 
 
 def _title(replicas: int, steps: int) -> str:
-    """The heading of a table."""
-    return f"measured on this machine, {_counted(replicas, 'replica')}, {_counted(steps, 'step')}"
+    return f"measured on this machine, {counted(replicas, 'replica')}, {counted(steps, 'step')}"
 
 
 def _report(
@@ -356,9 +345,3 @@ def _report(
         write_json(compiled_stats_json, get_pef_info(str(getattr(context.current().arguments, "pef", None))))
     sys.stdout.write(f"{json_format.dumps(figures)}\n" if json == "-" else table)
     sys.stdout.flush()
-
-
-def _steps_until(duration_s: float, times_s: list[float]) -> int:
-    """How many more steps fill `duration_s`, estimated from `times_s`."""
-    left_s = duration_s - sum(times_s)
-    return max(0, round(left_s / statistics.median(times_s))) if left_s > 0 else 0

@@ -22,10 +22,7 @@ __all__ = ["dataset_transform", "prepare_dataloader"]
 _FOLDERS = ("data_dir", "data_folder", "data_path")
 """Arguments of apps for the folder of the data."""
 
-_MEAN, _DEVIATION = 0.1307, 0.3081
-"""Of MNIST's training images, with pixels in 0..1."""
-
-_LARGEST_PIXEL = 255
+_MEAN, _DEVIATION = 0.1307, 0.3081  # of MNIST's training images, with pixels in 0..1
 
 
 def dataset_transform(args: Namespace | Mapping[str, object]) -> Callable[[Any], Tensor]:
@@ -119,4 +116,4 @@ def _pixels(image: Any) -> Tensor:
         what = f"an image has the shape {tuple(given.shape)}, and images like MNIST's have one channel"
         raise DataError(what, remedy="give grey images, of height × width")
     grey = given.select(channel, 0).unsqueeze(0)
-    return grey.float() / _LARGEST_PIXEL if grey.dtype == torch.uint8 else grey.float()
+    return grey.float() / 255 if grey.dtype == torch.uint8 else grey.float()

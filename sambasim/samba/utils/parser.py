@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,7 +19,7 @@ from sambasim.errors import OptionError, SambasimError
 from sambasim.pef import PefHeader, locate, peek
 from sambasim.runtime.launcher import launched_rank
 from sambasim.samba import context
-from sambasim.samba.utils.flags import COMMANDS, COMPILE, FLAGS, RUN, TEST, Flag
+from sambasim.samba.utils.flags import COMMANDS, COMPILE, FLAGS, MEASURE_PERFORMANCE, MEASURE_SECTIONS, RUN, TEST, Flag
 
 AddArguments = Callable[[argparse.ArgumentParser], object]
 """A function of the app that adds flags to a parser."""
@@ -30,31 +31,32 @@ _IN_A_BATCH_SIZE = ("mapping", "num_spatial_batches")
 """Flags, besides -b, from which apps compute a batch size."""
 
 _DATA_PARALLEL = "--data-parallel"
-_WIDTH = 100
 _ONE_SAMPLE = 1  # the batch size without -b, where no PEF says another
 
 _EXAMPLES = {
-    COMPILE: ("compile --pef-name net -b 32", "compile --pef-name net -b 32 --data-parallel -ws 2"),
+    COMPILE: ("{} compile --pef-name net -b 32", "{} compile --pef-name net -b 32 --data-parallel -ws 2"),
     RUN: (
-        "run --pef out/net/net.pef -b 32",
-        "mpirun -np 2 run --pef out/net/net.pef -b 32 --data-parallel --reduce-on-rdu",
+        "{} run --pef out/net/net.pef -b 32",
+        "mpirun -np 2 {} run --pef out/net/net.pef -b 32 --data-parallel --reduce-on-rdu",
     ),
-    TEST: ("test --pef out/net/net.pef -b 32",),
-    "measure-performance": ("measure-performance --pef out/net/net.pef -b 32 --json",),
-    "measure-sections": ("measure-sections --pef out/net/net.pef -b 32 --json",),
+    TEST: ("{} test --pef out/net/net.pef -b 32",),
+    MEASURE_PERFORMANCE: ("{} measure-performance --pef out/net/net.pef -b 32 --json",),
+    MEASURE_SECTIONS: ("{} measure-sections --pef out/net/net.pef -b 32 --json",),
 }
 
 
 class Arguments(argparse.Namespace):
-    """The parsed arguments. `vars` does not contain these two:
+    """The parsed arguments. `vars` does not contain these three:
 
     typed: the names of the arguments that were typed
+    of_app: the names of the app's own flags
     parsed_batch_size: the batch size before the app changes it, as by `args.batch_size *= args.num_spatial_batches`;
         None if the app has a flag of its own for it
     """
 
-    __slots__ = ("parsed_batch_size", "typed")
+    __slots__ = ("of_app", "parsed_batch_size", "typed")
     typed: frozenset[str]
+    of_app: frozenset[str]
     parsed_batch_size: int | None
 
 
@@ -62,9 +64,11 @@ class CommandParser(argparse.ArgumentParser):
     """An ArgumentParser that raises OptionError instead of exiting.
 
     flags: those of the library that no flag of the app replaces
+    of_app: the names of the app's own flags
     """
 
     flags: tuple[Flag, ...] = ()
+    of_app: frozenset[str] = frozenset()
 
     def error(self, message: str) -> NoReturn:
         raise OptionError(f"{self.prog}: {message}", remedy=f"{self.prog} --help") from None
@@ -81,7 +85,6 @@ def program_name() -> str:
 
 
 def overview() -> str:
-    """The help of an app without a command."""
     program = program_name()
     commands = "\n".join(f"  {name:<20} {what}" for name, what in COMMANDS.items())
     return (
@@ -98,15 +101,19 @@ def command_parser(command: str, additions: Sequence[AddArguments]) -> CommandPa
         prog=f"{program} {command}",
         description=COMMANDS[command],
         epilog=f"examples:\n{_examples(program, (command,))}",
-        formatter_class=_formatter,
+        # Keeps line breaks of the examples, and leaves a wide column for flags.
+        formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=36, width=100),
         conflict_handler="resolve",
         allow_abbrev=False,
     )
-    library = list(_add_library(parser, command))
+    effective = parser.add_argument_group("flags of the library")
+    inert = parser.add_argument_group("flags that are accepted, and have no effect here")
+    of_command = [flag for flag in FLAGS if command in flag.commands]
+    library = [_add_flag(inert if flag.inert else effective, flag, command) for flag in of_command]
     for add in additions:
         add(parser)
-    taken_over = _give_way(parser, library)
-    parser.flags = tuple(f for f in FLAGS if command in f.commands and f.destination not in taken_over)
+    parser.of_app = frozenset(_give_way(parser, library))
+    parser.flags = tuple(flag for flag in of_command if flag.destination not in parser.of_app)
     return parser
 
 
@@ -138,7 +145,7 @@ def parse(parser: CommandParser, command: str, arguments: Sequence[str]) -> Argu
     if unknown:
         raise _unknown(parser, command, unknown)
     namespace.command = command
-    namespace.typed = frozenset(_typed_destinations(parser, words))
+    namespace.typed, namespace.of_app = frozenset(_typed_destinations(parser, words)), parser.of_app
     for flag in FLAGS:
         if not hasattr(namespace, flag.destination):
             setattr(namespace, flag.destination, flag.default_for(command))
@@ -187,15 +194,6 @@ def _typed_destinations(parser: argparse.ArgumentParser, words: Sequence[str]) -
         action = flags.get(word.partition("=")[0]) or (None if word.startswith("--") else flags.get(word[:2]))
         if action is not None:
             yield action.dest
-
-
-def _add_library(parser: argparse.ArgumentParser, command: str) -> Iterator[argparse.Action]:
-    """Adds the library's flags of this command, and yields each."""
-    effective = parser.add_argument_group("flags of the library")
-    inert = parser.add_argument_group("flags that are accepted, and have no effect here")
-    for flag in FLAGS:
-        if command in flag.commands:
-            yield _add_flag(inert if flag.inert else effective, flag, command)
 
 
 def _add_flag(group: argparse._ArgumentGroup, flag: Flag, command: str) -> argparse.Action:
@@ -256,21 +254,9 @@ def _with_dashes(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _formatter(prog: str) -> argparse.HelpFormatter:
-    """Keeps line breaks of the examples, and leaves a wide column for flags."""
-    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=36, width=_WIDTH)
-
-
 def _examples(program: str, commands: Sequence[str]) -> str:
     lines = (line for command in commands for line in _EXAMPLES[command])
-    return "\n".join(f"  {_typed(program, line)}" for line in lines)
-
-
-def _typed(program: str, example: str) -> str:
-    """An example with the program before the command, and after mpirun."""
-    words = example.split()
-    start = next(index for index, word in enumerate(words) if word in COMMANDS)
-    return " ".join((*words[:start], program, *words[start:]))
+    return "\n".join(f"  {line.format(program)}" for line in lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +277,11 @@ class NextRun:
         """The run command, with the typed flags that a run has too; None if a run needs other flags of the app."""
         try:
             run = command_parser(RUN, self.additions)
-            kept = [word for group in self._groups() if _accepts(run, group) for word in group]
+            kept: list[str] = []
+            for group in self._groups():
+                action = run._option_string_actions.get(group[0].partition("=")[0])
+                if action.dest != "pef" if action else not group[0].startswith("-"):
+                    kept += group
             if replicas > 1 and _DATA_PARALLEL not in kept:
                 kept.append(_DATA_PARALLEL)
             words = [*kept, "--pef", pef, *(["--reduce-on-rdu"] if replicas > 1 else [])]
@@ -318,8 +308,3 @@ class NextRun:
             return 1 if action.nargs is None else action.nargs
         until_flag = next((index for index, word in enumerate(following) if self._action(word)), len(following))
         return min(until_flag, 1) if action.nargs == "?" else until_flag
-
-
-def _accepts(run: argparse.ArgumentParser, group: Sequence[str]) -> bool:
-    action = run._option_string_actions.get(group[0].partition("=")[0])
-    return not group[0].startswith("-") if action is None else action.dest != "pef"

@@ -1,12 +1,11 @@
 """An app as old public repositories write them: it compiles, trains and is measured unchanged."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.mpi import Result, mpirun, run_job
+from tests.support.mpi import SAMBASIM, Result, mpirun, run_job
 from tests.support.whole import whole, whole_case
 
 SCRIPT = str(Path(__file__).with_name("old_names.py"))
@@ -15,12 +14,11 @@ SCRIPT = str(Path(__file__).with_name("old_names.py"))
 def _call(folder: Path, command: str, *flags: str, np: int = 1) -> Result:
     launcher = [mpirun(), "-np", str(np)] if np > 1 else []
     words = [command, *(() if command == "compile" else ("--pef", "out/net/net.pef")), *flags]
-    return run_job([*launcher, sys.executable, "-m", "sambasim", SCRIPT, *words], timeout=120, cwd=folder).check()
+    return run_job([*launcher, *SAMBASIM, SCRIPT, *words], timeout=120, cwd=folder).check()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the app was compiled for two replicas and more."""
     folder = tmp_path_factory.mktemp("app")
     compiled = _call(folder, "compile", "--data-parallel", "-ws", "2", "--pef-name", "net")
     assert "Compilation succeeded" in compiled.stdout
@@ -29,7 +27,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> Result:
-    """What a `run` on one replica printed."""
     return _call(folder, "run")
 
 

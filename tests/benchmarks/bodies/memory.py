@@ -25,8 +25,6 @@ STEPS = 3
 
 
 class Gauge(RunObserver):
-    """A listener that reads the memory when the last step has ended."""
-
     def __init__(self) -> None:
         self.held_bytes = 0
 
@@ -36,7 +34,6 @@ class Gauge(RunObserver):
 
 
 def proportional_bytes() -> int:
-    """The proportional set size of this process."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 

@@ -24,8 +24,6 @@ WARM_UP_STEPS = 5
 
 
 class Clock(RunObserver):
-    """Notes what each step and each checkpoint took, by its own record."""
-
     def __init__(self) -> None:
         self.steps_s: list[float] = []
         self.checkpoints_s: list[float] = []

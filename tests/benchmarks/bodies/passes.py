@@ -15,13 +15,11 @@ from pathlib import Path
 
 import torch
 
-from sambasim.pef import map_weights, read
 from sambasim.runtime.capacity import keep_freed_memory
-from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.engine.inductor import Inductor
 from sambasim.runtime.executor import Executor, tangent_of
-from sambasim.runtime.replica import place_inputs, place_weights
 from tests.benchmarks.workloads import WORKLOADS, Workload
+from tests.support.loaded import loaded
 
 WARM_UP_RUNS = 2
 
@@ -51,13 +49,10 @@ def _eager(workload: Workload) -> Callable[[], object]:
 
 def _from_pef(path: Path, workload: Workload, way: str) -> Callable[[], object]:
     keep_freed_memory()  # as a run does
-    program = read(path).program
+    names = inspect.signature(workload.model().forward).parameters
+    program, memory = loaded(path, dict(zip(names, workload.batch(), strict=True)))
     if program.training is None:
         raise ValueError("a PEF without a training step")
-    memory = DeviceMemory(program, private_storage(program.device_bytes))
-    place_weights(program, memory, map_weights(path))
-    names = inspect.signature(workload.model().forward).parameters
-    place_inputs(memory, dict(zip(names, workload.batch(), strict=True)))
     engine = Inductor() if way == "inductor" else None  # as a run does
     executable = Executor(program.training, program, memory.tensor, engine)
     tangent = tangent_of(program, 1.0)

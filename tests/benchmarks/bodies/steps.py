@@ -34,8 +34,6 @@ WARM_UP_STEPS = 5
 
 
 class Clock(RunObserver):
-    """A listener that notes when each step ended."""
-
     def __init__(self) -> None:
         self._ended_s: list[float] = []
 
@@ -43,7 +41,6 @@ class Clock(RunObserver):
         self.tick()
 
     def tick(self) -> None:
-        """A step has ended."""
         self._ended_s.append(time.perf_counter())
 
     @property

@@ -77,17 +77,14 @@ PROGRAMS = {
 
 
 def operand(rank: int) -> Tensor:
-    """What rank `rank` is given: no two ranks have the same."""
     return torch.randn(6, 3, generator=torch.Generator().manual_seed(100 + rank))
 
 
 def seed(rank: int) -> None:
-    """Set torch's generator for `rank`."""
     torch.manual_seed(rank)
 
 
 def outputs_of(by_hand: Program, communicator: Communicator) -> dict[str, str]:
-    """The outputs of this rank, as hexadecimal bytes."""
     allocated = allocate(by_hand, communicator, Way.HOST)
     (transport,) = transports_of(by_hand, communicator, Way.HOST, allocated)
     memory = allocated.memories[0]

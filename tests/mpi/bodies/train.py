@@ -75,8 +75,6 @@ def _calling(function: Callable[..., object], note: Callable[[], None]) -> Calla
 
 
 class _Messages(RunObserver):
-    """Keeps what a run says."""
-
     def __init__(self) -> None:
         self.sync, self.notices, self.notes = "", list[str](), list[str]()
 

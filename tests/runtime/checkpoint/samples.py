@@ -1,6 +1,7 @@
 """A small checkpoint, and ways to damage it with right digests."""
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -69,13 +70,12 @@ def manifest(step: int = 50) -> Manifest:
 
 
 def tensors() -> dict[str, Tensor]:
-    """The whole tensors, flat, by name."""
     found: dict[str, Tensor] = {}
     for number, (name, model) in enumerate(manifest().tensors.items()):
         if model.kind is SymbolKind.BUFFER:
             found |= {buffer_name(replica, name): torch.tensor([replica]) for replica in REPLICAS}
         else:
-            found[name] = torch.arange(model.numel) + 0.5 * number
+            found[name] = torch.arange(math.prod(model.shape)) + 0.5 * number
     return found
 
 
@@ -111,10 +111,8 @@ def sealed(fields: Fields) -> Fields:
 
 
 def change_bytes(path: Path, name: str, change: Callable[[bytes], bytes]) -> None:
-    """Change the bytes of one file, and nothing else."""
     (path / name).write_bytes(change((path / name).read_bytes()))
 
 
 def flip_a_bit(path: Path) -> None:
-    """Of the last tensor in the shard."""
     change_bytes(path, SHARD, lambda data: data[:-1] + bytes([data[-1] ^ 1]))

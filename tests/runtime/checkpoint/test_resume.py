@@ -1,15 +1,18 @@
 """Which checkpoint a run resumes from, and which changes since it are reported or refused."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sambasim.errors import CheckpointError, OptionError
+from sambasim.pef import write
 from sambasim.pef.document import PartDigests
 from sambasim.runtime.checkpoint import folder
 from sambasim.runtime.checkpoint.format import Manifest
 from sambasim.runtime.checkpoint.resume import AUTO, NEWEST, changes, check_epoch, check_exact, check_pef, choose
 from sambasim.runtime.single_rank import single_rank
+from tests.pef.samples import sample_document, sample_weights
 from tests.runtime.checkpoint.samples import SHARD, change_fields, flip_a_bit, manifest, write_sample
 
 ALONE = single_rank("here")
@@ -18,7 +21,6 @@ SAVED = manifest()
 
 @pytest.fixture
 def three(tmp_path: Path) -> list[Path]:
-    """Checkpoints after steps 10, 20 and 30."""
     return [write_sample(tmp_path, step) for step in (10, 20, 30)]
 
 
@@ -119,7 +121,7 @@ def test_another_pef_is_refused_with_what_differs() -> None:
         others = SAVED.pef.parts.model_copy(update=dict.fromkeys(parts, "d" * 64))
         pef = SAVED.pef.model_copy(update={"digest": "b" * 64, "parts": others})
         with pytest.raises(CheckpointError) as error:
-            check_pef(SAVED, SAVED.model_copy(update={"pef": pef, **changed}), "here")
+            check_pef(SAVED, SAVED.model_copy(update={"pef": pef, **changed}), Path("out/net/net.pef"), "here")
         return f"{error.value.what} -> {error.value.remedy}"
 
     assert "than net: these differ: its graph, its initial weights -> run" in refused("weights", "graph")
@@ -129,4 +131,24 @@ def test_another_pef_is_refused_with_what_differs() -> None:
     other = SAVED.pef.model_copy(update={"digest": "b" * 64, "name": "lenet", "batch_size": 8})
     assert "its name is 'net'; its batch size is 4 and not 8" in refused(pef=other)
     with pytest.raises(CheckpointError, match="does not hold the tensors of that PEF"):
-        check_pef(SAVED, SAVED.model_copy(update={"tensors": fewer}), "here")
+        check_pef(SAVED, SAVED.model_copy(update={"tensors": fewer}), Path("out/net/net.pef"), "here")
+
+
+def test_the_pef_of_a_checkpoint_is_named_with_the_compile_options_that_differ(tmp_path: Path) -> None:
+    def compiled(name: str, **options: bool | str | int) -> tuple[Manifest, Path]:
+        path = tmp_path / name / f"{name}.pef"
+        given = {"pef_name": name, "data_parallel": True, **options}
+        document = write(path, replace(sample_document(), compile_options=given), sample_weights())
+        pef = SAVED.pef.model_copy(update={"name": name, "digest": document.digest})
+        return SAVED.model_copy(update={"pef": pef}), path
+
+    saved, old = compiled("old", opt_level="o1", world_size=2, num_tiles=4)
+    now, new = compiled("new", opt_level="o3", world_size=2)
+    (tmp_path / "new" / "other.pef").write_text("no PEF")
+    with pytest.raises(CheckpointError) as error:
+        check_pef(saved, now, new, "here")
+    assert error.value.what.endswith('PEF than new: its name is \'old\'; num_tiles: 4 → none; opt_level: "o1" → "o3"')
+    assert f"run --pef {old}, the PEF that it was trained with" in str(error.value.remedy)
+    old.unlink()
+    with pytest.raises(CheckpointError, match=r"PEF than new: its name is 'old'\n"):
+        check_pef(saved, now, new, "here")

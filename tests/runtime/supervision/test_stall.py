@@ -52,15 +52,14 @@ def seen(
 @pytest.mark.parametrize(
     "others",
     [
-        [seen(1, R)],
-        [seen(1, R), seen(2, idle_s=0.5)],
-        [seen(1, process=Process.STOPPED), seen(2)],
-        [seen(1, step=16), seen(2)],
-        [seen(1, State.ENDED), seen(2)],
-        [seen(1, B, process=Process.STOPPED)],
-        [seen(1, R, 4.0, process=Process.SILENT)],
+        pytest.param([seen(1, R)], id="running"),
+        pytest.param([seen(1, R), seen(2, idle_s=0.5)], id="one waits since now"),
+        pytest.param([seen(1, process=Process.STOPPED), seen(2)], id="stopped"),
+        pytest.param([seen(1, step=16), seen(2)], id="behind"),
+        pytest.param([seen(1, State.ENDED), seen(2)], id="ended"),
+        pytest.param([seen(1, B, process=Process.STOPPED)], id="busy and stopped"),
+        pytest.param([seen(1, R, 4.0, process=Process.SILENT)], id="host is silent"),
     ],
-    ids=["running", "one waits since now", "stopped", "behind", "ended", "busy and stopped", "host is silent"],
 )
 def test_rank_1_stalls_the_job(others: Sequence[Observation]) -> None:
     everybody = [seen(0), *others]
@@ -71,24 +70,14 @@ def test_rank_1_stalls_the_job(others: Sequence[Observation]) -> None:
 @pytest.mark.parametrize(
     ("own", "others"),
     [
-        (seen(0), [seen(1, R, 2.0)]),
-        (seen(0), [seen(1, R), seen(2, R, 2.0)]),
-        (seen(0, idle_s=2.0), [seen(1, R)]),
-        (seen(0, R), [seen(1, R)]),
-        (seen(0), [seen(1, idle_s=0.5)]),
-        (seen(0), [seen(1, idle_s=2.0, process=Process.STOPPED), seen(2)]),
-        (seen(0), [seen(1, State.LEAVING)]),
-        (seen(0), [seen(1, B)]),
-    ],
-    ids=[
-        "slow",
-        "one of two is slow",
-        "this rank waits since now",
-        "this rank does not wait",
-        "all wait, one just began",
-        "just stopped",
-        "ends the job itself",
-        "busy",
+        pytest.param(seen(0), [seen(1, R, 2.0)], id="slow"),
+        pytest.param(seen(0), [seen(1, R), seen(2, R, 2.0)], id="one of two is slow"),
+        pytest.param(seen(0, idle_s=2.0), [seen(1, R)], id="this rank waits since now"),
+        pytest.param(seen(0, R), [seen(1, R)], id="this rank does not wait"),
+        pytest.param(seen(0), [seen(1, idle_s=0.5)], id="all wait, one just began"),
+        pytest.param(seen(0), [seen(1, idle_s=2.0, process=Process.STOPPED), seen(2)], id="just stopped"),
+        pytest.param(seen(0), [seen(1, State.LEAVING)], id="ends the job itself"),
+        pytest.param(seen(0), [seen(1, B)], id="busy"),
     ],
 )
 def test_the_job_is_not_stalled(own: Observation, others: Sequence[Observation]) -> None:

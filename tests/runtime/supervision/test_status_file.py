@@ -5,19 +5,11 @@ from pathlib import Path
 import pytest
 
 from sambasim.errors import MachineError
-from sambasim.runtime.supervision.status_file import (
-    LINE_BYTES,
-    RankStatus,
-    State,
-    StatusFile,
-    name_of,
-    prepare,
-)
+from sambasim.runtime.supervision.status_file import LINE_BYTES, RankStatus, State, StatusFile, name_of, prepare
 
 
 @pytest.fixture
 def three_ranks(tmp_path: Path) -> StatusFile:
-    """A file for three ranks, of which two have started."""
     made = StatusFile.create([tmp_path], "net-ranks-host-1.txt", 3)
     for index, rank in enumerate((4, 5)):
         made.activity(index).begin(rank, f"node{rank}", 1000 + rank)

@@ -45,19 +45,6 @@ def test_a_model_knows_when_it_is_traced(samba: Any, inputs: tuple[Any, Any], tm
     assert torch.equal(losses.torch(), model(*inputs)[0].torch() * 2)
 
 
-def test_trace_graph_takes_what_apps_give_it(samba: Any, inputs: tuple[Any, Any], pef: str) -> None:
-    model = samba.from_torch_model_(seeded_net())
-    optimizer = samba.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    outputs = samba.utils.trace_graph(
-        model, inputs, optimizer, init_output_grads=True, loss_indices=[0], pef=pef, mapping="section",
-        data_parallel_mode="normal", transfer_device=False, distlearn_config=None, dev_mode=True, config_dict={},
-    )  # fmt: skip
-    assert [tensor.sn_name for tensor in outputs] == [tensor.sn_name for tensor in model.output_tensors]
-    assert not outputs[0].has_data
-    (weight,) = samba.session.get_tensors_by_name(["net__first__weight"])
-    assert not weight.any(), "nothing was sent to the device"
-
-
 def test_weights_move_between_host_and_device(samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any]) -> None:
     model, optimizer = traced
     start = {name: value.clone() for name, value in model.state_dict().items()}

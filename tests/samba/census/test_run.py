@@ -54,7 +54,7 @@ def test_model_run(shape: str, samba: Any, batch: list[Any], trace: Trace) -> No
     assert same_weights(model, plainly.model)
 
 
-@pytest.mark.parametrize("method", ["session.to_cpu", "model.cpu", "model.write_host_params", "try: to_cpu"])
+@pytest.mark.parametrize("method", ["session.to_cpu", "model.cpu", "model.write_host_params"])
 def test_weights_come_to_the_host(method: str, samba: Any, batch: list[Any], trace: Trace) -> None:
     model, optimizer = trace()
     plainly = Plainly(model)
@@ -62,11 +62,6 @@ def test_weights_come_to_the_host(method: str, samba: Any, batch: list[Any], tra
     plainly.step(batch)
     if method == "session.to_cpu":
         samba.session.to_cpu(model, [optimizer])
-    elif method == "try: to_cpu":
-        try:
-            samba.session.to_cpu(model)
-        except AttributeError:
-            pytest.fail("there is to_cpu")
     else:
         getattr(model, method.partition(".")[2])()
     assert same_weights(model, plainly.model)
@@ -138,15 +133,14 @@ def test_sn_data_of_weights_after_one_run(samba: Any, batch: list[Any], trace: T
 
 def test_profiles_of_a_session(samba: Any, batch: list[Any], trace: Trace) -> None:
     model, _ = trace()
-    for end in ({"filename": "profile.json"}, ["profile2.json"]):
+    for args, keywords in (((), {"filename": "profile.json"}), (("profile2.json",), {})):
         samba.session.start_samba_profile()
         samba.session.run(batch, model.output_tensors)
-        samba.session.end_samba_profile(**end) if isinstance(end, dict) else samba.session.end_samba_profile(*end)
+        samba.session.end_samba_profile(*args, **keywords)
     names = [event["name"] for event in json.loads(Path("profile2.json").read_text())]
     assert names.count("samba_profile") >= 2
-    for _ in range(2):
-        samba.session.start_runtime_profile()
-        samba.session.end_runtime_profile("file.log")
+    samba.session.start_runtime_profile()
+    samba.session.end_runtime_profile("file.log")
     assert Path("file.log").is_file()
 
 
@@ -191,60 +185,34 @@ def test_a_command_line_is_taken(line: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert {name: getattr(args, name) for name in LINES[line]} == LINES[line]
 
 
-IMPORTS = [
+IMPORTS = [  # one of each form; test_fidelity and shim/test_finder check all modules and names
     "from sambaflow import samba; samba.session",
     "import sambaflow.samba as samba; samba.session",
     "import sambaflow; import sambaflow.samba as samba; sambaflow.samba.optim.SGD",
-    "import sambaflow.samba.utils as utils; utils.trace_graph",
     "import sambaflow.samba.utils as sn_utils; sn_utils.assert_close",
-    "import sambaflow.samba.utils as samba_utils; samba_utils.set_seed(0)",
     "from sambaflow import samba; samba.utils.trace_graph; samba.utils.assert_close",
-    "import sambaflow.samba.optim as optim; optim.AdamW",
     "import sambaflow.samba.nn as nn; nn.Module, nn.Sequential(nn.Conv2d(1, 1, 3), nn.ConvTranspose2d(1, 1, 2))",
     "import sambaflow.samba.nn as sn; sn.BatchNorm2d(1), sn.MaxPool2d(2), sn.ReLU(inplace=True)",
     "from sambaflow.samba import SambaTensor, to_torch",
-    "from sambaflow.samba.sambatensor import SambaTensor, from_torch_tensor",
-    "from sambaflow.samba.sambaloader import SambaLoader",
     "from sambaflow.samba.utils import assert_close, set_seed, trace_graph, get_rank, get_world_size, is_main_process",
-    "from sambaflow.samba.utils import SNType, trace_multigraph",
     "from sambaflow.samba.utils.argparser import parse_app_args, parse_yaml_to_args, SambaConfig",
-    "from sambaflow.samba.utils.common import common_app_driver",
-    "from sambaflow.samba.utils.pef_utils import get_pefmeta, get_pefmeta_dict",
-    "from sambaflow.samba.utils.benchmark_acc import AccuracyReport",
-    "from sambaflow.samba.utils.dataset.mnist import dataset_transform",
     "import sambaflow.samba.utils.dataset.mnist as mnist; mnist.prepare_dataloader",
     "from sambaflow.samba.utils.dataset import mnist; mnist.prepare_dataloader",
-    "from sambaflow.samba.utils.tensorboard_debug import dump_accuracy_debug_info",
     "from sambaflow.samba.utils.numeric import MAX_BF16_TRUNCATE_NORMAL_REL; assert MAX_BF16_TRUNCATE_NORMAL_REL > 0",
-    "from sambaflow.samba.utils.checkpoint import load_sharded_checkpoint",
     "import sambaflow.samba.utils as utils; utils.checkpoint.save_tensors",
     "from sambaflow.samba.utils.trainer.samba import train as samba_train",
-    "from sambaflow.samba.utils.trainer.torch import train as torch_train",
     "from sambaflow.samba.env import use_mock_samba_runtime; assert use_mock_samba_runtime() is False",
-    "from sambaflow.samba.env import enable_conv_grad_accum_stoc, enable_addbias_grad_accum_stoc, disable_sgd_stoc",
-    "from sambaflow.samba.test import TestWithGold, consistency_test",
-    "from sambaflow.samba.schema.snconfig import SNConfig",
     "from sambaflow.samba.lazy_param import lazy_param, RNGProvider, RNGProviderFactory",
     "from sambaflow.samba.materialize import materialize",
-    "from sambaflow.samba.nn.parameter import SambaParameter",
-    "from sambaflow.samba.directives import op_fusion, sdpa_directives",
-    "from sambaflow.samba.functional.stir import sn_imm, sn_iteridx, sn_select, sn_zipmapreduce",
     "from sambaflow.samba.graph import FwdGraph",
-    "from sambaflow.samba.profiler import Profiler",
-    "from sambaflow.samba.experiment_logger import AccMeter, DisplayMeter, CountMeter, Logger",
-    "from sambaflow.mac.metadata import ConvTilingMetadata, TilingMetadata",
-    "from sambaflow.models.unet import UNet",
-    "from sambaflow.frameworks.quantized.quantized_linear import QuantizedLinear",
-    "from sambaflow.online_inference_service.sn_sqs_handler import Queue",
     "from sambaflow import __version__, is_demo; assert __version__[0].isdigit()",
-    "from sambaflow.sambacollections import OrderedSet",
     "from sambaflow.logging import samba_logger; samba_logger.info('ready')",
 ]
 
 
-@pytest.mark.parametrize("spelling", IMPORTS)
-def test_an_import_is_executed_as_it_is_typed(spelling: str) -> None:
-    exec(spelling, {})
+def test_an_import_is_executed_as_it_is_typed() -> None:
+    for spelling in IMPORTS:
+        exec(spelling, {})
 
 
 def test_imports_in_try_except_pass() -> None:

@@ -44,6 +44,8 @@ def test_equal_arguments_are_no_finding(reporter: Reporter) -> None:
     note_changed(Namespace(**TYPED), {}, 8)
     note_changed(None, METADATA, 8)
     note_not_passed_on(None, {}, inference=False)
+    own_world_size = Namespace(command="compile", world_size=None)  # a flag of the app, without a default
+    note_not_passed_on(own_world_size, {}, inference=False)
     assert likely_cause(Namespace(**TYPED), METADATA) == ""
     assert not reporter.findings
 

@@ -75,10 +75,7 @@ def test_an_epoch_that_is_never_set_is_found(watched: Samplers, reporter: Report
     [
         ({"rank": 0}, "DP04: replicas 0 and 1 get the same samples: both samplers have rank 0"),
         ({"num_replicas": 4}, "DP05: the sampler of replica 1 divides the data among 4 replicas, and there are 2"),
-        (
-            {"order": (1, 3)},
-            "DP05: the samplers of replicas 0 and 1 differ in their seed, 0 and 1: samples are",
-        ),
+        ({"order": (1, 3)}, "DP05: the samplers of replicas 0 and 1 differ in their seed, 0 and 1: samples are"),
         ({"length": 9}, "DP05: the samplers of replicas 0 and 1 differ in the length of their data, 8 and 9: samples"),
     ],
 )

@@ -67,11 +67,7 @@ def test_another_unknown_keyword_is_ignored_with_one_notice(capsys: pytest.Captu
             r"function got wrong arguments: function() takes from 1 to 2 positional arguments but 3 were given",
             "its arguments are first, data_parallel",
         ),
-        (
-            lambda: function(),  # type: ignore[call-arg]  # the mistake
-            "function got wrong arguments: function() missing 1 required",
-            "its arguments",
-        ),
+        (lambda: function(), "function got wrong arguments: function() missing 1 required", "its arguments"),  # type: ignore[call-arg]  # the mistake
         (
             lambda: session.start_samba_profile(1),  # type: ignore[call-arg]  # the mistake
             "session.start_samba_profile got wrong arguments: Session.start_samba_profile() takes 1 ",

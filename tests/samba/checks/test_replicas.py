@@ -121,11 +121,7 @@ def compare(linear_pef: str, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
         return [own, (own[0], change[-1](own[1]))]
 
     communicator: Any = SimpleNamespace(
-        world_size=2,
-        node_of=[0, 0],
-        all_gather_object=gather,
-        topology=ALONE,
-        allocate_shared=private_window,
+        world_size=2, node_of=[0, 0], all_gather_object=gather, topology=ALONE, allocate_shared=private_window
     )
     watched = job.Job(communicator)
     monkeypatch.setattr(job, "_job", watched)

@@ -139,38 +139,29 @@ torch.nn.Linear(1, 1).to("cuda")
 """
 
 
-@pytest.mark.parametrize(
-    ("case", "printed", "line", "remedy"),
-    [
-        (
-            "first",
-            "error[launch]: the app calls init_process_group by itself",
-            '8: init_process_group("gloo")',
-            "leave init_process_group out of the app",
-        ),
-        (
-            "twice",
-            "error[launch]: the app calls init_process_group by itself",
-            '8: init_process_group("gloo")',
-            "leave init_process_group out of the app",
-        ),
-        (
-            "cuda",
-            "error[machine]: the app asks for the device cuda, and torch has none here",
-            '9: torch.nn.Linear(1, 1).to("cuda")',
-            'device = "cpu"',
-        ),
-    ],
+GROUP = (
+    "launch]: the app calls init_process_group by itself",
+    '8: init_process_group("gloo")',
+    "leave init_process_group",
 )
+CUDA = (
+    "machine]: the app asks for the device cuda, and torch has none here",
+    '9: torch.nn.Linear(1, 1).to("cuda")',
+    "device",
+)
+
+
+@pytest.mark.parametrize(("case", "expected"), [("first", GROUP), ("twice", GROUP), ("cuda", CUDA)])
 def test_code_for_another_machine_gets_an_error_with_the_remedy(
-    run: Run, way: str, tmp_path: Path, case: str, printed: str, line: str, remedy: str
+    run: Run, way: str, tmp_path: Path, case: str, expected: tuple[str, str, str]
 ) -> None:
     if case == "cuda" and torch.cuda.is_available():
         pytest.skip("this machine has one")
     result = run(way, FOR_ANOTHER_MACHINE, [case])
     assert result.returncode == 2
     first, where, to_try = result.stderr.splitlines()
-    assert (first, where) == (printed, f"  where: {tmp_path}/script.py:{line}")
+    printed, line, remedy = expected
+    assert (first, where) == (f"error[{printed}", f"  where: {tmp_path}/script.py:{line}")
     assert to_try.startswith(f"  try:   {remedy}")
 
 

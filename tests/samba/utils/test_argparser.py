@@ -35,13 +35,8 @@ def test_every_flag_of_the_library_has_a_value_on_every_command() -> None:
     compiled, run = parse_app_args(["compile"]), parse_app_args(["run", *PEF])
     destinations = {flag.destination for flag in FLAGS}
     assert set(vars(compiled)) == set(vars(run)) == destinations | {"command"}
-    assert (compiled.command, compiled.pef, run.command, run.pef, run.pef_name) == (
-        "compile",
-        None,
-        "run",
-        "net.pef",
-        None,
-    )
+    assert (compiled.command, compiled.pef) == ("compile", None)
+    assert (run.command, run.pef, run.pef_name) == ("run", "net.pef", None)
 
 
 def test_values_are_parsed() -> None:
@@ -52,68 +47,54 @@ def test_values_are_parsed() -> None:
     assert arguments.resources_scaling_factors == [0.5, 2.0]
 
 
-@pytest.mark.parametrize("spelling", ["--hidden-size", "--hidden_size"])
 @pytest.mark.parametrize("added", ["--hidden-size", "--hidden_size"])
-def test_both_spellings_of_an_apps_flag_are_taken(added: str, spelling: str) -> None:
-    arguments = parse_app_args(
-        ["compile", spelling, "5"], common_parser_fn=lambda parser: parser.add_argument(added, type=int)
-    )
-    assert arguments.hidden_size == 5
+def test_both_spellings_of_an_apps_flag_are_taken(added: str) -> None:
+    for typed in ("--hidden-size", "--hidden_size"):
+        arguments = parse_app_args(
+            ["compile", typed, "5"], common_parser_fn=lambda parser: parser.add_argument(added, type=int)
+        )
+        assert arguments.hidden_size == 5
 
 
 def adding(part: str) -> Callable[[argparse.ArgumentParser], object]:
     return lambda parser: parser.add_argument(f"--of-{part}", default=part)
 
 
-@pytest.mark.parametrize(
-    ("argv", "added"),
-    [
-        (["compile"], {"of_common", "of_compile"}),
-        (["run", *PEF], {"of_common", "of_run"}),
-        (["test", *PEF], {"of_common", "of_test"}),
-        (["measure-performance", *PEF], {"of_common"}),
-        (["measure-sections", *PEF], {"of_common"}),
-    ],
-)
-def test_each_function_adds_its_flags_to_its_command(argv: list[str], added: set[str]) -> None:
-    arguments = parse_app_args(argv, False, adding("common"), adding("compile"), adding("test"), adding("run"))
-    assert {name for name in vars(arguments) if name.startswith("of_")} == added
+def test_each_function_adds_its_flags_to_its_command() -> None:
+    for command in COMMANDS:
+        argv = [command, *PEF]
+        arguments = parse_app_args(argv, False, adding("common"), adding("compile"), adding("test"), adding("run"))
+        added = {"of_common", f"of_{command}"} if command in ("compile", "test", "run") else {"of_common"}
+        assert {name for name in vars(arguments) if name.startswith("of_")} == added
 
 
 @pytest.mark.parametrize("added", ["--batch-size", "--batch_size"])
-@pytest.mark.parametrize(
-    ("typed", "value"), [([], 64), (["-b", "8"], 8), (["--batch-size", "8"], 8), (["--batch_size=8"], 8)]
-)
-def test_an_apps_flag_of_the_same_name_wins_with_its_default(added: str, typed: list[str], value: int) -> None:
+def test_an_apps_flag_of_the_same_name_wins_with_its_default(added: str) -> None:
     def add(parser: argparse.ArgumentParser) -> None:
         parser.add_argument_group("data").add_argument(added, type=int, default=64)
 
-    assert parse_app_args(["compile", *typed], common_parser_fn=add).batch_size == value
+    for typed, value in (([], 64), (["-b", "8"], 8), (["--batch-size", "8"], 8), (["--batch_size=8"], 8)):
+        assert parse_app_args(["compile", *typed], common_parser_fn=add).batch_size == value
 
 
-@pytest.mark.parametrize("name", ["-p", "--pef"])
-def test_a_required_flag_that_an_app_has_again_is_as_the_app_says(name: str) -> None:
+def test_a_required_flag_that_an_app_has_again_is_as_the_app_says() -> None:
     def add(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--pef", default="own.pef")
 
-    assert parse_app_args(["run"], run_parser_fn=add).pef == "own.pef"
-    assert parse_app_args(["run", name, "x.pef"], run_parser_fn=add).pef == "x.pef"
+    for typed, pef in (([], "own.pef"), (["-p", "x.pef"], "x.pef"), (["--pef", "x.pef"], "x.pef")):
+        assert parse_app_args(["run", *typed], run_parser_fn=add).pef == pef
 
 
-@pytest.mark.parametrize("command", ["run", "test", "measure-sections"])
-@pytest.mark.parametrize("name", ["-ws", "--ws", "--world-size", "--world_size"])
-def test_the_number_of_replicas_is_for_mpirun_to_say(command: str, name: str) -> None:
-    error = refused(command, *PEF, name, "4")
-    assert f"{command} has no flag {name}: it is a flag of compile" in error.what
-    assert error.remedy is not None
-    assert error.remedy.startswith("leave -")
-
-
-def test_an_app_may_have_a_world_size_of_its_own() -> None:
-    arguments = parse_app_args(
-        ["run", *PEF, "--world-size", "4"], run_parser_fn=lambda parser: parser.add_argument("--world-size", type=int)
-    )
-    assert arguments.world_size == 4
+def test_the_number_of_replicas_is_for_mpirun_to_say() -> None:
+    for command, name in (
+        ("run", "-ws"),
+        ("run", "--ws"),
+        ("test", "--world-size"),
+        ("measure-sections", "--world_size"),
+    ):
+        error = refused(command, *PEF, name, "4")
+        assert f"{command} has no flag {name}: it is a flag of compile" in error.what
+        assert error.remedy == f"leave {name} out"
 
 
 @pytest.mark.parametrize(
@@ -174,7 +155,7 @@ def test_flags_that_change_nothing_are_told_once(capsys: pytest.CaptureFixture[s
     )
 
 
-def test_an_apps_own_flag_is_not_told_as_one_that_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_notice_of_flags_without_effect_leaves_the_apps_own_out(capsys: pytest.CaptureFixture[str]) -> None:
     def add(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--debug", action="store_true")
         parser.add_argument("--dtype", default="bf16")
@@ -189,11 +170,6 @@ def test_an_apps_own_flag_is_not_told_as_one_that_changes_nothing(capsys: pytest
 def test_the_level_of_the_log_is_set() -> None:
     parse_app_args(["compile", "--log-level", "error"])
     assert logging.getLogger("sambaflow").level == logging.ERROR
-
-
-def test_the_context_has_what_was_parsed() -> None:
-    arguments = parse_app_args(["compile"])
-    assert context.current() == context.Context("compile", arguments)
 
 
 def test_a_config_made_from_keywords_is_what_the_command_line_gives() -> None:

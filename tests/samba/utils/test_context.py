@@ -33,6 +33,9 @@ try:
     def flags(parser):
         parser.add_argument("--alone", action="store_true")
         parser.add_argument("--asks", action="store_true")
+        if "--own" in sys.argv:
+            parser.add_argument("--own", action="store_true")
+            parser.add_argument("--world-size", type=int)
 
     arguments = parse_app_args(common_parser_fn=flags)
 except SambasimError as error:
@@ -55,6 +58,8 @@ JOBS: Mapping[str, tuple[int, tuple[str, ...]]] = {
     "compile": (1, ("compile", "--data-parallel", "-ws", "3")),
     "too few": (2, ("measure-performance", *DATA_PARALLEL, "-ws", "3")),
     "own process group": (2, ("run", *DATA_PARALLEL, "--alone")),
+    "own world size": (1, ("run", *DATA_PARALLEL, "--own")),
+    "own world size, typed": (1, ("run", *DATA_PARALLEL, "--own", "--world-size", "7")),
 }
 
 
@@ -89,6 +94,11 @@ def test_fewer_ranks_than_were_asked_for_are_refused(told: Told) -> None:
     assert first == second
     assert first[:2] == ["LaunchError", "-ws 3 asks for at least 3 replicas, and 2 were started"]
     assert str(first[2]).startswith("mpirun -np 3 ")
+
+
+def test_a_world_size_that_the_app_declares_is_neither_checked_nor_changed(told: Told) -> None:
+    assert told["own world size"] == [[0, 0, 1, True, None, True]]
+    assert told["own world size, typed"] == [[0, 0, 1, True, 7, True]]
 
 
 def test_an_app_that_starts_torch_distributed_itself_is_refused(told: Told) -> None:

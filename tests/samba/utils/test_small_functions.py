@@ -42,13 +42,7 @@ def test_the_environment_may_have_a_seed(monkeypatch: pytest.MonkeyPatch) -> Non
         assert "export SAMBA_SEED=256" in (caught.value.remedy or "")
 
 
-@pytest.mark.parametrize(
-    "seed",
-    [
-        -1,
-        "256",
-    ],
-)
+@pytest.mark.parametrize("seed", [-1, "256"])
 def test_what_is_no_seed_is_refused(seed: Any) -> None:
     with pytest.raises(UserError, match=f"not {seed!r}") as caught:
         utils.set_seed(seed)

@@ -65,22 +65,15 @@ def test_what_is_under_a_command_holds_for_it_alone(tmp_path: Path) -> None:
         ("- command\n", "", "this YAML has ['command'] instead of names with values"),
         ("command: compile\nbatch_size: many\n", "", "'many' is not a whole number"),
         ("command: run\n", "", "the following arguments are required: --pef/-p"),
+        ("", None, "a command is missing"),
     ],
 )
-def test_a_mistake_is_told_with_its_place(tmp_path: Path, text: str, where: str, what: str) -> None:
+def test_a_mistake_is_told_with_its_place(tmp_path: Path, text: str, where: str | None, what: str) -> None:
     path = written(tmp_path, text)
     with pytest.raises(OptionError) as caught:
         parse_yaml_to_args(path)
     assert what in caught.value.what
-    assert caught.value.where == f"{path}{where}"
-
-
-def test_an_empty_file_names_no_command(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="a command is missing"):
-        parse_yaml_to_args(written(tmp_path, ""))
-
-
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    assert caught.value.where == (None if where is None else f"{path}{where}")
     with pytest.raises(OptionError, match=r"none\.yaml cannot be read: No such file"):
         parse_yaml_to_args(tmp_path / "none.yaml", "compile")
 
@@ -97,6 +90,7 @@ def test_what_was_typed_counts_before_the_file_and_the_file_before_defaults(tmp_
     assert (config.command, config.pef, config.batch_size, config.inference) == ("run", "a.pef", 32, True)
     assert (config.lr, config.hidden, config.epochs, config.extra) == (1e-3, 4, 2, 1)
     assert set(vars(config)) == {*vars(typed), "extra"}
+    assert config.of_app == typed.of_app > {"lr", "hidden", "epochs"}
     assert context.current().arguments is config
     with pytest.raises(OptionError, match="'many' is not a whole number"):
         parse_yaml_to_args(written(tmp_path, "batch_size: many\n"), typed)
