@@ -146,7 +146,7 @@ def _checked(options: "RunOptions", output_folder: Path, communicator: "Communic
     place_replicas(
         inventory_of(header.compile_options, cluster=options.cluster),
         topology.node_of[: topology.world_size - (options.parameter_servers or 0)],
-        options.emulate_replicas or 1,
+        (options.emulate_replicas or 1) * (header.ranks_of_replica if topology.world_size == 1 else 1),
         command=shlex.join(command),
         or_else="name a cluster with more RDUs a node: --cluster FILE.toml",
     )
@@ -155,10 +155,17 @@ def _checked(options: "RunOptions", output_folder: Path, communicator: "Communic
 
 
 def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int, command: Sequence[str]) -> None:
-    from sambasim.runtime.launcher import check_emulation, check_world_size
+    from sambasim.runtime.launcher import check_emulation, check_world_size, replicas_of
 
     emulated, servers, minimum = options.emulate_replicas, options.parameter_servers or 0, header.world_size
     check_emulation(ranks, emulated or 1, command=command)
+    if header.ranks_of_replica > 1 and options.host_sync in ("gloo", "parameter-server"):
+        raise OptionError(
+            f"--host-sync {options.host_sync} syncs replicas of one rank, and a replica of the PEF {header.name} has "
+            f"{header.ranks_of_replica} (--n-chips {header.ranks_of_replica})",
+            remedy="leave out --host-sync: MPI through the host; or sync between devices: --reduce-on-rdu",
+        )
+    replicas = replicas_of(ranks - servers, header.ranks_of_replica, minimum, command=command)
     if servers and ranks - servers < minimum:
         started = "1 rank was started" if ranks == 1 else f"{ranks} ranks were started"
         raise LaunchError(
@@ -167,8 +174,9 @@ def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int, comm
             remedy=f"mpirun -np {minimum + servers} {shlex.join(command)}",
         )
     check_world_size(
-        emulated or ranks - servers,
+        emulated or replicas,
         minimum,
+        ranks_of_replica=header.ranks_of_replica,
         command=command,
         data_parallel=header.data_parallel,
         emulated=emulated is not None,

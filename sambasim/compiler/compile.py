@@ -22,6 +22,7 @@ from sambasim.compiler.effects import refuse_lost_effects
 from sambasim.compiler.explain import explained
 from sambasim.compiler.passes import Fits, Partition, Pass, Place, run_pipeline
 from sambasim.compiler.precision import STORED, inputs_in, stored_in
+from sambasim.compiler.sharding.tensor_parallel import TensorParallel
 from sambasim.compiler.step import (
     EvaluationStep,
     TrainingStep,
@@ -144,6 +145,8 @@ def assemble(
 def pipeline(options: CompileOptions, updates: Sequence[Update] | None = None) -> Sequence[Pass]:
     budget = budget_of(load_device(options.arch), load_calibration(), options.num_tiles)
     passes: list[Pass] = [Partition(options.opt_level, budget)]
+    if options.tensor_parallel is not None:
+        passes.insert(0, TensorParallel(options.n_chips))
     if updates is None and options.optimizer is not None:
         updates = [Update(options.optimizer.name, options.optimizer.hyperparameters())]
     if updates and not options.inference:

@@ -83,4 +83,4 @@ def mesh_of(axes: Sequence[Axis], world_size: int) -> Mesh:
 
 def replica_mesh(axes: Sequence[Axis]) -> Mesh:
     """The mesh of one replica alone."""
-    return mesh_of(axes, prod(axis.size for axis in axes if not axis.at_run_time))
+    return Mesh({axis.name: axis.size for axis in axes if axis.name != DATA_PARALLEL})

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 
 from sambasim.ir.graph import Graph
-from sambasim.ir.mesh import Axis
+from sambasim.ir.mesh import DATA_PARALLEL, Axis
 from sambasim.ir.types import DTYPE_BYTES, NORM_BLOCK_ELEMENTS, Symbol
 
 
@@ -130,5 +130,9 @@ class Program:
 
     @property
     def world_size(self) -> int:
-        """The smallest number of ranks that may run it."""
-        return prod(axis.size for axis in self.mesh)
+        """The smallest number of replicas that may run it."""
+        return prod(axis.size for axis in self.mesh if axis.name == DATA_PARALLEL)
+
+    @property
+    def ranks_of_replica(self) -> int:
+        return prod(axis.size for axis in self.mesh if axis.name != DATA_PARALLEL)

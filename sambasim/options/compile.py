@@ -62,6 +62,11 @@ class BuildOptions(BuildFlags, Options):
         if self.inference and self.data_parallel:
             what = "does not go with inference, which has no gradients to reduce"
             yield Problem("data_parallel", what, "leave out --data-parallel or --inference")
+        if self.tensor_parallel is not None and self.n_chips == 1:
+            yield Problem("tensor_parallel", "needs several chips", "add --n-chips 2", self.tensor_parallel)
+        if self.tensor_parallel is None and self.n_chips > 1:
+            what = "does nothing: no tensor is cut over the chips of a replica"
+            yield Problem("n_chips", what, "add --tensor-parallel weight", str(self.n_chips))
         if self.stochastic_rounding and self.dtype != "bf16":
             what = f"needs bf16; with {self.dtype} nothing is rounded to bf16"
             yield Problem("stochastic_rounding", what, "add --dtype bf16, or leave out --enable-stoc-rounding")

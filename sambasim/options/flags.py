@@ -164,6 +164,15 @@ class BuildFlags(Fields):
     world_size: Annotated[
         Replicas, Flag("-ws --ws --world-size", "Fewest replicas that may run the PEF.", PARALLEL)
     ] = 1
+    tensor_parallel: Annotated[
+        Literal["weight"] | None,
+        Flag(
+            "--tensor-parallel",
+            "Cut weights over the chips of a replica: pairs of products, first by columns, then by rows.",
+            PARALLEL,
+        ),
+    ] = None
+    n_chips: Annotated[Count, Flag("--n-chips", "Chips of one replica, each with a rank of its own.", PARALLEL)] = 1
     gradient_groups: Annotated[
         Literal["section", "parameter"],
         Flag(

@@ -43,6 +43,7 @@ class PefHeader:
     name: str
     batch_size: int
     world_size: int
+    ranks_of_replica: int
     data_parallel: bool
     training: bool
     digest: str

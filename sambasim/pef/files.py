@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from sambasim.errors import InternalError, InvariantError, MachineError, PefError, UserError
+from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.ir.verify import verify
 from sambasim.pef.archive import LARGEST_MANIFEST_BYTES, Archive, Rule, open_pef, refusal, write_archive
 from sambasim.pef.document import (
@@ -41,6 +42,7 @@ class _Lenient(BaseModel):
 
 
 class _Axis(_Lenient):
+    name: str
     size: int
 
 
@@ -80,7 +82,8 @@ def peek(path: Path) -> PefHeader:
     return PefHeader(
         name=head.program.name,
         batch_size=head.program.batch_size,
-        world_size=prod(axis.size for axis in head.program.mesh),
+        world_size=prod(axis.size for axis in head.program.mesh if axis.name == DATA_PARALLEL),
+        ranks_of_replica=prod(axis.size for axis in head.program.mesh if axis.name != DATA_PARALLEL),
         data_parallel=head.program.data_parallel is not None,
         training=head.program.training is not None,
         digest=digest,

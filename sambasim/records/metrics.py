@@ -110,6 +110,7 @@ class SummaryRecord(Record):
     kind: Literal["summary"] = "summary"
     pef_digest: str
     world_size: Count
+    mesh: dict[str, Count] = Field(default_factory=dict)
     emulated: bool
     sync: Literal["none", "host", "device", "emulated"]
     host_sync: Literal["mpi", "gloo", "parameter-server"] | None = None

@@ -125,16 +125,38 @@ def check_launcher(
     )
 
 
+def replicas_of(ranks: int, ranks_of_replica: int, minimum: int, *, command: Sequence[str]) -> int:
+    """How many replicas `ranks` ranks are: one rank plays all of its replica. Raises LaunchError if that is no whole
+    number. `minimum`: as in `check_world_size`."""
+    if ranks == 1:
+        return 1
+    replicas, left = divmod(ranks, ranks_of_replica)
+    if left or replicas == 0:
+        raise LaunchError(
+            f"{_started(ranks, False)}, and a replica of this PEF has {ranks_of_replica} ranks "
+            f"(--n-chips {ranks_of_replica})",
+            remedy=f"mpirun -np {max(replicas, minimum) * ranks_of_replica} {shlex.join(command)}",
+        )
+    return replicas
+
+
 def check_world_size(
-    world_size: int, minimum: int, *, command: Sequence[str], data_parallel: bool, emulated: bool = False
+    world_size: int,
+    minimum: int,
+    *,
+    command: Sequence[str],
+    data_parallel: bool,
+    emulated: bool = False,
+    ranks_of_replica: int = 1,
 ) -> None:
     """Raise LaunchError if a PEF cannot run with `world_size` replicas. `minimum`: the number that it was compiled for
     (`-ws`); `data_parallel`: whether it has REDUCE and GATHER sections."""
     if world_size < minimum:
+        ranks = minimum * ranks_of_replica
         raise LaunchError(
             f"this PEF was compiled for at least {minimum} replicas (-ws {minimum}), "
             f"and {_started(world_size, emulated)}",
-            remedy=_emulating(command, minimum) if emulated else f"mpirun -np {minimum} {shlex.join(command)}",
+            remedy=_emulating(command, minimum) if emulated else f"mpirun -np {ranks} {shlex.join(command)}",
         )
     if world_size > 1 and not data_parallel:
         alone = [word for word in command if word.replace("_", "-") not in ("--data-parallel", "--reduce-on-rdu")]

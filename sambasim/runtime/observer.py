@@ -103,13 +103,13 @@ def together(observers: Sequence[StepObserver]) -> StepObserver | None:
 
 
 class Observed(Protocol):
-    """An object whose methods report spans: to its observer, under its replica number."""
+    """An object whose methods report spans: to its observer, under its rank."""
 
     @property
     def observer(self) -> StepObserver | None: ...
 
     @property
-    def replica(self) -> int: ...
+    def rank(self) -> int: ...
 
 
 S = TypeVar("S", bound=Observed)
@@ -127,11 +127,11 @@ def span(
             observer = self.observer
             if observer is None or not (is_wanted or observer.detailed):
                 return method(self, *args, **kwargs)
-            observer.span_begins(self.replica, track, name)
+            observer.span_begins(self.rank, track, name)
             began_ns = perf_counter_ns()
             result = method(self, *args, **kwargs)
             span_args = args_of(self, *args, **kwargs) if args_of is not None and observer.detailed else {}
-            observer.span_ends(self.replica, track, name, began_ns, span_args)
+            observer.span_ends(self.rank, track, name, began_ns, span_args)
             return result
 
         return call

@@ -56,6 +56,7 @@ def summarize(
     return SummaryRecord(
         pef_digest=setup.document.digest,
         world_size=setup.replicas,
+        mesh=dict(setup.mesh.sizes),
         emulated=setup.emulated > 1,
         sync=team.sync_name,
         host_sync=setup.host_sync if team.sync_name == "host" else None,

@@ -85,8 +85,10 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
     if resolved.optimizer is None:
         raise InternalError("a training job without an optimizer")
     _check_trainable(document.program)
-    emulated = options.emulate_replicas or 1
     topology = communicator.topology
+    # One process plays all ranks of its replicas.
+    alone = document.program.ranks_of_replica if topology.world_size == 1 else 1
+    emulated = (options.emulate_replicas or 1) * alone
     who = roles_of(topology.world_size, options.parameter_servers or 0)
     mesh = mesh_of(document.program.mesh, len(who.workers) * emulated)
     threads = options.threads or default_threads(communicator, emulated)

@@ -10,6 +10,7 @@ from sambasim.costs.cut import Level, Piece, cut
 from sambasim.costs.fit import Need, check_chip, check_memory, need_of
 from sambasim.costs.price import Bound, Load, SectionPrice, load_of, price_of
 from sambasim.costs.work import Work, at_batch_size, device_bytes_of, work_of
+from sambasim.errors import OptionError
 from sambasim.hardware.budget import Budget, Calibration
 from sambasim.ir.graph import Graph, SectionKind
 from sambasim.ir.program import Program
@@ -152,6 +153,12 @@ def price_pieces(
     """The step of `program` with the `pieces` of its `work` as sections, for `samples` in a micro-step. Raises
     MachineError if the memory of `budget` is too small."""
     graph = program.training or program.evaluation
+    if program.ranks_of_replica > 1:
+        raise OptionError(
+            f"there is no prediction for a replica of {program.ranks_of_replica} ranks (--n-chips "
+            f"{program.ranks_of_replica}): the device model has no price for messages within a replica",
+            remedy="compile it without --tensor-parallel to predict one device",
+        )
     need = need_of(program, work, [piece.stages for piece in pieces], samples)
     check_memory(graph, need, budget)
     states = (one for one in program.symbols.values() if one.kind is SymbolKind.OPTIMIZER_STATE)

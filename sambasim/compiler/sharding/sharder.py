@@ -22,8 +22,8 @@ finds no way."""
 @dataclass(slots=True)
 class Found:
     """What a propagation found. `moved_bytes`: those that a rank receives in a pass, by communication operator;
-    `wanted`: for each input, the layouts in which forward nodes read it; `replicated`: operators that were computed whole
-    because no rule fits, and how often."""
+    `wanted`: for each input, the layouts in which forward nodes read it; `replicated`: operators that were computed
+    whole because no rule fits, and how often."""
 
     graph: Graph
     layouts: Mapping[str, Layout]

@@ -2,9 +2,11 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from re import compile as pattern
+from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 import torch
@@ -17,7 +19,7 @@ from sambasim import __version__
 from sambasim.collectives.slices import Slice
 from sambasim.errors import CheckpointError
 from sambasim.ir.program import ParameterGroup, Program, state_name
-from sambasim.ir.types import DTYPE_BYTES, SymbolKind
+from sambasim.ir.types import DTYPE_BYTES, Cut, SymbolKind
 from sambasim.pef.document import WRITER, PartDigests, part_digests
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
 from sambasim.runtime.device import DeviceMemory
@@ -79,6 +81,7 @@ class TensorModel(StrictModel):
     kind: SymbolKind
     dtype: Annotated[str, Field(pattern=f"^({'|'.join(DTYPE_BYTES)})$")]
     shape: Annotated[tuple[Count, ...], Field(max_length=64)]
+    cuts: tuple[Cut, ...] = ()  # then the shape is that of a part
 
 
 class ShardModel(StrictModel):
@@ -154,7 +157,7 @@ def describe(setup: Setup, samples: int) -> Manifest:
         ),
         options={**setup.option_tables, "on_nonfinite": setup.options.on_nonfinite},
         tensors={
-            name: TensorModel(kind=symbol.kind, dtype=symbol.type.dtype, shape=symbol.type.shape)
+            name: TensorModel(kind=symbol.kind, dtype=symbol.type.dtype, shape=symbol.type.shape, cuts=symbol.cuts)
             for name, symbol in program.symbols.items()
             if symbol.kind in SAVED_KINDS
         },
@@ -169,6 +172,7 @@ class Piece(NamedTuple):
     name: str
     start: int
     data: Tensor
+    is_cut: bool = False
 
     @property
     def key(self) -> str:
@@ -185,8 +189,19 @@ def buffer_name(replica: int, name: str) -> str:
     return f"replica {replica}/{name}"
 
 
-def pieces_of(program: Program, memory: DeviceMemory, slice_of: Callable[[ParameterGroup], Slice]) -> Iterator[Piece]:
-    """The parts of the trained parameters and optimizer states in `memory` that lie in a slice of each group."""
+def part_name(name: str, cuts: Sequence[Cut], at: Mapping[str, int]) -> str:
+    """The name in a shard of the part that the rank at `at` holds: `tp 1/blocks__0__weight` if the tensor is cut."""
+    return "".join(f"{cut.axis} {at[cut.axis]}/" for cut in cuts) + name
+
+
+def pieces_of(
+    program: Program,
+    memory: DeviceMemory,
+    slice_of: Callable[[ParameterGroup], Slice],
+    at: Mapping[str, int] = MappingProxyType({}),
+) -> Iterator[Piece]:
+    """The parts of the trained parameters and optimizer states in `memory` that lie in a slice of each group. `at`: the
+    coordinates of the rank."""
     for group in program.groups:
         start, stop = slice_of(group)
         optimizer = program.optimizers[group.optimizer]
@@ -198,7 +213,8 @@ def pieces_of(program: Program, memory: DeviceMemory, slice_of: Callable[[Parame
             states = optimizer.states
             symbols += [(SymbolKind.OPTIMIZER_STATE, state_name(member.parameter, optimizer.name, s)) for s in states]
             for kind, name in symbols:
-                yield Piece(kind, name, low, memory.tensor(name).view(-1)[low:high])
+                cuts = program.symbols[name].cuts
+                yield Piece(kind, part_name(name, cuts, at), low, memory.tensor(name).view(-1)[low:high], bool(cuts))
 
 
 class _Place(NamedTuple):
@@ -285,11 +301,14 @@ def damaged(path: Path, part: str, what: str) -> CheckpointError:
 
 def _all_tensors(manifest: Manifest) -> Iterator[tuple[str, TensorModel]]:
     for name, model in manifest.tensors.items():
-        if model.kind is SymbolKind.BUFFER:
-            for replica in range(manifest.run.world_size):
-                yield buffer_name(replica, name), model
-        else:
-            yield name, model
+        axes = [cut.axis for cut in model.cuts]
+        for positions in product(*(range(cut.parts) for cut in model.cuts)):
+            part = part_name(name, model.cuts, dict(zip(axes, positions, strict=True)))
+            if model.kind is SymbolKind.BUFFER:
+                for replica in range(manifest.run.world_size):
+                    yield buffer_name(replica, part), model
+            else:
+                yield part, model
 
 
 def _unreadable(path: Path, name: str, error: OSError) -> CheckpointError:

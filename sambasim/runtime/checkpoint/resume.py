@@ -12,7 +12,15 @@ from sambasim.ir.types import SymbolKind
 from sambasim.options.load import show
 from sambasim.pef import peek
 from sambasim.runtime.checkpoint import folder
-from sambasim.runtime.checkpoint.format import Checkpoint, Manifest, buffer_name, check_content, describe, pieces_of
+from sambasim.runtime.checkpoint.format import (
+    Checkpoint,
+    Manifest,
+    buffer_name,
+    check_content,
+    describe,
+    part_name,
+    pieces_of,
+)
 from sambasim.runtime.plan import Position
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.setup import Setup
@@ -114,21 +122,25 @@ def find(setup: Setup, samples: int) -> Resumption | None:
 def restore(setup: Setup, team: Team, checkpoint: Checkpoint) -> None:
     """Collective. Make `checkpoint` the state of `team`. A replica that it does not have gets the buffers of replica 0.
     A rank restores the parameters in its memory, and the optimizer states of the slices that it updates."""
-    program, transport = setup.program, team.transport
-    memories = {
-        id(memory): memory for memory in (*team.memories, transport.memory) if memory.has_own_parameters
-    }.values()
+    program = setup.program
+    kept = {id(one.memory): one for one in team.replicas if one.memory.has_own_parameters}
+    own = [(one.memory, one.rank) for one in kept.values()]
+    own += [(one.transport.memory, one.rank) for one in team.first if one.transport.memory is not one.memory]
     for symbol in program.symbols.values():
         if symbol.kind is SymbolKind.PARAMETER:
-            for memory in memories:
-                checkpoint.read(symbol.name, 0, memory.tensor(symbol.name).view(-1))
+            for memory, rank in own:
+                name = part_name(symbol.name, symbol.cuts, setup.mesh.coordinates(rank))
+                checkpoint.read(name, 0, memory.tensor(symbol.name).view(-1))
         elif symbol.kind is SymbolKind.BUFFER:
-            for replica in team.replicas:
-                saved = replica.rank if replica.rank < checkpoint.manifest.run.world_size else 0
-                checkpoint.read(buffer_name(saved, symbol.name), 0, replica.memory.tensor(symbol.name).view(-1))
-    for piece in pieces_of(program, transport.memory, transport.kept):
-        if piece.kind is SymbolKind.OPTIMIZER_STATE:
-            checkpoint.read(piece.name, piece.start, piece.data)
+            for one in team.replicas:
+                saved = one.replica if one.replica < checkpoint.manifest.run.world_size else 0
+                name = part_name(symbol.name, symbol.cuts, setup.mesh.coordinates(one.rank))
+                checkpoint.read(buffer_name(saved, name), 0, one.memory.tensor(symbol.name).view(-1))
+    for one in team.first:
+        transport, at = one.transport, setup.mesh.coordinates(one.rank)
+        for piece in pieces_of(program, transport.memory, transport.kept, at):
+            if piece.kind is SymbolKind.OPTIMIZER_STATE:
+                checkpoint.read(piece.name, piece.start, piece.data)
     setup.communicator.node_barrier()  # another rank may have restored memory that this one reads
 
 

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +21,16 @@ from sambasim.options.grammar import Unit
 from sambasim.records.metrics import CheckpointRecord
 from sambasim.runtime.checkpoint import folder
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
-from sambasim.runtime.checkpoint.format import Manifest, ShardModel, buffer_name, describe, piece_key, pieces_of
+from sambasim.runtime.checkpoint.format import (
+    Manifest,
+    Piece,
+    ShardModel,
+    buffer_name,
+    describe,
+    part_name,
+    piece_key,
+    pieces_of,
+)
 from sambasim.runtime.nonfinite import LossWatch
 from sambasim.runtime.plan import Plan, Position
 from sambasim.runtime.ranks import Communicator
@@ -133,24 +142,34 @@ class Saver:
         return path
 
     def _own_pieces(self) -> Mapping[str, Tensor]:
-        """What this rank saves, by key: views of device memory. Rank 0 saves parameters that are not trained."""
-        program, transport = self._setup.program, self._team.transport
-        pieces = {p.key: p.data for p in pieces_of(program, transport.memory, transport.saved)}
+        """What this rank saves, by key: views of device memory. Of what all ranks of a replica have, the first saves;
+        rank 0 saves parameters that are not trained."""
+        program, replicas = self._setup.program, self._team.replicas if self._setup.works else ()
+        pieces = {piece.key: piece.data for piece in self._trained()}
         trained = {member.parameter for group in program.groups for member in group.members}
-        replicas = self._team.replicas if self._setup.works else ()
         whole = []
         for name, tensor in self._beginning.tensors.items():
             if tensor.kind is SymbolKind.BUFFER:
-                whole += [(buffer_name(one.rank, name), one.memory.tensor(name)) for one in replicas]
+                for one in replicas:
+                    if tensor.cuts or one.transport.gives_loss:
+                        part = part_name(name, tensor.cuts, self._setup.mesh.coordinates(one.rank))
+                        whole.append((buffer_name(one.replica, part), one.memory.tensor(name)))
             elif tensor.kind is SymbolKind.PARAMETER and name not in trained and self._setup.is_first:
                 whole.append((name, self._team.memory.tensor(name)))
         return pieces | {piece_key(name, 0, tensor.numel()): tensor.view(-1) for name, tensor in whole}
 
+    def _trained(self) -> Iterator[Piece]:
+        """The parameters and optimizer states that this process saves."""
+        for one in self._team.first:
+            transport, at = one.transport, self._setup.mesh.coordinates(one.rank)
+            for piece in pieces_of(self._setup.program, transport.memory, transport.saved, at):
+                if transport.gives_loss or piece.is_cut:
+                    yield piece
+
     def _nonfinite_parameter(self) -> str | None:
         """Collective. A trained parameter with an element that is NaN or infinite, if there is one."""
-        transport = self._team.transport
         own = None
-        for piece in pieces_of(self._setup.program, transport.memory, transport.saved):
+        for piece in self._trained():
             if piece.kind is SymbolKind.PARAMETER and not all(one.isfinite() for one in piece.data.aminmax()):
                 own = piece.name
                 break

@@ -128,15 +128,12 @@ class Transport(ABC):
         self.slices = slices
         self.replicas = replicas
         self.replica = replica
+        self.rank = replica
+        """The number in the mesh, under which spans are reported."""
         self.replicated = replicated
         self.bytes_moved = BytesMoved()
         self.observer: StepObserver | None = None
         self.offered = Shared((), 0)
-
-    @property
-    def rank(self) -> int:
-        """This rank's number in `mesh`."""
-        return self.replica
 
     @property
     def mesh(self) -> Mesh:

@@ -66,7 +66,7 @@ class Exchange(Communication):
         self._owner = owner
         self._communicator = owner.communicator
         self._tag = tag
-        self.replica = owner.replica
+        self.rank = owner.rank
         self.observer: StepObserver | None = None
 
     def finish(self) -> None:

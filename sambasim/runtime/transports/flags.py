@@ -91,12 +91,12 @@ class NodeFlags:
     def _wait_observed(self, observer: StepObserver, counter: Counter, value: int) -> None:
         if not observer.detailed and self.reached(counter, value):
             return  # only a trace shows waits that have ended before they began
-        replica, began_ns = self._owner.replica, perf_counter_ns()
-        observer.span_begins(replica, Track.COLLECTIVES, _WAITING)
+        rank, began_ns = self._owner.rank, perf_counter_ns()
+        observer.span_begins(rank, Track.COLLECTIVES, _WAITING)
         for words in self._peers:
             self._wait_for(words, counter * _LINE_WORDS, value)
         self._window.sync()
-        observer.span_ends(replica, Track.COLLECTIVES, _WAITING, began_ns, _FOR[counter])
+        observer.span_ends(rank, Track.COLLECTIVES, _WAITING, began_ns, _FOR[counter])
 
     def meet(self, counter: Counter, value: int) -> None:
         self.publish(counter, value)

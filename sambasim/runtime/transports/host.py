@@ -178,7 +178,7 @@ class _GlooAllReduce(Communication):
         self._staged = [(gradient, torch.empty_like(gradient)) for gradient in gradients]
         self._transport = transport
         self._under_way: list[dist.Work] = []
-        self.replica = transport.replica
+        self.rank = transport.rank
 
     @property
     def observer(self) -> StepObserver | None:

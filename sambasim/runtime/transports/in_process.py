@@ -180,10 +180,10 @@ class InProcess(Transport):
         self, program: Program, memories: Sequence[DeviceMemory], hub: Hub, rank: int, mesh: Mesh | None = None
     ) -> None:
         self._mesh = mesh or mesh_of(program.mesh, len(memories))
-        self._rank = rank
         ranks = self._mesh.group(rank, DATA_PARALLEL)
         size, replica = len(ranks), ranks.index(rank)
         super().__init__(program, memories[ranks[0]], replica, slices_of(program, size), size)
+        self.rank = rank
         self.memories = [memories[one] for one in ranks]
         self.hub = hub
         self._group = self.line_of(ranks)
@@ -192,10 +192,6 @@ class InProcess(Transport):
         if len(memories) > size:
             title = f"emulated ({self._mesh} in one process)"
         self.title = "none (one replica)" if len(memories) == 1 else title
-
-    @property
-    def rank(self) -> int:
-        return self._rank
 
     @property
     def mesh(self) -> Mesh:

@@ -66,6 +66,10 @@ class Network:
         self._receives: list[Request] = []
 
     @property
+    def rank(self) -> int:
+        return self._window.rank
+
+    @property
     def observer(self) -> StepObserver | None:
         return self._window.observer
 

@@ -27,13 +27,10 @@ class OnMesh(Transport):
         super().__init__(
             program, along_dp.memory, along_dp.replica, along_dp.slices, replicas, replicated=along_dp.replicated
         )
+        self.rank = along_dp.rank = communicator.rank
         self.bytes_moved = along_dp.bytes_moved
         self.title = f"mesh {mesh}" + (f", along dp: {along_dp.title}" if replicas > 1 else "")
         self.gather_losses = GatherLosses(communicator, [mesh.ranks_of(replica)[0] for replica in range(replicas)])
-
-    @property
-    def rank(self) -> int:
-        return self.communicator.rank
 
     @property
     def mesh(self) -> Mesh:

@@ -175,7 +175,7 @@ class _Meeting(EndOfStep):
 
     def __init__(self, window: Window) -> None:
         self._window = window
-        self.replica = window.replica
+        self.rank = window.rank
 
     @property
     def observer(self) -> StepObserver | None:
@@ -290,7 +290,7 @@ class WindowReduce(Overlapped):
             self._reduce(work)
         else:
             name = "REDUCE" if self._optimizers is None else "REDUCE, OPT"
-            observer.span_begins(window.replica, Track.COLLECTIVES, name)
+            observer.span_begins(window.rank, Track.COLLECTIVES, name)
             began_ns = perf_counter_ns()
             self._reduce(work)
             network_bytes = self._network.incoming_bytes[work.group.name]
@@ -299,7 +299,7 @@ class WindowReduce(Overlapped):
                 "peer_bytes": work.peer_bytes,
                 "network_bytes": network_bytes,
             }
-            observer.span_ends(window.replica, Track.COLLECTIVES, name, began_ns, args)
+            observer.span_ends(window.rank, Track.COLLECTIVES, name, began_ns, args)
         self._network.done(work.group)
         window.bytes_moved.peer += work.peer_bytes
 

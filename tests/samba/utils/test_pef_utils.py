@@ -121,7 +121,7 @@ def test_the_batch_size_of_the_pef_is_taken_where_its_metadata_says_nothing_usab
     said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(context, "_OF_THIS_PROCESS", context.Context())
-    header = PefHeader("net", 12, 1, False, False, "", "", "", metadata={"parsed_batch_size": said, "mapping": "x"})
+    header = PefHeader("net", 12, 1, 1, False, False, "", "", "", metadata={"parsed_batch_size": said, "mapping": "x"})
     monkeypatch.setattr(parser, "locate", Path)
     monkeypatch.setattr(parser, "peek", lambda path: header)
     args = parse_app_args(["run", "--pef", "net.pef"])
