@@ -1,0 +1,156 @@
+"""Which parameters are cut, and that a cut program computes the gradients of the whole one."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sambasim.compiler.build import Built
+from sambasim.compiler.compile import Stopwatch, capture_model
+from sambasim.compiler.front import build_model, example_batch
+from sambasim.compiler.passes import Place
+from sambasim.compiler.sharding.layouts import Layout, cut
+from sambasim.compiler.sharding.plan import find_plan
+from sambasim.compiler.sharding.tensor_parallel import TensorParallel
+from sambasim.compiler.update import AttachOptimizers, Update
+from sambasim.errors import OptionError
+from sambasim.ir.mesh import TENSOR, replica_mesh
+from sambasim.ir.program import Program
+from sambasim.ir.types import SymbolKind
+from sambasim.options.compile import CompileOptions, compile_options
+from sambasim.runtime.device import DeviceMemory, private_storage
+from sambasim.runtime.executor import Executor, tangent_of
+from sambasim.runtime.parts import joined
+from sambasim.runtime.replica import place_inputs, place_weights
+from sambasim.runtime.transports.in_process import Hub, InProcess, run_together
+from tests.support.examples import example_options
+
+
+class Attention(nn.Module):
+    """As in Llama: separate query, key and value, and a gated feed-forward layer without biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(16, 16, bias=False) for _ in range(4))
+        self.gate, self.up, self.down = nn.Linear(16, 32), nn.Linear(16, 32), nn.Linear(32, 16)
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        q, k, v = (part(x).view(4, 6, 4, 4).transpose(1, 2) for part in (self.q, self.k, self.v))
+        x = x + self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(4, 6, 16))
+        x = self.norm(x)
+        return F.mse_loss(x + self.down(F.silu(self.gate(x)) * self.up(x)), target)
+
+
+class Odd(nn.Module):
+    """Nothing in it can be cut in two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layers(x).square().mean()
+        return result
+
+
+def captured(options: CompileOptions) -> tuple[Built, dict[str, Tensor]]:
+    model = build_model(options)
+    inputs, by_keyword = example_batch(model, options)
+    built = capture_model(model, inputs, options, by_keyword=by_keyword, watch=Stopwatch(lambda phase: None))
+    return built, dict(inputs)
+
+
+def built_from(model: nn.Module, **inputs: Tensor) -> tuple[Built, dict[str, Tensor]]:
+    options = compile_options(None, "net:Net", ["optimizer.name=sgd"], {})
+    return capture_model(model, inputs, options, by_keyword=True, watch=Stopwatch(lambda phase: None)), dict(inputs)
+
+
+def gradients(program: Program, built: Built, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The whole gradients of one pass, which every rank of a replica computes in this process."""
+    mesh = replica_mesh(program.mesh)
+    placed, hub = _placed(program), Hub(mesh.world_size)
+    memories = [DeviceMemory(placed, private_storage(placed.device_bytes)) for _ in range(mesh.world_size)]
+    executors = []
+    for rank, memory in enumerate(memories):
+        place_weights(placed, memory, built.weights, mesh.coordinates(rank))
+        place_inputs(memory, inputs)
+        transport = InProcess(placed, memories, hub, rank, mesh)
+        assert placed.training is not None
+        executors.append(Executor(placed.training, placed, memory.tensor, transport=transport))
+
+    def passed(executor: Executor):  # type: ignore[no-untyped-def]  # a generator
+        torch.manual_seed(7)  # every rank draws the same
+        return (yield from executor.run_pass(tangent_of(placed, 1.0)))
+
+    run_together([passed(executor) for executor in executors], hub)
+    found = {}
+    for symbol in placed.symbols.values():
+        if symbol.kind is SymbolKind.GRADIENT:
+            parts = [memory.tensor(symbol.name) for memory in memories]
+            if not symbol.cuts:
+                assert all(torch.equal(part, parts[0]) for part in parts), symbol.name
+            found[symbol.name] = (joined(parts, symbol.cuts[0]) if symbol.cuts else parts[0]).clone()
+    return found
+
+
+def _placed(program: Program) -> Program:
+    return Place()(AttachOptimizers((Update("sgd", {"lr": 0.1}),))(program))
+
+
+def check_gradients(built: Built, inputs: dict[str, Tensor], ranks: int) -> None:
+    whole = gradients(built.program, built, inputs)
+    in_parts = gradients(TensorParallel(ranks)(built.program), built, inputs)
+    assert in_parts.keys() == whole.keys()
+    largest = max(float(one.norm()) for one in whole.values())
+    for name, right in whole.items():
+        distance, size = float((in_parts[name] - right).norm()), float(right.norm())
+        # A bias before a normalization has no gradient but rounding.
+        assert distance <= (1e-5 * size if size > 1e-6 * largest else 1e-6 * largest), name
+
+
+@pytest.mark.parametrize("name", ["char_gpt", "digits", "resnet", "lstm_classifier"])
+def test_a_cut_example_computes_the_gradients_of_the_whole_one(name: str, tmp_path: Path) -> None:
+    built, inputs = captured(example_options(name, tmp_path))
+    check_gradients(built, inputs, 2)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_separate_queries_and_gates_are_cut_together(ranks: int) -> None:
+    torch.manual_seed(0)
+    built, inputs = built_from(Attention(), x=torch.randn(4, 6, 16), target=torch.randn(4, 6, 16))
+    plan = plan_of(built, ranks)
+    assert plan == {
+        **dict.fromkeys(("q__weight", "k__weight", "v__weight"), cut(0)),
+        **dict.fromkeys(("gate__weight", "up__weight", "gate__bias", "up__bias"), cut(0)),
+        **dict.fromkeys(("o__weight", "down__weight"), cut(1)),
+    }
+    check_gradients(built, inputs, ranks)
+
+
+def plan_of(built: Built, ranks: int) -> dict[str, Layout]:
+    assert built.program.training is not None
+    plan = find_plan(built.program, built.program.training, TENSOR, ranks)
+    return {name.partition("__")[2]: layout for name, layout in plan.items()}
+
+
+def test_a_gpt_is_cut_as_in_megatron(tmp_path: Path) -> None:
+    built, _ = captured(example_options("char_gpt", tmp_path))
+    of_block = {
+        "attention__qkv__weight": cut(0, 3),
+        "attention__qkv__bias": cut(0, 3),
+        "attention__proj__weight": cut(1),
+        "mlp__0__weight": cut(0),
+        "mlp__0__bias": cut(0),
+        "mlp__2__weight": cut(1),
+    }
+    blocks = {f"blocks__{block}__{name}": layout for block in range(2) for name, layout in of_block.items()}
+    assert plan_of(built, 2) == {"tokens__weight": cut(0), "positions__weight": cut(0), **blocks}
+
+
+def test_a_model_that_cannot_be_cut_is_refused() -> None:
+    built, _ = built_from(Odd(), x=torch.randn(4, 5))
+    with pytest.raises(OptionError, match=r"no tensor of .* can be cut over 2 ranks"):
+        TensorParallel(2)(built.program)
