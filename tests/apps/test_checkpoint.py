@@ -10,6 +10,7 @@ from tests.support.mpi import SAMBASIM, run_job, run_mpi
 from tests.support.whole import is_whole
 
 APP = """\
+import sys
 import torch
 from sambaflow import samba
 from sambaflow.samba import utils

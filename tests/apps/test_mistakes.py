@@ -12,6 +12,7 @@ from tests.support.mpi import ROOT, SAMBASIM, Result, run_job, run_mpi
 from tests.support.whole import whole, whole_case
 
 APP = """\
+import sys
 import torch
 from sambaflow import samba
 from sambaflow.samba import utils

@@ -22,8 +22,9 @@ from tests.support.mpi import RANKS, ROOT, run_mpi
 from tests.support.whole import whole_case
 
 BODY = ROOT / "tests" / "mpi" / "bodies" / "ddp.py"
-STEPS = 20
-BOUND = 1e-4
+STEPS = 20  # at two replicas
+FEW_STEPS = 10  # at more: sooner or later a rounding changes which element max-pooling takes, and so a whole gradient
+BOUND = 1e-5
 """How far a tensor may be from DDP's at three replicas and more, in norm and relative to DDP's."""
 
 ZERO_GRADIENTS: Mapping[str, frozenset[str]] = {
@@ -71,7 +72,8 @@ def test_parameters_are_those_of_ddp(np: int, pefs: Mapping[Variant, Path], tmp_
     kinds = OPTIMIZERS if np == 2 else ("sgd", "adamw")
     chosen = {pefs[example, kind, False].stem: example for example in EXAMPLES for kind in kinds}
     paths = [str(path) for path in pefs.values() if path.stem in chosen]
-    run_mpi(np, [sys.executable, str(BODY), str(tmp_path), str(STEPS), *paths], timeout=280).check()
+    steps = STEPS if np == 2 else FEW_STEPS
+    run_mpi(np, [sys.executable, str(BODY), str(tmp_path), str(steps), *paths], timeout=280).check()
     for stem, example in chosen.items():
         ours, ddp = (load_file(tmp_path / f"{stem}.{who}.safetensors") for who in ("ours", "ddp"))
         before = load_file(tmp_path / f"{stem}.before.safetensors")
