@@ -19,6 +19,7 @@ from sambasim.ir.program import Program, RuntimeArgument
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 from sambasim.pef import PefDocument, PefHeader
 from sambasim.report.output import add_row, plain_table
+from sambasim.report.summaries import parameter_bytes, received_bytes
 from sambasim.units import format_bytes, format_count
 
 
@@ -61,9 +62,20 @@ class SymbolFacts(_Facts):
     kind: str
     dtype: str
     shape: tuple[int, ...]
+    whole_shape: tuple[int, ...]
     size_bytes: int
     offset: int | None
     torch_names: tuple[str, ...]
+
+
+class AxisFacts(_Facts):
+    """One mesh axis. `size` is the smallest one if a run chooses it. `received_bytes` is what a rank receives along it
+    in one pass of the training step, or of the evaluation graph without one."""
+
+    name: str
+    size: int
+    at_run_time: bool
+    received_bytes: int
 
 
 class GroupFacts(_Facts):
@@ -96,6 +108,8 @@ class Contents(_Facts):
     device_bytes: int
     batch_size: int
     world_size: int
+    mesh: tuple[AxisFacts, ...]
+    parameter_bytes: int
     data_parallel: bool
     training: bool
     loss: str | None
@@ -123,6 +137,16 @@ def contents(path: Path, header: PefHeader, document: PefDocument) -> Contents:
         device_bytes=program.device_bytes,
         batch_size=program.batch_size,
         world_size=program.world_size,
+        mesh=tuple(
+            AxisFacts(
+                name=axis.name,
+                size=axis.size,
+                at_run_time=axis.at_run_time,
+                received_bytes=received_bytes(program, axis.name),
+            )
+            for axis in program.mesh
+        ),
+        parameter_bytes=parameter_bytes(program, whole=True),
         data_parallel=program.data_parallel is not None,
         training=program.training is not None,
         loss=program.loss,
@@ -198,6 +222,7 @@ def _symbol_facts(program: Program) -> Iterable[SymbolFacts]:
             kind=symbol.kind.value,
             dtype=symbol.type.dtype,
             shape=symbol.type.shape,
+            whole_shape=symbol.whole.shape,
             size_bytes=symbol.type.size_bytes,
             offset=symbol.offset,
             torch_names=symbol.torch_names,
@@ -248,19 +273,35 @@ def inspection(facts: Contents, *, everything: bool) -> RenderableType:
 
 def summary_table(facts: Contents) -> Table:
     replicas = f"{facts.world_size} or more, data parallel" if facts.data_parallel else "1"
+    holder = "replica" if all(axis.at_run_time for axis in facts.mesh) else "rank"
     what = "training step and evaluation" if facts.training else "inference"
     rows = [
         ("PEF", facts.pef),
         ("format", f"{facts.format_version}, written by {facts.writer}"),
         ("holds", what),
         ("replicas", replicas),
+        *_ranks_rows(facts),
         ("batch size", f"{facts.batch_size} for each replica"),
         ("file", format_bytes(facts.file_bytes)),
-        ("device memory", f"{format_bytes(facts.device_bytes)} for each replica"),
+        ("device memory", f"{format_bytes(facts.device_bytes)} for each {holder}"),
         ("digest", facts.digest),
         ("weights sha256", facts.weights_sha256),
     ]
     return _pairs(facts.name, rows)
+
+
+def _ranks_rows(facts: Contents) -> list[tuple[str, str]]:
+    """What the ranks of a replica hold and send, if it has several."""
+    own = next((one.size_bytes for one in facts.sizes if one.kind == SymbolKind.PARAMETER.value), 0)
+    return [
+        (
+            f"axis {axis.name}",
+            f"{axis.size} ranks a replica, each with {format_bytes(own)} of {format_bytes(facts.parameter_bytes)} "
+            f"parameters; each receives {format_bytes(axis.received_bytes)} a pass",
+        )
+        for axis in facts.mesh
+        if not axis.at_run_time
+    ]
 
 
 def sections_table(graph: GraphFacts) -> Table:

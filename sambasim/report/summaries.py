@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from sambasim.bounded import printable
-from sambasim.ir.graph import Graph
+from sambasim.ir.dataflow import axis_of, pass_and_update
+from sambasim.ir.graph import Graph, node_references
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.records.collectives import DEFINITIONS, CollectivesRecord, SizeRecord
@@ -30,9 +31,10 @@ def section_counts(graph: Graph) -> Mapping[str, int]:
 def next_command(program: Program, path: Path) -> str:
     if program.training is None:
         return f"sambasim run --inference --pef {path}"
-    if program.data_parallel is None:
-        return f"sambasim run --pef {path}"
-    return f"mpirun -np {max(program.world_size, 2)} sambasim run --reduce-on-rdu --pef {path}"
+    replicas = 1 if program.data_parallel is None else max(program.world_size, 2)
+    ranks = replicas * program.ranks_of_replica
+    flags = "" if program.data_parallel is None else "--reduce-on-rdu "
+    return f"mpirun -np {ranks} sambasim run {flags}--pef {path}" if ranks > 1 else f"sambasim run --pef {path}"
 
 
 def compiled_json(
@@ -50,6 +52,7 @@ def compiled_json(
         "device_bytes": program.device_bytes,
         "pef_bytes": path.stat().st_size,
         "world_size": program.world_size,
+        "ranks_of_replica": program.ranks_of_replica,
         "phases_s": phases_s,
         "notices": list(notices),
         "next": next_command(program, path),
@@ -71,7 +74,14 @@ def compiled_report(
         groups = len(program.data_parallel.gradient_groups)
         table.add_row("gradient groups", f"{groups}, {format_bytes(program.gradient_bytes)} to reduce each step")
         table.add_row("replicas", f"at least {program.world_size}")
-    table.add_row("device memory", f"{format_bytes(program.device_bytes)} a replica")
+    if program.ranks_of_replica > 1:
+        own, whole = (format_bytes(parameter_bytes(program, whole=whole)) for whole in (False, True))
+        table.add_row("ranks a replica", f"{program.ranks_of_replica}, each with {own} of {whole} parameters")
+        for axis in program.mesh:
+            if not axis.at_run_time:
+                received = format_bytes(received_bytes(program, axis.name))
+                table.add_row(f"along {axis.name}", f"each rank receives {received} a pass")
+    table.add_row("device memory", f"{format_bytes(program.device_bytes)} a {_holder(program)}")
     table.add_row("file size", format_bytes(path.stat().st_size))
     table.add_row("time", "\n".join(_phase_lines(phases_s)))
     return [
@@ -95,7 +105,32 @@ def _phase_lines(phases_s: Mapping[str, float]) -> list[str]:
 
 
 def _parameter_count(program: Program) -> int:
-    return sum(s.type.numel for s in program.symbols.values() if s.kind is SymbolKind.PARAMETER)
+    return sum(s.whole.numel for s in program.symbols.values() if s.kind is SymbolKind.PARAMETER)
+
+
+def _holder(program: Program) -> str:
+    return "rank" if program.ranks_of_replica > 1 else "replica"
+
+
+def parameter_bytes(program: Program, *, whole: bool) -> int:
+    """Of one rank, or of the whole model."""
+    parameters = [one for one in program.symbols.values() if one.kind is SymbolKind.PARAMETER]
+    return sum((one.whole if whole else one.type).size_bytes for one in parameters)
+
+
+def received_bytes(program: Program, axis: str) -> int:
+    """What one rank receives along `axis` in a pass of the training step, or of the evaluation graph without one."""
+    graph = program.training or program.evaluation
+    others = sum(one.size - 1 for one in program.mesh if one.name == axis and not one.at_run_time)
+    sent = [
+        name
+        for section in pass_and_update(graph)[0]
+        for node in graph.section_nodes(section)
+        if axis_of(node) == axis and node.operator != "comm.shard"
+        for name in node_references(node)
+    ]
+    types = {name: symbol.type for name, symbol in program.symbols.items()} | dict(graph.values)
+    return others * sum(types[name].size_bytes for name in sent)
 
 
 _NOTHING = "-"
