@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sambasim.errors import InternalError, InvariantError
+from sambasim.errors import InvariantError
 from sambasim.ir.dataflow import Readiness, groups_of, pass_and_update, readiness, section_effects
 from sambasim.ir.graph import Graph, Node, Output, Ref, Section, SectionKind
 from sambasim.ir.mesh import Axis, Mesh, mesh_of
@@ -193,6 +193,6 @@ def test_the_axis_of_replicas_takes_the_ranks_that_the_others_leave() -> None:
     assert mesh_of(axes, 16).sizes == {"dp": 8, "tp": 2}
 
 
-def test_an_axis_that_is_not_there_is_named() -> None:
-    with pytest.raises(InternalError, match="no axis pp: dp"):
-        Mesh({"dp": 2}).group(0, "pp")
+def test_an_axis_that_is_not_there_has_one_rank() -> None:
+    mesh = Mesh({"dp": 2})
+    assert (mesh.group(1, "pp"), mesh.size("pp"), mesh.coordinate(1, "pp")) == ((1,), 1, 0)
