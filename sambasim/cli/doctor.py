@@ -65,7 +65,7 @@ def examine() -> Sequence[Finding]:
     return (python, torch(), library, launcher, *fit, cores(), threads(), memory, compiler(), kernels())
 
 
-def _stop(name: str, value: str, trouble: str, remedy: str) -> Finding:
+def _blocker(name: str, value: str, trouble: str, remedy: str) -> Finding:
     return Finding(name=name, value=value, trouble=trouble, remedy=remedy, stops_a_run=True)
 
 
@@ -75,7 +75,7 @@ def torch() -> Finding:
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
-        return _stop("torch", "not installed", "nothing works", remedy)
+        return _blocker("torch", "not installed", "nothing works", remedy)
     if version.split("+")[0] in TESTED_TORCH:
         return Finding(name="torch", value=f"{version} (tested)")
     trouble = f"not a tested version ({', '.join(TESTED_TORCH)}): compile may fail, and bits may differ"
@@ -86,7 +86,7 @@ def mpi_library() -> Finding:
     output = _run([sys.executable, "-c", _PROBE.format("linked_library()")])
     if output.returncode == 0:
         return Finding(name="MPI linked", value=output.stdout.strip())
-    return _stop("MPI linked", "none", _last_line(output), _MPI_INSTALL)
+    return _blocker("MPI linked", "none", _last_line(output), _MPI_INSTALL)
 
 
 def mpirun() -> Finding:
@@ -94,7 +94,7 @@ def mpirun() -> Finding:
     if path is None:
         beside = Path(sys.executable).parent / "mpirun"
         remedy = f"export PATH={beside.parent}:$PATH" if beside.exists() else _MPI_INSTALL
-        return _stop("mpirun found", "none", "no mpirun on PATH: only one replica can run", remedy)
+        return _blocker("mpirun found", "none", "no mpirun on PATH: only one replica can run", remedy)
     lines = _run([path, "--version"]).stdout.splitlines()
     version = lines[0].replace("mpirun (", "").replace(")", "") if lines else "unknown version"
     for line in lines:  # MPICH's Hydra prints a table, Open MPI a line
@@ -110,7 +110,7 @@ def launch(library: str) -> Finding:
     if f"ranks {_RANKS}" in output.stdout:
         return Finding(name="MPI start", value=f"mpirun -np {_RANKS} starts {_RANKS} ranks that find each other")
     remedy = f"{fitting_mpirun(Path(sys.executable), library)} -np {_RANKS} sambasim run ..."
-    return _stop("MPI start", "fails", _last_line(output), remedy)
+    return _blocker("MPI start", "fails", _last_line(output), remedy)
 
 
 def cores() -> Finding:

@@ -24,7 +24,7 @@ class RunProgress(RunObserver):
     def __init__(self) -> None:
         self._start: Start | None = None
         self._bar = _progress_bar() if is_terminal(sys.stdout) else None
-        self._since = _Since()
+        self._averages = _Averages()
 
     def close(self) -> None:
         if self._bar:
@@ -56,16 +56,16 @@ class RunProgress(RunObserver):
             self._bar.update(self._bar.task_ids[0], total=plan.steps)
 
     def stepped(self, step: Step) -> None:
-        self._since.add(step)
+        self._averages.add(step)
         if self._bar:
-            self._bar.update(self._bar.task_ids[0], completed=step.step, facts=self._since.facts(step))
-            if self._since.step_s > _LIVE_INTERVAL_S:
-                self._since = _Since()
+            self._bar.update(self._bar.task_ids[0], completed=step.step, facts=self._averages.facts(step))
+            if self._averages.step_s > _LIVE_INTERVAL_S:
+                self._averages = _Averages()
         elif self._start:
             steps = self._start.plan.steps
-            if step.step in (self._start.plan.start.step + 1, steps) or self._since.step_s > _PLAIN_INTERVAL_S:
-                print(f"step {step.step}/{steps}  {self._since.facts(step)}", flush=True)
-                self._since = _Since()
+            if step.step in (self._start.plan.start.step + 1, steps) or self._averages.step_s > _PLAIN_INTERVAL_S:
+                print(f"step {step.step}/{steps}  {self._averages.facts(step)}", flush=True)
+                self._averages = _Averages()
 
     def evaluated(self, record: EvaluationRecord) -> None:
         facts = [f"loss {record.loss:.4f}"] if record.loss is not None else []
@@ -118,8 +118,8 @@ class RunProgress(RunObserver):
             print(f"not exact: {exempt}")
 
 
-class _Since:
-    """The times of all steps since the last line: the time of one step varies too much."""
+class _Averages:
+    """Samples per second and share of sync since the last printed line: those of one step vary too much."""
 
     def __init__(self) -> None:
         self._samples = self._sync_s = self.step_s = 0.0

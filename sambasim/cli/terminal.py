@@ -97,6 +97,7 @@ class _Output(io.FileIO):
 
 
 def _replacement(stream: TextIO, output: _Output) -> TextIO:
+    """A copy of `stream` that writes to `output`; `stream` itself if it is not of that file descriptor."""
     if not isinstance(stream, io.TextIOWrapper) or stream.fileno() != output.fileno():
         return stream
     with contextlib.suppress(OSError):

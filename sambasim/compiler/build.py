@@ -108,7 +108,7 @@ class _Builder:
 
     def _add_model_tensors(self) -> None:
         persistent = set(self._model.state_dict(keep_vars=True))
-        changed = self._changed_paths()
+        changed = self._paths_of_changed_buffers()
         check_memory(self._tensors, changed)
         paths_of: dict[int, list[str]] = {}
         for path, tensor in self._tensors.items():
@@ -129,7 +129,8 @@ class _Builder:
             self._weights[name] = tensor.detach().contiguous()
             self._symbol_of_path |= dict.fromkeys(paths, name)
 
-    def _changed_paths(self) -> set[str]:
+    def _paths_of_changed_buffers(self) -> set[str]:
+        """The buffers that a training step changes, by their names in the model, such as `bn.running_mean`."""
         captured = self._captures.training
         outputs = captured.outputs if captured else ()
         return {role.name.removeprefix(_STEP_PREFIX) for _, role in outputs if role.kind == "buffer"}
@@ -165,7 +166,7 @@ class _Builder:
         """The symbol of a tensor that a trace made, or that the model has in a list, say. Each trace counts its own
         from 0, so the name says nothing: equal tensors share a symbol."""
         itself = model_tensor(tensor, self._tensors)
-        if itself is not None and itself not in self._changed_paths():
+        if itself is not None and itself not in self._paths_of_changed_buffers():
             return self._symbol_of_path[itself]
         check_constant(path, tensor, self._tensors, where)
         value, type_ = tensor.detach(), tensor_type(tensor)

@@ -55,6 +55,7 @@ def units_of(node: Node, types: Mapping[str, TensorType], is_fixed: Callable[[st
 
 
 def _blocks(shape: tuple[int, ...]) -> float:
+    """The 32 by 32 blocks that an operand of `shape` fills, fractions included; at least one in each dimension."""
     *batch, rows, columns = shape
     return max(1, prod(batch)) * max(1.0, rows / LANES) * max(1.0, columns / LANES)
 

@@ -128,18 +128,19 @@ def _vertical_axis(chart: Chart, x: _Axis, y: _Axis, values: Sequence[float]) ->
 
 
 def _curves_svg(curves: Sequence[Curve], x: _Axis, y: _Axis) -> list[str]:
+    """The curves with their names at the right end, from top to bottom, moved down where they would overlap."""
     colours = cycle(_COLOURS)
     coloured = [(curve, _BOUND_COLOUR if curve.is_bound else next(colours)) for curve in curves]
-    parts, lowest = [], -math.inf
+    parts, label_y = [], -math.inf
     for curve, colour in sorted(coloured, key=lambda pair: y.at(pair[0].points[-1][1])):
-        points = [(x.at(one), y.at(other)) for one, other in curve.points]
-        path = " ".join(f"{across:.1f},{down:.1f}" for across, down in points)
+        points = [(x.at(a), y.at(b)) for a, b in curve.points]
+        path = " ".join(f"{cx:.1f},{cy:.1f}" for cx, cy in points)
         dashes = ' stroke-dasharray="6 4"' if curve.is_bound else ""
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>')
-        parts += [f'<circle cx="{across:.1f}" cy="{down:.1f}" r="3" fill="{colour}"/>' for across, down in points]
+        parts += [f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="3" fill="{colour}"/>' for cx, cy in points]
         last_x, last_y = points[-1]
-        lowest = max(last_y + 4, lowest + _LABEL_GAP)
-        parts.append(_svg_text(last_x + _LABEL_INDENT, lowest, curve.name, "start", colour=colour))
+        label_y = max(last_y + 4, label_y + _LABEL_GAP)
+        parts.append(_svg_text(last_x + _LABEL_INDENT, label_y, curve.name, "start", colour=colour))
     return parts
 
 

@@ -123,6 +123,8 @@ class Probe:
             raise self._error(next(iter(bad.values())), self._first(bad))
 
     def check(self, instruction: Instruction, name: str, value: Tensor, operands: Iterable[object]) -> None:
+        """Count what is not finite in `value`, the result `name` of `instruction`. If its operands do not explain that,
+        it is an origin."""
         made = self._seen[name] = count(value)
         if made.finite:
             return

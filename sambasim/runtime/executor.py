@@ -188,7 +188,7 @@ class Executor:
         data. `tangent`: what the backward starts from; `accumulate`: add to the gradients; `last`: the update comes
         next."""
         self._live = self._registers.initial.copy()
-        self._begin_from(tangent)
+        self._set_tangents(tangent)
         lines, overlapped = self._pass.adding if accumulate else self._pass.writing, self._overlapped if last else ()
         chosen = lines.whole if self._observer is None and not overlapped else lines.by_section
         yield from self._run(chosen, 0, self._live, overlapped)
@@ -210,7 +210,7 @@ class Executor:
         """Run the backward sections after `forward`; returns the gradients of inputs that require one, by symbol."""
         if not self._live:
             raise InternalError("a backward without a forward before it")
-        self._begin_from(tangent)
+        self._set_tangents(tangent)
         lines = (self._pass.adding if accumulate else self._pass.writing).by_section
         first = lines[self._forward_parts - 1].sections if self._forward_parts else 0
         finished(self._run(lines[self._forward_parts :], first, self._live))
@@ -234,6 +234,7 @@ class Executor:
         return self._end_step(self._update if self._observer is None else self._observed_update, losses, request)
 
     def exchange(self, losses: Sequence[float], request: int) -> Steps[Updated]:
+        """Exchange losses and requests, as at the end of `update`, and nothing else."""
         return self._end_step((), losses, request)
 
     def _end_step(self, update: Sequence[StraightLine], losses: Sequence[float], request: int) -> Steps[Updated]:
@@ -269,7 +270,7 @@ class Executor:
         held = self._live[self._registers.value(value)] if self._live and self._registers.has(value) else None
         return held if isinstance(held, Tensor) else None
 
-    def _begin_from(self, tangent: Tangent) -> None:
+    def _set_tangents(self, tangent: Tangent) -> None:
         for name, register in self._tangents.items():
             self._live[register] = tangent[name] if type(tangent) is dict else tangent
 

@@ -186,6 +186,7 @@ def consistency_test(check: Check | None = None) -> Any:
 
 
 def _results(check: Check, args: Any, kwargs: Any) -> Results:
+    """What the decorated function returns. Raises OptionError if it is not a list of pairs."""
     results: object = check(*args, **kwargs)
     pairs = list(results) if isinstance(results, list | tuple) else None
     if pairs is None or not all(isinstance(one, tuple | list) and len(one) == 2 for one in pairs):

@@ -256,10 +256,10 @@ def first_difference(compiled: Program, traced: Program) -> str | None:
     Weights, names of programs and line numbers are ignored.
     """
     return (
-        _symbols(_own(compiled), _own(traced))
-        or _graphs(compiled, traced)
-        or _optimizers(compiled, traced)
-        or _symbols(compiled.symbols, traced.symbols)
+        _symbol_difference(_own(compiled), _own(traced))
+        or _graph_difference(compiled, traced)
+        or _optimizer_difference(compiled, traced)
+        or _symbol_difference(compiled.symbols, traced.symbols)
     )
 
 
@@ -275,7 +275,8 @@ def _own(program: Program) -> Mapping[str, Symbol]:
     return {name: symbol for name, symbol in program.symbols.items() if symbol.kind not in _OF_DATA_PARALLEL}
 
 
-def _symbols(compiled: Mapping[str, Symbol], traced: Mapping[str, Symbol]) -> str | None:
+def _symbol_difference(compiled: Mapping[str, Symbol], traced: Mapping[str, Symbol]) -> str | None:
+    """The first symbol that differs, as a sentence for a message."""
     for name in [*compiled, *(name for name in traced if name not in compiled)]:
         before, now = compiled.get(name), traced.get(name)
         if before is None and now is not None:
@@ -287,7 +288,7 @@ def _symbols(compiled: Mapping[str, Symbol], traced: Mapping[str, Symbol]) -> st
     return None
 
 
-def _graphs(compiled: Program, traced: Program) -> str | None:
+def _graph_difference(compiled: Program, traced: Program) -> str | None:
     before, now = compiled.training or compiled.evaluation, traced.training or traced.evaluation
     numbers: tuple[dict[str, str], dict[str, str]] = number_values(before), number_values(now)
     for one, other in zip_longest(before.nodes, now.nodes):
@@ -300,7 +301,7 @@ def _graphs(compiled: Program, traced: Program) -> str | None:
     return None if sections[0] == sections[1] else "the sections are cut at other places"
 
 
-def _optimizers(compiled: Program, traced: Program) -> str | None:
+def _optimizer_difference(compiled: Program, traced: Program) -> str | None:
     for before, now in zip_longest(compiled.groups, traced.groups):
         if before is None or now is None or before.members != now.members or before.optimizer != now.optimizer:
             return "the optimizers update other groups of parameters"

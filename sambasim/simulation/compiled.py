@@ -21,6 +21,7 @@ class CompiledStep:
 
     @property
     def model_s(self) -> float:
+        """Forward and backward of all micro-steps, without host time."""
         return sum(self.of_kind_s(kind) for kind in MODEL_KINDS)
 
     @property
@@ -43,7 +44,7 @@ class CompiledStep:
         return sum(self._times_s(kind)) * (self.scaled.step.micro_steps if kind in MODEL_KINDS else 1)
 
     def by_section_s(self, sections: Sequence[Section]) -> Mapping[int, float]:
-        """By index: the time of one execution of each of `sections`, as far as it is predicted."""
+        """Seconds of one execution of each of `sections`, by section index. Those without a prediction are left out."""
         found: dict[int, float] = {}
         for kind in SectionKind:
             indices = [section.index for section in sections if section.kind is kind]

@@ -8,8 +8,9 @@ from sambasim.ir.types import Cut, TensorType
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """`whole`: every rank has the value. `partial`: it is the sum of what the ranks have. `cut`: each rank has an equal
-    part along `dim`; with `outer` above 1, of each of so many tensors that are joined there."""
+    """The placement of a value, in DTensor's terms: `whole` is Replicate, `partial` is Partial (the value is the sum of
+    what the ranks have), `cut` is Shard(dim): each rank has an equal part along `dim`. With `outer` above 1, that
+    dimension is a concatenation of `outer` tensors, and each rank has a part of each of them."""
 
     kind: str
     dim: int = 0
@@ -32,7 +33,7 @@ def cut(dim: int, outer: int = 1) -> Layout:
 
 
 def fits(shape: tuple[int, ...], layout: Layout, ranks: int) -> bool:
-    """Whether a tensor of `shape` can lie so: only whole blocks of a dimension are cut."""
+    """Whether a tensor of `shape` can have `layout`: the dimension must divide evenly into `outer` × `ranks` parts."""
     if layout.kind != "cut":
         return True
     size = shape[layout.dim] if layout.dim < len(shape) else 0

@@ -152,7 +152,8 @@ def slice_backward(s: Sharder, node: Node) -> bool:
 
 
 def split(s: Sharder, node: Node) -> bool:
-    """Into equal tensors; a dimension that joins as many of them, each cut, is split into cut ones."""
+    """Along another dimension than the cut one, any split. Along the cut one, only into the `outer` tensors that are
+    joined there: each result is cut."""
     operand = node.args[0]
     shape, layout = s.shape(operand), s.layout(operand)
     at = (number(node.args[2]) if len(node.args) > 2 else 0) % len(shape)
@@ -167,7 +168,8 @@ def split(s: Sharder, node: Node) -> bool:
 
 
 def cat(s: Sharder, node: Node) -> bool:
-    """Along another dimension than the cut one; or along it, of equal tensors: the result joins as many of them."""
+    """Along another dimension than the cut one, any tensors. Along the cut one, only tensors of equal shape: the
+    result has `outer` of them."""
     operands = node.args[0] if isinstance(node.args[0], tuple) else ()
     shape = _result_shape(s, node)
     at = (number(node.args[1]) if len(node.args) > 1 else 0) % len(shape)
@@ -188,7 +190,7 @@ def cat(s: Sharder, node: Node) -> bool:
 
 
 def total(s: Sharder, node: Node) -> bool:
-    """A sum over dimensions: over a cut one, each rank has a term."""
+    """A sum over dimensions. If the cut one is among them, the result is partial: each rank has a term."""
     operand = node.args[0]
     layout, shape = s.layout(operand), s.shape(operand)
     dims = node.args[1] if len(node.args) > 1 else None

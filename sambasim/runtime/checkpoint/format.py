@@ -300,6 +300,7 @@ def damaged(path: Path, part: str, what: str) -> CheckpointError:
 
 
 def _all_tensors(manifest: Manifest) -> Iterator[tuple[str, TensorModel]]:
+    """Every tensor that the shards must hold, by its name there: each part of a cut one, each replica's buffers."""
     for name, model in manifest.tensors.items():
         axes = [cut.axis for cut in model.cuts]
         for positions in product(*(range(cut.parts) for cut in model.cuts)):

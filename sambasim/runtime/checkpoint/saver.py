@@ -99,6 +99,7 @@ class Saver:
         return None
 
     def kept(self) -> str:
+        """For a message: which checkpoint there is if the run ends now."""
         newest = self.newest()
         return f"the last checkpoint is {newest}" if newest else "there is no checkpoint yet"
 

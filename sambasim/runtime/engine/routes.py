@@ -141,12 +141,14 @@ class Watch:
                 for route in made:
                     self.seen[route.maker] = result
                 for route in ends:
-                    self._settle(route, result)
+                    self._decide(route, result)
             return result
 
         return recorded
 
-    def _settle(self, route: Route, value: Tensor) -> None:
+    def _decide(self, route: Route, value: Tensor) -> None:
+        """Let the maker write directly to the destination, if the gradient `value` views its whole result and the
+        destination can be viewed with the strides that the kernel chose."""
         made, place = self.seen.pop(route.maker), self.places[route.value]
         same_memory = made.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
         from_first = made.storage_offset() == value.storage_offset()

@@ -73,11 +73,12 @@ class Samplers:
     def __init__(self) -> None:
         self.shortened: Callable[[Iterator[Any]], Iterable[Any]] = iter
         """Shortens the indices of an epoch, during a check."""
-        self.has_fed = False  # an optimizer step
-        self._last: Pass | None = None  # drawn from last, except to evaluate
-        self._trained: Pass | None = None  # of the last optimizer step
-        self._undecided: Pass | None = None  # of a forward alone: a backward may follow
-        self._undecided_batch: Sequence[Tensor] = ()  # kept, so that no other batch has its addresses
+        self.has_fed = False
+        """Whether samples of one have been used by an optimizer step."""
+        self._last: Pass | None = None  # the latest, unless it is an evaluation
+        self._trained: Pass | None = None  # the one that the last optimizer step used
+        self._undecided: Pass | None = None  # used by a forward so far: training only if a backward follows
+        self._undecided_batch: Sequence[Tensor] = ()  # its batch, kept alive so that no other batch gets its addresses
         self._passes = self._steps = 0
         self._orders: WeakKeyDictionary[Sampler, set[tuple[int, int]]] = WeakKeyDictionary()
         self._made: WeakKeyDictionary[Sampler, str | None] = WeakKeyDictionary()

@@ -75,7 +75,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def program_name() -> str:
-    """The app in help and messages: `python app.py`, or `sambasim app app.py`."""
+    """How help and messages name the app: `python app.py`, or `sambasim app app.py`."""
     script, typed = sys.argv[0], context.typed_command()
     if script not in typed:  # the launcher may have changed the path
         script = next((word for word in typed if Path(word).name == Path(script).name), Path(script).name)
