@@ -68,7 +68,7 @@ def assemble(
     """Collective. Create the replicas of this process, one for each of `sources`, with the weights of the PEF. Raises
     MachineError if there is too little memory. `observer`: replaces the functions of their instructions."""
     program, communicator, way = setup.program, setup.communicator, _way(setup)
-    mesh = setup.mesh if len(setup.mesh.sizes) > 1 else None
+    mesh = setup.mesh if program.ranks_of_replica > 1 else None
     allocated = allocate(program, communicator, way, setup.emulated, mesh)
     _place_weights(setup, allocated.memories)
     transports = connect(program, communicator, way, allocated, setup.roles, mesh)

@@ -55,6 +55,13 @@ def test_device_host_and_one_process_have_the_same_bits(ranks: int, env: dict[st
         assert device.summary.world_size == ranks // 2
 
 
+def test_a_model_without_data_parallelism_communicates_too(tmp_path: Path) -> None:
+    cut = ("compile.n_chips=2", 'compile.tensor_parallel="weight"')
+    path = compile_from_options(example_options("digits", tmp_path, *cut, data_parallel=False)).path
+    found = train(2, [run_of("ranks", path, steps=2), run_of("played", path, steps=2, emulate=1)])
+    assert found["ranks"].outcome == found["played"].outcome
+
+
 @pytest.fixture(scope="module")
 def alone(pefs: dict[str, Path]) -> dict[str, Trained]:
     return train(1, [run_of(name, path, steps=STEPS, evaluate=True) for name, path in pefs.items()])

@@ -10,7 +10,7 @@ from sambasim.compiler.sharding.layouts import PARTIAL, WHOLE, Layout, cut, thro
 from sambasim.compiler.sharding.rules_losses import LOSS_RULES
 from sambasim.compiler.sharding.rules_products import PRODUCT_RULES
 from sambasim.compiler.sharding.sharder import Rule, Sharder, dtype_of, number, one_of
-from sambasim.ir.graph import Node, Ref
+from sambasim.ir.graph import Node, Ref, TorchConstant
 from sambasim.ir.operators import OPERATORS, OperatorKind
 
 
@@ -40,12 +40,18 @@ def pointwise(s: Sharder, node: Node) -> bool:
     return True
 
 
+_NOT_BY_ELEMENT = ("glu", "glu_backward", "addr", "cross", "linalg_cross", "isin", "prelu")
+"""Operators of the kind pointwise that combine elements along a dimension."""
+
 _SUMS = ("aten.add.Tensor", "aten.sub.Tensor")
-_LINEAR = (*_SUMS, "aten.neg.default", "aten.mul.Scalar", "aten.div.Scalar", "aten.mul.Tensor", "aten.div.Tensor")
+_LINEAR = ("aten.neg.default", "aten.mul.Scalar", "aten.div.Scalar", "aten.mul.Tensor", "aten.div.Tensor")
 
 
 def same(s: Sharder, node: Node) -> bool:
     """A copy: the result lies as its operand."""
+    cast = dict(node.kwargs).get("dtype")
+    if s.layout(node.args[0]) == PARTIAL and isinstance(cast, TorchConstant) and "float" not in cast.name:
+        return False  # the sum of truncated terms is not the truncated sum
     s.emit(node, [s.as_is(one) for one in node.args], [s.layout(node.args[0])])
     return True
 
@@ -175,7 +181,7 @@ def cat(s: Sharder, node: Node) -> bool:
     at = (number(node.args[1]) if len(node.args) > 1 else 0) % len(shape)
     layouts = [s.layout(one) for one in operands]
     if all(one == PARTIAL for one in layouts):
-        s.emit(node, [s.as_is(one) for one in node.args], [PARTIAL])
+        s.emit(node, [s.to(node.args[0], PARTIAL), *node.args[1:]], [PARTIAL])
         return True
     found = next((one for one in layouts if one.kind == "cut"), None)
     if found is None:
@@ -210,7 +216,7 @@ def total(s: Sharder, node: Node) -> bool:
 def mean(s: Sharder, node: Node) -> bool:
     """A mean over dimensions that are not cut."""
     layout, dims = s.layout(node.args[0]), node.args[1] if len(node.args) > 1 else None
-    if layout.kind != "cut" or not isinstance(dims, tuple):
+    if layout.kind != "cut" or not isinstance(dims, tuple) or not dims:
         return False
     if layout.dim in {one % len(s.shape(node.args[0])) for one in dims if isinstance(one, int)}:
         return False
@@ -224,7 +230,7 @@ def softmax(s: Sharder, node: Node) -> bool:
 
 
 def spatial(s: Sharder, node: Node) -> bool:
-    """Pooling and resizing of pictures, cut in samples or channels; also their backward."""
+    """Pooling of pictures, cut in samples or channels; also its backward."""
     return _alike(s, node, lambda layout: layout.dim < 2)
 
 
@@ -308,7 +314,11 @@ def _aten(names: str, rule: Rule) -> dict[str, Rule]:
 
 
 RULES: Mapping[str, Rule] = {
-    **{name: pointwise for name, one in OPERATORS.items() if one.kind is OperatorKind.POINTWISE},
+    **{
+        name: pointwise
+        for name, one in OPERATORS.items()
+        if one.kind is OperatorKind.POINTWISE and name.split(".")[1] not in _NOT_BY_ELEMENT
+    },
     **_aten("clone detach alias _to_copy contiguous positive", same),
     **_aten("view reshape _unsafe_view flatten.using_ints unflatten.int", view),
     **_aten("permute", permute),
@@ -331,11 +341,7 @@ RULES: Mapping[str, Rule] = {
     **_aten("batch_norm _native_batch_norm_legit_functional", batch_norm),
     **_aten("native_batch_norm_backward", batch_norm_backward),
     **_aten("native_dropout", dropout),
-    **{
-        name: spatial
-        for name, one in OPERATORS.items()
-        if one.kind in (OperatorKind.POOLING, OperatorKind.RESIZE) and "unpool" not in name and "grid" not in name
-    },
+    **{name: spatial for name, one in OPERATORS.items() if one.kind is OperatorKind.POOLING and "unpool" not in name},
     **PRODUCT_RULES,
     **LOSS_RULES,
 }

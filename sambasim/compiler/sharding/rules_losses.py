@@ -60,7 +60,11 @@ def embedding_backward(s: Sharder, node: Node) -> bool:
     padding, scales = node.args[3:5]
     rank = len(s.shape(words))
     layout = s.layout(gradient)
-    if ("words", words.name if isinstance(words, Ref) else "", str(size)) in s.notes and padding == -1:
+    if (
+        ("words", words.name if isinstance(words, Ref) else "", str(size)) in s.notes
+        and padding == -1
+        and scales is False
+    ):
         own, absent = _own_words(s, node, words, number(size))
         masked = s.new(
             node,
@@ -152,7 +156,7 @@ def _own_classes(s: Sharder, node: Node, target: Argument, classes: int, ignored
     """The targets as positions in this rank's part of the classes; those of other ranks, and ignored ones, never
     count."""
     name = target.name if isinstance(target, Ref) else ""
-    key = ("classes", name, str(classes))
+    key = ("classes", name, str(classes), str(ignored))
     if key not in s.notes:
         part, type_ = classes // s.ranks, s.type(name)
         bools = TensorType("bool", type_.shape)
