@@ -165,6 +165,12 @@ def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int, comm
             f"{header.ranks_of_replica} (--n-chips {header.ranks_of_replica})",
             remedy="leave out --host-sync: MPI through the host; or sync between devices: --reduce-on-rdu",
         )
+    if header.ranks_of_replica > 1 and options.engine != "plain":
+        raise OptionError(
+            f"--engine {options.engine} cannot compile a pass that communicates, and that of the PEF {header.name} "
+            f"does, between the {header.ranks_of_replica} ranks of a replica",
+            remedy="run it with --engine plain",
+        )
     replicas = replicas_of(ranks - servers, header.ranks_of_replica, minimum, command=command)
     if servers and ranks - servers < minimum:
         started = "1 rank was started" if ranks == 1 else f"{ranks} ranks were started"

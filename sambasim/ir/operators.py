@@ -249,23 +249,11 @@ RANDOM = (
 
 COMPOSITES = (
     Operator(OperatorKind.OPTIMIZER, (*(f"opt.{kind}" for kind in OPTIMIZERS), "opt.square_sums", "opt.total_norm")),
-    Operator(
-        OperatorKind.COLLECTIVE,
-        tuple(
-            f"comm.{name}"
-            for name in (
-                "reduce_scatter",
-                "all_gather",
-                "all_reduce",
-                "broadcast",
-                "send",
-                "recv",
-                "shard",
-                "index",
-            )
-        ),
-    ),
-)
+    Operator(OperatorKind.COLLECTIVE, (
+        "comm.reduce_scatter", "comm.all_gather", "comm.all_reduce", "comm.broadcast", "comm.send", "comm.recv",
+        "comm.shard", "comm.index",
+    )),
+)  # fmt: skip
 
 TABLE = (*PRODUCTS, *POINTWISE, *REDUCTIONS, *PICTURES, *LOSSES, *MOVES, *RANDOM, *COMPOSITES)
 

@@ -95,10 +95,11 @@ def _verify_types(program: Program) -> None:
     for name, symbol in program.symbols.items():
         _require(name == symbol.name, 1, f"symbol {symbol.name} is filed under {name}")
         check(name, symbol.type)
-        check(name, symbol.whole)
         for cut in symbol.cuts:
-            fits = cut.dim < len(symbol.type.shape) and cut.outer >= 1 and symbol.type.shape[cut.dim] % cut.outer == 0
+            exists = 0 <= cut.dim < len(symbol.type.shape) and cut.outer >= 1
+            fits = exists and symbol.type.shape[cut.dim] % cut.outer == 0
             _require(fits and (cut.axis, cut.parts) in axes, 10, f"{name} is cut otherwise than the mesh: {cut}")
+        check(name, symbol.whole)
     for graph in program.graphs:
         for name, type_ in graph.values.items():
             check(name, type_)

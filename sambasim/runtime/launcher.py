@@ -159,10 +159,10 @@ def check_world_size(
             remedy=_emulating(command, minimum) if emulated else f"mpirun -np {ranks} {shlex.join(command)}",
         )
     if world_size > 1 and not data_parallel:
+        started = _started(world_size if emulated else world_size * ranks_of_replica, emulated)
         alone = [word for word in command if word.replace("_", "-") not in ("--data-parallel", "--reduce-on-rdu")]
         raise LaunchError(
-            f"{_started(world_size, emulated)}, but this PEF has no REDUCE and GATHER sections: "
-            "its replicas would train apart",
+            f"{started}, but this PEF has no REDUCE and GATHER sections: its {world_size} replicas would train apart",
             remedy=f"compile it with --data-parallel -ws {world_size}, or run it alone: {_emulating(alone, None)}",
         )
 

@@ -105,7 +105,11 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
         inventory=inventory,
         placement=place_replicas(inventory, [topology.node_of[rank] for rank in who.workers], emulated),
         arguments=bind_arguments(
-            document.program, resolved.optimizer, mesh.size(DATA_PARALLEL), topology.rank, resolved.training.seed
+            document.program,
+            resolved.optimizer,
+            mesh.size(DATA_PARALLEL),
+            mesh.coordinate(topology.rank, DATA_PARALLEL),
+            resolved.training.seed,
         ),
         threads=threads,
     )

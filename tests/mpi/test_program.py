@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,21 @@ def test_each_node_communicates_along_its_own_axis() -> None:
         assert torch.equal(outputs["right_out"], columns[1 - tp])
         assert torch.equal(outputs["below_out"], x[2 * (1 - dp) + tp])
         assert torch.equal(outputs["last_out"], x[2 * dp + 1])
+
+
+def test_ranks_of_one_process_draw_as_if_each_ran_alone() -> None:
+    def draws(rank: int) -> Generator[None, None, torch.Tensor]:
+        first = torch.rand(2)
+        hub.put("drawn", rank, first)
+        yield
+        return torch.cat([first, torch.rand(2)])
+
+    torch.manual_seed(5)
+    right = torch.rand(4)
+    torch.manual_seed(5)
+    hub = Hub(2)
+    for drawn in run_together([draws(0), draws(1)], hub):
+        assert torch.equal(drawn, right)
 
 
 def test_ranks_that_wait_for_one_another_are_an_error() -> None:

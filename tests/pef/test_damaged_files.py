@@ -146,6 +146,10 @@ CASES: dict[str, tuple[Damage, int, str]] = {
     "an astronomical shape": (
         program(lambda p: p["symbols"]["loss"]["type"].update(shape=[2**63])), 10, "invariant 12: loss has the shape",
     ),
+    "a cut along no axis": (
+        program(lambda p: p["symbols"]["loss"].update(cuts=[{"axis": "tp", "dim": 7, "parts": 2, "outer": 1}])),
+        10, "invariant 10: loss is cut otherwise than the mesh",
+    ),
     "a symbol under another name": (
         program(lambda p: p["symbols"].update(y=p["symbols"].pop("x"))), 10, "invariant 1: symbol x is filed under y",
     ),

@@ -65,7 +65,7 @@ def _settled(
             for layout in _only(found.wanted[name])
         }
         if not added:
-            return None if found.moved_bytes["all_gather"] else plan
+            return None if any(node.operator == "comm.all_gather" for node in found.graph.nodes) else plan
         plan = {**plan, **added}
 
 

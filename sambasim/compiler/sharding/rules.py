@@ -4,7 +4,7 @@ A rule is one function; RULES says for which operators. A rule that finds no way
 whole. Views become `reshape`, because a part need not lie in memory as its view would.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from sambasim.compiler.sharding.layouts import PARTIAL, WHOLE, Layout, cut, through_view
 from sambasim.compiler.sharding.rules_losses import LOSS_RULES
@@ -20,6 +20,8 @@ def pointwise(s: Sharder, node: Node) -> bool:
         return False
     shape = s.type(node.results[0]).shape
     operands = [one for one in node.args if isinstance(one, Ref)]
+    if shape != _broadcast([s.shape(one) for one in operands]):
+        return False
     is_linear = node.operator in (_LINEAR if len(operands) == 1 else _SUMS)
     if is_linear and all(s.layout(one) == PARTIAL for one in operands):
         s.emit(node, [s.as_is(one) for one in node.args], [PARTIAL])
@@ -38,6 +40,13 @@ def pointwise(s: Sharder, node: Node) -> bool:
         args.append(s.whole(argument) if broadcast else s.to(argument, found.moved(dim - lower)))
     s.emit(node, args, [found])
     return True
+
+
+def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape that operands have together."""
+    rank = max(map(len, shapes))
+    filled = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    return tuple(next((one for one in extents if one != 1), 1) for extents in zip(*filled, strict=True))
 
 
 _NOT_BY_ELEMENT = ("glu", "glu_backward", "addr", "cross", "linalg_cross", "isin", "prelu")
@@ -230,7 +239,10 @@ def softmax(s: Sharder, node: Node) -> bool:
 
 
 def spatial(s: Sharder, node: Node) -> bool:
-    """Pooling of pictures, cut in samples or channels; also its backward."""
+    """Pooling over one to three dimensions, cut in samples or channels; also its backward."""
+    dimensions = next((int(digit) for digit in "123" if f"{digit}d" in node.operator), 0)
+    if {len(s.shape(one)) for one in node.args if isinstance(one, Ref)} != {dimensions + 2}:
+        return False
     return _alike(s, node, lambda layout: layout.dim < 2)
 
 

@@ -33,25 +33,37 @@ def embedding(s: Sharder, node: Node) -> bool:
     return True
 
 
+def _own(s: Sharder, node: Node, ids: Argument, size: int) -> tuple[Ref, Ref]:
+    """`ids`, from 0 up to `size`, as positions in this rank's part; and which are of other ranks, with a last dimension
+    of 1. Fails at run time, as the whole program does, for an id of no rank: it is looked up in a table of zeros."""
+    part, type_ = size // s.ranks, s.type_like(ids, None)
+    bools, row = TensorType("bool", type_.shape), (*type_.shape, 1)
+    first = s.new(node, "first", "aten.mul.Scalar", (s.position(node), part), TensorType("int64", ()))
+    local = s.new(node, "local", "aten.sub.Tensor", (s.whole(ids), first), type_)
+    below = s.new(node, "below", "aten.lt.Scalar", (local, 0), bools)
+    above = s.new(node, "above", "aten.ge.Scalar", (local, part), bools)
+    outside = s.new(node, "outside", "aten.logical_or.default", (below, above), bools)
+    zeros = s.new(node, "zeros", "aten.zeros.default", ((size, 1),), TensorType("float32", (size, 1)))
+    known = s.new(node, "known", "aten.embedding.default", (zeros, s.whole(ids)), TensorType("float32", row))
+    column = s.new(node, "column", "aten.unsqueeze.default", (outside, -1), TensorType("bool", row))
+    absent = s.new(node, "absent", "aten.logical_or.default", (column, known), TensorType("bool", row))
+    return local, absent
+
+
 def _own_words(s: Sharder, node: Node, words: Argument, size: int) -> tuple[Ref, Ref]:
-    """The positions of `words` in this rank's part of the table, 0 for those of other ranks; and which are of others,
-    with a last dimension of 1. The backward finds both by the name of `words`."""
-    name = words.name if isinstance(words, Ref) else ""
-    key = ("words", name, str(size))
+    """As `_own`, with 0 for words of other ranks. The backward finds both by the name of `words`."""
+    key = _words_key(words, size)
     if key not in s.notes:
-        part, type_ = size // s.ranks, s.type(name)
-        bools = TensorType("bool", type_.shape)
-        first = s.new(node, "first", "aten.mul.Scalar", (s.position(node), part), TensorType("int64", ()))
-        local = s.new(node, "local", "aten.sub.Tensor", (s.whole(words), first), type_)
-        below = s.new(node, "below", "aten.lt.Scalar", (local, 0), bools)
-        above = s.new(node, "above", "aten.ge.Scalar", (local, part), bools)
-        absent = s.new(node, "others", "aten.logical_or.default", (below, above), bools)
-        own = s.new(node, "own_words", "aten.masked_fill.Scalar", (local, absent, 0), type_)
-        wide = TensorType("bool", (*type_.shape, 1))
-        column = s.new(node, "absent", "aten.unsqueeze.default", (absent, -1), wide)
-        s.notes[key] = (own.name, column.name)
+        local, absent = _own(s, node, words, size)
+        others = s.new(node, "others", "aten.squeeze.dim", (absent, -1), s.type_like(words, None, "bool"))
+        own = s.new(node, "own_words", "aten.masked_fill.Scalar", (local, others, 0), s.type_like(words, None))
+        s.notes[key] = (own.name, absent.name)
     own_name, absent_name = s.notes[key]
     return Ref(own_name), Ref(absent_name)
+
+
+def _words_key(words: Argument, size: Argument) -> tuple[str, ...]:
+    return ("words", words.name if isinstance(words, Ref) else "", str(size))
 
 
 def embedding_backward(s: Sharder, node: Node) -> bool:
@@ -60,19 +72,10 @@ def embedding_backward(s: Sharder, node: Node) -> bool:
     padding, scales = node.args[3:5]
     rank = len(s.shape(words))
     layout = s.layout(gradient)
-    if (
-        ("words", words.name if isinstance(words, Ref) else "", str(size)) in s.notes
-        and padding == -1
-        and scales is False
-    ):
+    if _words_key(words, size) in s.notes and padding == -1 and scales is False:
         own, absent = _own_words(s, node, words, number(size))
-        masked = s.new(
-            node,
-            "own",
-            "aten.masked_fill.Scalar",
-            (s.whole(gradient), absent, 0),
-            s.type_like(gradient, s.shape(gradient)),
-        )
+        type_ = s.type_like(gradient, None)
+        masked = s.new(node, "own", "aten.masked_fill.Scalar", (s.whole(gradient), absent, 0), type_)
         s.emit(node, [masked, own, number(size) // s.ranks, padding, scales], [cut(0)])
     elif cut_at(layout, rank):
         s.emit(node, [s.as_is(gradient), s.whole(words), *node.args[2:]], [layout.moved(1)])
@@ -155,17 +158,13 @@ _MEAN, _SUM = 1, 2  # of torch's reductions
 def _own_classes(s: Sharder, node: Node, target: Argument, classes: int, ignored: int) -> Ref:
     """The targets as positions in this rank's part of the classes; those of other ranks, and ignored ones, never
     count."""
-    name = target.name if isinstance(target, Ref) else ""
-    key = ("classes", name, str(classes), str(ignored))
+    key = ("classes", target.name if isinstance(target, Ref) else "", str(classes), str(ignored))
     if key not in s.notes:
-        part, type_ = classes // s.ranks, s.type(name)
-        bools = TensorType("bool", type_.shape)
-        first = s.new(node, "first", "aten.mul.Scalar", (s.position(node), part), TensorType("int64", ()))
-        local = s.new(node, "local", "aten.sub.Tensor", (s.whole(target), first), type_)
-        below = s.new(node, "below", "aten.lt.Scalar", (local, 0), bools)
-        above = s.new(node, "above", "aten.ge.Scalar", (local, part), bools)
-        outside = s.new(node, "outside", "aten.logical_or.default", (below, above), bools)
+        type_, bools = s.type_like(target, None), s.type_like(target, None, "bool")
         unwanted = s.new(node, "unwanted", "aten.eq.Scalar", (s.whole(target), ignored), bools)
+        counted = s.new(node, "wanted", "aten.masked_fill.Scalar", (s.whole(target), unwanted, 0), type_)
+        local, absent = _own(s, node, counted, classes)
+        outside = s.new(node, "others", "aten.squeeze.dim", (absent, -1), bools)
         never = s.new(node, "never", "aten.logical_or.default", (outside, unwanted), bools)
         s.notes[key] = (s.new(node, "own_classes", "aten.masked_fill.Scalar", (local, never, _NEVER), type_).name,)
     return Ref(s.notes[key][0])

@@ -99,6 +99,8 @@ def attention(s: Sharder, node: Node) -> bool:
     if layout.kind != "cut" or layout.dim > 1 or any(isinstance(one, float) and one > 0 for one in node.args):
         return False
     masks = [value for name, value in node.kwargs if name == "attn_mask" and value is not None]
+    if node.operator == "aten.scaled_dot_product_attention.default":
+        masks += [value for value in node.args[3:4] if value is not None]
     heads = {s.shape(one)[1] for one in node.args if isinstance(one, Ref) and len(s.shape(one)) == 4}
     if masks or len(heads) != 1:
         return False

@@ -12,7 +12,7 @@ from sambasim.compiler.names import parameter_of
 from sambasim.compiler.sharding.layouts import PARTIAL, WHOLE, Layout, fits, part_type
 from sambasim.errors import InternalError
 from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, SectionKind, TorchConstant, node_references
-from sambasim.ir.types import DTYPE_BYTES, Symbol, SymbolKind, TensorType
+from sambasim.ir.types import Symbol, SymbolKind, TensorType
 
 Rule: TypeAlias = Callable[["Sharder", Node], bool]
 """Emits what computes `node` from operands that are not all whole. Returns False, before anything is emitted, if it
@@ -21,13 +21,11 @@ finds no way."""
 
 @dataclass(slots=True)
 class Found:
-    """What a propagation found. `moved_bytes`: those that a rank receives in a pass, by communication operator;
-    `wanted`: for each input, the layouts in which forward nodes read it; `replicated`: operators that were computed
-    whole because no rule fits, and how often."""
+    """What a propagation found. `wanted`: for each input, the layouts in which forward nodes read it; `replicated`:
+    operators that were computed whole because no rule fits, and how often."""
 
     graph: Graph
     layouts: Mapping[str, Layout]
-    moved_bytes: Counter[str]
     wanted: Mapping[str, set[Layout]]
     replicated: Counter[str]
 
@@ -49,7 +47,6 @@ class Sharder:
     """Of each value of the whole program, as its node computes it."""
     notes: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
     """What a forward rule leaves for the backward's: names of values."""
-    moved_bytes: Counter[str] = field(default_factory=Counter)
     wanted: defaultdict[str, set[Layout]] = field(default_factory=lambda: defaultdict(set))
     replicated: Counter[str] = field(default_factory=Counter)
     _types: dict[str, TensorType] = field(default_factory=dict)  # of whole values
@@ -78,7 +75,7 @@ class Sharder:
         if len(self._nodes) > sections[-1].stop:  # an input that is given out
             sections[-1] = replace(sections[-1], stop=len(self._nodes))
         done = replace(graph, nodes=tuple(self._nodes), outputs=outputs, values=self._values, sections=tuple(sections))
-        return Found(done, self.layouts, self.moved_bytes, self.wanted, self.replicated)
+        return Found(done, self.layouts, self.wanted, self.replicated)
 
     def layout(self, argument: Argument) -> Layout:
         return self.layouts[argument.name] if isinstance(argument, Ref) else WHOLE
@@ -95,9 +92,6 @@ class Sharder:
         """The type of the whole value, but for its shape or its dtype."""
         own = self._types[argument.name] if isinstance(argument, Ref) else TensorType("float32", ())
         return TensorType(dtype or own.dtype, own.shape if shape is None else shape)
-
-    def fits(self, argument: Argument, layout: Layout) -> bool:
-        return fits(self.shape(argument), layout, self.ranks)
 
     def part_shape(self, shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
         return part_type(TensorType("float32", shape), layout, self.ranks).shape
@@ -126,9 +120,12 @@ class Sharder:
         operator: str | None = None,
         kwargs: Sequence[tuple[str, Argument]] | None = None,
     ) -> None:
-        """Add `node` with these arguments, of this rank; its results lie as `layouts` say."""
+        """Add `node` with these arguments, of this rank; its results lie as `layouts` say. Raises InternalError for a
+        result that cannot be cut so."""
         for name, layout in zip(node.results, layouts, strict=True):
             if name is not None:
+                if not fits(self._types[name].shape, layout, self.ranks):
+                    raise InternalError(f"{name}, {self._types[name]}, cannot be {layout} over {self.ranks} ranks")
                 self.layouts[name] = layout
                 self._values[name] = part_type(self._types[name], layout, self.ranks)
         keywords = node.kwargs if kwargs is None else tuple(kwargs)
@@ -245,9 +242,6 @@ class Sharder:
         self.layouts[name] = layout
         self._values[name] = type_
         self._nodes.append(Node(name, f"comm.{operator}", (Ref(value),), (("axis", self.axis), *how), (name,)))
-        if operator != "shard":
-            own = self._values.get(value) or part_type(self._types[value], self.layouts[value], self.ranks)
-            self.moved_bytes[operator] += own.numel * DTYPE_BYTES[own.dtype] * (self.ranks - 1)
 
     def _layout_of_output(self, output: Output) -> Layout:
         symbol = self.symbols[output.symbol]

@@ -32,6 +32,7 @@ FORMAT_NAME: Final = "sambasim-checkpoint"
 FORMAT_VERSION = "2.0"
 SAVED_KINDS = (SymbolKind.PARAMETER, SymbolKind.OPTIMIZER_STATE, SymbolKind.BUFFER)
 MAX_MANIFEST_BYTES = 64 * MIB
+MOST_RANKS = 1 << 20
 
 _KEY = pattern(r"(.+)\[([0-9]{1,18}):([0-9]{1,18})\]")
 
@@ -68,7 +69,7 @@ class ProgressModel(StrictModel):
 class RunModel(StrictModel):
     """What decides the bits of a run besides its options. `samples` is the size of the training data."""
 
-    world_size: Annotated[int, Field(ge=1, le=1 << 20)]
+    world_size: Annotated[int, Field(ge=1, le=MOST_RANKS)]
     samples: Count
     threads: Annotated[int, Field(ge=1)]
     engine: str
@@ -81,7 +82,13 @@ class TensorModel(StrictModel):
     kind: SymbolKind
     dtype: Annotated[str, Field(pattern=f"^({'|'.join(DTYPE_BYTES)})$")]
     shape: Annotated[tuple[Count, ...], Field(max_length=64)]
-    cuts: tuple[Cut, ...] = ()  # then the shape is that of a part
+    cuts: Annotated[tuple[Cut, ...], Field(max_length=1)] = ()  # then the shape is that of a part
+
+    @model_validator(mode="after")
+    def _parts_are_ranks(self) -> Self:
+        if any(not 1 <= cut.parts <= MOST_RANKS for cut in self.cuts):
+            raise ValueError(f"it is cut into {self.cuts[0].parts} parts")
+        return self
 
 
 class ShardModel(StrictModel):
@@ -248,10 +255,8 @@ class Checkpoint:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, model in _all_tensors(self.manifest):
             parts = [self._files[piece.shard].get_tensor(piece.key) for piece in sorted(self._pieces[name])]
-            yield (
-                name,
-                parts[0] if len(parts) == 1 else torch.cat([torch.empty(0, dtype=getattr(torch, model.dtype)), *parts]),
-            )
+            empty = torch.empty(0, dtype=getattr(torch, model.dtype))
+            yield name, parts[0] if len(parts) == 1 else torch.cat([empty, *parts])
 
     def _index(self) -> None:
         for shard, file in self._files.items():

@@ -64,13 +64,12 @@ def run_together(steps: Sequence[Generator[None, None, R]], hub: Hub | None = No
         return [finished(step) for step in steps]
     results: dict[int, R] = {}
     waiting = dict(enumerate(steps))
-    generators: dict[int, Tensor] = {}
+    generators = dict.fromkeys(waiting, torch.get_rng_state())
     while waiting:
         changes = hub.changes
         done = []
         for number, step in waiting.items():
-            if number in generators:  # a rank may draw random numbers after a communication
-                torch.set_rng_state(generators[number])
+            torch.set_rng_state(generators[number])  # as if it ran alone, also after a communication
             try:
                 next(step)
                 generators[number] = torch.get_rng_state()

@@ -15,7 +15,7 @@ from sambasim.compiler.sharding.layouts import Layout, cut
 from sambasim.compiler.sharding.plan import find_plan
 from sambasim.compiler.sharding.tensor_parallel import TensorParallel
 from sambasim.compiler.update import AttachOptimizers, Update
-from sambasim.errors import OptionError
+from sambasim.errors import DataError, OptionError
 from sambasim.ir.mesh import TENSOR, replica_mesh
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
@@ -42,6 +42,27 @@ class Attention(nn.Module):
         x = x + self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(4, 6, 16))
         x = self.norm(x)
         return F.mse_loss(x + self.down(F.silu(self.gate(x)) * self.up(x)), target)
+
+
+class Traps(nn.Module):
+    """What rules once got wrong: a number added to a sum over ranks, joined sums, GLU, shuffled channels, a table that
+    scales gradients by frequency, and two losses of one target."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(16, 8, scale_grad_by_freq=True)
+        self.up, self.left, self.right = nn.Linear(8, 16), nn.Linear(16, 8, bias=False), nn.Linear(16, 8, bias=False)
+        self.gate, self.down = nn.Linear(16, 32), nn.Linear(16, 16)
+        self.wide, self.narrow = nn.Conv2d(1, 8, 1), nn.Conv2d(8, 1, 1, bias=False)
+        self.head = nn.Linear(16, 16)
+
+    def forward(self, words: Tensor, target: Tensor) -> Tensor:
+        hidden = self.up(self.words(words)).relu()
+        x = torch.cat([self.left(hidden) + 1.0, self.right(hidden)], -1)
+        x = self.down(F.glu(self.gate(x), -1))
+        x = x + self.narrow(F.channel_shuffle(self.wide(x.view(-1, 1, 4, 4)), 2)).reshape(x.shape)
+        logits, classes = self.head(x).flatten(0, 1), target.flatten()
+        return F.cross_entropy(logits, classes, ignore_index=3) + F.cross_entropy(logits, classes)
 
 
 class Odd(nn.Module):
@@ -128,6 +149,25 @@ def test_separate_queries_and_gates_are_cut_together(ranks: int) -> None:
         **dict.fromkeys(("o__weight", "down__weight"), cut(1)),
     }
     check_gradients(built, inputs, ranks)
+
+
+def test_what_mixes_parts_is_computed_whole() -> None:
+    torch.manual_seed(0)
+    words, target = torch.randint(0, 16, (4, 6)), torch.randint(0, 16, (4, 6))
+    words[:, 0], words[:, 1], target[0] = 0, 8, 3  # the first word of each part, and an ignored class
+    built, inputs = built_from(Traps(), words=words, target=target)
+    assert {"words__weight", "head__weight", "up__weight"} <= plan_of(built, 2).keys()
+    check_gradients(built, inputs, 2)
+
+
+@pytest.mark.parametrize("name", ["words", "target"])
+def test_a_word_or_a_class_of_no_rank_is_an_error_of_the_data(name: str) -> None:
+    words, target = torch.randint(0, 16, (4, 6)), torch.randint(0, 16, (4, 6))
+    built, inputs = built_from(Traps(), words=words, target=target)
+    inputs[name] = inputs[name].clone()
+    inputs[name][1, 2] = 99
+    with pytest.raises(DataError, match=f"{name} goes from"):
+        gradients(TensorParallel(2)(built.program), built, inputs)
 
 
 def plan_of(built: Built, ranks: int) -> dict[str, Layout]:

@@ -66,6 +66,10 @@ CASES: dict[str, tuple[Damage, str]] = {
     "a shorter tensor": (fields(lambda found: found["tensors"]["net__bias"].update(shape=[9])), "10 of 9 elements"),
     "an unknown tensor": (fields(lambda found: found["tensors"].pop("net__bias")), "net__bias[0:10] is no piece"),
     "a third replica": (fields(lambda found: found["run"].update(world_size=3)), "elements of replica 2/net__steps"),
+    "too many parts": (
+        fields(lambda found: found["tensors"]["net__bias"].update(cuts=[{"axis": "tp", "dim": 0, "parts": 1 << 40}])),
+        f"it is cut into {1 << 40} parts",
+    ),
     "another dtype": (fields(lambda found: found["tensors"]["net__bias"].update(dtype="int32")), "does not fit"),
     "a gap": (lambda path: _other_header(path, b"t[64:100]", b"t[65:101]"), "element 64 is next"),
     "no piece": (lambda path: _other_header(path, b"net__bias[0:10]", b"net__bias{0:10}"), "is no piece of a tensor"),
