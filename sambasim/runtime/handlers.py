@@ -182,7 +182,7 @@ def _square_sums(nodes: Sequence[Node], binding: Binding) -> Instruction:
     first = 0
     for group in _named(nodes, binding):
         start, stop = transport.share(group)
-        if transport.gives_loss or any(symbols[member.parameter].cuts for member in group.members):
+        if transport.leads_replica or any(symbols[member.parameter].cuts for member in group.members):
             parts.append((first + start // NORM_BLOCK_ELEMENTS, transport.memory.region(group, "gradient")[start:stop]))
         first += group.norm_blocks
 

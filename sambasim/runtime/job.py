@@ -255,9 +255,9 @@ class TrainingJob:
         own = [
             evaluator.sums(source.evaluation, one.replica, setup.replicas, setup.seed, step)
             for one, source in zip(team.replicas, sources, strict=True)
-            if one.works and source.evaluation is not None and (team.hub is None or one.transport.gives_loss)
+            if one.works and source.evaluation is not None and (team.hub is None or one.transport.leads_replica)
         ]
-        if not team.transport.gives_loss:
+        if not team.transport.leads_replica:
             own = []  # another rank of the replica counts these samples
         self._activity.waits("waiting for peers to evaluate")
         everybody = self._communicator.all_gather_object((own, self._signals.request()))

@@ -78,7 +78,8 @@ def assemble(
 
 
 def _way(setup: Setup) -> Way:
-    if setup.emulated > 1 or setup.communicator.world_size == 1 or setup.replicas == 1 < setup.mesh.world_size:
+    has_no_peer = setup.replicas == 1 and setup.program.ranks_of_replica > 1  # along dp
+    if setup.emulated > 1 or setup.communicator.world_size == 1 or has_no_peer:
         return Way.IN_PROCESS
     if setup.options.reduce_on_rdu:
         return Way.DEVICE

@@ -152,7 +152,7 @@ class Saver:
         for name, tensor in self._beginning.tensors.items():
             if tensor.kind is SymbolKind.BUFFER:
                 for one in replicas:
-                    if tensor.cuts or one.transport.gives_loss:
+                    if tensor.cuts or one.transport.leads_replica:
                         part = part_name(name, tensor.cuts, self._setup.mesh.coordinates(one.rank))
                         whole.append((buffer_name(one.replica, part), one.memory.tensor(name)))
             elif tensor.kind is SymbolKind.PARAMETER and name not in trained and self._setup.is_first:
@@ -164,7 +164,7 @@ class Saver:
         for one in self._team.first:
             transport, at = one.transport, self._setup.mesh.coordinates(one.rank)
             for piece in pieces_of(self._setup.program, transport.memory, transport.saved, at):
-                if transport.gives_loss or piece.is_cut:
+                if transport.leads_replica or piece.is_cut:
                     yield piece
 
     def _nonfinite_parameter(self) -> str | None:

@@ -140,8 +140,9 @@ class Transport(ABC):
         return mesh_of(self.program.mesh, self.replicas)
 
     @property
-    def gives_loss(self) -> bool:
-        """Whether the loss of this rank counts, once for each replica: all ranks of a replica compute it."""
+    def leads_replica(self) -> bool:
+        """Whether this is the first rank of its replica. Its loss counts; and of what all ranks of the replica have, it
+        sums the squares and saves the checkpoint."""
         return not any(at for axis, at in self.mesh.coordinates(self.rank).items() if axis != DATA_PARALLEL)
 
     def owned(self, group: ParameterGroup) -> Slice:

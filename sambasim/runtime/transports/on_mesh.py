@@ -65,7 +65,7 @@ class OnMesh(Transport):
 
     def offer(self, losses: Sequence[float], request: int) -> None:
         self._along_dp.offer(losses, request)
-        self.offered = Shared(losses if self.gives_loss else (), request)
+        self.offered = Shared(losses if self.leads_replica else (), request)
 
     def end_step(self) -> EndOfStep:
         return _End(self, self._along_dp.end_step())
