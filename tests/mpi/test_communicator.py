@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from sambasim.errors import PeerError
 from tests.support.mpi import RANKS, ROOT, Result, can_play_hosts, is_open_mpi, library, run_job, run_mpi
 from tests.support.whole import whole_case
 
@@ -151,11 +152,12 @@ def test_a_host_that_cannot_be_reached_is_an_error_on_every_rank() -> None:
 def test_a_collective_fails_with_a_remedy_if_a_rank_is_gone() -> None:
     body = (
         "group.bring_up(c, timeout_s=30)\n"
-        "    if c.rank == 1: group.take_down()\n"
-        "    else:\n"
-        "        with group.gloo_errors(): dist.all_reduce(torch.ones(9))"
+        "    if c.rank == 1: sys.exit(group.take_down())\n"
+        "    with group.gloo_errors(): dist.all_reduce(torch.ones(9))"
     )
-    result = _brought_up(2, body)
+    leave = "\n    c.abort(error.exit_code)\n"  # as a run does: gloo's threads may still run
+    result = run_mpi(2, [sys.executable, "-c", _BRING_UP.format(body=body) + leave], timeout=90)
+    assert result.returncode == PeerError.exit_code
     assert re.match(r"PeerError: a collective of torch.distributed failed: .*(Connection|closed)", result.stdout)
     assert "/gloo/" not in result.stdout
     assert "try:   read what the other ranks printed last" in result.stdout
