@@ -92,13 +92,15 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
         with kept_imports():
             from sambasim.runtime.evaluation import PredictionJob
             from sambasim.runtime.job import TrainingJob
+            from sambasim.runtime.setup import set_up
         result: BaseModel
         if options.inference:
             result = prediction = PredictionJob(path, options, communicator, supervisor.activity).run()
         else:
             with screen:
                 observer = _observer(options, communicator.rank, screen)
-                result = TrainingJob(path, options, communicator, observer, supervisor.activity, command).run()
+                setup = set_up(path, options, communicator)
+                result = TrainingJob(setup, observer, supervisor.activity, command).run()
         if communicator.rank == 0 and options.json_output:
             print(result.model_dump_json())
         elif communicator.rank == 0 and options.inference:

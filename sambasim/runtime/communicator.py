@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, final
@@ -27,6 +28,8 @@ from sambasim.runtime.ranks import (
     ByteArray,
     Communicator,
     FailureNotice,
+    Message,
+    Messages,
     Range,
     Request,
     SharedWindow,
@@ -178,6 +181,13 @@ class MpiCommunicator(Communicator):
 
     def irecv(self, buffer: Buffer, source: int, tag: int) -> Request:
         return Request(self._world.Irecv(as_bytes(buffer), source=source, tag=tag))
+
+    def persistent(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Messages:
+        from mpi4py import MPI
+
+        requests = [self._world.Send_init(as_bytes(buffer), dest=rank, tag=tag) for buffer, rank in sends]
+        requests += [self._world.Recv_init(as_bytes(buffer), source=rank, tag=tag) for buffer, rank in receives]
+        return Messages(partial(MPI.Prequest.Startall, requests), [Request(one) for one in requests])
 
     def wait_all(self, requests: Sequence[Request]) -> None:
         from mpi4py import MPI

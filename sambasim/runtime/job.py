@@ -4,14 +4,12 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 from torch import Tensor
 
 from sambasim.data.sources import Source, open_source
 from sambasim.errors import InternalError
 from sambasim.ir.mesh import DATA_PARALLEL
-from sambasim.options.run import RunOptions
 from sambasim.records.metrics import EvaluationRecord, SummaryRecord
 from sambasim.runtime import torch_process_group
 from sambasim.runtime.capacity import keep_freed_memory
@@ -25,11 +23,10 @@ from sambasim.runtime.nonfinite import LossWatch, as_typed
 from sambasim.runtime.observer import StepObserver, StepRecorder, together
 from sambasim.runtime.outcome import notices, summarize, whole_tensors
 from sambasim.runtime.plan import BEGINNING, Plan, Position, plan
-from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.recording import RunDigests
 from sambasim.runtime.replica import input_specs
 from sambasim.runtime.run_observer import RunObserver, Start, Step
-from sambasim.runtime.setup import Setup, check_sources, set_up
+from sambasim.runtime.setup import Setup, check_sources
 from sambasim.runtime.supervision.status_file import UNWATCHED, Activity
 from sambasim.runtime.supervision.step_status import StepStatus
 from sambasim.runtime.supervision.stop_signals import SAVE, StopSignals, interrupted, signal_of
@@ -41,26 +38,24 @@ from sambasim.runtime.weights import save_weights, state_dict
 
 
 class TrainingJob:
-    """Trains the PEF at `path`. Collective: every rank creates one and calls `run`. `activity` is this rank's line of
-    the status file; remedies repeat `command`, which was typed without mpirun."""
+    """Trains a PEF. Collective: every rank creates one and calls `run`. `activity` is this rank's line of the status
+    file; remedies repeat `command`, which was typed without mpirun."""
 
     def __init__(
         self,
-        path: Path,
-        options: RunOptions,
-        communicator: Communicator,
+        setup: Setup,
         observer: RunObserver,
         activity: Activity = UNWATCHED,
         command: Sequence[str] = ("sambasim", "run", "…"),
     ) -> None:
-        self._began_s = time.perf_counter()
         self._activity = activity
-        self._setup: Setup = set_up(path, options, communicator)
-        self._communicator = communicator
+        self._setup = setup
+        self._communicator = setup.communicator
         self._observer = observer
         self._saver: Saver | None = None
         self._signals = StopSignals(self._signalled)
-        typed = as_typed(command, communicator.world_size)
+        options = setup.options
+        typed = as_typed(command, setup.communicator.world_size)
         self._losses = LossWatch(
             options.on_nonfinite,
             observer,
@@ -71,68 +66,68 @@ class TrainingJob:
 
     def run(self) -> SummaryRecord:
         with ExitStack() as stack:
-            keep_freed_memory()
-            stack.enter_context(repeatable(self._setup.threads))
-            if self._communicator.world_size > 1:
-                self._activity.waits("connecting the ranks")
-                torch_process_group.bring_up(self._communicator, self._setup.options.sync_timeout + WATCHDOG_FIRST_S)
-                stack.callback(torch_process_group.take_down)
-            return self._train(stack)
+            self._prepare(stack)
+            setup = self._setup
+            program, training = setup.program, setup.resolved.training
+            self._activity.does("opening the data")
+            sources = self._open_sources()
+            samples = len(sources[0].train)
+            self._activity.does("finding the checkpoint")
+            claim = self._claim()
+            if claim is not None:
+                stack.callback(claim.release)
+            found = self._settle_resume()
+            setup = self._setup
+            resumption = find(setup, samples)
+            steps = plan(samples, setup.replicas, training, resumption.position if resumption else BEGINNING)
+            self._activity.does("placing the weights")
+            probes = Probes(program) if setup.options.debug_numerics else None
+            team = assemble(setup, sources, self._observer, probes)
+            trainer = Trainer(team.replicas, steps, training, team.hub, self._request)
+            if resumption is not None:
+                restore(setup, team, resumption.checkpoint)
+                resumption.carry_over(trainer.totals)
+            if setup.options.checkpoint.dir is not None:
+                self._saver = Saver(setup, team, steps, self._observer, self._activity, self._losses)
+            evaluator = None
+            if sources[0].evaluation is not None and training.evaluate:
+                evaluator = Evaluator(
+                    program,
+                    [one.memory for one in team.first],
+                    setup.resolved.loss,
+                    setup.resolved.data,
+                    self._activity,
+                    [one.transport for one in team.first],
+                )
+            lines = (*notices(setup, team), *found, *(resumption.notices if resumption else ()))
+            start = self._start(steps, team, sources[0], lines)
+            self._observer.started(start)
+            observers: list[StepObserver] = [] if probes is None else [probes.watching(team.replicas)]
+            if self._activity is not UNWATCHED:
+                observers.append(StepStatus(self._activity, program))
+            trainer.observe(together(observers))
+            with self._signals:
+                evaluation = self._epochs(trainer, evaluator, sources, steps, team, observers)
+            self._activity.waits("comparing the weights")
+            summary = summarize(setup, team, start, trainer.totals, evaluation, self._saver)
+            if setup.options.save is not None:
+                self._activity.takes_long("saving the weights")
+                trained = state_dict(program, whole_tensors(setup, team))
+                if setup.is_first:
+                    save_weights(setup.options.save, trained)
+            self._activity.does("reporting the summary")
+            self._observer.ended(summary)
+            if self._saver is not None and setup.options.save is None:
+                self._saver.check_end()
+            return summary
 
-    def _train(self, stack: ExitStack) -> SummaryRecord:
-        setup = self._setup
-        program, training = setup.program, setup.resolved.training
-        self._activity.does("opening the data")
-        sources = self._open_sources()
-        samples = len(sources[0].train)
-        self._activity.does("finding the checkpoint")
-        claim = self._claim()
-        if claim is not None:
-            stack.callback(claim.release)
-        found = self._settle_resume()
-        setup = self._setup
-        resumption = find(setup, samples)
-        steps = plan(samples, setup.replicas, training, resumption.position if resumption else BEGINNING)
-        self._activity.does("placing the weights")
-        probes = Probes(program) if setup.options.debug_numerics else None
-        team = assemble(setup, sources, self._observer, probes)
-        trainer = Trainer(team.replicas, steps, training, team.hub, self._request)
-        if resumption is not None:
-            restore(setup, team, resumption.checkpoint)
-            resumption.carry_over(trainer.totals)
-        if setup.options.checkpoint.dir is not None:
-            self._saver = Saver(setup, team, steps, self._observer, self._activity, self._losses)
-        evaluator = None
-        if sources[0].evaluation is not None and training.evaluate:
-            evaluator = Evaluator(
-                program,
-                [one.memory for one in team.first],
-                setup.resolved.loss,
-                setup.resolved.data,
-                self._activity,
-                [one.transport for one in team.first],
-            )
-        lines = (*notices(setup, team), *found, *(resumption.notices if resumption else ()))
-        start = self._start(steps, team, sources[0], lines)
-        self._observer.started(start)
-        observers: list[StepObserver] = [] if probes is None else [probes.watching(team.replicas)]
-        if self._activity is not UNWATCHED:
-            observers.append(StepStatus(self._activity, program))
-        trainer.observe(together(observers))
-        with self._signals:
-            evaluation = self._epochs(trainer, evaluator, sources, steps, team, observers)
-        self._activity.waits("comparing the weights")
-        summary = summarize(setup, team, start, trainer.totals, evaluation, self._saver)
-        if setup.options.save is not None:
-            self._activity.takes_long("saving the weights")
-            trained = state_dict(program, whole_tensors(setup, team))
-            if setup.is_first:
-                save_weights(setup.options.save, trained)
-        self._activity.does("reporting the summary")
-        self._observer.ended(summary)
-        if self._saver is not None and setup.options.save is None:
-            self._saver.check_end()
-        return summary
+    def _prepare(self, stack: ExitStack) -> None:
+        keep_freed_memory()
+        stack.enter_context(repeatable(self._setup.threads))
+        if self._communicator.world_size > 1:
+            self._activity.waits("connecting the ranks")
+            torch_process_group.bring_up(self._communicator, self._setup.options.sync_timeout + WATCHDOG_FIRST_S)
+            stack.callback(torch_process_group.take_down)
 
     def _claim(self) -> Claim | None:
         """Collective. Lock the folder of checkpoints, before any rank reads it. Returns the lock on rank 0. Raises
@@ -204,13 +199,14 @@ class TrainingJob:
         for epoch in range(steps.start.epoch, steps.epochs):
             self._activity.does("beginning an epoch")
             trainer.begin_epoch(epoch)
-            while trainer.totals.steps < steps.last_step(epoch):
+            last = min(steps.end_of(epoch), steps.steps)
+            while trainer.totals.steps < last:
                 step = self._step(trainer, epoch, recorder, observers)
                 self._observer.stepped(step)
                 self._losses.check(step, trainer.losses)  # before a checkpoint saves its result
                 position = steps.position(trainer.totals.steps, epoch)
                 self._stop_if(trainer.requested, position, trainer.totals)
-                if self._saver is not None and position.step < steps.last_step(epoch) and not self._losses.is_skipping:
+                if self._saver is not None and position.step < last and not self._losses.is_skipping:
                     self._saver.save_if_due(position, trainer.totals, due=trainer.requested == SAVE)
             if evaluator is not None:
                 evaluation, requested = self._evaluate(evaluator, sources, trainer.totals.steps, epoch, team)
@@ -289,6 +285,6 @@ class TrainingJob:
             threads=self._setup.threads,
             data=source.description,
             notices=tuple(lines),
-            seconds_to_start_s=time.perf_counter() - self._began_s,
+            seconds_to_start_s=time.perf_counter() - self._setup.began_s,
             placement=str(self._setup.placement),
         )

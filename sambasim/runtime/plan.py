@@ -55,10 +55,6 @@ class Plan:
     def end_of(self, epoch: int) -> int:
         return self._first_ends + (epoch - self.start.epoch) * self.steps_per_epoch
 
-    def last_step(self, epoch: int) -> int:
-        """The last step of `epoch` that the run takes."""
-        return min(self.end_of(epoch), self.steps)
-
     def position(self, step: int, epoch: int) -> Position:
         """The position after `step`, which belongs to `epoch`."""
         is_first = epoch == self.start.epoch

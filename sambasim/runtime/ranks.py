@@ -54,6 +54,19 @@ T = TypeVar("T")
 Request = NewType("Request", object)
 """A message under way. Only `wait_all` and `test_all` of the communicator that began it can read one."""
 
+Message: TypeAlias = tuple[Buffer, int]
+"""A buffer, and the rank that it goes to or comes from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """Messages between the same buffers and ranks again and again. `start` begins all of them; the next start comes
+    after `wait_all` of `requests`."""
+
+    start: Callable[[], object]
+    requests: Sequence[Request]
+
+
 WINDOW_ALIGNMENT_BYTES = mmap.PAGESIZE
 """Each rank's part of a shared window starts on a page, so that its pages are in the memory node of the rank."""
 
@@ -172,6 +185,10 @@ class Communicator(Topology, ABC):
     @abstractmethod
     def irecv(self, buffer: Buffer, source: int, tag: int) -> Request:
         """Begin to receive a message of at most `len(buffer)` bytes."""
+
+    @abstractmethod
+    def persistent(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Messages:
+        """Messages that `isend` or `irecv` would begin, made once for many steps."""
 
     @abstractmethod
     def wait_all(self, requests: Sequence[Request]) -> None:

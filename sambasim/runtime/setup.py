@@ -1,5 +1,6 @@
 """What a run decides and checks before it allocates anything: PEF, trust, options, replicas, placement, threads."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,8 @@ from sambasim.runtime.transports.host import Roles, roles_of
 class Setup:
     """One rank's view of a run. `mesh`: its ranks, but for parameter servers; `emulated`: ranks that this process runs,
     more than one in an emulation only; `inventory`, `placement`: the simulated machine, and where the replicas are on
-    it; `arguments`: the program's runtime arguments; `threads`: intra-op threads of a rank."""
+    it; `arguments`: the program's runtime arguments; `threads`: intra-op threads of a rank; `began_s`: when it began,
+    by time.perf_counter."""
 
     path: Path
     options: RunOptions
@@ -40,6 +42,7 @@ class Setup:
     placement: Placement
     arguments: Arguments
     threads: int
+    began_s: float
 
     @property
     def program(self) -> Program:
@@ -78,6 +81,7 @@ class Setup:
 
 def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup:
     """Collective. Read the PEF at `path` and decide how to run it. Raises SambasimError if the two do not fit."""
+    began_s = time.perf_counter()
     document = read(path)
     check_device(document)
     resolved = resolve_run(options, document.training_defaults, document.data_source)
@@ -112,6 +116,7 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
             resolved.training.seed,
         ),
         threads=threads,
+        began_s=began_s,
     )
 
 

@@ -14,6 +14,7 @@ from sambasim.report.compare.runs import compare_runs
 from sambasim.runtime.checkpoint.format import check
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.run_observer import RunObserver, RunObservers
+from sambasim.runtime.setup import set_up
 from sambasim.runtime.single_rank import single_rank
 from tests.faults.command import sambasim
 from tests.mpi.training import WAYS, Run, Trained, run_of, train
@@ -131,7 +132,9 @@ def overrides(steps: int) -> dict[str, object]:
 
 def emulate(path: Path, *listeners: RunObserver, **asked: object) -> SummaryRecord:
     given = {"pef": str(path), "threads": 1, "emulate_replicas": 2, "overrides": overrides(STEPS), **asked}
-    return TrainingJob(path, RunOptions.model_validate(given), single_rank("here"), RunObservers(listeners)).run()
+    return TrainingJob(
+        set_up(path, RunOptions.model_validate(given), single_rank("here")), RunObservers(listeners)
+    ).run()
 
 
 @whole

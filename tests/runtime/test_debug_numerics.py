@@ -15,6 +15,7 @@ from sambasim.options.compile import compile_options
 from sambasim.options.run import RunOptions
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.run_observer import RunObserver
+from sambasim.runtime.setup import set_up
 from sambasim.runtime.single_rank import single_rank
 from tests.support.damaged import compiled
 
@@ -79,7 +80,11 @@ def _train(pef: Path, damage: dict[str, object] | None = None, **asked: object) 
     data = {"data": {"args": damage}} if damage else {}
     overrides = {**data, "training": {"evaluate": False, "steps": 3}}
     whole = {"pef": str(pef), "threads": 1, "debug_numerics": True, "overrides": overrides, **asked}
-    return TrainingJob(pef, RunOptions.model_validate(whole), single_rank("here"), RunObserver()).run().state_sha256
+    return (
+        TrainingJob(set_up(pef, RunOptions.model_validate(whole), single_rank("here")), RunObserver())
+        .run()
+        .state_sha256
+    )
 
 
 def _error(pef: Path, damage: dict[str, object] | None = None, **asked: object) -> NumericsError:

@@ -14,6 +14,7 @@ from sambasim.records.metrics import SummaryRecord
 from sambasim.runtime.determinism import repeatable
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.run_observer import MetricsFile, RunObserver, RunObservers
+from sambasim.runtime.setup import set_up
 from sambasim.runtime.single_rank import single_rank
 from tests.support.damaged import BATCH, OVERFLOWS, SAMPLES, compiled
 from tests.support.eager import EagerReplica, PaddedOptimizer
@@ -49,7 +50,9 @@ def options(pef: Path, damage: dict[str, object], **asked: object) -> RunOptions
 def train(asked: RunOptions, *listeners: RunObserver | MetricsFile) -> SummaryRecord:
     resumed = asked.checkpoint.resume
     command = ["sambasim", "run", "--pef", "a net", *(["--resume", resumed] if resumed else [])]
-    return TrainingJob(Path(asked.pef), asked, single_rank("here"), RunObservers(listeners), command=command).run()
+    return TrainingJob(
+        set_up(Path(asked.pef), asked, single_rank("here")), RunObservers(listeners), command=command
+    ).run()
 
 
 def test_a_run_stops_after_the_step_whose_loss_is_not_finite(pefs: dict[str, Path], tmp_path: Path) -> None:

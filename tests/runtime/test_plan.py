@@ -21,7 +21,7 @@ def positions(planned: Plan) -> list[Position]:
     """Where a run is after each step, and after each epoch, to its end."""
     found, step = [], planned.start.step
     for epoch in range(planned.start.epoch, planned.epochs):
-        while step < planned.last_step(epoch):
+        while step < min(planned.end_of(epoch), planned.steps):
             step += 1
             found.append(planned.position(step, epoch))
         if step == planned.end_of(epoch):

@@ -10,6 +10,7 @@ from sambasim.options.run import RunOptions
 from sambasim.runtime import tracing
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.run_observer import RunObserver
+from sambasim.runtime.setup import set_up
 from sambasim.runtime.single_rank import single_rank
 from sambasim.runtime.tracing import Recorder, traced_steps
 from tests.support.examples import example_options
@@ -43,7 +44,7 @@ def pef(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _train(pef: Path, **asked: object) -> None:
     training = {"steps": 6, "evaluate": False}
     options = RunOptions.model_validate({"pef": str(pef), "threads": 1, "overrides": {"training": training}, **asked})
-    TrainingJob(pef, options, single_rank("here"), RunObserver()).run()
+    TrainingJob(set_up(pef, options, single_rank("here")), RunObserver()).run()
 
 
 def test_a_trace_that_is_full_has_its_steps_and_says_what_is_missing(

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Protocol, TypeAlias
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sambasim.collectives.slices import CUT_ELEMENTS, Slice, pieces
@@ -21,7 +19,7 @@ from sambasim.records.trace import Track
 from sambasim.runtime.device import DeviceMemory, bytes_of
 from sambasim.runtime.mean import Sum, TreeMean
 from sambasim.runtime.observer import Observed, SpanArgs, StepObserver, span
-from sambasim.runtime.ranks import Communicator, Request
+from sambasim.runtime.ranks import Communicator, Message, Request
 from sambasim.runtime.transports.base import BytesMoved, Communication
 
 ROUND_ELEMENTS = 1_048_576
@@ -30,7 +28,6 @@ ROUND_ELEMENTS = 1_048_576
 _REDUCE_TAG = 14
 _GATHER_TAG = 15
 
-_Message: TypeAlias = tuple[NDArray[np.uint8], int]  # a buffer, and the rank that it goes to or comes from
 _Copy: TypeAlias = tuple[Tensor, Tensor]  # (to, from)
 
 
@@ -51,8 +48,8 @@ class _Round:
     """One round of one rank, in order: copies to the host, messages, means, copies to the device."""
 
     copies: list[_Copy] = field(default_factory=list)
-    sends: list[_Message] = field(default_factory=list)
-    receives: list[_Message] = field(default_factory=list)
+    sends: list[Message] = field(default_factory=list)
+    receives: list[Message] = field(default_factory=list)
     means: list[Sum] = field(default_factory=list)
     last_copies: list[_Copy] = field(default_factory=list)
 
@@ -65,34 +62,38 @@ class Exchange(Communication):
         self._moves = moves
         self._owner = owner
         self._communicator = owner.communicator
-        self._tag = tag
+        self._sends = [self._communicator.persistent(one.sends, (), tag) for one in rounds]
+        self._receives = [self._communicator.persistent((), one.receives, tag) for one in rounds]
         self.rank = owner.rank
         self.observer: StepObserver | None = None
 
     def finish(self) -> None:
-        self.observer = self._owner.observer
-        communicator, tag, rounds = self._communicator, self._tag, self._rounds
-        wait, to_host, to_device = self._wait, self._to_host, self._to_device
-        if self.observer is None:  # without the calls that report spans
-            wait, to_host, to_device = communicator.wait_all, _copy, _copy
-        sends: list[Sequence[Request]] = []
-        receives: list[Sequence[Request]] = []
+        observer = self.observer = self._owner.observer
+        wait = self._communicator.wait_all if observer is None else self._wait
+        rounds = self._rounds
         for number in range(len(rounds) + 1):
             if number < len(rounds):
                 if number >= 2:
-                    wait(sends[number - 2])  # this round reuses the buffers of that one
-                now = rounds[number]
-                receives.append([communicator.irecv(buffer, source, tag) for buffer, source in now.receives])
-                to_host(now.copies)
-                sends.append([communicator.isend(buffer, target, tag) for buffer, target in now.sends])
+                    wait(self._sends[number - 2].requests)  # this round reuses the buffers of that one
+                self._receives[number].start()
+                if observer is None:  # without the calls that report spans
+                    for to, source in rounds[number].copies:
+                        to.copy_(source)
+                else:
+                    self._to_host(rounds[number].copies)
+                self._sends[number].start()
             if number >= 1:
                 before = rounds[number - 1]
-                wait(receives[number - 1])
+                wait(self._receives[number - 1].requests)
                 for take_mean in before.means:
                     take_mean()
-                to_device(before.last_copies)
-        for requests in sends[-2:]:
-            wait(requests)
+                if observer is None:
+                    for to, source in before.last_copies:
+                        to.copy_(source)
+                else:
+                    self._to_device(before.last_copies)
+        for messages in self._sends[-2:]:
+            wait(messages.requests)
         moved = self._owner.bytes_moved
         moved.device_to_host += self._moves.device_to_host
         moved.host_to_device += self._moves.host_to_device
@@ -215,7 +216,7 @@ def _lengths(slices: Sequence[Slice]) -> list[int]:
     return [stop - start for start, stop in slices]
 
 
-def _messages(parts: Mapping[int, Tensor]) -> list[_Message]:
+def _messages(parts: Mapping[int, Tensor]) -> list[Message]:
     return [(bytes_of(part), rank) for rank, part in parts.items() if part.numel()]
 
 

@@ -19,6 +19,7 @@ from sambasim.runtime.communicator import connect
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.run_observer import RunObserver, Step
+from sambasim.runtime.setup import set_up
 from tests.benchmarks.workloads import GPT2_BATCH, GPT2_LENGTH, Gpt2Small
 
 STEPS = 3
@@ -52,7 +53,7 @@ def _ours(pef: Path, communicator: Communicator) -> int:
     gauge = Gauge()
     overrides: dict[str, object] = {"training": {"steps": STEPS, "evaluate": False}}
     options = RunOptions(pef=str(pef), threads=1, reduce_on_rdu=True, overrides=overrides)
-    TrainingJob(pef, options, communicator, gauge).run()
+    TrainingJob(set_up(pef, options, communicator), gauge).run()
     return gauge.held_bytes
 
 

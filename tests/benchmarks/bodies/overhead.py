@@ -17,6 +17,7 @@ from sambasim.records.metrics import CheckpointRecord
 from sambasim.runtime.communicator import connect
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.run_observer import RunObserver, Step
+from sambasim.runtime.setup import set_up
 from sambasim.runtime.supervision.supervisor import Failure, Supervisor
 from tests.benchmarks.figures import CHECKPOINT_EVERY, OVERHEAD_STEPS, Overhead
 
@@ -54,7 +55,7 @@ def main(folder: Path, way: Overhead) -> None:
     with Supervisor(communicator, report=_report, exit_code=lambda error: 1) as supervisor:
         if way is not Overhead.BARE:
             supervisor.start([folder], "gpt", 300.0)
-        TrainingJob(pef, options, communicator, clock, supervisor.activity).run()
+        TrainingJob(set_up(pef, options, communicator), clock, supervisor.activity).run()
         supervisor.finish()
     if communicator.rank == 0:
         print(json.dumps({"steps_s": clock.steps_s[WARM_UP_STEPS:], "checkpoints_s": clock.checkpoints_s}), flush=True)

@@ -28,6 +28,7 @@ from sambasim.runtime.engine import EngineName
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.run_observer import RunObserver, Step
+from sambasim.runtime.setup import set_up
 from tests.benchmarks.workloads import WORKLOADS, Way, Workload
 
 WARM_UP_STEPS = 5
@@ -75,7 +76,7 @@ def _ours(pef: Path, workload: Workload, communicator: Communicator, engine: Eng
     training = {"steps": workload.steps + WARM_UP_STEPS, "evaluate": False}
     overrides: dict[str, object] = {"training": training}
     options = RunOptions(pef=str(pef), threads=1, reduce_on_rdu=True, engine=engine, overrides=overrides)
-    TrainingJob(pef, options, communicator, clock).run()
+    TrainingJob(set_up(pef, options, communicator), clock).run()
 
 
 def _ddp(workload: Workload, communicator: Communicator, compiled: bool, clock: Clock) -> None:

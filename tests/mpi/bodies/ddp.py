@@ -23,6 +23,7 @@ from sambasim.runtime.communicator import connect
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.run_observer import RunObservers
+from sambasim.runtime.setup import set_up
 from sambasim.runtime.weights import load_weights
 from tests.support.eager import CONSTANT_RATE, EagerReplica, PaddedOptimizer
 
@@ -33,7 +34,7 @@ def main(folder: Path, steps: int, paths: Sequence[Path]) -> None:
         saved = folder / f"{path.stem}.safetensors"
         training = {"steps": steps, "evaluate": False, "schedule": dict(CONSTANT_RATE)}
         options = RunOptions(pef=str(path), threads=1, reduce_on_rdu=True, save=saved, overrides={"training": training})
-        TrainingJob(path, options, communicator, RunObservers([])).run()
+        TrainingJob(set_up(path, options, communicator), RunObservers([])).run()
         torch.set_num_threads(1)
         torch_process_group.bring_up(communicator)
         replica = _train_by_ddp(path, options, steps, communicator)

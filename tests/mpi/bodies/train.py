@@ -25,6 +25,7 @@ from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.run_observer import RunObserver, Start
+from sambasim.runtime.setup import set_up
 from sambasim.runtime.single_rank import single_rank
 from sambasim.runtime.transports import exchange
 from sambasim.runtime.transports.base import Communication, Fusion, Transport
@@ -89,7 +90,9 @@ def _train(run: Run, communicator: Communicator) -> dict[str, object]:
     messages, calls, whole_rounds = _Messages(), Calls(), exchange.ROUND_ELEMENTS
     exchange.ROUND_ELEMENTS = run.round_elements or whole_rounds
     with calls.counted() if run.counted else nullcontext():
-        summary = TrainingJob(Path(run.pef), RunOptions.model_validate(run.options), communicator, messages).run()
+        summary = TrainingJob(
+            set_up(Path(run.pef), RunOptions.model_validate(run.options), communicator), messages
+        ).run()
     exchange.ROUND_ELEMENTS = whole_rounds
     found = {"summary": summary.model_dump(mode="json"), "calls": calls.nodes, "fused": calls.fused}
     return {"name": run.name, **vars(messages), **found}
