@@ -105,12 +105,14 @@ def _reduce_small(transport: SmallWindow) -> None:
 def _reduce_in_window(transport: Window) -> Callable[[], None]:
     """REDUCE without an optimizer; the means are sent to all other nodes."""
     reduce = transport.reduce_scatter(transport.program.groups)
+    has_other_nodes = bool(transport.network.sources)
 
     def run() -> None:
         reduce.begin_step()
         reduce.begin()
         reduce.finish()
-        transport.spread()
+        if has_other_nodes:
+            transport.spread()
         transport.meet()
 
     return run

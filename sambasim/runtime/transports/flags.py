@@ -27,8 +27,10 @@ sleeps. If ranks share cores, a busy loop takes time from the rank that is waite
 
 
 class Counter(IntEnum):
+    """By counter, its word in the page of a rank."""
+
     PROGRESS = 0  # sections that it has run, over all steps
-    UPDATED = 1  # steps whose gradients it has read and whose parameters it has updated
+    UPDATED = _LINE_WORDS  # steps whose gradients it has read and whose parameters it has updated
 
 
 _FOR = {counter: {"for": counter.name.lower()} for counter in Counter}
@@ -40,6 +42,7 @@ class NodeFlags:
     def __init__(self, communicator: Communicator, owner: Observed) -> None:
         self._owner = owner
         self._window: SharedWindow = communicator.allocate_shared(_PAGE_BYTES * 2)
+        self._sync = self._window.sync
         self._rank = communicator.topology.local_rank
         size = communicator.topology.local_size
         # Plain Python integers, read in tens of nanoseconds.
@@ -53,16 +56,15 @@ class NodeFlags:
 
     def publish(self, counter: Counter, value: int) -> None:
         """Set a counter. All earlier writes of this rank are visible to ranks that read `value`."""
-        self._window.sync()
-        self._own[counter * _LINE_WORDS] = value
+        self._sync()
+        self._own[counter] = value
 
     def reached(self, counter: Counter, value: int) -> bool:
         """Whether all other ranks of the node have published `value` or more."""
-        at = counter * _LINE_WORDS
         for words in self._peers:
-            if words[at] < value:
+            if words[counter] < value:
                 return False
-        self._window.sync()
+        self._sync()
         return True
 
     def wait(self, counter: Counter, value: int) -> None:
@@ -70,14 +72,13 @@ class NodeFlags:
         if self._owner.observer is not None:
             self._wait_observed(self._owner.observer, counter, value)
             return
-        at = counter * _LINE_WORDS
         for words in self._peers:
-            if words[at] < value:
-                self._wait_for(words, at, value)
-        self._window.sync()
+            if words[counter] < value:
+                self._wait_for(words, counter, value)
+        self._sync()
 
-    def _wait_for(self, words: "memoryview[int]", at: int, value: int) -> None:
-        reads, pokes = self._patience
+    def _wait_for(self, words: "memoryview[int]", counter: Counter, value: int) -> None:
+        at, (reads, pokes) = int(counter), self._patience
         while words[at] < value:
             if reads > 0:
                 reads -= 1
@@ -94,8 +95,8 @@ class NodeFlags:
         rank, began_ns = self._owner.rank, perf_counter_ns()
         observer.span_begins(rank, Track.COLLECTIVES, _WAITING)
         for words in self._peers:
-            self._wait_for(words, counter * _LINE_WORDS, value)
-        self._window.sync()
+            self._wait_for(words, counter, value)
+        self._sync()
         observer.span_ends(rank, Track.COLLECTIVES, _WAITING, began_ns, _FOR[counter])
 
     def meet(self, counter: Counter, value: int) -> None:

@@ -238,17 +238,19 @@ class WindowReduce(Overlapped):
         self._all = sorted(work, key=lambda one: one.ready_at)
         self._incomplete: list[_Work] = []  # not yet complete on this node at the last check
         self._pending: list[_Work] = []
+        self._done = 0
+        """Progress when the step began."""
         self._updating_s = self._updated_in_pass_s = self._in_pass_s = 0.0
 
     def begin_step(self) -> None:
+        self._done = self._window.progress(0)
         self._pending = self._all[::-1]
         self._incomplete = self._pending.copy()
         self._updating_s = self._updated_in_pass_s = self._in_pass_s = 0.0
         self._network.begin_step([one.group for one in self._all])
 
     def section_done(self, count: int) -> None:
-        window = self._window
-        self._flags.publish(Counter.PROGRESS, window.progress(count))
+        self._flags.publish(Counter.PROGRESS, self._done + count)
         began_s = time.perf_counter()
         while self._incomplete and self._is_complete(self._incomplete[-1], count):
             self._network.send(self._incomplete.pop().group)
@@ -258,9 +260,9 @@ class WindowReduce(Overlapped):
 
     def begin(self, *operands: object) -> None:
         self._updated_in_pass_s = self._updating_s
-        self._flags.publish(Counter.PROGRESS, self._window.progress(self._window.pass_length))
+        self._flags.publish(Counter.PROGRESS, self._done + self._window.pass_length)
         while self._incomplete:
-            self._flags.wait(Counter.PROGRESS, self._window.progress(self._incomplete[-1].ready_at))
+            self._flags.wait(Counter.PROGRESS, self._done + self._incomplete[-1].ready_at)
             self._network.send(self._incomplete.pop().group)
 
     def finish(self) -> object:
@@ -281,7 +283,7 @@ class WindowReduce(Overlapped):
     def _is_complete(self, work: _Work, count: int) -> bool:
         """Whether all replicas of the node have completed the group, if this one has run `count` sections."""
         at = work.ready_at
-        return at <= count and self._flags.reached(Counter.PROGRESS, self._window.progress(at))
+        return at <= count and self._flags.reached(Counter.PROGRESS, self._done + at)
 
     def _finish(self, work: _Work) -> None:
         window = self._window
