@@ -164,7 +164,7 @@ def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int, comm
     if header.ranks_of_replica > 1 and options.host_sync in ("gloo", "parameter-server"):
         raise OptionError(
             f"--host-sync {options.host_sync} syncs replicas of one rank, and a replica of the PEF {header.name} has "
-            f"{header.ranks_of_replica} (--n-chips {header.ranks_of_replica})",
+            f"{header.ranks_of_replica} ({header.replica})",
             remedy="leave out --host-sync: MPI through the host; or sync between devices: --reduce-on-rdu",
         )
     if header.ranks_of_replica > 1 and options.engine != "plain":
@@ -173,7 +173,7 @@ def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int, comm
             f"does, between the {header.ranks_of_replica} ranks of a replica",
             remedy="run it with --engine plain",
         )
-    replicas = replicas_of(ranks - servers, header.ranks_of_replica, minimum, command=command)
+    replicas = replicas_of(ranks - servers, header.replica, minimum, command=command)
     if servers and ranks - servers < minimum:
         started = "1 rank was started" if ranks == 1 else f"{ranks} ranks were started"
         raise LaunchError(

@@ -73,13 +73,16 @@ class SectionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A unit of execution: nodes `start` up to `stop` of its graph."""
+    """A unit of execution: nodes `start` up to `stop` of its graph. `stage`: of a pipeline, for sections of a
+    pass; `weights_only`: of a backward, the gradients of weights, which a schedule may run later than the rest."""
 
     index: int
     kind: SectionKind
     name: str
     start: int
     stop: int
+    stage: int = 0
+    weights_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,9 @@ from sambasim.errors import InternalError
 DATA_PARALLEL = "dp"
 """The axis of replicas: each trains a copy of the model on its own part of the data."""
 
+PIPELINE = "pp"
+"""The axis of pipeline stages: each rank has some of the layers."""
+
 TENSOR = "tp"
 """The axis along which the tensors of one replica are cut."""
 
@@ -64,6 +67,18 @@ class Mesh:
         stride = prod(self.sizes[name] for name in names[names.index(axis) + 1 :])
         first = rank - self.coordinates(rank)[axis] * stride
         return tuple(range(first, first + self.sizes[axis] * stride, stride))
+
+    def gives_loss(self, rank: int) -> bool:
+        """Whether the loss of `rank` counts for its replica: that of the last rank along pp, the first along tp."""
+        return self._at_ends(rank, {PIPELINE: self.size(PIPELINE) - 1})
+
+    def is_first_copy(self, rank: int) -> bool:
+        """Whether `rank` stands for the ranks that have the same tensors in its replica, as those along tp may."""
+        return self._at_ends(rank, {PIPELINE: self.coordinate(rank, PIPELINE)})
+
+    def _at_ends(self, rank: int, ends: Mapping[str, int]) -> bool:
+        coordinates = self.coordinates(rank)
+        return all(at == ends.get(axis, 0) for axis, at in coordinates.items() if axis != DATA_PARALLEL)
 
     def ranks_of(self, replica: int) -> tuple[int, ...]:
         """The ranks of `replica`, the coordinate on the axis dp, in order."""

@@ -7,6 +7,7 @@ from math import prod
 
 from sambasim.ir.graph import Graph
 from sambasim.ir.mesh import DATA_PARALLEL, Axis
+from sambasim.ir.schedule import Schedule
 from sambasim.ir.types import DTYPE_BYTES, NORM_BLOCK_ELEMENTS, Symbol
 
 
@@ -92,7 +93,8 @@ class DataParallel:
 class Program:
     """A compiled model. `mesh` holds the axes of its ranks, `batch_size` is that of one replica. `per_sample_loss`:
     evaluation gives one loss for each sample; otherwise the model's own mean, and `single` is the same graph at batch
-    1. `device_bytes` is the device memory of one replica."""
+    1. `device_bytes` is the device memory of one rank. `schedule`: the order of work in a pipeline, where `batch_size`
+    is that of a micro-batch."""
 
     name: str
     batch_size: int
@@ -108,6 +110,7 @@ class Program:
     data_parallel: DataParallel | None
     device_bytes: int
     mesh: tuple[Axis, ...] = ()
+    schedule: Schedule | None = None
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
@@ -132,6 +135,11 @@ class Program:
     def world_size(self) -> int:
         """The smallest number of replicas that may run it."""
         return prod(axis.size for axis in self.mesh if axis.name == DATA_PARALLEL)
+
+    @property
+    def micro_batches(self) -> int:
+        """The passes of one replica in a micro-step: 1 without a pipeline."""
+        return 1 if self.schedule is None else self.schedule.micro_batches
 
     @property
     def ranks_of_replica(self) -> int:

@@ -24,19 +24,23 @@ memory; a PEF is always at that last stage.
         evaluation graphs are all FWD
     14  the first extent of every input is the batch size
     15  an output of a graph is kept in a symbol of kind output, gradient or buffer
+    16  with the axis pp there is a schedule for its ranks that can run, and without it there is none; a section of a
+        pass has a stage of the schedule, and reads only what its own rank makes, or receives from the one that sends it
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from enum import IntEnum
 from itertools import pairwise
 from operator import itemgetter
 
-from sambasim.errors import InvariantError
+from sambasim.errors import InvariantError, OptionError
 from sambasim.ir.dataflow import axis_of, groups_of, pass_and_update
 from sambasim.ir.graph import TORCH_CONSTANTS, Argument, Graph, Ref, SectionKind, TorchConstant, node_references
-from sambasim.ir.mesh import DATA_PARALLEL
+from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.schedule import check
+from sambasim.ir.stages import pipeline_ranks, symbols_of_ranks
 from sambasim.ir.types import ALIGNMENT_BYTES, ALIGNMENT_ELEMENTS, DTYPE_BYTES, Symbol, SymbolKind, TensorType
 
 LARGEST_BYTES = 1 << 46
@@ -62,6 +66,7 @@ def verify(program: Program, stage: Stage = Stage.PLACED) -> None:
         _verify_sections(graph)
         _verify_outputs(graph, program)
         _verify_updates(graph, program)
+    _verify_pipeline(program)
     if stage >= Stage.OPTIMIZED:
         _verify_ownership(program)
         _verify_training(program)
@@ -229,6 +234,48 @@ def _verify_order(program: Program, training: Graph) -> None:
                 reached[group] = (place, section.index)
 
 
+def _verify_pipeline(program: Program) -> None:
+    schedule, ranks = program.schedule, pipeline_ranks(program)
+    _require((schedule is None) == all(axis.name != PIPELINE for axis in program.mesh), 16, "a pipeline has a schedule")
+    if schedule is None:
+        return
+    _require(schedule.ranks == ranks, 16, f"the schedule is for {schedule.ranks} ranks, and the axis pp has {ranks}")
+    try:
+        check(schedule)
+    except OptionError as error:
+        raise InvariantError(16, f"the schedule cannot run: {error.what}") from None
+    for graph in program.graphs:
+        in_pass, _ = pass_and_update(graph)
+        made: dict[str, int] = {}
+        messages: dict[tuple[int, Argument], TensorType] = {}
+        for section in in_pass:
+            rank = section.stage % ranks
+            _require(0 <= section.stage < schedule.stages, 16, f"section {section.index} is of stage {section.stage}")
+            for node in graph.section_nodes(section):
+                for name in node_references(node):
+                    _require(made.get(name, rank) == rank, 16, f"{node.name} reads {name}, which another rank makes")
+                made.update((name, rank) for name in node.results if name is not None)
+                if axis_of(node) != PIPELINE:
+                    continue
+                given = dict(node.kwargs)
+                peer = (rank + _whole(given.get("shift"))) % ranks
+                if node.operator == "comm.send":
+                    (name,) = node_references(node)
+                    messages[peer, given.get("tag")] = graph.values.get(name) or program.symbols[name].type
+                elif node.operator == "comm.recv":
+                    sent = messages.pop((rank, given.get("tag")), None)
+                    _require(
+                        sent == graph.values[node.results[0] or ""], 16, f"nothing sends what {node.name} receives"
+                    )
+        _require(not messages, 16, f"nothing receives {len(messages)} messages of {graph.name}")
+
+
+def _whole(argument: Argument) -> int:
+    if isinstance(argument, int):
+        return argument
+    raise InvariantError(16, f"a shift of {argument!r}")
+
+
 _KEEPERS = (SymbolKind.OUTPUT, SymbolKind.GRADIENT, SymbolKind.BUFFER)
 
 
@@ -246,9 +293,15 @@ def _verify_outputs(graph: Graph, program: Program) -> None:
 
 def _verify_memory(program: Program) -> None:
     # Members of a group are aligned to 64 elements by invariant 8; everything else to whole addresses.
-    members = {name for group in program.groups for name in _names_of(group, program)}
+    members = frozenset(name for group in program.groups for name in _names_of(group, program))
+    for held in symbols_of_ranks(program):
+        _verify_places(program, [program.symbols[name] for name in held], members)
+
+
+def _verify_places(program: Program, symbols: Iterable[Symbol], members: Collection[str]) -> None:
+    """The symbols in the memory of one rank."""
     spans = []
-    for symbol in program.symbols.values():
+    for symbol in symbols:
         kept = symbol.kind not in (SymbolKind.OUTPUT, SymbolKind.TANGENT)
         where = f"{symbol.name} lies at {symbol.offset}"
         _require((symbol.offset is not None) == kept, 7, f"{where}, and is of kind {symbol.kind}")

@@ -173,6 +173,20 @@ class BuildFlags(Fields):
         ),
     ] = None
     n_chips: Annotated[Count, Flag("--n-chips", "Chips of one replica, each with a rank of its own.", PARALLEL)] = 1
+    pipeline_stages: Annotated[
+        Count, Flag("--pipeline-stages", "Ranks of a pipeline, each with some of the layers of a replica.", PARALLEL)
+    ] = 1
+    micro_batches: Annotated[
+        Count, Flag("--micro-batches", "Parts of a batch, which go through the pipeline one after another.", PARALLEL)
+    ] = 1
+    schedule: Annotated[
+        str,
+        Flag(
+            "--schedule NAME|FILE.csv",
+            "Order of work in the pipeline: gpipe, 1f1b, interleaved-1f1b, zb-h1, or a file.",
+            PARALLEL,
+        ),
+    ] = "1f1b"
     gradient_groups: Annotated[
         Literal["section", "parameter"],
         Flag(

@@ -38,12 +38,13 @@ class PefDocument:
 
 @dataclass(frozen=True, slots=True)
 class PefHeader:
-    """What decides whether a job can start. `world_size` is the smallest number of replicas that may run the PEF."""
+    """What decides whether a job can start. `world_size` is the smallest number of replicas that may run the PEF;
+    `replica` the mesh of one of them."""
 
     name: str
     batch_size: int
     world_size: int
-    ranks_of_replica: int
+    replica: Mesh
     data_parallel: bool
     training: bool
     digest: str
@@ -51,6 +52,10 @@ class PefHeader:
     writer: str
     compile_options: Mapping[str, JsonValue] = field(default_factory=dict)
     metadata: Mapping[str, JsonValue] = field(default_factory=dict)
+
+    @property
+    def ranks_of_replica(self) -> int:
+        return self.replica.world_size
 
 
 @dataclass(frozen=True, slots=True)

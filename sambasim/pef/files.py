@@ -83,7 +83,7 @@ def peek(path: Path) -> PefHeader:
         name=head.program.name,
         batch_size=head.program.batch_size,
         world_size=prod(axis.size for axis in head.program.mesh if axis.name == DATA_PARALLEL),
-        ranks_of_replica=prod(axis.size for axis in head.program.mesh if axis.name != DATA_PARALLEL),
+        replica=replica_mesh(head.program.mesh),
         data_parallel=head.program.data_parallel is not None,
         training=head.program.training is not None,
         digest=digest,

@@ -125,17 +125,16 @@ def check_launcher(
     )
 
 
-def replicas_of(ranks: int, ranks_of_replica: int, minimum: int, *, command: Sequence[str]) -> int:
+def replicas_of(ranks: int, replica: Mesh, minimum: int, *, command: Sequence[str]) -> int:
     """How many replicas `ranks` ranks are: one rank plays all of its replica. Raises LaunchError if that is no whole
-    number. `minimum`: as in `check_world_size`."""
+    number. `replica`: its mesh; `minimum`: as in `check_world_size`."""
     if ranks == 1:
         return 1
-    replicas, left = divmod(ranks, ranks_of_replica)
+    replicas, left = divmod(ranks, replica.world_size)
     if left or replicas == 0:
         raise LaunchError(
-            f"{_started(ranks, False)}, and a replica of this PEF has {ranks_of_replica} ranks "
-            f"(--n-chips {ranks_of_replica})",
-            remedy=f"mpirun -np {max(replicas, minimum) * ranks_of_replica} {shlex.join(command)}",
+            f"{_started(ranks, False)}, and a replica of this PEF has {replica.world_size} ranks ({replica})",
+            remedy=f"mpirun -np {max(replicas, minimum) * replica.world_size} {shlex.join(command)}",
         )
     return replicas
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sambasim.errors import InternalError
 from sambasim.ir.graph import Graph
+from sambasim.ir.mesh import PIPELINE
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
@@ -107,7 +108,8 @@ class Replica:
             self._observed_begin(detailed, update, rate)
         else:
             self.executor.begin_step(update, rate)
-        losses = (yield from self._passes(self._shard, step, micro_steps)) if self._shard is not None else []
+        passes = self._passes if self._program.schedule is None else self._pipelined
+        losses = (yield from passes(self._shard, step, micro_steps)) if self._shard is not None else []
         asked = request()
         if guard is not None:  # exchange the losses before any gradient is reduced
             exchanged = yield from self.executor.exchange(losses, asked)
@@ -172,6 +174,38 @@ class Replica:
             detailed.span_ends(self.rank, Track.HOST, "forward and backward", began_ns, {})
         return [total / micro_steps]
 
+    def _pipelined(self, shard: Shard, step: int, micro_steps: int) -> Steps[Sequence[float]]:
+        """`_passes` of a stage of a pipeline. Its loss is NaN where another rank has it."""
+        observer, schedule = self.observer, self._program.schedule
+        if schedule is None:
+            raise InternalError("a pipeline without a schedule")
+        count = schedule.micro_batches
+        actions = schedule.rows[self.transport.mesh.coordinate(self.rank, PIPELINE)]
+        if micro_steps not in self._tangents:
+            self._tangents[micro_steps] = tangent_of(self._program, 1 / (micro_steps * count))
+        losses: list[float] = []
+        for micro_step in range(micro_steps):
+            if observer is not None:
+                observer.batch_begins(self.rank, micro_step)
+            batches = [shard.next_batch() for _ in range(count)]
+            if observer is not None:
+                observer.pass_begins(self.rank, micro_step)
+            first = micro_step * count
+            outputs = yield from self.executor.run_schedule(
+                actions,
+                batches,
+                self._tangents[micro_steps],
+                lambda number, first=first: seed_torch(
+                    derive(self._seed, self.replica, step, first + number, Stream.GRAPH)
+                ),
+                accumulate=micro_step > 0,
+                last=self._overlaps and micro_step == micro_steps - 1,
+            )
+            losses += [float(one[self._loss]) if self._loss in one else math.nan for one in outputs]
+            if observer is not None:
+                observer.pass_ends(self.rank, losses[-1])
+        return [sum(losses) / len(losses)]
+
     def _observed_place(self, shard: Shard, observer: StepObserver, micro_step: int) -> None:
         began_ns = perf_counter_ns()
         observer.span_begins(self.rank, Track.HOST, "data")
@@ -217,9 +251,11 @@ def place_weights(
 ) -> None:
     """Copy parameters, buffers and constants into device memory, of what is cut the part of the rank with the
     coordinates `at`; optimizer states start as zeros. Parameters that lie in another replica's memory are skipped: that
-    replica copies them."""
-    for name, tensor in weights.items():
-        symbol = program.symbols[name]
+    replica copies them; so is what other ranks of a pipeline hold."""
+    for name, symbol in program.symbols.items():
+        tensor = weights.get(name)
+        if tensor is None:
+            continue
         if memory.has_own_parameters or symbol.kind not in SHARED_KINDS:
             memory.tensor(name).copy_(part_of(tensor, symbol.cuts, at))
 

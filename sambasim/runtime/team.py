@@ -98,7 +98,7 @@ def _place_weights(setup: Setup, memories: Sequence[DeviceMemory]) -> None:
         weights |= load_weights(setup.options.weights, setup.program)
     first = setup.communicator.rank
     for rank, memory in enumerate(memories, first if setup.works else 0):
-        place_weights(setup.program, memory, weights, setup.mesh.coordinates(rank))
+        place_weights(memory.program, memory, weights, setup.mesh.coordinates(rank))
     setup.communicator.node_barrier()  # another rank may write weights that this one reads
 
 
@@ -118,12 +118,12 @@ def _replicas(
     replicas = [
         Replica(
             number,
-            setup.program,
+            memory.program,
             memory,
             _shard(setup, source, transport.replica) if setup.works else None,
             setup.seed,
             transport,
-            Optimizers(setup.program, transport.memory, setup.arguments),
+            Optimizers(memory.program, transport.memory, setup.arguments),
             engine.inductor if setup.works else None,
             overlaps=not options.debug_numerics,
             skips_nonfinite=options.on_nonfinite == "skip",
@@ -146,7 +146,7 @@ def _shard(setup: Setup, source: Source, replica: int) -> Shard:
         rank=replica,
         world_size=setup.replicas,
         batch_size=setup.program.batch_size,
-        accumulation_steps=setup.resolved.training.accumulation_steps,
+        accumulation_steps=setup.resolved.training.accumulation_steps * setup.program.micro_batches,
         options=setup.resolved.data,
         inputs=input_specs(setup.program),
         seed=setup.seed,

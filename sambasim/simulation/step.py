@@ -155,9 +155,9 @@ def price_pieces(
     graph = program.training or program.evaluation
     if program.ranks_of_replica > 1:
         raise OptionError(
-            f"there is no prediction for a replica of {program.ranks_of_replica} ranks (--n-chips "
-            f"{program.ranks_of_replica}): the device model has no price for messages within a replica",
-            remedy="compile it without --tensor-parallel to predict one device",
+            f"there is no prediction for a replica of {program.ranks_of_replica} ranks "
+            f"({replica_mesh(program.mesh)}): the device model has no price for messages within a replica",
+            remedy="compile it without --tensor-parallel and --pipeline-stages to predict one device",
         )
     need = need_of(program, work, [piece.stages for piece in pieces], samples)
     check_memory(graph, need, budget)

@@ -234,7 +234,7 @@ class InProcess(Transport):
     def end_step(self) -> EndOfStep:
         if self._all.size == 1:
             return _Alone(self)
-        gives = self.leads_replica
+        gives = self.gives_loss
 
         def own(operands: object) -> Shared:
             return self.offered if gives else self.offered._replace(losses=())

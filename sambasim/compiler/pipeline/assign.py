@@ -1,0 +1,213 @@
+"""Which stage of a pipeline each operator belongs to.
+
+The forward is cut where as few tensors as possible cross, so that the slowest stage is as fast as possible. A view is
+taken where it is read, and what depends on no activation (a mask, say) is computed where it is read; so neither
+crosses. A backward operator belongs to the stage of the activations and weights that it reads, but to none above the
+gradients that it reads; one that reads only gradients belongs to the stage that reads its result.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from sambasim.compiler.names import parameter_of
+from sambasim.costs.work import work_of
+from sambasim.errors import OptionError
+from sambasim.hardware.budget import Budget
+from sambasim.ir.graph import Graph, Node, SectionKind, node_references
+from sambasim.ir.operators import OPERATORS, OperatorKind
+from sambasim.ir.program import Program
+from sambasim.ir.types import SymbolKind
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """What the values of a graph are to a pipeline. `maker`: by result, its node; `free`: results that depend on no
+    activation and no trained parameter; `trained`: parameters with a gradient."""
+
+    maker: Mapping[str, Node]
+    free: frozenset[str]
+    trained: frozenset[str]
+
+    def is_view(self, name: str) -> bool:
+        node = self.maker.get(name)
+        return node is not None and OPERATORS[node.operator].kind is OperatorKind.VIEW
+
+    def bases(self, name: str) -> set[str]:
+        """The values and trained parameters that a reader of `name` needs: itself, or what it is a view of; nothing for
+        what is computed where it is read."""
+        if name in self.free or (name not in self.maker and name not in self.trained):
+            return set()
+        if self.is_view(name):
+            return set().union(*map(self.bases, node_references(self.maker[name])))
+        return {name}
+
+    def read_by(self, node: Node) -> set[str]:
+        return set().union(*map(self.bases, node_references(node)))
+
+
+def values_of(graph: Graph, program: Program) -> Values:
+    changed = {one.symbol for graph in program.graphs for one in graph.outputs}
+    training = program.training
+    gradients = [one.symbol for one in training.outputs] if training else []
+    trained = {parameter_of(name) for name in gradients if program.symbols[name].kind is SymbolKind.GRADIENT}
+    free = set(graph.inputs) - trained - changed
+    for node in graph.nodes:
+        if free.issuperset(node_references(node)) and not OPERATORS[node.operator].draws_random_numbers:
+            free.update(name for name in node.results if name is not None)
+    maker = {name: node for node in graph.nodes for name in node.results if name is not None}
+    return Values(maker, frozenset(free & maker.keys()), frozenset(trained))
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """`stage_of`: by node, its stage; `readers`: by parameter, the stages whose forward reads it, ascending. The first
+    of them owns it."""
+
+    stage_of: Mapping[str, int]
+    readers: Mapping[str, tuple[int, ...]]
+
+
+def assign(program: Program, graph: Graph, values: Values, stages: int, budget: Budget) -> Assignment:
+    """The stages of a training step. Raises OptionError if it cannot be cut into so many."""
+    forward = [node for one in graph.sections if one.kind is SectionKind.FWD for node in graph.section_nodes(one)]
+    backward = graph.nodes[len(forward) :]
+    ends = _cut(program, graph, forward, values, stages, budget)
+    stage_of = {node.name: stage for stage, span in enumerate(pairwise([0, *ends])) for node in forward[slice(*span)]}
+    readers: dict[str, set[int]] = {}
+    for node in forward:
+        for name in values.read_by(node) & values.trained:
+            if not values.is_view(node.results[0] or ""):
+                readers.setdefault(name, set()).add(stage_of[node.name])
+    in_order = {name: tuple(sorted(found)) for name, found in readers.items()}
+    stage_of |= _backward(graph, backward, values, stage_of, in_order, stages)
+    return Assignment(stage_of, in_order)
+
+
+def assign_forward(graph: Graph, values: Values, readers: Mapping[str, Sequence[int]]) -> Assignment:
+    """The stages of an evaluation graph: each operator is where its parameters are, and not before its operands."""
+    stage_of: dict[str, int] = {}
+    for node in graph.nodes:
+        needed = values.read_by(node)
+        made = [stage_of[values.maker[name].name] for name in needed - values.trained]
+        least = max(made, default=0)
+        for name in needed & values.trained:
+            least = max(least, next((stage for stage in readers.get(name, ()) if stage >= least), least))
+        stage_of[node.name] = least
+    return Assignment(stage_of, {name: tuple(found) for name, found in readers.items()})
+
+
+def _cut(
+    program: Program, graph: Graph, forward: Sequence[Node], values: Values, stages: int, budget: Budget
+) -> list[int]:
+    """Where the stages of the forward end. Each has a parameter that none before it has."""
+    seconds = _seconds(program, graph, len(forward), budget)
+    total_s, owned = [0.0], [0]
+    seen: set[str] = set()
+    for node, own_s in zip(forward, seconds, strict=True):
+        seen |= values.read_by(node) & values.trained
+        total_s.append(total_s[-1] + own_s)
+        owned.append(len(seen))
+    crossing = _crossing(forward, values)
+    for most in range(1, max(crossing, default=0) + 1):
+        places = [0, *(at for at, count in enumerate(crossing, 1) if 0 < count <= most), len(forward)]
+        ends = _balanced(places, total_s, owned, stages)
+        if ends is not None:
+            return ends
+    raise OptionError(
+        f"{program.name} cannot be cut into {stages} stages with parameters of their own: its forward has "
+        f"{len(forward)} operators, which read {len(seen)} trained parameters",
+        remedy="use fewer --pipeline-stages",
+    )
+
+
+def _seconds(program: Program, graph: Graph, count: int, budget: Budget) -> list[float]:
+    """Predicted seconds of each forward operator, without a start of its own."""
+    work, seconds = work_of(graph, program.symbols), [0.0] * count
+    for stage in work.stages:
+        if stage.node < count:
+            moved = sum(work.tensors[name].size_bytes for name in stage.values)
+            compute_s = stage.product_flops / (budget.units * budget.unit_flops_per_s)
+            seconds[stage.node] += compute_s + moved / budget.memory_bytes_per_s
+    return seconds
+
+
+def _crossing(forward: Sequence[Node], values: Values) -> list[int]:
+    """How many tensors cross behind each operator but the last."""
+    made = {name: at for at, node in enumerate(forward) for name in node.results if name is not None}
+    last: dict[str, int] = {}
+    for at, node in enumerate(forward):
+        if not values.is_view(node.results[0] or ""):
+            last.update(dict.fromkeys(values.read_by(node) - values.trained, at))
+    change = [0] * (len(forward) + 1)
+    for name, at in last.items():
+        change[made[name]] += 1
+        change[at] -= 1
+    found, crossing = 0, []
+    for at in range(len(forward) - 1):
+        found += change[at]
+        crossing.append(found)
+    return crossing
+
+
+def _balanced(places: Sequence[int], total_s: Sequence[float], owned: Sequence[int], stages: int) -> list[int] | None:
+    """The ends of stages, all in `places`, whose slowest is fastest; None if there are too few places."""
+    never = float("inf")
+    slowest = [0.0] + [never] * (len(places) - 1)
+    begins: list[list[int]] = []
+    for _ in range(stages):
+        best, begin = [never] * len(places), [0] * len(places)
+        for stop in range(1, len(places)):
+            for start in range(stop):
+                own_s = total_s[places[stop]] - total_s[places[start]]
+                if owned[places[stop]] > owned[places[start]] and max(slowest[start], own_s) < best[stop]:
+                    best[stop], begin[stop] = max(slowest[start], own_s), start
+        slowest = best
+        begins.append(begin)
+    if slowest[-1] == never:
+        return None
+    ends, at = [], len(places) - 1
+    for begin in reversed(begins):
+        ends.append(places[at])
+        at = begin[at]
+    return ends[::-1]
+
+
+def _backward(
+    graph: Graph,
+    backward: Sequence[Node],
+    values: Values,
+    forward_stage: Mapping[str, int],
+    readers: Mapping[str, Sequence[int]],
+    stages: int,
+) -> Mapping[str, int]:
+    names = {name for node in backward for name in node.results if name is not None}
+    bound: dict[str, int] = {}  # by node: its stage if it reads what was saved, else the highest possible
+    fixed: set[str] = set()
+    for node in backward:
+        needed = values.read_by(node)
+        highest = min((bound[values.maker[name].name] for name in needed & names), default=stages - 1)
+        saved = [forward_stage[values.maker[name].name] for name in needed - names - values.trained]
+        for name in needed & values.trained:
+            saved += [stage for stage in readers[name] if stage <= highest][-1:]
+        if saved:
+            fixed.add(node.name)
+        bound[node.name] = min(highest, max(saved, default=highest))
+    owner = {
+        one.value: readers[parameter_of(one.symbol)][0] for one in graph.outputs if _is_gradient(one.symbol, readers)
+    }
+    found: dict[str, int] = {}
+    read: dict[str, int] = {}  # by value: the highest stage that reads it
+    for node in reversed(backward):
+        read_at = [
+            stage for name in node.results if name for stage in (read.get(name), owner.get(name)) if stage is not None
+        ]
+        stage = bound[node.name] if node.name in fixed else min(max(read_at, default=0), bound[node.name])
+        found[node.name] = stage
+        for name in node_references(node):
+            read[name] = max(read.get(name, 0), stage)
+    return found
+
+
+def _is_gradient(symbol: str, readers: Mapping[str, Sequence[int]]) -> bool:
+    return parameter_of(symbol) in readers
