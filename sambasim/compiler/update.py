@@ -262,11 +262,9 @@ _MEAN = (_AXIS, ("op", "mean"), ("order", "tree"))
 def _with_communication(training: Graph, program: Program) -> Graph:
     prefix = prefix_of(program.loss or "")
     groups = [group.name for group in program.groups]
-    extended = _Extended()
     values = dict(training.values)
     in_pass, update = pass_and_update(training)
-    for section in in_pass:
-        extended.add(section.kind, section.name, training.section_nodes(section))
+    extended = _Extended(training.nodes[: in_pass[-1].stop], in_pass)
     name = f"{prefix}__reduce"
     reductions = [Node(f"{name}_{one}", "comm.reduce_scatter", (one,), _MEAN) for one in groups]
     extended.add(SectionKind.REDUCE, name, reductions)

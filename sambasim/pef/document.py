@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
 from pydantic_core import SchemaSerializer, SchemaValidator
 
 from sambasim import __version__
+from sambasim.ir.mesh import Mesh
 from sambasim.ir.program import Program
 
 FORMAT_NAME: Final = "sambasim-pef"

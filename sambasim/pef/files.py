@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from sambasim.errors import InternalError, InvariantError, MachineError, PefError, UserError
-from sambasim.ir.mesh import DATA_PARALLEL
+from sambasim.ir.mesh import DATA_PARALLEL, replica_mesh
 from sambasim.ir.verify import verify
 from sambasim.pef.archive import LARGEST_MANIFEST_BYTES, Archive, Rule, open_pef, refusal, write_archive
 from sambasim.pef.document import (

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sambasim.errors import LaunchError
+from sambasim.ir.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)

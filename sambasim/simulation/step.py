@@ -13,6 +13,7 @@ from sambasim.costs.work import Work, at_batch_size, device_bytes_of, work_of
 from sambasim.errors import OptionError
 from sambasim.hardware.budget import Budget, Calibration
 from sambasim.ir.graph import Graph, SectionKind
+from sambasim.ir.mesh import replica_mesh
 from sambasim.ir.program import Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 

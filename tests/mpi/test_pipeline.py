@@ -16,7 +16,7 @@ from tests.support.whole import whole_case
 
 BATCH, MICRO_BATCHES = 16, 4
 EXAMPLES = {
-    "char_gpt": ("optimizer.name=adamw"),
+    "char_gpt": ("optimizer.name=adamw",),
     "resnet": ("optimizer.name=adamw", "optimizer.momentum=", "optimizer.nesterov=", "optimizer.lr=0.003"),
 }
 SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b", "zb-h1")

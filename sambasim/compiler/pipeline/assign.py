@@ -3,7 +3,7 @@
 The forward is cut where as few tensors as possible cross, so that the slowest stage is as fast as possible. A view is
 taken where it is read, and what depends on no activation (a mask, say) is computed where it is read; so neither
 crosses. A backward operator belongs to the stage of the activations and weights that it reads, but to none above the
-gradients that it reads; one that reads only gradients belongs to the stage that reads its result.
+gradients that it reads; one that reads only one gradient belongs to the stage that reads its result.
 """
 
 from collections.abc import Mapping, Sequence
@@ -190,7 +190,7 @@ def _backward(
         saved = [forward_stage[values.maker[name].name] for name in needed - names - values.trained]
         for name in needed & values.trained:
             saved += [stage for stage in readers[name] if stage <= highest][-1:]
-        if saved:
+        if saved or len(needed & names) > 1:  # the sum of gradients crosses, not each
             fixed.add(node.name)
         bound[node.name] = min(highest, max(saved, default=highest))
     owner = {
