@@ -13,9 +13,10 @@ from rich.text import Text
 
 from sambasim.bounded import printable
 from sambasim.ir.dataflow import section_effects
-from sambasim.ir.graph import Graph, Node
+from sambasim.ir.graph import Graph, Node, node_references
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program, RuntimeArgument
+from sambasim.ir.stages import of_rank
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 from sambasim.pef import PefDocument, PefHeader
 from sambasim.report.output import add_row, plain_table
@@ -78,6 +79,18 @@ class AxisFacts(_Facts):
     received_bytes: int
 
 
+class StageFacts(_Facts):
+    """What one rank of a pipeline has. `training_bytes`: its gradients and optimizer states; `sent_bytes`: to other
+    ranks, in the forward and backward of one micro-batch."""
+
+    rank: int
+    stages: tuple[int, ...]
+    operators: int
+    parameter_bytes: int
+    training_bytes: int
+    sent_bytes: int
+
+
 class GroupFacts(_Facts):
     """One parameter group. `gradient_symbol` holds its gradients for data parallelism; None without."""
 
@@ -109,6 +122,7 @@ class Contents(_Facts):
     batch_size: int
     world_size: int
     mesh: tuple[AxisFacts, ...]
+    stages: tuple[StageFacts, ...]
     parameter_bytes: int
     data_parallel: bool
     training: bool
@@ -146,6 +160,7 @@ def contents(path: Path, header: PefHeader, document: PefDocument) -> Contents:
             )
             for axis in program.mesh
         ),
+        stages=tuple(_stage_facts(program)),
         parameter_bytes=parameter_bytes(program, whole=True),
         data_parallel=program.data_parallel is not None,
         training=program.training is not None,
@@ -160,6 +175,26 @@ def contents(path: Path, header: PefHeader, document: PefDocument) -> Contents:
         training_defaults=dict(document.training_defaults),
         metadata=dict(document.metadata),
     )
+
+
+def _stage_facts(program: Program) -> Iterable[StageFacts]:
+    schedule = program.schedule
+    for rank in range(0 if schedule is None else schedule.ranks):
+        own = of_rank(program, rank)
+        graph = own.training or own.evaluation
+        types = {name: symbol.type for name, symbol in own.symbols.items()} | dict(graph.values)
+        sent = [name for node in graph.nodes if node.operator == "comm.send" for name in node_references(node)]
+        held: Counter[SymbolKind] = Counter()
+        for symbol in own.symbols.values():
+            held[symbol.kind] += symbol.type.size_bytes
+        yield StageFacts(
+            rank=rank,
+            stages=tuple(schedule.stages_of(rank)) if schedule is not None else (),
+            operators=len(graph.nodes),
+            parameter_bytes=held[SymbolKind.PARAMETER],
+            training_bytes=held[SymbolKind.GRADIENT] + held[SymbolKind.OPTIMIZER_STATE],
+            sent_bytes=sum(types[name].size_bytes for name in sent),
+        )
 
 
 def _graph_facts(program: Program, graph: Graph) -> GraphFacts:
@@ -250,7 +285,7 @@ _MOST_EFFECTS = 4
 
 
 def inspection(facts: Contents, *, everything: bool) -> RenderableType:
-    tables = [summary_table(facts)]
+    tables = [summary_table(facts), *([stages_table(facts)] if facts.stages else [])]
     for graph in facts.graphs:
         tables += [sections_table(graph), operators_table(graph)]
     tables.append(sizes_table(facts))
@@ -292,16 +327,31 @@ def summary_table(facts: Contents) -> Table:
 
 def _ranks_rows(facts: Contents) -> list[tuple[str, str]]:
     """What the ranks of a replica hold and send, if it has several."""
-    own = next((one.size_bytes for one in facts.sizes if one.kind == SymbolKind.PARAMETER.value), 0)
+    of_stages = [stage.parameter_bytes for stage in facts.stages]
+    held = [one.size_bytes for one in facts.sizes if one.kind == SymbolKind.PARAMETER.value]
+    own, at_most = max(of_stages or held, default=0), " at most" * bool(of_stages)
     return [
         (
             f"axis {axis.name}",
-            f"{axis.size} ranks a replica, each with {format_bytes(own)} of {format_bytes(facts.parameter_bytes)} "
-            f"parameters; each receives {format_bytes(axis.received_bytes)} a pass",
+            f"{axis.size} ranks, each with {format_bytes(own)} of {format_bytes(facts.parameter_bytes)} "
+            f"parameters{at_most}; each receives {format_bytes(axis.received_bytes)} a pass{at_most}",
         )
         for axis in facts.mesh
         if not axis.at_run_time
     ]
+
+
+def stages_table(facts: Contents) -> Table:
+    table = plain_table(
+        "pipeline",
+        ["rank", "stages"],
+        ["operators", "parameters", "gradients and states", "sends a micro-batch"],
+    )
+    for one in facts.stages:
+        stages = ", ".join(map(str, one.stages))
+        sizes = map(format_bytes, (one.parameter_bytes, one.training_bytes, one.sent_bytes))
+        add_row(table, str(one.rank), stages, str(one.operators), *sizes)
+    return table
 
 
 def sections_table(graph: GraphFacts) -> Table:

@@ -14,6 +14,7 @@ from sambasim.bounded import printable
 from sambasim.ir.dataflow import axis_of, pass_and_update
 from sambasim.ir.graph import Graph, node_references
 from sambasim.ir.program import Program
+from sambasim.ir.stages import of_rank, pipeline_ranks
 from sambasim.ir.types import SymbolKind
 from sambasim.records.collectives import DEFINITIONS, CollectivesRecord, SizeRecord
 from sambasim.records.metrics import SummaryRecord
@@ -113,24 +114,33 @@ def _holder(program: Program) -> str:
 
 
 def parameter_bytes(program: Program, *, whole: bool) -> int:
-    """Of one rank, or of the whole model."""
-    parameters = [one for one in program.symbols.values() if one.kind is SymbolKind.PARAMETER]
-    return sum((one.whole if whole else one.type).size_bytes for one in parameters)
+    """Of the whole model, or of the rank with the most."""
+    if whole:
+        return sum(s.whole.size_bytes for s in program.symbols.values() if s.kind is SymbolKind.PARAMETER)
+    ranks = (of_rank(program, rank) for rank in range(pipeline_ranks(program)))
+    return max(sum(s.type.size_bytes for s in own.symbols.values() if s.kind is SymbolKind.PARAMETER) for own in ranks)
 
 
 def received_bytes(program: Program, axis: str) -> int:
-    """What one rank receives along `axis` in a pass of the training step, or of the evaluation graph without one."""
-    graph = program.training or program.evaluation
-    others = sum(one.size - 1 for one in program.mesh if one.name == axis and not one.at_run_time)
-    sent = [
-        name
-        for section in pass_and_update(graph)[0]
-        for node in graph.section_nodes(section)
-        if axis_of(node) == axis and node.operator != "comm.shard"
-        for name in node_references(node)
-    ]
-    types = {name: symbol.type for name, symbol in program.symbols.items()} | dict(graph.values)
-    return others * sum(types[name].size_bytes for name in sent)
+    """What a rank, the one with the most, receives along `axis` in a pass of the training step, or of the evaluation
+    graph without one."""
+    return max(_received_bytes(of_rank(program, rank), axis) for rank in range(pipeline_ranks(program)))
+
+
+def _received_bytes(own: Program, axis: str) -> int:
+    graph = own.training or own.evaluation
+    others = sum(one.size - 1 for one in own.mesh if one.name == axis and not one.at_run_time)
+    types = {name: symbol.type for name, symbol in own.symbols.items()} | dict(graph.values)
+    received = 0
+    for section in pass_and_update(graph)[0]:
+        for node in graph.section_nodes(section):
+            if axis_of(node) != axis or node.operator in ("comm.shard", "comm.send"):
+                continue
+            if node.operator == "comm.recv":
+                received += types[node.results[0] or ""].size_bytes
+            else:
+                received += others * sum(types[name].size_bytes for name in node_references(node))
+    return received
 
 
 _NOTHING = "-"

@@ -181,7 +181,8 @@ def _generator_state(nodes: Sequence[Node], binding: Binding) -> Instruction:
 
 
 def _set_generator_state(nodes: Sequence[Node], binding: Binding) -> Instruction:
-    return bound(nodes[0], binding, torch.set_rng_state)
+    # A clone, because torch reads a state from the start of its storage.
+    return bound(nodes[0], binding, lambda state: torch.set_rng_state(state.clone()))
 
 
 def _square_sums(nodes: Sequence[Node], binding: Binding) -> Instruction:

@@ -7,7 +7,7 @@ gradients that it reads; one that reads only one gradient belongs to the stage t
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from sambasim.compiler.names import parameter_of
@@ -61,10 +61,11 @@ def values_of(graph: Graph, program: Program) -> Values:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """`stage_of`: by node, its stage; `readers`: by parameter, the stages whose forward reads it, ascending. The first
-    of them owns it."""
+    """`stage_of`: by node, its stage. By trained parameter, `owner`: the stage that updates it; `readers`: those whose
+    forward reads it, ascending."""
 
     stage_of: Mapping[str, int]
+    owner: Mapping[str, int]
     readers: Mapping[str, tuple[int, ...]]
 
 
@@ -74,17 +75,22 @@ def assign(program: Program, graph: Graph, values: Values, stages: int, budget: 
     backward = graph.nodes[len(forward) :]
     ends = _cut(program, graph, forward, values, stages, budget)
     stage_of = {node.name: stage for stage, span in enumerate(pairwise([0, *ends])) for node in forward[slice(*span)]}
-    readers: dict[str, set[int]] = {}
+    held = {name: {stage_of[node.name]} for node in forward for name in node.results if name is not None}
     for node in forward:
-        for name in values.read_by(node) & values.trained:
-            if not values.is_view(node.results[0] or ""):
-                readers.setdefault(name, set()).add(stage_of[node.name])
-    in_order = {name: tuple(sorted(found)) for name, found in readers.items()}
-    stage_of |= _backward(graph, backward, values, stage_of, in_order, stages)
-    return Assignment(stage_of, in_order)
+        if not values.is_view(node.results[0] or ""):
+            for name in values.read_by(node):
+                held.setdefault(name, set()).add(stage_of[node.name])
+    owner = {name: min(at) for name, at in held.items() if name in values.trained}
+    stage_of |= _backward(graph, backward, values, held, owner, stages)
+    made = {name: stage_of[node.name] for node in backward for name in node.results if name is not None}
+    for output in graph.outputs:
+        name = parameter_of(output.symbol)
+        if name in owner:
+            owner[name] = min(owner[name], made[output.value])
+    return Assignment(stage_of, owner, {name: tuple(sorted(held[name])) for name in owner})
 
 
-def assign_forward(graph: Graph, values: Values, readers: Mapping[str, Sequence[int]]) -> Assignment:
+def assign_forward(graph: Graph, values: Values, training: Assignment) -> Assignment:
     """The stages of an evaluation graph: each operator is where its parameters are, and not before its operands."""
     stage_of: dict[str, int] = {}
     for node in graph.nodes:
@@ -92,9 +98,9 @@ def assign_forward(graph: Graph, values: Values, readers: Mapping[str, Sequence[
         made = [stage_of[values.maker[name].name] for name in needed - values.trained]
         least = max(made, default=0)
         for name in needed & values.trained:
-            least = max(least, next((stage for stage in readers.get(name, ()) if stage >= least), least))
+            least = max(least, next((stage for stage in training.readers.get(name, ()) if stage >= least), least))
         stage_of[node.name] = least
-    return Assignment(stage_of, {name: tuple(found) for name, found in readers.items()})
+    return replace(training, stage_of=stage_of)
 
 
 def _cut(
@@ -173,41 +179,53 @@ def _balanced(places: Sequence[int], total_s: Sequence[float], owned: Sequence[i
     return ends[::-1]
 
 
+def leading_to(graph: Graph, backward: Sequence[Node]) -> Mapping[str, tuple[str, ...]]:
+    """By backward node, the symbols of the outputs that depend on it."""
+    reached_from: dict[str, set[str]] = {}
+    for output in graph.outputs:
+        reached_from.setdefault(output.value, set()).add(output.symbol)
+    found = {}
+    for node in reversed(backward):
+        reached = set().union(*(reached_from.get(name, set()) for name in node.results if name))
+        for name in node_references(node):
+            reached_from.setdefault(name, set()).update(reached)
+        if reached:
+            found[node.name] = tuple(sorted(reached))
+    return found
+
+
 def _backward(
     graph: Graph,
     backward: Sequence[Node],
     values: Values,
-    forward_stage: Mapping[str, int],
-    readers: Mapping[str, Sequence[int]],
+    held: Mapping[str, set[int]],
+    owner: Mapping[str, int],
     stages: int,
 ) -> Mapping[str, int]:
+    """The stages of the backward. `held`: by value of the forward and by parameter, the stages that have it."""
+    weight_of = {name: parameter_of(one) for name, (one, *more) in leading_to(graph, backward).items() if not more}
     names = {name for node in backward for name in node.results if name is not None}
     bound: dict[str, int] = {}  # by node: its stage if it reads what was saved, else the highest possible
     fixed: set[str] = set()
     for node in backward:
         needed = values.read_by(node)
         highest = min((bound[values.maker[name].name] for name in needed & names), default=stages - 1)
-        saved = [forward_stage[values.maker[name].name] for name in needed - names - values.trained]
-        for name in needed & values.trained:
-            saved += [stage for stage in readers[name] if stage <= highest][-1:]
+        saved = [{stage for stage in held[name] if stage <= highest} or {highest} for name in needed - names]
+        everywhere = set.intersection(*saved) if saved else set(range(highest + 1))
+        own = weight_of.get(node.name)
+        at = owner[own] if own is not None and owner[own] in everywhere else None
+        bound[node.name] = at if at is not None else max(everywhere or map(min, saved))
         if saved or len(needed & names) > 1:  # the sum of gradients crosses, not each
             fixed.add(node.name)
-        bound[node.name] = min(highest, max(saved, default=highest))
-    owner = {
-        one.value: readers[parameter_of(one.symbol)][0] for one in graph.outputs if _is_gradient(one.symbol, readers)
-    }
+    owned = {one.value: owner[parameter_of(one.symbol)] for one in graph.outputs if parameter_of(one.symbol) in owner}
     found: dict[str, int] = {}
     read: dict[str, int] = {}  # by value: the highest stage that reads it
     for node in reversed(backward):
-        read_at = [
-            stage for name in node.results if name for stage in (read.get(name), owner.get(name)) if stage is not None
-        ]
-        stage = bound[node.name] if node.name in fixed else min(max(read_at, default=0), bound[node.name])
+        places = [where.get(name) for name in node.results if name for where in (read, owned)]
+        stage = bound[node.name]
+        if node.name not in fixed:
+            stage = min(max((one for one in places if one is not None), default=0), stage)
         found[node.name] = stage
         for name in node_references(node):
             read[name] = max(read.get(name, 0), stage)
     return found
-
-
-def _is_gradient(symbol: str, readers: Mapping[str, Sequence[int]]) -> bool:
-    return parameter_of(symbol) in readers

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count, pairwise
 
-from sambasim.compiler.pipeline.assign import Assignment, Values
+from sambasim.compiler.pipeline.assign import Assignment, Values, leading_to
 from sambasim.errors import OptionError
 from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, SectionKind, node_references
 from sambasim.ir.mesh import PIPELINE
@@ -35,7 +35,7 @@ class Connected:
         splits: bool,
     ) -> None:
         self._program, self._graph, self._values = program, graph, values
-        self._stage_of, self._readers = assignment.stage_of, assignment.readers
+        self._stage_of, self._owner = assignment.stage_of, assignment.owner
         self._stages, self._ranks = stages, ranks
         self._nodes: dict[_Segment, list[Node]] = defaultdict(list)
         self._first: dict[_Segment, list[Node]] = defaultdict(list)  # sends of what an earlier segment has made
@@ -54,14 +54,13 @@ class Connected:
         """The graph. `gathered`: the stage at which an output must be, None for where it is made."""
         order = sorted(self._graph.nodes, key=lambda node: self._place(self._segment[node.name]))
         for node in order:
-            self._add(node, self._segment[node.name])
+            if not any(map(self._is_taken_where_read, node.results)):
+                self._add(node, self._segment[node.name])
         outputs = []
         for one in self._graph.outputs:
-            stage = gathered(one)
-            kind = (
-                SectionKind.BCKWD if self._program.symbols[one.symbol].kind is SymbolKind.GRADIENT else SectionKind.FWD
-            )
-            value = one.value if stage is None else self._at(one.value, (kind, stage, False))
+            maker, stage = self._values.maker[one.value], gathered(one)
+            kind, made_at, later = self._segment[maker.name]
+            value = self._at(one.value, (kind, made_at if stage is None else stage, later))
             outputs.append(replace(one, value=value))
         self._thread_generator()
         return self._assembled(tuple(outputs))
@@ -78,24 +77,26 @@ class Connected:
         """The name by which the rank of `segment` has the value `name`, which is made or received there if need be."""
         stage = segment[1]
         maker = self._values.maker.get(name)
-        made_at = self._stage_of[maker.name] if maker is not None else self._owner(name)
-        if made_at is None or made_at % self._ranks == stage % self._ranks:
+        made_at = self._stage_of[maker.name] if maker is not None else self._owner.get(name)
+        if made_at is None:
+            return name
+        if maker is not None and self._is_taken_where_read(name):
+            if (name, stage) not in self._local:
+                self._repeat(maker, segment)
+            return self._local[name, stage]
+        if made_at % self._ranks == stage % self._ranks:
             return name
         if (name, stage) not in self._local:
-            if maker is not None and (name in self._values.free or self._values.is_view(name)):
-                self._repeat(maker, segment)
-            else:
-                self._receive(name, maker, made_at, segment)
+            self._receive(name, maker, made_at, segment)
         return self._local[name, stage]
 
-    def _owner(self, symbol: str) -> int | None:
-        """The stage of a trained parameter; None for what every rank has."""
-        return self._readers[symbol][0] if symbol in self._readers and symbol in self._values.trained else None
+    def _is_taken_where_read(self, name: str | None) -> bool:
+        return name is not None and (name in self._values.free or self._values.is_view(name))
 
     def _repeat(self, node: Node, segment: _Segment) -> None:
-        """`node` once more, where its result is read."""
+        """`node`, where its result is read; in other stages than its own under another name."""
         stage = segment[1]
-        ends = f"__stage_{stage}"
+        ends = "" if stage == self._stage_of[node.name] else f"__stage_{stage}"
         results = tuple(None if name is None else name + ends for name in node.results)
         for old, new in zip(node.results, results, strict=True):
             if old is not None and new is not None:
@@ -152,33 +153,14 @@ class Connected:
     def _assembled(self, outputs: tuple[Output, ...]) -> Graph:
         nodes: list[Node] = []
         sections: list[Section] = []
-        read = {output.value for output in outputs}
-        segments = sorted({*self._nodes, *self._first}, key=self._place)
-        bodies = []
-        for segment in reversed(segments):
-            body: list[Node] = []
-            for node in reversed((*self._first[segment], *self._nodes[segment])):
-                sent = self._behind.get(node.name, [])
-                if not sent and self._is_unread_view(node, read):
-                    continue
-                for one in (*reversed(sent), node):
-                    body.append(one)
-                    read.update(node_references(one))
-            bodies.append((segment, body[::-1]))
-        for (kind, stage, later), body in reversed(bodies):
-            if body:
-                name = f"stage {stage} {'forward' if kind is SectionKind.FWD else 'backward'}"
-                span = len(nodes), len(nodes) + len(body)
-                sections.append(Section(len(sections), kind, name, *span, stage=stage, weights_only=later))
-                nodes += body
+        for segment in sorted({*self._nodes, *self._first}, key=self._place):
+            kind, stage, later = segment
+            start = len(nodes)
+            for node in (*self._first[segment], *self._nodes[segment]):
+                nodes += (node, *self._behind.get(node.name, ()))
+            name = f"stage {stage} {'forward' if kind is SectionKind.FWD else 'backward'}"
+            sections.append(Section(len(sections), kind, name, start, len(nodes), stage=stage, weights_only=later))
         return replace(self._graph, nodes=tuple(nodes), outputs=outputs, values=self._types, sections=tuple(sections))
-
-    def _is_unread_view(self, node: Node, read: set[str]) -> bool:
-        names = [name for name in node.results if name is not None]
-        return bool(names) and read.isdisjoint(names) and all(map(self._is_taken_where_read, names))
-
-    def _is_taken_where_read(self, name: str) -> bool:
-        return name in self._values.free or self._values.is_view(name)
 
     def _check_buffers(self) -> None:
         """Raises OptionError if one stage reads a buffer that another changes."""
@@ -201,22 +183,18 @@ class Connected:
 
 def _weight_gradients(graph: Graph, stage_of: Mapping[str, int]) -> frozenset[str]:
     """Backward operators that lead to nothing but the gradient of one weight, and that no other stage reads."""
-    gradients: dict[str, set[str]] = {}
-    for output in graph.outputs:
-        gradients.setdefault(output.value, set()).add(output.symbol)
-    leads_to: dict[str, set[str]] = {}
-    read_at: dict[str, set[int]] = {}
-    found = set()
     backward = [node for one in graph.sections if one.kind is SectionKind.BCKWD for node in graph.section_nodes(one)]
-    for node in reversed(backward):
-        reached = set().union(*(gradients.get(n, set()) | leads_to.get(n, set()) for n in node.results if n))
-        stages = set().union(*(read_at.get(name, set()) for name in node.results if name))
+    read_at: dict[str, set[int]] = {}
+    for node in backward:
         for name in node_references(node):
-            leads_to.setdefault(name, set()).update(reached)
             read_at.setdefault(name, set()).add(stage_of[node.name])
-        if len(reached) == 1 and stages <= {stage_of[node.name]}:
-            found.add(node.name)
-    return frozenset(found)
+    reached = leading_to(graph, backward)
+    return frozenset(
+        node.name
+        for node in backward
+        if len(reached.get(node.name, ())) == 1
+        and all(read_at.get(name, set()) <= {stage_of[node.name]} for name in node.results if name)
+    )
 
 
 def _renamed(node: Node, names: Mapping[str, str]) -> Node:

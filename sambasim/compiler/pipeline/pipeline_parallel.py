@@ -32,12 +32,12 @@ class PipelineParallel:
         stages, ranks = schedule.stages, schedule.ranks
         values = values_of(training, program)
         assignment = assign(program, training, values, stages, self.budget)
-        readers = assignment.readers
+        owner = assignment.owner
 
         def stage_of(output: Output) -> int | None:
             if output.symbol == program.loss:
                 return stages - 1
-            return readers[parameter_of(output.symbol)][0] if parameter_of(output.symbol) in readers else None
+            return owner.get(parameter_of(output.symbol))
 
         connected = Connected(program, training, values, assignment, stages, ranks, schedule.splits_backward)
         cut = connected.graph(stage_of)
@@ -46,7 +46,7 @@ class PipelineParallel:
             if graph is None:
                 return None
             found = values_of(graph, program)
-            at = assign_forward(graph, found, readers)
+            at = assign_forward(graph, found, assignment)
             return Connected(program, graph, found, at, stages, ranks, False).graph(lambda output: stages - 1)
 
         return replace(
