@@ -3,6 +3,7 @@ may assume a program that `ir.verify` accepts, and must leave one at the stage t
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Protocol
 
 from sambasim.costs.cut import Level, cut
@@ -88,7 +89,7 @@ class Place:
         groups = []
         for group in program.groups:
             ranks = holders[group.members[0].gradient]
-            groups.append(_place_group(group, program, lambda size, ranks=ranks: allocate(size, ranks), offsets))
+            groups.append(_place_group(group, program, partial(allocate, ranks=ranks), offsets))
         if program.data_parallel:
             for gradient_group, group in zip(program.data_parallel.gradient_groups, groups, strict=True):
                 offsets[gradient_group.symbol] = group.regions["gradient"]

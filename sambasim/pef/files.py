@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from sambasim.errors import InternalError, InvariantError, MachineError, PefError, UserError
-from sambasim.ir.mesh import DATA_PARALLEL, replica_mesh
+from sambasim.ir.mesh import DATA_PARALLEL, Mesh
 from sambasim.ir.verify import verify
 from sambasim.pef.archive import LARGEST_MANIFEST_BYTES, Archive, Rule, open_pef, refusal, write_archive
 from sambasim.pef.document import (
@@ -83,7 +83,7 @@ def peek(path: Path) -> PefHeader:
         name=head.program.name,
         batch_size=head.program.batch_size,
         world_size=prod(axis.size for axis in head.program.mesh if axis.name == DATA_PARALLEL),
-        replica=replica_mesh(head.program.mesh),
+        replica=Mesh({axis.name: axis.size for axis in head.program.mesh if axis.name != DATA_PARALLEL}),
         data_parallel=head.program.data_parallel is not None,
         training=head.program.training is not None,
         digest=digest,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import perf_counter_ns
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -160,7 +161,7 @@ class Replica:
             if observer is not None:
                 observer.pass_begins(self.rank, micro_step)
             if self._draws:
-                seed_torch(derive(self._seed, self.replica, step, micro_step, Stream.GRAPH))
+                self._seed_pass(step, micro_step)
             outputs = yield from self.executor.run_pass(
                 self._tangents[micro_steps],
                 accumulate=micro_step > 0,
@@ -190,14 +191,11 @@ class Replica:
             batches = [shard.next_batch() for _ in range(count)]
             if observer is not None:
                 observer.pass_begins(self.rank, micro_step)
-            first = micro_step * count
             outputs = yield from self.executor.run_schedule(
                 actions,
                 batches,
                 self._tangents[micro_steps],
-                lambda number, first=first: seed_torch(
-                    derive(self._seed, self.replica, step, first + number, Stream.GRAPH)
-                ),
+                partial(self._seed_pass, step, micro_step * count),
                 accumulate=micro_step > 0,
                 last=self._overlaps and micro_step == micro_steps - 1,
             )
@@ -205,6 +203,10 @@ class Replica:
             if observer is not None:
                 observer.pass_ends(self.rank, losses[-1])
         return [sum(losses) / len(losses)]
+
+    def _seed_pass(self, step: int, first: int, number: int = 0) -> None:
+        """Seed the generator for micro-batch `first` + `number` of a step: the same for all ranks of a replica."""
+        seed_torch(derive(self._seed, self.replica, step, first + number, Stream.GRAPH))
 
     def _observed_place(self, shard: Shard, observer: StepObserver, micro_step: int) -> None:
         began_ns = perf_counter_ns()
