@@ -23,6 +23,7 @@ from sambasim.compiler.explain import explained
 from sambasim.compiler.passes import Fits, Partition, Pass, Place, run_pipeline
 from sambasim.compiler.pipeline.pipeline_parallel import PipelineParallel
 from sambasim.compiler.precision import STORED, inputs_in, stored_in
+from sambasim.compiler.recompute import Recompute
 from sambasim.compiler.sharding.tensor_parallel import TensorParallel
 from sambasim.compiler.step import (
     EvaluationStep,
@@ -149,6 +150,9 @@ def pipeline(options: CompileOptions, updates: Sequence[Update] | None = None) -
     passes: list[Pass] = [Partition(options.opt_level, budget)]
     if (schedule := _schedule(options)) is not None:
         passes.insert(0, PipelineParallel(schedule, budget))
+    if options.recompute != "none" and not options.inference:
+        sections = [Partition(options.opt_level, budget)] if options.recompute == "sections" else []
+        passes = [*sections, Recompute(options.recompute), *passes]
     if options.tensor_parallel is not None:
         passes.insert(0, TensorParallel(options.n_chips))
     if updates is None and options.optimizer is not None:

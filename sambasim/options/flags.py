@@ -187,6 +187,14 @@ class BuildFlags(Fields):
             PARALLEL,
         ),
     ] = "1f1b"
+    recompute: Annotated[
+        Literal["none", "sections", "full"],
+        Flag(
+            "--recompute",
+            "Compute activations again in the backward: those inside sections, or all but one tensor a segment.",
+            PARALLEL,
+        ),
+    ] = "none"
     gradient_groups: Annotated[
         Literal["section", "parameter"],
         Flag(

@@ -114,7 +114,7 @@ def _cut(
         seen |= values.read_by(node) & values.trained
         total_s.append(total_s[-1] + own_s)
         owned.append(len(seen))
-    crossing = _crossing(forward, values)
+    crossing = crossing_of(forward, values)
     for most in range(1, max(crossing, default=0) + 1):
         places = [0, *(at for at, count in enumerate(crossing, 1) if 0 < count <= most), len(forward)]
         ends = _balanced(places, total_s, owned, stages)
@@ -138,7 +138,7 @@ def _seconds(program: Program, graph: Graph, count: int, budget: Budget) -> list
     return seconds
 
 
-def _crossing(forward: Sequence[Node], values: Values) -> list[int]:
+def crossing_of(forward: Sequence[Node], values: Values) -> list[int]:
     """How many tensors cross behind each operator but the last."""
     made = {name: at for at, node in enumerate(forward) for name in node.results if name is not None}
     last: dict[str, int] = {}

@@ -8,7 +8,7 @@ from itertools import count, pairwise
 
 from sambasim.compiler.pipeline.assign import Assignment, Values, leading_to
 from sambasim.errors import OptionError
-from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, SectionKind, node_references
+from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, SectionKind, node_references, renamed
 from sambasim.ir.mesh import PIPELINE
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
@@ -71,7 +71,7 @@ class Connected:
 
     def _add(self, node: Node, segment: _Segment) -> None:
         names = {name: self._at(name, segment) for name in dict.fromkeys(node_references(node))}
-        self._nodes[segment].append(_renamed(node, names) if any(old != new for old, new in names.items()) else node)
+        self._nodes[segment].append(renamed(node, names))
 
     def _at(self, name: str, segment: _Segment) -> str:
         """The name by which the rank of `segment` has the value `name`, which is made or received there if need be."""
@@ -195,12 +195,3 @@ def _weight_gradients(graph: Graph, stage_of: Mapping[str, int]) -> frozenset[st
         if len(reached.get(node.name, ())) == 1
         and all(read_at.get(name, set()) <= {stage_of[node.name]} for name in node.results if name)
     )
-
-
-def _renamed(node: Node, names: Mapping[str, str]) -> Node:
-    def new(argument: Argument) -> Argument:
-        if isinstance(argument, Ref):
-            return Ref(names.get(argument.name, argument.name))
-        return tuple(map(new, argument)) if isinstance(argument, tuple) else argument
-
-    return replace(node, args=tuple(map(new, node.args)), kwargs=tuple((key, new(one)) for key, one in node.kwargs))
