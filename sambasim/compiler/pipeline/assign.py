@@ -111,7 +111,8 @@ def _cut(
     total_s, owned = [0.0], [0]
     seen: set[str] = set()
     for node, own_s in zip(forward, seconds, strict=True):
-        seen |= values.read_by(node) & values.trained
+        if not values.is_view(node.results[0] or ""):  # a view is taken where it is read
+            seen |= values.read_by(node) & values.trained
         total_s.append(total_s[-1] + own_s)
         owned.append(len(seen))
     crossing = crossing_of(forward, values)

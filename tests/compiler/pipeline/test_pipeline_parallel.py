@@ -202,3 +202,22 @@ def test_more_stages_than_layers_are_refused() -> None:
     with pytest.raises(OptionError, match="cannot be cut into 5 stages with parameters of their own") as raised:
         cut(built, 5)
     assert raised.value.remedy == "use fewer --pipeline-stages"
+
+
+def test_each_rank_updates_parameters_where_a_view_of_them_is_in_the_stage_before() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+            self.norm = nn.BatchNorm1d(8, affine=False)
+
+        def forward(self, x: Tensor, target: Tensor) -> Tensor:
+            first, second, third, last = self.layers
+            hidden = second(self.norm(first(x)).relu()).relu()
+            return F.mse_loss(last(self.norm(third(hidden)).relu()), target)
+
+    built, _ = built_from(Net(), x=torch.randn(3, 8), target=torch.randn(3, 8))
+    program = placed(cut(built, 3))
+    assert all(of_rank(program, rank).groups for rank in range(3))
+    with pytest.raises(OptionError, match="share the buffer"):
+        cut(built, 4)
