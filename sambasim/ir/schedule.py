@@ -214,6 +214,8 @@ def read_csv(path: Path) -> Schedule:
 def check(schedule: Schedule) -> None:
     """Raises OptionError, with the row and a remedy, if the schedule cannot run: an action is missing, there twice, on
     the wrong rank or out of order, or ranks would wait for one another forever."""
+    if min(schedule.stages, schedule.micro_batches, schedule.ranks) < 1:
+        raise OptionError("the schedule has no stages, micro-batches or ranks", remedy=_CHOICES)
     _check_actions(schedule)
     _check_order(schedule)
     timeline(schedule, unit_cost)
@@ -228,6 +230,9 @@ def _check_actions(schedule: Schedule) -> None:
     found: set[Action] = set()
     for rank, row in enumerate(schedule.rows):
         for action in row:
+            if not (0 <= action.stage < schedule.stages and 0 <= action.micro_batch < schedule.micro_batches):
+                what = f"{action} is none of {schedule.stages} stages and {schedule.micro_batches} micro-batches"
+                raise _wrong(rank, what, "remove it")
             if (right := schedule.rank_of(action.stage)) != rank:
                 what = f"{action} is on rank {rank}, but stage {action.stage} is on rank {right}"
                 raise _wrong(rank, what, f"stage s is on rank s % {schedule.ranks}: move {action} to row {right + 1}")

@@ -247,7 +247,13 @@ def _verify_pipeline(program: Program) -> None:
     for graph in program.graphs:
         in_pass, _ = pass_and_update(graph)
         made: dict[str, int] = {}
-        messages: dict[tuple[int, Argument], TensorType] = {}
+        messages: dict[tuple[int, int], TensorType] = {}
+        tags: set[tuple[int, int]] = set()
+        order = [
+            (one.kind is SectionKind.BCKWD, -one.stage if one.kind is SectionKind.BCKWD else one.stage)
+            for one in in_pass
+        ]
+        _require(order == sorted(order), 16, f"the sections of {graph.name} are not in the order of stages")
         for section in in_pass:
             rank = section.stage % ranks
             _require(0 <= section.stage < schedule.stages, 16, f"section {section.index} is of stage {section.stage}")
@@ -258,22 +264,29 @@ def _verify_pipeline(program: Program) -> None:
                 if axis_of(node) != PIPELINE:
                     continue
                 given = dict(node.kwargs)
-                peer = (rank + _whole(given.get("shift"))) % ranks
+                peer, tag = (rank + _whole(given.get("shift"))) % ranks, _whole(given.get("tag"))
+                _require(0 <= tag <= _LARGEST_TAG, 16, f"{node.name} has the tag {tag}")
                 if node.operator == "comm.send":
-                    (name,) = node_references(node)
-                    messages[peer, given.get("tag")] = graph.values.get(name) or program.symbols[name].type
+                    names = list(node_references(node))
+                    _require(len(names) == 1 and (peer, tag) not in tags, 16, f"{node.name} sends {len(names)} values")
+                    tags.add((peer, tag))
+                    messages[peer, tag] = graph.values.get(names[0]) or program.symbols[names[0]].type
                 elif node.operator == "comm.recv":
-                    sent = messages.pop((rank, given.get("tag")), None)
+                    sent = messages.pop((rank, tag), None)
                     _require(
                         sent == graph.values[node.results[0] or ""], 16, f"nothing sends what {node.name} receives"
                     )
         _require(not messages, 16, f"nothing receives {len(messages)} messages of {graph.name}")
 
 
+_LARGEST_TAG = 30_000
+"""MPI has tags up to 32,767 everywhere."""
+
+
 def _whole(argument: Argument) -> int:
     if isinstance(argument, int):
         return argument
-    raise InvariantError(16, f"a shift of {argument!r}")
+    raise InvariantError(16, f"a message with the shift or tag {argument!r}")
 
 
 _KEEPERS = (SymbolKind.OUTPUT, SymbolKind.GRADIENT, SymbolKind.BUFFER)

@@ -73,6 +73,8 @@ class BuildOptions(BuildFlags, Options):
         if self.pipeline_stages == 1 and self.micro_batches > 1:
             what = "needs a pipeline; without one, batches are taken one after another by --grad-accumulation-steps"
             yield Problem("micro_batches", what, "add --pipeline-stages 2", str(self.micro_batches))
+        if self.pipeline_stages == 1 and self.schedule != "1f1b":
+            yield Problem("schedule", "needs a pipeline", "add --pipeline-stages 2", show(self.schedule))
         if 1 < self.micro_batches < self.pipeline_stages:
             what = f"leaves ranks idle all the time: there are {self.pipeline_stages} stages"
             yield Problem("micro_batches", what, f"--micro-batches {self.pipeline_stages}", str(self.micro_batches))

@@ -180,6 +180,8 @@ class Executor:
             raise OptionError(what, remedy="run it with --engine plain")
         else:
             parts = engine.lower(lowered, nodes, sizes, self._registers, stores, keep, self._tensors())
+        # With several stages of split backwards, no order of sections is that of every micro-batch.
+        self._in_order = schedule is None or schedule.stages == schedule.ranks or not schedule.splits_backward
         one_by_one = schedule is None or (schedule.stages == schedule.ranks and not schedule.splits_backward)
         self._pass = PassLines(parts, stores, keep, watches=one_by_one)
         self._draws = any(OPERATORS[node.operator].draws_random_numbers for node in nodes)
@@ -255,7 +257,7 @@ class Executor:
             start, stop = self._spans[action.kind, action.stage]
             adds, is_last = accumulate or number > 0, last and number == len(batches) - 1
             lines = self._pass.adding if adds else self._pass.writing
-            overlapped = self._overlapped if is_last else ()
+            overlapped = self._overlapped if is_last and self._in_order else ()
             whole = self._observer is None and not overlapped
             yield from self._run(lines.of_sections(start, stop, whole=whole), start, live, overlapped)
             if action.kind is ActionKind.FORWARD:

@@ -23,11 +23,12 @@ from sambasim.ir.types import SymbolKind
 @dataclass(frozen=True, slots=True)
 class Values:
     """What the values of a graph are to a pipeline. `maker`: by result, its node; `free`: results that depend on no
-    activation and no trained parameter; `trained`: parameters with a gradient."""
+    activation and no parameter; `trained`: parameters with a gradient; `changed`: buffers that training changes."""
 
     maker: Mapping[str, Node]
     free: frozenset[str]
     trained: frozenset[str]
+    changed: frozenset[str]
 
     def is_view(self, name: str) -> bool:
         node = self.maker.get(name)
@@ -45,28 +46,43 @@ class Values:
     def read_by(self, node: Node) -> set[str]:
         return set().union(*map(self.bases, node_references(node)))
 
+    def buffers_of(self, name: str) -> set[str]:
+        """The changed buffers that `name` is, or is a view of."""
+        if self.is_view(name):
+            return set().union(*map(self.buffers_of, node_references(self.maker[name])))
+        return {name} & self.changed
+
+    def buffers_read_by(self, node: Node) -> set[str]:
+        return set().union(*map(self.buffers_of, node_references(node)))
+
 
 def values_of(graph: Graph, program: Program) -> Values:
-    changed = {one.symbol for graph in program.graphs for one in graph.outputs}
-    training = program.training
-    gradients = [one.symbol for one in training.outputs] if training else []
-    trained = {parameter_of(name) for name in gradients if program.symbols[name].kind is SymbolKind.GRADIENT}
-    free = set(graph.inputs) - trained - changed
+    kinds = {name: symbol.kind for name, symbol in program.symbols.items()}
+    kept = [one.symbol for one in program.training.outputs] if program.training else []
+    trained = frozenset(parameter_of(name) for name in kept if kinds[name] is SymbolKind.GRADIENT)
+    changed = frozenset(name for name in kept if kinds[name] is SymbolKind.BUFFER)
+    depth = {name: 0 for name in graph.inputs if kinds[name] is not SymbolKind.PARAMETER and name not in changed}
     for node in graph.nodes:
-        if free.issuperset(node_references(node)) and not OPERATORS[node.operator].draws_random_numbers:
-            free.update(name for name in node.results if name is not None)
+        read = [depth.get(name, _DEEPEST) for name in node_references(node)]
+        if max(read, default=0) < _DEEPEST and not OPERATORS[node.operator].draws_random_numbers:
+            depth.update((name, max(read, default=0) + 1) for name in node.results if name is not None)
     maker = {name: node for node in graph.nodes for name in node.results if name is not None}
-    return Values(maker, frozenset(free & maker.keys()), frozenset(trained))
+    return Values(maker, frozenset(depth.keys() & maker.keys()), trained, changed)
+
+
+_DEEPEST = 32
+"""Operators in a row that are computed again where their result is read, instead of sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """`stage_of`: by node, its stage. By trained parameter, `owner`: the stage that updates it; `readers`: those whose
-    forward reads it, ascending."""
+    forward reads it, ascending. `buffers`: by buffer that training changes, the stage that does."""
 
     stage_of: Mapping[str, int]
     owner: Mapping[str, int]
     readers: Mapping[str, tuple[int, ...]]
+    buffers: Mapping[str, int]
 
 
 def assign(program: Program, graph: Graph, values: Values, stages: int, budget: Budget) -> Assignment:
@@ -86,8 +102,16 @@ def assign(program: Program, graph: Graph, values: Values, stages: int, budget: 
     for output in graph.outputs:
         name = parameter_of(output.symbol)
         if name in owner:
+            if output.value not in made:
+                raise OptionError(
+                    f"no operator computes the gradient of {program.symbols[name].torch_names[0]}",
+                    remedy="leave out --pipeline-stages",
+                )
             owner[name] = min(owner[name], made[output.value])
-    return Assignment(stage_of, owner, {name: tuple(sorted(held[name])) for name in owner})
+    readers = {name: tuple(sorted(held[name])) for name in owner}
+    changed = [one for one in graph.outputs if one.symbol in values.changed and one.value in values.maker]
+    buffers = {one.symbol: stage_of[values.maker[one.value].name] for one in changed}
+    return Assignment(stage_of, owner, readers, buffers)
 
 
 def assign_forward(graph: Graph, values: Values, training: Assignment) -> Assignment:
@@ -99,6 +123,9 @@ def assign_forward(graph: Graph, values: Values, training: Assignment) -> Assign
         least = max(made, default=0)
         for name in needed & values.trained:
             least = max(least, next((stage for stage in training.readers.get(name, ()) if stage >= least), least))
+        least = max(
+            [least, *(training.buffers[name] for name in values.buffers_read_by(node) & training.buffers.keys())]
+        )
         stage_of[node.name] = least
     return replace(training, stage_of=stage_of)
 

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count, pairwise
 
+from sambasim.compiler.names import parameter_of
 from sambasim.compiler.pipeline.assign import Assignment, Values, leading_to
 from sambasim.errors import OptionError
 from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, SectionKind, node_references, renamed
 from sambasim.ir.mesh import PIPELINE
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
-from sambasim.ir.types import SymbolKind, TensorType
+from sambasim.ir.types import TensorType
 
 _Segment = tuple[SectionKind, int, bool]  # kind, stage, and whether it only computes gradients of weights
 
@@ -44,11 +45,11 @@ class Connected:
         self._types = dict(graph.values)
         self._tags = count()
         kinds = {node.name: section.kind for section in graph.sections for node in graph.section_nodes(section)}
-        later = _weight_gradients(graph, self._stage_of) if splits else frozenset()
+        later = _weight_gradients(graph, assignment) if splits else frozenset()
         self._segment = {
             node.name: (kinds[node.name], self._stage_of[node.name], node.name in later) for node in graph.nodes
         }
-        self._check_buffers()
+        self._check_buffers(assignment.buffers)
 
     def graph(self, gathered: Callable[[Output], int | None]) -> Graph:
         """The graph. `gathered`: the stage at which an output must be, None for where it is made."""
@@ -58,8 +59,10 @@ class Connected:
                 self._add(node, self._segment[node.name])
         outputs = []
         for one in self._graph.outputs:
-            maker, stage = self._values.maker[one.value], gathered(one)
-            kind, made_at, later = self._segment[maker.name]
+            maker, stage = self._values.maker.get(one.value), gathered(one)
+            kind, made_at, later = (SectionKind.FWD, self._stages - 1, False)  # what is no result is given out last
+            if maker is not None:
+                kind, made_at, later = self._segment[maker.name]
             value = self._at(one.value, (kind, made_at if stage is None else stage, later))
             outputs.append(replace(one, value=value))
         self._thread_generator()
@@ -162,29 +165,29 @@ class Connected:
             sections.append(Section(len(sections), kind, name, start, len(nodes), stage=stage, weights_only=later))
         return replace(self._graph, nodes=tuple(nodes), outputs=outputs, values=self._types, sections=tuple(sections))
 
-    def _check_buffers(self) -> None:
-        """Raises OptionError if one stage reads a buffer that another changes."""
-        symbols = self._program.symbols
-        for output in self._graph.outputs:
-            symbol, maker = symbols[output.symbol], self._values.maker.get(output.value)
-            if symbol.kind is not SymbolKind.BUFFER or maker is None:
-                continue
-            rank = self._stage_of[maker.name] % self._ranks
-            for node in self._graph.nodes:
-                reader = self._stage_of[node.name]
-                if symbol.name in node_references(node) and reader % self._ranks != rank:
+    def _check_buffers(self, buffers: Mapping[str, int]) -> None:
+        """Raises OptionError if a stage reads a buffer that another changes."""
+        for node in self._graph.nodes:
+            reader = self._stage_of[node.name]
+            for name in self._values.buffers_read_by(node) & buffers.keys():
+                if buffers[name] != reader:
+                    names = self._program.symbols[name].torch_names
                     raise OptionError(
-                        f"the stages {self._stage_of[maker.name]} and {reader} share the buffer "
-                        f"{symbol.torch_names[0] if symbol.torch_names else symbol.name}, which a step changes",
+                        f"the stages {buffers[name]} and {reader} share the buffer {names[0] if names else name}, "
+                        "which a step changes",
                         where=None if node.source is None else str(node.source),
                         remedy="use fewer --pipeline-stages, or give each module a buffer of its own",
                     )
 
 
-def _weight_gradients(graph: Graph, stage_of: Mapping[str, int]) -> frozenset[str]:
+def _weight_gradients(graph: Graph, assignment: Assignment) -> frozenset[str]:
     """Backward operators that lead to nothing but the gradient of one weight, and that no other stage reads."""
     backward = [node for one in graph.sections if one.kind is SectionKind.BCKWD for node in graph.section_nodes(one)]
+    stage_of = assignment.stage_of
     read_at: dict[str, set[int]] = {}
+    for output in graph.outputs:
+        if (owner := assignment.owner.get(parameter_of(output.symbol))) is not None:
+            read_at.setdefault(output.value, set()).add(owner)
     for node in backward:
         for name in node_references(node):
             read_at.setdefault(name, set()).add(stage_of[node.name])

@@ -1,6 +1,7 @@
 """Where a model is cut into stages, and that the stages compute what one rank computes that accumulates."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,17 +13,17 @@ from sambasim.compiler.build import Built
 from sambasim.compiler.passes import Place
 from sambasim.compiler.pipeline.pipeline_parallel import PipelineParallel
 from sambasim.compiler.update import AttachOptimizers, Update
-from sambasim.errors import OptionError
+from sambasim.errors import InvariantError, OptionError
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.spec import load_device
 from sambasim.ir.dataflow import axis_of
-from sambasim.ir.graph import Node, SectionKind
+from sambasim.ir.graph import Argument, Node, SectionKind
 from sambasim.ir.mesh import PIPELINE, replica_mesh
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import make
 from sambasim.ir.stages import of_rank
 from sambasim.ir.types import SymbolKind
-from sambasim.ir.verify import verify
+from sambasim.ir.verify import Stage, verify
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.executor import Executor, tangent_of
 from sambasim.runtime.replica import place_inputs, place_weights
@@ -197,6 +198,68 @@ def test_a_split_backward_computes_gradients_of_weights_apart(tmp_path: Path) ->
     assert not any(node.operator == "comm.send" for node in later), "no other stage waits for them"
 
 
+class Fixed(nn.Module):
+    """Statistics without weights, a frozen layer, an input that is given out, and a weight that two stages read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(8, affine=False) for _ in range(4))
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+
+    def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.frozen(x)
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            hidden = norm(layer(hidden)).relu()
+        return F.mse_loss(hidden @ self.layers[0].weight, target), x
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_evaluation_reads_statistics_where_training_changes_them(schedule: str) -> None:
+    torch.manual_seed(0)
+    batches = [{"x": torch.randn(3, 8), "target": torch.randn(3, 8)} for _ in range(MICRO_BATCHES)]
+    built, _ = built_from(Fixed(), **batches[0])
+    check_bits(built, batches, 2, schedule)
+    program = placed(cut(built, 2, schedule))
+    holders = [
+        {name for name, one in of_rank(program, rank).symbols.items() if one.kind is SymbolKind.BUFFER}
+        for rank in range(2)
+    ]
+    assert holders[0].isdisjoint(holders[1])
+
+
+def test_what_is_computed_from_inputs_alone_is_sent_if_it_is_long() -> None:
+    class Long(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, target: Tensor) -> Tensor:
+            hidden = x
+            for _ in range(400):
+                hidden = hidden.sin()
+            return F.mse_loss(self.second(self.first(hidden).relu() + hidden), target)
+
+    batches = [{"x": torch.randn(3, 4), "target": torch.randn(3, 4)} for _ in range(MICRO_BATCHES)]
+    built, _ = built_from(Long(), **batches[0])
+    check_bits(built, batches, 2, "1f1b")
+
+
+def test_a_gradient_that_no_operator_computes_is_refused() -> None:
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+            self.offset = nn.Parameter(torch.zeros(()))
+
+        def forward(self, x: Tensor, target: Tensor) -> Tensor:
+            return F.mse_loss(self.layers(x), target) + self.offset
+
+    built, _ = built_from(Bare(), x=torch.randn(3, 4), target=torch.randn(3, 4))
+    with pytest.raises(OptionError, match="no operator computes the gradient of offset"):
+        cut(built, 2)
+
+
 def test_more_stages_than_layers_are_refused() -> None:
     built, _ = built_from(Turned(), x=torch.randn(4, 5, 6), target=torch.randn(4, 5, 6))
     with pytest.raises(OptionError, match="cannot be cut into 5 stages with parameters of their own") as raised:
@@ -221,3 +284,44 @@ def test_each_rank_updates_parameters_where_a_view_of_them_is_in_the_stage_befor
     assert all(of_rank(program, rank).groups for rank in range(3))
     with pytest.raises(OptionError, match="share the buffer"):
         cut(built, 4)
+
+
+def damaged(program: Program, change: Callable[[tuple[Node, ...]], tuple[Node, ...]]) -> Program:
+    training = program.training
+    assert training is not None
+    first, *rest = training.sections
+    nodes = change(training.section_nodes(first))
+    moved = len(nodes) - first.stop
+    later = (replace(one, start=one.start + moved, stop=one.stop + moved) for one in rest)
+    whole = (*nodes, *training.nodes[first.stop :])
+    return replace(program, training=replace(training, nodes=whole, sections=(replace(first, stop=len(nodes)), *later)))
+
+
+def with_tag(tag: Argument) -> Callable[[tuple[Node, ...]], tuple[Node, ...]]:
+    return lambda nodes: (*nodes[:-1], replace(nodes[-1], kwargs=(*nodes[-1].kwargs[:-1], ("tag", tag))))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda nodes: nodes[:-1], "nothing sends what"),
+        (lambda nodes: (*nodes, replace(nodes[-1], name="twice")), "twice sends 1 values"),
+        (lambda nodes: (*nodes[:-1], replace(nodes[-1], args=())), "sends 0 values"),
+        (with_tag(1 << 40), "has the tag 1099511627776"),
+        (with_tag("x"), "a message with the shift or tag 'x'"),
+    ],
+)
+def test_a_damaged_message_is_refused(change: Callable[[tuple[Node, ...]], tuple[Node, ...]], said: str) -> None:
+    built, _ = built_from(Turned(), x=torch.randn(4, 5, 6), target=torch.randn(4, 5, 6))
+    program = cut(built, 2)
+    with pytest.raises(InvariantError, match=said):
+        verify(damaged(program, change), Stage.CAPTURED)
+
+
+def test_a_schedule_of_other_micro_batches_is_refused() -> None:
+    built, _ = built_from(Turned(), x=torch.randn(4, 5, 6), target=torch.randn(4, 5, 6))
+    program = cut(built, 2)
+    schedule = program.schedule
+    assert schedule is not None
+    with pytest.raises(InvariantError, match="none of 2 stages and 3 micro-batches"):
+        verify(replace(program, schedule=replace(schedule, micro_batches=3)), Stage.CAPTURED)
