@@ -296,7 +296,7 @@ def _verify_memory(program: Program) -> None:
     # Members of a group are aligned to 64 elements by invariant 8; everything else to whole addresses.
     members = frozenset(name for group in program.groups for name in _names_of(group, program))
     for held in symbols_of_ranks(program):
-        _verify_places(program, [program.symbols[name] for name in held], members)
+        _verify_places(program, [one for name, one in program.symbols.items() if name in held], members)
 
 
 def _verify_places(program: Program, symbols: Iterable[Symbol], members: Collection[str]) -> None:
