@@ -157,6 +157,7 @@ def _checked(options: "RunOptions", output_folder: Path, communicator: "Communic
 
 
 def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int, command: Sequence[str]) -> None:
+    from sambasim.ir.mesh import DATA_PARALLEL
     from sambasim.runtime.launcher import check_emulation, check_world_size, replicas_of
 
     emulated, servers, minimum = options.emulate_replicas, options.parameter_servers or 0, header.world_size
@@ -167,7 +168,7 @@ def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int, comm
             f"{header.ranks_of_replica} ({header.replica})",
             remedy="leave out --host-sync: MPI through the host; or sync between devices: --reduce-on-rdu",
         )
-    if header.ranks_of_replica > 1 and options.engine != "plain":
+    if header.ranks_of_replica > header.replica.size(DATA_PARALLEL) and options.engine != "plain":
         raise OptionError(
             f"--engine {options.engine} cannot compile a pass that communicates, and that of the PEF {header.name} "
             f"does, between the {header.ranks_of_replica} ranks of a replica",
@@ -189,7 +190,7 @@ def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int, comm
         data_parallel=header.data_parallel,
         emulated=emulated is not None,
     )
-    if options.data_parallel and not header.data_parallel:
+    if options.data_parallel and not header.data_parallel and header.replica.size(DATA_PARALLEL) == 1:
         raise OptionError(
             f"--data-parallel needs REDUCE and GATHER sections, and the PEF {header.name} has none",
             remedy="compile it with --data-parallel, or run it without",

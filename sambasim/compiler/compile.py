@@ -153,14 +153,14 @@ def pipeline(options: CompileOptions, updates: Sequence[Update] | None = None) -
     if options.recompute != "none" and not options.inference:
         sections = [Partition(options.opt_level, budget)] if options.recompute == "sections" else []
         passes = [*sections, Recompute(options.recompute), *passes]
-    if options.tensor_parallel is not None:
+    if options.tensor_parallel == "weight":
         passes.insert(0, TensorParallel(options.n_chips))
     if updates is None and options.optimizer is not None:
         updates = [Update(options.optimizer.name, options.optimizer.hyperparameters())]
     if updates and not options.inference:
         passes.append(AttachOptimizers(tuple(updates), options.stochastic_rounding, options.gradient_groups))
-    if options.data_parallel:
-        passes.append(AddDataParallel(options.world_size))
+    if options.data_parallel or options.chips > 1:
+        passes.append(AddDataParallel(options.world_size, options.chips, several=options.data_parallel))
     return [*passes, Place(), Fits(budget)]
 
 

@@ -41,9 +41,8 @@ def shapes_from_options(options: CompileOptions, on_phase: Callable[[str], None]
     """The program of what `options` name, without computing or writing anything: see `compile_shapes`. One sample of
     the data is read, whatever the batch size."""
     on_phase("build the model")
-    of_one = options.model_copy(
-        update={"training": options.training.model_copy(update={"batch_size": 1}), "micro_batches": 1}
-    )
+    training = options.training.model_copy(update={"batch_size": 1})
+    of_one = options.model_copy(update={"training": training, "micro_batches": 1, "n_chips": 1})
     return compile_shapes(
         lambda: build_model(options),
         lambda model: example_batch(model, of_one),

@@ -215,11 +215,14 @@ _ARGUMENTS = (
 @dataclass(frozen=True, slots=True)
 class AddDataParallel:
     """Add the axis `dp`, gradient groups, the reduce operand buffer, and the REDUCE (reduce-scatter) and GATHER (all-
-    gather) sections; OPT updates one slice. Where gradients are clipped, GRADNORM gets an all-reduce."""
+    gather) sections; OPT updates one slice. Where gradients are clipped, GRADNORM gets an all-reduce. `world_size`: the
+    fewest replicas, each of `chips` ranks; with `several`, a run chooses how many."""
 
     title: ClassVar[str] = "add gather and reduce sections"
     reaches: ClassVar[Stage] = Stage.OPTIMIZED
     world_size: int
+    chips: int = 1
+    several: bool = True
 
     def __call__(self, program: Program) -> Program:
         training = program.training
@@ -245,7 +248,7 @@ class AddDataParallel:
             data_parallel=DataParallel(
                 tuple(GradientGroup(group.name, one.name) for group, one in groups), buffer.name
             ),
-            mesh=(Axis(DATA_PARALLEL, self.world_size, at_run_time=True), *program.mesh),
+            mesh=(Axis(DATA_PARALLEL, self.world_size * self.chips, self.several, self.chips), *program.mesh),
             runtime_arguments=(*program.runtime_arguments, *_ARGUMENTS),
         )
 

@@ -12,7 +12,7 @@ from math import prod
 from sambasim.errors import InternalError
 
 DATA_PARALLEL = "dp"
-"""The axis of replicas: each trains a copy of the model on its own part of the data."""
+"""The axis of replicas, or of their chips: each rank trains a copy of the model on its own part of the data."""
 
 PIPELINE = "pp"
 """The axis of pipeline stages: each rank has some of the layers."""
@@ -23,11 +23,13 @@ TENSOR = "tp"
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis of a program's mesh. With `at_run_time`, a run chooses the size, and `size` is the smallest allowed."""
+    """One axis of a program's mesh. With `at_run_time`, a run chooses the size, and `size` is the smallest allowed.
+    `chips`: on the axis dp, so many ranks share the batch of a replica, and the size is a multiple of it."""
 
     name: str
     size: int
     at_run_time: bool = False
+    chips: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +93,23 @@ def mesh_of(axes: Sequence[Axis], world_size: int) -> Mesh:
     Raises InternalError if they do not divide evenly.
     """
     fixed = prod(axis.size for axis in axes if not axis.at_run_time)
-    if world_size % fixed:
-        raise InternalError(f"{world_size} ranks on a mesh whose fixed axes have {fixed}")
+    chips = prod(axis.chips for axis in axes if axis.at_run_time)
+    if world_size % (fixed * chips):
+        raise InternalError(f"{world_size} ranks on a mesh whose fixed axes have {fixed}, with {chips} chips a replica")
     return Mesh({axis.name: world_size // fixed if axis.at_run_time else axis.size for axis in axes})
 
 
-def replica_mesh(axes: Sequence[Axis]) -> Mesh:
-    """The mesh of one replica alone."""
+def copy_mesh(axes: Sequence[Axis]) -> Mesh:
+    """The mesh of one copy of the model: that of a replica without chips that share its batch."""
     return Mesh({axis.name: axis.size for axis in axes if axis.name != DATA_PARALLEL})
+
+
+def replica_mesh(axes: Sequence[Axis]) -> Mesh:
+    """The mesh of one replica alone. It has the axis dp if chips share the batch."""
+    chips = {axis.name: axis.chips for axis in axes if axis.chips > 1}
+    return Mesh(chips | dict(copy_mesh(axes).sizes))
+
+
+def least_replicas(axes: Sequence[Axis]) -> int:
+    """The smallest number of replicas on a mesh with these axes."""
+    return prod(axis.size // axis.chips for axis in axes if axis.name == DATA_PARALLEL)

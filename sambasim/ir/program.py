@@ -3,10 +3,9 @@ an inference program has only evaluation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 
 from sambasim.ir.graph import Graph
-from sambasim.ir.mesh import DATA_PARALLEL, Axis
+from sambasim.ir.mesh import DATA_PARALLEL, Axis, least_replicas, replica_mesh
 from sambasim.ir.schedule import Schedule
 from sambasim.ir.types import DTYPE_BYTES, NORM_BLOCK_ELEMENTS, Symbol
 
@@ -91,10 +90,10 @@ class DataParallel:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A compiled model. `mesh` holds the axes of its ranks, `batch_size` is that of one replica. `per_sample_loss`:
-    evaluation gives one loss for each sample; otherwise the model's own mean, and `single` is the same graph at batch
-    1. `device_bytes` is the device memory of one rank. `schedule`: the order of work in a pipeline, where `batch_size`
-    is that of a micro-batch."""
+    """A compiled model. `mesh` holds the axes of its ranks, `batch_size` is that of one pass of a rank.
+    `per_sample_loss`: evaluation gives one loss for each sample; otherwise the model's own mean, and `single` is the
+    same graph at batch 1. `device_bytes` is the device memory of one rank. `schedule`: the order of work in a pipeline,
+    whose passes take a micro-batch each."""
 
     name: str
     batch_size: int
@@ -134,7 +133,12 @@ class Program:
     @property
     def world_size(self) -> int:
         """The smallest number of replicas that may run it."""
-        return prod(axis.size for axis in self.mesh if axis.name == DATA_PARALLEL)
+        return least_replicas(self.mesh)
+
+    @property
+    def chips(self) -> int:
+        """The chips that share the batch of a replica, each with the whole model."""
+        return replica_mesh(self.mesh).size(DATA_PARALLEL)
 
     @property
     def micro_batches(self) -> int:
@@ -143,4 +147,9 @@ class Program:
 
     @property
     def ranks_of_replica(self) -> int:
-        return prod(axis.size for axis in self.mesh if axis.name != DATA_PARALLEL)
+        return replica_mesh(self.mesh).world_size
+
+    @property
+    def replica_batch_size(self) -> int:
+        """The samples of one replica in a micro-step."""
+        return self.batch_size * self.micro_batches * self.chips

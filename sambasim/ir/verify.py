@@ -16,7 +16,8 @@ memory; a PEF is always at that last stage.
      9  groups have distinct names; every gradient and every optimizer state belongs to exactly one of them
     10  with the axis dp, one REDUCE section reduces every group along it (the mean, in the order of the tree), and one
         GATHER section gathers every group; each has a gradient group and fits into the reduce buffer. Without the axis
-        there is none of these. Communication names an axis of the mesh, and what is cut has a part for each rank on one
+        there is none of these. Its size is a multiple of the chips of a replica, and one replica unless a run chooses.
+        Communication names an axis of the mesh, and what is cut has a part for each rank on one
     11  a training step has a loss, a tangent of its type, and one optimizer node for each group; it returns every
         gradient. If one optimizer clips, all do, by the norm of all gradients, summed over every axis of the mesh
     12  every type and every size is within what a machine can address
@@ -391,6 +392,10 @@ def _verify_data_parallel(program: Program) -> None:
     _require(len(axes) == len(set(axes)), 10, f"the mesh has an axis twice: {', '.join(axes)}")
     for axis in program.mesh:
         _require(axis.size >= 1, 10, f"the axis {axis.name} has the size {axis.size}")
+        fits = axis.chips == 1 or (axis.name == DATA_PARALLEL and axis.chips > 1 and axis.size % axis.chips == 0)
+        _require(fits, 10, f"the axis {axis.name} has {axis.size} ranks, and {axis.chips} chips a replica")
+        several = axis.name == DATA_PARALLEL and axis.size > axis.chips
+        _require(axis.at_run_time or not several, 10, f"the axis {axis.name} has a fixed number of replicas")
     _require((DATA_PARALLEL in axes) == (parallel is not None), 10, "the axis dp goes with gradient groups")
     if parallel is None:
         return

@@ -165,10 +165,10 @@ class BuildFlags(Fields):
         Replicas, Flag("-ws --ws --world-size", "Fewest replicas that may run the PEF.", PARALLEL)
     ] = 1
     tensor_parallel: Annotated[
-        Literal["weight"] | None,
+        Literal["weight", "batch"] | None,
         Flag(
             "--tensor-parallel",
-            "Cut weights over the chips of a replica: pairs of products, first by columns, then by rows.",
+            "What is cut over the chips of a replica: weights, in pairs of products, or the batch.",
             PARALLEL,
         ),
     ] = None

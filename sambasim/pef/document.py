@@ -40,7 +40,7 @@ class PefDocument:
 @dataclass(frozen=True, slots=True)
 class PefHeader:
     """What decides whether a job can start. `world_size` is the smallest number of replicas that may run the PEF;
-    `replica` the mesh of one of them."""
+    `replica` the mesh of one of them; `data_parallel`: whether a run chooses how many."""
 
     name: str
     batch_size: int

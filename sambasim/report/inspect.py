@@ -14,13 +14,14 @@ from rich.text import Text
 from sambasim.bounded import printable
 from sambasim.ir.dataflow import section_effects
 from sambasim.ir.graph import Graph, Node, node_references
+from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program, RuntimeArgument
 from sambasim.ir.stages import of_rank
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 from sambasim.pef import PefDocument, PefHeader
 from sambasim.report.output import add_row, plain_table
-from sambasim.report.summaries import parameter_bytes, received_bytes
+from sambasim.report.summaries import chips_in_words, parameter_bytes, received_bytes
 from sambasim.units import format_bytes, format_count
 
 
@@ -70,12 +71,14 @@ class SymbolFacts(_Facts):
 
 
 class AxisFacts(_Facts):
-    """One mesh axis. `size` is the smallest one if a run chooses it. `received_bytes` is what a rank receives along it
-    in one pass of the training step, or of the evaluation graph without one."""
+    """One mesh axis. `size` is the smallest one if a run chooses it, `chips` the ranks along it that share the batch of
+    a replica. `received_bytes` is what a rank receives along it in one pass of the training step, or of the evaluation
+    graph without one."""
 
     name: str
     size: int
     at_run_time: bool
+    chips: int
     received_bytes: int
 
 
@@ -149,13 +152,14 @@ def contents(path: Path, header: PefHeader, document: PefDocument) -> Contents:
         weights_sha256=document.weights_sha256,
         file_bytes=path.stat().st_size,
         device_bytes=program.device_bytes,
-        batch_size=program.batch_size,
+        batch_size=program.replica_batch_size,
         world_size=program.world_size,
         mesh=tuple(
             AxisFacts(
                 name=axis.name,
                 size=axis.size,
                 at_run_time=axis.at_run_time,
+                chips=axis.chips,
                 received_bytes=received_bytes(program, axis.name),
             )
             for axis in program.mesh
@@ -307,14 +311,18 @@ def inspection(facts: Contents, *, everything: bool) -> RenderableType:
 
 
 def summary_table(facts: Contents) -> Table:
-    replicas = f"{facts.world_size} or more, data parallel" if facts.data_parallel else "1"
-    holder = "replica" if all(axis.at_run_time for axis in facts.mesh) else "rank"
+    at_run_time = any(axis.at_run_time for axis in facts.mesh)
+    replicas = f"{facts.world_size} or more, data parallel" if at_run_time else "1"
+    of_several = any(axis.name != DATA_PARALLEL or axis.chips > 1 for axis in facts.mesh)
+    holder = "rank" if of_several else "replica"
+    chips = [("chips a replica", chips_in_words(one.chips, facts.batch_size)) for one in facts.mesh if one.chips > 1]
     what = "training step and evaluation" if facts.training else "inference"
     rows = [
         ("PEF", facts.pef),
         ("format", f"{facts.format_version}, written by {facts.writer}"),
         ("holds", what),
         ("replicas", replicas),
+        *chips,
         *_ranks_rows(facts),
         ("batch size", f"{facts.batch_size} for each replica"),
         ("file", format_bytes(facts.file_bytes)),
@@ -337,7 +345,7 @@ def _ranks_rows(facts: Contents) -> list[tuple[str, str]]:
             f"parameters{at_most}; each receives {format_bytes(axis.received_bytes)} a pass{at_most}",
         )
         for axis in facts.mesh
-        if not axis.at_run_time
+        if axis.name != DATA_PARALLEL
     ]
 
 

@@ -18,7 +18,7 @@ from sambasim.data.batches import batches_of, bind, check, collate
 from sambasim.data.datasets import WatchedDataset
 from sambasim.data.sources import open_source
 from sambasim.errors import InternalError
-from sambasim.ir.mesh import replica_mesh
+from sambasim.ir.mesh import copy_mesh
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.grammar import InputSpec
@@ -277,11 +277,11 @@ class PredictionJob:
 
     def _evaluator(self) -> Evaluator:
         program = self._program
-        check_node_memory(self._communicator, program.device_bytes * replica_mesh(program.mesh).world_size)
+        check_node_memory(self._communicator, program.device_bytes * copy_mesh(program.mesh).world_size)
         weights = dict(map_weights(self._path))
         if self._options.weights is not None:
             weights |= load_weights(self._options.weights, program)
-        mesh = replica_mesh(program.mesh)  # this process plays all ranks of a replica
+        mesh = copy_mesh(program.mesh)  # this process plays all ranks that hold the model
         programs = programs_of(program, mesh, range(mesh.world_size))
         memories = [DeviceMemory(one, private_storage(one.device_bytes)) for one in programs]
         for rank, memory in enumerate(memories):

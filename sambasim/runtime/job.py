@@ -250,7 +250,7 @@ class TrainingJob:
         evaluator.use_buffers(self._buffers_of_first(team))
         self._activity.does("evaluating")
         own = [
-            evaluator.sums(source.evaluation, one.replica, setup.replicas, setup.seed, step)
+            evaluator.sums(source.evaluation, one.replica, setup.shards, setup.seed, step)
             for one, source in zip(team.replicas, sources, strict=True)
             if one.works and source.evaluation is not None and (team.hub is None or one.transport.gives_loss)
         ]
@@ -279,13 +279,15 @@ class TrainingJob:
         return found
 
     def _start(self, steps: Plan, team: Team, source: Source, lines: Sequence[str]) -> Start:
+        program, placement = self._setup.program, self._setup.placement
         return Start(
-            name=self._setup.program.name,
+            name=program.name,
             plan=steps,
             sync=team.transport.title,
             threads=self._setup.threads,
             data=source.description,
             notices=tuple(lines),
             seconds_to_start_s=time.perf_counter() - self._setup.began_s,
-            placement=str(self._setup.placement),
+            placement=placement.in_words("replica" if program.ranks_of_replica == 1 else "rank"),
+            chips=program.chips,
         )

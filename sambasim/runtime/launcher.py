@@ -150,7 +150,7 @@ def check_world_size(
     ranks_of_replica: int = 1,
 ) -> None:
     """Raise LaunchError if a PEF cannot run with `world_size` replicas. `minimum`: the number that it was compiled for
-    (`-ws`); `data_parallel`: whether it has REDUCE and GATHER sections."""
+    (`-ws`); `data_parallel`: whether it has REDUCE and GATHER sections between replicas."""
     if world_size < minimum:
         ranks = minimum * ranks_of_replica
         raise LaunchError(
@@ -162,7 +162,7 @@ def check_world_size(
         started = _started(world_size if emulated else world_size * ranks_of_replica, emulated)
         alone = [word for word in command if word.replace("_", "-") not in ("--data-parallel", "--reduce-on-rdu")]
         raise LaunchError(
-            f"{started}, but this PEF has no REDUCE and GATHER sections: its {world_size} replicas would train apart",
+            f"{started}, but this PEF has no REDUCE and GATHER sections between replicas: they would train apart",
             remedy=f"compile it with --data-parallel -ws {world_size}, or run it alone: {_emulating(alone, None)}",
         )
 

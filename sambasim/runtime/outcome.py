@@ -42,8 +42,9 @@ def notices(setup: Setup, team: Team) -> list[str]:
         lines.append(team.engine.notice)
     if team.sync_name == "device":
         lines += scattered(setup.communicator.node_of)
-    if setup.replicas > 1 and changes_buffers(setup):
-        lines.append("buffers (BatchNorm statistics) are per replica; those of replica 0 are evaluated and saved")
+    if setup.shards > 1 and changes_buffers(setup):
+        each, first = ("chip", "the first chip") if setup.program.chips > 1 else ("replica", "replica 0")
+        lines.append(f"buffers (BatchNorm statistics) are per {each}; those of {first} are evaluated and saved")
     return lines
 
 
@@ -56,6 +57,7 @@ def summarize(
     return SummaryRecord(
         pef_digest=setup.document.digest,
         world_size=setup.replicas,
+        chips=setup.program.chips,
         mesh=dict(setup.mesh.sizes),
         emulated=setup.emulated > 1,
         sync=team.sync_name,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from sambasim.data.sources import Source
+from sambasim.ir.mesh import copy_mesh
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import map_weights
 from sambasim.runtime.device import DeviceMemory
@@ -68,7 +69,7 @@ def assemble(
     """Collective. Create the replicas of this process, one for each of `sources`, with the weights of the PEF. Raises
     MachineError if there is too little memory. `observer`: replaces the functions of their instructions."""
     program, communicator, way = setup.program, setup.communicator, _way(setup)
-    mesh = setup.mesh if program.ranks_of_replica > 1 else None
+    mesh = setup.mesh if copy_mesh(program.mesh).world_size > 1 else None
     allocated = allocate(program, communicator, way, setup.emulated, mesh)
     _place_weights(setup, allocated.memories)
     transports = connect(program, communicator, way, allocated, setup.roles, mesh)
@@ -78,7 +79,7 @@ def assemble(
 
 
 def _way(setup: Setup) -> Way:
-    has_no_peer = setup.replicas == 1 and setup.program.ranks_of_replica > 1  # along dp
+    has_no_peer = setup.shards == 1 and setup.program.ranks_of_replica > 1  # along dp
     if setup.emulated > 1 or setup.communicator.world_size == 1 or has_no_peer:
         return Way.IN_PROCESS
     if setup.options.reduce_on_rdu:
@@ -144,7 +145,7 @@ def _shard(setup: Setup, source: Source, replica: int) -> Shard:
     return Shard(
         source.train,
         rank=replica,
-        world_size=setup.replicas,
+        world_size=setup.shards,
         batch_size=setup.program.batch_size,
         accumulation_steps=setup.resolved.training.accumulation_steps * setup.program.micro_batches,
         options=setup.resolved.data,
