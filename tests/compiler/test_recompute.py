@@ -1,6 +1,5 @@
 """Recomputed activations: the same bits, and less to keep."""
 
-from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -16,9 +15,8 @@ from sambasim.ir.graph import SectionKind, node_references
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import make
 from sambasim.ir.verify import Stage, verify
-from tests.compiler.pipeline.test_pipeline_parallel import BUDGET, MICRO_BATCHES, Batch, accumulated, pipelined
-from tests.compiler.sharding.test_plan import built_from, captured
-from tests.support.examples import example_options
+from tests.compiler.pipeline.test_pipeline_parallel import BUDGET, MICRO_BATCHES, Batch, accumulated, example, pipelined
+from tests.compiler.sharding.test_plan import built_from
 
 Between = Literal["sections", "full"]
 
@@ -63,8 +61,8 @@ def same_bits(built: Built, batches: list[Batch], between: Between) -> None:
 
 @pytest.mark.parametrize("between", ["sections", "full"])
 @pytest.mark.parametrize("name", ["char_gpt", "resnet", "digits", "lstm_classifier"])
-def test_an_example_keeps_less_and_has_the_same_bits(name: str, between: Between, tmp_path: Path) -> None:
-    built, inputs = captured(example_options(name, tmp_path))
+def test_an_example_keeps_less_and_has_the_same_bits(name: str, between: Between) -> None:
+    built, inputs = example(name)
     same_bits(built, [inputs, {key: one.roll(1, 0) for key, one in inputs.items()}], between)
     assert kept_bytes(recomputed(built.program, between)) <= kept_bytes(built.program)
 
@@ -77,8 +75,8 @@ def test_dropout_is_made_again_by_its_mask(between: Between) -> None:
     assert kept_bytes(recomputed(built.program, "full")) < 0.6 * kept_bytes(built.program)
 
 
-def test_stages_recompute_too(tmp_path: Path) -> None:
-    built, inputs = captured(example_options("char_gpt", tmp_path))
+def test_stages_recompute_too() -> None:
+    built, inputs = example("char_gpt")
     batches = [{key: one.roll(number, 0) for key, one in inputs.items()} for number in range(MICRO_BATCHES)]
     program = PipelineParallel(make("1f1b", 2, MICRO_BATCHES), BUDGET)(recomputed(built.program, "full"))
     expected, found = accumulated(built, batches), pipelined(built, batches, program)

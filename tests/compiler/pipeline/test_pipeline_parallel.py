@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,12 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b", "zb-h1")
 BUDGET = budget_of(load_device("sn30"), load_calibration(), None)
 
 Batch = dict[str, Tensor]
+
+
+@cache
+def example(name: str) -> tuple[Built, Batch]:
+    """The captured example called `name`, and a batch."""
+    return captured(example_options(name, Path()))
 
 
 class Shared(nn.Module):
@@ -151,8 +158,8 @@ def test_a_message_keeps_its_strides() -> None:
 @pytest.mark.parametrize(
     ("name", "ranks"), [("char_gpt", 2), ("char_gpt", 4), ("resnet", 2), ("resnet", 4), ("digits", 2)]
 )
-def test_an_example_has_the_bits_of_accumulation(name: str, ranks: int, tmp_path: Path) -> None:
-    built, inputs = captured(example_options(name, tmp_path))
+def test_an_example_has_the_bits_of_accumulation(name: str, ranks: int) -> None:
+    built, inputs = example(name)
     batches = [{key: one.roll(number, 0) for key, one in inputs.items()} for number in range(MICRO_BATCHES)]
     check_bits(built, batches, ranks, "1f1b")
 
@@ -169,8 +176,8 @@ def crossing(program: Program, chosen: Callable[[SectionKind], bool] = lambda ki
     ]
 
 
-def test_one_activation_and_one_gradient_cross_beside_those_of_tied_weights(tmp_path: Path) -> None:
-    built, _ = captured(example_options("char_gpt", tmp_path))
+def test_one_activation_and_one_gradient_cross_beside_those_of_tied_weights() -> None:
+    built, _ = example("char_gpt")
     program = cut(built, 2)
     forward = crossing(program, lambda kind: kind is SectionKind.FWD)
     backward = crossing(program, lambda kind: kind is SectionKind.BCKWD)
@@ -178,8 +185,8 @@ def test_one_activation_and_one_gradient_cross_beside_those_of_tied_weights(tmp_
     assert any(node.name.startswith("chargpt__tokens__weight") for node in forward)
 
 
-def test_each_rank_holds_its_own_parameters_only(tmp_path: Path) -> None:
-    built, _ = captured(example_options("char_gpt", tmp_path))
+def test_each_rank_holds_its_own_parameters_only() -> None:
+    built, _ = example("char_gpt")
     program = placed(cut(built, 2))
     whole = placed(built.program)
     parts = [of_rank(program, rank) for rank in range(2)]
@@ -189,8 +196,8 @@ def test_each_rank_holds_its_own_parameters_only(tmp_path: Path) -> None:
     assert program.device_bytes < 0.75 * whole.device_bytes
 
 
-def test_a_split_backward_computes_gradients_of_weights_apart(tmp_path: Path) -> None:
-    built, _ = captured(example_options("char_gpt", tmp_path))
+def test_a_split_backward_computes_gradients_of_weights_apart() -> None:
+    built, _ = example("char_gpt")
     training = cut(built, 2, "zb-h1").training
     assert training is not None
     later = [node for one in training.sections if one.weights_only for node in training.section_nodes(one)]
