@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line with all that the tables show, and more.")
 @click.option("--section", type=int, metavar="N", help="Show only section N, with all its operators.")
 @click.option("--graph", "as_graph", is_flag=True, help="Print the graphs, one operator per line.")
+@click.option("--schedule", "as_schedule", is_flag=True, help="Draw the schedule of a pipeline, one line per rank.")
 @shared.output_folder
 @click.option("--all", "everything", is_flag=True, help="Also show symbols, runtime arguments and options.")
 def inspect_command(
@@ -29,6 +30,7 @@ def inspect_command(
     as_json: bool,
     section: int | None,
     as_graph: bool,
+    as_schedule: bool,
     everything: bool,
     output_folder: Path,
 ) -> None:
@@ -42,6 +44,7 @@ def inspect_command(
       sambasim inspect digits
       sambasim inspect digits --all
       sambasim inspect out/digits/digits.pef --section 0
+      sambasim inspect char_gpt --schedule
       sambasim inspect digits --json | python -m json.tool
     """
     from sambasim.errors import OptionError
@@ -60,6 +63,9 @@ def inspect_command(
         graphs = (format_graph(document.program, graph) for graph in document.program.graphs)
         print(printable("\n".join(graphs)), end="")
         return
+    if as_schedule:
+        _print_schedule(document.program)
+        return
     facts = contents(path, peek(path), document)
     if section is not None:
         _print_section(facts, document.program, section, as_json)
@@ -67,6 +73,17 @@ def inspect_command(
         print(facts.model_dump_json())
     else:
         show(inspection(facts, everything=everything))
+
+
+def _print_schedule(program: "Program") -> None:
+    from sambasim.errors import OptionError
+    from sambasim.ir.schedule import draw
+
+    if program.schedule is None:
+        raise OptionError(
+            f"{program.name} is no pipeline, so it has no schedule", remedy="sambasim compile --pipeline-stages 2 …"
+        )
+    print(draw(program.schedule))
 
 
 def _print_section(facts: "Contents", program: "Program", index: int, as_json: bool) -> None:

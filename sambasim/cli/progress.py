@@ -10,7 +10,7 @@ from sambasim.cli.terminal import is_terminal, show
 from sambasim.errors import MachineError, OptionError
 from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, SummaryRecord
 from sambasim.runtime.run_observer import LineFile, RunObserver, Start, Step
-from sambasim.units import format_bytes, format_seconds
+from sambasim.units import counted, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -37,9 +37,10 @@ class RunProgress(RunObserver):
         self._start = start
         plan = start.plan
         print(one_line(f"{start.name}: {start.data}"))
+        chips = f" of {start.chips} chips" if start.chips > 1 else ""
         accumulation = f" × {plan.accumulation_steps} accumulated" if plan.accumulation_steps > 1 else ""
         print(
-            f"batch {plan.batch_size} × {plan.world_size} replica{'s' * (plan.world_size > 1)} = global batch "
+            f"batch {plan.batch_size} × {counted(plan.world_size, 'replica')}{chips} = global batch "
             f"{plan.global_batch_size}{accumulation}; {plan.steps_per_epoch} steps per epoch; sync: {start.sync}; "
             f"{start.threads} thread{'s' * (start.threads > 1)} per rank"
         )

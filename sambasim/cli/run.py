@@ -157,6 +157,7 @@ def _checked(options: "RunOptions", output_folder: Path, communicator: "Communic
 
 
 def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int, command: Sequence[str]) -> None:
+    from sambasim.ir.mesh import DATA_PARALLEL
     from sambasim.runtime.launcher import check_emulation, check_world_size, replicas_of
 
     emulated, servers, minimum = options.emulate_replicas, options.parameter_servers or 0, header.world_size
@@ -164,16 +165,16 @@ def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int, comm
     if header.ranks_of_replica > 1 and options.host_sync in ("gloo", "parameter-server"):
         raise OptionError(
             f"--host-sync {options.host_sync} syncs replicas of one rank, and a replica of the PEF {header.name} has "
-            f"{header.ranks_of_replica} (--n-chips {header.ranks_of_replica})",
+            f"{header.ranks_of_replica} ({header.replica})",
             remedy="leave out --host-sync: MPI through the host; or sync between devices: --reduce-on-rdu",
         )
-    if header.ranks_of_replica > 1 and options.engine != "plain":
+    if header.ranks_of_replica > header.replica.size(DATA_PARALLEL) and options.engine != "plain":
         raise OptionError(
             f"--engine {options.engine} cannot compile a pass that communicates, and that of the PEF {header.name} "
             f"does, between the {header.ranks_of_replica} ranks of a replica",
             remedy="run it with --engine plain",
         )
-    replicas = replicas_of(ranks - servers, header.ranks_of_replica, minimum, command=command)
+    replicas = replicas_of(ranks - servers, header.replica, minimum, command=command)
     if servers and ranks - servers < minimum:
         started = "1 rank was started" if ranks == 1 else f"{ranks} ranks were started"
         raise LaunchError(
@@ -189,7 +190,7 @@ def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int, comm
         data_parallel=header.data_parallel,
         emulated=emulated is not None,
     )
-    if options.data_parallel and not header.data_parallel:
+    if options.data_parallel and not header.data_parallel and header.replica.size(DATA_PARALLEL) == 1:
         raise OptionError(
             f"--data-parallel needs REDUCE and GATHER sections, and the PEF {header.name} has none",
             remedy="compile it with --data-parallel, or run it without",

@@ -260,6 +260,6 @@ def _graph(name: str, symbol_of: Mapping[str, str], translation: Translation, ou
     nodes = (*forward, *backward)
     parts = [("forward", SectionKind.FWD, 0, len(forward)), ("backward", SectionKind.BCKWD, len(forward), len(nodes))]
     used = [part for part in parts if part[2] < part[3]]
-    sections = tuple(Section(index, kind, title, *span) for index, (title, kind, *span) in enumerate(used))
+    sections = tuple(Section(index, kind, title, start, stop) for index, (title, kind, start, stop) in enumerate(used))
     inputs = tuple(dict.fromkeys(symbol_of.values()))
     return Graph(name, inputs, nodes, tuple(outputs), translation.values, sections)

@@ -21,7 +21,9 @@ from sambasim.compiler.capture import (
 from sambasim.compiler.effects import refuse_lost_effects
 from sambasim.compiler.explain import explained
 from sambasim.compiler.passes import Fits, Partition, Pass, Place, run_pipeline
+from sambasim.compiler.pipeline.pipeline_parallel import PipelineParallel
 from sambasim.compiler.precision import STORED, inputs_in, stored_in
+from sambasim.compiler.recompute import Recompute
 from sambasim.compiler.sharding.tensor_parallel import TensorParallel
 from sambasim.compiler.step import (
     EvaluationStep,
@@ -35,10 +37,11 @@ from sambasim.compiler.step import (
 from sambasim.compiler.tensors import check_tensors, made_contiguous
 from sambasim.compiler.trial import buffers_of_plain_tensors, rare_collections, variables_are_tensors
 from sambasim.compiler.update import AddDataParallel, AttachOptimizers, Update
-from sambasim.errors import CaptureError
+from sambasim.errors import CaptureError, OptionError
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.spec import load_device
 from sambasim.ir.program import Program
+from sambasim.ir.schedule import Schedule, make, read_csv
 from sambasim.options.compile import BuildOptions, CompileOptions
 from sambasim.pef import PefDocument, write
 from sambasim.pef.lookup import record_compiled
@@ -145,15 +148,37 @@ def assemble(
 def pipeline(options: CompileOptions, updates: Sequence[Update] | None = None) -> Sequence[Pass]:
     budget = budget_of(load_device(options.arch), load_calibration(), options.num_tiles)
     passes: list[Pass] = [Partition(options.opt_level, budget)]
-    if options.tensor_parallel is not None:
+    if (schedule := _schedule(options)) is not None:
+        passes.insert(0, PipelineParallel(schedule, budget))
+    if options.recompute != "none" and not options.inference:
+        sections = [Partition(options.opt_level, budget)] if options.recompute == "sections" else []
+        passes = [*sections, Recompute(options.recompute), *passes]
+    if options.tensor_parallel == "weight":
         passes.insert(0, TensorParallel(options.n_chips))
     if updates is None and options.optimizer is not None:
         updates = [Update(options.optimizer.name, options.optimizer.hyperparameters())]
     if updates and not options.inference:
         passes.append(AttachOptimizers(tuple(updates), options.stochastic_rounding, options.gradient_groups))
-    if options.data_parallel:
-        passes.append(AddDataParallel(options.world_size))
+    if options.data_parallel or options.chips > 1:
+        passes.append(AddDataParallel(options.world_size, options.chips, several=options.data_parallel))
     return [*passes, Place(), Fits(budget)]
+
+
+def _schedule(options: CompileOptions) -> Schedule | None:
+    """None without a pipeline. Raises OptionError for a schedule that cannot be."""
+    ranks, micro_batches = options.pipeline_stages, options.micro_batches
+    if ranks == 1:
+        return None
+    if not options.schedule.endswith(".csv"):
+        return make(options.schedule, ranks, micro_batches)
+    found = read_csv(Path(options.schedule))
+    if (found.ranks, found.micro_batches) != (ranks, micro_batches):
+        raise OptionError(
+            f"{options.schedule} has {found.ranks} ranks and {found.micro_batches} micro-batches, not {ranks} and "
+            f"{micro_batches}",
+            remedy=f"--pipeline-stages {found.ranks} --micro-batches {found.micro_batches}",
+        )
+    return found
 
 
 def _capture(step: TrainingStep, tensors: tuple[Tensor, ...], options: CompileOptions, watch: Stopwatch) -> Captures:

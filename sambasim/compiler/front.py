@@ -41,13 +41,14 @@ def shapes_from_options(options: CompileOptions, on_phase: Callable[[str], None]
     """The program of what `options` name, without computing or writing anything: see `compile_shapes`. One sample of
     the data is read, whatever the batch size."""
     on_phase("build the model")
-    of_one = options.model_copy(update={"training": options.training.model_copy(update={"batch_size": 1})})
+    training = options.training.model_copy(update={"batch_size": 1})
+    of_one = options.model_copy(update={"training": training, "micro_batches": 1, "n_chips": 1})
     return compile_shapes(
         lambda: build_model(options),
         lambda model: example_batch(model, of_one),
         options,
         on_phase,
-        batch_size=options.training.batch_size,
+        batch_size=options.micro_batch_size,
     )
 
 
@@ -115,7 +116,7 @@ def example_batch(model: nn.Module, options: CompileOptions) -> tuple[dict[str, 
     """The first batch of the training data, by input name, and whether the model takes its inputs by name. Raises
     DataError if samples are too few, or do not fit model and loss."""
     source = open_source(options.data, None)
-    batch_size = options.training.batch_size
+    batch_size = options.micro_batch_size
     if len(source.train) < batch_size:
         raise DataError(
             f"the training data has {len(source.train)} samples, fewer than one batch of {batch_size}",

@@ -3,14 +3,16 @@ may assume a program that `ir.verify` accepts, and must leave one at the stage t
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Protocol
 
 from sambasim.costs.cut import Level, cut
 from sambasim.costs.fit import check_chip, check_memory, need_of
 from sambasim.costs.work import stage_ranges, work_of
 from sambasim.hardware.budget import Budget
-from sambasim.ir.graph import Graph, Section, SectionKind
+from sambasim.ir.graph import Graph, SectionKind
 from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.stages import of_rank, pipeline_ranks, symbols_of_ranks
 from sambasim.ir.types import ALIGNMENT_BYTES, DTYPE_BYTES, SymbolKind, align
 from sambasim.ir.verify import Stage, verify
 
@@ -44,7 +46,10 @@ class Partition:
     def __call__(self, program: Program) -> Program:
         def divided(graph: Graph) -> Graph:
             pieces = cut(graph, work_of(graph, program.symbols), self.budget, self.level)
-            sections = (Section(index, one.kind, one.name, *one.nodes) for index, one in enumerate(pieces))
+            sections = (
+                replace(one.part, index=index, name=one.name, start=one.nodes[0], stop=one.nodes[1])
+                for index, one in enumerate(pieces)
+            )
             return replace(graph, sections=tuple(sections))
 
         return replace(
@@ -58,30 +63,41 @@ class Partition:
 @dataclass(frozen=True, slots=True)
 class Place:
     """Give every symbol its byte address in device memory: each group's flat tensors first, then other symbols, the
-    reduce operand buffer last. Outputs and the tangent have no address."""
+    reduce operand buffer last. Outputs and the tangent have no address. In a pipeline, each rank has a memory of its
+    own: what several ranks hold comes first, at one address, and behind it what one rank holds alone."""
 
     title: ClassVar[str] = "place symbols in device memory"
     reaches: ClassVar[Stage] = Stage.PLACED
 
     def __call__(self, program: Program) -> Program:
-        end = 0
+        of_ranks = symbols_of_ranks(program)
+        holders = {name: [rank for rank, held in enumerate(of_ranks) if name in held] for name in program.symbols}
+        ends = [0] * len(of_ranks)
 
-        def allocate(size_bytes: int) -> int:
-            nonlocal end
-            start, end = end, align(end + size_bytes, ALIGNMENT_BYTES)
+        def allocate(size_bytes: int, ranks: Sequence[int]) -> int:
+            start = max(ends[rank] for rank in ranks)
+            for rank in ranks:
+                ends[rank] = align(start + size_bytes, ALIGNMENT_BYTES)
             return start
 
+        kept = [s for s in program.symbols.values() if s.kind not in (SymbolKind.OUTPUT, SymbolKind.TANGENT)]
+        kept.sort(key=lambda symbol: symbol.kind is SymbolKind.REDUCE_BUFFER)
         offsets: dict[str, int] = {}
-        groups = tuple(_place_group(group, program, allocate, offsets) for group in program.groups)
+        if len(of_ranks) > 1:
+            shared = [symbol for symbol in kept if len(holders[symbol.name]) > 1]
+            offsets = {symbol.name: allocate(symbol.type.size_bytes, range(len(of_ranks))) for symbol in shared}
+        groups = []
+        for group in program.groups:
+            ranks = holders[group.members[0].gradient]
+            groups.append(_place_group(group, program, partial(allocate, ranks=ranks), offsets))
         if program.data_parallel:
             for gradient_group, group in zip(program.data_parallel.gradient_groups, groups, strict=True):
                 offsets[gradient_group.symbol] = group.regions["gradient"]
-        kept = [s for s in program.symbols.values() if s.kind not in (SymbolKind.OUTPUT, SymbolKind.TANGENT)]
-        for symbol in sorted(kept, key=lambda symbol: symbol.kind is SymbolKind.REDUCE_BUFFER):
+        for symbol in kept:
             if symbol.name not in offsets:
-                offsets[symbol.name] = allocate(symbol.type.size_bytes)
+                offsets[symbol.name] = allocate(symbol.type.size_bytes, holders[symbol.name])
         symbols = {name: replace(symbol, offset=offsets.get(name)) for name, symbol in program.symbols.items()}
-        return replace(program, symbols=symbols, groups=groups, device_bytes=end)
+        return replace(program, symbols=symbols, groups=tuple(groups), device_bytes=max(ends))
 
 
 def _place_group(
@@ -98,16 +114,18 @@ def _place_group(
 
 @dataclass(frozen=True, slots=True)
 class Fits:
-    """Raises MachineError if one replica of the program does not fit on `budget`: see `costs.fit`."""
+    """Raises MachineError if a rank of the program, with one micro-batch, does not fit on `budget`: see `costs.fit`."""
 
     title: ClassVar[str] = "check that it fits"
     reaches: ClassVar[Stage] = Stage.PLACED
     budget: Budget
 
     def __call__(self, program: Program) -> Program:
-        graph = program.training or program.evaluation
-        work = work_of(graph, program.symbols)
-        check_chip(graph, work, self.budget)
-        ends = [one.stop for one in graph.sections if one.kind in (SectionKind.FWD, SectionKind.BCKWD)]
-        check_memory(graph, need_of(program, work, stage_ranges(work, ends)), self.budget)
+        for rank in range(pipeline_ranks(program)):
+            part = of_rank(program, rank)
+            graph = part.training or part.evaluation
+            work = work_of(graph, part.symbols)
+            check_chip(graph, work, self.budget)
+            ends = [one.stop for one in graph.sections if one.kind in (SectionKind.FWD, SectionKind.BCKWD)]
+            check_memory(graph, need_of(part, work, stage_ranges(work, ends)), self.budget)
         return program

@@ -215,11 +215,14 @@ _ARGUMENTS = (
 @dataclass(frozen=True, slots=True)
 class AddDataParallel:
     """Add the axis `dp`, gradient groups, the reduce operand buffer, and the REDUCE (reduce-scatter) and GATHER (all-
-    gather) sections; OPT updates one slice. Where gradients are clipped, GRADNORM gets an all-reduce."""
+    gather) sections; OPT updates one slice. Where gradients are clipped, GRADNORM gets an all-reduce. `world_size`: the
+    fewest replicas, each of `chips` ranks; with `several`, a run chooses how many."""
 
     title: ClassVar[str] = "add gather and reduce sections"
     reaches: ClassVar[Stage] = Stage.OPTIMIZED
     world_size: int
+    chips: int = 1
+    several: bool = True
 
     def __call__(self, program: Program) -> Program:
         training = program.training
@@ -245,7 +248,7 @@ class AddDataParallel:
             data_parallel=DataParallel(
                 tuple(GradientGroup(group.name, one.name) for group, one in groups), buffer.name
             ),
-            mesh=(Axis(DATA_PARALLEL, self.world_size, at_run_time=True), *program.mesh),
+            mesh=(Axis(DATA_PARALLEL, self.world_size * self.chips, self.several, self.chips), *program.mesh),
             runtime_arguments=(*program.runtime_arguments, *_ARGUMENTS),
         )
 
@@ -262,11 +265,9 @@ _MEAN = (_AXIS, ("op", "mean"), ("order", "tree"))
 def _with_communication(training: Graph, program: Program) -> Graph:
     prefix = prefix_of(program.loss or "")
     groups = [group.name for group in program.groups]
-    extended = _Extended()
     values = dict(training.values)
     in_pass, update = pass_and_update(training)
-    for section in in_pass:
-        extended.add(section.kind, section.name, training.section_nodes(section))
+    extended = _Extended(training.nodes[: in_pass[-1].stop], in_pass)
     name = f"{prefix}__reduce"
     reductions = [Node(f"{name}_{one}", "comm.reduce_scatter", (one,), _MEAN) for one in groups]
     extended.add(SectionKind.REDUCE, name, reductions)

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 from sambasim.costs.price import GrowingLoad, chip_bytes, price_of
 from sambasim.costs.work import Work
 from sambasim.hardware.budget import Budget
-from sambasim.ir.graph import Graph, Node, SectionKind
+from sambasim.ir.graph import Graph, Node, Section, SectionKind
 from sambasim.ir.operators import OPERATORS, OperatorKind
 
 Level: TypeAlias = Literal["o0", "o1", "o3"]
@@ -25,15 +25,17 @@ class Piece:
     name: str
     stages: tuple[int, int]
     nodes: tuple[int, int]
+    part: Section
+    """The section that it is a piece of."""
 
 
 def cut(graph: Graph, work: Work, budget: Budget, level: Level) -> list[Piece]:
     """The sections of the forward and the backward of `graph`, whose work is `work`. Of the sections that the graph
-    already has, only the boundary between forward and backward counts."""
+    already has, only the boundaries between forward and backward and between pipeline stages count."""
+    kinds = (SectionKind.FWD, SectionKind.BCKWD)
+    in_pass = [section for section in graph.sections if section.kind in kinds]
     parts = [
-        (kind, list(run))
-        for kind, run in groupby(graph.sections, key=lambda section: section.kind)
-        if kind in (SectionKind.FWD, SectionKind.BCKWD)
+        (key[0], list(run)) for key, run in groupby(in_pass, key=lambda one: (one.kind, one.stage, one.weights_only))
     ]
     part_ends = [sum(stage.node < sections[-1].stop for stage in work.stages) for _, sections in parts]
     limits = _limits(len(work.stages), part_ends)
@@ -49,7 +51,7 @@ def cut(graph: Graph, work: Work, budget: Budget, level: Level) -> list[Piece]:
         begins = [first, *(work.stages[end].node for end in inside), last]
         stop = sum(stage.node < last for stage in work.stages)
         for (stage, next_stage), nodes in zip(pairwise([start, *inside, stop]), pairwise(begins), strict=True):
-            pieces.append(Piece(kind, _name(graph.nodes[slice(*nodes)]), (stage, next_stage), nodes))
+            pieces.append(Piece(kind, _name(graph.nodes[slice(*nodes)]), (stage, next_stage), nodes, sections[0]))
         start = stop
     return pieces
 

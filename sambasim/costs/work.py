@@ -189,7 +189,7 @@ def _stages(graph: Graph, types: Mapping[str, TensorType], base_of: dict[str, st
     """The stages in order. Adds to `base_of`: by view, its base."""
     for index, node in enumerate(graph.nodes):
         operator = OPERATORS[node.operator]
-        if operator.kind in (OperatorKind.OPTIMIZER, OperatorKind.COLLECTIVE):
+        if operator.kind in (OperatorKind.OPTIMIZER, OperatorKind.COLLECTIVE, OperatorKind.GENERATOR):
             continue
         read = [name for name in dict.fromkeys(node_references(node)) if name in types]
         results = [name for name in node.results if name is not None]

@@ -103,11 +103,14 @@ class Placement:
         return locations
 
     def __str__(self) -> str:
-        """`8 replicas on node 0, RDUs 0-7 of cluster sn30-8`."""
+        return self.in_words("replica")
+
+    def in_words(self, noun: str) -> str:
+        """`8 replicas on node 0, RDUs 0-7 of cluster sn30-8`, or another `noun` for what has a place."""
         locations = self.locations()
         per_node = Counter(location.node for location in locations)
-        tiles = "" if self.tiles is None else f", {counted(self.tiles, 'tile')} a replica"
-        replicas = f"{counted(self.replicas, 'replica')} on {_ranges('node', sorted(per_node))}"
+        tiles = "" if self.tiles is None else f", {counted(self.tiles, 'tile')} a {noun}"
+        replicas = f"{counted(self.replicas, noun)} on {_ranges('node', sorted(per_node))}"
         rdus = _ranges("RDU", range(max(location.rdu for location in locations) + 1))
         if len(per_node) == 1:
             return f"{replicas}, {rdus} of cluster {self.cluster.name}{tiles}"

@@ -2,7 +2,7 @@
 language, so a graph can be written, read and compared without torch."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from typing_extensions import TypeAliasType
@@ -73,13 +73,16 @@ class SectionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A unit of execution: nodes `start` up to `stop` of its graph."""
+    """A unit of execution: nodes `start` up to `stop` of its graph. `stage`: of a pipeline, for sections of a
+    pass; `weights_only`: of a backward, the gradients of weights, which a schedule may run later than the rest."""
 
     index: int
     kind: SectionKind
     name: str
     start: int
     stop: int
+    stage: int = 0
+    weights_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +121,16 @@ def node_references(node: Node) -> Iterator[str]:
     yield from references(node.args)
     for _, argument in node.kwargs:
         yield from references(argument)
+
+
+def renamed(node: Node, names: Mapping[str, str]) -> Node:
+    """`node`, reading values by other names: `names` has the new one of each value that changes."""
+
+    def new(argument: Argument) -> Argument:
+        if isinstance(argument, Ref):
+            return Ref(names.get(argument.name, argument.name))
+        return tuple(map(new, argument)) if isinstance(argument, tuple) else argument
+
+    if all(old == name for old, name in names.items()):
+        return node
+    return replace(node, args=tuple(map(new, node.args)), kwargs=tuple((key, new(one)) for key, one in node.kwargs))

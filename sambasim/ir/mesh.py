@@ -12,7 +12,10 @@ from math import prod
 from sambasim.errors import InternalError
 
 DATA_PARALLEL = "dp"
-"""The axis of replicas: each trains a copy of the model on its own part of the data."""
+"""The axis of replicas, or of their chips: each rank trains a copy of the model on its own part of the data."""
+
+PIPELINE = "pp"
+"""The axis of pipeline stages: each rank has some of the layers."""
 
 TENSOR = "tp"
 """The axis along which the tensors of one replica are cut."""
@@ -20,11 +23,13 @@ TENSOR = "tp"
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis of a program's mesh. With `at_run_time`, a run chooses the size, and `size` is the smallest allowed."""
+    """One axis of a program's mesh. With `at_run_time`, a run chooses the size, and `size` is the smallest allowed.
+    `chips`: on the axis dp, so many ranks share the batch of a replica, and the size is a multiple of it."""
 
     name: str
     size: int
     at_run_time: bool = False
+    chips: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,18 @@ class Mesh:
         first = rank - self.coordinates(rank)[axis] * stride
         return tuple(range(first, first + self.sizes[axis] * stride, stride))
 
+    def gives_loss(self, rank: int) -> bool:
+        """Whether the loss of `rank` counts for its replica: that of the last rank along pp, the first along tp."""
+        return self._at_ends(rank, {PIPELINE: self.size(PIPELINE) - 1})
+
+    def is_first_copy(self, rank: int) -> bool:
+        """Whether `rank` stands for the ranks that have the same tensors in its replica, as those along tp may."""
+        return self._at_ends(rank, {PIPELINE: self.coordinate(rank, PIPELINE)})
+
+    def _at_ends(self, rank: int, ends: Mapping[str, int]) -> bool:
+        coordinates = self.coordinates(rank)
+        return all(at == ends.get(axis, 0) for axis, at in coordinates.items() if axis != DATA_PARALLEL)
+
     def ranks_of(self, replica: int) -> tuple[int, ...]:
         """The ranks of `replica`, the coordinate on the axis dp, in order."""
         return tuple(rank for rank in range(self.world_size) if self.coordinate(rank, DATA_PARALLEL) == replica)
@@ -76,11 +93,23 @@ def mesh_of(axes: Sequence[Axis], world_size: int) -> Mesh:
     Raises InternalError if they do not divide evenly.
     """
     fixed = prod(axis.size for axis in axes if not axis.at_run_time)
-    if world_size % fixed:
-        raise InternalError(f"{world_size} ranks on a mesh whose fixed axes have {fixed}")
+    chips = prod(axis.chips for axis in axes if axis.at_run_time)
+    if world_size % (fixed * chips):
+        raise InternalError(f"{world_size} ranks on a mesh whose fixed axes have {fixed}, with {chips} chips a replica")
     return Mesh({axis.name: world_size // fixed if axis.at_run_time else axis.size for axis in axes})
 
 
-def replica_mesh(axes: Sequence[Axis]) -> Mesh:
-    """The mesh of one replica alone."""
+def copy_mesh(axes: Sequence[Axis]) -> Mesh:
+    """The mesh of one copy of the model: that of a replica without chips that share its batch."""
     return Mesh({axis.name: axis.size for axis in axes if axis.name != DATA_PARALLEL})
+
+
+def replica_mesh(axes: Sequence[Axis]) -> Mesh:
+    """The mesh of one replica alone. It has the axis dp if chips share the batch."""
+    chips = {axis.name: axis.chips for axis in axes if axis.chips > 1}
+    return Mesh(chips | dict(copy_mesh(axes).sizes))
+
+
+def least_replicas(axes: Sequence[Axis]) -> int:
+    """The smallest number of replicas on a mesh with these axes."""
+    return prod(axis.size // axis.chips for axis in axes if axis.name == DATA_PARALLEL)

@@ -34,6 +34,7 @@ class OperatorKind(StrEnum):
     RANDOM = "random"
     OPTIMIZER = "optimizer"
     COLLECTIVE = "collective"
+    GENERATOR = "generator"  # the state of torch's generator of random numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +254,7 @@ COMPOSITES = (
         "comm.reduce_scatter", "comm.all_gather", "comm.all_reduce", "comm.broadcast", "comm.send", "comm.recv",
         "comm.shard", "comm.index",
     )),
+    Operator(OperatorKind.GENERATOR, ("random.state", "random.set_state")),
 )  # fmt: skip
 
 TABLE = (*PRODUCTS, *POINTWISE, *REDUCTIONS, *PICTURES, *LOSSES, *MOVES, *RANDOM, *COMPOSITES)

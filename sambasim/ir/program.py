@@ -3,10 +3,10 @@ an inference program has only evaluation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 
 from sambasim.ir.graph import Graph
-from sambasim.ir.mesh import DATA_PARALLEL, Axis
+from sambasim.ir.mesh import DATA_PARALLEL, Axis, least_replicas, replica_mesh
+from sambasim.ir.schedule import Schedule
 from sambasim.ir.types import DTYPE_BYTES, NORM_BLOCK_ELEMENTS, Symbol
 
 
@@ -90,9 +90,10 @@ class DataParallel:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A compiled model. `mesh` holds the axes of its ranks, `batch_size` is that of one replica. `per_sample_loss`:
-    evaluation gives one loss for each sample; otherwise the model's own mean, and `single` is the same graph at batch
-    1. `device_bytes` is the device memory of one replica."""
+    """A compiled model. `mesh` holds the axes of its ranks, `batch_size` is that of one pass of a rank.
+    `per_sample_loss`: evaluation gives one loss for each sample; otherwise the model's own mean, and `single` is the
+    same graph at batch 1. `device_bytes` is the device memory of one rank. `schedule`: the order of work in a pipeline,
+    whose passes take a micro-batch each."""
 
     name: str
     batch_size: int
@@ -108,6 +109,7 @@ class Program:
     data_parallel: DataParallel | None
     device_bytes: int
     mesh: tuple[Axis, ...] = ()
+    schedule: Schedule | None = None
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
@@ -131,8 +133,23 @@ class Program:
     @property
     def world_size(self) -> int:
         """The smallest number of replicas that may run it."""
-        return prod(axis.size for axis in self.mesh if axis.name == DATA_PARALLEL)
+        return least_replicas(self.mesh)
+
+    @property
+    def chips(self) -> int:
+        """The chips that share the batch of a replica, each with the whole model."""
+        return replica_mesh(self.mesh).size(DATA_PARALLEL)
+
+    @property
+    def micro_batches(self) -> int:
+        """The passes of one replica in a micro-step: 1 without a pipeline."""
+        return 1 if self.schedule is None else self.schedule.micro_batches
 
     @property
     def ranks_of_replica(self) -> int:
-        return prod(axis.size for axis in self.mesh if axis.name != DATA_PARALLEL)
+        return replica_mesh(self.mesh).world_size
+
+    @property
+    def replica_batch_size(self) -> int:
+        """The samples of one replica in a micro-step."""
+        return self.batch_size * self.micro_batches * self.chips

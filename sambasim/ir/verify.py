@@ -16,7 +16,8 @@ memory; a PEF is always at that last stage.
      9  groups have distinct names; every gradient and every optimizer state belongs to exactly one of them
     10  with the axis dp, one REDUCE section reduces every group along it (the mean, in the order of the tree), and one
         GATHER section gathers every group; each has a gradient group and fits into the reduce buffer. Without the axis
-        there is none of these. Communication names an axis of the mesh, and what is cut has a part for each rank on one
+        there is none of these. Its size is a multiple of the chips of a replica, and one replica unless a run chooses.
+        Communication names an axis of the mesh, and what is cut has a part for each rank on one
     11  a training step has a loss, a tangent of its type, and one optimizer node for each group; it returns every
         gradient. If one optimizer clips, all do, by the norm of all gradients, summed over every axis of the mesh
     12  every type and every size is within what a machine can address
@@ -24,19 +25,23 @@ memory; a PEF is always at that last stage.
         evaluation graphs are all FWD
     14  the first extent of every input is the batch size
     15  an output of a graph is kept in a symbol of kind output, gradient or buffer
+    16  with the axis pp there is a schedule for its ranks that can run, and without it there is none; a section of a
+        pass has a stage of the schedule, and reads only what its own rank makes, or receives from the one that sends it
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from enum import IntEnum
 from itertools import pairwise
 from operator import itemgetter
 
-from sambasim.errors import InvariantError
+from sambasim.errors import InvariantError, OptionError
 from sambasim.ir.dataflow import axis_of, groups_of, pass_and_update
 from sambasim.ir.graph import TORCH_CONSTANTS, Argument, Graph, Ref, SectionKind, TorchConstant, node_references
-from sambasim.ir.mesh import DATA_PARALLEL
+from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.schedule import check
+from sambasim.ir.stages import pipeline_ranks, symbols_of_ranks
 from sambasim.ir.types import ALIGNMENT_BYTES, ALIGNMENT_ELEMENTS, DTYPE_BYTES, Symbol, SymbolKind, TensorType
 
 LARGEST_BYTES = 1 << 46
@@ -62,6 +67,7 @@ def verify(program: Program, stage: Stage = Stage.PLACED) -> None:
         _verify_sections(graph)
         _verify_outputs(graph, program)
         _verify_updates(graph, program)
+    _verify_pipeline(program)
     if stage >= Stage.OPTIMIZED:
         _verify_ownership(program)
         _verify_training(program)
@@ -229,6 +235,61 @@ def _verify_order(program: Program, training: Graph) -> None:
                 reached[group] = (place, section.index)
 
 
+def _verify_pipeline(program: Program) -> None:
+    schedule, ranks = program.schedule, pipeline_ranks(program)
+    _require((schedule is None) == all(axis.name != PIPELINE for axis in program.mesh), 16, "a pipeline has a schedule")
+    if schedule is None:
+        return
+    _require(schedule.ranks == ranks, 16, f"the schedule is for {schedule.ranks} ranks, and the axis pp has {ranks}")
+    try:
+        check(schedule)
+    except OptionError as error:
+        raise InvariantError(16, f"the schedule cannot run: {error.what}") from None
+    for graph in program.graphs:
+        in_pass, _ = pass_and_update(graph)
+        made: dict[str, int] = {}
+        messages: dict[tuple[int, int], TensorType] = {}
+        tags: set[tuple[int, int]] = set()
+        order = [
+            (one.kind is SectionKind.BCKWD, -one.stage if one.kind is SectionKind.BCKWD else one.stage)
+            for one in in_pass
+        ]
+        _require(order == sorted(order), 16, f"the sections of {graph.name} are not in the order of stages")
+        for section in in_pass:
+            rank = section.stage % ranks
+            _require(0 <= section.stage < schedule.stages, 16, f"section {section.index} is of stage {section.stage}")
+            for node in graph.section_nodes(section):
+                for name in node_references(node):
+                    _require(made.get(name, rank) == rank, 16, f"{node.name} reads {name}, which another rank makes")
+                made.update((name, rank) for name in node.results if name is not None)
+                if axis_of(node) != PIPELINE:
+                    continue
+                given = dict(node.kwargs)
+                peer, tag = (rank + _whole(given.get("shift"))) % ranks, _whole(given.get("tag"))
+                _require(0 <= tag <= _LARGEST_TAG, 16, f"{node.name} has the tag {tag}")
+                if node.operator == "comm.send":
+                    names = list(node_references(node))
+                    _require(len(names) == 1 and (peer, tag) not in tags, 16, f"{node.name} sends {len(names)} values")
+                    tags.add((peer, tag))
+                    messages[peer, tag] = graph.values.get(names[0]) or program.symbols[names[0]].type
+                elif node.operator == "comm.recv":
+                    sent = messages.pop((rank, tag), None)
+                    _require(
+                        sent == graph.values[node.results[0] or ""], 16, f"nothing sends what {node.name} receives"
+                    )
+        _require(not messages, 16, f"nothing receives {len(messages)} messages of {graph.name}")
+
+
+_LARGEST_TAG = 30_000
+"""MPI has tags up to 32,767 everywhere."""
+
+
+def _whole(argument: Argument) -> int:
+    if isinstance(argument, int):
+        return argument
+    raise InvariantError(16, f"a message with the shift or tag {argument!r}")
+
+
 _KEEPERS = (SymbolKind.OUTPUT, SymbolKind.GRADIENT, SymbolKind.BUFFER)
 
 
@@ -246,9 +307,15 @@ def _verify_outputs(graph: Graph, program: Program) -> None:
 
 def _verify_memory(program: Program) -> None:
     # Members of a group are aligned to 64 elements by invariant 8; everything else to whole addresses.
-    members = {name for group in program.groups for name in _names_of(group, program)}
+    members = frozenset(name for group in program.groups for name in _names_of(group, program))
+    for held in symbols_of_ranks(program):
+        _verify_places(program, [one for name, one in program.symbols.items() if name in held], members)
+
+
+def _verify_places(program: Program, symbols: Iterable[Symbol], members: Collection[str]) -> None:
+    """The symbols in the memory of one rank."""
     spans = []
-    for symbol in program.symbols.values():
+    for symbol in symbols:
         kept = symbol.kind not in (SymbolKind.OUTPUT, SymbolKind.TANGENT)
         where = f"{symbol.name} lies at {symbol.offset}"
         _require((symbol.offset is not None) == kept, 7, f"{where}, and is of kind {symbol.kind}")
@@ -325,6 +392,10 @@ def _verify_data_parallel(program: Program) -> None:
     _require(len(axes) == len(set(axes)), 10, f"the mesh has an axis twice: {', '.join(axes)}")
     for axis in program.mesh:
         _require(axis.size >= 1, 10, f"the axis {axis.name} has the size {axis.size}")
+        fits = axis.chips == 1 or (axis.name == DATA_PARALLEL and axis.chips > 1 and axis.size % axis.chips == 0)
+        _require(fits, 10, f"the axis {axis.name} has {axis.size} ranks, and {axis.chips} chips a replica")
+        several = axis.name == DATA_PARALLEL and axis.size > axis.chips
+        _require(axis.at_run_time or not several, 10, f"the axis {axis.name} has a fixed number of replicas")
     _require((DATA_PARALLEL in axes) == (parallel is not None), 10, "the axis dp goes with gradient groups")
     if parallel is None:
         return

@@ -67,12 +67,31 @@ class BuildOptions(BuildFlags, Options):
         if self.tensor_parallel is None and self.n_chips > 1:
             what = "does nothing: no tensor is cut over the chips of a replica"
             yield Problem("n_chips", what, "add --tensor-parallel weight", str(self.n_chips))
+        if self.chips > 1 and self.inference:
+            what = "does not go with inference, which has no gradients to sum over chips"
+            yield Problem("tensor_parallel", what, "leave out --tensor-parallel or --inference", "batch")
+        if self.pipeline_stages > 1 and self.inference:
+            what = "does not go with inference: a pipeline is for training"
+            yield Problem("pipeline_stages", what, "leave out --pipeline-stages or --inference")
+        if self.pipeline_stages == 1 and self.micro_batches > 1:
+            what = "needs a pipeline; without one, batches are taken one after another by --grad-accumulation-steps"
+            yield Problem("micro_batches", what, "add --pipeline-stages 2", str(self.micro_batches))
+        if self.pipeline_stages == 1 and self.schedule != "1f1b":
+            yield Problem("schedule", "needs a pipeline", "add --pipeline-stages 2", show(self.schedule))
+        if 1 < self.micro_batches < self.pipeline_stages:
+            what = f"leaves ranks idle all the time: there are {self.pipeline_stages} stages"
+            yield Problem("micro_batches", what, f"--micro-batches {self.pipeline_stages}", str(self.micro_batches))
         if self.stochastic_rounding and self.dtype != "bf16":
             what = f"needs bf16; with {self.dtype} nothing is rounded to bf16"
             yield Problem("stochastic_rounding", what, "add --dtype bf16, or leave out --enable-stoc-rounding")
         if self.stochastic_rounding and self.inference:
             what = "does not go with inference, which has no optimizer step"
             yield Problem("stochastic_rounding", what, "leave out --enable-stoc-rounding or --inference")
+
+    @property
+    def chips(self) -> int:
+        """The chips that share the batch of a replica."""
+        return self.n_chips if self.tensor_parallel == "batch" else 1
 
 
 class CompileFile(Sections):
@@ -87,6 +106,13 @@ class CompileOptions(Sections, BuildOptions):
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
+        batch_size, passes = self.training.batch_size, self.chips * self.micro_batches
+        if batch_size % passes:
+            name, parts = ("n_chips", self.chips) if batch_size % self.chips else ("micro_batches", self.micro_batches)
+            what = f"does not divide the batch of {batch_size} samples"
+            if name == "micro_batches" and self.chips > 1:
+                what = f"does not divide the {batch_size // self.chips} samples of a chip"
+            yield Problem(name, what, f"--batch-size {-(-batch_size // passes) * passes}", str(parts))
         if self.optimizer is None and not self.inference:
             remedy = "--set optimizer.name=adamw (or --inference)"
             yield Problem("optimizer.name", "is missing, and training needs one", remedy)
@@ -103,6 +129,11 @@ class CompileOptions(Sections, BuildOptions):
     def pef_path(self) -> Path:
         """`out/NAME/NAME.pef`."""
         return self.output_folder / self.name / f"{self.name}.pef"
+
+    @property
+    def micro_batch_size(self) -> int:
+        """The samples of one pass of the graph."""
+        return self.training.batch_size // (self.chips * self.micro_batches)
 
     def training_defaults(self) -> dict[str, JsonValue]:
         """Loss, optimizer and training as the PEF stores them, in JSON. A PEF for inference has neither."""

@@ -165,14 +165,36 @@ class BuildFlags(Fields):
         Replicas, Flag("-ws --ws --world-size", "Fewest replicas that may run the PEF.", PARALLEL)
     ] = 1
     tensor_parallel: Annotated[
-        Literal["weight"] | None,
+        Literal["weight", "batch"] | None,
         Flag(
             "--tensor-parallel",
-            "Cut weights over the chips of a replica: pairs of products, first by columns, then by rows.",
+            "What is cut over the chips of a replica: weights, in pairs of products, or the batch.",
             PARALLEL,
         ),
     ] = None
     n_chips: Annotated[Count, Flag("--n-chips", "Chips of one replica, each with a rank of its own.", PARALLEL)] = 1
+    pipeline_stages: Annotated[
+        Count, Flag("--pipeline-stages", "Ranks of a pipeline, each with some of the layers of a replica.", PARALLEL)
+    ] = 1
+    micro_batches: Annotated[
+        Count, Flag("--micro-batches", "Parts of a batch, which go through the pipeline one after another.", PARALLEL)
+    ] = 1
+    schedule: Annotated[
+        str,
+        Flag(
+            "--schedule NAME|FILE.csv",
+            "Order of work in the pipeline: gpipe, 1f1b, interleaved-1f1b, zb-h1, or a file.",
+            PARALLEL,
+        ),
+    ] = "1f1b"
+    recompute: Annotated[
+        Literal["none", "sections", "full"],
+        Flag(
+            "--recompute",
+            "Compute activations again in the backward: those inside sections, or all but one tensor a segment.",
+            PARALLEL,
+        ),
+    ] = "none"
     gradient_groups: Annotated[
         Literal["section", "parameter"],
         Flag(

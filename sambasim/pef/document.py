@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
 from pydantic_core import SchemaSerializer, SchemaValidator
 
 from sambasim import __version__
+from sambasim.ir.mesh import Mesh
 from sambasim.ir.program import Program
 
 FORMAT_NAME: Final = "sambasim-pef"
@@ -38,12 +39,13 @@ class PefDocument:
 
 @dataclass(frozen=True, slots=True)
 class PefHeader:
-    """What decides whether a job can start. `world_size` is the smallest number of replicas that may run the PEF."""
+    """What decides whether a job can start. `world_size` is the smallest number of replicas that may run the PEF;
+    `replica` the mesh of one of them; `data_parallel`: whether a run chooses how many."""
 
     name: str
     batch_size: int
     world_size: int
-    ranks_of_replica: int
+    replica: Mesh
     data_parallel: bool
     training: bool
     digest: str
@@ -51,6 +53,10 @@ class PefHeader:
     writer: str
     compile_options: Mapping[str, JsonValue] = field(default_factory=dict)
     metadata: Mapping[str, JsonValue] = field(default_factory=dict)
+
+    @property
+    def ranks_of_replica(self) -> int:
+        return self.replica.world_size
 
 
 @dataclass(frozen=True, slots=True)

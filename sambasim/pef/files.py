@@ -7,15 +7,14 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import chain
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, JsonValue, PositiveInt, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from sambasim.errors import InternalError, InvariantError, MachineError, PefError, UserError
-from sambasim.ir.mesh import DATA_PARALLEL
+from sambasim.ir.mesh import Axis, least_replicas, replica_mesh
 from sambasim.ir.verify import verify
 from sambasim.pef.archive import LARGEST_MANIFEST_BYTES, Archive, Rule, open_pef, refusal, write_archive
 from sambasim.pef.document import (
@@ -43,14 +42,15 @@ class _Lenient(BaseModel):
 
 class _Axis(_Lenient):
     name: str
-    size: int
+    size: PositiveInt
+    at_run_time: bool
+    chips: PositiveInt = 1
 
 
 class _ProgramHead(_Lenient):
     name: str
     batch_size: int
     training: _Lenient | None
-    data_parallel: _Lenient | None
     mesh: list[_Axis]
 
 
@@ -79,12 +79,13 @@ def peek(path: Path) -> PefHeader:
         head = _parse(_ManifestHead.model_validate_json, archive, path)
         digest = archive.digest
     _check_name(head.program.name, path)
+    mesh = [Axis(**axis.model_dump()) for axis in head.program.mesh]
     return PefHeader(
         name=head.program.name,
         batch_size=head.program.batch_size,
-        world_size=prod(axis.size for axis in head.program.mesh if axis.name == DATA_PARALLEL),
-        ranks_of_replica=prod(axis.size for axis in head.program.mesh if axis.name != DATA_PARALLEL),
-        data_parallel=head.program.data_parallel is not None,
+        world_size=least_replicas(mesh),
+        replica=replica_mesh(mesh),
+        data_parallel=any(axis.at_run_time for axis in mesh),
         training=head.program.training is not None,
         digest=digest,
         version=head.version,

@@ -102,7 +102,8 @@ class SummaryRecord(Record):
     """The whole run.
 
     `state_sha256` is over the parameters, the buffers of replica 0 and the optimizer states, in name order. Equal
-    digests are promised for equal threads, torch build and engine. `training_s` is of rank 0; `model_s` is the part in
+    digests are promised for equal threads, torch build and engine. `world_size` counts replicas, and `chips` those that
+    share the batch of one. `training_s` is of rank 0; `model_s` is the part in
     forward and backward, with reading data and the hidden sync. After a resume, both count the steps since
     `resumed_after_step`. `steps` includes `skipped_steps`, whose loss was not finite.
     """
@@ -110,6 +111,7 @@ class SummaryRecord(Record):
     kind: Literal["summary"] = "summary"
     pef_digest: str
     world_size: Count
+    chips: Count = 1
     mesh: dict[str, Count] = Field(default_factory=dict)
     emulated: bool
     sync: Literal["none", "host", "device", "emulated"]

@@ -13,13 +13,15 @@ from rich.text import Text
 
 from sambasim.bounded import printable
 from sambasim.ir.dataflow import section_effects
-from sambasim.ir.graph import Graph, Node
+from sambasim.ir.graph import Graph, Node, node_references
+from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program, RuntimeArgument
+from sambasim.ir.stages import of_rank
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 from sambasim.pef import PefDocument, PefHeader
 from sambasim.report.output import add_row, plain_table
-from sambasim.report.summaries import parameter_bytes, received_bytes
+from sambasim.report.summaries import chips_in_words, parameter_bytes, received_bytes
 from sambasim.units import format_bytes, format_count
 
 
@@ -69,13 +71,27 @@ class SymbolFacts(_Facts):
 
 
 class AxisFacts(_Facts):
-    """One mesh axis. `size` is the smallest one if a run chooses it. `received_bytes` is what a rank receives along it
-    in one pass of the training step, or of the evaluation graph without one."""
+    """One mesh axis. `size` is the smallest one if a run chooses it, `chips` the ranks along it that share the batch of
+    a replica. `received_bytes` is what a rank receives along it in one pass of the training step, or of the evaluation
+    graph without one."""
 
     name: str
     size: int
     at_run_time: bool
+    chips: int
     received_bytes: int
+
+
+class StageFacts(_Facts):
+    """What one rank of a pipeline has. `training_bytes`: its gradients and optimizer states; `sent_bytes`: to other
+    ranks, in the forward and backward of one micro-batch."""
+
+    rank: int
+    stages: tuple[int, ...]
+    operators: int
+    parameter_bytes: int
+    training_bytes: int
+    sent_bytes: int
 
 
 class GroupFacts(_Facts):
@@ -109,6 +125,7 @@ class Contents(_Facts):
     batch_size: int
     world_size: int
     mesh: tuple[AxisFacts, ...]
+    stages: tuple[StageFacts, ...]
     parameter_bytes: int
     data_parallel: bool
     training: bool
@@ -135,17 +152,19 @@ def contents(path: Path, header: PefHeader, document: PefDocument) -> Contents:
         weights_sha256=document.weights_sha256,
         file_bytes=path.stat().st_size,
         device_bytes=program.device_bytes,
-        batch_size=program.batch_size,
+        batch_size=program.replica_batch_size,
         world_size=program.world_size,
         mesh=tuple(
             AxisFacts(
                 name=axis.name,
                 size=axis.size,
                 at_run_time=axis.at_run_time,
+                chips=axis.chips,
                 received_bytes=received_bytes(program, axis.name),
             )
             for axis in program.mesh
         ),
+        stages=tuple(_stage_facts(program)),
         parameter_bytes=parameter_bytes(program, whole=True),
         data_parallel=program.data_parallel is not None,
         training=program.training is not None,
@@ -160,6 +179,26 @@ def contents(path: Path, header: PefHeader, document: PefDocument) -> Contents:
         training_defaults=dict(document.training_defaults),
         metadata=dict(document.metadata),
     )
+
+
+def _stage_facts(program: Program) -> Iterable[StageFacts]:
+    schedule = program.schedule
+    for rank in range(0 if schedule is None else schedule.ranks):
+        own = of_rank(program, rank)
+        graph = own.training or own.evaluation
+        types = {name: symbol.type for name, symbol in own.symbols.items()} | dict(graph.values)
+        sent = [name for node in graph.nodes if node.operator == "comm.send" for name in node_references(node)]
+        held: Counter[SymbolKind] = Counter()
+        for symbol in own.symbols.values():
+            held[symbol.kind] += symbol.type.size_bytes
+        yield StageFacts(
+            rank=rank,
+            stages=tuple(schedule.stages_of(rank)) if schedule is not None else (),
+            operators=len(graph.nodes),
+            parameter_bytes=held[SymbolKind.PARAMETER],
+            training_bytes=held[SymbolKind.GRADIENT] + held[SymbolKind.OPTIMIZER_STATE],
+            sent_bytes=sum(types[name].size_bytes for name in sent),
+        )
 
 
 def _graph_facts(program: Program, graph: Graph) -> GraphFacts:
@@ -250,7 +289,7 @@ _MOST_EFFECTS = 4
 
 
 def inspection(facts: Contents, *, everything: bool) -> RenderableType:
-    tables = [summary_table(facts)]
+    tables = [summary_table(facts), *([stages_table(facts)] if facts.stages else [])]
     for graph in facts.graphs:
         tables += [sections_table(graph), operators_table(graph)]
     tables.append(sizes_table(facts))
@@ -272,14 +311,18 @@ def inspection(facts: Contents, *, everything: bool) -> RenderableType:
 
 
 def summary_table(facts: Contents) -> Table:
-    replicas = f"{facts.world_size} or more, data parallel" if facts.data_parallel else "1"
-    holder = "replica" if all(axis.at_run_time for axis in facts.mesh) else "rank"
+    at_run_time = any(axis.at_run_time for axis in facts.mesh)
+    replicas = f"{facts.world_size} or more, data parallel" if at_run_time else "1"
+    of_several = any(axis.name != DATA_PARALLEL or axis.chips > 1 for axis in facts.mesh)
+    holder = "rank" if of_several else "replica"
+    chips = [("chips a replica", chips_in_words(one.chips, facts.batch_size)) for one in facts.mesh if one.chips > 1]
     what = "training step and evaluation" if facts.training else "inference"
     rows = [
         ("PEF", facts.pef),
         ("format", f"{facts.format_version}, written by {facts.writer}"),
         ("holds", what),
         ("replicas", replicas),
+        *chips,
         *_ranks_rows(facts),
         ("batch size", f"{facts.batch_size} for each replica"),
         ("file", format_bytes(facts.file_bytes)),
@@ -292,16 +335,31 @@ def summary_table(facts: Contents) -> Table:
 
 def _ranks_rows(facts: Contents) -> list[tuple[str, str]]:
     """What the ranks of a replica hold and send, if it has several."""
-    own = next((one.size_bytes for one in facts.sizes if one.kind == SymbolKind.PARAMETER.value), 0)
+    of_stages = [stage.parameter_bytes for stage in facts.stages]
+    held = [one.size_bytes for one in facts.sizes if one.kind == SymbolKind.PARAMETER.value]
+    own, at_most = max(of_stages or held, default=0), " at most" * bool(of_stages)
     return [
         (
             f"axis {axis.name}",
-            f"{axis.size} ranks a replica, each with {format_bytes(own)} of {format_bytes(facts.parameter_bytes)} "
-            f"parameters; each receives {format_bytes(axis.received_bytes)} a pass",
+            f"{axis.size} ranks, each with {format_bytes(own)} of {format_bytes(facts.parameter_bytes)} "
+            f"parameters{at_most}; each receives {format_bytes(axis.received_bytes)} a pass{at_most}",
         )
         for axis in facts.mesh
-        if not axis.at_run_time
+        if axis.name != DATA_PARALLEL
     ]
+
+
+def stages_table(facts: Contents) -> Table:
+    table = plain_table(
+        "pipeline",
+        ["rank", "stages"],
+        ["operators", "parameters", "gradients and states", "sends a micro-batch"],
+    )
+    for one in facts.stages:
+        stages = ", ".join(map(str, one.stages))
+        sizes = map(format_bytes, (one.parameter_bytes, one.training_bytes, one.sent_bytes))
+        add_row(table, str(one.rank), stages, str(one.operators), *sizes)
+    return table
 
 
 def sections_table(graph: GraphFacts) -> Table:

@@ -13,7 +13,9 @@ from rich.text import Text
 from sambasim.bounded import printable
 from sambasim.ir.dataflow import axis_of, pass_and_update
 from sambasim.ir.graph import Graph, node_references
+from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.ir.program import Program
+from sambasim.ir.stages import of_rank, pipeline_ranks
 from sambasim.ir.types import SymbolKind
 from sambasim.records.collectives import DEFINITIONS, CollectivesRecord, SizeRecord
 from sambasim.records.metrics import SummaryRecord
@@ -31,7 +33,7 @@ def section_counts(graph: Graph) -> Mapping[str, int]:
 def next_command(program: Program, path: Path) -> str:
     if program.training is None:
         return f"sambasim run --inference --pef {path}"
-    replicas = 1 if program.data_parallel is None else max(program.world_size, 2)
+    replicas = max(program.world_size, 2) if any(axis.at_run_time for axis in program.mesh) else 1
     ranks = replicas * program.ranks_of_replica
     flags = "" if program.data_parallel is None else "--reduce-on-rdu "
     return f"mpirun -np {ranks} sambasim run {flags}--pef {path}" if ranks > 1 else f"sambasim run --pef {path}"
@@ -53,6 +55,7 @@ def compiled_json(
         "pef_bytes": path.stat().st_size,
         "world_size": program.world_size,
         "ranks_of_replica": program.ranks_of_replica,
+        "chips": program.chips,
         "phases_s": phases_s,
         "notices": list(notices),
         "next": next_command(program, path),
@@ -73,12 +76,15 @@ def compiled_report(
     if program.data_parallel:
         groups = len(program.data_parallel.gradient_groups)
         table.add_row("gradient groups", f"{groups}, {format_bytes(program.gradient_bytes)} to reduce each step")
-        table.add_row("replicas", f"at least {program.world_size}")
+        at_run_time = any(axis.at_run_time for axis in program.mesh)
+        table.add_row("replicas", f"at least {program.world_size}" if at_run_time else "1")
+    if program.chips > 1:
+        table.add_row("chips a replica", chips_in_words(program.chips, program.replica_batch_size))
     if program.ranks_of_replica > 1:
         own, whole = (format_bytes(parameter_bytes(program, whole=whole)) for whole in (False, True))
         table.add_row("ranks a replica", f"{program.ranks_of_replica}, each with {own} of {whole} parameters")
         for axis in program.mesh:
-            if not axis.at_run_time:
+            if axis.name != DATA_PARALLEL:
                 received = format_bytes(received_bytes(program, axis.name))
                 table.add_row(f"along {axis.name}", f"each rank receives {received} a pass")
     table.add_row("device memory", f"{format_bytes(program.device_bytes)} a {_holder(program)}")
@@ -92,6 +98,10 @@ def compiled_report(
         "Compilation succeeded",
         f"next: {next_command(program, path)}",
     ]
+
+
+def chips_in_words(chips: int, batch_size: int) -> str:
+    return f"{chips}, each with {batch_size // chips} of {batch_size} samples"
 
 
 def _phase_lines(phases_s: Mapping[str, float]) -> list[str]:
@@ -113,24 +123,33 @@ def _holder(program: Program) -> str:
 
 
 def parameter_bytes(program: Program, *, whole: bool) -> int:
-    """Of one rank, or of the whole model."""
-    parameters = [one for one in program.symbols.values() if one.kind is SymbolKind.PARAMETER]
-    return sum((one.whole if whole else one.type).size_bytes for one in parameters)
+    """Of the whole model, or of the rank with the most."""
+    if whole:
+        return sum(s.whole.size_bytes for s in program.symbols.values() if s.kind is SymbolKind.PARAMETER)
+    ranks = (of_rank(program, rank) for rank in range(pipeline_ranks(program)))
+    return max(sum(s.type.size_bytes for s in own.symbols.values() if s.kind is SymbolKind.PARAMETER) for own in ranks)
 
 
 def received_bytes(program: Program, axis: str) -> int:
-    """What one rank receives along `axis` in a pass of the training step, or of the evaluation graph without one."""
-    graph = program.training or program.evaluation
-    others = sum(one.size - 1 for one in program.mesh if one.name == axis and not one.at_run_time)
-    sent = [
-        name
-        for section in pass_and_update(graph)[0]
-        for node in graph.section_nodes(section)
-        if axis_of(node) == axis and node.operator != "comm.shard"
-        for name in node_references(node)
-    ]
-    types = {name: symbol.type for name, symbol in program.symbols.items()} | dict(graph.values)
-    return others * sum(types[name].size_bytes for name in sent)
+    """What a rank, the one with the most, receives along `axis` in a pass of the training step, or of the evaluation
+    graph without one."""
+    return max(_received_bytes(of_rank(program, rank), axis) for rank in range(pipeline_ranks(program)))
+
+
+def _received_bytes(own: Program, axis: str) -> int:
+    graph = own.training or own.evaluation
+    others = sum(one.size - 1 for one in own.mesh if one.name == axis and not one.at_run_time)
+    types = {name: symbol.type for name, symbol in own.symbols.items()} | dict(graph.values)
+    received = 0
+    for section in pass_and_update(graph)[0]:
+        for node in graph.section_nodes(section):
+            if axis_of(node) != axis or node.operator in ("comm.shard", "comm.send"):
+                continue
+            if node.operator == "comm.recv":
+                received += types[node.results[0] or ""].size_bytes
+            else:
+                received += others * sum(types[name].size_bytes for name in node_references(node))
+    return received
 
 
 _NOTHING = "-"

@@ -120,6 +120,7 @@ class MpiCommunicator(Communicator):
     _mappings: list[SecondMapping] = field(default_factory=list)
     _failures: dict[int, FailureNotice] = field(default_factory=dict)
     _sends: list["MPI.Request"] = field(default_factory=list)
+    _persistent: list["MPI.Prequest"] = field(default_factory=list)
     _subsets: list["MpiCommunicator"] = field(default_factory=list)
 
     def subset(self, ranks: Sequence[int]) -> Communicator:
@@ -187,6 +188,7 @@ class MpiCommunicator(Communicator):
 
         requests = [self._world.Send_init(as_bytes(buffer), dest=rank, tag=tag) for buffer, rank in sends]
         requests += [self._world.Recv_init(as_bytes(buffer), source=rank, tag=tag) for buffer, rank in receives]
+        self._persistent.extend(requests)
         return Messages(partial(MPI.Prequest.Startall, requests), [Request(one) for one in requests])
 
     def wait_all(self, requests: Sequence[Request]) -> None:
@@ -289,6 +291,8 @@ class MpiCommunicator(Communicator):
     def close(self) -> None:
         for subset in self._subsets:
             subset.close()
+        while self._persistent:
+            self._persistent.pop().Free()  # MPICH warns of those that are left
         while self._mappings:
             self._mappings.pop().release()
         while self._windows:

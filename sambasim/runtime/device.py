@@ -36,11 +36,11 @@ def bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
 
 
 class DeviceMemory:
-    """Typed views of one replica's device memory; none copies. `shared`, if given, holds parameters and constants at
-    the same offsets: the storage of another replica of the node."""
+    """Typed views of the device memory of one rank, whose program is `program`; none copies. `shared`, if given, holds
+    parameters and constants at the same offsets: the storage of another replica of the node."""
 
     def __init__(self, program: Program, storage: Storage, shared: Storage | None = None) -> None:
-        self._program = program
+        self.program = program
         self._bytes = torch.from_numpy(storage)
         self._shared = self._bytes if shared is None else torch.from_numpy(shared)
         self._views: dict[str, Tensor] = {}
@@ -48,7 +48,7 @@ class DeviceMemory:
     def tensor(self, symbol_name: str) -> Tensor:
         view = self._views.get(symbol_name)
         if view is None:
-            symbol = self._program.symbols[symbol_name]
+            symbol = self.program.symbols[symbol_name]
             if symbol.offset is None:
                 raise InternalError(f"{symbol_name} is not kept in device memory")
             place = self._shared if symbol.kind in SHARED_KINDS else self._bytes
@@ -67,7 +67,7 @@ class DeviceMemory:
     @cached_property
     def reduce_buffer(self) -> Tensor:
         """The reduce operand buffer as bytes. Raises InternalError without data parallelism."""
-        parallel = self._program.data_parallel
+        parallel = self.program.data_parallel
         if parallel is None:
             raise InternalError("a program without data parallelism has no reduce buffer")
         return self.tensor(parallel.reduce_buffer).view(torch.uint8)

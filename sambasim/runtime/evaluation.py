@@ -18,7 +18,7 @@ from sambasim.data.batches import batches_of, bind, check, collate
 from sambasim.data.datasets import WatchedDataset
 from sambasim.data.sources import open_source
 from sambasim.errors import InternalError
-from sambasim.ir.mesh import replica_mesh
+from sambasim.ir.mesh import copy_mesh
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.grammar import InputSpec
@@ -35,6 +35,7 @@ from sambasim.runtime.replica import input_specs, place_weights
 from sambasim.runtime.setup import check_sources, check_trusted
 from sambasim.runtime.supervision.status_file import UNWATCHED, Activity
 from sambasim.runtime.transports.base import Transport
+from sambasim.runtime.transports.factory import programs_of
 from sambasim.runtime.transports.in_process import Hub, InProcess, run_together
 from sambasim.runtime.weights import load_weights, write_tensors
 
@@ -76,7 +77,7 @@ class Evaluator:
         hubs = [one.hub for one in transports if isinstance(one, InProcess)]
         self._hub = hubs[0] if hubs else None
         self._ranks = [
-            _Rank(program, memory, transport, self._inputs)
+            _Rank(memory.program, memory, transport, self._inputs)
             for memory, transport in zip_longest(memories, transports[: len(memories)])
         ]
 
@@ -121,18 +122,19 @@ class Evaluator:
         for rank in self._ranks:
             rank.take(batch)
         outputs = run_together([rank.batch.run_pass() for rank in self._ranks], self._hub)
-        return outputs_in_order(self._program.evaluation, outputs[0])
+        return outputs_in_order(self._program.evaluation, _made(outputs))
 
     def _sums_of(self, outputs: Sequence[Tensor], batch: Mapping[str, Tensor], count: int) -> Sums:
         """The sums over the first `count` samples of a batch, from the outputs of the graph."""
         if not self._has_loss:
             return Sums(samples=count)
-        loss = outputs[0]
         if self._program.per_sample_loss:
+            if not outputs:
+                return Sums()  # another rank of the replica has them
             correct, classified = self._count_correct(outputs[1:], batch, count)
-            return Sums(count, float(loss[:count].double().sum()), correct, classified)
+            return Sums(count, float(outputs[0][:count].double().sum()), correct, classified)
         if count == self._program.batch_size:
-            return Sums(count, float(loss) * count)
+            return Sums(count, float(outputs[0]) * count) if outputs else Sums()
         # The model returns one mean over a batch with padding: run the real samples one by one, or skip them.
         return sum((self._sums_of_single(batch, index) for index in range(count)), Sums())
 
@@ -142,8 +144,8 @@ class Evaluator:
         passes = [
             rank.single_pass({name: one[index : index + 1] for name, one in batch.items()}) for rank in self._ranks
         ]
-        outputs = run_together(passes, self._hub)
-        return Sums(1, float(outputs_in_order(self._program.single, outputs[0])[0]))
+        outputs = outputs_in_order(self._program.single, _made(run_together(passes, self._hub)))
+        return Sums(1, float(outputs[0])) if outputs else Sums()
 
     def _count_correct(self, outputs: Sequence[Tensor], batch: Mapping[str, Tensor], count: int) -> tuple[int, int]:
         """The number of correctly classified elements, and of all; (0, 0) if the loss is no classification."""
@@ -157,6 +159,11 @@ class Evaluator:
         if self._loss.name == "bce_with_logits":
             return int(guess.gt(0).eq(target.gt(0.5)).sum()), target.numel()
         return 0, 0
+
+
+def _made(outputs: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Those of the first rank that has any."""
+    return next(filter(None, outputs), {})
 
 
 class _Rank:
@@ -270,18 +277,19 @@ class PredictionJob:
 
     def _evaluator(self) -> Evaluator:
         program = self._program
-        check_node_memory(self._communicator, program.device_bytes * replica_mesh(program.mesh).world_size)
+        check_node_memory(self._communicator, program.device_bytes * copy_mesh(program.mesh).world_size)
         weights = dict(map_weights(self._path))
         if self._options.weights is not None:
             weights |= load_weights(self._options.weights, program)
-        mesh = replica_mesh(program.mesh)  # this process plays all ranks of a replica
-        memories = [DeviceMemory(program, private_storage(program.device_bytes)) for _ in range(mesh.world_size)]
+        mesh = copy_mesh(program.mesh)  # this process plays all ranks that hold the model
+        programs = programs_of(program, mesh, range(mesh.world_size))
+        memories = [DeviceMemory(one, private_storage(one.device_bytes)) for one in programs]
         for rank, memory in enumerate(memories):
-            place_weights(program, memory, weights, mesh.coordinates(rank))
+            place_weights(memory.program, memory, weights, mesh.coordinates(rank))
         hub = Hub(len(memories))
-        transports = [InProcess(program, memories, hub, rank, mesh) for rank in range(len(memories))]
+        transports = [InProcess(memory.program, memories, hub, rank, mesh) for rank, memory in enumerate(memories)]
         evaluator = Evaluator(program, memories, self._resolved.loss, self._resolved.data, self._activity, transports)
-        evaluator.use_buffers([buffers_of(program, memory) for memory in memories])
+        evaluator.use_buffers([buffers_of(memory.program, memory) for memory in memories])
         return evaluator
 
     def _save(self, path: Path, batches: list[list[Tensor]]) -> None:

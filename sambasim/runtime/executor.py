@@ -5,6 +5,7 @@ stored in its group as soon as it is complete. Execution is a generator, which y
 another rank that this process runs (emulation).
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter, perf_counter_ns
@@ -15,8 +16,10 @@ from torch import Tensor
 
 from sambasim.errors import InternalError, OptionError, SambasimError
 from sambasim.ir.dataflow import pass_and_update
-from sambasim.ir.graph import Graph, SectionKind
+from sambasim.ir.graph import Graph, Node, Output, Section, SectionKind, node_references
+from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
+from sambasim.ir.schedule import Action, ActionKind
 from sambasim.ir.types import SymbolKind
 from sambasim.runtime.engine.straight_line import (
     Misfit,
@@ -100,6 +103,25 @@ class Executor:
         if self._transport is not None and self._optimizers is not None:
             self.bind_update(self._transport, self._optimizers)
 
+    def _changed_buffers(self, buffers: Sequence[Output]) -> Mapping[int, Sequence[tuple[int, int, Tensor]]]:
+        """For each stage, the buffers that its forward changes: the registers with their values before and after."""
+        register, found = self._registers.value, defaultdict(list)
+        for section in self._pass_sections:
+            made = {name for node in self._graph.section_nodes(section) for name in node.results}
+            for one in buffers:
+                if one.value in made:
+                    buffer = self._tensor_of(one.symbol)
+                    found[section.stage].append((register(one.symbol), register(one.value), buffer))
+        return found
+
+    def _read_twice(self, nodes: Sequence[Node]) -> set[str]:
+        """Values that are kept until a micro-batch ends: with several stages of split backwards, no order of sections
+        is that of all micro-batches."""
+        schedule = self._program.schedule
+        if schedule is None or not schedule.splits_backward or schedule.stages == schedule.ranks:
+            return set()
+        return {name for node in nodes for name in node_references(node)}
+
     def replace_pass(self, graph: Graph) -> None:
         self._bind_pass(graph)
 
@@ -110,9 +132,13 @@ class Executor:
         kinds = {name: symbol.kind for name, symbol in program.symbols.items()}
         tangents = [name for name in graph.inputs if kinds[name] is SymbolKind.TANGENT]
         self._tangents = {name: self._registers.value(name) for name in tangents}
+        schedule = program.schedule if graph is program.training else None
+        changed = {one.symbol for one in graph.outputs if kinds[one.symbol] is SymbolKind.BUFFER}
+        by_micro_batch = {name for name in graph.inputs if kinds[name] is SymbolKind.INPUT} | changed
+        not_yet = {*tangents, *(by_micro_batch if schedule is not None else ())}
         for name in graph.inputs:
             number = self._registers.value(name)
-            if kinds[name] is not SymbolKind.TANGENT:
+            if name not in not_yet:
                 self._registers.initial[number] = tensor_of(name)
         computed = set(graph.values)
         gradients = [o for o in graph.outputs if kinds[o.symbol] is SymbolKind.GRADIENT]
@@ -141,7 +167,7 @@ class Executor:
         nodes = [node for section in self._pass_sections for node in graph.section_nodes(section)]
         sizes = [(section.kind, section.stop - section.start) for section in self._pass_sections]
         # Gradients are stored at once; only outputs and changed buffers are needed at the end of the pass.
-        keep = {output.value for output in (*returned, *buffers)}
+        keep = {output.value for output in (*returned, *buffers)} | self._read_twice(nodes)
         lowered = lower(nodes, binding, keep)
         if observer is not None:
             lowered = [
@@ -154,7 +180,13 @@ class Executor:
             raise OptionError(what, remedy="run it with --engine plain")
         else:
             parts = engine.lower(lowered, nodes, sizes, self._registers, stores, keep, self._tensors())
-        self._pass = PassLines(parts, stores, keep)
+        # With several stages of split backwards, no order of sections is that of every micro-batch.
+        self._in_order = schedule is None or schedule.stages == schedule.ranks or not schedule.splits_backward
+        one_by_one = schedule is None or (schedule.stages == schedule.ranks and not schedule.splits_backward)
+        self._pass = PassLines(parts, stores, keep, watches=one_by_one)
+        self._draws = any(OPERATORS[node.operator].draws_random_numbers for node in nodes)
+        self._spans = {} if schedule is None else _spans(self._pass_sections)
+        self._changed = {} if schedule is None else self._changed_buffers(buffers)
         forward_sections = sum(section.kind is SectionKind.FWD for section in self._pass_sections)
         self._forward_parts = sum(part.sections <= forward_sections for part in parts)
 
@@ -197,6 +229,56 @@ class Executor:
             self._keep_buffers()
         self._end_pass(accumulate)
         return outputs
+
+    def run_schedule(
+        self,
+        actions: Sequence[Action],
+        batches: Sequence[Mapping[str, Tensor]],
+        tangent: Tangent,
+        seed: Callable[[int], None],
+        *,
+        accumulate: bool = False,
+        last: bool = False,
+    ) -> Steps[list[dict[str, Tensor]]]:
+        """Run `actions` on micro-batches, the inputs of which are `batches`; returns the outputs of each. `seed` sets
+        the generator of random numbers for a micro-batch; `accumulate` and `last` are those of `run_pass`."""
+        lives: dict[int, Registers] = {}
+        outputs: list[dict[str, Tensor]] = [{} for _ in batches]
+        left = Counter(action.micro_batch for action in actions)
+        for action in actions:
+            number = action.micro_batch
+            live = self._live = lives.get(number) or self._begin_micro_batch(batches[number], tangent)
+            lives[number] = live
+            changed = self._changed.get(action.stage, ()) if action.kind is ActionKind.FORWARD else ()
+            for before, _, buffer in changed:
+                live[before] = buffer.clone()  # the next micro-batch may change it before this one's backward
+            if self._draws:
+                seed(number)
+            start, stop = self._spans[action.kind, action.stage]
+            adds, is_last = accumulate or number > 0, last and number == len(batches) - 1
+            lines = self._pass.adding if adds else self._pass.writing
+            overlapped = self._overlapped if is_last and self._in_order else ()
+            whole = self._observer is None and not overlapped
+            yield from self._run(lines.of_sections(start, stop, whole=whole), start, live, overlapped)
+            if action.kind is ActionKind.FORWARD:
+                outputs[number] |= self._outputs([one for one in self._of_forward if live[one[1]] is not None])
+                for _, after, buffer in changed:
+                    buffer.copy_(self._value(after))
+            left[number] -= 1
+            if not left[number]:
+                del lives[number]
+        self._live = []
+        if self._pass.is_watching and not accumulate:
+            self._pass.end_watching()
+        return outputs
+
+    def _begin_micro_batch(self, batch: Mapping[str, Tensor], tangent: Tangent) -> Registers:
+        self._live = live = self._registers.initial.copy()
+        for name, tensor in batch.items():
+            if self._registers.has(name):
+                live[self._registers.value(name)] = tensor
+        self._set_tangents(tangent)
+        return live
 
     def forward(self) -> dict[str, Tensor]:
         """Run the forward sections only, as `run_pass`. Activations are kept until `backward` or the next pass."""
@@ -318,7 +400,8 @@ class Executor:
             raise error  # its operands are ours: values of the inputs are not to blame
         inputs = [self._program.symbols[name] for name in self._graph.inputs]
         inputs = [symbol for symbol in inputs if symbol.kind is SymbolKind.INPUT]
-        tensors = {symbol.name: self._tensor_of(symbol.name) for symbol in inputs}
+        held = {symbol.name: self.present(symbol.name) for symbol in inputs}
+        tensors = {name: self._tensor_of(name) if tensor is None else tensor for name, tensor in held.items()}
         return operator_error(instruction.node, error, inputs, tensors)
 
     def _outputs(self, outputs: Sequence[tuple[str, int]]) -> dict[str, Tensor]:
@@ -356,6 +439,23 @@ class Executor:
         if not isinstance(value, Tensor):
             raise TypeError(f"register {register} holds a {type(value).__name__}")
         return value
+
+
+def _spans(sections: Sequence[Section]) -> Mapping[tuple[ActionKind, int], tuple[int, int]]:
+    """The range of sections that each kind of action runs, by stage; an empty one where there are none."""
+    found: dict[tuple[ActionKind, int], tuple[int, int]] = defaultdict(lambda: (0, 0))
+
+    def add(kind: ActionKind, section: Section) -> None:
+        start, _ = found.get((kind, section.stage), (section.index, section.index))
+        found[kind, section.stage] = start, section.index + 1
+
+    for section in sections:
+        if section.kind is SectionKind.FWD:
+            add(ActionKind.FORWARD, section)
+        else:
+            add(ActionKind.BACKWARD, section)
+            add(ActionKind.WEIGHT_GRADIENTS if section.weights_only else ActionKind.INPUT_GRADIENTS, section)
+    return found
 
 
 def tangent_of(program: Program, scale: float) -> Tensor | None:

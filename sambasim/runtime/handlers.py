@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import TypeAlias
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from sambasim.collectives.slices import pieces
 from sambasim.errors import InternalError
 from sambasim.ir.dataflow import axis_of, groups_of
-from sambasim.ir.graph import Node, Ref
+from sambasim.ir.graph import Argument, Node, Ref
 from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS, Cut, TensorType
 from sambasim.optimizers import OPTIMIZERS
@@ -166,28 +167,42 @@ def _peer(node: Node, binding: Binding) -> int:
 
 
 def _number(node: Node, name: str, default: int = 0) -> int:
-    value = dict(node.kwargs).get(name, default)
+    return _integer(node, dict(node.kwargs).get(name, default))
+
+
+def _integer(node: Node, value: Argument) -> int:
     if not isinstance(value, int):
-        raise InternalError(f"{node.name}: {name} is {value!r}, not a whole number")
+        raise InternalError(f"{node.name}: {value!r} is not a whole number")
     return value
 
 
+def _generator_state(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    return bound(nodes[0], binding, torch.get_rng_state)
+
+
+def _set_generator_state(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    # A clone, because torch reads a state from the start of its storage.
+    return bound(nodes[0], binding, lambda state: torch.set_rng_state(state.clone()))
+
+
 def _square_sums(nodes: Sequence[Node], binding: Binding) -> Instruction:
-    """The sums of squares of all groups, by block; zero for blocks that other ranks sum. Of gradients that all ranks of
-    a replica have, the first one sums the squares."""
+    """The sums of squares of all groups, by block; zero for blocks that other ranks sum. Of gradients that several
+    ranks of a replica have, the first one sums the squares. `starts`: the first block of each group."""
     (node,) = nodes
     transport = binding.connected
     symbols = transport.program.symbols
     parts: list[tuple[int, Tensor]] = []
-    first = 0
-    for group in _named(nodes, binding):
+    groups = _named(nodes, binding)
+    starts = dict(node.kwargs).get("starts", tuple(accumulate((one.norm_blocks for one in groups), initial=0))[:-1])
+    for group, first in zip(groups, starts if isinstance(starts, tuple) else (), strict=True):
         start, stop = transport.share(group)
-        if transport.leads_replica or any(symbols[member.parameter].cuts for member in group.members):
-            parts.append((first + start // NORM_BLOCK_ELEMENTS, transport.memory.region(group, "gradient")[start:stop]))
-        first += group.norm_blocks
+        if transport.is_first_copy or any(symbols[member.parameter].cuts for member in group.members):
+            begin = _integer(node, first) + start // NORM_BLOCK_ELEMENTS
+            parts.append((begin, transport.memory.region(group, "gradient")[start:stop]))
+    count = binding.values[node.results[0] or ""].numel
 
     def square_sums() -> Tensor:
-        sums = [0.0] * first
+        sums = [0.0] * count
         for at, gradient in parts:
             found = block_sums(gradient, (0, gradient.numel()))
             sums[at : at + len(found)] = found
@@ -249,6 +264,8 @@ HANDLERS: Mapping[str, Handler] = {
     "comm.recv": _recv,
     "comm.shard": _shard,
     "comm.index": _index,
+    "random.state": _generator_state,
+    "random.set_state": _set_generator_state,
     "opt.square_sums": _square_sums,
     "opt.total_norm": _total_norm,
     **{f"opt.{kind}": _optimizer for kind in OPTIMIZERS},

@@ -10,6 +10,7 @@ from torch import Tensor
 from sambasim.data.sources import Source, open_source
 from sambasim.errors import InternalError
 from sambasim.ir.mesh import DATA_PARALLEL
+from sambasim.ir.types import SymbolKind
 from sambasim.records.metrics import EvaluationRecord, SummaryRecord
 from sambasim.runtime import torch_process_group
 from sambasim.runtime.capacity import keep_freed_memory
@@ -104,7 +105,7 @@ class TrainingJob:
             self._observer.started(start)
             observers: list[StepObserver] = [] if probes is None else [probes.watching(team.replicas)]
             if self._activity is not UNWATCHED:
-                observers.append(StepStatus(self._activity, program))
+                observers.append(StepStatus(self._activity, team.memory.program))
             trainer.observe(together(observers))
             with self._signals:
                 evaluation = self._epochs(trainer, evaluator, sources, steps, team, observers)
@@ -249,11 +250,11 @@ class TrainingJob:
         evaluator.use_buffers(self._buffers_of_first(team))
         self._activity.does("evaluating")
         own = [
-            evaluator.sums(source.evaluation, one.replica, setup.replicas, setup.seed, step)
+            evaluator.sums(source.evaluation, one.replica, setup.shards, setup.seed, step)
             for one, source in zip(team.replicas, sources, strict=True)
-            if one.works and source.evaluation is not None and (team.hub is None or one.transport.leads_replica)
+            if one.works and source.evaluation is not None and (team.hub is None or one.transport.gives_loss)
         ]
-        if not team.transport.leads_replica:
+        if not team.transport.gives_loss and team.hub is None:
             own = []  # another rank of the replica counts these samples
         self._activity.waits("waiting for peers to evaluate")
         everybody = self._communicator.all_gather_object((own, self._signals.request()))
@@ -265,10 +266,10 @@ class TrainingJob:
     def _buffers_of_first(self, team: Team) -> Sequence[Mapping[str, Tensor]]:
         """Collective. The buffers of replica 0, for each of its ranks that this process evaluates."""
         own = [
-            {name: tensor.clone() for name, tensor in buffers_of(self._setup.program, memory).items()}
+            {name: tensor.clone() for name, tensor in buffers_of(memory.program, memory).items()}
             for memory in (one.memory for one in team.first)
         ]
-        if not own[0]:
+        if not any(symbol.kind is SymbolKind.BUFFER for symbol in self._setup.program.symbols.values()):
             return own
         of_rank = self._communicator.all_gather_object(own if team.transport.replica == 0 else None)
         first = self._setup.mesh.group(self._communicator.rank, DATA_PARALLEL)[0] if self._setup.works else 0
@@ -278,13 +279,15 @@ class TrainingJob:
         return found
 
     def _start(self, steps: Plan, team: Team, source: Source, lines: Sequence[str]) -> Start:
+        program, placement = self._setup.program, self._setup.placement
         return Start(
-            name=self._setup.program.name,
+            name=program.name,
             plan=steps,
             sync=team.transport.title,
             threads=self._setup.threads,
             data=source.description,
             notices=tuple(lines),
             seconds_to_start_s=time.perf_counter() - self._setup.began_s,
-            placement=str(self._setup.placement),
+            placement=placement.in_words("replica" if program.ranks_of_replica == 1 else "rank"),
+            chips=program.chips,
         )

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sambasim.errors import LaunchError
+from sambasim.ir.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +126,16 @@ def check_launcher(
     )
 
 
-def replicas_of(ranks: int, ranks_of_replica: int, minimum: int, *, command: Sequence[str]) -> int:
+def replicas_of(ranks: int, replica: Mesh, minimum: int, *, command: Sequence[str]) -> int:
     """How many replicas `ranks` ranks are: one rank plays all of its replica. Raises LaunchError if that is no whole
-    number. `minimum`: as in `check_world_size`."""
+    number. `replica`: its mesh; `minimum`: as in `check_world_size`."""
     if ranks == 1:
         return 1
-    replicas, left = divmod(ranks, ranks_of_replica)
+    replicas, left = divmod(ranks, replica.world_size)
     if left or replicas == 0:
         raise LaunchError(
-            f"{_started(ranks, False)}, and a replica of this PEF has {ranks_of_replica} ranks "
-            f"(--n-chips {ranks_of_replica})",
-            remedy=f"mpirun -np {max(replicas, minimum) * ranks_of_replica} {shlex.join(command)}",
+            f"{_started(ranks, False)}, and a replica of this PEF has {replica.world_size} ranks ({replica})",
+            remedy=f"mpirun -np {max(replicas, minimum) * replica.world_size} {shlex.join(command)}",
         )
     return replicas
 
@@ -150,7 +150,7 @@ def check_world_size(
     ranks_of_replica: int = 1,
 ) -> None:
     """Raise LaunchError if a PEF cannot run with `world_size` replicas. `minimum`: the number that it was compiled for
-    (`-ws`); `data_parallel`: whether it has REDUCE and GATHER sections."""
+    (`-ws`); `data_parallel`: whether it has REDUCE and GATHER sections between replicas."""
     if world_size < minimum:
         ranks = minimum * ranks_of_replica
         raise LaunchError(
@@ -162,7 +162,7 @@ def check_world_size(
         started = _started(world_size if emulated else world_size * ranks_of_replica, emulated)
         alone = [word for word in command if word.replace("_", "-") not in ("--data-parallel", "--reduce-on-rdu")]
         raise LaunchError(
-            f"{started}, but this PEF has no REDUCE and GATHER sections: its {world_size} replicas would train apart",
+            f"{started}, but this PEF has no REDUCE and GATHER sections between replicas: they would train apart",
             remedy=f"compile it with --data-parallel -ws {world_size}, or run it alone: {_emulating(alone, None)}",
         )
 

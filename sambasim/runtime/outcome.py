@@ -42,8 +42,9 @@ def notices(setup: Setup, team: Team) -> list[str]:
         lines.append(team.engine.notice)
     if team.sync_name == "device":
         lines += scattered(setup.communicator.node_of)
-    if setup.replicas > 1 and changes_buffers(setup):
-        lines.append("buffers (BatchNorm statistics) are per replica; those of replica 0 are evaluated and saved")
+    if setup.shards > 1 and changes_buffers(setup):
+        each, first = ("chip", "the first chip") if setup.program.chips > 1 else ("replica", "replica 0")
+        lines.append(f"buffers (BatchNorm statistics) are per {each}; those of {first} are evaluated and saved")
     return lines
 
 
@@ -56,6 +57,7 @@ def summarize(
     return SummaryRecord(
         pef_digest=setup.document.digest,
         world_size=setup.replicas,
+        chips=setup.program.chips,
         mesh=dict(setup.mesh.sizes),
         emulated=setup.emulated > 1,
         sync=team.sync_name,
@@ -146,13 +148,13 @@ def exempt(setup: Setup, team: Team) -> list[str]:
 def _weights_sha256(setup: Setup, team: Team) -> str:
     """Collective. The digest of the whole parameters. Raises PeerError if replicas have different ones."""
     is_whole = setup.works and team.memory.has_own_parameters
-    own = weights_sha256(setup.program, team.memory.tensor) if is_whole else None
+    own = weights_sha256(team.memory.program, team.memory.tensor) if is_whole else None
     digests = setup.communicator.all_gather_object(own)
     for rank, digest in enumerate(digests):
         first = setup.mesh.group(rank, DATA_PARALLEL)[0]
         if None not in (digest, digests[first]) and digest != digests[first]:
             raise PeerError(f"the parameters of rank {rank} differ from those of rank {first} after training")
-    if not any(symbol.cuts for symbol in setup.program.symbols.values()):
+    if setup.program.schedule is None and not any(symbol.cuts for symbol in setup.program.symbols.values()):
         return next(digest for digest in digests if digest is not None)
     return setup.communicator.broadcast_object(weights_sha256(setup.program, whole_tensors(setup, team)))
 
@@ -160,20 +162,21 @@ def _weights_sha256(setup: Setup, team: Team) -> str:
 def whole_tensors(setup: Setup, team: Team) -> Callable[[str], Tensor]:
     """A collective function: on rank 0, the tensor of a symbol in replica 0, whole whoever holds its slices and parts;
     an empty one on other ranks."""
-    states, nothing = setup.program.optimizer_states, torch.empty(0)
+    states, nothing, pipelined = setup.program.optimizer_states, torch.empty(0), setup.program.schedule is not None
 
     def tensor_of(name: str) -> Tensor:
         cuts = setup.program.symbols[name].cuts
         parts: list[Tensor | None] = []
         for one in team.first:
-            parts.append(one.transport.whole_state(*states[name]) if name in states else one.memory.tensor(name))
-        if cuts and team.hub is None:
-            own = parts[0] if team.transport.replica == 0 else None
+            if name in one.memory.program.symbols:
+                parts.append(one.transport.whole_state(*states[name]) if name in states else one.memory.tensor(name))
+        if (cuts or pipelined) and team.hub is None:
+            own = parts[0] if parts and team.transport.replica == 0 else None
             parts = list(setup.communicator.gather_object(own) or ())
         held = [one.view(setup.program.symbols[name].type.shape) for one in parts if one is not None]
         if not setup.is_first or not held:
             return nothing
-        return joined(held, cuts[0]) if cuts else held[0]
+        return joined(held[: cuts[0].parts], cuts[0]) if cuts else held[0]
 
     return tensor_of
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import perf_counter_ns
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from sambasim.errors import InternalError
 from sambasim.ir.graph import Graph
+from sambasim.ir.mesh import PIPELINE
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
@@ -107,7 +109,8 @@ class Replica:
             self._observed_begin(detailed, update, rate)
         else:
             self.executor.begin_step(update, rate)
-        losses = (yield from self._passes(self._shard, step, micro_steps)) if self._shard is not None else []
+        passes = self._passes if self._program.schedule is None else self._pipelined
+        losses = (yield from passes(self._shard, step, micro_steps)) if self._shard is not None else []
         asked = request()
         if guard is not None:  # exchange the losses before any gradient is reduced
             exchanged = yield from self.executor.exchange(losses, asked)
@@ -158,7 +161,7 @@ class Replica:
             if observer is not None:
                 observer.pass_begins(self.rank, micro_step)
             if self._draws:
-                seed_torch(derive(self._seed, self.replica, step, micro_step, Stream.GRAPH))
+                self._seed_pass(step, micro_step)
             outputs = yield from self.executor.run_pass(
                 self._tangents[micro_steps],
                 accumulate=micro_step > 0,
@@ -171,6 +174,39 @@ class Replica:
         if detailed is not None:
             detailed.span_ends(self.rank, Track.HOST, "forward and backward", began_ns, {})
         return [total / micro_steps]
+
+    def _pipelined(self, shard: Shard, step: int, micro_steps: int) -> Steps[Sequence[float]]:
+        """`_passes` of a stage of a pipeline. Its loss is NaN where another rank has it."""
+        observer, schedule = self.observer, self._program.schedule
+        if schedule is None:
+            raise InternalError("a pipeline without a schedule")
+        count = schedule.micro_batches
+        actions = schedule.rows[self.transport.mesh.coordinate(self.rank, PIPELINE)]
+        if micro_steps not in self._tangents:
+            self._tangents[micro_steps] = tangent_of(self._program, 1 / (micro_steps * count))
+        losses: list[float] = []
+        for micro_step in range(micro_steps):
+            if observer is not None:
+                observer.batch_begins(self.rank, micro_step)
+            batches = [shard.next_batch() for _ in range(count)]
+            if observer is not None:
+                observer.pass_begins(self.rank, micro_step)
+            outputs = yield from self.executor.run_schedule(
+                actions,
+                batches,
+                self._tangents[micro_steps],
+                partial(self._seed_pass, step, micro_step * count),
+                accumulate=micro_step > 0,
+                last=self._overlaps and micro_step == micro_steps - 1,
+            )
+            losses += [float(one[self._loss]) if self._loss in one else math.nan for one in outputs]
+            if observer is not None:
+                observer.pass_ends(self.rank, losses[-1])
+        return [sum(losses) / len(losses)]
+
+    def _seed_pass(self, step: int, first: int, number: int = 0) -> None:
+        """Seed the generator for micro-batch `first` + `number` of a step: the same for all ranks of a replica."""
+        seed_torch(derive(self._seed, self.replica, step, first + number, Stream.GRAPH))
 
     def _observed_place(self, shard: Shard, observer: StepObserver, micro_step: int) -> None:
         began_ns = perf_counter_ns()
@@ -217,9 +253,11 @@ def place_weights(
 ) -> None:
     """Copy parameters, buffers and constants into device memory, of what is cut the part of the rank with the
     coordinates `at`; optimizer states start as zeros. Parameters that lie in another replica's memory are skipped: that
-    replica copies them."""
-    for name, tensor in weights.items():
-        symbol = program.symbols[name]
+    replica copies them; so is what other ranks of a pipeline hold."""
+    for name, symbol in program.symbols.items():
+        tensor = weights.get(name)
+        if tensor is None:
+            continue
         if memory.has_own_parameters or symbol.kind not in SHARED_KINDS:
             memory.tensor(name).copy_(part_of(tensor, symbol.cuts, at))
 

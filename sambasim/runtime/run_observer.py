@@ -34,7 +34,8 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What is known before the first step. `placement` describes the replicas on the simulated machine."""
+    """What is known before the first step. `placement` describes the ranks on the simulated machine; `chips` of a
+    replica share its batch."""
 
     name: str
     plan: Plan
@@ -44,6 +45,7 @@ class Start:
     notices: tuple[str, ...]
     seconds_to_start_s: float
     placement: str = ""
+    chips: int = 1
 
 
 class RunObserver:

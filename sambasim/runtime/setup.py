@@ -50,6 +50,11 @@ class Setup:
 
     @property
     def replicas(self) -> int:
+        return self.shards // self.program.chips
+
+    @property
+    def shards(self) -> int:
+        """The parts of the data: one for each replica, or for each of its chips."""
         return self.mesh.size(DATA_PARALLEL)
 
     @property

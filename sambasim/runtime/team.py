@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from sambasim.data.sources import Source
+from sambasim.ir.mesh import copy_mesh
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import map_weights
 from sambasim.runtime.device import DeviceMemory
@@ -68,7 +69,7 @@ def assemble(
     """Collective. Create the replicas of this process, one for each of `sources`, with the weights of the PEF. Raises
     MachineError if there is too little memory. `observer`: replaces the functions of their instructions."""
     program, communicator, way = setup.program, setup.communicator, _way(setup)
-    mesh = setup.mesh if program.ranks_of_replica > 1 else None
+    mesh = setup.mesh if copy_mesh(program.mesh).world_size > 1 else None
     allocated = allocate(program, communicator, way, setup.emulated, mesh)
     _place_weights(setup, allocated.memories)
     transports = connect(program, communicator, way, allocated, setup.roles, mesh)
@@ -78,7 +79,7 @@ def assemble(
 
 
 def _way(setup: Setup) -> Way:
-    has_no_peer = setup.replicas == 1 and setup.program.ranks_of_replica > 1  # along dp
+    has_no_peer = setup.shards == 1 and setup.program.ranks_of_replica > 1  # along dp
     if setup.emulated > 1 or setup.communicator.world_size == 1 or has_no_peer:
         return Way.IN_PROCESS
     if setup.options.reduce_on_rdu:
@@ -98,7 +99,7 @@ def _place_weights(setup: Setup, memories: Sequence[DeviceMemory]) -> None:
         weights |= load_weights(setup.options.weights, setup.program)
     first = setup.communicator.rank
     for rank, memory in enumerate(memories, first if setup.works else 0):
-        place_weights(setup.program, memory, weights, setup.mesh.coordinates(rank))
+        place_weights(memory.program, memory, weights, setup.mesh.coordinates(rank))
     setup.communicator.node_barrier()  # another rank may write weights that this one reads
 
 
@@ -118,12 +119,12 @@ def _replicas(
     replicas = [
         Replica(
             number,
-            setup.program,
+            memory.program,
             memory,
             _shard(setup, source, transport.replica) if setup.works else None,
             setup.seed,
             transport,
-            Optimizers(setup.program, transport.memory, setup.arguments),
+            Optimizers(memory.program, transport.memory, setup.arguments),
             engine.inductor if setup.works else None,
             overlaps=not options.debug_numerics,
             skips_nonfinite=options.on_nonfinite == "skip",
@@ -144,9 +145,9 @@ def _shard(setup: Setup, source: Source, replica: int) -> Shard:
     return Shard(
         source.train,
         rank=replica,
-        world_size=setup.replicas,
+        world_size=setup.shards,
         batch_size=setup.program.batch_size,
-        accumulation_steps=setup.resolved.training.accumulation_steps,
+        accumulation_steps=setup.resolved.training.accumulation_steps * setup.program.micro_batches,
         options=setup.resolved.data,
         inputs=input_specs(setup.program),
         seed=setup.seed,

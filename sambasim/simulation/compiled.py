@@ -77,7 +77,7 @@ def predict_compiled(
     check_chip(graph, work, budget)
     ranges = stage_ranges(work, [section.stop for section in model])
     pieces = [
-        Piece(section.kind, section.name, stages, (section.start, section.stop))
+        Piece(section.kind, section.name, stages, (section.start, section.stop), section)
         for section, stages in zip(model, ranges, strict=True)
     ]
     alone = price_pieces(program, work, pieces, budget, calibration, program.batch_size, micro_steps)

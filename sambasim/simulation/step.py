@@ -13,6 +13,7 @@ from sambasim.costs.work import Work, at_batch_size, device_bytes_of, work_of
 from sambasim.errors import OptionError
 from sambasim.hardware.budget import Budget, Calibration
 from sambasim.ir.graph import Graph, SectionKind
+from sambasim.ir.mesh import replica_mesh
 from sambasim.ir.program import Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 
@@ -155,9 +156,9 @@ def price_pieces(
     graph = program.training or program.evaluation
     if program.ranks_of_replica > 1:
         raise OptionError(
-            f"there is no prediction for a replica of {program.ranks_of_replica} ranks (--n-chips "
-            f"{program.ranks_of_replica}): the device model has no price for messages within a replica",
-            remedy="compile it without --tensor-parallel to predict one device",
+            f"there is no prediction for a replica of {program.ranks_of_replica} ranks "
+            f"({replica_mesh(program.mesh)}): the device model has no price for messages within a replica",
+            remedy="compile it without --tensor-parallel and --pipeline-stages to predict one device",
         )
     need = need_of(program, work, [piece.stages for piece in pieces], samples)
     check_memory(graph, need, budget)

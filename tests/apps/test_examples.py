@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.apps import plain
-from tests.apps.support import App, Example, ExampleTests, differences
+from tests.apps.support import DATA_PARALLEL, App, Example, ExampleTests, differences
 from tests.support.whole import whole
 
 
@@ -54,6 +54,13 @@ class TestLogisticRegression(ExampleTests):
         result = app.call("measure-performance", *flags, np=2)
         assert result.stdout.count("\n") == 1
         assert '"replicas": 2, "batch_size": 32, "steps": 5' in result.stdout
+
+    def test_chips_change_no_bit_of_a_replica(self, app: App) -> None:
+        """`mpirun -np` counts replicas: each computes the whole batch of its chips."""
+        flags, pef = ("--tensor-parallel", "batch", "--n-chips", "2"), "on_chips"
+        app.compile(*flags, *DATA_PARALLEL, pef=pef)
+        app.call("run", *app.example.training, "--checkpoint", "on_chips.pt", *flags, "--data-parallel", np=2, pef=pef)
+        assert differences(torch.load(app.folder / "on_chips.pt"), self.plainly(app, 2)) == []
 
     def test_another_batch_size_is_another_graph(self, app: App) -> None:
         result = app.call("run", "-b", "16", check=False)

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sambasim.errors import InvariantError
+from sambasim.errors import InternalError, InvariantError
 from sambasim.ir.dataflow import Readiness, groups_of, pass_and_update, readiness, section_effects
 from sambasim.ir.graph import Graph, Node, Output, Ref, Section, SectionKind
-from sambasim.ir.mesh import Axis, Mesh, mesh_of
+from sambasim.ir.mesh import Axis, Mesh, least_replicas, mesh_of, replica_mesh
 from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
 from sambasim.ir.verify import verify
@@ -158,6 +158,9 @@ SWAPPED = {SectionKind.FWD: SectionKind.BCKWD, SectionKind.BCKWD: SectionKind.FW
         (13, changed(lambda node: node, lambda kind: SectionKind.OPT if kind is SectionKind.FWD else kind)),
         (10, replace(sample_program(), mesh=())),
         (10, replace(sample_program(), mesh=(Axis("dp", 0),))),
+        (10, replace(sample_program(), mesh=(Axis("dp", 3, at_run_time=True, chips=2),))),
+        (10, replace(sample_program(), mesh=(Axis("dp", 2, at_run_time=True, chips=0),))),
+        (10, replace(sample_program(), mesh=(Axis("dp", 4, chips=2),))),
     ],
 )
 def test_an_update_that_would_be_executed_wrongly_is_refused(number: int, program: Program) -> None:
@@ -191,6 +194,14 @@ def test_the_axis_of_replicas_takes_the_ranks_that_the_others_leave() -> None:
     axes = (Axis("dp", 2, at_run_time=True), Axis("tp", 2))
     assert mesh_of(axes, 4).sizes == {"dp": 2, "tp": 2}
     assert mesh_of(axes, 16).sizes == {"dp": 8, "tp": 2}
+
+
+def test_chips_of_a_replica_are_along_the_axis_of_replicas() -> None:
+    axes = (Axis("dp", 4, at_run_time=True, chips=2), Axis("pp", 2))
+    assert (least_replicas(axes), replica_mesh(axes).sizes) == (2, {"dp": 2, "pp": 2})
+    assert mesh_of(axes, 12).sizes == {"dp": 6, "pp": 2}
+    with pytest.raises(InternalError, match="with 2 chips a replica"):
+        mesh_of(axes, 10)
 
 
 def test_an_axis_that_is_not_there_has_one_rank() -> None:

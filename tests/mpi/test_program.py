@@ -174,7 +174,8 @@ def test_a_graph_that_is_replaced_within_a_step_changes_nothing(
 def test_every_operator_has_a_handler() -> None:
     for name, operator in OPERATORS.items():
         assert handler_of(name) is (handlers._aten if name.startswith("aten.") else HANDLERS[name])
-        assert (operator.kind in (OperatorKind.COLLECTIVE, OperatorKind.OPTIMIZER)) == (name in HANDLERS)
+        kinds = (OperatorKind.COLLECTIVE, OperatorKind.OPTIMIZER, OperatorKind.GENERATOR)
+        assert (operator.kind in kinds) == (name in HANDLERS)
     with pytest.raises(InternalError, match=r"no handler for comm\.scatter"):
         handler_of("comm.scatter")
 

@@ -21,6 +21,9 @@ name = "adamw"
 epochs = 3
 """
 
+_ON_CHIPS = ["compile.tensor_parallel=batch", "compile.n_chips=2"]
+_IN_STAGES = ["compile.pipeline_stages=2", "compile.micro_batches=4"]
+
 REFUSED = [
     (["optimizer.lr=-1"], "optimizer.lr = -1 (from --set): must be at least 0"),
     (["optimizer.lr='1e-3'"], "must be a number\n  try:   write it without quotes: lr = 1e-3"),
@@ -60,6 +63,12 @@ REFUSED = [
     (["training.schedule.total_steps=5", "training.schedule.warmup_steps=5"], "must be below total_steps, 5"),
     (["compile.world_size=2"], "needs data parallelism"),
     (["compile.inference=true", "compile.data_parallel=true"], "does not go with inference, which has no gradients"),
+    (["compile.n_chips=2"], "add --tensor-parallel weight"),
+    (["compile.tensor_parallel=batch"], "add --n-chips 2"),
+    ([*_ON_CHIPS, "compile.inference=true"], "does not go with inference"),
+    ([*_ON_CHIPS, "training.batch_size=9"], "n_chips = 2: does not divide the batch of 9 samples"),
+    ([*_ON_CHIPS, "training.batch_size=9", *_IN_STAGES], "--batch-size 16"),
+    ([*_ON_CHIPS, "training.batch_size=12", *_IN_STAGES], "micro_batches = 4: does not divide the 6 samples of a chip"),
     (["compile.pef_name=net.pef"], "--pef-name net"),
     (["optimizer.lr"], "--set optimizer.lr has no value"),
     (["model.target.x=3"], "and not a table"),

@@ -41,9 +41,11 @@ class CompiledExample:
     path: Path
 
 
-def example_options(name: str, folder: Path, *overrides: str, data_parallel: bool = True) -> CompileOptions:
+def example_options(
+    name: str, folder: Path, *overrides: str, data_parallel: bool = True, batch_size: int = 4
+) -> CompileOptions:
     """The options of the small version of the example called `name`."""
-    flags = {"output_folder": folder, "batch_size": 4, "data_parallel": data_parallel or None}
+    flags = {"output_folder": folder, "batch_size": batch_size, "data_parallel": data_parallel or None}
     return compile_options(ROOT / "configs" / f"{name}.toml", None, [*EXAMPLES[name], *overrides], flags)
 
 

@@ -154,11 +154,11 @@ def describe(setup: Setup, samples: int) -> Manifest:
         position=PositionModel(step=0, epoch=0, used=0),
         progress=ProgressModel(samples=0, loss_first=None, first_nonfinite_step=None, skipped_steps=0),
         run=RunModel(
-            world_size=setup.replicas,
+            world_size=setup.shards,
             samples=samples,
             threads=setup.threads,
             engine=setup.options.engine,
-            gradient_sync="gloo" if setup.host_sync == "gloo" and setup.replicas > 1 else "fixed order of addition",
+            gradient_sync="gloo" if setup.host_sync == "gloo" and setup.shards > 1 else "fixed order of addition",
             torch=torch.__version__,
             cpu=setup.instructions,
         ),

@@ -129,16 +129,20 @@ def restore(setup: Setup, team: Team, checkpoint: Checkpoint) -> None:
     for symbol in program.symbols.values():
         if symbol.kind is SymbolKind.PARAMETER:
             for memory, rank in own:
+                if symbol.name not in memory.program.symbols:
+                    continue
                 name = part_name(symbol.name, symbol.cuts, setup.mesh.coordinates(rank))
                 checkpoint.read(name, 0, memory.tensor(symbol.name).view(-1))
         elif symbol.kind is SymbolKind.BUFFER:
             for one in team.replicas:
+                if symbol.name not in one.memory.program.symbols:
+                    continue
                 saved = one.replica if one.replica < checkpoint.manifest.run.world_size else 0
                 name = part_name(symbol.name, symbol.cuts, setup.mesh.coordinates(one.rank))
                 checkpoint.read(buffer_name(saved, name), 0, one.memory.tensor(symbol.name).view(-1))
     for one in team.first:
         transport, at = one.transport, setup.mesh.coordinates(one.rank)
-        for piece in pieces_of(program, transport.memory, transport.kept, at):
+        for piece in pieces_of(one.memory.program, transport.memory, transport.kept, at):
             if piece.kind is SymbolKind.OPTIMIZER_STATE:
                 checkpoint.read(piece.name, piece.start, piece.data)
     setup.communicator.node_barrier()  # another rank may have restored memory that this one reads

@@ -16,6 +16,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from sambasim.errors import InternalError, MachineError
+from sambasim.ir.mesh import PIPELINE
+from sambasim.ir.stages import first_holders
 from sambasim.ir.types import SymbolKind
 from sambasim.options.grammar import Unit
 from sambasim.records.metrics import CheckpointRecord
@@ -143,28 +145,31 @@ class Saver:
         return path
 
     def _own_pieces(self) -> Mapping[str, Tensor]:
-        """What this rank saves, by key: views of device memory. Of what all ranks of a replica have, the first saves;
-        rank 0 saves parameters that are not trained."""
+        """What this rank saves, by key: views of device memory. Of what several ranks of a replica have, the first
+        saves; replica 0 saves parameters that are not trained."""
         program, replicas = self._setup.program, self._team.replicas if self._setup.works else ()
+        holders = first_holders(program)
         pieces = {piece.key: piece.data for piece in self._trained()}
         trained = {member.parameter for group in program.groups for member in group.members}
         whole = []
         for name, tensor in self._beginning.tensors.items():
-            if tensor.kind is SymbolKind.BUFFER:
-                for one in replicas:
-                    if tensor.cuts or one.transport.leads_replica:
-                        part = part_name(name, tensor.cuts, self._setup.mesh.coordinates(one.rank))
-                        whole.append((buffer_name(one.replica, part), one.memory.tensor(name)))
-            elif tensor.kind is SymbolKind.PARAMETER and name not in trained and self._setup.is_first:
-                whole.append((name, self._team.memory.tensor(name)))
+            for one in replicas:
+                at = self._setup.mesh.coordinates(one.rank)
+                if at.get(PIPELINE, 0) != holders[name] or not (tensor.cuts or one.transport.is_first_copy):
+                    continue
+                part = part_name(name, tensor.cuts, at)
+                if tensor.kind is SymbolKind.BUFFER:
+                    whole.append((buffer_name(one.replica, part), one.memory.tensor(name)))
+                elif tensor.kind is SymbolKind.PARAMETER and name not in trained and one.replica == 0:
+                    whole.append((part, one.memory.tensor(name)))
         return pieces | {piece_key(name, 0, tensor.numel()): tensor.view(-1) for name, tensor in whole}
 
     def _trained(self) -> Iterator[Piece]:
         """The parameters and optimizer states that this process saves."""
         for one in self._team.first:
             transport, at = one.transport, self._setup.mesh.coordinates(one.rank)
-            for piece in pieces_of(self._setup.program, transport.memory, transport.saved, at):
-                if transport.leads_replica or piece.is_cut:
+            for piece in pieces_of(one.memory.program, transport.memory, transport.saved, at):
+                if transport.is_first_copy or piece.is_cut:
                     yield piece
 
     def _nonfinite_parameter(self) -> str | None:

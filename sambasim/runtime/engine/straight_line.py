@@ -198,22 +198,45 @@ class Lines:
     """`parts` as straight-line code: `by_section` reports every section, `whole` is in as few parts as possible."""
 
     def __init__(self, parts: Sequence[Part], *, accumulate: bool) -> None:
+        self._parts, self._accumulate = parts, accumulate
+        self._spans: dict[tuple[int, int, bool], list[StraightLine]] = {}
         self.by_section = [StraightLine(part, accumulate=accumulate) for part in parts]
         self.whole = [StraightLine(part, accumulate=accumulate) for part in merged(parts)]
+
+    def of_sections(self, start: int, stop: int, *, whole: bool) -> Sequence[StraightLine]:
+        """The code of sections `start` to `stop`; `whole` in as few parts as possible."""
+        key = start, stop, whole
+        if key not in self._spans:
+            parts, done = [], 0
+            for part in self._parts:
+                if start <= done < stop:
+                    parts.append(part)
+                done = part.sections
+            parts = merged(parts) if whole else parts
+            self._spans[key] = [StraightLine(part, accumulate=self._accumulate) for part in parts]
+        return self._spans[key]
 
 
 class PassLines:
     """The code of passes that write gradients, and of passes that add to them. `stores`: the destinations of gradients
-    by value; `keep`: values that the pass returns, which must not share memory with a gradient."""
+    by value; `keep`: values that the pass returns, which must not share memory with a gradient; `watches`: find out in
+    the first pass which kernels can write into gradients."""
 
-    def __init__(self, parts: Sequence[Part], stores: Mapping[str, Sequence[Tensor]], keep: Iterable[str]) -> None:
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        stores: Mapping[str, Sequence[Tensor]],
+        keep: Iterable[str],
+        *,
+        watches: bool = True,
+    ) -> None:
         self._parts = parts
         self.adding = Lines(parts, accumulate=True)
         flat = [one for part in parts for one in part.instructions]
         part_of = [part.sections for part in parts for _ in part.instructions]
         single = {value: places[0] for value, places in stores.items() if len(places) == 1}
         routes = find_routes([one.node for one in flat], part_of, list(stores), list(keep))
-        routes = [route for route in routes if route.value in single]
+        routes = [route for route in routes if route.value in single and watches]
         watch = self._watch = Watch(routes, single)
         self.is_watching = bool(routes)
         self.writing = self._replaced(

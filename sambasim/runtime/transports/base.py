@@ -11,7 +11,7 @@ from typing_extensions import TypeVar
 from sambasim.collectives.slices import CUT_ELEMENTS, Slice, cut
 from sambasim.errors import InternalError
 from sambasim.ir.dataflow import is_clipped
-from sambasim.ir.mesh import DATA_PARALLEL, Mesh, mesh_of
+from sambasim.ir.mesh import Mesh, mesh_of
 from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS
 from sambasim.runtime.device import DeviceMemory
@@ -140,10 +140,12 @@ class Transport(ABC):
         return mesh_of(self.program.mesh, self.replicas)
 
     @property
-    def leads_replica(self) -> bool:
-        """Whether this is the first rank of its replica. Its loss counts; and of what all ranks of the replica have, it
-        sums the squares and saves the checkpoint."""
-        return not any(at for axis, at in self.mesh.coordinates(self.rank).items() if axis != DATA_PARALLEL)
+    def gives_loss(self) -> bool:
+        return self.mesh.gives_loss(self.rank)
+
+    @property
+    def is_first_copy(self) -> bool:
+        return self.mesh.is_first_copy(self.rank)
 
     def owned(self, group: ParameterGroup) -> Slice:
         """The part of `group` whose parameters and optimizer states this rank updates."""

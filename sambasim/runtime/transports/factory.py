@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sambasim.errors import InternalError
-from sambasim.ir.mesh import DATA_PARALLEL, Mesh
+from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Mesh
 from sambasim.ir.program import Program
+from sambasim.ir.stages import of_rank
 from sambasim.runtime.capacity import check_node_memory
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.ranks import Communicator
@@ -47,13 +48,22 @@ def allocate(
     group = None
     if mesh is not None and mesh.size(DATA_PARALLEL) < communicator.world_size:
         group = communicator.subset(mesh.group(communicator.rank, DATA_PARALLEL))
+    programs = programs_of(program, mesh, range(communicator.rank, communicator.rank + ranks))
     if way is Way.DEVICE:
         along_dp = group or communicator
-        devices = allocate_devices(program, along_dp)
+        devices = allocate_devices(programs[0], along_dp)
         return Allocated([devices.by_rank[along_dp.rank]], devices, group)
     check_node_memory(communicator, program.device_bytes * ranks)
-    memories = [DeviceMemory(program, private_storage(program.device_bytes)) for _ in range(ranks)]
+    memories = [DeviceMemory(one, private_storage(one.device_bytes)) for one in programs]
     return Allocated(memories, group=group)
+
+
+def programs_of(program: Program, mesh: Mesh | None, ranks: Sequence[int]) -> Sequence[Program]:
+    """The program of each of `ranks`: its part of a pipeline, or all of `program`."""
+    if mesh is None or mesh.size(PIPELINE) == 1:
+        return [program] * len(ranks)
+    of_stages = [of_rank(program, at) for at in range(mesh.size(PIPELINE))]
+    return [of_stages[mesh.coordinate(rank, PIPELINE)] for rank in ranks]
 
 
 def connect(
@@ -68,7 +78,8 @@ def connect(
     memories, group = allocated.memories, allocated.group
     if way is Way.IN_PROCESS and communicator.world_size == 1:
         hub = Hub(len(memories))
-        return [InProcess(program, memories, hub, rank, mesh) for rank in range(len(memories))]
+        return [InProcess(memory.program, memories, hub, rank, mesh) for rank, memory in enumerate(memories)]
+    program = memories[0].program
     along_dp = _along_dp(program, group or communicator, way, allocated, roles)
     return [along_dp if group is None or mesh is None else OnMesh(program, along_dp, communicator, mesh)]
 

@@ -188,7 +188,7 @@ class InProcess(Transport):
         self._group = self.line_of(ranks)
         self._all = self.line_of(range(len(memories)))
         title = f"emulated ({size} replica{'s' * (size > 1)} in one process)"
-        if len(memories) > size:
+        if len(memories) > size or program.chips > 1:
             title = f"emulated ({self._mesh} in one process)"
         self.title = "none (one replica)" if len(memories) == 1 else title
 
@@ -234,7 +234,7 @@ class InProcess(Transport):
     def end_step(self) -> EndOfStep:
         if self._all.size == 1:
             return _Alone(self)
-        gives = self.leads_replica
+        gives = self.gives_loss
 
         def own(operands: object) -> Shared:
             return self.offered if gives else self.offered._replace(losses=())

@@ -30,7 +30,9 @@ class OnMesh(Transport):
         self.rank = along_dp.rank = communicator.rank
         self.bytes_moved = along_dp.bytes_moved
         self.title = f"mesh {mesh}" + (f", along dp: {along_dp.title}" if replicas > 1 else "")
-        self.gather_losses = GatherLosses(communicator, [mesh.ranks_of(replica)[0] for replica in range(replicas)])
+        self.gather_losses = GatherLosses(
+            communicator, [rank for rank in range(mesh.world_size) if mesh.gives_loss(rank)]
+        )
 
     @property
     def mesh(self) -> Mesh:
@@ -65,7 +67,7 @@ class OnMesh(Transport):
 
     def offer(self, losses: Sequence[float], request: int) -> None:
         self._along_dp.offer(losses, request)
-        self.offered = Shared(losses if self.leads_replica else (), request)
+        self.offered = Shared(losses if self.gives_loss else (), request)
 
     def end_step(self) -> EndOfStep:
         return _End(self, self._along_dp.end_step())

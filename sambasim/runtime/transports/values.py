@@ -4,6 +4,7 @@ Each rank sends its tensor to all others and computes the result itself, in the 
 """
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from itertools import accumulate
 from typing import TypeAlias, final
@@ -16,10 +17,10 @@ from sambasim.collectives.slices import Slice
 from sambasim.collectives.tree import additions
 from sambasim.errors import InternalError
 from sambasim.ir.program import Member
-from sambasim.ir.types import TensorType
+from sambasim.ir.types import TensorType, align
 from sambasim.runtime.device import bytes_of
 from sambasim.runtime.ranks import Communicator, Request
-from sambasim.runtime.transports.base import Communication, Finishing, Shared
+from sambasim.runtime.transports.base import Communication, Shared
 
 Combine: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
 """Computes the result of a collective from the tensors of all ranks, in order."""
@@ -93,12 +94,7 @@ class MessageLine(Line):
         return _Send(self.communicator, self.ranks[to], _SEND_TAG + tag)
 
     def recv(self, source: int, tag: int, type_: TensorType) -> Communication:
-        def receive() -> Tensor:
-            tensor = torch.empty(type_.shape, dtype=getattr(torch, type_.dtype))
-            self.communicator.wait_all([self.communicator.irecv(bytes_of(tensor), self.ranks[source], _SEND_TAG + tag)])
-            return tensor
-
-        return Finishing(receive)
+        return _Recv(self.communicator, self.ranks[source], _SEND_TAG + tag, type_)
 
 
 class _GatherMessages(Communication):
@@ -124,22 +120,53 @@ class _GatherMessages(Communication):
 
 
 class _Send(Communication):
-    """`begin` starts the message; its buffer is kept until the next `begin`."""
+    """Sends a tensor with its strides, on which the bits of an operator may depend. A message is kept until it has
+    arrived."""
 
     def __init__(self, communicator: Communicator, rank: int, tag: int) -> None:
         self._communicator = communicator
         self._rank = rank
         self._tag = tag
-        self._under_way: tuple[Tensor, Request] | None = None
+        self._under_way: deque[tuple[Tensor, Request]] = deque()
 
     def begin(self, *operands: object) -> None:
-        if self._under_way is not None:
-            self._communicator.wait_all([self._under_way[1]])
-        tensor = tensor_operand(operands).clone(memory_format=torch.contiguous_format)
-        self._under_way = tensor, self._communicator.isend(bytes_of(tensor), self._rank, self._tag)
+        while self._under_way and self._communicator.test_all([self._under_way[0][1]]):
+            self._under_way.popleft()
+        tensor = tensor_operand(operands)
+        message = torch.empty(_head_bytes(tensor.dim()) + tensor.nbytes, dtype=torch.uint8)
+        strides = torch.empty_like(tensor, device="meta").stride()  # as a clone has them: without gaps
+        message[: 8 * len(strides)].view(torch.int64).copy_(torch.tensor(strides, dtype=torch.int64))
+        _body(message, tensor.dtype, tensor.shape, strides).copy_(tensor)
+        self._under_way.append((message, self._communicator.isend(bytes_of(message), self._rank, self._tag)))
 
     def finish(self) -> object:
         return None
+
+
+@final
+class _Recv(Communication):
+    def __init__(self, communicator: Communicator, rank: int, tag: int, type_: TensorType) -> None:
+        self._communicator = communicator
+        self._rank = rank
+        self._tag = tag
+        self._type = type_
+
+    def finish(self) -> Tensor:
+        type_ = self._type
+        dims = len(type_.shape)
+        message = torch.empty(_head_bytes(dims) + type_.size_bytes, dtype=torch.uint8)
+        self._communicator.wait_all([self._communicator.irecv(bytes_of(message), self._rank, self._tag)])
+        strides = message[: 8 * dims].view(torch.int64).tolist()
+        return _body(message, getattr(torch, type_.dtype), type_.shape, strides)
+
+
+def _head_bytes(dims: int) -> int:
+    """The bytes of the strides, in whole cache lines, so that the tensor behind them is aligned as others are."""
+    return align(8 * dims, 64)
+
+
+def _body(message: Tensor, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
+    return message[_head_bytes(len(shape)) :].view(dtype).as_strided(shape, strides)
 
 
 @final

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sambasim import __version__, samba
 from sambasim.compiler.compile import compile_model
 from sambasim.errors import OptionError, PefError
+from sambasim.ir.mesh import Mesh
 from sambasim.options.compile import CompileOptions
 from sambasim.pef import PefHeader
 from sambasim.samba import context
@@ -121,7 +122,9 @@ def test_the_batch_size_of_the_pef_is_taken_where_its_metadata_says_nothing_usab
     said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(context, "_OF_THIS_PROCESS", context.Context())
-    header = PefHeader("net", 12, 1, 1, False, False, "", "", "", metadata={"parsed_batch_size": said, "mapping": "x"})
+    header = PefHeader(
+        "net", 12, 1, Mesh({}), False, False, "", "", "", metadata={"parsed_batch_size": said, "mapping": "x"}
+    )
     monkeypatch.setattr(parser, "locate", Path)
     monkeypatch.setattr(parser, "peek", lambda path: header)
     args = parse_app_args(["run", "--pef", "net.pef"])

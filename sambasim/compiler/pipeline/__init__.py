@@ -1,0 +1,1 @@
+"""Pipeline parallelism: the stage of each operator, and the messages between stages."""

@@ -1,0 +1,259 @@
+"""Which stage of a pipeline each operator belongs to.
+
+The forward is cut where as few tensors as possible cross, so that the slowest stage is as fast as possible. A view is
+taken where it is read, and what depends on no activation (a mask, say) is computed where it is read; so neither
+crosses. A backward operator belongs to the stage of the activations and weights that it reads, but to none above the
+gradients that it reads; one that reads only one gradient belongs to the stage that reads its result.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from sambasim.compiler.names import parameter_of
+from sambasim.costs.work import work_of
+from sambasim.errors import OptionError
+from sambasim.hardware.budget import Budget
+from sambasim.ir.graph import Graph, Node, SectionKind, node_references
+from sambasim.ir.operators import OPERATORS, OperatorKind
+from sambasim.ir.program import Program
+from sambasim.ir.types import SymbolKind
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """What the values of a graph are to a pipeline. `maker`: by result, its node; `free`: results that depend on no
+    activation and no parameter; `trained`: parameters with a gradient; `changed`: buffers that training changes."""
+
+    maker: Mapping[str, Node]
+    free: frozenset[str]
+    trained: frozenset[str]
+    changed: frozenset[str]
+
+    def is_view(self, name: str) -> bool:
+        node = self.maker.get(name)
+        return node is not None and OPERATORS[node.operator].kind is OperatorKind.VIEW
+
+    def bases(self, name: str) -> set[str]:
+        """The values and trained parameters that a reader of `name` needs: itself, or what it is a view of; nothing for
+        what is computed where it is read."""
+        if name in self.free or (name not in self.maker and name not in self.trained):
+            return set()
+        if self.is_view(name):
+            return set().union(*map(self.bases, node_references(self.maker[name])))
+        return {name}
+
+    def read_by(self, node: Node) -> set[str]:
+        return set().union(*map(self.bases, node_references(node)))
+
+    def buffers_of(self, name: str) -> set[str]:
+        """The changed buffers that `name` is, or is a view of."""
+        if self.is_view(name):
+            return set().union(*map(self.buffers_of, node_references(self.maker[name])))
+        return {name} & self.changed
+
+    def buffers_read_by(self, node: Node) -> set[str]:
+        return set().union(*map(self.buffers_of, node_references(node)))
+
+
+def values_of(graph: Graph, program: Program) -> Values:
+    kinds = {name: symbol.kind for name, symbol in program.symbols.items()}
+    kept = [one.symbol for one in program.training.outputs] if program.training else []
+    trained = frozenset(parameter_of(name) for name in kept if kinds[name] is SymbolKind.GRADIENT)
+    changed = frozenset(name for name in kept if kinds[name] is SymbolKind.BUFFER)
+    depth = {name: 0 for name in graph.inputs if kinds[name] is not SymbolKind.PARAMETER and name not in changed}
+    for node in graph.nodes:
+        read = [depth.get(name, _DEEPEST) for name in node_references(node)]
+        if max(read, default=0) < _DEEPEST and not OPERATORS[node.operator].draws_random_numbers:
+            depth.update((name, max(read, default=0) + 1) for name in node.results if name is not None)
+    maker = {name: node for node in graph.nodes for name in node.results if name is not None}
+    return Values(maker, frozenset(depth.keys() & maker.keys()), trained, changed)
+
+
+_DEEPEST = 32
+"""Operators in a row that are computed again where their result is read, instead of sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """`stage_of`: by node, its stage. By trained parameter, `owner`: the stage that updates it; `readers`: those whose
+    forward reads it, ascending. `buffers`: by buffer that training changes, the stage that does."""
+
+    stage_of: Mapping[str, int]
+    owner: Mapping[str, int]
+    readers: Mapping[str, tuple[int, ...]]
+    buffers: Mapping[str, int]
+
+
+def assign(program: Program, graph: Graph, values: Values, stages: int, budget: Budget) -> Assignment:
+    """The stages of a training step. Raises OptionError if it cannot be cut into so many."""
+    forward = [node for one in graph.sections if one.kind is SectionKind.FWD for node in graph.section_nodes(one)]
+    backward = graph.nodes[len(forward) :]
+    ends = _cut(program, graph, forward, values, stages, budget)
+    stage_of = {node.name: stage for stage, span in enumerate(pairwise([0, *ends])) for node in forward[slice(*span)]}
+    held = {name: {stage_of[node.name]} for node in forward for name in node.results if name is not None}
+    for node in forward:
+        if not values.is_view(node.results[0] or ""):
+            for name in values.read_by(node):
+                held.setdefault(name, set()).add(stage_of[node.name])
+    owner = {name: min(at) for name, at in held.items() if name in values.trained}
+    stage_of |= _backward(graph, backward, values, held, owner, stages)
+    made = {name: stage_of[node.name] for node in backward for name in node.results if name is not None}
+    for output in graph.outputs:
+        name = parameter_of(output.symbol)
+        if name in owner:
+            if output.value not in made:
+                raise OptionError(
+                    f"no operator computes the gradient of {program.symbols[name].torch_names[0]}",
+                    remedy="leave out --pipeline-stages",
+                )
+            owner[name] = min(owner[name], made[output.value])
+    readers = {name: tuple(sorted(held[name])) for name in owner}
+    changed = [one for one in graph.outputs if one.symbol in values.changed and one.value in values.maker]
+    buffers = {one.symbol: stage_of[values.maker[one.value].name] for one in changed}
+    return Assignment(stage_of, owner, readers, buffers)
+
+
+def assign_forward(graph: Graph, values: Values, training: Assignment) -> Assignment:
+    """The stages of an evaluation graph: each operator is where its parameters are, and not before its operands."""
+    stage_of: dict[str, int] = {}
+    for node in graph.nodes:
+        needed = values.read_by(node)
+        made = [stage_of[values.maker[name].name] for name in needed - values.trained]
+        least = max(made, default=0)
+        for name in needed & values.trained:
+            least = max(least, next((stage for stage in training.readers.get(name, ()) if stage >= least), least))
+        least = max(
+            [least, *(training.buffers[name] for name in values.buffers_read_by(node) & training.buffers.keys())]
+        )
+        stage_of[node.name] = least
+    return replace(training, stage_of=stage_of)
+
+
+def _cut(
+    program: Program, graph: Graph, forward: Sequence[Node], values: Values, stages: int, budget: Budget
+) -> list[int]:
+    """Where the stages of the forward end. Each has a parameter that none before it has."""
+    seconds = _seconds(program, graph, len(forward), budget)
+    total_s, owned = [0.0], [0]
+    seen: set[str] = set()
+    for node, own_s in zip(forward, seconds, strict=True):
+        if not values.is_view(node.results[0] or ""):  # a view is taken where it is read
+            seen |= values.read_by(node) & values.trained
+        total_s.append(total_s[-1] + own_s)
+        owned.append(len(seen))
+    crossing = crossing_of(forward, values)
+    for most in range(1, max(crossing, default=0) + 1):
+        places = [0, *(at for at, count in enumerate(crossing, 1) if 0 < count <= most), len(forward)]
+        ends = _balanced(places, total_s, owned, stages)
+        if ends is not None:
+            return ends
+    raise OptionError(
+        f"{program.name} cannot be cut into {stages} stages with parameters of their own: its forward has "
+        f"{len(forward)} operators, which read {len(seen)} trained parameters",
+        remedy="use fewer --pipeline-stages",
+    )
+
+
+def _seconds(program: Program, graph: Graph, count: int, budget: Budget) -> list[float]:
+    """Predicted seconds of each forward operator, without a start of its own."""
+    work, seconds = work_of(graph, program.symbols), [0.0] * count
+    for stage in work.stages:
+        if stage.node < count:
+            moved = sum(work.tensors[name].size_bytes for name in stage.values)
+            compute_s = stage.product_flops / (budget.units * budget.unit_flops_per_s)
+            seconds[stage.node] += compute_s + moved / budget.memory_bytes_per_s
+    return seconds
+
+
+def crossing_of(forward: Sequence[Node], values: Values) -> list[int]:
+    """How many tensors cross behind each operator but the last."""
+    made = {name: at for at, node in enumerate(forward) for name in node.results if name is not None}
+    last: dict[str, int] = {}
+    for at, node in enumerate(forward):
+        if not values.is_view(node.results[0] or ""):
+            last.update(dict.fromkeys(values.read_by(node) - values.trained, at))
+    change = [0] * (len(forward) + 1)
+    for name, at in last.items():
+        change[made[name]] += 1
+        change[at] -= 1
+    found, crossing = 0, []
+    for at in range(len(forward) - 1):
+        found += change[at]
+        crossing.append(found)
+    return crossing
+
+
+def _balanced(places: Sequence[int], total_s: Sequence[float], owned: Sequence[int], stages: int) -> list[int] | None:
+    """The ends of stages, all in `places`, whose slowest is fastest; None if there are too few places."""
+    never = float("inf")
+    slowest = [0.0] + [never] * (len(places) - 1)
+    begins: list[list[int]] = []
+    for _ in range(stages):
+        best, begin = [never] * len(places), [0] * len(places)
+        for stop in range(1, len(places)):
+            for start in range(stop):
+                own_s = total_s[places[stop]] - total_s[places[start]]
+                if owned[places[stop]] > owned[places[start]] and max(slowest[start], own_s) < best[stop]:
+                    best[stop], begin[stop] = max(slowest[start], own_s), start
+        slowest = best
+        begins.append(begin)
+    if slowest[-1] == never:
+        return None
+    ends, at = [], len(places) - 1
+    for begin in reversed(begins):
+        ends.append(places[at])
+        at = begin[at]
+    return ends[::-1]
+
+
+def leading_to(graph: Graph, backward: Sequence[Node]) -> Mapping[str, tuple[str, ...]]:
+    """By backward node, the symbols of the outputs that depend on it."""
+    reached_from: dict[str, set[str]] = {}
+    for output in graph.outputs:
+        reached_from.setdefault(output.value, set()).add(output.symbol)
+    found = {}
+    for node in reversed(backward):
+        reached = set().union(*(reached_from.get(name, set()) for name in node.results if name))
+        for name in node_references(node):
+            reached_from.setdefault(name, set()).update(reached)
+        if reached:
+            found[node.name] = tuple(sorted(reached))
+    return found
+
+
+def _backward(
+    graph: Graph,
+    backward: Sequence[Node],
+    values: Values,
+    held: Mapping[str, set[int]],
+    owner: Mapping[str, int],
+    stages: int,
+) -> Mapping[str, int]:
+    """The stages of the backward. `held`: by value of the forward and by parameter, the stages that have it."""
+    weight_of = {name: parameter_of(one) for name, (one, *more) in leading_to(graph, backward).items() if not more}
+    names = {name for node in backward for name in node.results if name is not None}
+    bound: dict[str, int] = {}  # by node: its stage if it reads what was saved, else the highest possible
+    fixed: set[str] = set()
+    for node in backward:
+        needed = values.read_by(node)
+        highest = min((bound[values.maker[name].name] for name in needed & names), default=stages - 1)
+        saved = [{stage for stage in held[name] if stage <= highest} or {highest} for name in needed - names]
+        everywhere = set.intersection(*saved) if saved else set(range(highest + 1))
+        own = weight_of.get(node.name)
+        at = owner[own] if own is not None and owner[own] in everywhere else None
+        bound[node.name] = at if at is not None else max(everywhere or map(min, saved))
+        if saved or len(needed & names) > 1:  # the sum of gradients crosses, not each
+            fixed.add(node.name)
+    owned = {one.value: owner[parameter_of(one.symbol)] for one in graph.outputs if parameter_of(one.symbol) in owner}
+    found: dict[str, int] = {}
+    read: dict[str, int] = {}  # by value: the highest stage that reads it
+    for node in reversed(backward):
+        places = [where.get(name) for name in node.results if name for where in (read, owned)]
+        stage = bound[node.name]
+        if node.name not in fixed:
+            stage = min(max((one for one in places if one is not None), default=0), stage)
+        found[node.name] = stage
+        for name in node_references(node):
+            read[name] = max(read.get(name, 0), stage)
+    return found

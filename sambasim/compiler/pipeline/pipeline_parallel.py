@@ -1,0 +1,59 @@
+"""The pass that cuts a program into pipeline stages: `--pipeline-stages`."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from sambasim.compiler.names import parameter_of
+from sambasim.compiler.pipeline.assign import assign, assign_forward, values_of
+from sambasim.compiler.pipeline.messages import Connected
+from sambasim.errors import InternalError
+from sambasim.hardware.budget import Budget
+from sambasim.ir.graph import Graph, Output
+from sambasim.ir.mesh import PIPELINE, Axis
+from sambasim.ir.program import Program
+from sambasim.ir.schedule import Schedule
+from sambasim.ir.verify import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineParallel:
+    """Add the axis pp and cut every graph into the stages of `schedule`, balanced by the seconds that `budget`'s device
+    needs. Raises OptionError if there are fewer places to cut."""
+
+    title: ClassVar[str] = "cut into pipeline stages"
+    reaches: ClassVar[Stage] = Stage.CAPTURED
+    schedule: Schedule
+    budget: Budget
+
+    def __call__(self, program: Program) -> Program:
+        training, schedule = program.training, self.schedule
+        if training is None:
+            raise InternalError("pipeline stages of a program without a training step")
+        stages, ranks = schedule.stages, schedule.ranks
+        values = values_of(training, program)
+        assignment = assign(program, training, values, stages, self.budget)
+        owner = assignment.owner
+
+        def stage_of(output: Output) -> int | None:
+            if output.symbol == program.loss:
+                return stages - 1
+            return owner.get(parameter_of(output.symbol))
+
+        connected = Connected(program, training, values, assignment, stages, ranks, schedule.splits_backward)
+        cut = connected.graph(stage_of)
+
+        def forward(graph: Graph | None) -> Graph | None:
+            if graph is None:
+                return None
+            found = values_of(graph, program)
+            at = assign_forward(graph, found, assignment)
+            return Connected(program, graph, found, at, stages, ranks, False).graph(lambda output: stages - 1)
+
+        return replace(
+            program,
+            training=cut,
+            evaluation=forward(program.evaluation) or program.evaluation,
+            single=forward(program.single),
+            mesh=(Axis(PIPELINE, ranks), *program.mesh),
+            schedule=schedule,
+        )

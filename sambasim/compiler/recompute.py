@@ -1,0 +1,126 @@
+"""The pass that computes activations again in the backward instead of keeping them: `--recompute`.
+
+`sections` keeps what crosses from one section of the forward to another. `full` cuts the forward into about √n
+segments, n being the places where one tensor crosses, and keeps what crosses between segments (Chen et al.,
+arXiv:1604.06174). Kept as well are results of communication and of operators that draw random numbers: of dropout, the
+mask.
+"""
+
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import sqrt
+from typing import ClassVar, Literal
+
+from sambasim.compiler.pipeline.assign import crossing_of, values_of
+from sambasim.ir.graph import Graph, Node, Ref, Section, SectionKind, node_references, renamed
+from sambasim.ir.operators import OPERATORS, OperatorKind
+from sambasim.ir.program import Program
+from sambasim.ir.verify import Stage
+
+_DROPOUT = "aten.native_dropout.default"
+_AGAIN = "__again"
+
+
+@dataclass(frozen=True, slots=True)
+class Recompute:
+    """Repeat operators of the forward in the backward, right before it reads their results."""
+
+    title: ClassVar[str] = "recompute activations"
+    reaches: ClassVar[Stage] = Stage.CAPTURED
+    between: Literal["sections", "full"]
+
+    def __call__(self, program: Program) -> Program:
+        training = program.training
+        if training is None:
+            return program
+        ends = [one.stop for one in training.sections if one.kind is SectionKind.FWD]
+        if self.between == "full":
+            ends = _segments(training, program, ends[-1])
+        return replace(program, training=_Repeated(training, _kept(training, ends)).graph())
+
+
+def _segments(graph: Graph, program: Program, stop: int) -> list[int]:
+    """The ends of segments of the forward, up to node `stop`, with about the same bytes of activations."""
+    forward = graph.nodes[:stop]
+    crossing = crossing_of(forward, values_of(graph, program))
+    places = [at for at, count in enumerate(crossing, 1) if count == 1]
+    made = [sum(graph.values[name].size_bytes for name in node.results if name) for node in forward]
+    total = list(accumulate(made, initial=0))
+    count = max(round(sqrt(len(places))), 1)
+    wanted = (total[-1] * part / count for part in range(1, count))
+    return [*sorted({min(places, key=lambda at: abs(total[at] - goal)) for goal in wanted}), stop]
+
+
+def _kept(graph: Graph, ends: list[int]) -> frozenset[str]:
+    """The values of the forward that the backward may read: what crosses `ends`, and what cannot be made again."""
+    forward = graph.nodes[: ends[-1]]
+    segment_of = {name: sum(end <= at for end in ends) for at, node in enumerate(forward) for name in node.results}
+    kept = {
+        name
+        for at, node in enumerate(forward)
+        for name in node_references(node)
+        if name in segment_of and segment_of[name] < sum(end <= at for end in ends)
+    }
+    for node in forward:
+        operator = OPERATORS[node.operator]
+        if node.operator == _DROPOUT and node.results[1] is not None:
+            kept.add(node.results[1])
+        elif operator.draws_random_numbers or operator.kind is OperatorKind.COLLECTIVE:
+            kept.update(name for name in node.results if name is not None)
+    return frozenset(kept | {output.value for output in graph.outputs})
+
+
+class _Repeated:
+    def __init__(self, graph: Graph, kept: frozenset[str]) -> None:
+        self._graph = graph
+        self._kept = kept
+        forward = [node for one in graph.sections if one.kind is SectionKind.FWD for node in graph.section_nodes(one)]
+        self._maker = {name: node for node in forward for name in node.results if name is not None}
+        self._types = dict(graph.values)
+        self._again: dict[str, str] = {}
+        self._nodes = list(forward)
+        self._count = len(forward)
+
+    def graph(self) -> Graph:
+        graph = self._graph
+        for node in graph.nodes[self._count :]:
+            self._nodes.append(self._reading(node))
+        sections = (
+            Section(0, SectionKind.FWD, "forward", 0, self._count),
+            Section(1, SectionKind.BCKWD, "backward", self._count, len(self._nodes)),
+        )
+        return replace(graph, nodes=tuple(self._nodes), values=self._types, sections=sections)
+
+    def _reading(self, node: Node) -> Node:
+        """`node`, with the names of values that were made again."""
+        names = {name: self._at(name) for name in dict.fromkeys(node_references(node))}
+        return renamed(node, names)
+
+    def _at(self, name: str) -> str:
+        maker = self._maker.get(name)
+        if maker is None or name in self._kept:
+            return name
+        if name not in self._again:
+            self._repeat(maker)
+        return self._again[name]
+
+    def _repeat(self, maker: Node) -> None:
+        results = tuple(None if name is None else name + _AGAIN for name in maker.results)
+        node = replace(maker, name=maker.name + _AGAIN, results=results)
+        if maker.operator == _DROPOUT:
+            node = _masked(node, maker)
+        for old, new in zip(maker.results, node.results, strict=False):
+            if old is not None and new is not None:
+                self._again[old], self._types[new] = new, self._types[old]
+        self._nodes.append(self._reading(node))
+
+
+def _masked(node: Node, maker: Node) -> Node:
+    """Dropout by the mask that the forward drew: its backward is the same product."""
+    value, probability = maker.args[:2]
+    keeps = 1.0 - float(probability) if isinstance(probability, (int, float)) else 1.0
+    mask = Ref(maker.results[1] or "")
+    scale = 1.0 / keeps if keeps else 0.0
+    return replace(
+        node, operator="aten.native_dropout_backward.default", args=(value, mask, scale), results=node.results[:1]
+    )

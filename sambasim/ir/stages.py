@@ -1,0 +1,134 @@
+"""The stages of a pipeline: what each rank of the axis pp executes and holds.
+
+A section of a pass has a stage, and stage s is on rank s modulo the size of the axis. What crosses ranks goes by
+comm.send and comm.recv nodes. A parameter group is on the rank that completes its gradients.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from sambasim.ir.dataflow import groups_of, pass_and_update
+from sambasim.ir.graph import Graph, Node, Section, node_references
+from sambasim.ir.mesh import PIPELINE
+from sambasim.ir.program import Program
+from sambasim.ir.types import SymbolKind
+
+_EVERYWHERE = (SymbolKind.INPUT, SymbolKind.OUTPUT, SymbolKind.TANGENT, SymbolKind.REDUCE_BUFFER)
+
+
+def pipeline_ranks(program: Program) -> int:
+    """The size of the axis pp: 1 for a program without stages."""
+    return next((axis.size for axis in program.mesh if axis.name == PIPELINE), 1)
+
+
+def ranks_of_groups(program: Program) -> Mapping[str, int]:
+    """The rank on the axis pp of each parameter group, by name."""
+    training, ranks = program.training, pipeline_ranks(program)
+    if training is None or ranks == 1:
+        return {group.name: 0 for group in program.groups}
+    made = {
+        result: section.stage % ranks
+        for section in training.sections
+        for node in training.section_nodes(section)
+        for result in node.results
+    }
+    rank_of = {output.symbol: made.get(output.value, 0) for output in training.outputs}
+    return {group.name: rank_of[group.members[0].gradient] for group in program.groups}
+
+
+def symbols_of_ranks(program: Program) -> tuple[frozenset[str], ...]:
+    """By rank on the axis pp: the symbols that it holds. What no rank works on is on the first."""
+    ranks = pipeline_ranks(program)
+    if ranks == 1:
+        return (frozenset(program.symbols),)
+    groups = ranks_of_groups(program)
+    everywhere = {name for name, symbol in program.symbols.items() if symbol.kind in _EVERYWHERE}
+    found = [set(everywhere) for _ in range(ranks)]
+    for rank, names in enumerate(found):
+        own = {name for name, at in groups.items() if at == rank}
+        for graph in program.graphs:
+            part = _own(graph, own, rank, ranks)
+            names.update(part.inputs, (output.symbol for output in part.outputs))
+        for group in program.groups:
+            if group.name in own:
+                for member in group.members:
+                    names.update(program.optimizers[group.optimizer].symbols_of(member).values())
+        if program.data_parallel is not None:
+            names.update(one.symbol for one in program.data_parallel.gradient_groups if one.group in own)
+    found[0] |= program.symbols.keys() - set().union(*found)
+    return tuple(map(frozenset, found))
+
+
+def first_holders(program: Program) -> Mapping[str, int]:
+    """By symbol, the first rank on the axis pp that holds it."""
+    of_ranks = symbols_of_ranks(program)
+    return {name: rank for rank in reversed(range(len(of_ranks))) for name in of_ranks[rank]}
+
+
+def of_rank(program: Program, rank: int) -> Program:
+    """The program of `rank` on the axis pp: its sections, its parameter groups, and the symbols that they work on."""
+    ranks = pipeline_ranks(program)
+    if ranks == 1:
+        return program
+    own = {name for name, at in ranks_of_groups(program).items() if at == rank}
+    symbols = symbols_of_ranks(program)[rank]
+    parallel = program.data_parallel
+    if parallel is not None:
+        parallel = replace(parallel, gradient_groups=tuple(g for g in parallel.gradient_groups if g.group in own))
+    training, single = program.training, program.single
+    return replace(
+        program,
+        symbols={name: symbol for name, symbol in program.symbols.items() if name in symbols},
+        training=None if training is None else _numbered(_own(training, own, rank, ranks), program),
+        evaluation=_own(program.evaluation, own, rank, ranks),
+        single=None if single is None else _own(single, own, rank, ranks),
+        groups=tuple(group for group in program.groups if group.name in own),
+        data_parallel=parallel,
+    )
+
+
+def _own(graph: Graph, groups: set[str], rank: int, ranks: int) -> Graph:
+    """The sections and nodes of one rank, which has `groups`."""
+    in_pass, _ = pass_and_update(graph)
+    nodes: list[Node] = []
+    sections: list[Section] = []
+    for section in graph.sections:
+        start = len(nodes)
+        if section in in_pass:
+            nodes += graph.section_nodes(section) if section.stage % ranks == rank else ()
+        else:
+            nodes += filter(None, (_of_groups(node, groups) for node in graph.section_nodes(section)))
+        if len(nodes) > start:
+            sections.append(replace(section, index=len(sections), start=start, stop=len(nodes)))
+    made = {result for node in nodes for result in node.results}
+    read = {name for node in nodes for name in node_references(node)}
+    outputs = tuple(
+        one for one in graph.outputs if one.value in made or (one.value in graph.inputs and rank == ranks - 1)
+    )
+    inputs = tuple(name for name in graph.inputs if name in read or any(one.value == name for one in outputs))
+    return replace(graph, inputs=inputs, nodes=tuple(nodes), outputs=outputs, sections=tuple(sections))
+
+
+def _of_groups(node: Node, own: set[str]) -> Node | None:
+    """A node of the update, for the rank that has the groups `own`; None if it works on others only."""
+    named = groups_of(node)
+    if not named or own.issuperset(named):
+        return node
+    if node.operator != "opt.square_sums":
+        return None
+    return replace(node, args=(tuple(name for name in named if name in own),))
+
+
+def _numbered(own: Graph, program: Program) -> Graph:
+    """`own`, whose node of squares says where the blocks of each of its groups begin among those of all groups."""
+    starts, first = {}, 0
+    for group in program.groups:
+        starts[group.name] = first
+        first += group.norm_blocks
+    nodes = tuple(
+        replace(node, kwargs=(("starts", tuple(starts[name] for name in groups_of(node))),))
+        if node.operator == "opt.square_sums"
+        else node
+        for node in own.nodes
+    )
+    return replace(own, nodes=nodes)

@@ -1,0 +1,334 @@
+"""Where a model is cut into stages, and that the stages compute what one rank computes that accumulates."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sambasim.compiler.build import Built
+from sambasim.compiler.passes import Place
+from sambasim.compiler.pipeline.pipeline_parallel import PipelineParallel
+from sambasim.compiler.update import AttachOptimizers, Update
+from sambasim.errors import InvariantError, OptionError
+from sambasim.hardware.budget import budget_of, load_calibration
+from sambasim.hardware.spec import load_device
+from sambasim.ir.dataflow import axis_of
+from sambasim.ir.graph import Argument, Node, SectionKind
+from sambasim.ir.mesh import PIPELINE, replica_mesh
+from sambasim.ir.program import Program
+from sambasim.ir.schedule import make
+from sambasim.ir.stages import of_rank
+from sambasim.ir.types import SymbolKind
+from sambasim.ir.verify import Stage, verify
+from sambasim.runtime.device import DeviceMemory, private_storage
+from sambasim.runtime.executor import Executor, tangent_of
+from sambasim.runtime.replica import place_inputs, place_weights
+from sambasim.runtime.transports.in_process import Hub, InProcess, run_together
+from tests.compiler.sharding.test_plan import built_from, captured
+from tests.support.examples import example_options
+
+MICRO_BATCHES = 4
+SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b", "zb-h1")
+BUDGET = budget_of(load_device("sn30"), load_calibration(), None)
+
+Batch = dict[str, Tensor]
+
+
+@cache
+def example(name: str) -> tuple[Built, Batch]:
+    """The captured example called `name`, and a batch."""
+    return captured(example_options(name, Path()))
+
+
+class Shared(nn.Module):
+    """One layer used in the first and the last stage, a mask, dropout, running statistics and a skip."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tied = nn.Linear(8, 8)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(8) for _ in range(4))
+        self.frozen = nn.Parameter(torch.ones(8), requires_grad=False)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        first = hidden = self.tied(x) * self.frozen
+        mask = torch.arange(8).lt(6).to(x.dtype)
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            hidden = F.dropout(norm(layer(hidden)).relu(), 0.25, training=self.training) * mask
+        return F.mse_loss(self.tied((hidden + first) * self.frozen), target)
+
+
+class Turned(nn.Module):
+    """What crosses is transposed and then viewed, as its strides allow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        turned = self.first(x).transpose(0, 1).relu()  # keeps the strides of the transposed view
+        return F.mse_loss(self.second(turned.transpose(0, 1).view(-1, 6)), target.view(-1, 6))
+
+
+def cut(built: Built, ranks: int, schedule: str = "1f1b") -> Program:
+    return PipelineParallel(make(schedule, ranks, MICRO_BATCHES), BUDGET)(built.program)
+
+
+def placed(program: Program) -> Program:
+    found = Place()(AttachOptimizers((Update("sgd", {"lr": 0.1}),))(program))
+    verify(found)
+    return found
+
+
+def seed(number: int) -> None:
+    torch.manual_seed(100 + number)
+
+
+def accumulated(built: Built, batches: Sequence[Batch]) -> dict[str, Tensor]:
+    """By symbol: gradients and buffers of one rank after all micro-batches; and the losses."""
+    program = placed(built.program)
+    memory = DeviceMemory(program, private_storage(program.device_bytes))
+    place_weights(program, memory, built.weights)
+    assert program.training is not None
+    executor = Executor(program.training, program, memory.tensor, wanted=program.loss)
+    losses = []
+    for number, batch in enumerate(batches):
+        place_inputs(memory, batch)
+        seed(number)
+        outputs = executor.run(tangent_of(program, 1 / len(batches)), accumulate=number > 0)
+        losses.append(outputs[program.loss or ""])
+    return {"losses": torch.stack(losses)} | kept_in(memory)
+
+
+def pipelined(built: Built, batches: Sequence[Batch], program: Program) -> dict[str, Tensor]:
+    """The same of all ranks of a pipeline, which run in this process."""
+    program = placed(program)
+    mesh, schedule = replica_mesh(program.mesh), program.schedule
+    assert schedule is not None
+    programs = [of_rank(program, rank) for rank in range(mesh.world_size)]
+    memories = [DeviceMemory(one, private_storage(one.device_bytes)) for one in programs]
+    hub, passes = Hub(mesh.world_size), []
+    for rank, (memory, own) in enumerate(zip(memories, programs, strict=True)):
+        place_weights(own, memory, built.weights)
+        assert own.training is not None
+        transport = InProcess(own, memories, hub, rank, mesh)
+        executor = Executor(own.training, own, memory.tensor, wanted=own.loss, transport=transport)
+        tangent = tangent_of(own, 1 / len(batches))
+        passes.append(executor.run_schedule(schedule.rows[rank], batches, tangent, seed))
+    outputs = run_together(passes, hub)[-1]
+    found = {"losses": torch.stack([one[program.loss or ""] for one in outputs])}
+    for memory in memories:
+        found |= kept_in(memory)
+    return found
+
+
+def kept_in(memory: DeviceMemory) -> dict[str, Tensor]:
+    kinds = (SymbolKind.GRADIENT, SymbolKind.BUFFER)
+    return {name: memory.tensor(name).clone() for name, one in memory.program.symbols.items() if one.kind in kinds}
+
+
+def check_bits(built: Built, batches: Sequence[Batch], ranks: int, schedule: str) -> None:
+    expected, found = accumulated(built, batches), pipelined(built, batches, cut(built, ranks, schedule))
+    assert found.keys() == expected.keys()
+    for name, right in expected.items():
+        assert torch.equal(found[name], right), name
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_model_that_shares_layers_and_draws_has_the_bits_of_accumulation(ranks: int, schedule: str) -> None:
+    torch.manual_seed(0)
+    batches = [{"x": torch.randn(3, 8), "target": torch.randn(3, 8)} for _ in range(MICRO_BATCHES)]
+    built, _ = built_from(Shared(), **batches[0])
+    check_bits(built, batches, ranks, schedule)
+
+
+def test_a_message_keeps_its_strides() -> None:
+    torch.manual_seed(0)
+    batches = [{"x": torch.randn(4, 5, 6), "target": torch.randn(4, 5, 6)} for _ in range(MICRO_BATCHES)]
+    built, _ = built_from(Turned(), **batches[0])
+    check_bits(built, batches, 2, "1f1b")
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"), [("char_gpt", 2), ("char_gpt", 4), ("resnet", 2), ("resnet", 4), ("digits", 2)]
+)
+def test_an_example_has_the_bits_of_accumulation(name: str, ranks: int) -> None:
+    built, inputs = example(name)
+    batches = [{key: one.roll(number, 0) for key, one in inputs.items()} for number in range(MICRO_BATCHES)]
+    check_bits(built, batches, ranks, "1f1b")
+
+
+def crossing(program: Program, chosen: Callable[[SectionKind], bool] = lambda kind: True) -> list[Node]:
+    """The messages between stages of the training step."""
+    assert program.training is not None
+    return [
+        node
+        for section in program.training.sections
+        if chosen(section.kind)
+        for node in program.training.section_nodes(section)
+        if axis_of(node) == PIPELINE and node.operator == "comm.send"
+    ]
+
+
+def test_one_activation_and_one_gradient_cross_beside_those_of_tied_weights() -> None:
+    built, _ = example("char_gpt")
+    program = cut(built, 2)
+    forward = crossing(program, lambda kind: kind is SectionKind.FWD)
+    backward = crossing(program, lambda kind: kind is SectionKind.BCKWD)
+    assert len(forward) == len(backward) == 2
+    assert any(node.name.startswith("chargpt__tokens__weight") for node in forward)
+
+
+def test_each_rank_holds_its_own_parameters_only() -> None:
+    built, _ = example("char_gpt")
+    program = placed(cut(built, 2))
+    whole = placed(built.program)
+    parts = [of_rank(program, rank) for rank in range(2)]
+    names = [{name for name, one in part.symbols.items() if one.kind is SymbolKind.PARAMETER} for part in parts]
+    assert names[0].isdisjoint(names[1])
+    assert names[0] | names[1] == {name for name, one in whole.symbols.items() if one.kind is SymbolKind.PARAMETER}
+    assert program.device_bytes < 0.75 * whole.device_bytes
+
+
+def test_a_split_backward_computes_gradients_of_weights_apart() -> None:
+    built, _ = example("char_gpt")
+    training = cut(built, 2, "zb-h1").training
+    assert training is not None
+    later = [node for one in training.sections if one.weights_only for node in training.section_nodes(one)]
+    assert sum(node.operator == "aten.mm.default" for node in later) >= 8, "a product for each linear layer"
+    assert not any(node.operator == "comm.send" for node in later), "no other stage waits for them"
+
+
+class Fixed(nn.Module):
+    """Statistics without weights, a frozen layer, an input that is given out, and a weight that two stages read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(8, affine=False) for _ in range(4))
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+
+    def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.frozen(x)
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            hidden = norm(layer(hidden)).relu()
+        return F.mse_loss(hidden @ self.layers[0].weight, target), x
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_evaluation_reads_statistics_where_training_changes_them(schedule: str) -> None:
+    torch.manual_seed(0)
+    batches = [{"x": torch.randn(3, 8), "target": torch.randn(3, 8)} for _ in range(MICRO_BATCHES)]
+    built, _ = built_from(Fixed(), **batches[0])
+    check_bits(built, batches, 2, schedule)
+    program = placed(cut(built, 2, schedule))
+    holders = [
+        {name for name, one in of_rank(program, rank).symbols.items() if one.kind is SymbolKind.BUFFER}
+        for rank in range(2)
+    ]
+    assert holders[0].isdisjoint(holders[1])
+
+
+def test_what_is_computed_from_inputs_alone_is_sent_if_it_is_long() -> None:
+    class Long(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, target: Tensor) -> Tensor:
+            hidden = x
+            for _ in range(400):
+                hidden = hidden.sin()
+            return F.mse_loss(self.second(self.first(hidden).relu() + hidden), target)
+
+    batches = [{"x": torch.randn(3, 4), "target": torch.randn(3, 4)} for _ in range(MICRO_BATCHES)]
+    built, _ = built_from(Long(), **batches[0])
+    check_bits(built, batches, 2, "1f1b")
+
+
+def test_a_gradient_that_no_operator_computes_is_refused() -> None:
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+            self.offset = nn.Parameter(torch.zeros(()))
+
+        def forward(self, x: Tensor, target: Tensor) -> Tensor:
+            return F.mse_loss(self.layers(x), target) + self.offset
+
+    built, _ = built_from(Bare(), x=torch.randn(3, 4), target=torch.randn(3, 4))
+    with pytest.raises(OptionError, match="no operator computes the gradient of offset"):
+        cut(built, 2)
+
+
+def test_more_stages_than_layers_are_refused() -> None:
+    built, _ = built_from(Turned(), x=torch.randn(4, 5, 6), target=torch.randn(4, 5, 6))
+    with pytest.raises(OptionError, match="cannot be cut into 5 stages with parameters of their own") as raised:
+        cut(built, 5)
+    assert raised.value.remedy == "use fewer --pipeline-stages"
+
+
+def test_each_rank_updates_parameters_where_a_view_of_them_is_in_the_stage_before() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+            self.norm = nn.BatchNorm1d(8, affine=False)
+
+        def forward(self, x: Tensor, target: Tensor) -> Tensor:
+            first, second, third, last = self.layers
+            hidden = second(self.norm(first(x)).relu()).relu()
+            return F.mse_loss(last(self.norm(third(hidden)).relu()), target)
+
+    built, _ = built_from(Net(), x=torch.randn(3, 8), target=torch.randn(3, 8))
+    program = placed(cut(built, 3))
+    assert all(of_rank(program, rank).groups for rank in range(3))
+    with pytest.raises(OptionError, match="share the buffer"):
+        cut(built, 4)
+
+
+def damaged(program: Program, change: Callable[[tuple[Node, ...]], tuple[Node, ...]]) -> Program:
+    training = program.training
+    assert training is not None
+    first, *rest = training.sections
+    nodes = change(training.section_nodes(first))
+    moved = len(nodes) - first.stop
+    later = (replace(one, start=one.start + moved, stop=one.stop + moved) for one in rest)
+    whole = (*nodes, *training.nodes[first.stop :])
+    return replace(program, training=replace(training, nodes=whole, sections=(replace(first, stop=len(nodes)), *later)))
+
+
+def with_tag(tag: Argument) -> Callable[[tuple[Node, ...]], tuple[Node, ...]]:
+    return lambda nodes: (*nodes[:-1], replace(nodes[-1], kwargs=(*nodes[-1].kwargs[:-1], ("tag", tag))))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda nodes: nodes[:-1], "nothing sends what"),
+        (lambda nodes: (*nodes, replace(nodes[-1], name="twice")), "twice sends 1 values"),
+        (lambda nodes: (*nodes[:-1], replace(nodes[-1], args=())), "sends 0 values"),
+        (with_tag(1 << 40), "has the tag 1099511627776"),
+        (with_tag("x"), "a message with the shift or tag 'x'"),
+    ],
+)
+def test_a_damaged_message_is_refused(change: Callable[[tuple[Node, ...]], tuple[Node, ...]], said: str) -> None:
+    built, _ = built_from(Turned(), x=torch.randn(4, 5, 6), target=torch.randn(4, 5, 6))
+    program = cut(built, 2)
+    with pytest.raises(InvariantError, match=said):
+        verify(damaged(program, change), Stage.CAPTURED)
+
+
+def test_a_schedule_of_other_micro_batches_is_refused() -> None:
+    built, _ = built_from(Turned(), x=torch.randn(4, 5, 6), target=torch.randn(4, 5, 6))
+    program = cut(built, 2)
+    schedule = program.schedule
+    assert schedule is not None
+    with pytest.raises(InvariantError, match="none of 2 stages and 3 micro-batches"):
+        verify(replace(program, schedule=replace(schedule, micro_batches=3)), Stage.CAPTURED)

@@ -1,0 +1,150 @@
+"""`--pipeline-stages`: the bits of one rank that accumulates over the micro-batches, by every schedule and way."""
+
+import shutil
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from torch import nn
+
+from sambasim.compiler.build import Built
+from sambasim.compiler.compile import Stopwatch, assemble, capture_model
+from sambasim.compiler.front import build_model, example_batch
+from tests.mpi.training import EACH_ALONE, TWO_NODES, Run, Trained, run_of, train
+from tests.support.examples import example_options
+from tests.support.mpi import run_mpi
+from tests.support.whole import whole_case
+
+MICRO_BATCH, MICRO_BATCHES = 4, 4
+EXAMPLES = {
+    "char_gpt": ("optimizer.name=adamw",),
+    "resnet": ("optimizer.name=adamw", "optimizer.momentum=", "optimizer.nesterov=", "optimizer.lr=0.003"),
+}
+SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b", "zb-h1")
+RUNS = [*(("char_gpt", one) for one in SCHEDULES), ("resnet", "1f1b")]
+
+
+@cache
+def captured(example: str) -> tuple[Built, nn.Module]:
+    """Of one micro-batch: what one rank accumulates over, and what goes through a pipeline."""
+    options = example_options(example, Path(), *EXAMPLES[example])
+    model = build_model(options)
+    inputs, by_keyword = example_batch(model, options)
+    watch = Stopwatch(lambda phase: None)
+    return capture_model(model, inputs, options, by_keyword=by_keyword, watch=watch), model
+
+
+def compiled(example: str, folder: Path, *overrides: str, batch_size: int = MICRO_BATCH) -> Path:
+    options = example_options(example, folder, *EXAMPLES[example], *overrides)
+    training = options.training.model_copy(update={"batch_size": batch_size})
+    options = options.model_copy(update={"training": training})
+    return assemble(*captured(example), options, Stopwatch(lambda phase: None)).path
+
+
+def in_stages(example: str, folder: Path, *cut: str, stages: int = 2, schedule: str = "1f1b") -> Path:
+    pipeline = (f"compile.pipeline_stages={stages}", f"compile.micro_batches={MICRO_BATCHES}")
+    batch_size = MICRO_BATCHES * MICRO_BATCH
+    return compiled(example, folder, *pipeline, f'compile.schedule="{schedule}"', *cut, batch_size=batch_size)
+
+
+@pytest.fixture(scope="module")
+def pefs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Each example whole and in two stages, the first by each schedule."""
+    found = {name: compiled(name, tmp_path_factory.mktemp(name)) for name in EXAMPLES}
+    for name, schedule in RUNS:
+        found[f"{name} {schedule}"] = in_stages(name, tmp_path_factory.mktemp("pp"), schedule=schedule)
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(pefs: dict[str, Path]) -> dict[str, Trained]:
+    how: dict[str, Any] = {"steps": 2, "accumulation": 2 * MICRO_BATCHES, "evaluate": True}
+    return train(1, [run_of(name, pefs[name], **how) for name in EXAMPLES])
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_pipeline_has_the_bits_of_accumulation(ranks: int, pefs: dict[str, Path], whole: dict[str, Trained]) -> None:
+    names = [f"{name} {schedule}" for name, schedule in RUNS]
+    found = train(ranks, [run_of(name, pefs[name], steps=2, accumulation=2, evaluate=True) for name in names])
+    for name, trained in found.items():
+        assert trained.summary.mesh == {"dp": 1, "pp": 2}
+        assert trained.outcome == whole[name.split()[0]].outcome, name
+
+
+MESHES = {
+    "pp 2 × tp 2": (4, ("compile.n_chips=2", 'compile.tensor_parallel="weight"', "compile.pipeline_stages=2")),
+    "pp 2": (2, ("compile.pipeline_stages=2",)),
+    "pp 4": (4, ("compile.pipeline_stages=4",)),
+}
+"""By name: the ranks of a replica, and the options."""
+
+
+@pytest.fixture(scope="module")
+def meshes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    clipped = "optimizer.max_grad_norm=0.5"
+    return {
+        name: in_stages("char_gpt", tmp_path_factory.mktemp("mesh"), clipped, *cut) for name, (_, cut) in MESHES.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("ranks", "names", "env"),
+    [
+        (4, tuple(MESHES), {}),
+        whole_case(4, tuple(MESHES), TWO_NODES),
+        whole_case(4, tuple(MESHES), EACH_ALONE),
+        whole_case(8, ("pp 2 × tp 2",), {}),
+    ],
+)
+def test_device_host_and_one_process_have_the_same_bits(
+    ranks: int, names: tuple[str, ...], env: dict[str, str], meshes: dict[str, Path]
+) -> None:
+    replicas = {name: ranks // MESHES[name][0] for name in names}
+    runs: list[Run] = []
+    for name in names:
+        ways: dict[str, Any] = {"device": {"reduce_on_rdu": True}, "host": {}, "played": {"emulate": replicas[name]}}
+        runs += [run_of(f"{name} {way}", meshes[name], steps=2, accumulation=2, **how) for way, how in ways.items()]
+    found = train(ranks, runs, env=env)
+    for name in names:
+        device, host, played = (found[f"{name} {way}"] for way in ("device", "host", "played"))
+        assert device.outcome == host.outcome == played.outcome
+        assert device.summary.mesh == played.summary.mesh
+        assert device.summary.world_size == replicas[name]
+
+
+def test_a_checkpoint_of_stages_is_resumed_and_saved_weights_are_whole(pefs: dict[str, Path], tmp_path: Path) -> None:
+    """By two ranks and by one process: both go on where four steps would be."""
+    path = pefs["resnet 1f1b"]
+    folder = {"dir": str(tmp_path / "saved")}
+    through, alone = tmp_path / "stages.safetensors", tmp_path / "alone.safetensors"
+    all_steps = run_of("all", path, steps=4, save=str(through))
+    whole = train(2, [all_steps, run_of("half", path, steps=2, checkpoint=folder)])["all"]
+    shutil.copytree(tmp_path / "saved", tmp_path / "again")
+    resumed = train(2, [run_of("rest", path, steps=4, checkpoint=folder | {"resume": "newest"})])["rest"]
+    other = folder | {"dir": str(tmp_path / "again"), "resume": "newest"}
+    accumulated = run_of("alone", pefs["resnet"], steps=4, accumulation=MICRO_BATCHES, save=str(alone))
+    played = train(1, [run_of("played", path, steps=4, checkpoint=other), accumulated])["played"]
+    assert whole.outcome[:2] == resumed.outcome[:2] == played.outcome[:2]
+    expected, found = load_file(alone), load_file(through)
+    assert expected.keys() == found.keys()
+    assert all(expected[name].equal(found[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "flags", "said"),
+    [
+        (3, (), "3 were started, and a replica of this PEF has 2 ranks (pp 2)"),
+        (2, ("--engine", "inductor"), "--engine inductor cannot compile a pass that communicates"),
+    ],
+)
+def test_a_job_that_does_not_fit_the_stages_is_refused(
+    ranks: int, flags: tuple[str, ...], said: str, pefs: dict[str, Path]
+) -> None:
+    argv = [sys.executable, "-m", "sambasim", "run", "--pef", str(pefs["resnet 1f1b"]), "--steps", "1", *flags]
+    result = run_mpi(ranks, argv, timeout=120)
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert "try:" in result.stderr
