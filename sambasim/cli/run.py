@@ -157,7 +157,7 @@ def _checked(options: "RunOptions", output_folder: Path, communicator: "Communic
 
 
 def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int, command: Sequence[str]) -> None:
-    from sambasim.ir.mesh import DATA_PARALLEL
+    from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE
     from sambasim.runtime.launcher import check_emulation, check_world_size, replicas_of
 
     emulated, servers, minimum = options.emulate_replicas, options.parameter_servers or 0, header.world_size
@@ -174,6 +174,13 @@ def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int, comm
             f"does, between the {header.ranks_of_replica} ranks of a replica",
             remedy="run it with --engine plain",
         )
+    watched = {"--record-digests": options.record_digests is not None, "--debug-numerics": options.debug_numerics}
+    for flag, given in watched.items():
+        if given and header.replica.size(PIPELINE) > 1:
+            raise OptionError(
+                f"{flag} cannot watch a pipeline yet, and the PEF {header.name} is one ({header.replica})",
+                remedy=f"leave out {flag}, or compile without --pipeline-stages and use --grad-accumulation-steps",
+            )
     replicas = replicas_of(ranks - servers, header.replica, minimum, command=command)
     if servers and ranks - servers < minimum:
         started = "1 rank was started" if ranks == 1 else f"{ranks} ranks were started"
