@@ -63,7 +63,7 @@ def _kept(graph: Graph, ends: list[int]) -> frozenset[str]:
     }
     for node in forward:
         operator = OPERATORS[node.operator]
-        if node.operator == _DROPOUT and node.results[1] is not None:
+        if node.operator == _DROPOUT and node.args[2:] == (True,) and node.results[1] is not None:
             kept.add(node.results[1])
         elif operator.draws_random_numbers or operator.kind is OperatorKind.COLLECTIVE:
             kept.update(name for name in node.results if name is not None)

@@ -62,8 +62,9 @@ def programs_of(program: Program, mesh: Mesh | None, ranks: Sequence[int]) -> Se
     """The program of each of `ranks`: its part of a pipeline, or all of `program`."""
     if mesh is None or mesh.size(PIPELINE) == 1:
         return [program] * len(ranks)
-    of_stages = [of_rank(program, at) for at in range(mesh.size(PIPELINE))]
-    return [of_stages[mesh.coordinate(rank, PIPELINE)] for rank in ranks]
+    stages = [mesh.coordinate(rank, PIPELINE) for rank in ranks]
+    of_stages = {at: of_rank(program, at) for at in set(stages)}
+    return [of_stages[at] for at in stages]
 
 
 def connect(
