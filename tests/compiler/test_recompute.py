@@ -82,3 +82,19 @@ def test_stages_recompute_too() -> None:
     expected, found = accumulated(built, batches), pipelined(built, batches, program)
     for name, right in expected.items():
         assert torch.equal(found[name], right), name
+
+
+def test_dropout_that_is_off_stays_off() -> None:
+    class Off(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+
+        def forward(self, x: Tensor, target: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = torch.native_dropout(layer(x).tanh(), 0.5, False)[0].sin()
+            return F.mse_loss(x, target)
+
+    torch.manual_seed(0)
+    built, inputs = built_from(Off(), x=torch.randn(16, 8), target=torch.randn(16, 8))
+    same_bits(built, [inputs], "full")
