@@ -70,6 +70,17 @@ class Schedule:
         """Whether a backward is I and W, instead of B."""
         return any(action.kind in _SPLIT for row in self.rows for action in row)
 
+    @property
+    def backward_in_one_piece(self) -> bool:
+        """Whether a rank runs the whole backward of a micro-batch by one action."""
+        return self.stages == self.ranks and not self.splits_backward
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether a rank runs the sections of each micro-batch in their order. Several stages of split backwards mix
+        them: I of stage 2, I of stage 0, W of stage 2."""
+        return self.stages == self.ranks or not self.splits_backward
+
     def rank_of(self, stage: int) -> int:
         return stage % self.ranks
 

@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 import warnings
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -120,6 +121,7 @@ class MpiCommunicator(Communicator):
     _mappings: list[SecondMapping] = field(default_factory=list)
     _failures: dict[int, FailureNotice] = field(default_factory=dict)
     _sends: list["MPI.Request"] = field(default_factory=list)
+    _kept: "deque[MPI.Request]" = field(default_factory=deque)  # each keeps its buffer
     _persistent: list["MPI.Prequest"] = field(default_factory=list)
     _subsets: list["MpiCommunicator"] = field(default_factory=list)
 
@@ -179,6 +181,11 @@ class MpiCommunicator(Communicator):
 
     def isend(self, buffer: Buffer, destination: int, tag: int) -> Request:
         return Request(self._world.Isend(as_bytes(buffer), dest=destination, tag=tag))
+
+    def send_and_keep(self, buffer: Buffer, destination: int, tag: int) -> None:
+        while self._kept and self._kept[0].Test():
+            self._kept.popleft()
+        self._kept.append(self._world.Isend(as_bytes(buffer), dest=destination, tag=tag))
 
     def irecv(self, buffer: Buffer, source: int, tag: int) -> Request:
         return Request(self._world.Irecv(as_bytes(buffer), source=source, tag=tag))
@@ -291,8 +298,10 @@ class MpiCommunicator(Communicator):
     def close(self) -> None:
         for subset in self._subsets:
             subset.close()
-        while self._persistent:
-            self._persistent.pop().Free()  # MPICH warns of those that are left
+        for request in (*self._persistent, *(one for one in self._kept if not one.Test())):
+            request.Free()  # MPICH warns of those that are left
+        self._persistent.clear()
+        self._kept.clear()
         while self._mappings:
             self._mappings.pop().release()
         while self._windows:

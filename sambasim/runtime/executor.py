@@ -1,38 +1,28 @@
 """Executes a graph on one rank's device memory: its pass (forward and backward) and its update.
 
-Sections are flat lists of instructions over registers. Registers of symbols hold views of device memory; a gradient is
-stored in its group as soon as it is complete. Execution is a generator, which yields only where it must wait for
-another rank that this process runs (emulation).
+Sections are flat lists of instructions over registers. Execution is a generator, which yields only where it must wait
+for another rank that this process runs (emulation).
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from time import perf_counter, perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from sambasim.errors import InternalError, OptionError, SambasimError
-from sambasim.ir.dataflow import pass_and_update
-from sambasim.ir.graph import Graph, Node, Output, Section, SectionKind, node_references
-from sambasim.ir.operators import OPERATORS
+from sambasim.errors import InternalError, SambasimError
+from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import Action, ActionKind
 from sambasim.ir.types import SymbolKind
-from sambasim.runtime.engine.straight_line import (
-    Misfit,
-    PassLines,
-    StraightLine,
-    by_part,
-    merged,
-    misfit,
-    operator_error,
-)
+from sambasim.runtime.bound_pass import BoundPass, Tangent, tensor_in
+from sambasim.runtime.engine.straight_line import Misfit, StraightLine, merged, misfit, operator_error
 from sambasim.runtime.handlers import Binding
 from sambasim.runtime.instructions import Instruction, RegisterFile, Registers
-from sambasim.runtime.lowering import lower, lower_update
+from sambasim.runtime.lowering import lower_update
 from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.transports.base import EndOfStep, Overlapped, Transport
@@ -41,14 +31,12 @@ from sambasim.runtime.transports.in_process import finished
 if TYPE_CHECKING:
     from sambasim.runtime.engine.inductor import Inductor  # takes seconds to import; plain runs do without
 
+__all__ = ["Executor", "Steps", "Tangent", "Updated", "outputs_in_order", "tangent_of"]
+
 R = TypeVar("R")
 
 Steps: TypeAlias = Generator[None, None, R]
 """An execution that yields whenever it waits for another rank of this process."""
-
-Tangent: TypeAlias = Tensor | dict[str, Tensor] | None
-"""The gradient that a backward starts from: of the loss, or by symbol, of several outputs."""
-
 
 _UNBOUND = "an update of a graph without a transport or optimizers"
 
@@ -86,14 +74,15 @@ class Executor:
         observer: StepObserver | None = None,
     ) -> None:
         self._program = program
-        self._graph = graph
         self._tensor_of = tensor_of
         self._transport = transport
         self._optimizers = optimizers
         self._replica = replica
         self._observer: StepObserver | None = None
         self._wanted = wanted
-        self._bind_pass(graph, engine, observer)
+        self._live: Registers = []
+        function_of = None if observer is None else partial(observer.bind, replica)
+        self._pass = self._bind_pass(graph, engine, function_of)
         self._update: list[StraightLine] = []
         self._observed_update: list[StraightLine] = []  # in more parts, so that each section is reported
         self._overlapped: list[Overlapped] = []
@@ -103,105 +92,39 @@ class Executor:
         if self._transport is not None and self._optimizers is not None:
             self.bind_update(self._transport, self._optimizers)
 
-    def _changed_buffers(self, buffers: Sequence[Output]) -> Mapping[int, Sequence[tuple[int, int, Tensor]]]:
-        """For each stage, the buffers that its forward changes: the registers with their values before and after."""
-        register, found = self._registers.value, defaultdict(list)
-        for section in self._pass_sections:
-            made = {name for node in self._graph.section_nodes(section) for name in node.results}
-            for one in buffers:
-                if one.value in made:
-                    buffer = self._tensor_of(one.symbol)
-                    found[section.stage].append((register(one.symbol), register(one.value), buffer))
-        return found
-
-    def _read_twice(self, nodes: Sequence[Node]) -> set[str]:
-        """Values that are kept until a micro-batch ends: with several stages of split backwards, no order of sections
-        is that of all micro-batches."""
-        schedule = self._program.schedule
-        if schedule is None or not schedule.splits_backward or schedule.stages == schedule.ranks:
-            return set()
-        return {name for node in nodes for name in node_references(node)}
-
     def replace_pass(self, graph: Graph) -> None:
-        self._bind_pass(graph)
+        self._live = []
+        self._pass = self._bind_pass(graph)
 
-    def _bind_pass(self, graph: Graph, engine: "Inductor | None" = None, observer: StepObserver | None = None) -> None:
-        program, tensor_of = self._program, self._tensor_of
-        self._graph = graph
-        self._registers = RegisterFile()
-        kinds = {name: symbol.kind for name, symbol in program.symbols.items()}
-        tangents = [name for name in graph.inputs if kinds[name] is SymbolKind.TANGENT]
-        self._tangents = {name: self._registers.value(name) for name in tangents}
-        schedule = program.schedule if graph is program.training else None
-        changed = {one.symbol for one in graph.outputs if kinds[one.symbol] is SymbolKind.BUFFER}
-        by_micro_batch = {name for name in graph.inputs if kinds[name] is SymbolKind.INPUT} | changed
-        not_yet = {*tangents, *(by_micro_batch if schedule is not None else ())}
-        for name in graph.inputs:
-            number = self._registers.value(name)
-            if name not in not_yet:
-                self._registers.initial[number] = tensor_of(name)
-        computed = set(graph.values)
-        gradients = [o for o in graph.outputs if kinds[o.symbol] is SymbolKind.GRADIENT]
-        buffers = [o for o in graph.outputs if kinds[o.symbol] is SymbolKind.BUFFER]
-        outputs = [o for o in graph.outputs if kinds[o.symbol] is SymbolKind.OUTPUT]
-        returned = [o for o in outputs if self._wanted in (None, o.symbol)]
-        self._pass_sections, self._update_sections = pass_and_update(graph)
-        backward = [graph.section_nodes(one) for one in self._pass_sections if one.kind is SectionKind.BCKWD]
-        late = {result for nodes in backward for node in nodes for result in node.results} | set(tangents)
-        register = self._registers.value
-        self._buffers = [(register(o.value), tensor_of(o.symbol)) for o in buffers]
-        self._returned = [(o.symbol, register(o.value)) for o in returned]
-        self._of_forward = [(o.symbol, register(o.value)) for o in returned if o.value not in late]
-        self._of_backward = [(o.symbol, register(o.value)) for o in returned if o.value in late]  # gradients of inputs
-        # A gradient may be an input itself (if the loss is a bare parameter): then no node completes it.
-        self._kept_storages = {
-            tensor.untyped_storage().data_ptr() for tensor in self._registers.initial if isinstance(tensor, Tensor)
-        }
-        self._from_inputs = [(register(o.value), tensor_of(o.symbol)) for o in gradients if o.value not in computed]
-        self._live: Registers = []
-        stores: dict[str, list[Tensor]] = {}
-        for output in gradients:
-            if output.value in computed:
-                stores.setdefault(output.value, []).append(tensor_of(output.symbol))
-        binding = Binding(self._registers, graph.values, stores, self._transport, self._optimizers)
-        nodes = [node for section in self._pass_sections for node in graph.section_nodes(section)]
-        sizes = [(section.kind, section.stop - section.start) for section in self._pass_sections]
-        # Gradients are stored at once; only outputs and changed buffers are needed at the end of the pass.
-        keep = {output.value for output in (*returned, *buffers)} | self._read_twice(nodes)
-        lowered = lower(nodes, binding, keep)
-        if observer is not None:
-            lowered = [
-                None if one is None else replace(one, function=observer.bind(self._replica, one)) for one in lowered
-            ]
-        if engine is None:
-            parts = by_part(lowered, [(1, size) for _, size in sizes])
-        elif any(node.operator.startswith("comm.") for node in nodes):
-            what = "inductor cannot compile a pass that communicates"
-            raise OptionError(what, remedy="run it with --engine plain")
-        else:
-            parts = engine.lower(lowered, nodes, sizes, self._registers, stores, keep, self._tensors())
-        # With several stages of split backwards, no order of sections is that of every micro-batch.
-        self._in_order = schedule is None or schedule.stages == schedule.ranks or not schedule.splits_backward
-        one_by_one = schedule is None or (schedule.stages == schedule.ranks and not schedule.splits_backward)
-        self._pass = PassLines(parts, stores, keep, watches=one_by_one)
-        self._draws = any(OPERATORS[node.operator].draws_random_numbers for node in nodes)
-        self._spans = {} if schedule is None else _spans(self._pass_sections)
-        self._changed = {} if schedule is None else self._changed_buffers(buffers)
-        forward_sections = sum(section.kind is SectionKind.FWD for section in self._pass_sections)
-        self._forward_parts = sum(part.sections <= forward_sections for part in parts)
+    def _bind_pass(
+        self,
+        graph: Graph,
+        engine: "Inductor | None" = None,
+        function_of: Callable[[Instruction], Callable[..., object]] | None = None,
+    ) -> BoundPass:
+        return BoundPass(
+            graph,
+            self._program,
+            self._tensor_of,
+            transport=self._transport,
+            optimizers=self._optimizers,
+            engine=engine,
+            wanted=self._wanted,
+            function_of=function_of,
+        )
 
     def bind_update(self, transport: Transport, optimizers: Optimizers) -> None:
         """Bind the update of a graph that was created without transport and optimizers."""
         self._transport, self._optimizers = transport, optimizers
         transport.observer = self._observer
         registers = self._update_registers = RegisterFile()
-        binding = Binding(registers, self._graph.values, {}, transport, optimizers)
-        parts = lower_update(self._graph, self._update_sections, binding)
+        binding = Binding(registers, self._pass.graph.values, {}, transport, optimizers)
+        parts = lower_update(self._pass.graph, self._pass.update_sections, binding)
         self._observed_update = [StraightLine(part, accumulate=False) for part in parts]
         self._update = [StraightLine(part, accumulate=False) for part in merged(parts)]
         self._overlapped = [one.communication for one in self._update if isinstance(one.communication, Overlapped)]
         self._end = transport.end_step()
-        norms = [node.results[0] for node in self._graph.nodes if node.operator == "opt.total_norm"]
+        norms = [node.results[0] for node in self._pass.graph.nodes if node.operator == "opt.total_norm"]
         self._norm = registers.value(norms[0]) if norms and norms[0] else None
 
     def observe(self, observer: StepObserver | None) -> None:
@@ -219,15 +142,16 @@ class Executor:
         """Run all sections of the pass in order; returns the outputs by symbol. Raises DataError for values of the
         data. `tangent`: what the backward starts from; `accumulate`: add to the gradients; `last`: the update comes
         next."""
-        self._live = self._registers.initial.copy()
-        self._set_tangents(tangent)
-        lines, overlapped = self._pass.adding if accumulate else self._pass.writing, self._overlapped if last else ()
+        bound = self._pass
+        live = self._live = bound.begin(tangent)
+        lines = bound.lines.adding if accumulate else bound.lines.writing
+        overlapped = self._overlapped if last else ()
         chosen = lines.whole if self._observer is None and not overlapped else lines.by_section
-        yield from self._run(chosen, 0, self._live, overlapped)
-        outputs = self._outputs(self._returned)
-        if self._buffers:
-            self._keep_buffers()
-        self._end_pass(accumulate)
+        yield from self._run(chosen, 0, live, overlapped)
+        outputs = bound.outputs(live, bound.returned)
+        bound.store_buffers(live)
+        bound.end(live, accumulate=accumulate)
+        self._live = []
         return outputs
 
     def run_schedule(
@@ -242,62 +166,59 @@ class Executor:
     ) -> Steps[list[dict[str, Tensor]]]:
         """Run `actions` on micro-batches, the inputs of which are `batches`; returns the outputs of each. `seed` sets
         the generator of random numbers for a micro-batch; `accumulate` and `last` are those of `run_pass`."""
+        bound = self._pass
         lives: dict[int, Registers] = {}
         outputs: list[dict[str, Tensor]] = [{} for _ in batches]
         left = Counter(action.micro_batch for action in actions)
         for action in actions:
-            number = action.micro_batch
-            live = self._live = lives.get(number) or self._begin_micro_batch(batches[number], tangent)
-            lives[number] = live
-            changed = self._changed.get(action.stage, ()) if action.kind is ActionKind.FORWARD else ()
-            for before, _, buffer in changed:
-                live[before] = buffer.clone()  # the next micro-batch may change it before this one's backward
-            if self._draws:
+            number, is_forward = action.micro_batch, action.kind is ActionKind.FORWARD
+            if number not in lives:
+                lives[number] = bound.begin(tangent, batches[number])
+            live = self._live = lives[number]
+            changed = bound.changed.get(action.stage, ()) if is_forward else ()
+            for one in changed:
+                live[one.before] = one.buffer.clone()  # another micro-batch may change it before this one's backward
+            if bound.draws_random_numbers:
                 seed(number)
-            start, stop = self._spans[action.kind, action.stage]
-            adds, is_last = accumulate or number > 0, last and number == len(batches) - 1
-            lines = self._pass.adding if adds else self._pass.writing
-            overlapped = self._overlapped if is_last and self._in_order else ()
+            start, stop = bound.spans[action.kind, action.stage]
+            lines = bound.lines.adding if accumulate or number > 0 else bound.lines.writing
+            overlaps = last and number == len(batches) - 1 and bound.keeps_order
+            overlapped = self._overlapped if overlaps else ()
             whole = self._observer is None and not overlapped
             yield from self._run(lines.of_sections(start, stop, whole=whole), start, live, overlapped)
-            if action.kind is ActionKind.FORWARD:
-                outputs[number] |= self._outputs([one for one in self._of_forward if live[one[1]] is not None])
-                for _, after, buffer in changed:
-                    buffer.copy_(self._value(after))
+            if is_forward:
+                found = [place for place in bound.of_forward if live[place.register] is not None]
+                outputs[number] |= bound.outputs(live, found)
+            for one in changed:
+                one.buffer.copy_(tensor_in(live, one.after))
             left[number] -= 1
             if not left[number]:
                 del lives[number]
         self._live = []
-        if self._pass.is_watching and not accumulate:
-            self._pass.end_watching()
+        bound.end_first(accumulate=accumulate)
         return outputs
-
-    def _begin_micro_batch(self, batch: Mapping[str, Tensor], tangent: Tangent) -> Registers:
-        self._live = live = self._registers.initial.copy()
-        for name, tensor in batch.items():
-            if self._registers.has(name):
-                live[self._registers.value(name)] = tensor
-        self._set_tangents(tangent)
-        return live
 
     def forward(self) -> dict[str, Tensor]:
         """Run the forward sections only, as `run_pass`. Activations are kept until `backward` or the next pass."""
-        self._live = self._registers.initial.copy()
-        finished(self._run(self._pass.writing.by_section[: self._forward_parts], 0, self._live))
-        outputs = self._outputs(self._of_forward)
-        self._keep_buffers()
+        bound = self._pass
+        live = self._live = bound.begin(None)
+        lines, _ = bound.forward_and_backward(accumulate=False)
+        finished(self._run(lines, 0, live))
+        outputs = bound.outputs(live, bound.of_forward)
+        bound.store_buffers(live)
         return outputs
 
     def backward(self, tangent: Tangent, *, accumulate: bool) -> dict[str, Tensor]:
         """Run the backward sections after `forward`; returns the gradients of inputs that require one, by symbol."""
         if not self._live:
             raise InternalError("a backward without a forward before it")
-        self._set_tangents(tangent)
-        lines = (self._pass.adding if accumulate else self._pass.writing).by_section
-        first = lines[self._forward_parts - 1].sections if self._forward_parts else 0
-        finished(self._run(lines[self._forward_parts :], first, self._live))
-        outputs = self._outputs(self._of_backward)
-        self._end_pass(accumulate)
+        bound, live = self._pass, self._live
+        bound.set_tangents(live, tangent)
+        _, lines = bound.forward_and_backward(accumulate=accumulate)
+        finished(self._run(lines, bound.sections_of_forward, live))
+        outputs = bound.outputs(live, bound.of_backward)
+        bound.end(live, accumulate=accumulate)
+        self._live = []
         return outputs
 
     def begin_step(self, number: int, rate: float) -> None:
@@ -328,7 +249,7 @@ class Executor:
         for one in self._overlapped:
             hidden_s += one.hidden_s
         live = self._update_registers.initial.copy()
-        exposed_s = yield from self._run(update, len(self._pass_sections), live)
+        exposed_s = yield from self._run(update, len(self._pass.sections), live)
         began_s = perf_counter()
         end.begin()
         if not end.is_ready():
@@ -343,18 +264,19 @@ class Executor:
         return Updated(shared.losses, shared.request, norm, exposed_s, hidden_s, began_ns)
 
     @property
+    def draws_random_numbers(self) -> bool:
+        """Whether a pass advances torch's generator."""
+        return self._pass.draws_random_numbers
+
+    @property
     def awaits_backward(self) -> bool:
         """Whether a forward has run whose activations are still kept."""
         return bool(self._live)
 
     def present(self, value: str) -> Tensor | None:
         """The tensor of the graph's `value` during a pass; None before it is computed and after it is freed."""
-        held = self._live[self._registers.value(value)] if self._live and self._registers.has(value) else None
+        held = self._live[self._pass.registers.value(value)] if self._live and self._pass.registers.has(value) else None
         return held if isinstance(held, Tensor) else None
-
-    def _set_tangents(self, tangent: Tangent) -> None:
-        for name, register in self._tangents.items():
-            self._live[register] = tangent[name] if type(tangent) is dict else tangent
 
     def _run(
         self, lines: Sequence[StraightLine], done: int, live: Registers, overlapped: Sequence[Overlapped] = ()
@@ -387,7 +309,7 @@ class Executor:
             if count == done:
                 continue
             if observer is not None:
-                observer.sections_end(self._replica, self._graph.sections[done:count], began_ns)
+                observer.sections_end(self._replica, self._pass.graph.sections[done:count], began_ns)
             for one in overlapped:
                 one.section_done(count)
             done = count
@@ -398,64 +320,11 @@ class Executor:
     def _failure(self, instruction: Instruction, error: Exception) -> SambasimError:
         if instruction.node.operator.startswith(("comm.", "opt.")) and not isinstance(error, MemoryError):
             raise error  # its operands are ours: values of the inputs are not to blame
-        inputs = [self._program.symbols[name] for name in self._graph.inputs]
+        inputs = [self._program.symbols[name] for name in self._pass.graph.inputs]
         inputs = [symbol for symbol in inputs if symbol.kind is SymbolKind.INPUT]
         held = {symbol.name: self.present(symbol.name) for symbol in inputs}
         tensors = {name: self._tensor_of(name) if tensor is None else tensor for name, tensor in held.items()}
         return operator_error(instruction.node, error, inputs, tensors)
-
-    def _outputs(self, outputs: Sequence[tuple[str, int]]) -> dict[str, Tensor]:
-        """The tensors of outputs, by symbol and register; copied if they share memory with a symbol."""
-        found = {}
-        for symbol, register in outputs:
-            value = self._value(register)
-            is_kept = value.untyped_storage().data_ptr() in self._kept_storages
-            found[symbol] = value.clone() if is_kept else value
-        return found
-
-    def _keep_buffers(self) -> None:
-        for register, destination in self._buffers:
-            destination.copy_(self._value(register))
-
-    def _end_pass(self, accumulate: bool) -> None:
-        for register, destination in self._from_inputs:
-            if accumulate:
-                destination.add_(self._value(register))
-            else:
-                destination.copy_(self._value(register))
-        self._live = []
-        if self._pass.is_watching and not accumulate:
-            self._pass.end_watching()
-
-    def _tensors(self) -> dict[str, Tensor]:
-        """The tensors of the graph's inputs by symbol, with an uninitialized one for each tangent."""
-        symbols = self._program.symbols
-        tangents = {name: symbols[name].type for name in self._graph.inputs if symbols[name].kind is SymbolKind.TANGENT}
-        like = {name: torch.empty(type_.shape, dtype=getattr(torch, type_.dtype)) for name, type_ in tangents.items()}
-        return like | {name: self._tensor_of(name) for name in self._graph.inputs if name not in like}
-
-    def _value(self, register: int) -> Tensor:
-        value = self._live[register]
-        if not isinstance(value, Tensor):
-            raise TypeError(f"register {register} holds a {type(value).__name__}")
-        return value
-
-
-def _spans(sections: Sequence[Section]) -> Mapping[tuple[ActionKind, int], tuple[int, int]]:
-    """The range of sections that each kind of action runs, by stage; an empty one where there are none."""
-    found: dict[tuple[ActionKind, int], tuple[int, int]] = defaultdict(lambda: (0, 0))
-
-    def add(kind: ActionKind, section: Section) -> None:
-        start, _ = found.get((kind, section.stage), (section.index, section.index))
-        found[kind, section.stage] = start, section.index + 1
-
-    for section in sections:
-        if section.kind is SectionKind.FWD:
-            add(ActionKind.FORWARD, section)
-        else:
-            add(ActionKind.BACKWARD, section)
-            add(ActionKind.WEIGHT_GRADIENTS if section.weights_only else ActionKind.INPUT_GRADIENTS, section)
-    return found
 
 
 def tangent_of(program: Program, scale: float) -> Tensor | None:

@@ -183,6 +183,10 @@ class Communicator(Topology, ABC):
         """Begin to send. The buffer must stay alive and unchanged until `wait_all` or `test_all` reports completion."""
 
     @abstractmethod
+    def send_and_keep(self, buffer: Buffer, destination: int, tag: int) -> None:
+        """Begin to send. Keeps the buffer, which nobody may change any more, until the message has left."""
+
+    @abstractmethod
     def irecv(self, buffer: Buffer, source: int, tag: int) -> Request:
         """Begin to receive a message of at most `len(buffer)` bytes."""
 

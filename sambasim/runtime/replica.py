@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from sambasim.errors import InternalError
-from sambasim.ir.graph import Graph
 from sambasim.ir.mesh import PIPELINE
-from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.grammar import InputSpec
@@ -63,7 +61,6 @@ class Replica:
         self._seed = seed
         self._loss = program.loss
         self._program = program
-        self._draws = draws_random_numbers(program.training)
         kinds = program.symbols
         self._inputs = {name: memory.tensor(name) for name in kinds if kinds[name].kind is SymbolKind.INPUT}
         self._overlaps = overlaps and not skips_nonfinite
@@ -160,7 +157,7 @@ class Replica:
                 self._observed_place(shard, detailed, micro_step)
             if observer is not None:
                 observer.pass_begins(self.rank, micro_step)
-            if self._draws:
+            if self.executor.draws_random_numbers:
                 self._seed_pass(step, micro_step)
             outputs = yield from self.executor.run_pass(
                 self._tangents[micro_steps],
@@ -236,11 +233,6 @@ class _Buffers:
     def restore(self) -> None:
         for buffer, kept in self._buffers:
             buffer.copy_(kept)
-
-
-def draws_random_numbers(graph: Graph) -> bool:
-    """Whether running `graph` advances torch's generator."""
-    return any(OPERATORS[node.operator].draws_random_numbers for node in graph.nodes)
 
 
 def place_inputs(memory: DeviceMemory, batch: Mapping[str, Tensor]) -> None:

@@ -87,6 +87,9 @@ class SingleRank(Communicator):
         self._mail.setdefault(tag, deque()).append(as_bytes(buffer).tobytes())
         return Request(None)
 
+    def send_and_keep(self, buffer: Buffer, destination: int, tag: int) -> None:
+        self.isend(buffer, destination, tag)
+
     def irecv(self, buffer: Buffer, source: int, tag: int) -> Request:
         return Request(_Receive(as_bytes(buffer), tag))
 

@@ -4,7 +4,6 @@ Each rank sends its tensor to all others and computes the result itself, in the 
 """
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from itertools import accumulate
 from typing import TypeAlias, final
@@ -120,24 +119,20 @@ class _GatherMessages(Communication):
 
 
 class _Send(Communication):
-    """Sends a tensor with its strides, on which the bits of an operator may depend. A message is kept until it has
-    arrived."""
+    """Sends a tensor with its strides, on which the bits of an operator may depend."""
 
     def __init__(self, communicator: Communicator, rank: int, tag: int) -> None:
         self._communicator = communicator
         self._rank = rank
         self._tag = tag
-        self._under_way: deque[tuple[Tensor, Request]] = deque()
 
     def begin(self, *operands: object) -> None:
-        while self._under_way and self._communicator.test_all([self._under_way[0][1]]):
-            self._under_way.popleft()
         tensor = tensor_operand(operands)
         message = torch.empty(_head_bytes(tensor.dim()) + tensor.nbytes, dtype=torch.uint8)
         strides = torch.empty_like(tensor, device="meta").stride()  # as a clone has them: without gaps
         message[: 8 * len(strides)].view(torch.int64).copy_(torch.tensor(strides, dtype=torch.int64))
         _body(message, tensor.dtype, tensor.shape, strides).copy_(tensor)
-        self._under_way.append((message, self._communicator.isend(bytes_of(message), self._rank, self._tag)))
+        self._communicator.send_and_keep(bytes_of(message), self._rank, self._tag)
 
     def finish(self) -> object:
         return None
