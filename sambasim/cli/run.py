@@ -168,10 +168,23 @@ def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int, comm
             f"{header.ranks_of_replica} ({header.replica})",
             remedy="leave out --host-sync: MPI through the host; or sync between devices: --reduce-on-rdu",
         )
-    if header.ranks_of_replica > header.replica.size(DATA_PARALLEL) and options.engine != "plain":
+    in_slices = header.zero >= 2 and not options.reduce_on_rdu and max(ranks, emulated or 1) > 1
+    if in_slices and options.host_sync in ("gloo", "parameter-server"):
+        raise OptionError(
+            f"--host-sync {options.host_sync} keeps gradients whole, and the replicas of the PEF {header.name} keep "
+            f"slices (--zero {header.zero})",
+            remedy="leave out --host-sync: MPI through the host; or sync between devices: --reduce-on-rdu",
+        )
+    within_replica = header.ranks_of_replica > header.replica.size(DATA_PARALLEL)
+    if (within_replica or in_slices) and options.engine != "plain":
+        why = (
+            f"between the {header.ranks_of_replica} ranks of a replica"
+            if within_replica
+            else f"with --zero {header.zero}"
+        )
         raise OptionError(
             f"--engine {options.engine} cannot compile a pass that communicates, and that of the PEF {header.name} "
-            f"does, between the {header.ranks_of_replica} ranks of a replica",
+            f"does, {why}",
             remedy="run it with --engine plain",
         )
     watched = {"--record-digests": options.record_digests is not None, "--debug-numerics": options.debug_numerics}
@@ -180,6 +193,12 @@ def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int, comm
             raise OptionError(
                 f"{flag} cannot watch a pipeline yet, and the PEF {header.name} is one ({header.replica})",
                 remedy=f"leave out {flag}, or compile without --pipeline-stages and use --grad-accumulation-steps",
+            )
+        if given and in_slices:
+            raise OptionError(
+                f"{flag} needs whole gradients, and the replicas of the PEF {header.name} keep slices "
+                f"(--zero {header.zero})",
+                remedy=f"add --reduce-on-rdu, which keeps them whole, or leave out {flag}",
             )
     replicas = replicas_of(ranks - servers, header.replica, minimum, command=command)
     if servers and ranks - servers < minimum:

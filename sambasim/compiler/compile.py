@@ -160,7 +160,7 @@ def pipeline(options: CompileOptions, updates: Sequence[Update] | None = None) -
     if updates and not options.inference:
         passes.append(AttachOptimizers(tuple(updates), options.stochastic_rounding, options.gradient_groups))
     if options.data_parallel or options.chips > 1:
-        passes.append(AddDataParallel(options.world_size, options.chips, several=options.data_parallel))
+        passes.append(AddDataParallel(options.world_size, options.chips, options.zero, several=options.data_parallel))
     return [*passes, Place(), Fits(budget)]
 
 

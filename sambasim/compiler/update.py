@@ -216,12 +216,13 @@ _ARGUMENTS = (
 class AddDataParallel:
     """Add the axis `dp`, gradient groups, the reduce operand buffer, and the REDUCE (reduce-scatter) and GATHER (all-
     gather) sections; OPT updates one slice. Where gradients are clipped, GRADNORM gets an all-reduce. `world_size`: the
-    fewest replicas, each of `chips` ranks; with `several`, a run chooses how many."""
+    fewest replicas, each of `chips` ranks; with `several`, a run chooses how many. `zero`: see `ir/zero.py`."""
 
     title: ClassVar[str] = "add gather and reduce sections"
     reaches: ClassVar[Stage] = Stage.OPTIMIZED
     world_size: int
     chips: int = 1
+    zero: int = 1
     several: bool = True
 
     def __call__(self, program: Program) -> Program:
@@ -246,7 +247,7 @@ class AddDataParallel:
             symbols=symbols,
             training=_with_communication(training, program),
             data_parallel=DataParallel(
-                tuple(GradientGroup(group.name, one.name) for group, one in groups), buffer.name
+                tuple(GradientGroup(group.name, one.name) for group, one in groups), buffer.name, self.zero
             ),
             mesh=(Axis(DATA_PARALLEL, self.world_size * self.chips, self.several, self.chips), *program.mesh),
             runtime_arguments=(*program.runtime_arguments, *_ARGUMENTS),

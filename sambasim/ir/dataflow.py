@@ -6,18 +6,19 @@ A node reads and writes values by name. Some nodes also work on the flat tensors
     opt.square_sums(groups)      reads gradients
     opt.<kind>(group)            reads gradients; reads and writes parameters and optimizer states
     comm.all_gather(group)       reads and writes parameters
+    memory.release(group, what)  writes gradients or parameters
 
-A step runs the sections of a *pass* once for each micro-step: those before the first node that works on a group. The
-sections from there on, the *update*, run once.
+A step runs the sections of a *pass*, forward and backward, once for each micro-step. The sections behind it, the
+*update*, run once.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sambasim.ir.graph import Graph, Node, Section, node_references
+from sambasim.ir.graph import Graph, Node, Section, SectionKind, node_references
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import ParameterGroup, Program
-from sambasim.ir.types import TensorType
 
 _NOTHING: frozenset[str] = frozenset()
 
@@ -65,6 +66,8 @@ def _regions(node: Node, group: ParameterGroup, program: Program) -> tuple[tuple
             return ("gradient",), ("gradient",)
         case "comm.all_gather":
             return ("parameter",), ("parameter",)
+        case "memory.release":
+            return (), (str(node.args[1]),)
         case "opt.square_sums":
             return ("gradient",), ()
     changed = ("parameter", *program.optimizers[group.optimizer].states)
@@ -73,10 +76,11 @@ def _regions(node: Node, group: ParameterGroup, program: Program) -> tuple[tuple
 
 def pass_and_update(graph: Graph) -> tuple[tuple[Section, ...], tuple[Section, ...]]:
     """The sections that run in every micro-step, and those that run once, when all micro-steps have."""
-    for index, section in enumerate(graph.sections):
-        if any(groups_of(node) for node in graph.section_nodes(section)):
-            return graph.sections[:index], graph.sections[index:]
-    return graph.sections, ()
+    behind = 0
+    for position, section in enumerate(graph.sections, start=1):
+        if section.kind in (SectionKind.FWD, SectionKind.BCKWD):
+            behind = position
+    return graph.sections[:behind], graph.sections[behind:]
 
 
 def is_clipped(program: Program) -> bool:
@@ -99,31 +103,45 @@ def readiness(program: Program) -> Mapping[str, Readiness]:
     if training is None:
         return {group.name: Readiness(1, 1) for group in program.groups}
     sections, _ = pass_and_update(training)
-    made, read = _made_and_read(training, sections, {name: symbol.type for name, symbol in program.symbols.items()})
+    made, read = _made_and_read(training, sections, program)
     end = len(sections) + 1
     found = {}
     for group in program.groups:
         names = {member.gradient for member in group.members}
         values = [output.value for output in training.outputs if output.symbol in names]
         complete = max((made.get(value, end) for value in values), default=end)
-        unread = max((read.get(member.parameter, 0) for member in group.members), default=0)
+        unread = max((read[member.parameter][-1] for member in group.members if member.parameter in read), default=0)
         found[group.name] = Readiness(reduce=complete, update=max(complete, unread))
     return found
 
 
+def readers(program: Program) -> Mapping[str, Sequence[int]]:
+    """For each group, by name: the positions of the sections of a pass that read its parameters, ascending. The number
+    of sections stands for what is read after the pass."""
+    training = program.training
+    if training is None:
+        return {group.name: () for group in program.groups}
+    _, read = _made_and_read(training, pass_and_update(training)[0], program)
+    return {
+        group.name: sorted({at - 1 for member in group.members for at in read.get(member.parameter, ())})
+        for group in program.groups
+    }
+
+
 def _made_and_read(
-    graph: Graph, sections: tuple[Section, ...], symbols: Mapping[str, TensorType]
-) -> tuple[dict[str, int], dict[str, int]]:
-    """After how many sections each value is made, and each input was read for the last time, by a view of it too."""
-    types = {**symbols, **graph.values}
+    graph: Graph, sections: tuple[Section, ...], program: Program
+) -> tuple[dict[str, int], dict[str, list[int]]]:
+    """After how many sections each value is made, and each input has been read, by a view of it too."""
+    types = {name: symbol.type for name, symbol in program.symbols.items()} | dict(graph.values)
     aliases: dict[str, frozenset[str]] = {name: frozenset((name,)) for name in graph.inputs}
     made: dict[str, int] = {}
-    read: dict[str, int] = {}
+    read: dict[str, list[int]] = defaultdict(list)
     for position, section in enumerate(sections, start=1):
         for node in graph.section_nodes(section):
             operands = tuple(node_references(node))
             of_inputs = _NOTHING.union(*(aliases.get(name, _NOTHING) for name in operands))
-            read.update(dict.fromkeys(of_inputs, position))
+            for name in of_inputs:
+                read[name].append(position)
             for result in node.results:
                 if result is None:
                     continue
@@ -134,7 +152,8 @@ def _made_and_read(
                 else:
                     aliases[result] = of_inputs if may_alias(node) else _NOTHING
     for output in graph.outputs:  # outputs are read after the pass
-        read.update(dict.fromkeys(aliases.get(output.value, _NOTHING), len(sections) + 1))
+        for name in aliases.get(output.value, _NOTHING):
+            read[name].append(len(sections) + 1)
     return made, read
 
 

@@ -34,6 +34,7 @@ class OperatorKind(StrEnum):
     RANDOM = "random"
     OPTIMIZER = "optimizer"
     COLLECTIVE = "collective"
+    MEMORY = "memory"  # made when a program is loaded; no PEF may hold it
     GENERATOR = "generator"  # the state of torch's generator of random numbers
 
 
@@ -254,6 +255,7 @@ COMPOSITES = (
         "comm.reduce_scatter", "comm.all_gather", "comm.all_reduce", "comm.broadcast", "comm.send", "comm.recv",
         "comm.shard", "comm.index",
     )),
+    Operator(OperatorKind.MEMORY, ("memory.release",)),
     Operator(OperatorKind.GENERATOR, ("random.state", "random.set_state")),
 )  # fmt: skip
 

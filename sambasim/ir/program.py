@@ -82,10 +82,12 @@ class GradientGroup:
 
 @dataclass(frozen=True, slots=True)
 class DataParallel:
-    """What `--data-parallel` adds beside nodes and the axis `dp` of the mesh: the symbols that SambaFlow shows."""
+    """What `--data-parallel` adds beside nodes and the axis `dp` of the mesh: the symbols that SambaFlow shows, and
+    what each replica keeps in slices only (`zero`, see `ir/zero.py`)."""
 
     gradient_groups: tuple[GradientGroup, ...]
     reduce_buffer: str
+    zero: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,11 @@ class Program:
     @property
     def gradient_bytes(self) -> int:
         return sum(group.numel * DTYPE_BYTES[group.dtype] for group in self.groups)
+
+    @property
+    def zero(self) -> int:
+        """What replicas keep in slices only: nothing (0), optimizer states (1), gradients (2), parameters (3)."""
+        return 0 if self.data_parallel is None else self.data_parallel.zero
 
     @property
     def world_size(self) -> int:

@@ -121,7 +121,8 @@ def _verify_values(graph: Graph, program: Program) -> None:
     for name in graph.inputs:
         _require(name in program.symbols, 2, f"{graph.name} takes in {name}, which is no symbol")
     for node in graph.nodes:
-        _require(node.operator in OPERATORS, 3, f"node {node.name} is {node.operator}, which is not permitted")
+        permitted = node.operator in OPERATORS and OPERATORS[node.operator].kind is not OperatorKind.MEMORY
+        _require(permitted, 3, f"node {node.name} is {node.operator}, which is not permitted")
         _verify_constants(node.name, node.args)
         _verify_constants(node.name, node.kwargs)
         for name in node_references(node):

@@ -81,6 +81,8 @@ class BuildOptions(BuildFlags, Options):
         if 1 < self.micro_batches < self.pipeline_stages:
             what = f"leaves ranks idle all the time: there are {self.pipeline_stages} stages"
             yield Problem("micro_batches", what, f"--micro-batches {self.pipeline_stages}", str(self.micro_batches))
+        if self.zero != 1 and not (self.data_parallel or self.chips > 1):
+            yield Problem("zero", "needs data parallelism", "add --data-parallel", str(self.zero))
         if self.stochastic_rounding and self.dtype != "bf16":
             what = f"needs bf16; with {self.dtype} nothing is rounded to bf16"
             yield Problem("stochastic_rounding", what, "add --dtype bf16, or leave out --enable-stoc-rounding")

@@ -187,6 +187,15 @@ class BuildFlags(Fields):
             PARALLEL,
         ),
     ] = "1f1b"
+    zero: Annotated[
+        int,
+        Limits(ge=0, le=3),
+        Flag(
+            "--zero",
+            "What replicas keep in slices only: nothing, optimizer states, gradients too, parameters too.",
+            PARALLEL,
+        ),
+    ] = 1
     recompute: Annotated[
         Literal["none", "sections", "full"],
         Flag(

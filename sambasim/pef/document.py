@@ -40,7 +40,8 @@ class PefDocument:
 @dataclass(frozen=True, slots=True)
 class PefHeader:
     """What decides whether a job can start. `world_size` is the smallest number of replicas that may run the PEF;
-    `replica` the mesh of one of them; `data_parallel`: whether a run chooses how many."""
+    `replica` the mesh of one of them; `data_parallel`: whether a run chooses how many; `zero`: what they keep in slices
+    only, see `ir/zero.py`."""
 
     name: str
     batch_size: int
@@ -51,6 +52,7 @@ class PefHeader:
     digest: str
     version: str
     writer: str
+    zero: int = 1
     compile_options: Mapping[str, JsonValue] = field(default_factory=dict)
     metadata: Mapping[str, JsonValue] = field(default_factory=dict)
 

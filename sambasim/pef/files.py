@@ -47,11 +47,16 @@ class _Axis(_Lenient):
     chips: PositiveInt = 1
 
 
+class _ParallelHead(_Lenient):
+    zero: int = 1
+
+
 class _ProgramHead(_Lenient):
     name: str
     batch_size: int
     training: _Lenient | None
     mesh: list[_Axis]
+    data_parallel: _ParallelHead | None = None
 
 
 class _Head(_Lenient):
@@ -86,6 +91,7 @@ def peek(path: Path) -> PefHeader:
         world_size=least_replicas(mesh),
         replica=replica_mesh(mesh),
         data_parallel=any(axis.at_run_time for axis in mesh),
+        zero=0 if head.program.data_parallel is None else head.program.data_parallel.zero,
         training=head.program.training is not None,
         digest=digest,
         version=head.version,

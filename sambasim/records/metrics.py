@@ -19,7 +19,8 @@ class StepRecord(Record):
 
     `loss` is the mean over replicas and micro-steps. `step_s` is the whole step of rank 0, reading data included.
     `sync_s` is the time of rank 0 in REDUCE, GATHER and the exchange of GRADNORM after its backward ended, waiting
-    included; `hidden_sync_s` is that time before its backward ended. Neither includes OPT.
+    included, and in the passes of ZeRO 2 and 3; `hidden_sync_s` is that time before its backward ended. Neither
+    includes OPT. `waited_s`: the time of rank 0 in communication within a replica, by mesh axis.
     """
 
     kind: Literal["step"] = "step"
@@ -30,6 +31,7 @@ class StepRecord(Record):
     step_s: float
     sync_s: float
     hidden_sync_s: float = 0.0
+    waited_s: dict[str, float] = Field(default_factory=dict)
     samples_per_s: float
     grad_norm: float | None = None
 
@@ -103,8 +105,8 @@ class SummaryRecord(Record):
 
     `state_sha256` is over the parameters, the buffers of replica 0 and the optimizer states, in name order. Equal
     digests are promised for equal threads, torch build and engine. `world_size` counts replicas, and `chips` those that
-    share the batch of one. `training_s` is of rank 0; `model_s` is the part in
-    forward and backward, with reading data and the hidden sync. After a resume, both count the steps since
+    share the batch of one. `training_s` is of rank 0; `model_s` is the part in forward and backward, with reading data
+    and the hidden sync, without `waited_s`, by mesh axis. After a resume, they count the steps since
     `resumed_after_step`. `steps` includes `skipped_steps`, whose loss was not finite.
     """
 
@@ -134,6 +136,7 @@ class SummaryRecord(Record):
     samples_per_s: float
     sync_share: float
     hidden_sync_s: float = 0.0
+    waited_s: dict[str, float] = Field(default_factory=dict)
     loss_first: float
     loss_last: float
     first_nonfinite_step: Count | None

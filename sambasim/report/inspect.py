@@ -19,6 +19,7 @@ from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program, RuntimeArgument
 from sambasim.ir.stages import of_rank
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
+from sambasim.ir.zero import kept
 from sambasim.pef import PefDocument, PefHeader
 from sambasim.report.output import add_row, plain_table
 from sambasim.report.summaries import chips_in_words, parameter_bytes, received_bytes
@@ -94,6 +95,14 @@ class StageFacts(_Facts):
     sent_bytes: int
 
 
+class KeptFacts(_Facts):
+    """What one of the fewest replicas keeps of one kind between steps, in a host sync, of `size_bytes`."""
+
+    kind: str
+    size_bytes: int
+    kept_bytes: int
+
+
 class GroupFacts(_Facts):
     """One parameter group. `gradient_symbol` holds its gradients for data parallelism; None without."""
 
@@ -128,6 +137,8 @@ class Contents(_Facts):
     stages: tuple[StageFacts, ...]
     parameter_bytes: int
     data_parallel: bool
+    zero: int
+    kept: tuple[KeptFacts, ...]
     training: bool
     loss: str | None
     graphs: tuple[GraphFacts, ...]
@@ -167,6 +178,12 @@ def contents(path: Path, header: PefHeader, document: PefDocument) -> Contents:
         stages=tuple(_stage_facts(program)),
         parameter_bytes=parameter_bytes(program, whole=True),
         data_parallel=program.data_parallel is not None,
+        zero=program.zero,
+        kept=tuple(
+            KeptFacts(kind=one.kind, size_bytes=one.whole_bytes, kept_bytes=one.kept_bytes)
+            for one in kept(program, program.world_size * program.chips)
+            if program.training is not None
+        ),
         training=program.training is not None,
         loss=program.loss,
         graphs=tuple(_graph_facts(program, graph) for graph in program.graphs),
@@ -310,6 +327,16 @@ def inspection(facts: Contents, *, everything: bool) -> RenderableType:
     return Group(*tables)
 
 
+def _zero_rows(facts: Contents) -> list[tuple[str, str]]:
+    if not facts.data_parallel or facts.zero == 0:
+        return []
+    each = ", ".join(
+        f"{format_bytes(one.kept_bytes)} of {format_bytes(one.size_bytes)} {one.kind}" for one in facts.kept
+    )
+    fewest = next(axis.size for axis in facts.mesh if axis.name == DATA_PARALLEL)
+    return [(f"ZeRO {facts.zero}", f"each of {fewest} keeps {each}")] if fewest > 1 else []
+
+
 def summary_table(facts: Contents) -> Table:
     at_run_time = any(axis.at_run_time for axis in facts.mesh)
     replicas = f"{facts.world_size} or more, data parallel" if at_run_time else "1"
@@ -327,6 +354,7 @@ def summary_table(facts: Contents) -> Table:
         ("batch size", f"{facts.batch_size} for each replica"),
         ("file", format_bytes(facts.file_bytes)),
         ("device memory", f"{format_bytes(facts.device_bytes)} for each {holder}"),
+        *_zero_rows(facts),
         ("digest", facts.digest),
         ("weights sha256", facts.weights_sha256),
     ]

@@ -159,22 +159,40 @@ def step_times(summary: SummaryRecord) -> list[RenderableType]:
     """The mean step of a run: measured here, and in a separate column predicted for the device. Without a prediction,
     the reason."""
     steps, predicted = summary.steps, summary.predicted
-    if predicted is None:
-        return [printable(f"no prediction for a device: {summary.not_predicted}")]
     sync_s = summary.sync_share * summary.training_s
-    rows = (
-        ("whole step", summary.training_s, predicted.predicted_step_s),
-        ("forward and backward", summary.model_s, predicted.predicted_model_s),
-        ("waiting for sync", sync_s, predicted.predicted_sync_s),
-        ("update", max(0.0, summary.training_s - summary.model_s - sync_s), predicted.predicted_update_s),
-        ("host: sections, inputs, outputs", None, predicted.predicted_host_s),
-        ("sync during the backward", summary.hidden_sync_s, predicted.predicted_hidden_sync_s),
+    waited_s = sum(summary.waited_s.values())
+    update_s = max(0.0, summary.training_s - summary.model_s - sync_s - waited_s)
+    measured: list[tuple[str, float | None]] = [
+        ("whole step", summary.training_s),
+        ("forward and backward", summary.model_s),
+        *((f"waiting along {axis}", seconds) for axis, seconds in summary.waited_s.items()),
+        ("waiting for sync", sync_s),
+        ("update", update_s),
+    ]
+    if predicted is None:
+        table = plain_table("mean step", ["what"], ["measured on this machine"])
+        for name, seconds in measured:
+            if seconds:
+                add_row(table, name, format_seconds(seconds / steps))
+        add_row(table, "samples/s", format_rate(summary.samples_per_s))
+        return [table, printable(f"no prediction for a device: {summary.not_predicted}")]
+    rows = zip(
+        (*measured, ("host: sections, inputs, outputs", None), ("sync during the backward", summary.hidden_sync_s)),
+        (
+            predicted.predicted_step_s,
+            predicted.predicted_model_s,
+            predicted.predicted_sync_s,
+            predicted.predicted_update_s,
+            predicted.predicted_host_s,
+            predicted.predicted_hidden_sync_s,
+        ),
+        strict=True,
     )
     table = plain_table("mean step", ["what"], ["measured on this machine", f"predicted for {predicted.predicted_for}"])
-    for name, measured_s, predicted_s in rows:
+    for (name, measured_s), predicted_s in rows:
         if measured_s or predicted_s:
-            measured = _NOTHING if measured_s is None else format_seconds(measured_s / steps)
-            add_row(table, name, measured, format_seconds(predicted_s))
+            text = _NOTHING if measured_s is None else format_seconds(measured_s / steps)
+            add_row(table, name, text, format_seconds(predicted_s))
     add_row(table, "samples/s", format_rate(summary.samples_per_s), format_rate(predicted.predicted_samples_per_s))
     lines = [f"predicted: {predicted.predicted_backed_by}"]
     if summary.emulated:

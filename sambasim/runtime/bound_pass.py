@@ -128,11 +128,8 @@ class BoundPass:
             lowered = [None if one is None else replace(one, function=function_of(one)) for one in lowered]
         parts = self._parts(lowered, nodes, engine, stores, keep)
         in_one_piece = schedule is None or schedule.backward_in_one_piece
-        self.lines = PassLines(parts, stores, keep, watches=in_one_piece)
-        forward_sections = sum(section.kind is SectionKind.FWD for section in self.sections)
-        forward_parts = sum(part.sections <= forward_sections for part in parts)
-        self._forward_parts = forward_parts
-        self.sections_of_forward = parts[forward_parts - 1].sections if forward_parts else 0
+        self._lines = PassLines(parts, stores, keep, watches=in_one_piece)
+        self.forward_sections = sum(section.kind is SectionKind.FWD for section in self.sections)
 
     def _parts(
         self,
@@ -182,9 +179,12 @@ class BoundPass:
         for name, register in self._tangents.items():
             live[register] = tangent[name] if type(tangent) is dict else tangent
 
-    def forward_and_backward(self, *, accumulate: bool) -> tuple[Sequence[StraightLine], Sequence[StraightLine]]:
-        lines = (self.lines.adding if accumulate else self.lines.writing).by_section
-        return lines[: self._forward_parts], lines[self._forward_parts :]
+    def code(
+        self, start: int, stop: int, *, accumulate: bool = False, whole: bool = False, last: bool = True
+    ) -> Sequence[StraightLine]:
+        """The code of sections `start` to `stop`; `accumulate`: it adds to the gradients. See `Lines.of_sections`."""
+        lines = self._lines.adding if accumulate else self._lines.writing
+        return lines.of_sections(start, stop, whole=whole, last=last)
 
     def outputs(self, live: Registers, places: Sequence[Place]) -> dict[str, Tensor]:
         """The tensors at `places` by symbol; copied if they share memory with a symbol."""
@@ -209,8 +209,8 @@ class BoundPass:
 
     def end_first(self, *, accumulate: bool) -> None:
         """After the first pass that wrote gradients, know which kernels can write into them."""
-        if self.lines.is_watching and not accumulate:
-            self.lines.end_watching()
+        if self._lines.is_watching and not accumulate:
+            self._lines.end_watching()
 
 
 def tensor_in(live: Registers, register: int) -> Tensor:

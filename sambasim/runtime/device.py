@@ -11,7 +11,7 @@ from torch import Tensor
 from sambasim.errors import InternalError, MachineError
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind, TensorType
-from sambasim.runtime.huge_pages import private_pages
+from sambasim.runtime.huge_pages import free_pages, private_pages
 from sambasim.units import format_bytes
 
 Storage = NDArray[np.uint8]
@@ -59,6 +59,13 @@ class DeviceMemory:
         """A flat tensor of `group`, in place. `region`: "parameter", "gradient" or a state of its optimizer."""
         place = self._shared if region == "parameter" else self._bytes
         return _view(place, group.regions[region], TensorType(group.dtype, (group.numel,)))
+
+    def release(self, group: ParameterGroup, region: str, keep: tuple[int, int]) -> None:
+        """Free the memory of `region` outside the slice `keep`; it is zeros when used again."""
+        flat = self.region(group, region)
+        start, stop = keep
+        free_pages(bytes_of(flat[:start]))
+        free_pages(bytes_of(flat[stop:]))
 
     @property
     def has_own_parameters(self) -> bool:

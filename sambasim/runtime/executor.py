@@ -43,8 +43,8 @@ _UNBOUND = "an update of a graph without a transport or optimizers"
 
 class Updated(NamedTuple):
     """The results of an update: the losses of all replicas, the largest request, the norm of the gradients before
-    clipping (or None), the seconds of communication after the pass ended and during it, when it began, and whether it
-    was applied, not skipped."""
+    clipping (or None), the seconds of communication after the pass ended and during it, when it began, the seconds that
+    the passes of the step waited for communication, by mesh axis, and whether it was applied, not skipped."""
 
     losses: Sequence[float]
     request: int
@@ -52,13 +52,14 @@ class Updated(NamedTuple):
     exposed_s: float
     hidden_s: float
     began_ns: int
+    waited_s: Mapping[str, float]
     applied: bool = True
 
 
 class Executor:
     """One graph bound to tensors. `tensor_of`: the tensor of every symbol, always the same one. `engine`: compiles the
     pass; None calls torch's operators one by one. `wanted`: the symbol of the only output that a pass returns; None for
-    all."""
+    all. `overlaps`: communication may overlap with the backward."""
 
     def __init__(
         self,
@@ -71,6 +72,7 @@ class Executor:
         transport: Transport | None = None,
         optimizers: Optimizers | None = None,
         replica: int = 0,
+        overlaps: bool = True,
         observer: StepObserver | None = None,
     ) -> None:
         self._program = program
@@ -78,9 +80,11 @@ class Executor:
         self._transport = transport
         self._optimizers = optimizers
         self._replica = replica
+        self._overlaps = overlaps
         self._observer: StepObserver | None = None
         self._wanted = wanted
         self._live: Registers = []
+        self._waited_s: dict[str, float] = {}
         function_of = None if observer is None else partial(observer.bind, replica)
         self._pass = self._bind_pass(graph, engine, function_of)
         self._update: list[StraightLine] = []
@@ -144,10 +148,10 @@ class Executor:
         next."""
         bound = self._pass
         live = self._live = bound.begin(tangent)
-        lines = bound.lines.adding if accumulate else bound.lines.writing
-        overlapped = self._overlapped if last else ()
-        chosen = lines.whole if self._observer is None and not overlapped else lines.by_section
-        yield from self._run(chosen, 0, live, overlapped)
+        overlapped = self._overlapped if last and self._overlaps else ()
+        whole = self._observer is None and not overlapped
+        lines = bound.code(0, len(bound.sections), accumulate=accumulate, whole=whole, last=last)
+        yield from self._run(lines, 0, live, overlapped)
         outputs = bound.outputs(live, bound.returned)
         bound.store_buffers(live)
         bound.end(live, accumulate=accumulate)
@@ -181,11 +185,11 @@ class Executor:
             if bound.draws_random_numbers:
                 seed(number)
             start, stop = bound.spans[action.kind, action.stage]
-            lines = bound.lines.adding if accumulate or number > 0 else bound.lines.writing
-            overlaps = last and number == len(batches) - 1 and bound.keeps_order
-            overlapped = self._overlapped if overlaps else ()
+            ends = last and number == len(batches) - 1
+            overlapped = self._overlapped if ends and self._overlaps and bound.keeps_order else ()
             whole = self._observer is None and not overlapped
-            yield from self._run(lines.of_sections(start, stop, whole=whole), start, live, overlapped)
+            lines = bound.code(start, stop, accumulate=accumulate or number > 0, whole=whole, last=ends)
+            yield from self._run(lines, start, live, overlapped)
             if is_forward:
                 found = [place for place in bound.of_forward if live[place.register] is not None]
                 outputs[number] |= bound.outputs(live, found)
@@ -202,8 +206,7 @@ class Executor:
         """Run the forward sections only, as `run_pass`. Activations are kept until `backward` or the next pass."""
         bound = self._pass
         live = self._live = bound.begin(None)
-        lines, _ = bound.forward_and_backward(accumulate=False)
-        finished(self._run(lines, 0, live))
+        finished(self._run(bound.code(0, bound.forward_sections), 0, live))
         outputs = bound.outputs(live, bound.of_forward)
         bound.store_buffers(live)
         return outputs
@@ -214,8 +217,8 @@ class Executor:
             raise InternalError("a backward without a forward before it")
         bound, live = self._pass, self._live
         bound.set_tangents(live, tangent)
-        _, lines = bound.forward_and_backward(accumulate=accumulate)
-        finished(self._run(lines, bound.sections_of_forward, live))
+        first = bound.forward_sections
+        finished(self._run(bound.code(first, len(bound.sections), accumulate=accumulate), first, live))
         outputs = bound.outputs(live, bound.of_backward)
         bound.end(live, accumulate=accumulate)
         self._live = []
@@ -245,11 +248,13 @@ class Executor:
         if transport is None or end is None:
             raise InternalError(_UNBOUND)
         began_ns, hidden_s = perf_counter_ns(), 0.0
+        waited_s, self._waited_s = self._waited_s, {}
         transport.offer(losses, request)
         for one in self._overlapped:
             hidden_s += one.hidden_s
         live = self._update_registers.initial.copy()
-        exposed_s = yield from self._run(update, len(self._pass.sections), live)
+        yield from self._run(update, len(self._pass.sections), live)
+        exposed_s, self._waited_s = sum(self._waited_s.values()), {}
         began_s = perf_counter()
         end.begin()
         if not end.is_ready():
@@ -261,7 +266,7 @@ class Executor:
         exposed_s += perf_counter() - began_s
         norm = None if self._norm is None else live[self._norm]
         norm = norm if isinstance(norm, float) else None
-        return Updated(shared.losses, shared.request, norm, exposed_s, hidden_s, began_ns)
+        return Updated(shared.losses, shared.request, norm, exposed_s, hidden_s, began_ns, waited_s)
 
     @property
     def draws_random_numbers(self) -> bool:
@@ -280,9 +285,9 @@ class Executor:
 
     def _run(
         self, lines: Sequence[StraightLine], done: int, live: Registers, overlapped: Sequence[Overlapped] = ()
-    ) -> Steps[float]:
-        """Run `lines`, after `done` sections. Returns the seconds spent in communication."""
-        observer, exposed_s = self._observer, 0.0
+    ) -> Steps[None]:
+        """Run `lines`, after `done` sections. Adds the seconds spent in communication to `_waited_s`."""
+        observer = self._observer
         began_ns = perf_counter_ns() if observer is not None else 0
         for line in lines:
             communication, function = line.communication, line.function or line.compile()
@@ -290,15 +295,16 @@ class Executor:
                 if communication is None:
                     function(live)
                 else:
-                    began_s = perf_counter()
+                    spent_s = -perf_counter()
                     communication.begin(*[live[operand] for operand in line.operands])
                     if not communication.is_ready():
-                        exposed_s += perf_counter() - began_s
+                        spent_s += perf_counter()
                         while not communication.is_ready():
                             yield
-                        began_s = perf_counter()
+                        spent_s -= perf_counter()
                     function(live)
-                    exposed_s += perf_counter() - began_s - communication.update_s
+                    spent_s += perf_counter() - communication.update_s
+                    self._waited_s[line.axis] = self._waited_s.get(line.axis, 0.0) + spent_s
             except Misfit as error:
                 raise misfit(line.failed(error)) from error
             except SambasimError:
@@ -315,7 +321,6 @@ class Executor:
             done = count
             if observer is not None:
                 began_ns = perf_counter_ns()
-        return exposed_s
 
     def _failure(self, instruction: Instruction, error: Exception) -> SambasimError:
         if instruction.node.operator.startswith(("comm.", "opt.")) and not isinstance(error, MemoryError):

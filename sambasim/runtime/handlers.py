@@ -176,6 +176,13 @@ def _integer(node: Node, value: Argument) -> int:
     return value
 
 
+def _release(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    """Free the parameters or gradients of a group outside the own slice."""
+    (node,) = nodes
+    (group,) = _named(nodes, binding)
+    return bound(node, binding, partial(binding.connected.release, group, str(node.args[1])))
+
+
 def _generator_state(nodes: Sequence[Node], binding: Binding) -> Instruction:
     return bound(nodes[0], binding, torch.get_rng_state)
 
@@ -264,6 +271,7 @@ HANDLERS: Mapping[str, Handler] = {
     "comm.recv": _recv,
     "comm.shard": _shard,
     "comm.index": _index,
+    "memory.release": _release,
     "random.state": _generator_state,
     "random.set_state": _set_generator_state,
     "opt.square_sums": _square_sums,

@@ -20,7 +20,7 @@ from sambasim.runtime.ranks import ByteArray, Range
 _SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 _MAPS = Path("/proc/self/maps")
 _MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2  # of mremap(2)
-_MADV_COLLAPSE = 25  # of madvise(2)
+_MADV_DONTNEED, _MADV_COLLAPSE = 4, 25  # of madvise(2)
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -32,6 +32,14 @@ def private_pages(size_bytes: int) -> mmap.mmap:
         with suppress(OSError, AttributeError):  # not available on every system
             pages.madvise(getattr(mmap, advice))
     return pages
+
+
+def free_pages(memory: ByteArray) -> None:
+    """Give the whole pages of `memory`, which must be private, back to the system: they are zeros when used again."""
+    first, stop = memory.ctypes.data, memory.ctypes.data + memory.nbytes
+    first, stop = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < stop:
+        _library().madvise(first, stop - first, _MADV_DONTNEED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,7 @@ class TrainingJob:
             trainer = Trainer(team.replicas, steps, training, team.hub, self._request)
             if resumption is not None:
                 restore(setup, team, resumption.checkpoint)
+                team.release_parameters()
                 resumption.carry_over(trainer.totals)
             if setup.options.checkpoint.dir is not None:
                 self._saver = Saver(setup, team, steps, self._observer, self._activity, self._losses)
@@ -249,11 +250,12 @@ class TrainingJob:
         self._activity.waits("waiting for peers to evaluate")
         evaluator.use_buffers(self._buffers_of_first(team))
         self._activity.does("evaluating")
-        own = [
-            evaluator.sums(source.evaluation, one.replica, setup.shards, setup.seed, step)
-            for one, source in zip(team.replicas, sources, strict=True)
-            if one.works and source.evaluation is not None and (team.hub is None or one.transport.gives_loss)
-        ]
+        with team.whole_parameters():
+            own = [
+                evaluator.sums(source.evaluation, one.replica, setup.shards, setup.seed, step)
+                for one, source in zip(team.replicas, sources, strict=True)
+                if one.works and source.evaluation is not None and (team.hub is None or one.transport.gives_loss)
+            ]
         if not team.transport.gives_loss and team.hub is None:
             own = []  # another rank of the replica counts these samples
         self._activity.waits("waiting for peers to evaluate")

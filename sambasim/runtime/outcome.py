@@ -11,6 +11,7 @@ from sambasim.hardware.placement import Inventory, Placement
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.ir.program import Program
+from sambasim.ir.zero import kept
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, PlacementRecord, PredictedRecord, SummaryRecord
 from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.engine import INDUCTOR_EXEMPT
@@ -28,6 +29,7 @@ from sambasim.runtime.weights import state_sha256, weights_sha256
 from sambasim.simulation.compiled import CompiledStep, predict_compiled
 from sambasim.simulation.prediction import backing_of
 from sambasim.simulation.sync import SyncPath
+from sambasim.units import format_bytes
 
 
 def notices(setup: Setup, team: Team) -> list[str]:
@@ -38,6 +40,7 @@ def notices(setup: Setup, team: Team) -> list[str]:
         lines.append("--weights has no effect: the weights are those of the checkpoint")
     if setup.options.host_sync is not None and team.sync_name in ("none", "emulated"):
         lines.append("--host-sync has no effect: gradients do not leave this process")
+    lines += _zero_notices(setup, team)
     if team.engine.notice is not None:
         lines.append(team.engine.notice)
     if team.sync_name == "device":
@@ -46,6 +49,23 @@ def notices(setup: Setup, team: Team) -> list[str]:
         each, first = ("chip", "the first chip") if setup.program.chips > 1 else ("replica", "replica 0")
         lines.append(f"buffers (BatchNorm statistics) are per {each}; those of {first} are evaluated and saved")
     return lines
+
+
+def _zero_notices(setup: Setup, team: Team) -> list[str]:
+    program = team.memory.program
+    if program.zero < 2 or setup.shards == 1:
+        return []
+    if team.way is Way.HOST:
+        each = [
+            f"{format_bytes(one.kept_bytes)} of {format_bytes(one.whole_bytes)} {one.kind}"
+            for one in kept(program, setup.shards)
+        ]
+        return [f"ZeRO {program.zero}: rank 0 keeps {', '.join(each)}"]
+    if team.way is Way.DEVICE:
+        return [
+            f"ZeRO {program.zero} is ZeRO 1 with --reduce-on-rdu: gradients are whole, parameters once on each node"
+        ]
+    return []
 
 
 def summarize(
@@ -80,6 +100,7 @@ def summarize(
         samples_per_s=taken * steps.samples_per_step / totals.training_s if taken else 0.0,
         sync_share=totals.sync_s / totals.training_s if taken else 0.0,
         hidden_sync_s=totals.hidden_sync_s,
+        waited_s=totals.waited_s,
         loss_first=totals.loss_first,
         loss_last=totals.loss_last,
         first_nonfinite_step=totals.first_nonfinite_step,
@@ -147,14 +168,15 @@ def exempt(setup: Setup, team: Team) -> list[str]:
 
 def _weights_sha256(setup: Setup, team: Team) -> str:
     """Collective. The digest of the whole parameters. Raises PeerError if replicas have different ones."""
-    is_whole = setup.works and team.memory.has_own_parameters
+    is_whole = setup.works and team.memory.has_own_parameters and not team.keeps_slices
     own = weights_sha256(team.memory.program, team.memory.tensor) if is_whole else None
     digests = setup.communicator.all_gather_object(own)
     for rank, digest in enumerate(digests):
         first = setup.mesh.group(rank, DATA_PARALLEL)[0]
         if None not in (digest, digests[first]) and digest != digests[first]:
             raise PeerError(f"the parameters of rank {rank} differ from those of rank {first} after training")
-    if setup.program.schedule is None and not any(symbol.cuts for symbol in setup.program.symbols.values()):
+    in_parts = team.keeps_slices or any(symbol.cuts for symbol in setup.program.symbols.values())
+    if setup.program.schedule is None and not in_parts:
         return next(digest for digest in digests if digest is not None)
     return setup.communicator.broadcast_object(weights_sha256(setup.program, whole_tensors(setup, team)))
 
@@ -162,14 +184,18 @@ def _weights_sha256(setup: Setup, team: Team) -> str:
 def whole_tensors(setup: Setup, team: Team) -> Callable[[str], Tensor]:
     """A collective function: on rank 0, the tensor of a symbol in replica 0, whole whoever holds its slices and parts;
     an empty one on other ranks."""
-    states, nothing, pipelined = setup.program.optimizer_states, torch.empty(0), setup.program.schedule is not None
+    nothing, pipelined = torch.empty(0), setup.program.schedule is not None
+    sliced = dict(setup.program.optimizer_states)
+    if team.keeps_slices:
+        for group in setup.program.groups:
+            sliced |= {member.parameter: (group, member, "parameter") for member in group.members}
 
     def tensor_of(name: str) -> Tensor:
         cuts = setup.program.symbols[name].cuts
         parts: list[Tensor | None] = []
         for one in team.first:
             if name in one.memory.program.symbols:
-                parts.append(one.transport.whole_state(*states[name]) if name in states else one.memory.tensor(name))
+                parts.append(one.transport.whole_state(*sliced[name]) if name in sliced else one.memory.tensor(name))
         if (cuts or pipelined) and team.hub is None:
             own = parts[0] if parts and team.transport.replica == 0 else None
             parts = list(setup.communicator.gather_object(own) or ())

@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter_ns
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from sambasim.collectives.slices import Slice
 from sambasim.errors import InternalError
 from sambasim.ir.mesh import PIPELINE
 from sambasim.ir.program import Program
@@ -63,7 +64,6 @@ class Replica:
         self._program = program
         kinds = program.symbols
         self._inputs = {name: memory.tensor(name) for name in kinds if kinds[name].kind is SymbolKind.INPUT}
-        self._overlaps = overlaps and not skips_nonfinite
         self.executor = Executor(
             program.training,
             program,
@@ -73,6 +73,7 @@ class Replica:
             transport=transport,
             optimizers=optimizers,
             replica=rank,
+            overlaps=overlaps and not skips_nonfinite,
             observer=observer,
         )
         self._guard = _Buffers(program, memory) if skips_nonfinite else None
@@ -123,7 +124,7 @@ class Replica:
         if exchanged is None:
             return updated
         exposed_s = updated.exposed_s + exchanged.exposed_s
-        return updated._replace(began_ns=exchanged.began_ns, exposed_s=exposed_s)
+        return updated._replace(began_ns=exchanged.began_ns, exposed_s=exposed_s, waited_s=exchanged.waited_s)
 
     def _observed_begin(self, observer: StepObserver, update: int, rate: float) -> None:
         began_ns = perf_counter_ns()
@@ -162,7 +163,7 @@ class Replica:
             outputs = yield from self.executor.run_pass(
                 self._tangents[micro_steps],
                 accumulate=micro_step > 0,
-                last=self._overlaps and micro_step == micro_steps - 1,
+                last=micro_step == micro_steps - 1,
             )
             loss = float(outputs[self._loss])
             if observer is not None:
@@ -194,7 +195,7 @@ class Replica:
                 self._tangents[micro_steps],
                 partial(self._seed_pass, step, micro_step * count),
                 accumulate=micro_step > 0,
-                last=self._overlaps and micro_step == micro_steps - 1,
+                last=micro_step == micro_steps - 1,
             )
             losses += [float(one[self._loss]) if self._loss in one else math.nan for one in outputs]
             if observer is not None:
@@ -240,18 +241,26 @@ def place_inputs(memory: DeviceMemory, batch: Mapping[str, Tensor]) -> None:
         memory.tensor(name).copy_(tensor)
 
 
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+
 def place_weights(
-    program: Program, memory: DeviceMemory, weights: Mapping[str, Tensor], at: Mapping[str, int] = MappingProxyType({})
+    program: Program,
+    memory: DeviceMemory,
+    weights: Mapping[str, Tensor],
+    at: Mapping[str, int] = _EMPTY,
+    keep: Mapping[str, Slice] = _EMPTY,
 ) -> None:
     """Copy parameters, buffers and constants into device memory, of what is cut the part of the rank with the
     coordinates `at`; optimizer states start as zeros. Parameters that lie in another replica's memory are skipped: that
-    replica copies them; so is what other ranks of a pipeline hold."""
+    replica copies them; so is what other ranks of a pipeline hold. Of each group in `keep`, only that slice is kept."""
+    group_of = {member.parameter: group for group in program.groups for member in group.members}
     for name, symbol in program.symbols.items():
         tensor = weights.get(name)
-        if tensor is None:
-            continue
-        if memory.has_own_parameters or symbol.kind not in SHARED_KINDS:
+        if tensor is not None and (memory.has_own_parameters or symbol.kind not in SHARED_KINDS):
             memory.tensor(name).copy_(part_of(tensor, symbol.cuts, at))
+            if name in group_of and group_of[name].name in keep:
+                memory.release(group_of[name], "parameter", keep[group_of[name].name])
 
 
 def input_specs(program: Program) -> Sequence[InputSpec]:

@@ -5,10 +5,11 @@ import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from sambasim.errors import MachineError, OptionError
@@ -30,6 +31,7 @@ class Step(NamedTuple):
     hidden_sync_s: float
     samples_per_s: float
     grad_norm: float | None = None
+    waited_s: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)

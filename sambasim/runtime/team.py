@@ -1,12 +1,14 @@
 """The replicas of a process, with their device memories, their shards of the data, and their transports."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from sambasim.data.sources import Source
-from sambasim.ir.mesh import copy_mesh
+from sambasim.ir.mesh import DATA_PARALLEL, copy_mesh
 from sambasim.ir.types import SymbolKind
+from sambasim.ir.zero import in_slices
 from sambasim.pef import map_weights
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.engine import Engine, choose_engine
@@ -16,7 +18,7 @@ from sambasim.runtime.replica import Replica, input_specs, place_weights
 from sambasim.runtime.run_observer import RunObserver
 from sambasim.runtime.setup import Setup
 from sambasim.runtime.sharding import Shard
-from sambasim.runtime.transports.base import Transport
+from sambasim.runtime.transports.base import Transport, slices_of
 from sambasim.runtime.transports.factory import Way, allocate, connect
 from sambasim.runtime.transports.in_process import Hub, InProcess
 from sambasim.runtime.weights import load_weights
@@ -58,6 +60,26 @@ class Team:
         return self.replicas[0].transport
 
     @property
+    def keeps_slices(self) -> bool:
+        """Whether a rank keeps a slice of the parameters only."""
+        return self.way is Way.HOST and self.memory.program.zero == 3
+
+    @contextmanager
+    def whole_parameters(self) -> Iterator[None]:
+        """Collective. Parameters are whole within, also where ranks keep slices only."""
+        for one in self.replicas:
+            one.transport.make_whole()
+        yield
+        self.release_parameters()
+
+    def release_parameters(self) -> None:
+        """Free the parameters of which this process keeps slices only."""
+        if self.keeps_slices:
+            for one in self.replicas:
+                for group in one.memory.program.groups:
+                    one.transport.release(group, "parameter")
+
+    @property
     def first(self) -> Sequence[Replica]:
         """The ranks of one replica that this process runs: of replica 0 in an emulation, where they update all."""
         return [one for one in self.replicas if self.hub is None or one.replica == 0]
@@ -70,8 +92,10 @@ def assemble(
     MachineError if there is too little memory. `observer`: replaces the functions of their instructions."""
     program, communicator, way = setup.program, setup.communicator, _way(setup)
     mesh = setup.mesh if copy_mesh(program.mesh).world_size > 1 else None
+    if way in (Way.HOST, Way.IN_PROCESS) and setup.shards > 1:
+        program = in_slices(program)
     allocated = allocate(program, communicator, way, setup.emulated, mesh)
-    _place_weights(setup, allocated.memories)
+    _place_weights(setup, allocated.memories, sliced=way is Way.HOST and program.zero == 3)
     transports = connect(program, communicator, way, allocated, setup.roles, mesh)
     engine = choose_engine(setup.options.engine, communicator, run_observer.preparing)
     replicas = _replicas(setup, allocated.memories, transports, sources, engine, observer)
@@ -84,6 +108,8 @@ def _way(setup: Setup) -> Way:
         return Way.IN_PROCESS
     if setup.options.reduce_on_rdu:
         return Way.DEVICE
+    if setup.host_sync == "mpi" and setup.program.zero == 0:
+        return Way.HOST_REPLICATED
     return {"mpi": Way.HOST, "gloo": Way.GLOO, "parameter-server": Way.PARAMETER_SERVER}[setup.host_sync]
 
 
@@ -93,13 +119,15 @@ def changes_buffers(setup: Setup) -> bool:
     return any(setup.program.symbols[output.symbol].kind is SymbolKind.BUFFER for output in outputs)
 
 
-def _place_weights(setup: Setup, memories: Sequence[DeviceMemory]) -> None:
+def _place_weights(setup: Setup, memories: Sequence[DeviceMemory], *, sliced: bool) -> None:
     weights = dict(map_weights(setup.path))
     if setup.options.weights is not None and setup.options.checkpoint.resume is None:
         weights |= load_weights(setup.options.weights, setup.program)
     first = setup.communicator.rank
     for rank, memory in enumerate(memories, first if setup.works else 0):
-        place_weights(memory.program, memory, weights, setup.mesh.coordinates(rank))
+        at, slices = setup.mesh.coordinates(rank), slices_of(memory.program, setup.shards) if sliced else None
+        keep = {name: of_ranks[at[DATA_PARALLEL]] for name, of_ranks in slices.items()} if slices else {}
+        place_weights(memory.program, memory, weights, at, keep)
     setup.communicator.node_barrier()  # another rank may write weights that this one reads
 
 

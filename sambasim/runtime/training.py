@@ -1,10 +1,11 @@
 """The training loop: each step runs forward and backward on every replica, then the sync and the update."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter_ns
 
+from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.options.training import TrainingOptions
 from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.plan import Plan, learning_rate_factor
@@ -15,13 +16,15 @@ from sambasim.runtime.transports.in_process import Hub, finished, run_together
 
 @dataclass(slots=True)
 class Totals:
-    """Totals of a training loop; `steps` includes skipped ones, `model_s` forward and backward. In a resumed run, the
+    """Totals of a training loop; `steps` includes skipped ones, `model_s` forward and backward without `waited_s`, by
+    mesh axis. In a resumed run, the
     seconds and `loss_last` cover this process, everything else the whole run."""
 
     training_s: float = 0.0
     model_s: float = 0.0
     sync_s: float = 0.0
     hidden_sync_s: float = 0.0
+    waited_s: dict[str, float] = field(default_factory=dict)
     steps: int = 0
     samples: int = 0
     skipped_steps: int = 0
@@ -85,11 +88,16 @@ class Trainer:
         loss = sum(updated.losses) / len(updated.losses)
         self.totals.model_s += (done[-1].began_ns - began_ns) / 1e9
         # The replicas of one process communicate one after another.
-        exposed_s, hidden_s = updated.exposed_s, updated.hidden_s
-        for one in done[1:]:
+        exposed_s, hidden_s, waited_s = 0.0, 0.0, dict[str, float]()
+        for one in done:
             exposed_s += one.exposed_s
             hidden_s += one.hidden_s
-        self._count(loss, step_s, exposed_s, hidden_s, applied=updated.applied)
+            for axis, seconds in one.waited_s.items():
+                waited_s[axis] = waited_s.get(axis, 0.0) + seconds
+        if waited_s:
+            self.totals.model_s -= sum(waited_s.values())
+            exposed_s += waited_s.pop(DATA_PARALLEL, 0.0)  # of ZeRO 2 and 3
+        self._count(loss, step_s, exposed_s, hidden_s, waited_s, applied=updated.applied)
         return Step(
             step=number + 1,
             epoch=epoch + 1,
@@ -98,17 +106,29 @@ class Trainer:
             step_s=step_s,
             sync_s=exposed_s,
             hidden_sync_s=hidden_s,
+            waited_s=waited_s,
             samples_per_s=self._samples / step_s,
             grad_norm=updated.norm,
         )
 
-    def _count(self, loss: float, step_s: float, exposed_s: float, hidden_s: float, *, applied: bool) -> None:
+    def _count(
+        self,
+        loss: float,
+        step_s: float,
+        exposed_s: float,
+        hidden_s: float,
+        waited_s: Mapping[str, float],
+        *,
+        applied: bool,
+    ) -> None:
         totals = self.totals
         totals.steps += 1
         totals.skipped_steps += not applied
         totals.training_s += step_s
         totals.sync_s += exposed_s
         totals.hidden_sync_s += hidden_s
+        for axis, seconds in waited_s.items():
+            totals.waited_s[axis] = totals.waited_s.get(axis, 0.0) + seconds
         totals.samples += self._samples
         totals.loss_last = loss
         if totals.steps == 1:

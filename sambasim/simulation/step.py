@@ -156,9 +156,14 @@ def price_pieces(
     graph = program.training or program.evaluation
     if program.ranks_of_replica > 1:
         raise OptionError(
-            f"there is no prediction for a replica of {program.ranks_of_replica} ranks "
-            f"({replica_mesh(program.mesh)}): the device model has no price for messages within a replica",
+            f"the device model has no price yet for messages within a replica of {program.ranks_of_replica} ranks "
+            f"({replica_mesh(program.mesh)})",
             remedy="compile it without --tensor-parallel and --pipeline-stages to predict one device",
+        )
+    if program.zero == 3:
+        raise OptionError(
+            "the device model has no price yet for parameters that are gathered in each pass (ZeRO 3)",
+            remedy="compile it with --zero 2 to predict it with whole parameters",
         )
     need = need_of(program, work, [piece.stages for piece in pieces], samples)
     check_memory(graph, need, budget)

@@ -130,7 +130,7 @@ MOST_OF_A_SECTION = {"o0": 1, "o1": MOST_OF_A_MODULE, "o3": BUDGET.stages}
 runs = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 40)), min_size=1, max_size=12)
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(forward=runs, backward=runs, level=st.sampled_from(["o0", "o1", "o3"]))
 def test_any_partition_covers_each_node_once_and_in_order(
     forward: list[tuple[str, int]], backward: list[tuple[str, int]], level: Level

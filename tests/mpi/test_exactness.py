@@ -65,7 +65,7 @@ def test_they_are_equal_with_two_threads_too(few: list[Path]) -> None:
     [
         whole_case(2, TWO_NODES),
         whole_case(2, EACH_ALONE),
-        (3, EACH_ALONE),
+        whole_case(3, EACH_ALONE),
         (4, TWO_NODES),
         whole_case(4, EACH_ALONE),
         whole_case(8, {}),

@@ -2,52 +2,19 @@
 
 import shutil
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file
-from torch import nn
 
-from sambasim.compiler.build import Built
-from sambasim.compiler.compile import Stopwatch, assemble, capture_model
-from sambasim.compiler.front import build_model, example_batch
+from tests.mpi.captures import EXAMPLES, MICRO_BATCHES, compiled, in_stages
 from tests.mpi.training import EACH_ALONE, TWO_NODES, Run, Trained, run_of, train
-from tests.support.examples import example_options
 from tests.support.mpi import run_mpi
 from tests.support.whole import whole_case
 
-MICRO_BATCH, MICRO_BATCHES = 4, 4
-EXAMPLES = {
-    "char_gpt": ("optimizer.name=adamw",),
-    "resnet": ("optimizer.name=adamw", "optimizer.momentum=", "optimizer.nesterov=", "optimizer.lr=0.003"),
-}
 SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b", "zb-h1")
 RUNS = [*(("char_gpt", one) for one in SCHEDULES), ("resnet", "1f1b")]
-
-
-@cache
-def captured(example: str) -> tuple[Built, nn.Module]:
-    """Of one micro-batch: what one rank accumulates over, and what goes through a pipeline."""
-    options = example_options(example, Path(), *EXAMPLES[example])
-    model = build_model(options)
-    inputs, by_keyword = example_batch(model, options)
-    watch = Stopwatch(lambda phase: None)
-    return capture_model(model, inputs, options, by_keyword=by_keyword, watch=watch), model
-
-
-def compiled(example: str, folder: Path, *overrides: str, batch_size: int = MICRO_BATCH) -> Path:
-    options = example_options(example, folder, *EXAMPLES[example], *overrides)
-    training = options.training.model_copy(update={"batch_size": batch_size})
-    options = options.model_copy(update={"training": training})
-    return assemble(*captured(example), options, Stopwatch(lambda phase: None)).path
-
-
-def in_stages(example: str, folder: Path, *cut: str, stages: int = 2, schedule: str = "1f1b") -> Path:
-    pipeline = (f"compile.pipeline_stages={stages}", f"compile.micro_batches={MICRO_BATCHES}")
-    batch_size = MICRO_BATCHES * MICRO_BATCH
-    return compiled(example, folder, *pipeline, f'compile.schedule="{schedule}"', *cut, batch_size=batch_size)
 
 
 @pytest.fixture(scope="module")

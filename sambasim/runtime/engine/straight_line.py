@@ -11,8 +11,11 @@ from typing import Any
 from torch import Tensor
 
 from sambasim.errors import DataError, InternalError, MachineError, PefError, SambasimError
+from sambasim.ir.dataflow import axis_of
 from sambasim.ir.graph import Node
+from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.ir.types import Symbol
+from sambasim.ir.zero import ends_step
 from sambasim.pef.archive import COMPILE_AGAIN
 from sambasim.runtime.engine.routes import Watch, find_routes
 from sambasim.runtime.instructions import Instruction, Registers
@@ -52,6 +55,10 @@ def by_part(instructions: Sequence[Instruction | None], sizes: Sequence[tuple[in
     return parts
 
 
+def _without_end(part: Part) -> Part:
+    return replace(part, instructions=tuple(one for one in part.instructions if not ends_step(one.node)))
+
+
 def _split_at_communication(instructions: Sequence[Instruction]) -> Iterator[tuple[Instruction, ...]]:
     """The runs of instructions between communications, and each communication by itself."""
     for communicates, run in groupby(instructions, key=lambda one: one.communication is not None):
@@ -77,6 +84,7 @@ class StraightLine:
         self.function: Callable[[Registers], None] | None = None
         self.communication = part.instructions[0].communication if len(part.instructions) == 1 else None
         self.operands = part.instructions[0].operands if self.communication is not None else ()
+        self.axis = (axis_of(part.instructions[0].node) if self.communication is not None else None) or DATA_PARALLEL
         self._instructions = part.instructions
         self._keep = add if accumulate else overwrite
 
@@ -195,26 +203,26 @@ def _tensor(value: object) -> Tensor:
 
 
 class Lines:
-    """`parts` as straight-line code: `by_section` reports every section, `whole` is in as few parts as possible."""
+    """`parts` as straight-line code."""
 
     def __init__(self, parts: Sequence[Part], *, accumulate: bool) -> None:
         self._parts, self._accumulate = parts, accumulate
-        self._spans: dict[tuple[int, int, bool], list[StraightLine]] = {}
-        self.by_section = [StraightLine(part, accumulate=accumulate) for part in parts]
-        self.whole = [StraightLine(part, accumulate=accumulate) for part in merged(parts)]
+        self._found: dict[tuple[int, int, bool, bool], Sequence[StraightLine]] = {}
 
-    def of_sections(self, start: int, stop: int, *, whole: bool) -> Sequence[StraightLine]:
-        """The code of sections `start` to `stop`; `whole` in as few parts as possible."""
-        key = start, stop, whole
-        if key not in self._spans:
+    def of_sections(self, start: int, stop: int, *, whole: bool, last: bool = True) -> Sequence[StraightLine]:
+        """The code of sections `start` to `stop`: `whole` in as few parts as possible, or to report every section.
+        `last`: with what only the last pass of a step runs."""
+        key = start, stop, whole, last
+        found = self._found.get(key)
+        if found is None:
             parts, done = [], 0
             for part in self._parts:
                 if start <= done < stop:
-                    parts.append(part)
+                    parts.append(part if last else _without_end(part))
                 done = part.sections
             parts = merged(parts) if whole else parts
-            self._spans[key] = [StraightLine(part, accumulate=self._accumulate) for part in parts]
-        return self._spans[key]
+            found = self._found[key] = [StraightLine(part, accumulate=self._accumulate) for part in parts]
+        return found
 
 
 class PassLines:

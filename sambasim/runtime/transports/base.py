@@ -179,6 +179,14 @@ class Transport(ABC):
         """Makes the updated parameters of all slices visible to every replica. None if there is nothing to do."""
         return None
 
+    def release(self, group: ParameterGroup, region: str) -> None:
+        """Free `region` of `group` outside the own slice, where this rank has memory of its own for it."""
+        return  # kept whole
+
+    def make_whole(self) -> None:
+        """Collective. Make all parameters whole, where ranks keep slices only. Between steps."""
+        return  # they are
+
     def offer(self, losses: Sequence[float], request: int) -> None:
         """Set what `end_step` sends to the others: the loss of this rank's replica, if it has one, and a request."""
         self.offered = Shared(losses, request)

@@ -35,12 +35,14 @@ _Copy: TypeAlias = tuple[Tensor, Tensor]  # (to, from)
 class Places:
     """Where gradients and parameters are, for one rank of a job. `workers`: the ranks with a replica; `slices`: for
     each group, what each rank owns; `device`: the memory of this rank's replica, if any; `kept`: that of the owned
-    slices."""
+    slices. `outgoing`, `incoming`: host memory for what is sent and received, which all exchanges share."""
 
     workers: Sequence[int]
     slices: Mapping[str, Sequence[Slice]]
     device: DeviceMemory | None
     kept: DeviceMemory
+    outgoing: "Halves" = field(default_factory=lambda: Halves())
+    incoming: "Halves" = field(default_factory=lambda: Halves())
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +141,8 @@ def reduce_scatter(groups: Sequence[ParameterGroup], places: Places, owner: Endp
     steps = additions(len(places.workers))
     means = {group.dtype: TreeMean(steps, owner.replicas, getattr(torch, group.dtype)) for group in groups}
     cuts = _cuts(groups, places.slices)
-    outgoing = _Buffers([(group, _lengths(slices)) for group, slices in cuts])
-    incoming = _Buffers([(group, [_lengths(slices)[rank]] * len(others)) for group, slices in cuts])
+    outgoing = _Buffers([(group, _lengths(slices)) for group, slices in cuts], places.outgoing)
+    incoming = _Buffers([(group, [_lengths(slices)[rank]] * len(others)) for group, slices in cuts], places.incoming)
     moves, rounds = BytesMoved(), []
     for number, (group, slices) in enumerate(cuts):
         now = _Round()
@@ -171,7 +173,7 @@ def all_gather(
     rank = owner.communicator.rank
     others = [worker for worker in places.workers if worker != rank]
     cuts = _cuts(groups, places.slices)
-    buffers = _Buffers([(group, _lengths(slices)) for group, slices in cuts])
+    buffers = _Buffers([(group, _lengths(slices)) for group, slices in cuts], places.outgoing)
     moves, rounds = BytesMoved(), []
     for number, (group, slices) in enumerate(cuts):
         now = _Round()
@@ -220,13 +222,25 @@ def _messages(parts: Mapping[int, Tensor]) -> list[Message]:
     return [(bytes_of(part), rank) for rank, part in parts.items() if part.numel()]
 
 
-class _Buffers:
-    """Host memory for the rounds, which use its two halves alternately."""
+class Halves:
+    """Host memory of two halves, which the rounds of an exchange use alternately. Exchanges run one after another."""
 
-    def __init__(self, rounds: Sequence[tuple[ParameterGroup, Sequence[int]]]) -> None:
+    def __init__(self) -> None:
+        self._halves = [torch.empty(0, dtype=torch.uint8)] * 2
+
+    def of(self, size_bytes: int) -> Sequence[Tensor]:
+        """The halves, with at least `size_bytes` each."""
+        if size_bytes > self._halves[0].nbytes:
+            self._halves = [torch.empty(size_bytes, dtype=torch.uint8) for _ in range(2)]
+        return self._halves
+
+
+class _Buffers:
+    """The parts of both halves for each round."""
+
+    def __init__(self, rounds: Sequence[tuple[ParameterGroup, Sequence[int]]], halves: Halves) -> None:
         self._rounds = rounds
-        largest = max((sum(lengths) * DTYPE_BYTES[group.dtype] for group, lengths in rounds), default=0)
-        self._halves = [torch.empty(largest, dtype=torch.uint8) for _ in range(2)]
+        self._halves = halves.of(max((sum(lengths) * DTYPE_BYTES[one.dtype] for one, lengths in rounds), default=0))
 
     def parts(self, number: int) -> list[Tensor]:
         group, lengths = self._rounds[number]

@@ -8,6 +8,7 @@ from sambasim.errors import InternalError
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Mesh
 from sambasim.ir.program import Program
 from sambasim.ir.stages import of_rank
+from sambasim.ir.zero import kept
 from sambasim.runtime.capacity import check_node_memory
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.ranks import Communicator
@@ -53,7 +54,11 @@ def allocate(
         along_dp = group or communicator
         devices = allocate_devices(programs[0], along_dp)
         return Allocated([devices.by_rank[along_dp.rank]], devices, group)
-    check_node_memory(communicator, program.device_bytes * ranks)
+    needed = program.device_bytes * ranks
+    if way is Way.HOST:
+        kept_by_rank = kept(program, (group or communicator).world_size)
+        needed -= sum(one.whole_bytes - one.kept_bytes for one in kept_by_rank)
+    check_node_memory(communicator, needed)
     memories = [DeviceMemory(one, private_storage(one.device_bytes)) for one in programs]
     return Allocated(memories, group=group)
 

@@ -12,6 +12,7 @@ With `replicated` or gloo, every rank updates everything, and GATHER is empty. W
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import final
 
 import torch
@@ -26,7 +27,7 @@ from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.observer import SpanArgs, StepObserver, span
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.transports.base import Communication, EndOfStep, Finishing, Shared, Transport, slices_of
-from sambasim.runtime.transports.exchange import Places, all_gather, reduce_scatter
+from sambasim.runtime.transports.exchange import Exchange, Places, all_gather, reduce_scatter
 from sambasim.runtime.transports.values import GatherLosses, Line, MessageLine, collect
 
 GLOO_EXEMPT = "gloo adds gradients in an order of its own, so the bits are not those of other sync paths"
@@ -94,6 +95,17 @@ class Host(_Staged):
 
     def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication | None:
         return None if self.replicated else all_gather(groups, self.places, self)
+
+    def release(self, group: ParameterGroup, region: str) -> None:
+        self.memory.release(group, region, self.owned(group))
+
+    def make_whole(self) -> None:
+        if self.program.zero == 3:
+            self._all_parameters.finish()
+
+    @cached_property
+    def _all_parameters(self) -> Exchange:
+        return all_gather(self.program.groups, self.places, self)
 
     def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
         if self.replicated:

@@ -215,13 +215,17 @@ class InProcess(Transport):
         return self._on_memory("reduce", groups, reduce)
 
     def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication | None:
-        def spread(_: object) -> None:
-            if self.replica > 0:
-                for group in groups:
-                    updated = self.memory.region(group, "parameter")
-                    self.memories[self.replica].region(group, "parameter").copy_(updated)
+        return self._on_memory("spread", groups, lambda _: self._copy(groups))
 
-        return self._on_memory("spread", groups, spread)
+    def _copy(self, groups: Sequence[ParameterGroup]) -> None:
+        if self.replica > 0:
+            for group in groups:
+                updated = self.memory.region(group, "parameter")
+                self.memories[self.replica].region(group, "parameter").copy_(updated)
+
+    def make_whole(self) -> None:
+        if self.program.zero == 3:
+            self._copy(self.program.groups)
 
     def _on_memory(
         self, name: str, groups: Sequence[ParameterGroup], function: Callable[[object], None]

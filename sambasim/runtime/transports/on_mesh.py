@@ -61,6 +61,12 @@ class OnMesh(Transport):
     def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication | None:
         return self._along_dp.all_gather(groups)
 
+    def release(self, group: ParameterGroup, region: str) -> None:
+        self._along_dp.release(group, region)
+
+    def make_whole(self) -> None:
+        self._along_dp.make_whole()
+
     def fusions(self) -> Sequence[Fusion]:
         # Those of a clipped update take its all-reduce for the only one, along dp.
         return [one for one in self._along_dp.fusions() if "comm.all_reduce" not in one.pattern]

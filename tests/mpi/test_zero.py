@@ -1,0 +1,108 @@
+"""`--zero`: gradients and parameters in slices, with the bits of whole ones."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.mpi.captures import compiled, in_stages
+from tests.mpi.training import EACH_ALONE, TWO_NODES, Run, Trained, run_of, train
+from tests.support.mpi import run_mpi
+from tests.support.whole import whole_case
+
+PARALLEL = ("compile.data_parallel=true", "compile.world_size=2")
+CLIPPED = "optimizer.max_grad_norm=0.5"
+ON_CHIPS = ("compile.n_chips=2", 'compile.tensor_parallel="weight"')
+
+
+@pytest.fixture(scope="module")
+def pefs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """By example and level of ZeRO, and in stages and on chips."""
+
+    def folder() -> Path:
+        return tmp_path_factory.mktemp("zero")
+
+    levels = {level: (*PARALLEL, f"compile.zero={level}") for level in range(4)}
+    found = {f"char_gpt {level}": compiled("char_gpt", folder(), CLIPPED, *how) for level, how in levels.items()}
+    found |= {f"resnet {level}": compiled("resnet", folder(), *levels[level]) for level in (1, 3)}
+    found |= {f"stages {level}": in_stages("char_gpt", folder(), *levels[level]) for level in (1, 3)}
+    return found | {f"chips {level}": compiled("char_gpt", folder(), *ON_CHIPS, *levels[level]) for level in (1, 3)}
+
+
+def check_equal(ranks: int, runs: list[Run], env: Mapping[str, str] | None = None) -> dict[str, Trained]:
+    """Runs of one example, whose name is the first word of theirs, end with the same bits."""
+    found = train(ranks, runs, env=env or {})
+    of_example: dict[str, Trained] = {}
+    for name, trained in found.items():
+        assert trained.outcome == of_example.setdefault(name.split()[0], trained).outcome, name
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ranks", "env"),
+    [(2, {}), (4, EACH_ALONE), whole_case(3, EACH_ALONE), whole_case(4, TWO_NODES), whole_case(4, {})],
+)
+def test_slices_have_the_bits_of_whole_gradients_and_parameters(
+    ranks: int, env: dict[str, str], pefs: dict[str, Path]
+) -> None:
+    how: dict[str, Any] = {"steps": 3, "accumulation": 2, "evaluate": True}
+    names = [name for name in pefs if name.split()[0] in ("char_gpt", "resnet")]
+    runs = [run_of(f"{name} host", pefs[name], **how) for name in names]
+    runs += [run_of(f"{name} played", pefs[name], **how, emulate=ranks) for name in names if name[-1] in "23"]
+    runs += [run_of("char_gpt 3 device", pefs["char_gpt 3"], **how, reduce_on_rdu=True)]
+    found = check_equal(ranks, runs, env)
+    sliced, replicated = found["char_gpt 3 host"].summary, found["char_gpt 0 host"].summary
+    assert sliced.bytes.network != replicated.bytes.network
+    assert any(line.startswith("ZeRO 3: rank 0 keeps") for line in sliced.notices)
+    assert any(line.startswith("ZeRO 3 is ZeRO 1") for line in found["char_gpt 3 device"].summary.notices)
+
+
+@pytest.mark.parametrize("name", ["stages", "chips"])
+def test_stages_and_chips_keep_slices_too(name: str, pefs: dict[str, Path]) -> None:
+    runs = [run_of(f"{name} {level}", pefs[f"{name} {level}"], steps=2, accumulation=2) for level in (1, 3)]
+    played = run_of(f"{name} 3 played", pefs[f"{name} 3"], steps=2, accumulation=2, emulate=2)
+    found = check_equal(4, [*runs, played])
+    assert found[f"{name} 3"].summary.waited_s.keys() == {"pp" if name == "stages" else "tp"}
+
+
+def test_a_checkpoint_of_slices_is_resumed_and_saved_weights_are_whole(pefs: dict[str, Path], tmp_path: Path) -> None:
+    """By slices again, and by replicas with whole parameters."""
+    folder, path = {"dir": str(tmp_path / "saved")}, pefs["char_gpt 3"]
+    through, alone = tmp_path / "slices.safetensors", tmp_path / "whole.safetensors"
+    check_equal(
+        2,
+        [
+            run_of("char_gpt slices", path, steps=4, save=str(through)),
+            run_of("char_gpt whole", pefs["char_gpt 1"], steps=4, save=str(alone)),
+        ],
+    )
+    expected, found = load_file(alone), load_file(through)
+    assert expected.keys() == found.keys()
+    assert all(expected[name].equal(found[name]) for name in expected)
+    runs = [
+        run_of("char_gpt half", path, steps=2, checkpoint=folder),
+        run_of("char_gpt rest", path, steps=4, checkpoint=folder | {"resume": "newest"}),
+        run_of("char_gpt all", path, steps=4),
+    ]
+    trained = train(2, runs)
+    assert trained["char_gpt rest"].outcome[:2] == trained["char_gpt all"].outcome[:2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--host-sync", "gloo"), "--host-sync gloo keeps gradients whole"),
+        (("--host-sync", "parameter-server"), "--host-sync parameter-server keeps gradients whole"),
+        (("--engine", "inductor"), "--engine inductor cannot compile a pass that communicates"),
+        (("--debug-numerics",), "--debug-numerics needs whole gradients"),
+    ],
+)
+def test_what_needs_whole_gradients_is_refused(flags: tuple[str, ...], said: str, pefs: dict[str, Path]) -> None:
+    command = [sys.executable, "-m", "sambasim", "run", "--pef", str(pefs["char_gpt 2"]), *flags]
+    refused = run_mpi(2, command, timeout=60)
+    assert refused.returncode == 2
+    assert said in refused.stderr
+    assert "--zero 2" in refused.stderr
