@@ -11,9 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,7 +25,15 @@ from sambasim.options.training import DataOptions, ModelOptions, OptimizerOption
 from sambasim.records.collectives import CollectivesRecord
 from sambasim.units import KIB, MIB, format_bytes
 from tests.benchmarks.measure import Figure, compare, run_body
-from tests.benchmarks.workloads import GPT2_SMALL, WORKLOADS, Way, Workload
+from tests.benchmarks.workloads import (
+    GPT2_SMALL,
+    PIPELINED_MICRO_BATCHES,
+    SPLIT_GPT,
+    WORKLOADS,
+    ParallelWay,
+    Way,
+    Workload,
+)
 from tests.support.mpi import ROOT, mpirun
 
 REPLICAS, MEMORY_REPLICAS = 2, 4
@@ -72,8 +82,8 @@ class Overhead(StrEnum):
     CHECKPOINTED = "checkpointed"
 
 
-def compile_workload(workload: Workload, folder: Path) -> Path:
-    """Write `folder/NAME/NAME.pef`, and return its path."""
+def compile_workload(workload: Workload, folder: Path, *, parts: int = 1, **parallelism: Any) -> Path:
+    """Write `folder/NAME/NAME.pef`, and return its path. `parts`: of a batch, each of the size in `workload`."""
     torch.manual_seed(0)
     model = workload.model()
     where = "tests.benchmarks.workloads"
@@ -81,14 +91,45 @@ def compile_workload(workload: Workload, folder: Path) -> Path:
         model=ModelOptions(target=f"{where}:{workload.model.__name__}"),
         data=DataOptions(source=f"{where}:{workload.samples.__name__}"),
         optimizer=OptimizerOptions(name=workload.optimizer, lr=workload.learning_rate),
-        training=TrainingOptions(batch_size=workload.batch_size),
+        training=TrainingOptions(batch_size=workload.batch_size * parts),
         pef_name=workload.name,
         output_folder=folder,
-        data_parallel=True,
-        world_size=REPLICAS,
+        **(parallelism or {"data_parallel": True, "world_size": REPLICAS}),
     )
     names = inspect.signature(model.forward).parameters
     return compile_model(model, dict(zip(names, workload.batch(), strict=True)), options, by_keyword=False).path
+
+
+def parallel_figures() -> Iterator[Figure]:
+    """Two ranks of a replica, and ZeRO 3 on two replicas, against PyTorch's own on gloo."""
+    micro_batches, ours = PIPELINED_MICRO_BATCHES, ParallelWay.OURS
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        whole = compile_workload(SPLIT_GPT, folder / "whole", data_parallel=False)
+        cuts: dict[ParallelWay, dict[str, Any]] = {
+            ParallelWay.PIPELINING: {"pipeline_stages": 2, "micro_batches": micro_batches, "parts": micro_batches},
+            ParallelWay.DTENSOR: {"tensor_parallel": "weight", "n_chips": 2},
+            ParallelWay.FSDP2: {"data_parallel": True, "world_size": 2, "zero": 3},
+        }
+        pefs = {peer: compile_workload(SPLIT_GPT, folder / peer.name, **cut) for peer, cut in cuts.items()}
+        seconds: dict[str, list[float]] = defaultdict(list)
+        waited: dict[ParallelWay, list[float]] = defaultdict(list)
+        for _ in range(STEP_ROUNDS):
+            alone = run_body("parallel", ours, str(whole), str(micro_batches))
+            seconds["one rank"] += alone["steps_s"]
+            for peer, pef in pefs.items():
+                measured = run_body("parallel", ours, str(pef), "1", np=2)
+                seconds[f"{ours}, as {peer}"] += measured["steps_s"]
+                waited[peer].append(measured["waited_s"])
+                seconds[peer] += run_body("parallel", peer, "-", "1", np=2)["steps_s"]
+    medians = {way: statistics.median(values) for way, values in seconds.items()}
+    pipelined = f"{ours}, as {ParallelWay.PIPELINING}"
+    ideal = {"ideal": medians["one rank"] * (micro_batches + 1) / (2 * micro_batches), pipelined: medians[pipelined]}
+    yield Figure("pipeline, 8 micro-batches, 1F1B, np 2", pipelined, "ideal", "ratio at most 1.10", ideal)
+    idle = {"waited": statistics.median(waited[ParallelWay.PIPELINING]), "step": medians[pipelined]}
+    yield Figure("waiting of rank 0 of that pipeline", "waited", "step", "0.111 is the bubble of the schedule", idle)
+    for peer in pefs:
+        yield Figure(f"step by {peer}, np 2", f"{ours}, as {peer}", peer, "ratio at most 1", medians)
 
 
 def step_figures() -> Iterator[Figure]:
@@ -224,6 +265,7 @@ def _seconds_to_first_step(pef: Path) -> float:
 
 
 FIGURES = {
+    "parallel": parallel_figures,
     "start": start_figures,
     "arithmetic": arithmetic_figures,
     "steps": step_figures,

@@ -25,6 +25,13 @@ class Way(StrEnum):
     """In eager PyTorch, with nothing to sync and no optimizer."""
 
 
+class ParallelWay(StrEnum):
+    OURS = "sambasim"
+    PIPELINING = "torch.distributed.pipelining"
+    DTENSOR = "DTensor"
+    FSDP2 = "FSDP2"
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """A model that returns its loss first, its samples, and how it is trained: in `ways`, `steps` in each round.
@@ -59,6 +66,55 @@ class WideMLP(nn.Module):
         for layer in self.layers:
             x = layer(x).relu()
         return F.cross_entropy(x, target), x
+
+
+class SplitBlock(nn.Module):
+    """A block of GPT with layers of their own for query, key and value, as DTensor can cut them. `heads`: of a rank."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.size = heads, width // heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.proj = nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        normed = self.norm1(x)
+        query, key, value = (
+            layer(normed).view(batch, length, self.heads, self.size).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.proj(mixed.transpose(1, 2).reshape(batch, length, self.heads * self.size))
+        return x + self.mlp(self.norm2(x))
+
+
+class Embeddings(nn.Module):
+    def __init__(self, words: int, length: int, width: int) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(words, width), nn.Embedding(length, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
+
+
+class SplitGPT(nn.Module):
+    """6 layers of width 384 over 128 characters, whose head is not tied: every kind of parallelism here can cut it."""
+
+    def __init__(self, layers: int = 6, heads: int = 6, width: int = 384, length: int = 128) -> None:
+        super().__init__()
+        self.first = Embeddings(len(ALPHABET), length, width)
+        self.blocks = nn.ModuleList(SplitBlock(width, heads) for _ in range(layers))
+        self.last = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, len(ALPHABET), bias=False))
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.first(tokens)
+        for block in self.blocks:
+            x = block(x)
+        logits = self.last(x)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten()), logits
 
 
 class LogisticRegression(nn.Module):
@@ -122,4 +178,6 @@ WORKLOADS = (
     Workload("mlp", WideMLP, wide_vectors, 8, "adamw", 1e-4, 20),
     Workload("logistic_regression", LogisticRegression, images, 1, "sgd", 0.01, 2000, passes=2000),
 )
+SPLIT_GPT = Workload("split_gpt", SplitGPT, text, 2, "adamw", 1e-4, 10)
+PIPELINED_MICRO_BATCHES = 8
 GPT2_SMALL = Workload("gpt2_small", Gpt2Small, tokens, GPT2_BATCH, "adamw", 1e-4, 3)

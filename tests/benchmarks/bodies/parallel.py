@@ -1,0 +1,127 @@
+"""Train `SplitGPT` on all ranks by one kind of parallelism, ours or PyTorch's on gloo; print the seconds of each step.
+
+One thread a rank. A line of JSON, from rank 0: `{"steps_s": [...], "waited_s": seconds of a mean step}`; PyTorch does
+not say how long it waits.
+
+    parallel.py WAY PEF ACCUMULATION      PEF and ACCUMULATION are for our ways
+"""
+
+import gc
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn import functional as F
+
+from sambasim.options.run import RunOptions
+from sambasim.runtime import torch_process_group
+from sambasim.runtime.communicator import connect
+from sambasim.runtime.job import TrainingJob
+from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.setup import set_up
+from tests.benchmarks.bodies.steps import WARM_UP_STEPS, Clock
+from tests.benchmarks.workloads import PIPELINED_MICRO_BATCHES, SPLIT_GPT, ParallelWay, SplitGPT
+
+STEPS = 10
+STAGES = 2
+
+
+def main(way: ParallelWay, pef: Path, accumulation: int) -> None:
+    torch.set_num_threads(1)
+    communicator, clock, waited_s = connect(sys.argv), Clock(), 0.0
+    if way is ParallelWay.OURS:
+        waited_s = _ours(pef, accumulation, communicator, clock)
+    else:
+        torch_process_group.bring_up(communicator)
+        torch.manual_seed(0)
+        _PEERS[way](communicator, clock)
+        gc.collect()
+        torch_process_group.take_down()
+    if communicator.rank == 0:
+        print(json.dumps({"steps_s": clock.steps_s, "waited_s": waited_s}), flush=True)
+    communicator.close()
+
+
+def _ours(pef: Path, accumulation: int, communicator: Communicator, clock: Clock) -> float:
+    training = {"steps": STEPS + WARM_UP_STEPS, "evaluate": False, "accumulation_steps": accumulation}
+    options = RunOptions(pef=str(pef), threads=1, overrides={"training": training})
+    summary = TrainingJob(set_up(pef, options, communicator), clock).run()
+    in_sync_s = summary.sync_share * summary.training_s
+    return (in_sync_s + sum(summary.waited_s.values())) / summary.steps
+
+
+def _pipelining(communicator: Communicator, clock: Clock) -> None:
+    """1F1B of torch.distributed.pipelining, with two equal stages."""
+    model, rank = SplitGPT(), communicator.rank
+    half = len(model.blocks) // STAGES
+    part = (
+        nn.Sequential(model.first, *model.blocks[:half])
+        if rank == 0
+        else nn.Sequential(*model.blocks[half:], model.last)
+    )
+    optimizer = torch.optim.AdamW(part.parameters(), lr=SPLIT_GPT.learning_rate)
+    stage = PipelineStage(part, rank, STAGES, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, PIPELINED_MICRO_BATCHES, loss_fn=_loss)
+    for tokens, targets in _batches(PIPELINED_MICRO_BATCHES, clock):
+        optimizer.zero_grad()
+        _ = schedule.step(tokens) if rank == 0 else schedule.step(target=targets)
+        optimizer.step()
+
+
+def _tensor_parallel(communicator: Communicator, clock: Clock) -> None:
+    """DTensor: columns, then rows, in each block; embeddings and head are whole."""
+    model, mesh = SplitGPT(), init_device_mesh("cpu", (communicator.world_size,))
+    for block in model.blocks:
+        columns = dict.fromkeys(("query", "key", "value", "mlp.0"), ColwiseParallel())
+        parallelize_module(block, mesh, {**columns, "proj": RowwiseParallel(), "mlp.2": RowwiseParallel()})
+        block.heads //= communicator.world_size
+    _train(model, clock)
+
+
+def _fsdp(communicator: Communicator, clock: Clock) -> None:
+    model, mesh = SplitGPT(), init_device_mesh("cpu", (communicator.world_size,))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    _train(model, clock)
+
+
+def _train(model: nn.Module, clock: Clock) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=SPLIT_GPT.learning_rate)
+    for batch in _batches(1, clock):
+        optimizer.zero_grad()
+        loss, _ = model(*batch)
+        loss.backward()
+        optimizer.step()
+
+
+_PEERS: dict[ParallelWay, Callable[[Communicator, Clock], None]] = {
+    ParallelWay.PIPELINING: _pipelining,
+    ParallelWay.DTENSOR: _tensor_parallel,
+    ParallelWay.FSDP2: _fsdp,
+}
+
+
+def _loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def _batches(parts: int, clock: Clock) -> Iterator[tuple[Any, ...]]:
+    """Batches of `parts` micro-batches, the same on all ranks; the clock ticks after each."""
+    samples, size = SPLIT_GPT.samples(), SPLIT_GPT.batch_size * parts
+    for step in range(STEPS + WARM_UP_STEPS):
+        rows = [samples[(step * size + row) % len(samples)] for row in range(size)]  # type: ignore[arg-type]
+        yield tuple(torch.stack(column) for column in zip(*rows, strict=True))
+        clock.tick()
+
+
+if __name__ == "__main__":
+    main(ParallelWay(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
