@@ -98,7 +98,11 @@ class RunProgress(RunObserver):
     def _print_result(self, summary: SummaryRecord, steps: int) -> None:
         from sambasim.report.summaries import step_times
 
-        hidden = f" ({format_seconds(summary.hidden_sync_s)} more behind the backward)" if summary.hidden_sync_s else ""
+        hidden = (
+            f" ({format_seconds(summary.hidden_sync_s)} more overlapped with the backward)"
+            if summary.hidden_sync_s
+            else ""
+        )
         print(
             f"{steps} step{'s' * (steps != 1)} in {format_seconds(summary.training_s)} (measured): "
             f"{summary.samples_per_s:.0f} samples/s, {summary.sync_share:.0%} in sync{hidden}; "

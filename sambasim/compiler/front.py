@@ -116,13 +116,13 @@ def example_batch(model: nn.Module, options: CompileOptions) -> tuple[dict[str, 
     """The first batch of the training data, by input name, and whether the model takes its inputs by name. Raises
     DataError if samples are too few, or do not fit model and loss."""
     source = open_source(options.data, None)
-    batch_size = options.micro_batch_size
+    batch_size = options.training.batch_size
     if len(source.train) < batch_size:
         raise DataError(
             f"the training data has {len(source.train)} samples, fewer than one batch of {batch_size}",
             remedy=f"--batch-size {len(source.train)} or less",
         )
-    batch = collate(source.train.__getitems__(range(batch_size)))
+    batch = collate(source.train.__getitems__(range(options.micro_batch_size)))
     by_keyword = isinstance(batch, Mapping)
     names = list(batch) if isinstance(batch, Mapping) else _positional_names(model, batch, options)
     if isinstance(batch, Mapping) and options.loss and TARGET in batch:

@@ -11,8 +11,8 @@ from itertools import accumulate
 from math import sqrt
 from typing import ClassVar, Literal
 
-from sambasim.compiler.pipeline.assign import crossing_of, values_of
-from sambasim.ir.graph import Graph, Node, Ref, Section, SectionKind, node_references, renamed
+from sambasim.compiler.pipeline.assign import Values, crossing_of, values_of
+from sambasim.ir.graph import Graph, Node, Ref, Section, SectionKind, TorchConstant, node_references, renamed
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.verify import Stage
@@ -27,16 +27,18 @@ class Recompute:
 
     title: ClassVar[str] = "recompute activations"
     reaches: ClassVar[Stage] = Stage.CAPTURED
-    between: Literal["sections", "full"]
+    mode: Literal["sections", "full"]
 
     def __call__(self, program: Program) -> Program:
         training = program.training
         if training is None:
             return program
         ends = [one.stop for one in training.sections if one.kind is SectionKind.FWD]
-        if self.between == "full":
+        if self.mode == "full":
             ends = _segments(training, program, ends[-1])
-        return replace(program, training=_Repeated(training, _kept(training, ends)).graph())
+        return replace(
+            program, training=_Repeated(training, _kept(training, ends, values_of(training, program))).graph()
+        )
 
 
 def _segments(graph: Graph, program: Program, stop: int) -> list[int]:
@@ -51,7 +53,7 @@ def _segments(graph: Graph, program: Program, stop: int) -> list[int]:
     return [*sorted({min(places, key=lambda at: abs(total[at] - goal)) for goal in wanted}), stop]
 
 
-def _kept(graph: Graph, ends: list[int]) -> frozenset[str]:
+def _kept(graph: Graph, ends: list[int], values: Values) -> frozenset[str]:
     """The values of the forward that the backward may read: what crosses `ends`, and what cannot be made again."""
     forward = graph.nodes[: ends[-1]]
     segment_of = {name: sum(end <= at for end in ends) for at, node in enumerate(forward) for name in node.results}
@@ -63,9 +65,13 @@ def _kept(graph: Graph, ends: list[int]) -> frozenset[str]:
     }
     for node in forward:
         operator = OPERATORS[node.operator]
-        if node.operator == _DROPOUT and node.args[2:] == (True,) and node.results[1] is not None:
-            kept.add(node.results[1])
-        elif operator.draws_random_numbers or operator.kind is OperatorKind.COLLECTIVE:
+        if _dropout_of(node) is not None:
+            kept.update(name for name in node.results[1:] if name is not None)
+        elif (
+            operator.draws_random_numbers
+            or operator.kind is OperatorKind.COLLECTIVE
+            or values.buffers_read_by(node)  # in an app, they have changed before the backward
+        ):
             kept.update(name for name in node.results if name is not None)
     return frozenset(kept | {output.value for output in graph.outputs})
 
@@ -84,19 +90,19 @@ class _Repeated:
     def graph(self) -> Graph:
         graph = self._graph
         for node in graph.nodes[self._count :]:
-            self._nodes.append(self._reading(node))
+            self._nodes.append(self._with_repeated_operands(node))
         sections = (
             Section(0, SectionKind.FWD, "forward", 0, self._count),
             Section(1, SectionKind.BCKWD, "backward", self._count, len(self._nodes)),
         )
         return replace(graph, nodes=tuple(self._nodes), values=self._types, sections=sections)
 
-    def _reading(self, node: Node) -> Node:
+    def _with_repeated_operands(self, node: Node) -> Node:
         """`node`, with the names of values that were made again."""
-        names = {name: self._at(name) for name in dict.fromkeys(node_references(node))}
+        names = {name: self._available(name) for name in dict.fromkeys(node_references(node))}
         return renamed(node, names)
 
-    def _at(self, name: str) -> str:
+    def _available(self, name: str) -> str:
         maker = self._maker.get(name)
         if maker is None or name in self._kept:
             return name
@@ -108,19 +114,29 @@ class _Repeated:
         results = tuple(None if name is None else name + _AGAIN for name in maker.results)
         node = replace(maker, name=maker.name + _AGAIN, results=results)
         if maker.operator == _DROPOUT:
-            node = _masked(node, maker)
+            node = self._dropped(node, maker)
         for old, new in zip(maker.results, node.results, strict=False):
             if old is not None and new is not None:
                 self._again[old], self._types[new] = new, self._types[old]
-        self._nodes.append(self._reading(node))
+        self._nodes.append(self._with_repeated_operands(node))
+
+    def _dropped(self, node: Node, maker: Node) -> Node:
+        """Dropout by the mask that the forward drew, scaled in the dtype of the value, as the forward scales it."""
+        value, dropped = maker.results[0] or "", _dropout_of(maker) or 0.0
+        type_ = self._types[value]
+        mask, scale = f"{value}__mask", f"{value}__scale"
+        self._types[mask] = self._types[scale] = type_
+        dtype = ("dtype", TorchConstant("dtype", type_.dtype))
+        self._nodes += [
+            Node(mask, "aten._to_copy.default", (Ref(maker.results[1] or ""),), (dtype,), (mask,), maker.module),
+            Node(scale, "aten.div.Scalar", (Ref(mask), 1.0 - dropped), (), (scale,), maker.module),
+        ]
+        return replace(node, operator="aten.mul.Tensor", args=(maker.args[0], Ref(scale)), results=node.results[:1])
 
 
-def _masked(node: Node, maker: Node) -> Node:
-    """Dropout by the mask that the forward drew: its backward is the same product."""
-    value, probability = maker.args[:2]
-    keeps = 1.0 - float(probability) if isinstance(probability, (int, float)) else 1.0
-    mask = Ref(maker.results[1] or "")
-    scale = 1.0 / keeps if keeps else 0.0
-    return replace(
-        node, operator="aten.native_dropout_backward.default", args=(value, mask, scale), results=node.results[:1]
-    )
+def _dropout_of(node: Node) -> float | None:
+    """The probability of an active dropout whose result its mask can make again; None for any other node."""
+    if node.operator != _DROPOUT or node.args[2:] != (True,) or node.results[1] is None:
+        return None
+    probability = node.args[1]
+    return float(probability) if isinstance(probability, (int, float)) and probability < 1 else None

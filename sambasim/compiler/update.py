@@ -23,7 +23,15 @@ from sambasim.ir.program import (
     RuntimeArgument,
     state_name,
 )
-from sambasim.ir.types import ALIGNMENT_ELEMENTS, DTYPE_BYTES, Symbol, SymbolKind, TensorType, align
+from sambasim.ir.types import (
+    ALIGNMENT_ELEMENTS,
+    DTYPE_BYTES,
+    NORM_BLOCK_ELEMENTS,
+    Symbol,
+    SymbolKind,
+    TensorType,
+    align,
+)
 from sambasim.ir.verify import Stage
 from sambasim.optimizers import OPTIMIZERS
 
@@ -104,7 +112,8 @@ class AttachOptimizers:
         norm: tuple[Ref, ...] = ()
         if any("max_grad_norm" in update.hyperparameters for update in self.updates):
             blocks, total = "$square_sums", "$gradient_norm"
-            values[blocks] = TensorType("float64", (sum(group.norm_blocks for group in groups),))
+            count = sum(member.blocks for group in groups for member in group.members)
+            values[blocks] = TensorType("float64", (count,))
             values[total] = TensorType("float64", ())
             names = tuple(group.name for group in groups)
             nodes = [Node(blocks, "opt.square_sums", (names,), (), (blocks,))]
@@ -180,10 +189,22 @@ def _groups(
             optimizer = _optimizer_of(symbol.name, program, updates)
             key = (section, symbol.type.dtype, optimizer, bool(symbol.cuts), alone)
             completed.setdefault(key, []).append(symbol.name)
+    first_block = _first_blocks([name for names in completed.values() for name in names], program)
     return tuple(
-        _group(f"group_{number}", gradients, dtype, optimizer, program)
+        _group(f"group_{number}", gradients, dtype, optimizer, program, first_block)
         for number, ((_, dtype, optimizer, _, _), gradients) in enumerate(sorted(completed.items()))
     )
+
+
+def _first_blocks(gradients: Sequence[str], program: Program) -> Mapping[str, int]:
+    """By gradient, the number of its first block of the norm. Parameters count in the order of symbols, which no
+    partition changes."""
+    found, first = {}, 0
+    position = {name: at for at, name in enumerate(program.symbols)}
+    for gradient in sorted(gradients, key=lambda name: position[parameter_of(name)]):
+        found[gradient] = first
+        first += -(-program.symbols[gradient].type.numel // NORM_BLOCK_ELEMENTS)
+    return found
 
 
 def _optimizer_of(gradient: str, program: Program, updates: Sequence[Update]) -> int:
@@ -197,11 +218,13 @@ def _optimizer_of(gradient: str, program: Program, updates: Sequence[Update]) ->
     )
 
 
-def _group(name: str, gradients: list[str], dtype: str, optimizer: int, program: Program) -> ParameterGroup:
+def _group(
+    name: str, gradients: list[str], dtype: str, optimizer: int, program: Program, first_block: Mapping[str, int]
+) -> ParameterGroup:
     members, start = [], 0
     for gradient in gradients:
         numel = program.symbols[gradient].type.numel
-        members.append(Member(parameter_of(gradient), gradient, start, numel))
+        members.append(Member(parameter_of(gradient), gradient, start, numel, first_block[gradient]))
         start = align(start + numel, ALIGNMENT_ELEMENTS)
     return ParameterGroup(name, dtype, start, tuple(members), optimizer, {})
 

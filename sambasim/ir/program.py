@@ -12,12 +12,19 @@ from sambasim.ir.types import DTYPE_BYTES, NORM_BLOCK_ELEMENTS, Symbol
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One parameter of a group: its symbol, its gradient's, and where both begin in the group's flat tensors."""
+    """One parameter of a group: its symbol, its gradient's, and where both begin in the group's flat tensors. `block`:
+    the number of its first block of the norm, counted over all parameters of the model, however they are grouped."""
 
     parameter: str
     gradient: str
     start: int  # elements, a multiple of 64
     numel: int
+    block: int
+
+    @property
+    def blocks(self) -> int:
+        """The blocks by which the squares of its gradient are summed."""
+        return -(-self.numel // NORM_BLOCK_ELEMENTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +40,13 @@ class ParameterGroup:
     regions: Mapping[str, int]
 
     @property
-    def norm_blocks(self) -> int:
-        """The blocks by which the squares of its gradients are summed."""
-        return -(-self.numel // NORM_BLOCK_ELEMENTS)
+    def block_starts(self) -> tuple[int, ...]:
+        """Where the blocks of its members begin, ascending."""
+        return tuple(
+            start
+            for member in self.members
+            for start in range(member.start, member.start + member.numel, NORM_BLOCK_ELEMENTS)
+        )
 
 
 @dataclass(frozen=True, slots=True)

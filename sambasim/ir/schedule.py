@@ -9,7 +9,7 @@ are its chunks. The compiler, the runtime, `inspect` and the tests read the same
     I   gradients of the stage's inputs      F, and I of the next stage
     W   gradients of the stage's weights     I
 
-With costs F = I = W = 1 and B = 2, P ranks, M micro-batches (at least P; in flight: at least 2 P) and v chunks:
+With costs F = I = W = 1 and B = 2, P ranks, M micro-batches and v chunks; idle for M >= P, in flight for M >= 2 P:
 
     schedule            idle share (bubble)        in flight on rank r     source
     gpipe               (P - 1) / (M + P - 1)      M                       Huang et al., arXiv:1811.06965

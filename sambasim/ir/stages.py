@@ -79,7 +79,7 @@ def of_rank(program: Program, rank: int) -> Program:
     return replace(
         program,
         symbols={name: symbol for name, symbol in program.symbols.items() if name in symbols},
-        training=None if training is None else _numbered(_own(training, own, rank, ranks), program),
+        training=None if training is None else _own(training, own, rank, ranks),
         evaluation=_own(program.evaluation, own, rank, ranks),
         single=None if single is None else _own(single, own, rank, ranks),
         groups=tuple(group for group in program.groups if group.name in own),
@@ -117,18 +117,3 @@ def _of_groups(node: Node, own: set[str]) -> Node | None:
     if node.operator != "opt.square_sums":
         return None
     return replace(node, args=(tuple(name for name in named if name in own),))
-
-
-def _numbered(own: Graph, program: Program) -> Graph:
-    """`own`, whose node of squares says where the blocks of each of its groups begin among those of all groups."""
-    starts, first = {}, 0
-    for group in program.groups:
-        starts[group.name] = first
-        first += group.norm_blocks
-    nodes = tuple(
-        replace(node, kwargs=(("starts", tuple(starts[name] for name in groups_of(node))),))
-        if node.operator == "opt.square_sums"
-        else node
-        for node in own.nodes
-    )
-    return replace(own, nodes=nodes)

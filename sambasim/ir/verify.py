@@ -199,6 +199,15 @@ def _verify_norm(program: Program, training: Graph) -> None:
     by_operator = {one: [node for node in training.nodes if node.operator == one] for one in _NORM_OPERATORS}
     updates = [node for node in training.nodes if node.operator in {f"opt.{one.kind}" for one in program.optimizers}]
     squares, norms = by_operator.values()
+    reached = 0
+    for member in sorted((one for group in program.groups for one in group.members), key=lambda one: one.block):
+        _require(
+            member.block == reached, 11, f"the blocks of {member.parameter} begin at {member.block}, not {reached}"
+        )
+        reached += member.blocks
+    if squares:
+        count = training.values[squares[0].results[0] or ""].numel
+        _require(count == reached, 11, f"{squares[0].name} has {count} sums for {reached} blocks")
     _require(len(squares) == len(norms) <= 1, 11, f"{len(squares)} nodes sum squares for {len(norms)} norms")
     operands: tuple[Ref, ...] = ()
     if squares and norms:

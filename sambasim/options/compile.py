@@ -66,7 +66,7 @@ class BuildOptions(BuildFlags, Options):
             yield Problem("tensor_parallel", "needs several chips", "add --n-chips 2", self.tensor_parallel)
         if self.tensor_parallel is None and self.n_chips > 1:
             what = "does nothing: no tensor is cut over the chips of a replica"
-            yield Problem("n_chips", what, "add --tensor-parallel weight", str(self.n_chips))
+            yield Problem("n_chips", what, "add --tensor-parallel weight, or batch", str(self.n_chips))
         if self.chips > 1 and self.inference:
             what = "does not go with inference, which has no gradients to sum over chips"
             yield Problem("tensor_parallel", what, "leave out --tensor-parallel or --inference", "batch")
@@ -79,8 +79,12 @@ class BuildOptions(BuildFlags, Options):
         if self.pipeline_stages == 1 and self.schedule != "1f1b":
             yield Problem("schedule", "needs a pipeline", "add --pipeline-stages 2", show(self.schedule))
         if 1 < self.micro_batches < self.pipeline_stages:
-            what = f"leaves ranks idle all the time: there are {self.pipeline_stages} stages"
-            yield Problem("micro_batches", what, f"--micro-batches {self.pipeline_stages}", str(self.micro_batches))
+            what = f"cannot keep {self.pipeline_stages} stages busy"
+            remedy = f"--micro-batches N with a multiple of {self.pipeline_stages}; 1 is plain model parallelism"
+            yield Problem("micro_batches", what, remedy, str(self.micro_batches))
+        if self.recompute != "none" and self.inference:
+            what = "does not go with inference, which has no backward"
+            yield Problem("recompute", what, "leave out --recompute or --inference", self.recompute)
         if self.zero != 1 and not (self.data_parallel or self.chips > 1):
             yield Problem("zero", "needs data parallelism", "add --data-parallel", str(self.zero))
         if self.stochastic_rounding and self.dtype != "bf16":
@@ -114,7 +118,8 @@ class CompileOptions(Sections, BuildOptions):
             what = f"does not divide the batch of {batch_size} samples"
             if name == "micro_batches" and self.chips > 1:
                 what = f"does not divide the {batch_size // self.chips} samples of a chip"
-            yield Problem(name, what, f"--batch-size {-(-batch_size // passes) * passes}", str(parts))
+            remedy = f"another number of them, or --batch-size {-(-batch_size // passes) * passes}"
+            yield Problem(name, what, remedy, str(parts))
         if self.optimizer is None and not self.inference:
             remedy = "--set optimizer.name=adamw (or --inference)"
             yield Problem("optimizer.name", "is missing, and training needs one", remedy)

@@ -202,6 +202,8 @@ def _compiled_in(overrides: Mapping[str, object], before: Mapping[str, object]) 
     problems: list[Problem] = []
     for name, value in _leaves(overrides):
         section = name.partition(".")[0]
+        if section in ("compile", "model"):
+            problems.append(_compile_again(name, "is compiled into the PEF", value))
         if section == "optimizer" and before["optimizer"] is None:
             problems.append(Problem(name, "cannot be set: this PEF was compiled for inference, without an optimizer"))
         fixed = name in ("optimizer.name", "training.batch_size") or section == "loss" or name.startswith("data.inputs")

@@ -175,7 +175,7 @@ def step_times(summary: SummaryRecord) -> list[RenderableType]:
             if seconds:
                 add_row(table, name, format_seconds(seconds / steps))
         add_row(table, "samples/s", format_rate(summary.samples_per_s))
-        return [table, printable(f"no prediction for a device: {summary.not_predicted}")]
+        return [table, printable(f"no predicted times: {summary.not_predicted}")]
     rows = zip(
         (*measured, ("host: sections, inputs, outputs", None), ("sync during the backward", summary.hidden_sync_s)),
         (

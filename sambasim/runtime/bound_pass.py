@@ -121,7 +121,7 @@ class BoundPass:
                 stores[output.value].append(tensor_of(output.symbol))
         # Gradients are stored at once; only outputs and changed buffers are needed at the end of the pass.
         keep = {output.value for output in (*returned, *buffers)}
-        if not self.keeps_order:  # then none of a micro-batch's readers is the last one of all micro-batches
+        if not self.keeps_order:  # no instruction is the last reader in every micro-batch, so all values are kept
             keep |= {name for node in nodes for name in node_references(node)}
         lowered = lower(nodes, Binding(self.registers, graph.values, stores, transport, optimizers), keep)
         if function_of is not None:
@@ -208,7 +208,7 @@ class BoundPass:
         self.end_first(accumulate=accumulate)
 
     def end_first(self, *, accumulate: bool) -> None:
-        """After the first pass that wrote gradients, know which kernels can write into them."""
+        """After the first pass that wrote gradients: record which kernels can write directly into their memory."""
         if self._lines.is_watching and not accumulate:
             self._lines.end_watching()
 

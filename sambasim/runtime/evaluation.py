@@ -76,6 +76,7 @@ class Evaluator:
         self._has_loss = program.loss is not None
         hubs = [one.hub for one in transports if isinstance(one, InProcess)]
         self._hub = hubs[0] if hubs else None
+        self._generators: dict[int, Tensor] = {}
         self._ranks = [
             _Rank(memory.program, memory, transport, self._inputs)
             for memory, transport in zip_longest(memories, transports[: len(memories)])
@@ -88,6 +89,7 @@ class Evaluator:
 
     def sums(self, dataset: WatchedDataset, rank: int, world_size: int, seed: int, step: int) -> Sums:
         seed_everything(derive(seed, rank, step, 0, Stream.DATA))
+        self._generators.clear()
         total = Sums()
         for batch, count in self._batches(dataset, rank, world_size):
             total += self._sums_of(self._run(batch), batch, count)
@@ -121,7 +123,7 @@ class Evaluator:
     def _run(self, batch: Mapping[str, Tensor]) -> list[Tensor]:
         for rank in self._ranks:
             rank.take(batch)
-        outputs = run_together([rank.batch.run_pass() for rank in self._ranks], self._hub)
+        outputs = run_together([rank.batch.run_pass() for rank in self._ranks], self._hub, self._generators)
         return outputs_in_order(self._program.evaluation, _made(outputs))
 
     def _sums_of(self, outputs: Sequence[Tensor], batch: Mapping[str, Tensor], count: int) -> Sums:
@@ -144,7 +146,8 @@ class Evaluator:
         passes = [
             rank.single_pass({name: one[index : index + 1] for name, one in batch.items()}) for rank in self._ranks
         ]
-        outputs = outputs_in_order(self._program.single, _made(run_together(passes, self._hub)))
+        made = _made(run_together(passes, self._hub, self._generators))
+        outputs = outputs_in_order(self._program.single, made)
         return Sums(1, float(outputs[0])) if outputs else Sums()
 
     def _count_correct(self, outputs: Sequence[Tensor], batch: Mapping[str, Tensor], count: int) -> tuple[int, int]:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
 from typing import TypeAlias
 
 import torch
@@ -17,7 +16,7 @@ from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS, Cut, TensorType
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.runtime.instructions import Instruction, RegisterFile, aten_instruction, stores_of
-from sambasim.runtime.mean import CHUNK_ELEMENTS, block_sums, coefficient, total_norm
+from sambasim.runtime.mean import CHUNK_ELEMENTS, SquareSums, coefficient, parts_of, total_norm
 from sambasim.runtime.optimizers import Optimizers, SliceUpdate
 from sambasim.runtime.parts import joined, part
 from sambasim.runtime.transports.base import Communication, Transport
@@ -193,29 +192,23 @@ def _set_generator_state(nodes: Sequence[Node], binding: Binding) -> Instruction
 
 
 def _square_sums(nodes: Sequence[Node], binding: Binding) -> Instruction:
-    """The sums of squares of all groups, by block; zero for blocks that other ranks sum. Of gradients that several
-    ranks of a replica have, the first one sums the squares. `starts`: the first block of each group."""
+    """The sums of squares of all gradients, by block; zero for blocks that other ranks sum. Of gradients that several
+    ranks of a replica have, the first one sums the squares."""
     (node,) = nodes
     transport = binding.connected
     symbols = transport.program.symbols
-    parts: list[tuple[int, Tensor]] = []
-    groups = _named(nodes, binding)
-    starts = dict(node.kwargs).get("starts", tuple(accumulate((one.norm_blocks for one in groups), initial=0))[:-1])
-    for group, first in zip(groups, starts if isinstance(starts, tuple) else (), strict=True):
-        start, stop = transport.share(group)
-        if transport.is_first_copy or any(symbols[member.parameter].cuts for member in group.members):
-            begin = _integer(node, first) + start // NORM_BLOCK_ELEMENTS
-            parts.append((begin, transport.memory.region(group, "gradient")[start:stop]))
-    count = binding.values[node.results[0] or ""].numel
-
-    def square_sums() -> Tensor:
-        sums = [0.0] * count
-        for at, gradient in parts:
-            found = block_sums(gradient, (0, gradient.numel()))
-            sums[at : at + len(found)] = found
-        return torch.tensor(sums, dtype=torch.float64)
-
-    return bound(node, binding, square_sums)
+    sums = SquareSums(
+        (
+            (member.block + begin // NORM_BLOCK_ELEMENTS, part)
+            for group in _named(nodes, binding)
+            for member, begin, part in parts_of(
+                group, transport.memory.region(group, "gradient"), transport.share(group)
+            )
+            if transport.is_first_copy or symbols[member.parameter].cuts
+        ),
+        binding.values[node.results[0] or ""].numel,
+    )
+    return bound(node, binding, lambda: torch.tensor(sums(), dtype=torch.float64))
 
 
 def _total_norm(nodes: Sequence[Node], binding: Binding) -> Instruction:

@@ -134,7 +134,7 @@ def replicas_of(ranks: int, replica: Mesh, minimum: int, *, command: Sequence[st
     replicas, left = divmod(ranks, replica.world_size)
     if left or replicas == 0:
         raise LaunchError(
-            f"{_started(ranks, False)}, and a replica of this PEF has {replica.world_size} ranks ({replica})",
+            f"{ranks} ranks were started, and a replica of this PEF has {replica.world_size} ({replica})",
             remedy=f"mpirun -np {max(replicas, minimum) * replica.world_size} {shlex.join(command)}",
         )
     return replicas
@@ -153,17 +153,21 @@ def check_world_size(
     (`-ws`); `data_parallel`: whether it has REDUCE and GATHER sections between replicas."""
     if world_size < minimum:
         ranks = minimum * ranks_of_replica
+        of_one = "" if emulated or ranks_of_replica == 1 else f" of {ranks_of_replica} ranks"
         raise LaunchError(
-            f"this PEF was compiled for at least {minimum} replicas (-ws {minimum}), "
+            f"this PEF was compiled for at least {minimum} replicas{of_one} (-ws {minimum}), "
             f"and {_started(world_size, emulated)}",
             remedy=_emulating(command, minimum) if emulated else f"mpirun -np {ranks} {shlex.join(command)}",
         )
     if world_size > 1 and not data_parallel:
         started = _started(world_size if emulated else world_size * ranks_of_replica, emulated)
-        alone = [word for word in command if word.replace("_", "-") not in ("--data-parallel", "--reduce-on-rdu")]
+        left = [word for word in command if word.replace("_", "-") not in ("--data-parallel", "--reduce-on-rdu")]
+        alone = _emulating(left, None)
+        if ranks_of_replica > 1:
+            alone = f"mpirun -np {ranks_of_replica} {alone}"
         raise LaunchError(
             f"{started}, but this PEF has no REDUCE and GATHER sections between replicas: they would train apart",
-            remedy=f"compile it with --data-parallel -ws {world_size}, or run it alone: {_emulating(alone, None)}",
+            remedy=f"compile it with --data-parallel -ws {world_size}, or run one replica: {alone}",
         )
 
 

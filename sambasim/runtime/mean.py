@@ -1,7 +1,7 @@
 """The mean of gradients over replicas, and the norm of all gradients, each added in one fixed order.
 
-Mean: the binary tree of `collectives.tree`. Norm: squares are summed in float64 by blocks of a group, and the block
-sums in order; no slice cuts a block. So the bits do not depend on which rank adds.
+Mean: the binary tree of `collectives.tree`. Norm: squares are summed in float64 by blocks of a parameter, and the block
+sums in the order of parameters; no slice cuts a block. So the bits do not depend on which rank adds, nor on groups.
 """
 
 import ctypes
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sambasim.collectives.slices import Slice, pieces
 from sambasim.collectives.tree import Addition, additions
+from sambasim.ir.program import Member, ParameterGroup
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS
 from sambasim.runtime.kernels.build import Build, build
 
@@ -153,10 +154,30 @@ def tree_mean(operands: Sequence[Tensor], out: Tensor, divisor: int) -> None:
 TORCH_CLIP_EPSILON = 1e-6
 
 
-def block_sums(gradient: Tensor, owned: Slice) -> list[float]:
-    """The sums of squares of the blocks in `owned`, a slice of a group's flat gradient that starts at a block."""
+class SquareSums:
+    """The sums of squares of `count` blocks; zero for those that are not in `parts`, each the number of a block and the
+    gradients that begin there."""
+
+    def __init__(self, parts: Iterable[tuple[int, Tensor]], count: int) -> None:
+        self._count = count
+        self._blocks = [
+            (first + number, gradient[a:b])
+            for first, gradient in parts
+            for number, (a, b) in enumerate(pieces(0, gradient.numel(), NORM_BLOCK_ELEMENTS))
+        ]
+
+    def __call__(self) -> list[float]:
+        sums = [0.0] * self._count
+        for number, block in self._blocks:
+            sums[number] = float(block.double().square_().sum())
+        return sums
+
+
+def parts_of(group: ParameterGroup, flat: Tensor, owned: Slice) -> list[tuple[Member, int, Tensor]]:
+    """The parts of a slice of `group`, one for each member: where it begins in the member, and the part of `flat`."""
     start, stop = owned
-    return [float(gradient[a:b].double().square_().sum()) for a, b in pieces(start, stop, NORM_BLOCK_ELEMENTS)]
+    spans = [(one, max(one.start, start), min(one.start + one.numel, stop)) for one in group.members]
+    return [(one, a - one.start, flat[a:b]) for one, a, b in spans if a < b]
 
 
 def total_norm(sums: Iterable[float]) -> float:

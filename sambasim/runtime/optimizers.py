@@ -9,12 +9,15 @@ Sources: Gupta et al., ICML 2015, arXiv:1502.02551; Zamirai et al., 2020, arXiv:
 numpy's Philox4x64-10 (Salmon et al., SC11, doi:10.1145/2063384.2063405), which depend on no rank and no slice:
 
     key       (seed, step)
-    counter   (position in the group / 16 + 1, number of the group, number of the tensor in it, 0)
+    counter   (position in the parameter / 16 + 1, number of the parameter's first block, number of the tensor, 0)
+
+The number of the tensor is 0 for the parameter, then that of its state.
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -127,13 +130,13 @@ PIECE_ELEMENTS = 32_768
 """Elements that `wide_update` updates at a time, so that their float32 copies stay in a core's cache."""
 
 
-def draw(seed: int, step: int, group: int, tensor: int, start: int, stop: int) -> Tensor:
-    """Random int32 from 0 to 65,535, one for each element from `start` to `stop`, multiples of 16. `step` counts from
-    1; `tensor` is the number of the tensor in the group, 0 for parameters."""
+def draw(seed: int, step: int, parameter: int, tensor: int, start: int, stop: int) -> Tensor:
+    """Random int32 from 0 to 65,535, one for each element from `start`, a multiple of 16, to `stop`. `step` counts from
+    1; see the module's docstring for the others."""
     # Numpy increments the counter before it draws, hence the + 1 in the module's docstring.
-    words = np.array([start // _DRAWS_OF_A_COUNTER, group, tensor, 0], dtype=np.uint64)
+    words = np.array([start // _DRAWS_OF_A_COUNTER, parameter, tensor, 0], dtype=np.uint64)
     generator = np.random.Philox(key=np.array([seed, step], dtype=np.uint64), counter=words)
-    drawn = generator.random_raw((stop - start) // 4).view(np.uint16)
+    drawn = generator.random_raw(-(-(stop - start) // 4)).view(np.uint16)[: stop - start]
     if sys.byteorder == "big":
         drawn = drawn.byteswap()
     return torch.from_numpy(drawn.astype(np.int32))
@@ -154,27 +157,30 @@ def wide_update(
     scalars: Scalars,
     scratch: list[Tensor],
     seed: int | None,
-    group: int,
-    start: int,
+    places: Sequence[tuple[int, int, int]],
 ) -> SliceUpdate:
     """As `slice_update`, computed in float32, for parameters and states of 16 bits. `scratch`: float32 buffers that all
-    slices share; `seed`: None rounds to nearest; `group`, `start`: where the slice is, for the random bits."""
+    slices share; `seed`: None rounds to nearest. `places`, for the random bits: for each parameter in the slice, where
+    it begins there, its number, and the element of it at that place."""
     stored = [parameter, *states.values()]
     while len(scratch) <= len(stored):
         scratch.append(torch.empty(PIECE_ELEMENTS, dtype=torch.float32))
 
-    def rounded(tensor: int, a: int, b: int) -> Callable[[], object]:
+    def rounded(tensor: int, a: int, b: int, number: int, offset: int) -> Callable[[], object]:
         place, value = stored[tensor][a:b], scratch[1 + tensor][: b - a]
         if seed is None:
             return partial(place.copy_, value)
-        return lambda: round_stochastically(value, draw(seed, scalars.step, group, tensor, start + a, start + b), place)
+        return lambda: round_stochastically(
+            value, draw(seed, scalars.step, number, tensor, offset, offset + b - a), place
+        )
 
     done = []
-    for a, b in pieces(0, parameter.numel(), PIECE_ELEMENTS):
+    for a, b, number, offset in _pieces(places, parameter.numel()):
         gradient, *wide = (buffer[: b - a] for buffer in scratch[: 1 + len(stored)])
         compute = slice_update(wide[0], dict(zip(states, wide[1:], strict=True)), scalars)
         copies = [(value, whole[a:b]) for whole, value in zip(stored, wide, strict=True)]
-        done.append((slice(a, b), gradient, copies, compute, [rounded(tensor, a, b) for tensor in range(len(stored))]))
+        roundings = [rounded(tensor, a, b, number, offset) for tensor in range(len(stored))]
+        done.append((slice(a, b), gradient, copies, compute, roundings))
 
     def update_slice(narrow_gradient: Tensor) -> None:
         for where, gradient, copies, compute, roundings in done:
@@ -186,6 +192,13 @@ def wide_update(
                 round_piece()
 
     return update_slice
+
+
+def _pieces(places: Sequence[tuple[int, int, int]], stop: int) -> Iterator[tuple[int, int, int, int]]:
+    """Start and stop of each piece of a slice, with the number of its parameter and its first element there."""
+    for (start, number, offset), (end, *_) in pairwise([*places, (stop, 0, 0)]):
+        for a, b in pieces(start, end, PIECE_ELEMENTS):
+            yield a, b, number, offset + a - start
 
 
 class Optimizers:
@@ -202,7 +215,6 @@ class Optimizers:
                 if name.startswith(f"{one.name}__")
             }
             self._scalars.append(Scalars(one.kind, given))
-        self._number_of = {group.name: number for number, group in enumerate(program.groups)}
         seed = arguments.get(ROUNDING_SEED)
         self._rounding_seed = None if seed is None else int(seed)
         self._scratch: list[Tensor] = []
@@ -221,8 +233,14 @@ class Optimizers:
         }
         if divides_exactly(group.dtype):
             return slice_update(parameter, states, scalars, divisor)
-        number = self._number_of[group.name]
-        return wide_update(parameter, states, scalars, self._scratch, self._rounding_seed, number, start)
+        places = [(0, 0, 0)]
+        if self._rounding_seed is not None:
+            places = [
+                (max(one.start - start, 0), one.block, max(start - one.start, 0))
+                for one, following in pairwise([*group.members, None])
+                if one is not None and one.start < stop and (following is None or following.start > start)
+            ]
+        return wide_update(parameter, states, scalars, self._scratch, self._rounding_seed, places)
 
     def change(self, index: int, hyperparameters: Hyperparameters) -> None:
         scalars = self._scalars[index]

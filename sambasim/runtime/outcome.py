@@ -35,11 +35,11 @@ from sambasim.units import format_bytes
 def notices(setup: Setup, team: Team) -> list[str]:
     lines = [f"changed for this run: {change}" for change in setup.resolved.changed]
     if setup.options.reduce_on_rdu and team.sync_name in ("none", "emulated"):
-        lines.append("--reduce-on-rdu has no effect: gradients do not leave this process")
+        lines.append(f"--reduce-on-rdu has no effect: {_nothing_to_sync(setup)}")
     if setup.options.weights is not None and setup.options.checkpoint.resume is not None:
         lines.append("--weights has no effect: the weights are those of the checkpoint")
     if setup.options.host_sync is not None and team.sync_name in ("none", "emulated"):
-        lines.append("--host-sync has no effect: gradients do not leave this process")
+        lines.append(f"--host-sync has no effect: {_nothing_to_sync(setup)}")
     lines += _zero_notices(setup, team)
     if team.engine.notice is not None:
         lines.append(team.engine.notice)
@@ -49,6 +49,12 @@ def notices(setup: Setup, team: Team) -> list[str]:
         each, first = ("chip", "the first chip") if setup.program.chips > 1 else ("replica", "replica 0")
         lines.append(f"buffers (BatchNorm statistics) are per {each}; those of {first} are evaluated and saved")
     return lines
+
+
+def _nothing_to_sync(setup: Setup) -> str:
+    if setup.shards == 1:
+        return "there is one replica, so there are no gradients to sync"
+    return "gradients do not leave this process"
 
 
 def _zero_notices(setup: Setup, team: Team) -> list[str]:

@@ -16,6 +16,7 @@ from sambasim.compiler.tensors import check_tensors
 from sambasim.errors import OptionError, PefError
 from sambasim.hardware.placement import inventory_of, place_replicas
 from sambasim.ir.graph import Node, node_references
+from sambasim.ir.mesh import replica_mesh
 from sambasim.ir.printer import format_argument, numbered, numbered_output
 from sambasim.ir.printer import numbers as number_values
 from sambasim.ir.program import ROUNDING_SEED, Program
@@ -50,6 +51,18 @@ from sambasim.samba.request import (
 )
 from sambasim.samba.session import session
 from sambasim.samba.tensor import SambaTensor
+
+
+def _check_one_rank(program: Program) -> None:
+    """Raises OptionError if a replica of `program` has several ranks: an app plays one."""
+    ranks = program.ranks_of_replica
+    if ranks > 1:
+        raise OptionError(
+            f"a replica of the PEF {program.name} has {ranks} ranks ({replica_mesh(program.mesh)}), and one of an app "
+            "has a single one",
+            remedy=f"compile it by the app, which takes these flags too; or mpirun -np {ranks} sambasim run --pef …",
+        )
+
 
 _INDICES = re.compile(r"-?\d{1,9}(,-?\d{1,9})*")
 
@@ -98,6 +111,7 @@ def _trace_graph(
     path = locate(pef, compiling=compile_command())
     document = read(path)
     check_device(document)
+    _check_one_rank(document.program)
     typed_dtype, compiled_dtype = getattr(typed, "dtype", None), document.compile_options.get("dtype", "fp32")
     if typed_dtype in DTYPES and typed_dtype != compiled_dtype:
         compiled = f"the PEF {document.program.name} was compiled with --dtype {compiled_dtype}"

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from sambasim.collectives.slices import CUT_ELEMENTS, cut, pieces
 from sambasim.collectives.tree import additions
-from sambasim.ir.types import NORM_BLOCK_ELEMENTS
 
 
 def _tree(world_size: int) -> str:
@@ -47,23 +46,17 @@ def test_an_aligned_block_of_ranks_is_a_subtree(world_size: int) -> None:
             assert shifted in whole
 
 
-@given(
-    numel=st.integers(0, 10**7),
-    world_size=st.integers(1, 17),
-    granule=st.sampled_from([CUT_ELEMENTS, NORM_BLOCK_ELEMENTS]),
-)
-def test_slices_are_disjoint_cover_everything_and_are_cut_at_granules(
-    numel: int, world_size: int, granule: int
-) -> None:
-    slices = cut(numel, world_size, granule)
+@given(numel=st.integers(0, 10**7), world_size=st.integers(1, 17))
+def test_slices_are_disjoint_cover_everything_and_are_cut_at_multiples(numel: int, world_size: int) -> None:
+    slices = cut(numel, world_size)
     assert len(slices) == world_size
     assert slices[0][0] == 0
     assert slices[-1][1] == numel
     for (_, stop), (start, _) in pairwise(slices):
         assert stop == start
-        assert start % granule == 0 or start == numel
+        assert start % CUT_ELEMENTS == 0 or start == numel
     sizes = [stop - start for start, stop in slices]
-    assert max(sizes) - min(sizes) <= 2 * granule
+    assert max(sizes) - min(sizes) <= 2 * CUT_ELEMENTS
 
 
 @given(start=st.integers(0, 1000), length=st.integers(0, 1000), limit=st.integers(1, 300))

@@ -15,7 +15,18 @@ from sambasim.ir.graph import SectionKind, node_references
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import make
 from sambasim.ir.verify import Stage, verify
-from tests.compiler.pipeline.test_pipeline_parallel import BUDGET, MICRO_BATCHES, Batch, accumulated, example, pipelined
+from sambasim.runtime.device import DeviceMemory, private_storage
+from sambasim.runtime.executor import Executor, tangent_of
+from sambasim.runtime.replica import place_weights
+from tests.compiler.pipeline.test_pipeline_parallel import (
+    BUDGET,
+    MICRO_BATCHES,
+    Batch,
+    accumulated,
+    example,
+    pipelined,
+    placed,
+)
 from tests.compiler.sharding.test_plan import built_from
 
 Between = Literal["sections", "full"]
@@ -68,11 +79,55 @@ def test_an_example_keeps_less_and_has_the_same_bits(name: str, between: Between
 
 
 @pytest.mark.parametrize("between", ["sections", "full"])
-def test_dropout_is_made_again_by_its_mask(between: Between) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dropout_is_made_again_by_its_mask(dtype: torch.dtype, between: Between) -> None:
     torch.manual_seed(0)
-    built, inputs = built_from(Dropped(), x=torch.randn(16, 8), target=torch.randn(16, 8))
+    x, target = torch.randn(16, 8), torch.randn(16, 8)
+    built, inputs = built_from(Dropped().to(dtype), x=x.to(dtype), target=target.to(dtype))
     same_bits(built, [inputs], between)
     assert kept_bytes(recomputed(built.program, "full")) < 0.6 * kept_bytes(built.program)
+
+
+class Averaged(nn.Module):
+    """Scales by a buffer that it changes afterwards."""
+
+    average: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.register_buffer("average", torch.ones(8))
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x) * self.average.clone())
+        with torch.no_grad():
+            self.average.mul_(0.9).add_(0.1 * x.abs().mean(0))
+        return F.mse_loss(x, target)
+
+
+@pytest.mark.parametrize("between", ["sections", "full"])
+def test_an_app_that_runs_the_backward_apart_has_the_same_gradients(between: Between) -> None:
+    """There, a buffer has its new value before the backward repeats operators that have read the old one."""
+    torch.manual_seed(0)
+    built, inputs = built_from(Averaged(), x=torch.randn(16, 8), target=torch.randn(16, 8))
+    program = placed(recomputed(built.program, between))
+    training = program.training
+    assert training is not None
+    found = []
+    for apart in (False, True):
+        memory = DeviceMemory(program, private_storage(program.device_bytes))
+        place_weights(program, memory, built.weights)
+        for name, tensor in inputs.items():
+            memory.tensor(name).copy_(tensor)
+        executor, tangent = Executor(training, program, memory.tensor), tangent_of(program, 1.0)
+        if apart:
+            executor.forward()
+            executor.backward(tangent, accumulate=False)
+        else:
+            executor.run(tangent)
+        found.append([memory.region(group, "gradient").clone() for group in program.groups])
+    assert all(map(torch.equal, *found))
 
 
 def test_stages_recompute_too() -> None:

@@ -31,7 +31,7 @@ def _program(nodes: list[Node], cuts: list[int], outputs: list[Output]) -> Progr
     sections.append(Section(len(cuts), SectionKind.OPT, "opt", len(nodes), len(nodes) + 1))
     values = {name: SQUARE for node in nodes for name in node.results if name}
     graph = Graph("training", ("w", "x"), (*nodes, optimizer), tuple(outputs), values, tuple(sections))
-    group = ParameterGroup("group_0", "float32", 64, (Member("w", "w__grad", 0, 64),), 0, {})
+    group = ParameterGroup("group_0", "float32", 64, (Member("w", "w__grad", 0, 64, 0),), 0, {})
     symbols = {name: Symbol(name, SymbolKind.PARAMETER, SQUARE) for name in ("w", "x")}
     return replace(flat_program(64), training=graph, groups=(group,), symbols=symbols)
 

@@ -28,8 +28,8 @@ section 1 BCKWD logreg__bckwd_1
 section 2 REDUCE logreg__reduce_2
   comm.reduce_scatter('group0', axis='dp', op='mean', order='tree')
 section 3 GRADNORM logreg__gradnorm_3
-  %sums = opt.square_sums(('group0',)) : float64[1]
-  %all_sums = comm.all_reduce(%sums, axis='dp', op='sum', order='tree') : float64[1]
+  %sums = opt.square_sums(('group0',)) : float64[2]
+  %all_sums = comm.all_reduce(%sums, axis='dp', op='sum', order='tree') : float64[2]
   %norm = opt.total_norm(%all_sums) : float64[]
 section 4 OPT logreg__opt_4
   opt.sgd('group0', %norm)

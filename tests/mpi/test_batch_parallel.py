@@ -103,7 +103,7 @@ def test_pipelines_on_chips_have_the_bits_of_accumulation(pefs: dict[str, Path])
 @pytest.mark.parametrize(
     ("ranks", "pef", "flags", "said"),
     [
-        (3, "chips", (), ("3 were started, and a replica of this PEF has 2 ranks (dp 2)", "mpirun -np 2 ")),
+        (3, "chips", (), ("3 ranks were started, and a replica of this PEF has 2 (dp 2)", "mpirun -np 2 ")),
         (4, "one", (), ("this PEF has no REDUCE and GATHER sections between replicas", "--data-parallel -ws 2")),
         (2, "one", ("--host-sync", "gloo"), ("a replica of the PEF resnet has 2 (dp 2)", "leave out --host-sync")),
     ],
@@ -123,7 +123,7 @@ def test_reports_count_replicas_and_chips(pefs: dict[str, Path]) -> None:
     assert "batch 8 × 1 replica of 2 chips = global batch 8; " in ran.stdout
     assert "simulated: 2 ranks on node 0, RDUs 0-1 of " in ran.stdout
     assert (
-        "no prediction for a device: the device model has no price yet for messages within a replica of 2 ranks (dp 2)"
+        "no predicted times: the device model has no price yet for messages within a replica of 2 ranks (dp 2)"
         in ran.stdout
     )
     inspected = run_mpi(1, [sys.executable, "-m", "sambasim", "inspect", path], timeout=120).check().stdout

@@ -103,7 +103,7 @@ def test_a_checkpoint_of_stages_is_resumed_and_saved_weights_are_whole(pefs: dic
 @pytest.mark.parametrize(
     ("ranks", "flags", "said"),
     [
-        (3, (), "3 were started, and a replica of this PEF has 2 ranks (pp 2)"),
+        (3, (), "3 ranks were started, and a replica of this PEF has 2 (pp 2)"),
         (2, ("--engine", "inductor"), "--engine inductor cannot compile a pass that communicates"),
         (2, ("--debug-numerics",), "--debug-numerics cannot watch a pipeline yet"),
     ],

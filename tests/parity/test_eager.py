@@ -177,7 +177,7 @@ def test_clipping_follows_its_rule_bit_for_bit_and_torch_closely(
         record = ours.trainer.step(0)
         assert record.loss == eager.differentiate(step)
         gradients = padded.take_gradients()
-        norm = _norm(gradients)
+        norm = _norm(gradients, ours.program)
         assert record.grad_norm == norm
         assert norm > largest, "otherwise nothing is clipped"
         theirs = [nn.Parameter(gradient) for gradient in gradients]
@@ -193,10 +193,15 @@ def test_clipping_follows_its_rule_bit_for_bit_and_torch_closely(
         assert _differing(ours.memory, eager.state()) == [], f"step {step}"
 
 
-def _norm(gradients: Sequence[Tensor]) -> float:
-    """Squares in float64, summed block by block; the blocks added in order."""
-    total = 0.0
-    for gradient in gradients:
+def _norm(gradients: Sequence[Tensor], program: Program) -> float:
+    """Squares in float64, summed block by block; the blocks added in the order of parameters, not of groups."""
+    order, total = list(program.symbols), 0.0
+    of_parameters = [
+        (order.index(member.parameter), gradient[member.start : member.start + member.numel])
+        for group, gradient in zip(program.groups, gradients, strict=True)
+        for member in group.members
+    ]
+    for _, gradient in sorted(of_parameters, key=lambda one: one[0]):
         for block in torch.split(gradient, NORM_BLOCK_ELEMENTS):
             total += block.double().square().sum().item()
     return math.sqrt(total)

@@ -10,26 +10,45 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from sambasim.collectives.slices import cut
+from sambasim.collectives.slices import Slice, cut_at
 from sambasim.data.datasets import WatchedDataset
-from sambasim.ir.types import NORM_BLOCK_ELEMENTS
+from sambasim.ir.program import Member, ParameterGroup
+from sambasim.ir.types import ALIGNMENT_ELEMENTS, NORM_BLOCK_ELEMENTS, align
 from sambasim.options.grammar import parse_input
 from sambasim.options.training import DataOptions, TrainingOptions
 from sambasim.runtime import capacity
 from sambasim.runtime.determinism import Stream, derive, seed_everything
-from sambasim.runtime.mean import block_sums, total_norm
+from sambasim.runtime.mean import SquareSums, parts_of, total_norm
 from sambasim.runtime.plan import plan
 from sambasim.runtime.sharding import Shard
 from sambasim.runtime.single_rank import single_rank
 
 
 @settings(max_examples=25)
-@given(world_size=st.integers(1, 7), blocks=st.integers(0, 6), rest=st.integers(0, 1023), seed=st.integers(0, 99))
-def test_a_norm_has_the_same_bits_at_any_world_size(world_size: int, blocks: int, rest: int, seed: int) -> None:
-    gradient = torch.randn(blocks * NORM_BLOCK_ELEMENTS + 64 * rest, generator=torch.Generator().manual_seed(seed))
-    slices = cut(gradient.numel(), world_size, NORM_BLOCK_ELEMENTS)
-    norm = total_norm(total for owned in slices for total in block_sums(gradient, owned))
-    assert norm == total_norm(block_sums(gradient, (0, gradient.numel())))
+@given(
+    world_size=st.integers(1, 7),
+    sizes=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 999)), min_size=1, max_size=4),
+    seed=st.integers(0, 99),
+)
+def test_a_norm_has_the_same_bits_at_any_world_size(world_size: int, sizes: list[tuple[int, int]], seed: int) -> None:
+    members, start, block = [], 0, 0
+    for number, (blocks, rest) in enumerate(sizes):
+        members.append(Member(f"p{number}", f"g{number}", start, blocks * NORM_BLOCK_ELEMENTS + rest, block))
+        start, block = align(start + members[-1].numel, ALIGNMENT_ELEMENTS), block + members[-1].blocks
+    group = ParameterGroup("group_0", "float32", start, tuple(members), 0, {})
+    gradient = torch.zeros(start)
+    for member in members:
+        values = torch.randn(member.numel, generator=torch.Generator().manual_seed(seed))
+        gradient[member.start : member.start + member.numel] = values
+
+    def sums(owned: Slice) -> list[float]:
+        parts = parts_of(group, gradient, owned)
+        return SquareSums([(one.block + at // NORM_BLOCK_ELEMENTS, part) for one, at, part in parts], block)()
+
+    slices = cut_at(group.block_starts, start, world_size)
+    assert [slices[0][0], slices[-1][1]] == [0, start]
+    norm = total_norm(map(sum, zip(*map(sums, slices), strict=True)))
+    assert norm == total_norm(sums((0, start)))
     assert norm == pytest.approx(float(gradient.double().norm()), rel=1e-12)
 
 

@@ -98,7 +98,7 @@ def _training() -> Graph:
         "t": _f32(FEATURES, CLASSES), "addmm": _f32(BATCH, CLASSES), "log_softmax": _f32(BATCH, CLASSES), "nll": _f32(),
         "n": _f32(), "d_log": _f32(BATCH, CLASSES), "d_addmm": _f32(BATCH, CLASSES), "d_t": _f32(CLASSES, BATCH),
         "d_weight": _f32(CLASSES, FEATURES), "d_bias": _f32(CLASSES),
-        "sums": TensorType("float64", (1,)), "all_sums": TensorType("float64", (1,)), "norm": TensorType("float64", ()),
+        "sums": TensorType("float64", (2,)), "all_sums": TensorType("float64", (2,)), "norm": TensorType("float64", ()),
     }  # fmt: skip
     outputs = (Output("nll", "loss"), Output("d_weight", f"{weight}__grad"), Output("d_bias", f"{bias}__grad"))
     return Graph("training", ("x", "target", "loss__grad", weight, bias), nodes, outputs, values, sections)
@@ -114,8 +114,8 @@ def _evaluation() -> Graph:
 
 def sample_program() -> Program:
     members = (
-        Member("logreg__lin_layer__weight", "logreg__lin_layer__weight__grad", 0, 6),
-        Member("logreg__lin_layer__bias", "logreg__lin_layer__bias__grad", 64, 2),
+        Member("logreg__lin_layer__weight", "logreg__lin_layer__weight__grad", 0, 6, 0),
+        Member("logreg__lin_layer__bias", "logreg__lin_layer__bias__grad", 64, 2, 1),
     )
     regions = {"parameter": 512, "gradient": 1024, "momentum": 1536}
     return Program(

@@ -104,7 +104,7 @@ def test_an_emulation_is_put_right_by_its_own_flag(typed: list[str]) -> None:
         "this PEF was compiled for at least 4 replicas (-ws 4), and --emulate-replicas 3 was asked for\n"
         "  try:   sambasim run --pef net --emulate-replicas 4"
     )
-    with pytest.raises(LaunchError, match=r"or run it alone: sambasim run --pef net$"):
+    with pytest.raises(LaunchError, match=r"or run one replica: sambasim run --pef net$"):
         check_world_size(3, 1, command=command, data_parallel=False, emulated=True)
 
 

@@ -2,8 +2,8 @@
 
 The forward is cut where as few tensors as possible cross, so that the slowest stage is as fast as possible. A view is
 taken where it is read, and what depends on no activation (a mask, say) is computed where it is read; so neither
-crosses. A backward operator belongs to the stage of the activations and weights that it reads, but to none above the
-gradients that it reads; one that reads only one gradient belongs to the stage that reads its result.
+crosses. A backward operator runs on the stage that has the activations and weights that it reads, and never on a later
+stage than a gradient that it reads. An operator that reads only one gradient runs where its result is read.
 """
 
 from collections.abc import Mapping, Sequence

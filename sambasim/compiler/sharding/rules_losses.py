@@ -35,7 +35,8 @@ def embedding(s: Sharder, node: Node) -> bool:
 
 def _own(s: Sharder, node: Node, ids: Argument, size: int) -> tuple[Ref, Ref]:
     """`ids`, from 0 up to `size`, as positions in this rank's part; and which are of other ranks, with a last dimension
-    of 1. Fails at run time, as the whole program does, for an id of no rank: it is looked up in a table of zeros."""
+    of 1. An id outside the vocabulary must raise at run time, as in the whole program: every id is also looked up in a
+    table of zeros."""
     part, type_ = size // s.ranks, s.type_like(ids, None)
     bools, row = TensorType("bool", type_.shape), (*type_.shape, 1)
     first = s.new(node, "first", "aten.mul.Scalar", (s.position(node), part), TensorType("int64", ()))

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, final
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from sambasim.collectives.slices import CUT_ELEMENTS, Slice, cut
+from sambasim.collectives.slices import Slice, cut, cut_at
 from sambasim.errors import InternalError
 from sambasim.ir.dataflow import is_clipped
 from sambasim.ir.mesh import Mesh, mesh_of
 from sambasim.ir.program import Member, ParameterGroup, Program
-from sambasim.ir.types import NORM_BLOCK_ELEMENTS
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.optimizers import Optimizers
@@ -217,5 +216,6 @@ class Transport(ABC):
 
 def slices_of(program: Program, ranks: int) -> Mapping[str, tuple[Slice, ...]]:
     """For each group, its slices for so many ranks. Where gradients are clipped, slices cut no block of the norm."""
-    granule = NORM_BLOCK_ELEMENTS if is_clipped(program) else CUT_ELEMENTS
-    return {group.name: cut(group.numel, ranks, granule) for group in program.groups}
+    if is_clipped(program):
+        return {group.name: cut_at(group.block_starts, group.numel, ranks) for group in program.groups}
+    return {group.name: cut(group.numel, ranks) for group in program.groups}

@@ -30,7 +30,7 @@ from sambasim.runtime.transports.base import Communication, EndOfStep, Finishing
 from sambasim.runtime.transports.exchange import Exchange, Places, all_gather, reduce_scatter
 from sambasim.runtime.transports.values import GatherLosses, Line, MessageLine, collect
 
-GLOO_EXEMPT = "gloo adds gradients in an order of its own, so the bits are not those of other sync paths"
+GLOO_EXEMPT = "gloo adds gradients in an order of its own, so the bits may differ from those of other sync paths"
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,30 +57,37 @@ class Hub:
         return self._mail[(source, to, tag)]
 
 
-def run_together(steps: Sequence[Generator[None, None, R]], hub: Hub | None = None) -> list[R]:
+def run_together(
+    steps: Sequence[Generator[None, None, R]], hub: Hub | None = None, generators: dict[int, Tensor] | None = None
+) -> list[R]:
     """Run `steps` round-robin, each until it waits for another; returns their results. Raises InternalError on a
-    deadlock."""
+    deadlock. `generators`: where each rank's generator of random numbers stands between calls; without it, all begin
+    with the state of this process."""
     if hub is None or hub.size == 1:
         return [finished(step) for step in steps]
     results: dict[int, R] = {}
     waiting = dict(enumerate(steps))
-    generators = dict.fromkeys(waiting, torch.get_rng_state())
+    kept = {} if generators is None else generators
+    states = dict.fromkeys(waiting, torch.get_rng_state()) | {rank: kept[rank] for rank in kept if rank > 0}
     while waiting:
         changes = hub.changes
         done = []
         for number, step in waiting.items():
-            torch.set_rng_state(generators[number])  # as if it ran alone, also after a communication
+            torch.set_rng_state(states[number])  # as if it ran alone, also after a communication
             try:
                 next(step)
-                generators[number] = torch.get_rng_state()
             except StopIteration as end:
                 results[number] = end.value
                 done.append(number)
+            states[number] = torch.get_rng_state()
         for number in done:
             del waiting[number]
         if waiting and not done and hub.changes == changes:
             numbers = ", ".join(map(str, waiting))
             raise InternalError(f"deadlock: ranks {numbers} wait for one another in a communication of the program")
+    if generators is not None:
+        generators.update(states)
+        torch.set_rng_state(states[0])
     return [results[number] for number in range(len(steps))]
 
 

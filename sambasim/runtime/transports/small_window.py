@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sambasim.collectives.tree import additions
 from sambasim.ir.program import ParameterGroup, Program
-from sambasim.runtime.mean import TreeMean, block_sums, clip, total_norm
+from sambasim.runtime.mean import SquareSums, TreeMean, clip, parts_of, total_norm
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.transports.base import Communication, EndOfStep, Finishing, Fusion, Shared, Transport, slices_of
@@ -107,6 +107,16 @@ class _Step(Communication):
         self._optimizers = optimizers
         self._clips = clips
         self._means = list(window.means.values())
+        groups = window.program.groups
+        blocks = sum(member.blocks for group in groups for member in group.members)
+        self._square_sums = SquareSums(
+            (
+                (member.block, part)
+                for group, mean in zip(groups, self._means, strict=True)
+                for member, _, part in parts_of(group, mean, (0, group.numel))
+            ),
+            blocks,
+        )
         self._updates = [optimizers.slice(group, 0, group.numel) for group in window.program.groups]
 
     def finish(self) -> object:
@@ -114,7 +124,7 @@ class _Step(Communication):
         began_s = time.perf_counter()
         norm = None
         if self._clips:
-            norm = total_norm(block for mean in self._means for block in block_sums(mean, (0, mean.numel())))
+            norm = total_norm(self._square_sums())
             clip(self._means, norm, self._optimizers.first("max_grad_norm"))
         for update, mean in zip(self._updates, self._means, strict=True):
             update(mean)
