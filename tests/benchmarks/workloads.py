@@ -88,7 +88,8 @@ class SplitBlock(nn.Module):
         )
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.proj(mixed.transpose(1, 2).reshape(batch, length, self.heads * self.size))
-        return x + self.mlp(self.norm2(x))
+        changed: Tensor = x + self.mlp(self.norm2(x))
+        return changed
 
 
 class Embeddings(nn.Module):
@@ -97,7 +98,8 @@ class Embeddings(nn.Module):
         self.tokens, self.positions = nn.Embedding(words, width), nn.Embedding(length, width)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        embedded: Tensor = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        return embedded
 
 
 class SplitGPT(nn.Module):
@@ -106,7 +108,8 @@ class SplitGPT(nn.Module):
     def __init__(self, layers: int = 6, heads: int = 6, width: int = 384, length: int = 128) -> None:
         super().__init__()
         self.first = Embeddings(len(ALPHABET), length, width)
-        self.blocks = nn.ModuleList(SplitBlock(width, heads) for _ in range(layers))
+        self.layers = [SplitBlock(width, heads) for _ in range(layers)]
+        self.blocks = nn.ModuleList(self.layers)
         self.last = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, len(ALPHABET), bias=False))
 
     def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

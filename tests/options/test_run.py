@@ -90,11 +90,7 @@ def test_what_is_compiled_in_takes_a_compile(
         ({"momentum": 0.9}, [], "optimizer.momentum: is not for adamw"),
         ({"epochs": 1, "steps": 2}, [], "cannot be given together with epochs, 1"),
         ({}, ["optimizr.lr=1"], "did you mean optimizer?"),
-        (
-            {},
-            ["compile.opt_level=o0"],
-            "compile: is not an option; the tables and names are loss, optimizer, training, data",
-        ),
+        ({}, ["compile.opt_level=o0"], 'compile.opt_level = "o0": is compiled into the PEF'),
         ({"save": Path("net.pt")}, [], 'save = "net.pt" (from --save): must be a .safetensors file'),
         ({"data_parallel": False, "emulate_replicas": 2}, [], "needs data parallelism, which is turned off"),
         ({"predictions": Path("p.safetensors")}, [], "needs inference"),

@@ -172,7 +172,7 @@ class Trained:
         by_slice = []
         for start, stop in slices:
             states = {name: state[start:stop] for name, state in self.state.items()}
-            by_slice.append(wide_update(self.parameter[start:stop], states, scalars, scratch, seed, 0, start))
+            by_slice.append(wide_update(self.parameter[start:stop], states, scalars, scratch, seed, [(0, 0, start)]))
         for step, gradient in enumerate(self.gradients, start=1):
             scalars.begin(step, 1.0)
             for update, (start, stop) in zip(by_slice, slices, strict=True):
@@ -231,7 +231,7 @@ def _mean_after_small_steps(seed: int | None) -> float:
     """Of parameters that begin as 1 and take 100 steps of 1e-4."""
     parameter, gradient = torch.ones(4096).bfloat16(), torch.full((4096,), 0.01).bfloat16()
     scalars = Scalars("sgd", {**SGD, "lr": 0.01, "momentum": 0.0, "weight_decay": 0.0})
-    update = wide_update(parameter, {}, scalars, [], seed, 0, 0)
+    update = wide_update(parameter, {}, scalars, [], seed, [(0, 0, 0)])
     for step in range(1, 101):
         scalars.begin(step, 1.0)
         update(gradient)

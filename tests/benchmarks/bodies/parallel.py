@@ -62,11 +62,8 @@ def _pipelining(communicator: Communicator, clock: Clock) -> None:
     """1F1B of torch.distributed.pipelining, with two equal stages."""
     model, rank = SplitGPT(), communicator.rank
     half = len(model.blocks) // STAGES
-    part = (
-        nn.Sequential(model.first, *model.blocks[:half])
-        if rank == 0
-        else nn.Sequential(*model.blocks[half:], model.last)
-    )
+    stages = (model.first, *model.blocks[:half]), (*model.blocks[half:], model.last)
+    part = nn.Sequential(*stages[rank])
     optimizer = torch.optim.AdamW(part.parameters(), lr=SPLIT_GPT.learning_rate)
     stage = PipelineStage(part, rank, STAGES, torch.device("cpu"))
     schedule = Schedule1F1B(stage, PIPELINED_MICRO_BATCHES, loss_fn=_loss)
@@ -79,7 +76,7 @@ def _pipelining(communicator: Communicator, clock: Clock) -> None:
 def _tensor_parallel(communicator: Communicator, clock: Clock) -> None:
     """DTensor: columns, then rows, in each block; embeddings and head are whole."""
     model, mesh = SplitGPT(), init_device_mesh("cpu", (communicator.world_size,))
-    for block in model.blocks:
+    for block in model.layers:
         columns = dict.fromkeys(("query", "key", "value", "mlp.0"), ColwiseParallel())
         parallelize_module(block, mesh, {**columns, "proj": RowwiseParallel(), "mlp.2": RowwiseParallel()})
         block.heads //= communicator.world_size
