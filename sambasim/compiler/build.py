@@ -23,7 +23,7 @@ from sambasim.errors import CaptureError, ModelError
 from sambasim.ir.graph import Graph, Output, Section, SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
-from sambasim.ir.verify import Stage, verify
+from sambasim.ir.verify import Progress, verify
 
 _STEP_PREFIX = "model."  # the user's module is the attribute `model` of what is captured
 
@@ -100,7 +100,7 @@ class _Builder:
             data_parallel=None,
             device_bytes=0,
         )
-        verify(program, Stage.CAPTURED)
+        verify(program, Progress.CAPTURED)
         return Built(program, self._weights)
 
     def _add(self, symbol: Symbol) -> None:

@@ -148,7 +148,7 @@ def assemble(
 def pipeline(options: CompileOptions, updates: Sequence[Update] | None = None) -> Sequence[Pass]:
     budget = budget_of(load_device(options.arch), load_calibration(), options.num_tiles)
     passes: list[Pass] = [Partition(options.opt_level, budget)]
-    if (schedule := _schedule(options)) is not None:
+    if (schedule := schedule_of(options)) is not None:
         passes.insert(0, PipelineParallel(schedule, budget))
     if options.recompute != "none" and not options.inference:
         sections = [Partition(options.opt_level, budget)] if options.recompute == "sections" else []
@@ -164,7 +164,7 @@ def pipeline(options: CompileOptions, updates: Sequence[Update] | None = None) -
     return [*passes, Place(), Fits(budget)]
 
 
-def _schedule(options: CompileOptions) -> Schedule | None:
+def schedule_of(options: CompileOptions) -> Schedule | None:
     """None without a pipeline. Raises OptionError for a schedule that cannot be."""
     ranks, micro_batches = options.pipeline_stages, options.micro_batches
     if ranks == 1:

@@ -28,8 +28,10 @@ Example = tuple[Mapping[str, Tensor], bool]
 
 
 def compile_from_options(options: CompileOptions, on_phase: Callable[[str], None] = lambda phase: None) -> Compiled:
-    """Compile what `options` name. Raises OptionError, before anything else, if the PEF could not be written."""
+    """Compile what `options` name. Raises OptionError, before anything else, if the PEF could not be written, or for a
+    schedule that cannot be."""
     check_output_file(options.pef_path, "the PEF", "--output-folder FOLDER")
+    schedule_of(options)
     on_phase("build the model")
     model = build_model(options)
     on_phase("read an example batch")

@@ -14,12 +14,12 @@ from sambasim.ir.graph import Graph, SectionKind
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.stages import of_rank, pipeline_ranks, symbols_of_ranks
 from sambasim.ir.types import ALIGNMENT_BYTES, DTYPE_BYTES, SymbolKind, align
-from sambasim.ir.verify import Stage, verify
+from sambasim.ir.verify import Progress, verify
 
 
 class Pass(Protocol):
     title: ClassVar[str]
-    reaches: ClassVar[Stage]
+    reaches: ClassVar[Progress]
 
     def __call__(self, program: Program) -> Program: ...
 
@@ -39,7 +39,7 @@ class Partition:
     every level computes the same bits."""
 
     title: ClassVar[str] = "partition into sections"
-    reaches: ClassVar[Stage] = Stage.CAPTURED
+    reaches: ClassVar[Progress] = Progress.CAPTURED
     level: Level
     budget: Budget
 
@@ -67,7 +67,7 @@ class Place:
     own: what several ranks hold comes first, at one address, and behind it what one rank holds alone."""
 
     title: ClassVar[str] = "place symbols in device memory"
-    reaches: ClassVar[Stage] = Stage.PLACED
+    reaches: ClassVar[Progress] = Progress.PLACED
 
     def __call__(self, program: Program) -> Program:
         of_ranks = symbols_of_ranks(program)
@@ -117,7 +117,7 @@ class Fits:
     """Raises MachineError if a rank of the program, with one micro-batch, does not fit on `budget`: see `costs.fit`."""
 
     title: ClassVar[str] = "check that it fits"
-    reaches: ClassVar[Stage] = Stage.PLACED
+    reaches: ClassVar[Progress] = Progress.PLACED
     budget: Budget
 
     def __call__(self, program: Program) -> Program:

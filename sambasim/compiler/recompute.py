@@ -15,7 +15,7 @@ from sambasim.compiler.pipeline.assign import Values, crossing_of, values_of
 from sambasim.ir.graph import Graph, Node, Ref, Section, SectionKind, TorchConstant, node_references, renamed
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
-from sambasim.ir.verify import Stage
+from sambasim.ir.verify import Progress
 
 _DROPOUT = "aten.native_dropout.default"
 _AGAIN = "__again"
@@ -26,7 +26,7 @@ class Recompute:
     """Repeat operators of the forward in the backward, right before it reads their results."""
 
     title: ClassVar[str] = "recompute activations"
-    reaches: ClassVar[Stage] = Stage.CAPTURED
+    reaches: ClassVar[Progress] = Progress.CAPTURED
     mode: Literal["sections", "full"]
 
     def __call__(self, program: Program) -> Program:

@@ -32,7 +32,7 @@ from sambasim.ir.types import (
     TensorType,
     align,
 )
-from sambasim.ir.verify import Stage
+from sambasim.ir.verify import Progress
 from sambasim.optimizers import OPTIMIZERS
 
 Grouping: TypeAlias = Literal["section", "parameter"]
@@ -61,7 +61,7 @@ class AttachOptimizers:
     round by draws that depend on a run's seed. Raises OptionError if updates clip differently."""
 
     title: ClassVar[str] = "attach the optimizer"
-    reaches: ClassVar[Stage] = Stage.OPTIMIZED
+    reaches: ClassVar[Progress] = Progress.OPTIMIZED
     updates: tuple[Update, ...]
     stochastic_rounding: bool = False
     grouping: Grouping = "section"
@@ -242,7 +242,7 @@ class AddDataParallel:
     fewest replicas, each of `chips` ranks; with `several`, a run chooses how many. `zero`: see `ir/zero.py`."""
 
     title: ClassVar[str] = "add gather and reduce sections"
-    reaches: ClassVar[Stage] = Stage.OPTIMIZED
+    reaches: ClassVar[Progress] = Progress.OPTIMIZED
     world_size: int
     chips: int = 1
     zero: int = 1

@@ -281,8 +281,8 @@ def _check_order(schedule: Schedule) -> None:
         for action in row:
             previous = Action(action.kind, action.stage, action.micro_batch - 1)
             if action.micro_batch and previous not in done:
-                remedy = "micro-batches of a stage ascend: messages and sums of gradients need that order"
-                raise _wrong(rank, f"{action} is before {previous}", remedy)
+                what = f"{action} is before {previous}, and micro-batches of a stage must ascend"
+                raise _wrong(rank, what, f"move {previous} to before {action}")
             for need in schedule.needs(action):
                 if schedule.rank_of(need.stage) == rank and need not in done:
                     raise _wrong(rank, f"{action} is before {need}, which it needs", f"move {need} to before {action}")
@@ -377,5 +377,7 @@ def draw(schedule: Schedule) -> str:
             later_steps = "-" * (width * (round(stop - start) - 1))
             cells += idle * round(start - now) + labels[action].ljust(width - 1) + later_steps + " "
             now = stop
-        lines.append(f"rank {rank:<{len(str(schedule.ranks - 1))}}  {cells}{idle * round(end - now)} {most} in flight")
+        lines.append(
+            f"rank {rank:<{len(str(schedule.ranks - 1))}}  {cells}{idle * round(end - now)} {most} forwards in flight"
+        )
     return "\n".join(lines)

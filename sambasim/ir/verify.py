@@ -51,7 +51,7 @@ HIGHEST_RANK = 64
 """Dimensions of a tensor; torch's own limit. It keeps the products of shapes in a file from becoming astronomical."""
 
 
-class Stage(IntEnum):
+class Progress(IntEnum):
     """How far the compiler is with a program."""
 
     CAPTURED = 0
@@ -59,7 +59,7 @@ class Stage(IntEnum):
     PLACED = 2  # every symbol has its address in device memory
 
 
-def verify(program: Program, stage: Stage = Stage.PLACED) -> None:
+def verify(program: Program, stage: Progress = Progress.PLACED) -> None:
     """Raises InvariantError, with the number of the first invariant that `program` breaks."""
     _verify_types(program)
     for graph in program.graphs:
@@ -68,10 +68,10 @@ def verify(program: Program, stage: Stage = Stage.PLACED) -> None:
         _verify_outputs(graph, program)
         _verify_updates(graph, program)
     _verify_pipeline(program)
-    if stage >= Stage.OPTIMIZED:
+    if stage >= Progress.OPTIMIZED:
         _verify_ownership(program)
         _verify_training(program)
-    if stage >= Stage.PLACED:
+    if stage >= Progress.PLACED:
         _verify_memory(program)
         for group in program.groups:
             _verify_group(group, program)

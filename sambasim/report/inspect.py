@@ -366,11 +366,12 @@ def _ranks_rows(facts: Contents) -> list[tuple[str, str]]:
     of_stages = [stage.parameter_bytes for stage in facts.stages]
     held = [one.size_bytes for one in facts.sizes if one.kind == SymbolKind.PARAMETER.value]
     own, at_most = max(of_stages or held, default=0), " at most" * bool(of_stages)
+    one_pass = "micro-batch" if of_stages else "pass"
     return [
         (
             f"axis {axis.name}",
             f"{axis.size} ranks, each with {format_bytes(own)} of {format_bytes(facts.parameter_bytes)} "
-            f"parameters{at_most}; each receives {format_bytes(axis.received_bytes)} a pass{at_most}",
+            f"parameters{at_most}; each receives {format_bytes(axis.received_bytes)} a {one_pass}{at_most}",
         )
         for axis in facts.mesh
         if axis.name != DATA_PARALLEL

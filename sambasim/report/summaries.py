@@ -81,12 +81,13 @@ def compiled_report(
     if program.chips > 1:
         table.add_row("chips a replica", chips_in_words(program.chips, program.replica_batch_size))
     if program.ranks_of_replica > 1:
+        at_most, one_pass = ("", "pass") if program.schedule is None else ("at most ", "micro-batch")
         own, whole = (format_bytes(parameter_bytes(program, whole=whole)) for whole in (False, True))
-        table.add_row("ranks a replica", f"{program.ranks_of_replica}, each with {own} of {whole} parameters")
+        table.add_row("ranks a replica", f"{program.ranks_of_replica}, each with {at_most}{own} of {whole} parameters")
         for axis in program.mesh:
             if axis.name != DATA_PARALLEL:
                 received = format_bytes(received_bytes(program, axis.name))
-                table.add_row(f"along {axis.name}", f"each rank receives {received} a pass")
+                table.add_row(f"along {axis.name}", f"each rank receives {at_most}{received} a {one_pass}")
     table.add_row("device memory", f"{format_bytes(program.device_bytes)} a {_holder(program)}")
     table.add_row("file size", format_bytes(path.stat().st_size))
     table.add_row("time", "\n".join(_phase_lines(phases_s)))

@@ -15,7 +15,7 @@ from sambasim.errors import CaptureError, InvariantError, ModelError
 from sambasim.ir.graph import Output
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
-from sambasim.ir.verify import Stage, verify
+from sambasim.ir.verify import Progress, verify
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import ModelOptions, OptimizerOptions, TrainingOptions
 
@@ -93,7 +93,7 @@ def test_an_output_is_kept_where_outputs_may_be_kept() -> None:
     for name in ("x", "counting__lin__weight", "counting__mask"):
         evaluation = replace(program.evaluation, outputs=(Output(program.evaluation.outputs[0].value, name),))
         with pytest.raises(InvariantError, match=rf"keeps .* in {name}, a (input|parameter|constant)") as refused:
-            verify(replace(program, evaluation=evaluation), Stage.CAPTURED)
+            verify(replace(program, evaluation=evaluation), Progress.CAPTURED)
         assert refused.value.number == 15
 
 

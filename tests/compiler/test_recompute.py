@@ -14,7 +14,7 @@ from sambasim.compiler.recompute import Recompute
 from sambasim.ir.graph import SectionKind, node_references
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import make
-from sambasim.ir.verify import Stage, verify
+from sambasim.ir.verify import Progress, verify
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.executor import Executor, tangent_of
 from sambasim.runtime.replica import place_weights
@@ -48,7 +48,7 @@ def recomputed(program: Program, between: Between) -> Program:
     if between == "sections":
         program = Partition("o1", BUDGET)(program)
     found = Recompute(between)(program)
-    verify(found, Stage.CAPTURED)
+    verify(found, Progress.CAPTURED)
     return found
 
 

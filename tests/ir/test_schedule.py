@@ -141,12 +141,12 @@ def test_idle_cells_and_blanks_are_dropped(tmp_path: Path) -> None:
 def test_drawing() -> None:
     assert draw(make("1f1b", 2, 3)).splitlines() == [
         "1f1b: 2 stages on 2 ranks, 3 micro-batches, 25.0 % idle if F, I and W take one step and B two",
-        "rank 0  F0 F1 .  .  B0--- F2 B1--- .  B2---  2 in flight",
-        "rank 1  .  F0 B0--- F1 B1--- F2 B2--- .  .   1 in flight",
+        "rank 0  F0 F1 .  .  B0--- F2 B1--- .  B2---  2 forwards in flight",
+        "rank 1  .  F0 B0--- F1 B1--- F2 B2--- .  .   1 forwards in flight",
     ]
     assert draw(make("zb-h1", 2, 2)).splitlines()[1:] == [
-        "rank 0  F0 F1 .  I0 W0 I1 W1  2 in flight",
-        "rank 1  .  F0 I0 F1 I1 W0 W1  2 in flight",
+        "rank 0  F0 F1 .  I0 W0 I1 W1  2 forwards in flight",
+        "rank 1  .  F0 I0 F1 I1 W0 W1  2 forwards in flight",
     ]
     assert "rank 1  .   1F0 1F1 3F0 3B0---- " in draw(make("interleaved-1f1b", 2, 4))
 

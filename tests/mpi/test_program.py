@@ -14,7 +14,7 @@ from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Node
 from sambasim.ir.mesh import Axis
 from sambasim.ir.operators import OPERATORS, OperatorKind
-from sambasim.ir.verify import Stage, verify
+from sambasim.ir.verify import Progress, verify
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.pef import read
 from sambasim.runtime import handlers
@@ -83,7 +83,7 @@ def emulated(name: str) -> list[dict[str, torch.Tensor]]:
 
 def test_a_program_by_hand_has_the_same_bits_under_mpi_and_in_emulation() -> None:
     for one in PROGRAMS.values():
-        verify(one, Stage.CAPTURED)
+        verify(one, Progress.CAPTURED)
     printed = run_mpi(RANKS, [sys.executable, str(BODY)], timeout=120).check().stdout
     (line,) = [line for line in printed.splitlines() if line.startswith("[")]
     theirs = json.loads(line)

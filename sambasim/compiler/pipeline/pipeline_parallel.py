@@ -12,7 +12,7 @@ from sambasim.ir.graph import Graph, Output
 from sambasim.ir.mesh import PIPELINE, Axis
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import Schedule
-from sambasim.ir.verify import Stage
+from sambasim.ir.verify import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class PipelineParallel:
     needs. Raises OptionError if there are fewer places to cut."""
 
     title: ClassVar[str] = "cut into pipeline stages"
-    reaches: ClassVar[Stage] = Stage.CAPTURED
+    reaches: ClassVar[Progress] = Progress.CAPTURED
     schedule: Schedule
     budget: Budget
 

@@ -12,7 +12,7 @@ from sambasim.ir.graph import Graph
 from sambasim.ir.mesh import TENSOR, Axis
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
-from sambasim.ir.verify import Stage
+from sambasim.ir.verify import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class TensorParallel:
     nothing can be cut."""
 
     title: ClassVar[str] = "cut tensors over the ranks of a replica"
-    reaches: ClassVar[Stage] = Stage.CAPTURED
+    reaches: ClassVar[Progress] = Progress.CAPTURED
     ranks: int
 
     def __call__(self, program: Program) -> Program:

@@ -24,7 +24,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.schedule import make
 from sambasim.ir.stages import of_rank
 from sambasim.ir.types import SymbolKind
-from sambasim.ir.verify import Stage, verify
+from sambasim.ir.verify import Progress, verify
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.executor import Executor, tangent_of
 from sambasim.runtime.replica import place_inputs, place_weights
@@ -324,7 +324,7 @@ def test_a_damaged_message_is_refused(change: Callable[[tuple[Node, ...]], tuple
     built, _ = built_from(Turned(), x=torch.randn(4, 5, 6), target=torch.randn(4, 5, 6))
     program = cut(built, 2)
     with pytest.raises(InvariantError, match=said):
-        verify(damaged(program, change), Stage.CAPTURED)
+        verify(damaged(program, change), Progress.CAPTURED)
 
 
 def test_a_schedule_of_other_micro_batches_is_refused() -> None:
@@ -333,4 +333,4 @@ def test_a_schedule_of_other_micro_batches_is_refused() -> None:
     schedule = program.schedule
     assert schedule is not None
     with pytest.raises(InvariantError, match="none of 2 stages and 3 micro-batches"):
-        verify(replace(program, schedule=replace(schedule, micro_batches=3)), Stage.CAPTURED)
+        verify(replace(program, schedule=replace(schedule, micro_batches=3)), Progress.CAPTURED)
