@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from sambasim.compiler.compile import Compiled, Stopwatch, capture_model, compile_model, pipeline
+from sambasim.compiler.compile import Compiled, Stopwatch, capture_model, compile_model, pipeline, schedule_of
 from sambasim.compiler.names import forward_line, user_line
 from sambasim.compiler.passes import run_pipeline
 from sambasim.compiler.step import TARGET, forward_parameters

@@ -26,6 +26,7 @@ from sambasim.records.collectives import CollectivesRecord
 from sambasim.units import KIB, MIB, format_bytes
 from tests.benchmarks.measure import Figure, compare, run_body
 from tests.benchmarks.workloads import (
+    GPT2_PADDED,
     GPT2_SMALL,
     PIPELINED_MICRO_BATCHES,
     SPLIT_GPT,
@@ -34,9 +35,11 @@ from tests.benchmarks.workloads import (
     Way,
     Workload,
 )
+from tests.mpi.training import EACH_ALONE
 from tests.support.mpi import ROOT, mpirun
 
 REPLICAS, MEMORY_REPLICAS = 2, 4
+GPT2_PADDED_PARAMETERS = 124_475_904
 STEP_ROUNDS, PASS_ROUNDS, PASS_RUNS, OVERHEAD_ROUNDS = 4, 9, 6, 5
 STEP_GOALS = {"gpt": 1 / 1.4, "mlp": 1 / 4, "logistic_regression": 1 / 8}
 COMPILED_GOAL = 1 / 1.25
@@ -176,6 +179,23 @@ def memory_figures() -> Iterator[Figure]:
         ways = ("sambasim", "ddp")
         held = {way: float(run_body("memory", way, str(pef), np=MEMORY_REPLICAS)["held_bytes"]) for way in ways}
     yield Figure("memory, GPT-2 small, np 4", "sambasim", "ddp", "ratio at most 0.55", held, unit="bytes")
+    yield from _device_memory_figures()
+
+
+def _device_memory_figures() -> Iterator[Figure]:
+    """The device memory of the rank with the most, against parameters, gradients and states of a whole model."""
+    cuts: dict[str, dict[str, Any]] = {
+        "pipeline of 4": {"pipeline_stages": 4, "micro_batches": 4, "parts": 4},
+        "tensor parallelism on 4": {"tensor_parallel": "weight", "n_chips": 4},
+        "ZeRO 3 on 4 nodes": {"data_parallel": True, "world_size": 4, "zero": 3},
+    }
+    for name, cut in cuts.items():
+        with tempfile.TemporaryDirectory() as folder:
+            pef = compile_workload(GPT2_PADDED, Path(folder), **cut)
+            env = EACH_ALONE if "zero" in cut else {}
+            measured = run_body("memory", "host", str(pef), np=MEMORY_REPLICAS, env=env)
+        sizes = {"rank": float(measured["device_bytes"]), "whole": 4.0 * GPT2_PADDED_PARAMETERS * 4}
+        yield Figure(f"device memory, GPT-2 small, {name}", "rank", "whole", "ratio at most 0.40", sizes, unit="bytes")
 
 
 def overhead_figures() -> Iterator[Figure]:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from tests.support.mpi import ROOT, mpirun
@@ -44,14 +45,14 @@ def compare(name: str, subject: tuple[str, Action], peer: tuple[str, Action], go
     return Figure(name, subject[0], peer[0], goal, medians)
 
 
-def run_body(name: str, *arguments: str, np: int = 1) -> Any:
+def run_body(name: str, *arguments: str, np: int = 1, env: Mapping[str, str] = MappingProxyType({})) -> Any:
     """Run `tests.benchmarks.bodies.NAME` on `np` ranks of one thread. Returns the last line it prints, parsed as JSON.
 
     Raises RuntimeError with its stderr if it fails.
     """
     launcher = [mpirun(), "-np", str(np)] if np > 1 else []
     command = [*launcher, sys.executable, "-m", f"tests.benchmarks.bodies.{name}", *arguments]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", **env}
     result = subprocess.run(
         command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
     )

@@ -133,15 +133,20 @@ class LogisticRegression(nn.Module):
 class Gpt2Small(nn.Module):
     """GPT-2 small, 124 million parameters: `(input_ids, labels) -> (loss, logits)`."""
 
-    def __init__(self) -> None:
+    def __init__(self, words: int = 50257) -> None:
         super().__init__()
         from transformers import GPT2Config, GPT2LMHeadModel  # slow to import
 
-        self.gpt = GPT2LMHeadModel(GPT2Config(use_cache=False))
+        self.gpt = GPT2LMHeadModel(GPT2Config(use_cache=False, vocab_size=words))
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         result = self.gpt(input_ids=input_ids, labels=labels)
         return result.loss, result.logits
+
+
+def gpt2_of_64_words() -> nn.Module:
+    """GPT-2 small with its vocabulary padded to a multiple of 64, as Megatron-LM does to cut it."""
+    return Gpt2Small(50304)
 
 
 def gpt() -> nn.Module:
@@ -181,6 +186,7 @@ WORKLOADS = (
     Workload("mlp", WideMLP, wide_vectors, 8, "adamw", 1e-4, 20),
     Workload("logistic_regression", LogisticRegression, images, 1, "sgd", 0.01, 2000, passes=2000),
 )
+GPT2_PADDED = Workload("gpt2_padded", gpt2_of_64_words, tokens, 1, "adamw", 1e-4, 3)
 SPLIT_GPT = Workload("split_gpt", SplitGPT, text, 2, "adamw", 1e-4, 10)
 PIPELINED_MICRO_BATCHES = 8
 GPT2_SMALL = Workload("gpt2_small", Gpt2Small, tokens, GPT2_BATCH, "adamw", 1e-4, 3)

@@ -1,9 +1,10 @@
 """Train GPT-2 small for a few steps by the runtime, or by DistributedDataParallel; print what memory the ranks hold.
 
 Each rank reads its proportional set size (Pss: a page that k processes share counts as 1/k in each) after the last
-step. Rank 0 prints the sum, in bytes, as a line of JSON.
+step, and that of its largest mapping, which is its device memory. Rank 0 prints the sum of the first and the largest of
+the second, in bytes, as a line of JSON.
 
-    memory.py sambasim|ddp PEF
+    memory.py sambasim|host|ddp PEF      host: sync through the host
 """
 
 import json
@@ -27,44 +28,47 @@ STEPS = 3
 
 class Gauge(RunObserver):
     def __init__(self) -> None:
-        self.held_bytes = 0
+        self.held_bytes = self.device_bytes = 0
 
     def stepped(self, step: Step) -> None:
         if step.step == STEPS:
-            self.held_bytes = proportional_bytes()
+            self.read()
 
-
-def proportional_bytes() -> int:
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    def read(self) -> None:
+        fields = [line.split() for line in Path("/proc/self/smaps").read_text().splitlines()]
+        sizes, held = ([int(one[1]) * 1024 for one in fields if one[0] == name] for name in ("Size:", "Pss:"))
+        self.held_bytes = sum(held)
+        self.device_bytes = held[sizes.index(max(sizes))]
 
 
 def main(which: str, pef: Path) -> None:
     torch.set_num_threads(1)
     communicator = connect(sys.argv)
-    held_bytes = _ours(pef, communicator) if which == "sambasim" else _ddp(communicator)
-    everybody = communicator.all_gather_object(held_bytes)
+    gauge = Gauge()
+    if which == "ddp":
+        _ddp(communicator, gauge)
+    else:
+        _ours(pef, communicator, gauge, reduce_on_rdu=which == "sambasim")
+    everybody = communicator.all_gather_object((gauge.held_bytes, gauge.device_bytes))
     if communicator.rank == 0:
-        print(json.dumps({"held_bytes": sum(everybody)}), flush=True)
+        held, of_device = zip(*everybody, strict=True)
+        print(json.dumps({"held_bytes": sum(held), "device_bytes": max(of_device)}), flush=True)
     communicator.close()
 
 
-def _ours(pef: Path, communicator: Communicator) -> int:
-    gauge = Gauge()
+def _ours(pef: Path, communicator: Communicator, gauge: Gauge, *, reduce_on_rdu: bool) -> None:
     overrides: dict[str, object] = {"training": {"steps": STEPS, "evaluate": False}}
-    options = RunOptions(pef=str(pef), threads=1, reduce_on_rdu=True, overrides=overrides)
+    options = RunOptions(pef=str(pef), threads=1, reduce_on_rdu=reduce_on_rdu, overrides=overrides)
     TrainingJob(set_up(pef, options, communicator), gauge).run()
-    return gauge.held_bytes
 
 
-def _ddp(communicator: Communicator) -> int:
+def _ddp(communicator: Communicator, gauge: Gauge) -> None:
     torch_process_group.bring_up(communicator)
-    held_bytes = _train()
+    _train(gauge)
     torch_process_group.take_down()
-    return held_bytes
 
 
-def _train() -> int:
+def _train(gauge: Gauge) -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(Gpt2Small())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -74,7 +78,7 @@ def _train() -> int:
         loss, _ = model(tokens, tokens)
         loss.backward()
         optimizer.step()
-    return proportional_bytes()
+    gauge.read()
 
 
 if __name__ == "__main__":
