@@ -117,6 +117,7 @@ def parallel_figures() -> Iterator[Figure]:
         pefs = {peer: compile_workload(SPLIT_GPT, folder / peer.name, **cut) for peer, cut in cuts.items()}
         seconds: dict[str, list[float]] = defaultdict(list)
         waited: dict[ParallelWay, list[float]] = defaultdict(list)
+        by_gloo: dict[ParallelWay, list[float]] = defaultdict(list)
         for _ in range(STEP_ROUNDS):
             alone = run_body("parallel", ours, str(whole), str(micro_batches))
             seconds["one rank"] += alone["steps_s"]
@@ -125,6 +126,8 @@ def parallel_figures() -> Iterator[Figure]:
                 seconds[f"{ours}, as {peer}"] += measured["steps_s"]
                 waited[peer].append(measured["waited_s"])
                 seconds[peer] += run_body("parallel", peer, "-", "1", np=2)["steps_s"]
+                if peer is not ParallelWay.PIPELINING:
+                    by_gloo[peer] += run_body("parallel", ParallelWay.GLOO, str(pef), "1", np=2)["steps_s"]
     medians = {way: statistics.median(values) for way, values in seconds.items()}
     pipelined = f"{ours}, as {ParallelWay.PIPELINING}"
     ideal = {"ideal": medians["one rank"] * (micro_batches + 1) / (2 * micro_batches), pipelined: medians[pipelined]}
@@ -133,6 +136,9 @@ def parallel_figures() -> Iterator[Figure]:
     yield Figure("waiting of rank 0 of that pipeline", "waited", "step", "0.111 is the bubble of the schedule", idle)
     for peer in pefs:
         yield Figure(f"step by {peer}, np 2", f"{ours}, as {peer}", peer, "ratio at most 1", medians)
+    for peer, times_s in by_gloo.items():
+        of_both = {ours: statistics.median(waited[peer]), "gloo": statistics.median(times_s)}
+        yield Figure(f"communication as {peer}, np 2, in a step", ours, "gloo", "ratio at most 0.5", of_both)
 
 
 def step_figures() -> Iterator[Figure]:

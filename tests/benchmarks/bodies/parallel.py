@@ -3,17 +3,19 @@
 One thread a rank. A line of JSON, from rank 0: `{"steps_s": [...], "waited_s": seconds of a mean step}`; PyTorch does
 not say how long it waits.
 
-    parallel.py WAY PEF ACCUMULATION      PEF and ACCUMULATION are for our ways
+    parallel.py WAY PEF ACCUMULATION      PEF is for our ways and gloo, ACCUMULATION for ours
 """
 
 import gc
 import json
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -21,7 +23,10 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 
+from sambasim.ir.dataflow import groups_of
+from sambasim.ir.zero import in_slices
 from sambasim.options.run import RunOptions
+from sambasim.pef import read
 from sambasim.runtime import torch_process_group
 from sambasim.runtime.communicator import connect
 from sambasim.runtime.job import TrainingJob
@@ -37,7 +42,11 @@ STAGES = 2
 def main(way: ParallelWay, pef: Path, accumulation: int) -> None:
     torch.set_num_threads(1)
     communicator, clock, waited_s = connect(sys.argv), Clock(), 0.0
-    if way is ParallelWay.OURS:
+    if way is ParallelWay.GLOO:
+        torch_process_group.bring_up(communicator)
+        _communications(pef, communicator.world_size, clock)
+        torch_process_group.take_down()
+    elif way is ParallelWay.OURS:
         waited_s = _ours(pef, accumulation, communicator, clock)
     else:
         torch_process_group.bring_up(communicator)
@@ -98,6 +107,33 @@ def _train(model: nn.Module, clock: Clock) -> None:
         loss, _ = model(*batch)
         loss.backward()
         optimizer.step()
+
+
+def _communications(pef: Path, ranks: int, clock: Clock) -> None:
+    """The collectives of one step of `pef`, with its sizes, one after another."""
+    program = in_slices(read(pef).program)
+    training = program.training
+    if training is None:
+        raise ValueError(f"{pef} has no training step")
+    groups = {group.name: group for group in program.groups}
+    calls: list[Callable[[], object]] = []
+    for node in training.nodes:
+        if not node.operator.startswith("comm."):
+            continue
+        of_group = [groups[name] for name in groups_of(node)]
+        numel = of_group[0].numel if of_group else training.values[node.results[0] or ""].numel
+        whole, part = torch.ones(-(-numel // ranks) * ranks), torch.ones(-(-numel // ranks))
+        match node.operator:
+            case "comm.all_reduce":
+                calls.append(partial(dist.all_reduce, whole))
+            case "comm.all_gather":
+                calls.append(partial(dist.all_gather_into_tensor, whole, part))
+            case "comm.reduce_scatter":
+                calls.append(partial(dist.reduce_scatter_tensor, part, whole))
+    for _ in range(STEPS + WARM_UP_STEPS):
+        for call in calls:
+            call()
+        clock.tick()
 
 
 _PEERS: dict[ParallelWay, Callable[[Communicator, Clock], None]] = {
