@@ -1,0 +1,37 @@
+"""The configs of `configs/parallelism`: each by the two commands of its comment, with fewer steps."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.mpi import ROOT, run_mpi
+from tests.support.whole import whole_case
+
+FOLDER = ROOT / "configs" / "parallelism"
+SMALLER = ("--set", "model.args.width=32", "--set", "model.args.layers=4")
+
+
+NAMES = ("batch", "pipeline", "recompute", "tensor", "three_axes", "zero")
+
+
+def test_each_config_is_tested() -> None:
+    assert sorted(path.stem for path in FOLDER.glob("*.toml")) == list(NAMES)
+
+
+@pytest.mark.parametrize("name", [one if one == "pipeline" else whole_case(one) for one in NAMES])
+def test_its_commands_train(name: str, tmp_path: Path) -> None:
+    text = (FOLDER / f"{name}.toml").read_text(encoding="utf-8")
+    compile_command, run_command = re.findall(r"^#   (.+)$", text, re.MULTILINE)
+    _, *words = shlex.split(compile_command)
+    words[words.index("--config") + 1] = str(FOLDER / f"{name}.toml")
+    sambasim = [sys.executable, "-m", "sambasim"]
+    run_mpi(1, [*sambasim, *words, *SMALLER], timeout=120, cwd=tmp_path).check()
+    launcher, _, arguments = run_command.rpartition("sambasim ")
+    ranks = int(launcher.split()[2]) if launcher else 1
+    command = [*sambasim, *shlex.split(arguments), "--steps", "2", "--no-evaluate"]
+    trained = run_mpi(ranks, command, timeout=120, cwd=tmp_path).check()
+    assert "2 steps in" in trained.stdout
+    assert trained.stderr == ""

@@ -1,0 +1,38 @@
+"""Models and data for `test_meshes`, beside the examples."""
+
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from examples.char_gpt import CharGPT
+from examples.sambaflow.bert_data import masked_text
+from examples.sambaflow.bert_model import BertConfig, BertForMaskedLM
+
+WORDS, LENGTH, PREDICTIONS = 64, 16, 4
+
+
+def gpt() -> nn.Module:
+    """4 layers, with tied embeddings and a fused product for query, key and value."""
+    return CharGPT(layers=4, heads=4, width=32, length=32)
+
+
+def bert() -> nn.Module:
+    """4 layers, with tied embeddings and a loss over masked places; no dropout, which draws by stage."""
+    return BertForMaskedLM(BertConfig(WORDS, 32, 4, 4, 64, "gelu", 0.0, LENGTH, 0.02, 1e-12))
+
+
+def masked() -> TensorDataset:
+    return masked_text(WORDS, LENGTH, PREDICTIONS, seed=0)
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(6)), nn.Linear(64, 10))
+
+    def forward(self, image: Tensor) -> Tensor:
+        logits: Tensor = self.layers(image.flatten(1))
+        return logits
+
+
+def mlp() -> nn.Module:
+    return Mlp()

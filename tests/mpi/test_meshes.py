@@ -1,0 +1,127 @@
+"""Every mesh trains each model to the same bits by device sync, by host sync and in one process; without tensor
+parallelism, to those of replicas that accumulate over the micro-batches. With AdamW, clipping and accumulation."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from sambasim.compiler.build import Built
+from sambasim.compiler.compile import Stopwatch, assemble, capture_model
+from sambasim.compiler.front import build_model, example_batch
+from sambasim.errors import OptionError
+from sambasim.options.compile import CompileOptions, compile_options
+from tests.mpi.training import EACH_ALONE, TWO_NODES, Run, Trained, run_of, train
+from tests.support.examples import example_options
+from tests.support.whole import is_whole, whole_case
+
+MICRO_BATCH, MICRO_BATCHES = 2, 4
+ADAMW = ("optimizer.name=adamw", "optimizer.lr=0.003", "optimizer.max_grad_norm=0.5")
+SGD_ONLY = ("optimizer.momentum=", "optimizer.nesterov=", "optimizer.weight_decay=")
+_MODELS = "tests/mpi/mesh_models.py"
+_TEXT = ('data.source="examples/char_gpt.py:text"', "data.args.length=32")
+TARGETS: Mapping[str, tuple[str, ...]] = {
+    "gpt": (f'model.target="{_MODELS}:gpt"', *_TEXT),
+    "bert": (f'model.target="{_MODELS}:bert"', f'data.source="{_MODELS}:masked"'),
+    "mlp": (f'model.target="{_MODELS}:mlp"', "data.source=digits", "loss.name=cross_entropy"),
+}
+"""By model: what names it. All others are examples."""
+
+MODELS = ("gpt", "bert", "mlp", "resnet", "lstm_classifier", "char_gpt") if is_whole() else ("gpt", "bert", "resnet")
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    dp: int
+    pp: int
+    tp: int
+
+    @property
+    def ranks(self) -> int:
+        return self.dp * self.pp * self.tp
+
+    @property
+    def parallelism(self) -> tuple[str, ...]:
+        of_dp = ("compile.data_parallel=true", f"compile.world_size={self.dp}")
+        of_tp = ('compile.tensor_parallel="weight"', f"compile.n_chips={self.tp}")
+        of_pp = (f"compile.pipeline_stages={self.pp}", f"compile.micro_batches={MICRO_BATCHES}")
+        return (*of_dp * (self.dp > 1), *of_tp * (self.tp > 1), *of_pp * (self.pp > 1))
+
+
+MESHES = tuple(Mesh(*sizes) for sizes in ((1, 1, 2), (1, 2, 1), (1, 4, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2), (2, 2, 2)))
+REFUSED = {("lstm_classifier", 4): "stages", ("char_gpt", 4): "stages"}
+"""By model and number of stages: a word of the error, because there are not that many stages."""
+
+
+def _options(model: str, folder: Path, *overrides: str, batch_size: int = MICRO_BATCH) -> CompileOptions:
+    if model in TARGETS:
+        flags = {"output_folder": folder, "batch_size": batch_size, "pef_name": model}
+        return compile_options(None, None, [*TARGETS[model], *ADAMW, *overrides], flags)
+    others = SGD_ONLY if model == "resnet" else ()
+    return example_options(model, folder, *others, *ADAMW, *overrides, data_parallel=False, batch_size=batch_size)
+
+
+@cache
+def captured(model: str) -> tuple[Built, nn.Module]:
+    options = _options(model, Path())
+    net = build_model(options)
+    inputs, by_keyword = example_batch(net, options)
+    watch = Stopwatch(lambda phase: None)
+    return capture_model(net, inputs, options, by_keyword=by_keyword, watch=watch), net
+
+
+def compiled(model: str, folder: Path, mesh: Mesh) -> Path:
+    batch_size = MICRO_BATCH * (MICRO_BATCHES if mesh.pp > 1 else 1)
+    options = _options(model, folder, *mesh.parallelism, batch_size=batch_size)
+    return assemble(*captured(model), options, Stopwatch(lambda phase: None)).path
+
+
+def check(ranks: int, models: tuple[str, ...], meshes: list[Mesh], env: Mapping[str, str], folder: Path) -> None:
+    """Train `models` on `meshes`, which all have `ranks` ranks, in one job."""
+    runs: list[Run] = []
+    for model in models:
+        for mesh in meshes:
+            name, made = f"{model} {mesh}", folder / f"{model}{mesh.dp}{mesh.pp}{mesh.tp}"
+            if (said := REFUSED.get((model, mesh.pp))) is not None:
+                with pytest.raises(OptionError, match=said):
+                    compiled(model, made, mesh)
+                continue
+            path = compiled(model, made, mesh)
+            micro_steps = 1 if mesh.pp > 1 else MICRO_BATCHES
+            how: dict[str, Any] = {"steps": 2, "accumulation": 2 * micro_steps}
+            runs.append(run_of(f"{name} device", path, **how, reduce_on_rdu=True))
+            runs.append(run_of(f"{name} host", path, **how))
+            runs.append(run_of(f"{name} played", path, **how, emulate=mesh.dp))
+            if mesh.tp == 1:
+                of_replicas = compiled(model, made / "whole", Mesh(mesh.dp, 1, 1))
+                whole = {"steps": 2, "accumulation": 2 * MICRO_BATCHES}
+                runs.append(run_of(f"{name} whole", of_replicas, **whole, emulate=mesh.dp))
+    first: dict[str, Trained] = {}
+    for run_name, trained in train(ranks, runs, env=dict(env)).items():
+        name, _, way = run_name.rpartition(" ")
+        same = first.setdefault(name, trained)
+        assert trained.outcome[:2] == same.outcome[:2], f"{name}: {way}"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "env"),
+    [
+        whole_case(2, {}),
+        whole_case(2, EACH_ALONE),
+        (4, {}),
+        whole_case(4, TWO_NODES),
+        whole_case(4, EACH_ALONE),
+        whole_case(8, {}),
+        whole_case(8, TWO_NODES),
+    ],
+)
+def test_each_mesh_has_the_same_bits_by_every_way(ranks: int, env: dict[str, str], tmp_path: Path) -> None:
+    meshes = [mesh for mesh in MESHES if mesh.ranks == ranks]
+    if not is_whole():
+        meshes = [mesh for mesh in meshes if mesh.pp > 1]  # the others are in test_tensor_parallel
+    for model in MODELS:
+        check(ranks, (model,), meshes, env, tmp_path)
