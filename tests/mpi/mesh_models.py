@@ -1,11 +1,11 @@
 """Models and data for `test_meshes`, beside the examples."""
 
+import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from examples.char_gpt import CharGPT
-from examples.sambaflow.bert_data import masked_text
-from examples.sambaflow.bert_model import BertConfig, BertForMaskedLM
+from examples.sambaflow.bert_model import NOT_MASKED, BertConfig, BertForMaskedLM
 
 WORDS, LENGTH, PREDICTIONS = 64, 16, 4
 
@@ -21,7 +21,13 @@ def bert() -> nn.Module:
 
 
 def masked() -> TensorDataset:
-    return masked_text(WORDS, LENGTH, PREDICTIONS, seed=0)
+    """Random tokens, the places of those that are hidden, and what they are; the last place is not used."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(WORDS, (64, LENGTH), generator=generator)
+    places = torch.rand(64, LENGTH, generator=generator).argsort(1)[:, :PREDICTIONS]
+    hidden = tokens.gather(1, places)
+    hidden[:, -1] = NOT_MASKED
+    return TensorDataset(tokens, places, hidden)
 
 
 class Mlp(nn.Module):
