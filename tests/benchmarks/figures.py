@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from sambasim.compiler.compile import compile_model
+from sambasim.ir.schedule import bubble, make
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import DataOptions, ModelOptions, OptimizerOptions, TrainingOptions
 from sambasim.records.collectives import CollectivesRecord
@@ -40,7 +41,7 @@ from tests.support.mpi import ROOT, mpirun
 
 REPLICAS, MEMORY_REPLICAS = 2, 4
 GPT2_PADDED_PARAMETERS = 124_475_904
-STEP_ROUNDS, PASS_ROUNDS, PASS_RUNS, OVERHEAD_ROUNDS = 4, 9, 6, 5
+STEP_ROUNDS, PASS_ROUNDS, PASS_RUNS, OVERHEAD_ROUNDS, SCHEDULE_ROUNDS = 4, 9, 6, 5, 3
 STEP_GOALS = {"gpt": 1 / 1.4, "mlp": 1 / 4, "logistic_regression": 1 / 8}
 COMPILED_GOAL = 1 / 1.25
 PASS_GOALS = {
@@ -101,6 +102,24 @@ def compile_workload(workload: Workload, folder: Path, *, parts: int = 1, **para
     )
     names = inspect.signature(model.forward).parameters
     return compile_model(model, dict(zip(names, workload.batch(), strict=True)), options, by_keyword=False).path
+
+
+def schedule_figures() -> Iterator[Figure]:
+    """The share of a step that rank 0 of a pipeline waits, against the idle share of its schedule for equal stages."""
+    micro_batches, ours = PIPELINED_MICRO_BATCHES, ParallelWay.OURS
+    for name in ("1f1b", "interleaved-1f1b", "zb-h1"):
+        with tempfile.TemporaryDirectory() as folder:
+            cut: dict[str, Any] = {
+                "pipeline_stages": 2,
+                "micro_batches": micro_batches,
+                "parts": micro_batches,
+                "schedule": name,
+            }
+            pef = compile_workload(SPLIT_GPT, Path(folder), **cut)
+            found = [run_body("parallel", ours, str(pef), "1", np=2) for _ in range(SCHEDULE_ROUNDS)]
+        waited = statistics.median(one["waited_s"] / statistics.mean(one["steps_s"]) for one in found)
+        shares = {"measured": waited, "schedule": bubble(make(name, 2, micro_batches))}
+        yield Figure(f"idle share by {name}, np 2", "measured", "schedule", "difference at most 0.05", shares, unit="")
 
 
 def parallel_figures() -> Iterator[Figure]:
@@ -292,6 +311,7 @@ def _seconds_to_first_step(pef: Path) -> float:
 
 FIGURES = {
     "parallel": parallel_figures,
+    "schedules": schedule_figures,
     "start": start_figures,
     "arithmetic": arithmetic_figures,
     "steps": step_figures,

@@ -74,9 +74,9 @@ def captured(model: str) -> tuple[Built, nn.Module]:
     return capture_model(net, inputs, options, by_keyword=by_keyword, watch=watch), net
 
 
-def compiled(model: str, folder: Path, mesh: Mesh) -> Path:
+def compiled(model: str, folder: Path, mesh: Mesh, *others: str) -> Path:
     batch_size = MICRO_BATCH * (MICRO_BATCHES if mesh.pp > 1 else 1)
-    options = _options(model, folder, *mesh.parallelism, batch_size=batch_size)
+    options = _options(model, folder, *mesh.parallelism, *others, batch_size=batch_size)
     return assemble(*captured(model), options, Stopwatch(lambda phase: None)).path
 
 
@@ -125,3 +125,31 @@ def test_each_mesh_has_the_same_bits_by_every_way(ranks: int, env: dict[str, str
         meshes = [mesh for mesh in meshes if mesh.pp > 1]  # the others are in test_tensor_parallel
     for model in MODELS:
         check(ranks, (model,), meshes, env, tmp_path)
+
+
+def test_a_checkpoint_of_one_mesh_goes_on_by_another(tmp_path: Path) -> None:
+    """From stages to one rank and to slices of ZeRO: the bits of an uninterrupted run. From whole weights to cut ones
+    and back: about the same loss."""
+    sizes = ((1, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1))
+    whole, stages, cut, pairs = (compiled("bert", tmp_path / str(one), Mesh(*one)) for one in sizes)
+    by_zero = compiled("bert", tmp_path / "zero", Mesh(2, 1, 1), "compile.zero=3")
+    train(2, [run_of("half", stages, steps=2, checkpoint={"dir": str(tmp_path / "saved")})])
+    train(4, [run_of("half", pairs, steps=2, checkpoint={"dir": str(tmp_path / "pairs")})])
+    resumed, of_pairs = (
+        dict[str, Any](steps=4, checkpoint={"resume": str(tmp_path / name / "step-0000000002")})
+        for name in ("saved", "pairs")
+    )
+    alone: dict[str, Any] = {"accumulation": MICRO_BATCHES, "emulate": 1}
+    found = train(
+        2,
+        [
+            run_of("all", stages, steps=4),
+            run_of("cut", cut, **resumed, **alone),
+            run_of("whole", whole, **resumed, **alone),
+            run_of("zero", by_zero, **of_pairs, accumulation=MICRO_BATCHES),
+        ],
+    )
+    assert found["whole"].outcome[:2] == found["all"].outcome[:2]
+    assert found["cut"].summary.loss_last == pytest.approx(found["all"].summary.loss_last, rel=1e-4)
+    assert any(line.startswith("changed since the checkpoint: compile.n_chips = 2") for line in found["cut"].notices)
+    assert found["zero"].outcome[:2] == train(4, [run_of("all", pairs, steps=4)])["all"].outcome[:2]

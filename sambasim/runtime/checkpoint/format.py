@@ -1,4 +1,4 @@
-"""The format of a checkpoint, 2.0: `checkpoint.json`, pieces of tensors, and reading them, all checked first."""
+"""The format of a checkpoint, 3.0: `checkpoint.json`, pieces of tensors, and reading them, all checked first."""
 
 import hashlib
 import math
@@ -23,13 +23,14 @@ from sambasim.ir.types import DTYPE_BYTES, Cut, SymbolKind
 from sambasim.pef.document import WRITER, PartDigests, part_digests
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
 from sambasim.runtime.device import DeviceMemory
+from sambasim.runtime.parts import joined, part_of
 from sambasim.runtime.plan import Position
 from sambasim.runtime.setup import Setup
 from sambasim.runtime.training import Totals
 from sambasim.units import MIB
 
 FORMAT_NAME: Final = "sambasim-checkpoint"
-FORMAT_VERSION = "2.0"
+FORMAT_VERSION = "3.0"
 SAVED_KINDS = (SymbolKind.PARAMETER, SymbolKind.OPTIMIZER_STATE, SymbolKind.BUFFER)
 MAX_MANIFEST_BYTES = 64 * MIB
 MOST_RANKS = 1 << 20
@@ -49,6 +50,7 @@ class PefModel(StrictModel):
     digest: Sha256
     batch_size: Count
     parts: PartDigests
+    compile_options: dict[str, JsonValue]
 
 
 class PositionModel(StrictModel):
@@ -79,10 +81,20 @@ class RunModel(StrictModel):
 
 
 class TensorModel(StrictModel):
+    """A tensor of the program; if it is cut, `shape` is that of a part."""
+
     kind: SymbolKind
     dtype: Annotated[str, Field(pattern=f"^({'|'.join(DTYPE_BYTES)})$")]
     shape: Annotated[tuple[Count, ...], Field(max_length=64)]
-    cuts: Annotated[tuple[Cut, ...], Field(max_length=1)] = ()  # then the shape is that of a part
+    cuts: Annotated[tuple[Cut, ...], Field(max_length=1)] = ()
+
+    @property
+    def whole(self) -> tuple[object, ...]:
+        """What does not depend on the mesh: the kind, the dtype, and the shape of the whole tensor."""
+        shape = list(self.shape)
+        for cut in self.cuts:
+            shape[cut.dim] *= cut.parts
+        return self.kind, self.dtype, tuple(shape)
 
     @model_validator(mode="after")
     def _parts_are_ranks(self) -> Self:
@@ -150,6 +162,7 @@ def describe(setup: Setup, samples: int) -> Manifest:
             digest=setup.document.digest,
             batch_size=program.batch_size,
             parts=part_digests(setup.document),
+            compile_options=dict(setup.document.compile_options),
         ),
         position=PositionModel(step=0, epoch=0, used=0),
         progress=ProgressModel(samples=0, loss_first=None, first_nonfinite_step=None, skipped_steps=0),
@@ -173,9 +186,10 @@ def describe(setup: Setup, samples: int) -> Manifest:
 
 
 class Piece(NamedTuple):
-    """Elements of a flat tensor from `start` on, in a view of device memory."""
+    """Elements of a flat tensor, or of a part of one, from `start` on, in a view of device memory."""
 
     kind: SymbolKind
+    symbol: str
     name: str
     start: int
     data: Tensor
@@ -221,7 +235,8 @@ def pieces_of(
             symbols += [(SymbolKind.OPTIMIZER_STATE, state_name(member.parameter, optimizer.name, s)) for s in states]
             for kind, name in symbols:
                 cuts = program.symbols[name].cuts
-                yield Piece(kind, part_name(name, cuts, at), low, memory.tensor(name).view(-1)[low:high], bool(cuts))
+                data = memory.tensor(name).view(-1)[low:high]
+                yield Piece(kind, name, part_name(name, cuts, at), low, data, bool(cuts))
 
 
 class _Place(NamedTuple):
@@ -251,6 +266,24 @@ class Checkpoint:
             if low < high:
                 data = self._files[piece.shard].get_tensor(piece.key)
                 into[low - start : high - start].copy_(data[low - piece.start : high - piece.start])
+
+    def read_part(
+        self, name: str, cuts: Sequence[Cut], at: Mapping[str, int], start: int, into: Tensor, prefix: str = ""
+    ) -> None:
+        """As `read`, of the part that the rank at `at` has of the tensor `name` if it is cut by `cuts`: the run that
+        wrote the checkpoint may have cut it otherwise. `prefix`: that of `buffer_name`."""
+        saved = self.manifest.tensors[name]
+        if saved.cuts == tuple(cuts):
+            self.read(prefix + part_name(name, cuts, at), start, into)
+            return
+        parts = []
+        for position in range(saved.cuts[0].parts if saved.cuts else 1):
+            part = torch.empty(saved.shape, dtype=into.dtype)
+            there = {cut.axis: position for cut in saved.cuts}
+            self.read(prefix + part_name(name, saved.cuts, there), 0, part.view(-1))
+            parts.append(part)
+        whole = joined(parts, saved.cuts[0]) if saved.cuts else parts[0]
+        into.copy_(part_of(whole, cuts, at).reshape(-1)[start : start + into.numel()])
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, model in _all_tensors(self.manifest):

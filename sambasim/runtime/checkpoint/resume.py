@@ -18,7 +18,6 @@ from sambasim.runtime.checkpoint.format import (
     buffer_name,
     check_content,
     describe,
-    part_name,
     pieces_of,
 )
 from sambasim.runtime.plan import Position
@@ -107,8 +106,7 @@ def find(setup: Setup, samples: int) -> Resumption | None:
         _check_newest(at.step, options.dir)
         communicator.barrier()
     now = describe(setup, samples)
-    check_pef(saved, now, setup.path, where)
-    found = changes(saved, now)
+    found = [*check_pef(saved, now, setup.path, where), *changes(saved, now)]
     check_epoch(saved, now, found, where)
     if options.exact:
         check_exact(found, where)
@@ -131,20 +129,21 @@ def restore(setup: Setup, team: Team, checkpoint: Checkpoint) -> None:
             for memory, rank in own:
                 if symbol.name not in memory.program.symbols:
                     continue
-                name = part_name(symbol.name, symbol.cuts, setup.mesh.coordinates(rank))
-                checkpoint.read(name, 0, memory.tensor(symbol.name).view(-1))
+                at, flat = setup.mesh.coordinates(rank), memory.tensor(symbol.name).view(-1)
+                checkpoint.read_part(symbol.name, symbol.cuts, at, 0, flat)
         elif symbol.kind is SymbolKind.BUFFER:
             for one in team.replicas:
                 if symbol.name not in one.memory.program.symbols:
                     continue
                 saved = one.replica if one.replica < checkpoint.manifest.run.world_size else 0
-                name = part_name(symbol.name, symbol.cuts, setup.mesh.coordinates(one.rank))
-                checkpoint.read(buffer_name(saved, name), 0, one.memory.tensor(symbol.name).view(-1))
+                at, flat = setup.mesh.coordinates(one.rank), one.memory.tensor(symbol.name).view(-1)
+                checkpoint.read_part(symbol.name, symbol.cuts, at, 0, flat, prefix=buffer_name(saved, ""))
     for one in team.first:
         transport, at = one.transport, setup.mesh.coordinates(one.rank)
         for piece in pieces_of(one.memory.program, transport.memory, transport.kept, at):
             if piece.kind is SymbolKind.OPTIMIZER_STATE:
-                checkpoint.read(piece.name, piece.start, piece.data)
+                cuts = program.symbols[piece.symbol].cuts
+                checkpoint.read_part(piece.symbol, cuts, at, piece.start, piece.data)
     setup.communicator.node_barrier()  # another rank may have restored memory that this one reads
 
 
@@ -286,14 +285,26 @@ class Change:
         return f"{self.name} = {self.now} (checkpoint: {self.before})"
 
 
-def check_pef(saved: Manifest, now: Manifest, pef: Path, where: str) -> None:
-    """Raises CheckpointError if the two are of different PEFs, and says what differs. `pef` is the file of `now`: if
-    that of `saved` is near it, the error names it and the compile options that differ."""
+_OF_MESH = frozenset(
+    {
+        *("data_parallel", "world_size", "tensor_parallel", "n_chips", "pipeline_stages", "micro_batches", "schedule"),
+        *("zero", "recompute", "gradient_groups", "opt_level", "arch", "num_tiles"),
+    }
+)
+"""Compile options that do not change the model: a PEF that differs in them goes on where the other was."""
+
+
+def check_pef(saved: Manifest, now: Manifest, pef: Path, where: str) -> list[Change]:
+    """The compile options that differ, where they do not change the model. Raises CheckpointError if the two are of
+    different PEFs otherwise, and says what differs. `pef` is the file of `now`: if that of `saved` is near it, the
+    error names it."""
     if saved.pef.digest == now.pef.digest:
         if saved.tensors != now.tensors:
             what = f"the checkpoint names the PEF {now.pef.name}, but does not hold the tensors of that PEF"
             raise CheckpointError(what, where=where, remedy="use another checkpoint")
-        return
+        return []
+    if found := _other_mesh(saved, now):
+        return found
     reasons = []
     if saved.pef.name != now.pef.name:
         reasons.append(f"its name is {saved.pef.name!r}")
@@ -302,10 +313,11 @@ def check_pef(saved: Manifest, now: Manifest, pef: Path, where: str) -> None:
     right = "the PEF that it was trained with"
     for path in sorted({*pef.parent.glob("*.pef"), *pef.parent.parent.glob("*/*.pef")}):
         with suppress(SambasimError, OSError):  # of a file that is no PEF
-            if (found := peek(path)).digest == saved.pef.digest:
+            if peek(path).digest == saved.pef.digest:
                 right = f"--pef {path}, {right}"
-                reasons += _compile_options(found.compile_options, peek(pef).compile_options)
                 break
+    before, after = saved.pef.compile_options, now.pef.compile_options
+    reasons += [f"{name}: {old} → {new}" for name, old, new in _compile_options(before, after)]
     parts = [
         text for part, text in _PEF_PARTS.items() if getattr(saved.pef.parts, part) != getattr(now.pef.parts, part)
     ]
@@ -318,11 +330,22 @@ def check_pef(saved: Manifest, now: Manifest, pef: Path, where: str) -> None:
     )
 
 
-def _compile_options(before: Mapping[str, JsonValue], now: Mapping[str, JsonValue]) -> list[str]:
-    """The options with other values, as `opt_level: "o1" → "o3"`; the name of a PEF is none of them."""
+def _other_mesh(saved: Manifest, now: Manifest) -> list[Change]:
+    """The compile options that differ, if they do not change the model, and the two have the same tensors."""
+    differ = _compile_options(saved.pef.compile_options, now.pef.compile_options)
+    same_tensors = {name: one.whole for name, one in saved.tensors.items()} == {
+        name: one.whole for name, one in now.tensors.items()
+    }
+    if not same_tensors or any(name not in _OF_MESH for name, _, _ in differ):
+        return []
+    return [Change(f"compile.{name}", before, after, alters_bits=True) for name, before, after in differ]
+
+
+def _compile_options(before: Mapping[str, JsonValue], now: Mapping[str, JsonValue]) -> list[tuple[str, str, str]]:
+    """The options with other values, before and now; the name of a PEF is none of them."""
     old, new = dict(leaves(before)), dict(leaves(now))
     names = [name for name in {**old, **new} if old.get(name) != new.get(name) and name != "pef_name"]
-    return [f"{name}: {_shown(old.get(name))} → {_shown(new.get(name))}" for name in names]
+    return [(name, _shown(old.get(name)), _shown(new.get(name))) for name in names]
 
 
 def check_epoch(saved: Manifest, now: Manifest, found: list[Change], where: str) -> None:

@@ -47,7 +47,7 @@ def manifest(step: int = 50) -> Manifest:
     tensors["net__frozen"] = TensorModel(kind=SymbolKind.PARAMETER, dtype="float32", shape=(3, 2))
     tensors["net__steps"] = TensorModel(kind=SymbolKind.BUFFER, dtype="int64", shape=())
     return Manifest(
-        pef=PefModel(name="net", digest="a" * 64, batch_size=4, parts=PARTS),
+        pef=PefModel(name="net", digest="a" * 64, batch_size=4, parts=PARTS, compile_options={"dtype": "fp32"}),
         position=PositionModel(step=step, epoch=1, used=16),
         progress=ProgressModel(samples=400, loss_first=float("inf"), first_nonfinite_step=None, skipped_steps=0),
         run=RunModel(

@@ -56,7 +56,7 @@ CASES: dict[str, tuple[Damage, str]] = {
     "a huge manifest": (in_file(MANIFEST_FILE, lambda data: data + b" " * MAX_MANIFEST_BYTES), "larger than"),
     "a manifest cut short": (in_file(MANIFEST_FILE, lambda data: data[:-20]), "is not JSON"),
     "another format": (fields(lambda found: found.update(format="zip")), 'whose "format" is'),
-    "another version": (fields(lambda found: found.update(version="2.9")), "a checkpoint of format 2.9"),
+    "another version": (fields(lambda found: found.update(version="3.9")), "a checkpoint of format 3.9"),
     "a changed step": (in_file(MANIFEST_FILE, lambda data: data.replace(b'"step":50', b'"step":51')), "digest differs"),
     "an unknown key": (fields(lambda found: found.update(code="import os")), "code: Extra inputs"),
     "too many skipped steps": (fields(lambda found: found["progress"].update(skipped_steps=51)), "51 steps skipped"),

@@ -61,8 +61,8 @@ def test_auto_never_starts_from_the_beginning_silently(three: list[Path], tmp_pa
 
 
 def test_a_checkpoint_of_a_later_version_is_not_renamed(three: list[Path], tmp_path: Path) -> None:
-    change_fields(three[2], lambda found: found.update(version="2.1", writer="sambasim 9.9"))
-    with pytest.raises(CheckpointError, match=r"a checkpoint of format 2\.1"):
+    change_fields(three[2], lambda found: found.update(version="3.1", writer="sambasim 9.9"))
+    with pytest.raises(CheckpointError, match=r"a checkpoint of format 3\.1"):
         choose(AUTO, tmp_path, ALONE)
     assert three[2].exists()
 
@@ -134,21 +134,35 @@ def test_another_pef_is_refused_with_what_differs() -> None:
         check_pef(SAVED, SAVED.model_copy(update={"tensors": fewer}), Path("out/net/net.pef"), "here")
 
 
-def test_the_pef_of_a_checkpoint_is_named_with_the_compile_options_that_differ(tmp_path: Path) -> None:
-    def compiled(name: str, **options: bool | str | int) -> tuple[Manifest, Path]:
-        path = tmp_path / name / f"{name}.pef"
-        given = {"pef_name": name, "data_parallel": True, **options}
-        document = write(path, replace(sample_document(), compile_options=given), sample_weights())
-        pef = SAVED.pef.model_copy(update={"name": name, "digest": document.digest})
-        return SAVED.model_copy(update={"pef": pef}), path
+def compiled(folder: Path, name: str, **options: bool | str | int) -> tuple[Manifest, Path]:
+    """The manifest of a run of the PEF that it writes."""
+    path = folder / name / f"{name}.pef"
+    given = {"pef_name": name, "data_parallel": True, **options}
+    document = write(path, replace(sample_document(), compile_options=given), sample_weights())
+    changed = {"name": name, "digest": document.digest, "compile_options": given}
+    return SAVED.model_copy(update={"pef": SAVED.pef.model_copy(update=changed)}), path
 
-    saved, old = compiled("old", opt_level="o1", world_size=2, num_tiles=4)
-    now, new = compiled("new", opt_level="o3", world_size=2)
+
+def test_the_pef_of_a_checkpoint_is_named_with_the_compile_options_that_differ(tmp_path: Path) -> None:
+    saved, old = compiled(tmp_path, "old", dtype="fp32", num_tiles=4)
+    now, new = compiled(tmp_path, "new", dtype="bf16")
     (tmp_path / "new" / "other.pef").write_text("no PEF")
     with pytest.raises(CheckpointError) as error:
         check_pef(saved, now, new, "here")
-    assert error.value.what.endswith('PEF than new: its name is \'old\'; num_tiles: 4 → none; opt_level: "o1" → "o3"')
+    assert error.value.what.endswith('PEF than new: its name is \'old\'; dtype: "fp32" → "bf16"; num_tiles: 4 → none')
     assert f"run --pef {old}, the PEF that it was trained with" in str(error.value.remedy)
     old.unlink()
-    with pytest.raises(CheckpointError, match=r"PEF than new: its name is 'old'\n"):
+    with pytest.raises(CheckpointError, match=r"PEF than new: its name is 'old'"):
         check_pef(saved, now, new, "here")
+
+
+def test_a_pef_of_the_same_model_for_another_mesh_goes_on_with_a_notice(tmp_path: Path) -> None:
+    saved, _ = compiled(tmp_path, "old", pipeline_stages=2, opt_level="o1")
+    now, new = compiled(tmp_path, "new", zero=3, opt_level="o3")
+    found = check_pef(saved, now, new, "here")
+    assert [one.name for one in found] == ["compile.pipeline_stages", "compile.opt_level", "compile.zero"]
+    with pytest.raises(OptionError, match=r"compile\.zero"):
+        check_exact(found, "here")
+    fewer = {name: tensor for name, tensor in now.tensors.items() if name != "net__bias"}
+    with pytest.raises(CheckpointError, match="of another PEF than new"):
+        check_pef(saved, now.model_copy(update={"tensors": fewer}), new, "here")
