@@ -53,8 +53,8 @@ class Mesh:
 
 
 MESHES = tuple(Mesh(*sizes) for sizes in ((1, 1, 2), (1, 2, 1), (1, 4, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2), (2, 2, 2)))
-REFUSED = {("lstm_classifier", 4): "stages", ("char_gpt", 4): "stages"}
-"""By model and number of stages: a word of the error, because there are not that many stages."""
+REFUSED = {("lstm_classifier", 4): "cannot be cut into 4 stages with parameters of their own"}
+"""By model and number of stages: the error."""
 
 
 def _options(model: str, folder: Path, *overrides: str, batch_size: int = MICRO_BATCH) -> CompileOptions:
