@@ -42,7 +42,7 @@ from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.spec import load_device
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import Schedule, make, read_csv
-from sambasim.options.compile import BuildOptions, CompileOptions
+from sambasim.options.compile import BUILD_FIELDS, CompileOptions
 from sambasim.pef import PefDocument, write
 from sambasim.pef.lookup import record_compiled
 
@@ -222,7 +222,7 @@ def _captured(step: nn.Module, tensors: Sequence[Tensor], widened: bool, loss_na
 
 def _document(program: Program, model: nn.Module, options: CompileOptions, metadata: Mapping[str, str]) -> PefDocument:
     ours = {"sambasim": __version__, "torch": torch.__version__, "model": repr(model)}
-    how = options.model_dump(mode="json", include=set(BuildOptions.model_fields) - {"output_folder"})
+    how = options.model_dump(mode="json", include=set(BUILD_FIELDS) - {"output_folder"})
     return PefDocument(
         program=program,
         data_source=options.data_source(),

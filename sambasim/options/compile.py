@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import JsonValue, field_validator
 
 from sambasim.errors import OptionError
-from sambasim.options.flags import BuildFlags, flags_of
+from sambasim.options.flags import BuildFlags, ParallelFlags, flags_of
 from sambasim.options.grammar import absolute_names, split_target
 from sambasim.options.load import (
     Given,
@@ -30,7 +30,7 @@ _FILE_NAME = re.compile(r"\w[\w.+-]*")
 
 
 class Sections(Options):
-    """What is compiled: every table of a config except `[compile]`."""
+    """What is compiled: every table of a config except `[compile]` and `[parallel]`."""
 
     model: ModelOptions = ModelOptions()
     data: DataOptions = DataOptions()
@@ -40,8 +40,7 @@ class Sections(Options):
 
 
 class BuildOptions(BuildFlags, Options):
-    """How it is compiled: the `[compile]` table. `world_size` is the smallest number of replicas that may run the PEF;
-    `num_tiles` None is all tiles. `dtype` is how parameters, activations and gradients are stored."""
+    """How it is compiled: the `[compile]` table. `num_tiles` None is all tiles. `dtype` is how parameters, activations and gradients are stored."""
 
     dtype: Literal["fp32", "bf16"] = "fp32"
     stochastic_rounding: bool = False
@@ -57,22 +56,26 @@ class BuildOptions(BuildFlags, Options):
         return name
 
     def problems(self) -> Iterator[Problem]:
+        if self.stochastic_rounding and self.dtype != "bf16":
+            what = f"needs bf16; with {self.dtype} nothing is rounded to bf16"
+            yield Problem("stochastic_rounding", what, "add --dtype bf16, or leave out --enable-stoc-rounding")
+        if self.stochastic_rounding and self.inference:
+            what = "does not go with inference, which has no optimizer step"
+            yield Problem("stochastic_rounding", what, "leave out --enable-stoc-rounding or --inference")
+
+
+class ParallelOptions(ParallelFlags, Options):
+    """On how many ranks it runs, and how: the `[parallel]` table. `world_size` is the smallest number of replicas that
+    may run the PEF."""
+
+    def problems(self) -> Iterator[Problem]:
         if self.world_size > 1 and not self.data_parallel:
             yield Problem("world_size", "needs data parallelism", "add --data-parallel", str(self.world_size))
-        if self.inference and self.data_parallel:
-            what = "does not go with inference, which has no gradients to reduce"
-            yield Problem("data_parallel", what, "leave out --data-parallel or --inference")
         if self.tensor_parallel is not None and self.n_chips == 1:
             yield Problem("tensor_parallel", "needs several chips", "add --n-chips 2", self.tensor_parallel)
         if self.tensor_parallel is None and self.n_chips > 1:
             what = "does nothing: no tensor is cut over the chips of a replica"
             yield Problem("n_chips", what, "add --tensor-parallel weight, or batch", str(self.n_chips))
-        if self.chips > 1 and self.inference:
-            what = "does not go with inference, which has no gradients to sum over chips"
-            yield Problem("tensor_parallel", what, "leave out --tensor-parallel or --inference", "batch")
-        if self.pipeline_stages > 1 and self.inference:
-            what = "does not go with inference: a pipeline is for training"
-            yield Problem("pipeline_stages", what, "leave out --pipeline-stages or --inference")
         if self.pipeline_stages == 1 and self.micro_batches > 1:
             what = "needs a pipeline; without one, batches are taken one after another by --grad-accumulation-steps"
             yield Problem("micro_batches", what, "add --pipeline-stages 2", str(self.micro_batches))
@@ -82,17 +85,8 @@ class BuildOptions(BuildFlags, Options):
             what = f"cannot keep {self.pipeline_stages} stages busy"
             remedy = f"--micro-batches N with a multiple of {self.pipeline_stages}; 1 is plain model parallelism"
             yield Problem("micro_batches", what, remedy, str(self.micro_batches))
-        if self.recompute != "none" and self.inference:
-            what = "does not go with inference, which has no backward"
-            yield Problem("recompute", what, "leave out --recompute or --inference", self.recompute)
         if self.zero != 1 and not (self.data_parallel or self.chips > 1):
             yield Problem("zero", "needs data parallelism", "add --data-parallel", str(self.zero))
-        if self.stochastic_rounding and self.dtype != "bf16":
-            what = f"needs bf16; with {self.dtype} nothing is rounded to bf16"
-            yield Problem("stochastic_rounding", what, "add --dtype bf16, or leave out --enable-stoc-rounding")
-        if self.stochastic_rounding and self.inference:
-            what = "does not go with inference, which has no optimizer step"
-            yield Problem("stochastic_rounding", what, "leave out --enable-stoc-rounding or --inference")
 
     @property
     def chips(self) -> int:
@@ -100,18 +94,26 @@ class BuildOptions(BuildFlags, Options):
         return self.n_chips if self.tensor_parallel == "batch" else 1
 
 
+BUILD_FIELDS = frozenset({*BuildOptions.model_fields, *ParallelOptions.model_fields})
+"""The fields of `[compile]` and `[parallel]`, which a PEF stores in one table."""
+
+
 class CompileFile(Sections):
     """The layout of a TOML config."""
 
     compile: BuildOptions = BuildOptions()
+    parallel: ParallelOptions = ParallelOptions()
 
 
-class CompileOptions(Sections, BuildOptions):
-    """Everything that `compile` needs; the fields of `[compile]` are its own. `loss` is None for a model that returns
-    its loss."""
+class CompileOptions(Sections, ParallelOptions, BuildOptions):
+    """Everything that `compile` needs; the fields of `[compile]` and `[parallel]` are its own. `loss` is None for a
+    model that returns its loss."""
 
     def problems(self) -> Iterator[Problem]:
-        yield from super().problems()
+        yield from BuildOptions.problems(self)
+        yield from ParallelOptions.problems(self)
+        if self.inference:
+            yield from self._inference_problems()
         batch_size, passes = self.training.batch_size, self.chips * self.micro_batches
         if batch_size % passes:
             name, parts = ("n_chips", self.chips) if batch_size % self.chips else ("micro_batches", self.micro_batches)
@@ -119,10 +121,24 @@ class CompileOptions(Sections, BuildOptions):
             if name == "micro_batches" and self.chips > 1:
                 what = f"does not divide the {batch_size // self.chips} samples of a chip"
             remedy = f"another number of them, or --batch-size {-(-batch_size // passes) * passes}"
-            yield Problem(name, what, remedy, str(parts))
+            yield Problem(f"parallel.{name}", what, remedy, str(parts))
         if self.optimizer is None and not self.inference:
             remedy = "--set optimizer.name=adamw (or --inference)"
             yield Problem("optimizer.name", "is missing, and training needs one", remedy)
+
+    def _inference_problems(self) -> Iterator[Problem]:
+        if self.data_parallel:
+            what = "does not go with inference, which has no gradients to reduce"
+            yield Problem("parallel.data_parallel", what, "leave out --data-parallel or --inference")
+        if self.chips > 1:
+            what = "does not go with inference, which has no gradients to sum over chips"
+            yield Problem("parallel.tensor_parallel", what, "leave out --tensor-parallel or --inference", "batch")
+        if self.pipeline_stages > 1:
+            what = "does not go with inference: a pipeline is for training"
+            yield Problem("parallel.pipeline_stages", what, "leave out --pipeline-stages or --inference")
+        if self.recompute != "none":
+            what = "does not go with inference, which has no backward"
+            yield Problem("parallel.recompute", what, "leave out --recompute or --inference", self.recompute)
 
     @property
     def name(self) -> str:
@@ -172,5 +188,6 @@ def compile_options(
         remedy = "sambasim compile path/file.py:NAME, or model.target in the config"
         raise OptionError("no model is named", where=where, remedy=remedy)
     parts = {name: getattr(file, name) for name in Sections.model_fields}
-    parts |= {name: getattr(file.compile, name) for name in BuildOptions.model_fields}
+    for table in (file.compile, file.parallel):
+        parts |= {name: getattr(table, name) for name in type(table).model_fields}
     return build(CompileOptions, parts, where=where, given=given)

@@ -148,16 +148,9 @@ class OptimizerFlags(Fields):
     ] = None
 
 
-class BuildFlags(Fields):
-    """Fields of `[compile]`."""
+class ParallelFlags(Fields):
+    """Fields of `[parallel]`."""
 
-    pef_name: Annotated[str | None, Flag("--pef-name", "Name of the PEF.", MODEL, default="the model's name")] = None
-    output_folder: Annotated[FilePath, Flag("--output-folder", "Write OUT/NAME/NAME.pef in this folder.", MODEL)] = (
-        Path("out")
-    )
-    inference: Annotated[bool, Flag("--inference", "Compile the forward pass only: no loss, no optimizer.", MODEL)] = (
-        False
-    )
     data_parallel: Annotated[
         bool, Flag("--data-parallel", "Add gradient groups, REDUCE and GATHER sections.", PARALLEL)
     ] = False
@@ -212,6 +205,18 @@ class BuildFlags(Fields):
             PARALLEL,
         ),
     ] = "section"
+
+
+class BuildFlags(Fields):
+    """Fields of `[compile]`."""
+
+    pef_name: Annotated[str | None, Flag("--pef-name", "Name of the PEF.", MODEL, default="the model's name")] = None
+    output_folder: Annotated[FilePath, Flag("--output-folder", "Write OUT/NAME/NAME.pef in this folder.", MODEL)] = (
+        Path("out")
+    )
+    inference: Annotated[bool, Flag("--inference", "Compile the forward pass only: no loss, no optimizer.", MODEL)] = (
+        False
+    )
     opt_level: Annotated[
         Literal["o0", "o1", "o3"],
         Flag(
@@ -397,7 +402,7 @@ class Setting(NamedTuple):
 
 
 _TABLES: Mapping[Command, Mapping[str, type]] = {
-    "compile": {"compile": BuildFlags, "training": TrainingFlags},
+    "compile": {"compile": BuildFlags, "parallel": ParallelFlags, "training": TrainingFlags},
     "run": {
         "": RunFlags,
         "overrides.data": DataFlags,

@@ -202,7 +202,7 @@ def _compiled_in(overrides: Mapping[str, object], before: Mapping[str, object]) 
     problems: list[Problem] = []
     for name, value in _leaves(overrides):
         section = name.partition(".")[0]
-        if section in ("compile", "model"):
+        if section in ("compile", "model", "parallel"):
             problems.append(_compile_again(name, "is compiled into the PEF", value))
         if section == "optimizer" and before["optimizer"] is None:
             problems.append(Problem(name, "cannot be set: this PEF was compiled for inference, without an optimizer"))

@@ -16,7 +16,7 @@ from sambasim.compiler.update import Update
 from sambasim.errors import DataError, ModelError, OptionError
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
-from sambasim.options.compile import BuildOptions, CompileOptions
+from sambasim.options.compile import BUILD_FIELDS, CompileOptions
 from sambasim.options.load import build
 from sambasim.options.training import TrainingOptions
 from sambasim.report.summaries import section_counts
@@ -66,7 +66,7 @@ def request(
     inference: bool,
     loss_indices: Sequence[int] | int | None = None,
 ) -> Request:
-    """The request for `model`. given: fields of BuildOptions; None is the default
+    """The request for `model`. given: fields of `[compile]` and `[parallel]`; None is the default
 
     Raises OptionError for options that do not fit together, DataError for inputs that have no common batch, ModelError
     for a trained parameter that no optimizer has, and WeightsError for a SambaTensor in the model that has no data.
@@ -139,7 +139,7 @@ def as_sequence(optimizers: Optimizer | Iterable[Optimizer] | None) -> list[Opti
 
 
 def build_fields(config: Mapping[str, object], name: str) -> dict[str, object]:
-    """The fields of BuildOptions in an app's arguments; `name` is the default name of the PEF."""
+    """The fields of `[compile]` and `[parallel]` in an app's arguments; `name` is the default name of the PEF."""
     dtype, folder = config.get("dtype"), config.get("output_folder")
     return {
         "pef_name": config.get("pef_name") or name,
@@ -156,8 +156,8 @@ def build_fields(config: Mapping[str, object], name: str) -> dict[str, object]:
 
 
 def build_fields_of(compile_options: Mapping[str, object]) -> dict[str, object]:
-    """The fields of BuildOptions in the options of a PEF."""
-    names = set(BuildOptions.model_fields) - {"output_folder", "inference"}
+    """The fields of `[compile]` and `[parallel]` in the options of a PEF."""
+    names = BUILD_FIELDS - {"output_folder", "inference"}
     return {name: value for name, value in compile_options.items() if name in names}
 
 

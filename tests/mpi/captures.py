@@ -35,6 +35,6 @@ def compiled(example: str, folder: Path, *overrides: str, batch_size: int = MICR
 
 
 def in_stages(example: str, folder: Path, *cut: str, stages: int = 2, schedule: str = "1f1b") -> Path:
-    pipeline = (f"compile.pipeline_stages={stages}", f"compile.micro_batches={MICRO_BATCHES}")
+    pipeline = (f"parallel.pipeline_stages={stages}", f"parallel.micro_batches={MICRO_BATCHES}")
     batch_size = MICRO_BATCHES * MICRO_BATCH
-    return compiled(example, folder, *pipeline, f'compile.schedule="{schedule}"', *cut, batch_size=batch_size)
+    return compiled(example, folder, *pipeline, f'parallel.schedule="{schedule}"', *cut, batch_size=batch_size)

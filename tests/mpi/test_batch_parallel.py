@@ -18,8 +18,8 @@ EXAMPLES = {
     "char_gpt": ("optimizer.max_grad_norm=0.5", "compile.dtype=bf16"),
     "resnet": ("optimizer.name=adamw", "optimizer.momentum=", "optimizer.nesterov=", "optimizer.lr=0.003"),
 }
-BATCH = (f"compile.n_chips={CHIPS}", 'compile.tensor_parallel="batch"')
-IN_STAGES = (f"compile.pipeline_stages={STAGES}", f"compile.micro_batches={MICRO_BATCHES}")
+BATCH = (f"parallel.n_chips={CHIPS}", 'parallel.tensor_parallel="batch"')
+IN_STAGES = (f"parallel.pipeline_stages={STAGES}", f"parallel.micro_batches={MICRO_BATCHES}")
 
 VARIANTS: dict[str, tuple[tuple[str, ...], int]] = {
     "plain": ((), OF_A_CHIP),

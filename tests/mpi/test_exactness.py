@@ -91,7 +91,7 @@ def test_a_group_for_each_parameter_trains_to_the_same_bits(tmp_path: Path) -> N
     """As one group for each backward section does. And parameters need not be contiguous."""
     paths = []
     for grouping in ("section", "parameter"):
-        chosen = (f"compile.gradient_groups={grouping}", f"compile.pef_name={grouping}", "optimizer.max_grad_norm=")
+        chosen = (f"parallel.gradient_groups={grouping}", f"compile.pef_name={grouping}")
         paths.append(compile_from_options(example_options("lstm_classifier", tmp_path, *chosen)).path)
     assert [len(read(path).program.groups) for path in paths] == [1, 10]
     target = "model.target=tests.mpi.test_exactness:transposed_digits"

@@ -46,9 +46,9 @@ class Mesh:
 
     @property
     def parallelism(self) -> tuple[str, ...]:
-        of_dp = ("compile.data_parallel=true", f"compile.world_size={self.dp}")
-        of_tp = ('compile.tensor_parallel="weight"', f"compile.n_chips={self.tp}")
-        of_pp = (f"compile.pipeline_stages={self.pp}", f"compile.micro_batches={MICRO_BATCHES}")
+        of_dp = ("parallel.data_parallel=true", f"parallel.world_size={self.dp}")
+        of_tp = ('parallel.tensor_parallel="weight"', f"parallel.n_chips={self.tp}")
+        of_pp = (f"parallel.pipeline_stages={self.pp}", f"parallel.micro_batches={MICRO_BATCHES}")
         return (*of_dp * (self.dp > 1), *of_tp * (self.tp > 1), *of_pp * (self.pp > 1))
 
 
@@ -132,7 +132,7 @@ def test_a_checkpoint_of_one_mesh_goes_on_by_another(tmp_path: Path) -> None:
     and back: about the same loss."""
     sizes = ((1, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1))
     whole, stages, cut, pairs = (compiled("bert", tmp_path / str(one), Mesh(*one)) for one in sizes)
-    by_zero = compiled("bert", tmp_path / "zero", Mesh(2, 1, 1), "compile.zero=3")
+    by_zero = compiled("bert", tmp_path / "zero", Mesh(2, 1, 1), "parallel.zero=3")
     train(2, [run_of("half", stages, steps=2, checkpoint={"dir": str(tmp_path / "saved")})])
     train(4, [run_of("half", pairs, steps=2, checkpoint={"dir": str(tmp_path / "pairs")})])
     resumed, of_pairs = (
@@ -151,5 +151,5 @@ def test_a_checkpoint_of_one_mesh_goes_on_by_another(tmp_path: Path) -> None:
     )
     assert found["whole"].outcome[:2] == found["all"].outcome[:2]
     assert found["cut"].summary.loss_last == pytest.approx(found["all"].summary.loss_last, rel=1e-4)
-    assert any(line.startswith("changed since the checkpoint: compile.n_chips = 2") for line in found["cut"].notices)
+    assert any(line.startswith("changed since the checkpoint: n_chips = 2") for line in found["cut"].notices)
     assert found["zero"].outcome[:2] == train(4, [run_of("all", pairs, steps=4)])["all"].outcome[:2]

@@ -42,9 +42,9 @@ def test_a_pipeline_has_the_bits_of_accumulation(ranks: int, pefs: dict[str, Pat
 
 
 MESHES = {
-    "pp 2 × tp 2": (4, ("compile.n_chips=2", 'compile.tensor_parallel="weight"', "compile.pipeline_stages=2")),
-    "pp 2": (2, ("compile.pipeline_stages=2",)),
-    "pp 4": (4, ("compile.pipeline_stages=4",)),
+    "pp 2 × tp 2": (4, ("parallel.n_chips=2", 'parallel.tensor_parallel="weight"', "parallel.pipeline_stages=2")),
+    "pp 2": (2, ("parallel.pipeline_stages=2",)),
+    "pp 4": (4, ("parallel.pipeline_stages=4",)),
 }
 """By name: the ranks of a replica, and the options."""
 

@@ -27,7 +27,7 @@ def pefs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found = {}
     for name, overrides in EXAMPLES.items():
         for chips in (1, 2):
-            cut = (f"compile.n_chips={chips}", 'compile.tensor_parallel="weight"') if chips > 1 else ()
+            cut = (f"parallel.n_chips={chips}", 'parallel.tensor_parallel="weight"') if chips > 1 else ()
             folder = tmp_path_factory.mktemp(f"{name}_{chips}")
             found[f"{name} {chips}"] = compile_from_options(example_options(name, folder, *overrides, *cut)).path
     return found
@@ -56,7 +56,7 @@ def test_device_host_and_one_process_have_the_same_bits(ranks: int, env: dict[st
 
 
 def test_a_model_without_data_parallelism_communicates_too(tmp_path: Path) -> None:
-    cut = ("compile.n_chips=2", 'compile.tensor_parallel="weight"')
+    cut = ("parallel.n_chips=2", 'parallel.tensor_parallel="weight"')
     path = compile_from_options(example_options("digits", tmp_path, *cut, data_parallel=False)).path
     found = train(2, [run_of("ranks", path, steps=2), run_of("played", path, steps=2, emulate=1)])
     assert found["ranks"].outcome == found["played"].outcome

@@ -13,9 +13,9 @@ from tests.mpi.training import EACH_ALONE, TWO_NODES, Run, Trained, run_of, trai
 from tests.support.mpi import run_mpi
 from tests.support.whole import whole_case
 
-PARALLEL = ("compile.data_parallel=true", "compile.world_size=2")
+PARALLEL = ("parallel.data_parallel=true", "parallel.world_size=2")
 CLIPPED = "optimizer.max_grad_norm=0.5"
-ON_CHIPS = ("compile.n_chips=2", 'compile.tensor_parallel="weight"')
+ON_CHIPS = ("parallel.n_chips=2", 'parallel.tensor_parallel="weight"')
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def pefs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     def folder() -> Path:
         return tmp_path_factory.mktemp("zero")
 
-    levels = {level: (*PARALLEL, f"compile.zero={level}") for level in range(4)}
+    levels = {level: (*PARALLEL, f"parallel.zero={level}") for level in range(4)}
     found = {f"char_gpt {level}": compiled("char_gpt", folder(), CLIPPED, *how) for level, how in levels.items()}
     found |= {f"resnet {level}": compiled("resnet", folder(), *levels[level]) for level in (1, 3)}
     found |= {f"stages {level}": in_stages("char_gpt", folder(), *levels[level]) for level in (1, 3)}

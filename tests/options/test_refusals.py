@@ -21,8 +21,8 @@ name = "adamw"
 epochs = 3
 """
 
-_ON_CHIPS = ["compile.tensor_parallel=batch", "compile.n_chips=2"]
-_IN_STAGES = ["compile.pipeline_stages=2", "compile.micro_batches=4"]
+_ON_CHIPS = ["parallel.tensor_parallel=batch", "parallel.n_chips=2"]
+_IN_STAGES = ["parallel.pipeline_stages=2", "parallel.micro_batches=4"]
 
 REFUSED = [
     (["optimizer.lr=-1"], "optimizer.lr = -1 (from --set): must be at least 0"),
@@ -61,10 +61,10 @@ REFUSED = [
     (["training.steps=5"], "cannot be given together with epochs, 3"),
     (["training.schedule.name=step"], "training.schedule.step_size: is missing"),
     (["training.schedule.total_steps=5", "training.schedule.warmup_steps=5"], "must be below total_steps, 5"),
-    (["compile.world_size=2"], "needs data parallelism"),
-    (["compile.inference=true", "compile.data_parallel=true"], "does not go with inference, which has no gradients"),
-    (["compile.n_chips=2"], "add --tensor-parallel weight"),
-    (["compile.tensor_parallel=batch"], "add --n-chips 2"),
+    (["parallel.world_size=2"], "needs data parallelism"),
+    (["compile.inference=true", "parallel.data_parallel=true"], "does not go with inference, which has no gradients"),
+    (["parallel.n_chips=2"], "add --tensor-parallel weight"),
+    (["parallel.tensor_parallel=batch"], "add --n-chips 2"),
     ([*_ON_CHIPS, "compile.inference=true"], "does not go with inference"),
     ([*_ON_CHIPS, "training.batch_size=9"], "n_chips = 2: does not divide the batch of 9 samples"),
     ([*_ON_CHIPS, "training.batch_size=9", *_IN_STAGES], "--batch-size 16"),
@@ -98,7 +98,7 @@ def test_all_problems_are_in_one_error_with_their_remedies(tmp_path: Path) -> No
         "    optimizer.lr = -1: must be at least 0",
         "    training.epochs = 0: must be at least 1",
         "    training.batchsize: is not an option (did you mean training.batch_size?)",
-        "    compile.world_size = 2 (from --world-size): needs data parallelism (add --data-parallel)",
+        "    parallel.world_size = 2 (from --world-size): needs data parallelism (add --data-parallel)",
         f"  where: {config}",
         "  try:   correct each of them; --set NAME=VALUE overrides the config",
     ]
@@ -107,7 +107,7 @@ def test_all_problems_are_in_one_error_with_their_remedies(tmp_path: Path) -> No
 def test_a_flag_that_is_wrong_is_not_blamed_on_a_file() -> None:
     with pytest.raises(OptionError) as caught:
         compile_options(None, None, [], {"world_size": 2})
-    assert caught.value.what == "compile.world_size = 2 (from --world-size): needs data parallelism"
+    assert caught.value.what == "parallel.world_size = 2 (from --world-size): needs data parallelism"
     assert (caught.value.remedy, caught.value.where) == ("add --data-parallel", None)
     with pytest.raises(OptionError, match=r"worldsize: is not a flag; they are pef_name"):
         compile_options(None, None, [], {"worldsize": 2})

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from sambasim.ir.types import DTYPE_BYTES
 from sambasim.optimizers import OPTIMIZERS
-from sambasim.options.compile import BuildOptions
+from sambasim.options.compile import BuildOptions, ParallelOptions
 from sambasim.options.grammar import DTYPES, INTEGER_LARGEST, InputSpec, StepRange, parse_input, step_range
 from sambasim.options.load import Refused
 from sambasim.options.training import (
@@ -105,6 +105,7 @@ TABLES: dict[str, type[BaseModel]] = {
     "training": TrainingOptions,
     "training.schedule": ScheduleOptions,
     "compile": BuildOptions,
+    "parallel": ParallelOptions,
 }
 
 

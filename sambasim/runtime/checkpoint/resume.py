@@ -338,7 +338,7 @@ def _other_mesh(saved: Manifest, now: Manifest) -> list[Change]:
     }
     if not same_tensors or any(name not in _OF_MESH for name, _, _ in differ):
         return []
-    return [Change(f"compile.{name}", before, after, alters_bits=True) for name, before, after in differ]
+    return [Change(name, before, after, alters_bits=True) for name, before, after in differ]
 
 
 def _compile_options(before: Mapping[str, JsonValue], now: Mapping[str, JsonValue]) -> list[tuple[str, str, str]]:

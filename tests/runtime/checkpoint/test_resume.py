@@ -160,8 +160,8 @@ def test_a_pef_of_the_same_model_for_another_mesh_goes_on_with_a_notice(tmp_path
     saved, _ = compiled(tmp_path, "old", pipeline_stages=2, opt_level="o1")
     now, new = compiled(tmp_path, "new", zero=3, opt_level="o3")
     found = check_pef(saved, now, new, "here")
-    assert [one.name for one in found] == ["compile.pipeline_stages", "compile.opt_level", "compile.zero"]
-    with pytest.raises(OptionError, match=r"compile\.zero"):
+    assert [one.name for one in found] == ["pipeline_stages", "opt_level", "zero"]
+    with pytest.raises(OptionError, match="zero"):
         check_exact(found, "here")
     fewer = {name: tensor for name, tensor in now.tensors.items() if name != "net__bias"}
     with pytest.raises(CheckpointError, match="of another PEF than new"):
