@@ -10,12 +10,15 @@ from sambasim.bounded import shortened
 from sambasim.cli.terminal import phases
 from sambasim.costs.cut import Level
 from sambasim.errors import OptionError, PefError
+from sambasim.hardware.budget import budget_of, load_calibration
+from sambasim.hardware.placement import place
 from sambasim.hardware.spec import ALIASES, arch_of, load_cluster, load_device
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.options.flags import LARGEST_COUNT, MOST_MICRO_STEPS
 from sambasim.pef import PefDocument, locate, read
 from sambasim.pef.archive import COMPILE_AGAIN
+from sambasim.simulation.mesh import MeshStep, has_several_ranks, predict_mesh
 from sambasim.simulation.prediction import Prediction, predict
 from sambasim.simulation.sync import SyncPath
 
@@ -66,6 +69,42 @@ def predictions(question: Question, *, quiet: bool) -> list[Prediction]:
                 micro_steps=subject.micro_steps,
             )
             for size, program in subject.programs
+        ]
+
+
+def mesh_predictions(question: Question, path: SyncPath) -> list[MeshStep] | None:
+    """For each number of replicas, a step of a PEF whose replicas have several ranks; None for any other subject.
+    Raises OptionError for what is not as compiled, and for replicas that do not fit on the cluster."""
+    if is_model(question.subject) or question.subject.endswith(".py"):
+        return None
+    subject = _subject_of_pef(question.subject, question.output_folder, ())
+    ((_, program),) = subject.programs
+    if not has_several_ranks(program):
+        return None
+    if question.batch_sizes or question.level:
+        raise OptionError(
+            f"a replica of the PEF {program.name} has {program.ranks_of_replica} ranks, and is predicted as compiled",
+            remedy="leave out --batch-size, --o0, --o1 and --o3, or compile it with them",
+        )
+    device = load_device(question.arch or subject.arch)
+    tiles, calibration = _tiles(question, subject), load_calibration()
+    cluster = load_cluster(question.cluster or device.cluster)
+    budget = budget_of(device, calibration, tiles)
+    several = any(axis.at_run_time for axis in program.mesh)
+    if not several and set(question.replicas) - {1}:
+        what = f"the PEF {program.name} has one replica: it has no REDUCE and GATHER sections"
+        raise OptionError(what, remedy="compile it with --data-parallel, or leave out --replicas")
+    with _pef_errors(question.subject):
+        return [
+            predict_mesh(
+                program,
+                budget,
+                calibration,
+                place(replicas * program.ranks_of_replica, device, tiles, cluster),
+                path,
+                subject.micro_steps,
+            )
+            for replicas in question.replicas
         ]
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sambasim.ir.program import Program
     from sambasim.published.rows import Row
     from sambasim.report.devices import RowRecord
+    from sambasim.simulation.mesh import MeshStep
 
 
 @click.command("simulate")
@@ -81,7 +82,7 @@ def simulate_command(
       sambasim simulate configs/char_gpt.toml --batch-size 16,64,256 --num-tiles 4
       sambasim simulate digits --replicas 1,8,64,512 --csv scaling.csv --plot scaling.svg
     """
-    from sambasim.cli.prediction import Question, counts, paths, predictions
+    from sambasim.cli.prediction import Question, counts, mesh_predictions, paths, predictions
     from sambasim.options.load import check_output_file
     from sambasim.report.output import csv_text
     from sambasim.report.simulation import (
@@ -109,6 +110,10 @@ def simulate_command(
         cluster=cluster,
     )
     ways = paths(sync)
+    meshes = mesh_predictions(question, ways[-1])
+    if meshes is not None:
+        _show_meshes(meshes, as_json=as_json, files=[csv_file, plot, trace])
+        return
     found = predictions(question, quiet=as_json)
     rows = [row for facts in found for row in scaling_records(facts, ways)]
     if as_json:
@@ -126,6 +131,20 @@ def simulate_command(
         shared.write(trace, predicted_trace(most, found[0].program.name))
     if plot is not None:
         shared.write(plot, scaling_plot(f"{found[0].program.name} on {found[0].alone.budget.where}", rows))
+
+
+def _show_meshes(steps: "Sequence[MeshStep]", *, as_json: bool, files: Sequence[Path | None]) -> None:
+    from sambasim.errors import OptionError
+    from sambasim.report.mesh import mesh_json, mesh_report
+
+    if any(files):
+        what = f"--csv, --plot and --trace are for replicas of one rank, and these have {steps[0].mesh}"
+        raise OptionError(what, remedy="leave them out; --json prints the same figures")
+    if as_json:
+        for line in mesh_json(steps):
+            print(line)
+    else:
+        show(*mesh_report(steps))
 
 
 @click.command("tilestat")

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from sambasim.ir.graph import Graph, Node, Section, SectionKind, node_references
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.schedule import ActionKind
 
 _NOTHING: frozenset[str] = frozenset()
 
@@ -81,6 +82,23 @@ def pass_and_update(graph: Graph) -> tuple[tuple[Section, ...], tuple[Section, .
         if section.kind in (SectionKind.FWD, SectionKind.BCKWD):
             behind = position
     return graph.sections[:behind], graph.sections[behind:]
+
+
+def spans_of_actions(sections: Sequence[Section]) -> Mapping[tuple[ActionKind, int], tuple[int, int]]:
+    """The range of sections that each kind of action runs, by stage; an empty one where there are none."""
+    found: dict[tuple[ActionKind, int], tuple[int, int]] = defaultdict(lambda: (0, 0))
+
+    def add(kind: ActionKind, section: Section) -> None:
+        start, _ = found.get((kind, section.stage), (section.index, section.index))
+        found[kind, section.stage] = start, section.index + 1
+
+    for section in sections:
+        if section.kind is SectionKind.FWD:
+            add(ActionKind.FORWARD, section)
+        else:
+            add(ActionKind.BACKWARD, section)
+            add(ActionKind.WEIGHT_GRADIENTS if section.weights_only else ActionKind.INPUT_GRADIENTS, section)
+    return found
 
 
 def is_clipped(program: Program) -> bool:

@@ -40,7 +40,8 @@ class Sections(Options):
 
 
 class BuildOptions(BuildFlags, Options):
-    """How it is compiled: the `[compile]` table. `num_tiles` None is all tiles. `dtype` is how parameters, activations and gradients are stored."""
+    """How it is compiled: the `[compile]` table. `num_tiles` None is all tiles. `dtype` is how parameters, activations
+    and gradients are stored."""
 
     dtype: Literal["fp32", "bf16"] = "fp32"
     stochastic_rounding: bool = False

@@ -95,6 +95,7 @@ class PredictedRecord(Record):
     predicted_update_s: float
     predicted_sync_s: float
     predicted_hidden_sync_s: float
+    predicted_waited_s: dict[str, float] = Field(default_factory=dict)
     predicted_by_kind_s: dict[str, float]
     predicted_sync: Literal["none", "host", "device"]
     predicted_backed_by: str

@@ -182,6 +182,7 @@ def step_times(summary: SummaryRecord) -> list[RenderableType]:
         (
             predicted.predicted_step_s,
             predicted.predicted_model_s,
+            *(predicted.predicted_waited_s.get(axis, 0.0) for axis in summary.waited_s),
             predicted.predicted_sync_s,
             predicted.predicted_update_s,
             predicted.predicted_host_s,

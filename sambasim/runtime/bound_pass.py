@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from sambasim.errors import OptionError
-from sambasim.ir.dataflow import pass_and_update
+from sambasim.ir.dataflow import pass_and_update, spans_of_actions
 from sambasim.ir.graph import Graph, Node, Output, Section, SectionKind, node_references
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
-from sambasim.ir.schedule import ActionKind
 from sambasim.ir.types import SymbolKind
 from sambasim.runtime.engine.straight_line import Part, PassLines, StraightLine, by_part
 from sambasim.runtime.handlers import Binding
@@ -110,7 +109,7 @@ class BoundPass:
         self.returned = [Place(one.symbol, register(one.value)) for one in returned]
         self._buffers = [(register(one.value), tensor_of(one.symbol)) for one in buffers]
         self.changed = {} if schedule is None else self._changed_by_stage(buffers)
-        self.spans = {} if schedule is None else _spans(self.sections)
+        self.spans = {} if schedule is None else spans_of_actions(self.sections)
 
         # A gradient may be an input itself (if the loss is a bare parameter): then no node completes it.
         computed = set(graph.values)
@@ -218,20 +217,3 @@ def tensor_in(live: Registers, register: int) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(f"register {register} holds a {type(value).__name__}")
     return value
-
-
-def _spans(sections: Sequence[Section]) -> Mapping[tuple[ActionKind, int], tuple[int, int]]:
-    """The range of sections that each kind of action runs, by stage; an empty one where there are none."""
-    found: dict[tuple[ActionKind, int], tuple[int, int]] = defaultdict(lambda: (0, 0))
-
-    def add(kind: ActionKind, section: Section) -> None:
-        start, _ = found.get((kind, section.stage), (section.index, section.index))
-        found[kind, section.stage] = start, section.index + 1
-
-    for section in sections:
-        if section.kind is SectionKind.FWD:
-            add(ActionKind.FORWARD, section)
-        else:
-            add(ActionKind.BACKWARD, section)
-            add(ActionKind.WEIGHT_GRADIENTS if section.weights_only else ActionKind.INPUT_GRADIENTS, section)
-    return found

@@ -14,6 +14,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.zero import kept
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, PlacementRecord, PredictedRecord, SummaryRecord
 from sambasim.runtime.checkpoint.saver import Saver
+from sambasim.runtime.device import bytes_of
 from sambasim.runtime.engine import INDUCTOR_EXEMPT
 from sambasim.runtime.parts import joined
 from sambasim.runtime.plan import Plan
@@ -27,6 +28,7 @@ from sambasim.runtime.transports.host import GLOO_EXEMPT
 from sambasim.runtime.transports.network import scattered
 from sambasim.runtime.weights import state_sha256, weights_sha256
 from sambasim.simulation.compiled import CompiledStep, predict_compiled
+from sambasim.simulation.mesh import MeshStep, has_several_ranks, predict_mesh
 from sambasim.simulation.prediction import backing_of
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_bytes
@@ -131,17 +133,22 @@ def _predicted(setup: Setup, steps: Plan) -> tuple[PredictedRecord | None, str |
         return None, None
     path = SyncPath.RDU if setup.options.reduce_on_rdu else SyncPath.HOST
     result = predicted(setup.program, setup.inventory, setup.placement, path, steps.accumulation_steps)
-    return (None, result) if isinstance(result, str) else (predicted_record(result, setup.inventory), None)
+    if isinstance(result, str):
+        return None, result
+    if isinstance(result, MeshStep):
+        return predicted_mesh_record(result, setup.inventory), None
+    return predicted_record(result, setup.inventory), None
 
 
 def predicted(
     program: Program, inventory: Inventory, placement: Placement, path: SyncPath, micro_steps: int = 1
-) -> CompiledStep | str:
+) -> CompiledStep | MeshStep | str:
     """A step of all replicas of `placement`; or why there is no prediction: it must not lose what was measured."""
     try:
         calibration = load_calibration()
         budget = budget_of(inventory.device, calibration, inventory.tiles)
-        return predict_compiled(program, budget, calibration, placement, path, micro_steps)
+        predict = predict_mesh if has_several_ranks(program) else predict_compiled
+        return predict(program, budget, calibration, placement, path, micro_steps)
     except SambasimError as error:
         return error.what
     except Exception as error:
@@ -162,6 +169,24 @@ def predicted_record(step: CompiledStep, inventory: Inventory) -> PredictedRecor
         predicted_by_kind_s={kind: seconds for kind, seconds in by_kind_s.items() if seconds},
         predicted_sync="none" if scaled.path is None else "device" if scaled.path is SyncPath.RDU else "host",
         predicted_backed_by=backing_of(inventory.device, scaled.placement.replicas),
+    )
+
+
+def predicted_mesh_record(step: MeshStep, inventory: Inventory) -> PredictedRecord:
+    by_kind_s = {kind.value: step.of_kind_s(kind) for kind in SectionKind}
+    return PredictedRecord(
+        predicted_for=f"{step.placement.replicas} × {inventory.share}",
+        predicted_step_s=step.predicted_s,
+        predicted_samples_per_s=step.samples_per_s,
+        predicted_host_s=step.host_s,
+        predicted_model_s=step.model_s,
+        predicted_waited_s=dict(step.waited_s),
+        predicted_update_s=step.update_s,
+        predicted_sync_s=step.exposed_sync_s,
+        predicted_hidden_sync_s=step.hidden_sync_s,
+        predicted_by_kind_s={kind: seconds for kind, seconds in by_kind_s.items() if seconds},
+        predicted_sync="none" if step.mesh.size(DATA_PARALLEL) == 1 else "host",
+        predicted_backed_by=f"{backing_of(inventory.device, step.placement.replicas)}; nor a message within a replica",
     )
 
 
@@ -204,7 +229,10 @@ def whole_tensors(setup: Setup, team: Team) -> Callable[[str], Tensor]:
                 parts.append(one.transport.whole_state(*sliced[name]) if name in sliced else one.memory.tensor(name))
         if (cuts or pipelined) and team.hub is None:
             own = parts[0] if parts and team.transport.replica == 0 else None
-            parts = list(setup.communicator.gather_object(own) or ())
+            # As bytes of its own: a pickled view would bring the whole device memory along.
+            sent = setup.communicator.gather_object(None if own is None else bytes_of(own).copy())
+            dtype: torch.dtype = getattr(torch, setup.program.symbols[name].type.dtype)
+            parts = [None if one is None else torch.from_numpy(one).view(dtype) for one in sent or ()]
         held = [one.view(setup.program.symbols[name].type.shape) for one in parts if one is not None]
         if not setup.is_first or not held:
             return nothing

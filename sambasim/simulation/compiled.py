@@ -11,7 +11,7 @@ from sambasim.hardware.placement import Placement
 from sambasim.ir.graph import Section, SectionKind
 from sambasim.ir.program import Program
 from sambasim.simulation.scaling import ScaledStep, Track, scale
-from sambasim.simulation.step import MODEL_KINDS, price_pieces
+from sambasim.simulation.step import MODEL_KINDS, check_one_rank, check_predictable, price_pieces
 from sambasim.simulation.sync import SyncPath
 
 
@@ -71,6 +71,8 @@ def predict_compiled(
 ) -> CompiledStep:
     """The step of `program` on all replicas of `placement`. Raises MachineError if it does not fit, PefError for
     invalid arguments."""
+    check_predictable(program)
+    check_one_rank(program)
     graph = program.training or program.evaluation
     model = [section for section in graph.sections if section.kind in MODEL_KINDS]
     work = work_of(graph, program.symbols)

@@ -13,7 +13,7 @@ from sambasim.costs.work import Work, at_batch_size, device_bytes_of, work_of
 from sambasim.errors import OptionError
 from sambasim.hardware.budget import Budget, Calibration
 from sambasim.ir.graph import Graph, SectionKind
-from sambasim.ir.mesh import replica_mesh
+from sambasim.ir.mesh import copy_mesh
 from sambasim.ir.program import Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 
@@ -127,6 +127,8 @@ def predict_step(
 ) -> PredictedStep:
     """The step of `program` on one replica. For another `batch_size` the work is scaled; `micro_steps` run before one
     update. Raises MachineError if it does not fit on `budget`, PefError for invalid arguments."""
+    check_predictable(program)
+    check_one_rank(program)
     graph, samples = program.training or program.evaluation, batch_size or program.batch_size
     work = at_batch_size(work_of(graph, program.symbols), program.batch_size, samples)
     check_chip(graph, work, budget)
@@ -142,6 +144,24 @@ def predict_step(
     return min(step, cut_for(slowed(budget, step.tiers.rest)), key=lambda one: one.device_s)
 
 
+def check_predictable(program: Program) -> None:
+    if program.zero == 3:
+        raise OptionError(
+            "the device model has no price yet for parameters that are gathered in each pass (ZeRO 3)",
+            remedy="compile it with --zero 2 to predict it with whole parameters",
+        )
+
+
+def check_one_rank(program: Program) -> None:
+    """For predictions of one device. `simulation.mesh` is for a copy of the model on several ranks."""
+    mesh = copy_mesh(program.mesh)
+    if mesh.world_size > 1:
+        raise OptionError(
+            f"this is a prediction for one device, and a replica of the PEF has {mesh.world_size} ({mesh})",
+            remedy=f"sambasim simulate {program.name} predicts it as it was compiled, without these flags",
+        )
+
+
 def price_pieces(
     program: Program,
     work: Work,
@@ -154,17 +174,6 @@ def price_pieces(
     """The step of `program` with the `pieces` of its `work` as sections, for `samples` in a micro-step. Raises
     MachineError if the memory of `budget` is too small."""
     graph = program.training or program.evaluation
-    if program.ranks_of_replica > 1:
-        raise OptionError(
-            f"the device model has no price yet for messages within a replica of {program.ranks_of_replica} ranks "
-            f"({replica_mesh(program.mesh)})",
-            remedy="compile it without --tensor-parallel and --pipeline-stages to predict one device",
-        )
-    if program.zero == 3:
-        raise OptionError(
-            "the device model has no price yet for parameters that are gathered in each pass (ZeRO 3)",
-            remedy="compile it with --zero 2 to predict it with whole parameters",
-        )
     need = need_of(program, work, [piece.stages for piece in pieces], samples)
     check_memory(graph, need, budget)
     states = (one for one in program.symbols.values() if one.kind is SymbolKind.OPTIMIZER_STATE)

@@ -27,6 +27,7 @@ from sambasim.records.collectives import CollectivesRecord
 from sambasim.units import KIB, MIB, format_bytes
 from tests.benchmarks.measure import Figure, compare, run_body
 from tests.benchmarks.workloads import (
+    EIGHT_LAYERS,
     GPT2_PADDED,
     GPT2_SMALL,
     PIPELINED_MICRO_BATCHES,
@@ -115,7 +116,7 @@ def schedule_figures() -> Iterator[Figure]:
                 "parts": micro_batches,
                 "schedule": name,
             }
-            pef = compile_workload(SPLIT_GPT, Path(folder), **cut)
+            pef = compile_workload(EIGHT_LAYERS, Path(folder), **cut)
             found = [run_body("parallel", ours, str(pef), "1", np=2) for _ in range(SCHEDULE_ROUNDS)]
         waited = statistics.median(one["waited_s"] / statistics.mean(one["steps_s"]) for one in found)
         shares = {"measured": waited, "schedule": bubble(make(name, 2, micro_batches))}

@@ -151,6 +151,11 @@ def gpt2_of_64_words() -> nn.Module:
     return Gpt2Small(50304)
 
 
+def eight_layers() -> nn.Module:
+    """As many layers on each of four stages: the idle shares of schedules are for equal stages."""
+    return SplitGPT(layers=8)
+
+
 def gpt() -> nn.Module:
     """6 layers of width 384 over 128 characters: 10.7 million parameters."""
     return CharGPT(layers=6, heads=6, width=384, length=128)
@@ -189,6 +194,7 @@ WORKLOADS = (
     Workload("logistic_regression", LogisticRegression, images, 1, "sgd", 0.01, 2000, passes=2000),
 )
 GPT2_PADDED = Workload("gpt2_padded", gpt2_of_64_words, tokens, 1, "adamw", 1e-4, 3)
+EIGHT_LAYERS = Workload("eight_layers", eight_layers, text, 2, "adamw", 1e-4, 10)
 SPLIT_GPT = Workload("split_gpt", SplitGPT, text, 2, "adamw", 1e-4, 10)
 PIPELINED_MICRO_BATCHES = 8
 GPT2_SMALL = Workload("gpt2_small", Gpt2Small, tokens, GPT2_BATCH, "adamw", 1e-4, 3)

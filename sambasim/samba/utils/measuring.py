@@ -246,7 +246,7 @@ class _Prediction:
         placement = place_replicas(inventory, world.node_of if data_parallel else [world.node_index])
         found = predicted(document.program, inventory, placement, SyncPath.RDU if reduce_on_rdu else SyncPath.HOST)
         self.step: CompiledStep | None = None
-        if isinstance(found, str):
+        if not isinstance(found, CompiledStep):
             self.figures: dict[str, JsonValue] = {"not_predicted": found}
             self.text = f"no prediction for a device: {found}\n"
         else:

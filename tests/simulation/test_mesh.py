@@ -1,0 +1,91 @@
+"""Predicted steps of replicas of several ranks."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sambasim.cli.main import sambasim
+from sambasim.hardware.budget import budget_of, load_calibration
+from sambasim.hardware.placement import place
+from sambasim.hardware.spec import load_cluster, load_device
+from sambasim.ir.dataflow import axis_of
+from sambasim.ir.program import Program
+from sambasim.ir.schedule import bubble
+from sambasim.pef import read
+from sambasim.simulation.mesh import MeshStep, predict_mesh
+from sambasim.simulation.sync import SyncPath
+from tests.mpi.captures import MICRO_BATCHES, compiled, in_stages
+
+CALIBRATION = load_calibration()
+DEVICE = load_device("sn30")
+CLUSTER = load_cluster(DEVICE.cluster)
+ON_CHIPS = ("parallel.n_chips=2", 'parallel.tensor_parallel="weight"')
+SEVERAL = ("parallel.data_parallel=true", "parallel.world_size=1")
+
+
+def predicted(program: Program, replicas: int = 1, micro_steps: int = 1) -> MeshStep:
+    placement = place(replicas * program.ranks_of_replica, DEVICE, None, CLUSTER)
+    return predict_mesh(program, budget_of(DEVICE, CALIBRATION), CALIBRATION, placement, SyncPath.RDU, micro_steps)
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("meshes")
+    return {
+        "stages": in_stages("char_gpt", folder / "stages", *SEVERAL),
+        "split": in_stages("char_gpt", folder / "split", *SEVERAL, schedule="zb-h1"),
+        "chips": compiled("char_gpt", folder / "chips", *ON_CHIPS, *SEVERAL),
+        "both": in_stages("char_gpt", folder / "both", *ON_CHIPS, *SEVERAL),
+    }
+
+
+@pytest.mark.parametrize("name", ["stages", "split", "chips", "both"])
+def test_the_parts_of_a_step_add_up(name: str, paths: dict[str, Path]) -> None:
+    program = read(paths[name]).program
+    step = predicted(program, replicas=2, micro_steps=3)
+    parts = step.model_s + step.host_s + sum(step.waited_s.values()) + step.update_s + step.exposed_sync_s
+    assert step.predicted_s == pytest.approx(parts)
+    assert step.exposed_sync_s > 0
+    samples = 2 * 3 * program.micro_batches * program.batch_size
+    assert step.samples_per_s == pytest.approx(samples / step.predicted_s)
+
+
+def test_a_pipeline_is_idle_by_its_schedule_and_its_unequal_stages(paths: dict[str, Path]) -> None:
+    step = predicted(read(paths["stages"]).program)
+    assert bubble(step.schedule) - 0.05 < step.idle_share < 0.5
+    slowest = max(sum(cost.predicted_s for cost in rank.costs.values()) for rank in step.ranks)
+    assert step.pass_s >= MICRO_BATCHES * slowest
+    assert step.waited_s["pp"] > 0
+
+
+def test_chips_wait_for_every_communication(paths: dict[str, Path]) -> None:
+    program = read(paths["chips"]).program
+    step, training = predicted(program), program.training
+    assert training is not None
+    kinds = ("comm.all_reduce", "comm.all_gather", "comm.reduce_scatter")
+    count = sum(axis_of(node) == "tp" and node.operator in kinds for node in training.nodes)
+    latency_s = CLUSTER.peer_link.latency_s
+    assert step.waited_s["tp"] > count * latency_s > 0
+    assert step.idle_share == pytest.approx(0)
+
+
+def test_simulate_shows_stages_and_what_they_wait_for(paths: dict[str, Path]) -> None:
+    shown = CliRunner().invoke(sambasim, ["simulate", str(paths["both"]), "--replicas", "1,2"]).output
+    assert "on dp 1 × pp 2 × tp 2, each rank on SN30: predicted, not measured" in shown
+    assert "along pp: rank 0 waits" in shown
+    assert "along tp: rank 0 waits" in shown
+    assert "dp 2 × pp 2 × tp 2" in shown
+    line = CliRunner().invoke(sambasim, ["simulate", str(paths["stages"]), "--json"]).output
+    record = json.loads(line)
+    assert record["mesh"] == {"dp": 1, "pp": 2}
+    assert record["schedule"] == "1f1b"
+    assert 0 < record["predicted_idle_share"] < 1
+
+
+def test_what_a_mesh_has_no_prediction_for_is_refused(paths: dict[str, Path]) -> None:
+    for flags, said in ((("-b", "8"), "is predicted as compiled"), (("--csv", "x.csv"), "--json prints the same")):
+        result = CliRunner().invoke(sambasim, ["simulate", str(paths["stages"]), *flags])
+        assert result.exit_code != 0
+        assert said in result.output + str(result.exception)
