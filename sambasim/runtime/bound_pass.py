@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sambasim.errors import OptionError
 from sambasim.ir.dataflow import pass_and_update, spans_of_actions
-from sambasim.ir.graph import Graph, Node, Output, Section, SectionKind, node_references
+from sambasim.ir.graph import Graph, Node, Output, SectionKind, node_references
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind

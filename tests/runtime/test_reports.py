@@ -17,6 +17,7 @@ from sambasim.runtime.outcome import predicted, predicted_record
 from sambasim.runtime.plan import Plan, Position
 from sambasim.runtime.recording import UNWRITTEN, Seen, seen_of_sections
 from sambasim.runtime.run_observer import MetricsFile, Start, Step
+from sambasim.simulation.compiled import CompiledStep
 from sambasim.simulation.sync import SyncPath
 from tests.pef.samples import sample_program
 
@@ -129,7 +130,7 @@ SN30 = inventory_of({})
 def predict(inventory: Inventory, replicas: int = 2, micro_steps: int = 1) -> tuple[PredictedRecord | None, str | None]:
     placement = place(replicas, inventory.device, inventory.tiles, inventory.cluster)
     step = predicted(sample_program(), inventory, placement, SyncPath.RDU, micro_steps)
-    return (None, step) if isinstance(step, str) else (predicted_record(step, inventory), None)
+    return (predicted_record(step, inventory), None) if isinstance(step, CompiledStep) else (None, str(step))
 
 
 def test_the_fields_add_up_and_all_say_that_they_are_predicted() -> None:

@@ -247,7 +247,7 @@ class _Prediction:
         found = predicted(document.program, inventory, placement, SyncPath.RDU if reduce_on_rdu else SyncPath.HOST)
         self.step: CompiledStep | None = None
         if not isinstance(found, CompiledStep):
-            self.figures: dict[str, JsonValue] = {"not_predicted": found}
+            self.figures: dict[str, JsonValue] = {"not_predicted": str(found)}
             self.text = f"no prediction for a device: {found}\n"
         else:
             self.step, backing = found, backing_of(inventory.device, placement.replicas)
