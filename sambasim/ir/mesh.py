@@ -56,6 +56,10 @@ class Mesh:
             rank, found[name] = divmod(rank, self.sizes[name])
         return {name: found[name] for name in self.sizes}
 
+    def place(self, rank: int) -> str:
+        """The coordinates of `rank` as text: `dp 0, pp 1`."""
+        return ", ".join(f"{axis} {position}" for axis, position in self.coordinates(rank).items())
+
     def coordinate(self, rank: int, axis: str) -> int:
         """The coordinate of `rank` on `axis`: 0 for an axis that the mesh lacks."""
         return self.coordinates(rank).get(axis, 0)

@@ -9,7 +9,7 @@ from sambasim.errors import PeerError, SambasimError
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.placement import Inventory, Placement
 from sambasim.ir.graph import SectionKind
-from sambasim.ir.mesh import DATA_PARALLEL
+from sambasim.ir.mesh import DATA_PARALLEL, copy_mesh
 from sambasim.ir.program import Program
 from sambasim.ir.zero import kept
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, PlacementRecord, PredictedRecord, SummaryRecord
@@ -42,6 +42,7 @@ def notices(setup: Setup, team: Team) -> list[str]:
         lines.append("--weights has no effect: the weights are those of the checkpoint")
     if setup.options.host_sync is not None and team.sync_name in ("none", "emulated"):
         lines.append(f"--host-sync has no effect: {_nothing_to_sync(setup)}")
+    lines += _mesh_notices(setup)
     lines += _zero_notices(setup, team)
     if team.engine.notice is not None:
         lines.append(team.engine.notice)
@@ -51,6 +52,19 @@ def notices(setup: Setup, team: Team) -> list[str]:
         each, first = ("chip", "the first chip") if setup.program.chips > 1 else ("replica", "replica 0")
         lines.append(f"buffers (BatchNorm statistics) are per {each}; those of {first} are evaluated and saved")
     return lines
+
+
+_MOST_RANKS = 8
+
+
+def _mesh_notices(setup: Setup) -> list[str]:
+    """Where the first ranks are on the mesh, if a copy of the model has several."""
+    mesh = setup.mesh
+    if copy_mesh(setup.program.mesh).world_size == 1:
+        return []
+    places = [f"rank {rank}: {mesh.place(rank)}" for rank in range(min(mesh.world_size, _MOST_RANKS))]
+    more = ["…"] if mesh.world_size > _MOST_RANKS else []
+    return [f"mesh {mesh}; {'; '.join([*places, *more])}"]
 
 
 def _nothing_to_sync(setup: Setup) -> str:

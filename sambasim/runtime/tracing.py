@@ -140,10 +140,12 @@ class RunTrace(StepRecorder):
 
     def _title(self, number: int) -> str:
         host, locations = self._setup.communicator.host_name, self._setup.placement.locations()
+        mesh, several = self._setup.mesh, self._setup.program.ranks_of_replica > 1
+        who = f"rank {number} ({mesh.place(number)})" if several else f"replica {number}"
         if self._setup.emulated > 1:
-            return f"replica {number} as {locations[number]}, emulated by one process on {host}, measured"
+            return f"{who} as {locations[number]}, emulated by one process on {host}, measured"
         if number in self._replicas:
-            return f"replica {number} as {locations[number]}, host {host}, measured"
+            return f"{who} as {locations[number]}, host {host}, measured"
         return f"parameter server, rank {number}, host {host}, measured"
 
     def _facts(self, accuracy_ns: int, left_out: int) -> Mapping[str, object]:

@@ -68,7 +68,7 @@ REFUSED = [
     ([*_ON_CHIPS, "compile.inference=true"], "does not go with inference"),
     ([*_ON_CHIPS, "training.batch_size=9"], "parallel.n_chips = 2 (from --set): does not divide the batch"),
     ([*_ON_CHIPS, "training.batch_size=9", *_IN_STAGES], "--batch-size 16"),
-    ([*_ON_CHIPS, "training.batch_size=12", *_IN_STAGES], "parallel.micro_batches = 4 (from --set): does not divide the 6"),
+    ([*_ON_CHIPS, "training.batch_size=12", *_IN_STAGES], "parallel.micro_batches = 4 (from --set): does not divide"),
     (["compile.pef_name=net.pef"], "--pef-name net"),
     (["optimizer.lr"], "--set optimizer.lr has no value"),
     (["model.target.x=3"], "and not a table"),
