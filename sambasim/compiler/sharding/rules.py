@@ -347,7 +347,7 @@ RULES: Mapping[str, Rule] = {
     **_aten("cat", cat),
     **_aten("sum sum.dim_IntList", total),
     **_aten("mean.dim", mean),
-    **_aten("softmax.int _softmax _softmax_backward_data", softmax),
+    **_aten("softmax.int _softmax _safe_softmax _softmax_backward_data", softmax),
     **_aten("layer_norm native_layer_norm", layer_norm),
     **_aten("native_layer_norm_backward", layer_norm_backward),
     **_aten("batch_norm _native_batch_norm_legit_functional", batch_norm),

@@ -93,18 +93,32 @@ def _ways(s: Sharder, a: Argument, b: Argument) -> tuple[Layout, Layout, Layout]
     return None
 
 
+_MASK = "attn_mask"
+_MASK_POSITION = 3  # of scaled_dot_product_attention
+
+
 def attention(s: Sharder, node: Node) -> bool:
-    """By sample or by head, the first two dimensions; without dropout, which would draw otherwise."""
-    layout = next((s.layout(one) for one in node.args if s.layout(one).kind == "cut"), WHOLE)
-    if layout.kind != "cut" or layout.dim > 1 or any(isinstance(one, float) and one > 0 for one in node.args):
+    """By sample or by head, the first two dimensions; without dropout, which would draw otherwise. A mask is cut where
+    it is not broadcast."""
+    args = list(node.args)
+    plain = node.operator == "aten.scaled_dot_product_attention.default"
+    masks = [number for number in (_MASK_POSITION,) if plain and len(args) > number]
+    tensors = [one for at, one in enumerate(args) if at not in masks]
+    layout = next((s.layout(one) for one in tensors if s.layout(one).kind == "cut"), WHOLE)
+    if layout.kind != "cut" or layout.dim > 1 or any(isinstance(one, float) and one > 0 for one in tensors):
         return False
-    masks = [value for name, value in node.kwargs if name == "attn_mask" and value is not None]
-    if node.operator == "aten.scaled_dot_product_attention.default":
-        masks += [value for value in node.args[3:4] if value is not None]
-    heads = {s.shape(one)[1] for one in node.args if isinstance(one, Ref) and len(s.shape(one)) == 4}
-    if masks or len(heads) != 1:
+    heads = {s.shape(one)[1] for one in tensors if isinstance(one, Ref) and len(s.shape(one)) == 4}
+    if len(heads) != 1:
         return False
-    s.emit(node, [s.to(one, layout) for one in node.args], [layout] * len(node.results))
+
+    def masked(mask: Argument) -> Argument:
+        shape = s.shape(mask)
+        at = layout.dim - (4 - len(shape))
+        return s.whole(mask) if at < 0 or shape[at] == 1 else s.to(mask, cut(at))
+
+    done = [masked(one) if at in masks else s.to(one, layout) for at, one in enumerate(args)]
+    kwargs = [(name, masked(value) if name == _MASK else value) for name, value in node.kwargs]
+    s.emit(node, done, [layout] * len(node.results), kwargs=kwargs)
     return True
 
 

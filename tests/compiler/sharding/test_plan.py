@@ -44,6 +44,23 @@ class Attention(nn.Module):
         return F.mse_loss(x + self.down(F.silu(self.gate(x)) * self.up(x)), target)
 
 
+class Masked(nn.Module):
+    """Attention with a mask for all heads, or one for each; with dropout, PyTorch computes it by products."""
+
+    mask: Tensor
+
+    def __init__(self, shape: tuple[int, ...], dropout: float = 0.0) -> None:
+        super().__init__()
+        self.qkv, self.o = nn.Linear(16, 48), nn.Linear(16, 16)
+        self.register_buffer("mask", torch.rand(shape) > 0.3)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        q, k, v = (one.view(4, 6, 4, 4).transpose(1, 2) for one in self.qkv(x).split(16, 2))
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask, dropout_p=self.dropout)
+        return F.mse_loss(self.o(mixed.transpose(1, 2).reshape(4, 6, 16)), target)
+
+
 class Traps(nn.Module):
     """What rules once got wrong: a number added to a sum over ranks, joined sums, GLU, shuffled channels, a table that
     scales gradients by frequency, and two losses of one target."""
@@ -149,6 +166,16 @@ def test_separate_queries_and_gates_are_cut_together(ranks: int) -> None:
         **dict.fromkeys(("o__weight", "down__weight"), cut(1)),
     }
     check_gradients(built, inputs, ranks)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dropout"), [((6, 6), 0.0), ((4, 1, 6, 6), 0.0), ((1, 4, 6, 6), 0.0), ((4, 1, 6, 6), 0.2)]
+)
+def test_attention_with_a_mask_is_cut_by_heads(shape: tuple[int, ...], dropout: float) -> None:
+    torch.manual_seed(0)
+    built, inputs = built_from(Masked(shape, dropout), x=torch.randn(4, 6, 16), target=torch.randn(4, 6, 16))
+    assert plan_of(built, 2) == {"qkv__weight": cut(0, 3), "qkv__bias": cut(0, 3), "o__weight": cut(1)}
+    check_gradients(built, inputs, 2)
 
 
 def test_what_mixes_parts_is_computed_whole() -> None:

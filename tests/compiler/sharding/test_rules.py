@@ -52,6 +52,7 @@ CASES: Mapping[str, str] = {
     "sum.default": "%a : float32[4, 8]; %y = (%a) : float32[]",
     "mean.dim": "%a : float32[4, 8, 2]; %y = (%a, (-1,)) : float32[4, 8]",
     "_softmax.default": "%a : float32[4, 8]; %y = (%a, 1, False) : float32[4, 8]",
+    "_safe_softmax.default": "%a : float32[4, 8]; %y = (%a, 1) : float32[4, 8]",
     "_log_softmax.default": "%a : float32[4, 8]; %y = (%a, 1, False) : float32[4, 8]",
     "_log_softmax_backward_data.default": (
         "%a : float32[4, 8], %b : float32[4, 8]; %y = (%a, %b, 1, torch.float32) : float32[4, 8]"
