@@ -1,6 +1,7 @@
 """The file around the two members of a PEF: a zip archive of `weights.safetensors`, whose data is aligned to 64 bytes,
 and `pef.json`; and the rules 1 to 6 that a reader checks before it parses."""
 
+import errno
 import hashlib
 import os
 import stat
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sambasim.bounded import shortened
-from sambasim.errors import PefError
+from sambasim.errors import MachineError, PefError
 from sambasim.ir.types import align
 from sambasim.units import MIB, format_bytes
 
@@ -112,6 +113,9 @@ def open_pef(path: Path) -> Iterator[Archive]:
                 raise refusal(path, Rule.READABLE, "it is not a regular file", remedy="name a .pef file")
             yield _open_archive(file, path)
         except OSError as error:
+            if error.errno == errno.ENOMEM:
+                what = f"there is not enough memory to map {path.name}"
+                raise MachineError(what, remedy="raise `ulimit -v`, or free some memory") from error
             what = f"reading it failed: {error.strerror or type(error).__name__}"
             raise refusal(path, Rule.READABLE, what, remedy="check the disk") from error
 
