@@ -18,7 +18,7 @@ from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.options.flags import LARGEST_COUNT, MOST_MICRO_STEPS
 from sambasim.pef import PefDocument, locate, read
 from sambasim.pef.archive import COMPILE_AGAIN
-from sambasim.simulation.mesh import MeshStep, has_several_ranks, predict_mesh
+from sambasim.simulation.mesh import MeshStep, predict_mesh
 from sambasim.simulation.prediction import Prediction, predict
 from sambasim.simulation.sync import SyncPath
 
@@ -72,14 +72,15 @@ def predictions(question: Question, *, quiet: bool) -> list[Prediction]:
         ]
 
 
-def mesh_predictions(question: Question, path: SyncPath) -> list[MeshStep] | None:
-    """For each number of replicas, a step of a PEF whose replicas have several ranks; None for any other subject.
-    Raises OptionError for what is not as compiled, and for replicas that do not fit on the cluster."""
+def mesh_predictions(question: Question, ways: Sequence[SyncPath]) -> list[MeshStep] | None:
+    """For each number of replicas, a step of a PEF whose replicas have several ranks, by each path if there is
+    something to sync; None for any other subject. Raises OptionError for what is not as compiled, and for replicas that
+    do not fit on the cluster."""
     if is_model(question.subject) or question.subject.endswith(".py"):
         return None
     subject = _subject_of_pef(question.subject, question.output_folder, ())
     ((_, program),) = subject.programs
-    if not has_several_ranks(program):
+    if program.ranks_of_replica == 1:
         return None
     if question.batch_sizes or question.level:
         raise OptionError(
@@ -105,6 +106,7 @@ def mesh_predictions(question: Question, path: SyncPath) -> list[MeshStep] | Non
                 subject.micro_steps,
             )
             for replicas in question.replicas
+            for path in (ways if replicas * program.chips > 1 else ways[:1])
         ]
 
 

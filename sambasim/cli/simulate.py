@@ -110,7 +110,7 @@ def simulate_command(
         cluster=cluster,
     )
     ways = paths(sync)
-    meshes = mesh_predictions(question, ways[-1])
+    meshes = mesh_predictions(question, ways)
     if meshes is not None:
         _show_meshes(meshes, as_json=as_json, files=[csv_file, plot, trace])
         return

@@ -29,11 +29,20 @@ def cut(numel: int, world_size: int) -> tuple[Slice, ...]:
     return tuple(pairwise(cuts))
 
 
-def cut_at(places: Sequence[int], numel: int, world_size: int) -> tuple[Slice, ...]:
-    """As `cut`, with cuts only at `places`, ascending, or at the ends: each at the first place behind an equal cut."""
-    ends = [*places, numel]
-    cuts = [ends[bisect_left(ends, rank * numel // world_size)] for rank in range(1, world_size)]
-    return tuple(pairwise([0, *cuts, numel]))
+def cut_at(groups: Sequence[tuple[Sequence[int], int]], world_size: int) -> list[tuple[Slice, ...]]:
+    """As `cut`, of several groups, with cuts only at the places that each names, ascending, or at the ends of its
+    elements. What a rank has too much of one group, it has less of the next ones."""
+    found, carried = [], [0.0] * world_size
+    for places, numel in groups:
+        ends, cuts = sorted({0, *places, numel}), [0]
+        for rank in range(1, world_size):
+            wanted = rank * numel / world_size + carried[rank]
+            at = bisect_left(ends, wanted)
+            near = min(ends[max(at - 1, 0) : at + 1] or ends[-1:], key=lambda place: abs(place - wanted))
+            cuts.append(max(near, cuts[-1]))
+            carried[rank] = wanted - cuts[-1]
+        found.append(tuple(pairwise([*cuts, numel])))
+    return found
 
 
 def pieces(start: int, stop: int, limit: int) -> tuple[Slice, ...]:

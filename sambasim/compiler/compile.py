@@ -1,7 +1,8 @@
 """Model, example batch, loss, optimizer and options in; one PEF out."""
 
+import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ from sambasim.compiler.update import AddDataParallel, AttachOptimizers, Update
 from sambasim.errors import CaptureError, OptionError
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.spec import load_device
+from sambasim.ir.graph import Argument, SectionKind, TorchConstant
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import Schedule, make, read_csv
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
@@ -137,7 +139,8 @@ def assemble(
     """Run the passes that `options` ask for on what was captured, and write the PEF, with `metadata`."""
     program = run_pipeline(built.program, pipeline(options, updates), watch.begin)
     watch.begin("write the PEF")
-    written = write(options.pef_path, _document(program, model, options, metadata or {}), built.weights)
+    facts = {**(metadata or {}), "operators_sha256": _operators_sha256(built.program)}
+    written = write(options.pef_path, _document(program, model, options, facts), built.weights)
     watch.end()
     notices = _notices(program, model)
     if why := record_compiled(written.digest):
@@ -230,6 +233,27 @@ def _document(program: Program, model: nn.Module, options: CompileOptions, metad
         training_defaults=options.training_defaults(),
         metadata={**metadata, **ours, **_exemptions(model)},
     )
+
+
+def _operators_sha256(captured: Program) -> str:
+    """What tells one model from another with the same tensors, whatever the batch size and the mesh: the operators of
+    its forward, with their modules and all arguments but numbers of elements."""
+    graph = captured.training or captured.evaluation
+    forward = [
+        (node.operator, node.module, [*_settings(node.args), *_settings(value for _, value in node.kwargs)])
+        for section in graph.sections
+        if section.kind is SectionKind.FWD
+        for node in graph.section_nodes(section)
+    ]
+    return hashlib.sha256(repr(forward).encode()).hexdigest()
+
+
+def _settings(arguments: Iterable[Argument]) -> Iterator[object]:
+    for one in arguments:
+        if isinstance(one, tuple):
+            yield from _settings(one)
+        elif isinstance(one, (bool, float, str, TorchConstant)):
+            yield one
 
 
 def _exemptions(model: nn.Module) -> dict[str, str]:

@@ -121,15 +121,15 @@ class _Repeated:
         self._nodes.append(self._with_repeated_operands(node))
 
     def _dropped(self, node: Node, maker: Node) -> Node:
-        """Dropout by the mask that the forward drew, scaled in the dtype of the value, as the forward scales it."""
+        """Dropout by the mask that the forward drew, as torch's kernel computes it: the scale has the value's dtype."""
         value, dropped = maker.results[0] or "", _dropout_of(maker) or 0.0
-        type_ = self._types[value]
-        mask, scale = f"{value}__mask", f"{value}__scale"
-        self._types[mask] = self._types[scale] = type_
+        mask, scale = f"{value}__mask{_AGAIN}", f"{value}__scale{_AGAIN}"
+        self._types[mask] = self._types[scale] = type_ = self._types[value]
         dtype = ("dtype", TorchConstant("dtype", type_.dtype))
+        one_over = 1.0 / (1.0 - dropped)
         self._nodes += [
             Node(mask, "aten._to_copy.default", (Ref(maker.results[1] or ""),), (dtype,), (mask,), maker.module),
-            Node(scale, "aten.div.Scalar", (Ref(mask), 1.0 - dropped), (), (scale,), maker.module),
+            Node(scale, "aten.mul.Scalar", (Ref(mask), one_over), (), (scale,), maker.module),
         ]
         return replace(node, operator="aten.mul.Tensor", args=(maker.args[0], Ref(scale)), results=node.results[:1])
 

@@ -10,7 +10,7 @@ group's reduce_scatter follows the section that completes its gradients, all_gat
 its parameters, and `memory.release` frees all but the own slice.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sambasim.ir.dataflow import groups_of, pass_and_update, readers, readiness
@@ -78,15 +78,18 @@ class Kept:
     kept_bytes: int
 
 
-def kept(program: Program, replicas: int) -> Sequence[Kept]:
-    """What each of `replicas` keeps of parameters, gradients and optimizer states: about equal slices, or all."""
-    groups = [(group.numel * DTYPE_BYTES[group.dtype], program.optimizers[group.optimizer]) for group in program.groups]
-    parameters = sum(size for size, _ in groups)
-    states = sum(size * len(optimizer.states) for size, optimizer in groups)
-    return [
-        Kept(kind, size, -(-size // replicas) if program.zero >= level else size)
-        for kind, size, level in (("parameters", parameters, 3), ("gradients", parameters, 2), ("states", states, 1))
-    ]
+def kept(program: Program, owned: Mapping[str, tuple[int, int]]) -> Sequence[Kept]:
+    """What a replica that owns these slices of groups keeps of parameters, gradients and optimizer states."""
+    found = []
+    for kind, level in (("parameters", 3), ("gradients", 2), ("states", 1)):
+        whole_bytes = own_bytes = 0
+        for group in program.groups:
+            start, stop = owned[group.name] if program.zero >= level else (0, group.numel)
+            tensors = len(program.optimizers[group.optimizer].states) if kind == "states" else 1
+            whole_bytes += tensors * group.numel * DTYPE_BYTES[group.dtype]
+            own_bytes += tensors * (stop - start) * DTYPE_BYTES[group.dtype]
+        found.append(Kept(kind, whole_bytes, own_bytes))
+    return found
 
 
 def _with(training: Graph, nodes: Sequence[Node], sections: Sequence[Section]) -> Graph:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sambasim.bounded import printable
+from sambasim.collectives.slices import cut
 from sambasim.ir.dataflow import section_effects
 from sambasim.ir.graph import Graph, Node, node_references
 from sambasim.ir.mesh import DATA_PARALLEL
@@ -181,7 +182,7 @@ def contents(path: Path, header: PefHeader, document: PefDocument) -> Contents:
         zero=program.zero,
         kept=tuple(
             KeptFacts(kind=one.kind, size_bytes=one.whole_bytes, kept_bytes=one.kept_bytes)
-            for one in kept(program, program.world_size * program.chips)
+            for one in kept(program, _first_slices(program))
             if program.training is not None
         ),
         training=program.training is not None,
@@ -325,6 +326,12 @@ def inspection(facts: Contents, *, everything: bool) -> RenderableType:
     )
     tables += [options_table(title, values) for title, values in named if values]
     return Group(*tables)
+
+
+def _first_slices(program: Program) -> Mapping[str, tuple[int, int]]:
+    """By group, the slice of the first of the fewest replicas; a run whose gradients are clipped cuts at blocks."""
+    replicas = program.world_size * program.chips
+    return {group.name: cut(group.numel, replicas)[0] for group in program.groups}
 
 
 def _zero_rows(facts: Contents) -> list[tuple[str, str]]:

@@ -30,10 +30,10 @@ def mesh_report(steps: Sequence[MeshStep]) -> list[RenderableType]:
         times = [format_seconds(_seconds(first, rank, kind)) for kind in kinds]
         after = format_seconds(one.update_s), format_bytes(one.alone.need.size_bytes)
         add_row(stages, str(rank), str(len(one.alone.sections)), *times, *after)
-    scaling = plain_table("steps", ["mesh"], ["predicted", "exposed sync", "samples/s"])
+    scaling = plain_table("steps", ["mesh", "sync"], ["predicted", "exposed sync", "samples/s"])
     for step in steps:
-        sync = format_seconds(step.exposed_sync_s)
-        add_row(scaling, str(step.mesh), format_seconds(step.predicted_s), sync, format_rate(step.samples_per_s))
+        step_time, sync_time = format_seconds(step.predicted_s), format_seconds(step.exposed_sync_s)
+        add_row(scaling, str(step.mesh), step.path or "none", step_time, sync_time, format_rate(step.samples_per_s))
     return [Text("\n".join(lines)), stages, scaling, Text(_NOTE)]
 
 
@@ -50,7 +50,9 @@ def mesh_json(steps: Sequence[MeshStep]) -> Iterator[str]:
             {
                 "name": step.program.name,
                 "mesh": dict(step.mesh.sizes),
-                "replicas": step.mesh.size(DATA_PARALLEL),
+                "replicas": step.mesh.size(DATA_PARALLEL) // step.program.chips,
+                "chips": step.program.chips,
+                "sync": step.path,
                 "schedule": step.schedule.name if step.program.schedule is not None else None,
                 "predicted_s": step.predicted_s,
                 "predicted_samples_per_s": step.samples_per_s,

@@ -298,10 +298,10 @@ class MpiCommunicator(Communicator):
     def close(self) -> None:
         for subset in self._subsets:
             subset.close()
-        for request in (*self._persistent, *(one for one in self._kept if not one.Test())):
-            request.Free()  # MPICH warns of those that are left
-        self._persistent.clear()
-        self._kept.clear()
+        while self._persistent:
+            self._persistent.pop().Free()  # MPICH warns of those that are left
+        while self._kept and self._kept[0].Test():
+            self._kept.popleft()
         while self._mappings:
             self._mappings.pop().release()
         while self._windows:

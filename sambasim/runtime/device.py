@@ -1,6 +1,7 @@
 """The device memory of one replica: symbols at the byte offsets that the PEF gives them, in private or shared memory.
 Activations are torch allocations instead, freed at their last use."""
 
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -8,10 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sambasim.collectives.slices import Slice
 from sambasim.errors import InternalError, MachineError
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind, TensorType
-from sambasim.runtime.huge_pages import free_pages, private_pages
+from sambasim.runtime.huge_pages import freeing, private_pages
 from sambasim.units import format_bytes
 
 Storage = NDArray[np.uint8]
@@ -60,12 +62,10 @@ class DeviceMemory:
         place = self._shared if region == "parameter" else self._bytes
         return _view(place, group.regions[region], TensorType(group.dtype, (group.numel,)))
 
-    def release(self, group: ParameterGroup, region: str, keep: tuple[int, int]) -> None:
-        """Free the memory of `region` outside the slice `keep`; it is zeros when used again."""
-        flat = self.region(group, region)
-        start, stop = keep
-        free_pages(bytes_of(flat[:start]))
-        free_pages(bytes_of(flat[stop:]))
+    def releasing(self, group: ParameterGroup, region: str, keep: Slice) -> Callable[[], None]:
+        """A function that frees the memory of `region` outside the slice `keep`; it is zeros when used again."""
+        flat, (start, stop) = self.region(group, region), keep
+        return freeing([bytes_of(flat[:start]), bytes_of(flat[stop:])])
 
     @property
     def has_own_parameters(self) -> bool:

@@ -179,7 +179,7 @@ def _release(nodes: Sequence[Node], binding: Binding) -> Instruction:
     """Free the parameters or gradients of a group outside the own slice."""
     (node,) = nodes
     (group,) = _named(nodes, binding)
-    return bound(node, binding, partial(binding.connected.release, group, str(node.args[1])))
+    return bound(node, binding, binding.connected.releasing(group, str(node.args[1])))
 
 
 def _generator_state(nodes: Sequence[Node], binding: Binding) -> Instruction:

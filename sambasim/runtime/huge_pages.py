@@ -7,7 +7,7 @@ rank collapses the small pages of its part into huge ones (`MADV_COLLAPSE`, Linu
 import ctypes
 import mmap
 import resource
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -34,12 +34,22 @@ def private_pages(size_bytes: int) -> mmap.mmap:
     return pages
 
 
-def free_pages(memory: ByteArray) -> None:
-    """Give the whole pages of `memory`, which must be private, back to the system: they are zeros when used again."""
-    first, stop = memory.ctypes.data, memory.ctypes.data + memory.nbytes
-    first, stop = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
-    if first < stop:
-        _library().madvise(first, stop - first, _MADV_DONTNEED)
+def freeing(parts: Iterable[ByteArray]) -> Callable[[], None]:
+    """A function that gives the whole pages of `parts`, private memory, back to the system: they are zeros when used
+    again."""
+    ranges = []
+    for part in parts:
+        first, stop = part.ctypes.data, part.ctypes.data + part.nbytes
+        first, stop = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
+        if first < stop:
+            ranges.append((ctypes.c_void_p(first), ctypes.c_size_t(stop - first), ctypes.c_int(_MADV_DONTNEED)))
+    madvise = _library().madvise
+
+    def free() -> None:
+        for one in ranges:
+            madvise(*one)
+
+    return free
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,13 +80,12 @@ def _zero_notices(setup: Setup, team: Team) -> list[str]:
     if team.way is Way.HOST:
         each = [
             f"{format_bytes(one.kept_bytes)} of {format_bytes(one.whole_bytes)} {one.kind}"
-            for one in kept(program, setup.shards)
+            for one in kept(program, {group.name: team.transport.owned(group) for group in program.groups})
         ]
         return [f"ZeRO {program.zero}: rank 0 keeps {', '.join(each)}"]
     if team.way is Way.DEVICE:
-        return [
-            f"ZeRO {program.zero} is ZeRO 1 with --reduce-on-rdu: gradients are whole, parameters once on each node"
-        ]
+        what = "everything is whole" if team.transport.replicated else "whole gradients, parameters once on each node"
+        return [f"ZeRO {program.zero} has no effect with --reduce-on-rdu: {what}"]
     return []
 
 

@@ -260,7 +260,7 @@ def place_weights(
         if tensor is not None and (memory.has_own_parameters or symbol.kind not in SHARED_KINDS):
             memory.tensor(name).copy_(part_of(tensor, symbol.cuts, at))
             if name in group_of and group_of[name].name in keep:
-                memory.release(group_of[name], "parameter", keep[group_of[name].name])
+                memory.releasing(group_of[name], "parameter", keep[group_of[name].name])()
 
 
 def input_specs(program: Program) -> Sequence[InputSpec]:

@@ -77,7 +77,7 @@ class Team:
         if self.keeps_slices:
             for one in self.replicas:
                 for group in one.memory.program.groups:
-                    one.transport.release(group, "parameter")
+                    one.transport.releasing(group, "parameter")()
 
     @property
     def first(self) -> Sequence[Replica]:

@@ -68,6 +68,8 @@ class MeshStep:
     schedule: Schedule
     ranks: tuple[RankStep, ...]
     micro_steps: int
+    path: SyncPath | None
+    """None if there is nothing to sync."""
 
     def _cost(self, action: Action) -> Cost:
         return self.ranks[self.schedule.rank_of(action.stage)].costs[action.kind, action.stage]
@@ -157,7 +159,8 @@ def predict_mesh(
         _rank_step(of_rank(program, rank), budget, calibration, placement, path, mesh, rank)
         for rank in range(mesh.size(PIPELINE))
     )
-    return MeshStep(program, mesh, budget, placement, schedule, ranks, micro_steps)
+    syncs = mesh.size(DATA_PARALLEL) > 1
+    return MeshStep(program, mesh, budget, placement, schedule, ranks, micro_steps, path if syncs else None)
 
 
 def _rank_step(

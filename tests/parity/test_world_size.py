@@ -45,7 +45,7 @@ def test_a_norm_has_the_same_bits_at_any_world_size(world_size: int, sizes: list
         parts = parts_of(group, gradient, owned)
         return SquareSums([(one.block + at // NORM_BLOCK_ELEMENTS, part) for one, at, part in parts], block)()
 
-    slices = cut_at(group.block_starts, start, world_size)
+    (slices,) = cut_at([(group.block_starts, start)], world_size)
     assert [slices[0][0], slices[-1][1]] == [0, start]
     norm = total_norm(map(sum, zip(*map(sums, slices), strict=True)))
     assert norm == total_norm(sums((0, start)))

@@ -83,6 +83,9 @@ def test_simulate_shows_stages_and_what_they_wait_for(paths: dict[str, Path]) ->
     record = json.loads(line)
     assert record["mesh"] == {"dp": 1, "pp": 2}
     assert record["schedule"] == "1f1b"
+    assert record["sync"] is None
+    line = CliRunner().invoke(sambasim, ["simulate", str(paths["both"]), "--replicas", "2", "--json"]).output
+    assert [json.loads(one)["sync"] for one in line.splitlines()] == ["host", "rdu"]
     assert 0 < record["predicted_idle_share"] < 1
 
 

@@ -51,6 +51,7 @@ class PefModel(StrictModel):
     batch_size: Count
     parts: PartDigests
     compile_options: dict[str, JsonValue]
+    operators_sha256: str  # of the model, whatever its mesh
 
 
 class PositionModel(StrictModel):
@@ -163,6 +164,7 @@ def describe(setup: Setup, samples: int) -> Manifest:
             batch_size=program.batch_size,
             parts=part_digests(setup.document),
             compile_options=dict(setup.document.compile_options),
+            operators_sha256=setup.document.metadata.get("operators_sha256", ""),
         ),
         position=PositionModel(step=0, epoch=0, used=0),
         progress=ProgressModel(samples=0, loss_first=None, first_nonfinite_step=None, skipped_steps=0),

@@ -1,5 +1,6 @@
 """Resuming a run: choosing the checkpoint, checking that it fits the run, and restoring the state of training."""
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -331,14 +332,25 @@ def check_pef(saved: Manifest, now: Manifest, pef: Path, where: str) -> list[Cha
 
 
 def _other_mesh(saved: Manifest, now: Manifest) -> list[Change]:
-    """The compile options that differ, if they do not change the model, and the two have the same tensors."""
+    """The compile options that differ, if they do not change the model, its loss, its optimizer, or how many samples a
+    replica takes in a step."""
     differ = _compile_options(saved.pef.compile_options, now.pef.compile_options)
     same_tensors = {name: one.whole for name, one in saved.tensors.items()} == {
         name: one.whole for name, one in now.tensors.items()
     }
-    if not same_tensors or any(name not in _OF_MESH for name, _, _ in differ):
+    same_model = same_tensors and saved.pef.operators_sha256 == now.pef.operators_sha256
+    if not same_model or _fixed(saved) != _fixed(now) or any(name not in _OF_MESH for name, _, _ in differ):
         return []
     return [Change(name, before, after, alters_bits=True) for name, before, after in differ]
+
+
+def _fixed(manifest: Manifest) -> list[object]:
+    """What another mesh must not change: the loss, the optimizer, and the samples of a replica in a step."""
+    options = dict(leaves(manifest.options))
+    loss = [value for name, value in options.items() if name.startswith("loss")]
+    sizes = [options.get(f"training.{name}") for name in ("batch_size", "accumulation_steps")]
+    samples = math.prod(size for size in sizes if isinstance(size, int))
+    return [loss, options.get("optimizer.name"), samples]
 
 
 def _compile_options(before: Mapping[str, JsonValue], now: Mapping[str, JsonValue]) -> list[tuple[str, str, str]]:

@@ -178,9 +178,9 @@ class Transport(ABC):
         """Makes the updated parameters of all slices visible to every replica. None if there is nothing to do."""
         return None
 
-    def release(self, group: ParameterGroup, region: str) -> None:
-        """Free `region` of `group` outside the own slice, where this rank has memory of its own for it."""
-        return  # kept whole
+    def releasing(self, group: ParameterGroup, region: str) -> Callable[[], None]:
+        """A function that frees `region` of `group` outside the own slice, where this rank has memory for it alone."""
+        return lambda: None  # kept whole
 
     def make_whole(self) -> None:
         """Collective. Make all parameters whole, where ranks keep slices only. Between steps."""
@@ -217,5 +217,6 @@ class Transport(ABC):
 def slices_of(program: Program, ranks: int) -> Mapping[str, tuple[Slice, ...]]:
     """For each group, its slices for so many ranks. Where gradients are clipped, slices cut no block of the norm."""
     if is_clipped(program):
-        return {group.name: cut_at(group.block_starts, group.numel, ranks) for group in program.groups}
+        slices = cut_at([(group.block_starts, group.numel) for group in program.groups], ranks)
+        return {group.name: of_ranks for group, of_ranks in zip(program.groups, slices, strict=True)}
     return {group.name: cut(group.numel, ranks) for group in program.groups}

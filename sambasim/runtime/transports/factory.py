@@ -12,7 +12,7 @@ from sambasim.ir.zero import kept
 from sambasim.runtime.capacity import check_node_memory
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.transports.base import Transport
+from sambasim.runtime.transports.base import Transport, slices_of
 from sambasim.runtime.transports.host import Roles, among_equals, by_gloo, parameter_server
 from sambasim.runtime.transports.in_process import Hub, InProcess
 from sambasim.runtime.transports.on_mesh import OnMesh
@@ -56,8 +56,9 @@ def allocate(
         return Allocated([devices.by_rank[along_dp.rank]], devices, group)
     needed = program.device_bytes * ranks
     if way is Way.HOST:
-        kept_by_rank = kept(program, (group or communicator).world_size)
-        needed -= sum(one.whole_bytes - one.kept_bytes for one in kept_by_rank)
+        along_dp = group or communicator
+        owned = {name: of_ranks[along_dp.rank] for name, of_ranks in slices_of(program, along_dp.world_size).items()}
+        needed -= sum(one.whole_bytes - one.kept_bytes for one in kept(program, owned))
     check_node_memory(communicator, needed)
     memories = [DeviceMemory(one, private_storage(one.device_bytes)) for one in programs]
     return Allocated(memories, group=group)

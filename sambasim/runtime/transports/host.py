@@ -9,7 +9,7 @@ With `replicated` or gloo, every rank updates everything, and GATHER is empty. W
 2014), some ranks own all slices, in host memory; servers wait for all workers, so the bits are those of MPI.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -96,8 +96,8 @@ class Host(_Staged):
     def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication | None:
         return None if self.replicated else all_gather(groups, self.places, self)
 
-    def release(self, group: ParameterGroup, region: str) -> None:
-        self.memory.release(group, region, self.owned(group))
+    def releasing(self, group: ParameterGroup, region: str) -> Callable[[], None]:
+        return self.memory.releasing(group, region, self.owned(group))
 
     def make_whole(self) -> None:
         if self.program.zero == 3:

@@ -1,6 +1,6 @@
 """A rank of a mesh with several axes: along dp it has a transport of its own, along the others it sends messages."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 from torch import Tensor
@@ -61,8 +61,8 @@ class OnMesh(Transport):
     def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication | None:
         return self._along_dp.all_gather(groups)
 
-    def release(self, group: ParameterGroup, region: str) -> None:
-        self._along_dp.release(group, region)
+    def releasing(self, group: ParameterGroup, region: str) -> Callable[[], None]:
+        return self._along_dp.releasing(group, region)
 
     def make_whole(self) -> None:
         self._along_dp.make_whole()

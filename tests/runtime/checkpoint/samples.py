@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import JsonValue
 from torch import Tensor
 
 from sambasim.ir.types import SymbolKind
@@ -32,6 +33,8 @@ PARTS = PartDigests(**dict.fromkeys(PartDigests.model_fields, "c" * 64))
 SHARD = "shard-00000-of-00001.safetensors"
 TRAINED = {"net__weight": (10, 10), "net__bias": (10,)}
 
+COMPILED: dict[str, JsonValue] = {"dtype": "fp32"}
+
 
 def manifest(step: int = 50) -> Manifest:
     """Of two replicas of a model with two trained parameters, a frozen one, and a buffer."""
@@ -47,7 +50,14 @@ def manifest(step: int = 50) -> Manifest:
     tensors["net__frozen"] = TensorModel(kind=SymbolKind.PARAMETER, dtype="float32", shape=(3, 2))
     tensors["net__steps"] = TensorModel(kind=SymbolKind.BUFFER, dtype="int64", shape=())
     return Manifest(
-        pef=PefModel(name="net", digest="a" * 64, batch_size=4, parts=PARTS, compile_options={"dtype": "fp32"}),
+        pef=PefModel(
+            name="net",
+            digest="a" * 64,
+            batch_size=4,
+            parts=PARTS,
+            compile_options={"dtype": "fp32"},
+            operators_sha256="e" * 64,
+        ),
         position=PositionModel(step=step, epoch=1, used=16),
         progress=ProgressModel(samples=400, loss_first=float("inf"), first_nonfinite_step=None, skipped_steps=0),
         run=RunModel(

@@ -164,5 +164,8 @@ def test_a_pef_of_the_same_model_for_another_mesh_goes_on_with_a_notice(tmp_path
     with pytest.raises(OptionError, match="zero"):
         check_exact(found, "here")
     fewer = {name: tensor for name, tensor in now.tensors.items() if name != "net__bias"}
-    with pytest.raises(CheckpointError, match="of another PEF than new"):
-        check_pef(saved, now.model_copy(update={"tensors": fewer}), new, "here")
+    edited = now.pef.model_copy(update={"operators_sha256": "f" * 64})
+    larger = {**now.options, "training": {"batch_size": 8, "accumulation_steps": 3}}
+    for changed in ({"tensors": fewer}, {"pef": edited}, {"options": larger}):
+        with pytest.raises(CheckpointError, match="of another PEF than new"):
+            check_pef(saved, now.model_copy(update=changed), new, "here")
