@@ -6,11 +6,12 @@ rank collapses the small pages of its part into huge ones (`MADV_COLLAPSE`, Linu
 
 import ctypes
 import mmap
+import platform
 import resource
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,8 @@ _MAPS = Path("/proc/self/maps")
 _MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2  # of mremap(2)
 _MADV_DONTNEED, _MADV_COLLAPSE = 4, 25  # of madvise(2)
 _FAILED = ctypes.c_void_p(-1).value
+_MADVISE_CALLS = {"x86_64": 28, "aarch64": 233}
+"""The number of the system call madvise, by machine."""
 
 
 def private_pages(size_bytes: int) -> mmap.mmap:
@@ -43,7 +46,9 @@ def freeing(parts: Iterable[ByteArray]) -> Callable[[], None]:
         first, stop = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
         if first < stop:
             ranges.append((ctypes.c_void_p(first), ctypes.c_size_t(stop - first), ctypes.c_int(_MADV_DONTNEED)))
-    madvise = _library().madvise
+    # UCX, which MPICH uses, replaces madvise, and keeps a record of each call for memory that it has registered.
+    number, library = _MADVISE_CALLS.get(platform.machine()), _library()
+    madvise = library.madvise if number is None else partial(library.syscall, ctypes.c_long(number))
 
     def free() -> None:
         for one in ranges:

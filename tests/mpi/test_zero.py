@@ -107,3 +107,28 @@ def test_what_needs_whole_gradients_is_refused(flags: tuple[str, ...], said: str
     assert refused.returncode == 2
     assert said in refused.stderr
     assert "--zero 2" in refused.stderr
+
+
+FREES = """
+import numpy as np
+from sambasim.runtime.communicator import connect
+from sambasim.runtime.huge_pages import freeing, private_pages
+
+def resident_bytes():
+    return 4096 * int(open("/proc/self/statm").read().split()[1])
+
+communicator = connect(["sambasim", "run"])
+memory = np.frombuffer(private_pages(1 << 21), dtype=np.uint8)
+free = freeing([memory[4096:900_000]])
+for count in (1_000, 100_000):
+    before = resident_bytes()
+    for _ in range(count):
+        free()
+print(resident_bytes() - before, flush=True)
+communicator.finish()
+"""
+
+
+def test_freeing_pages_again_and_again_takes_no_memory() -> None:
+    printed = run_mpi(2, [sys.executable, "-c", FREES], timeout=60).check().stdout
+    assert all(int(line) < 1 << 20 for line in printed.splitlines()), printed
