@@ -128,6 +128,7 @@ class BoundPass:
         parts = self._parts(lowered, nodes, engine, stores, keep)
         in_one_piece = schedule is None or schedule.backward_in_one_piece
         self._lines = PassLines(parts, stores, keep, watches=in_one_piece)
+        self._whole_pass: dict[int, Sequence[StraightLine]] = {}
         self.forward_sections = sum(section.kind is SectionKind.FWD for section in self.sections)
 
     def _parts(
@@ -168,9 +169,10 @@ class BoundPass:
     def begin(self, tangent: Tangent, batch: Mapping[str, Tensor] = _NO_BATCH) -> Registers:
         """New registers. `batch`: the inputs that do not lie in device memory, by symbol."""
         live = self.registers.initial.copy()
-        for name, tensor in batch.items():
-            if self.registers.has(name):
-                live[self.registers.value(name)] = tensor
+        if batch:
+            for name, tensor in batch.items():
+                if self.registers.has(name):
+                    live[self.registers.value(name)] = tensor
         self.set_tangents(live, tangent)
         return live
 
@@ -184,6 +186,20 @@ class BoundPass:
         """The code of sections `start` to `stop`; `accumulate`: it adds to the gradients. See `Lines.of_sections`."""
         lines = self._lines.adding if accumulate else self._lines.writing
         return lines.of_sections(start, stop, whole=whole, last=last)
+
+    def whole_pass(self, accumulate: bool, whole: bool, last: bool) -> Sequence[StraightLine]:
+        """The code of all sections."""
+        found = self._whole_pass.get(accumulate + 2 * whole + 4 * last)
+        if found is None:
+            found = self.code(0, len(self.sections), accumulate=accumulate, whole=whole, last=last)
+            if not self._lines.is_watching:  # then it is final
+                self._whole_pass[accumulate + 2 * whole + 4 * last] = found
+        return found
+
+    @property
+    def ends_with_work(self) -> bool:
+        """Whether `store_buffers` and `end` have anything to do."""
+        return bool(self._buffers or self._from_inputs or self._lines.is_watching)
 
     def outputs(self, live: Registers, places: Sequence[Place]) -> dict[str, Tensor]:
         """The tensors at `places` by symbol; copied if they share memory with a symbol."""

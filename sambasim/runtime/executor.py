@@ -150,11 +150,11 @@ class Executor:
         live = self._live = bound.begin(tangent)
         overlapped = self._overlapped if last and self._overlaps else ()
         whole = self._observer is None and not overlapped
-        lines = bound.code(0, len(bound.sections), accumulate=accumulate, whole=whole, last=last)
-        yield from self._run(lines, 0, live, overlapped)
+        yield from self._run(bound.whole_pass(accumulate, whole, last), 0, live, overlapped)
         outputs = bound.outputs(live, bound.returned)
-        bound.store_buffers(live)
-        bound.end(live, accumulate=accumulate)
+        if bound.ends_with_work:
+            bound.store_buffers(live)
+            bound.end(live, accumulate=accumulate)
         self._live = []
         return outputs
 

@@ -88,13 +88,15 @@ class Trainer:
         loss = sum(updated.losses) / len(updated.losses)
         self.totals.model_s += (done[-1].began_ns - began_ns) / 1e9
         # The replicas of one process communicate one after another.
-        exposed_s, hidden_s, waited_s = 0.0, 0.0, dict[str, float]()
-        for one in done:
+        exposed_s, hidden_s, waited_s = updated.exposed_s, updated.hidden_s, updated.waited_s
+        for one in done[1:]:
             exposed_s += one.exposed_s
             hidden_s += one.hidden_s
-            for axis, seconds in one.waited_s.items():
-                waited_s[axis] = waited_s.get(axis, 0.0) + seconds
+            if one.waited_s:
+                axes = {**waited_s, **one.waited_s}
+                waited_s = {axis: waited_s.get(axis, 0.0) + one.waited_s.get(axis, 0.0) for axis in axes}
         if waited_s:
+            waited_s = dict(waited_s)
             self.totals.model_s -= sum(waited_s.values())
             exposed_s += waited_s.pop(DATA_PARALLEL, 0.0)  # of ZeRO 2 and 3
         self._count(loss, step_s, exposed_s, hidden_s, waited_s, applied=updated.applied)
