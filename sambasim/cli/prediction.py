@@ -16,7 +16,7 @@ from sambasim.hardware.spec import ALIASES, arch_of, load_cluster, load_device
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.options.flags import LARGEST_COUNT, MOST_MICRO_STEPS
-from sambasim.pef import PefDocument, locate, read
+from sambasim.pef import PefDocument, locate, peek, read
 from sambasim.pef.archive import COMPILE_AGAIN
 from sambasim.simulation.mesh import MeshStep, predict_mesh
 from sambasim.simulation.prediction import Prediction, predict
@@ -78,10 +78,10 @@ def mesh_predictions(question: Question, ways: Sequence[SyncPath]) -> list[MeshS
     do not fit on the cluster."""
     if is_model(question.subject) or question.subject.endswith(".py"):
         return None
+    if peek(locate(question.subject, question.output_folder)).ranks_of_replica == 1:
+        return None
     subject = _subject_of_pef(question.subject, question.output_folder, ())
     ((_, program),) = subject.programs
-    if program.ranks_of_replica == 1:
-        return None
     if question.batch_sizes or question.level:
         raise OptionError(
             f"a replica of the PEF {program.name} has {program.ranks_of_replica} ranks, and is predicted as compiled",

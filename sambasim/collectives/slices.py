@@ -38,7 +38,7 @@ def cut_at(groups: Sequence[tuple[Sequence[int], int]], world_size: int) -> list
         for rank in range(1, world_size):
             wanted = rank * numel / world_size + carried[rank]
             at = bisect_left(ends, wanted)
-            near = min(ends[max(at - 1, 0) : at + 1] or ends[-1:], key=lambda place: abs(place - wanted))
+            near = min(ends[max(at - 1, 0) : at + 1], key=lambda place: abs(place - wanted))
             cuts.append(max(near, cuts[-1]))
             carried[rank] = wanted - cuts[-1]
         found.append(tuple(pairwise([*cuts, numel])))

@@ -3,15 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sambasim.costs.cut import Piece
 from sambasim.costs.fit import check_chip
-from sambasim.costs.work import stage_ranges, work_of
+from sambasim.costs.work import work_of
 from sambasim.hardware.budget import Budget, Calibration
 from sambasim.hardware.placement import Placement
 from sambasim.ir.graph import Section, SectionKind
 from sambasim.ir.program import Program
 from sambasim.simulation.scaling import ScaledStep, Track, scale
-from sambasim.simulation.step import MODEL_KINDS, check_one_rank, check_predictable, price_pieces
+from sambasim.simulation.step import MODEL_KINDS, check_one_rank, check_predictable, pieces_as_compiled, price_pieces
 from sambasim.simulation.sync import SyncPath
 
 
@@ -74,13 +73,8 @@ def predict_compiled(
     check_predictable(program)
     check_one_rank(program)
     graph = program.training or program.evaluation
-    model = [section for section in graph.sections if section.kind in MODEL_KINDS]
     work = work_of(graph, program.symbols)
     check_chip(graph, work, budget)
-    ranges = stage_ranges(work, [section.stop for section in model])
-    pieces = [
-        Piece(section.kind, section.name, stages, (section.start, section.stop), section)
-        for section, stages in zip(model, ranges, strict=True)
-    ]
+    pieces = pieces_as_compiled(graph, work)
     alone = price_pieces(program, work, pieces, budget, calibration, program.batch_size, micro_steps)
     return CompiledStep(scale(program, alone, placement, path))

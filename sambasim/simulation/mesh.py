@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from sambasim.costs.cut import Piece
 from sambasim.costs.fit import check_chip
-from sambasim.costs.work import device_bytes_of, stage_ranges, work_of
+from sambasim.costs.work import device_bytes_of, work_of
 from sambasim.errors import InternalError
 from sambasim.hardware.budget import Budget, Calibration
 from sambasim.hardware.placement import Placement
@@ -23,7 +22,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.schedule import Action, ActionKind, Schedule, make, timeline
 from sambasim.ir.stages import of_rank
 from sambasim.simulation.scaling import scale
-from sambasim.simulation.step import MODEL_KINDS, PredictedStep, check_predictable, price_pieces
+from sambasim.simulation.step import MODEL_KINDS, PredictedStep, check_predictable, pieces_as_compiled, price_pieces
 from sambasim.simulation.sync import SyncPath
 
 
@@ -178,20 +177,17 @@ def _rank_step(
     model = [section for section in graph.sections if section.kind in MODEL_KINDS]
     work = work_of(graph, program.symbols)
     check_chip(graph, work, budget)
-    ranges = stage_ranges(work, [section.stop for section in model])
-    pieces = [
-        Piece(section.kind, section.name, stages, (section.start, section.stop), section)
-        for section, stages in zip(model, ranges, strict=True)
-    ]
+    pieces = pieces_as_compiled(graph, work)
     alone = price_pieces(program, work, pieces, budget, calibration, program.batch_size, 1)
+    node_of = [location.node for location in placement.locations()]
     group = mesh.group(mesh.group(0, PIPELINE)[position], DATA_PARALLEL)
-    scaled = scale(program, alone, _part(placement, group), path)
+    scaled = scale(program, alone, _part(placement, group, node_of), path)
     update_s = sum(one.price.predicted_s for one in scaled.step.sections if one.kind not in MODEL_KINDS)
     costs = {}
     for (kind, stage), (start, stop) in spans_of_actions(model).items():
         messages_s: dict[str, float] = {}
         for section in model[start:stop]:
-            for axis, seconds in _messages(section, graph, program, placement, mesh):
+            for axis, seconds in _messages(section, graph, program, placement, mesh, node_of):
                 messages_s[axis] = messages_s.get(axis, 0.0) + seconds
         device_s = sum(one.price.predicted_s for one in alone.sections[start:stop])
         sent_s = alone.sent_s if kind is ActionKind.FORWARD else 0.0
@@ -205,16 +201,15 @@ def _complete(costs: Mapping[tuple[ActionKind, int], Cost]) -> Mapping[tuple[Act
     return {(kind, stage): Cost(0.0, 0.0, {}) for kind in ActionKind for stage in stages} | dict(costs)
 
 
-def _part(placement: Placement, ranks: Sequence[int]) -> Placement:
+def _part(placement: Placement, ranks: Sequence[int], node_of: Sequence[int]) -> Placement:
     """The placement of some ranks."""
     if placement.node_of is None and len(ranks) == placement.replicas:
         return placement
-    nodes = [location.node for location in placement.locations()]
-    return replace(placement, replicas=len(ranks), node_of=tuple(nodes[rank] for rank in ranks))
+    return replace(placement, replicas=len(ranks), node_of=tuple(node_of[rank] for rank in ranks))
 
 
 def _messages(
-    section: Section, graph: Graph, program: Program, placement: Placement, mesh: Mesh
+    section: Section, graph: Graph, program: Program, placement: Placement, mesh: Mesh, node_of: Sequence[int]
 ) -> list[tuple[str, float]]:
     found = []
     for node in graph.section_nodes(section):
@@ -222,7 +217,7 @@ def _messages(
         if axis is None or groups_of(node) or node.operator in ("comm.send", "comm.shard", "comm.index"):
             continue
         size_bytes = _received_bytes(node, graph, program, mesh.size(axis))
-        nodes = {placement.locations()[rank].node for rank in mesh.group(0, axis)}
+        nodes = {node_of[rank] for rank in mesh.group(0, axis)}
         cluster = placement.cluster
         if len(nodes) == 1:
             link, links = cluster.peer_link, cluster.peer_links_per_rdu / placement.on_an_rdu

@@ -9,7 +9,7 @@ from functools import cached_property
 from sambasim.costs.cut import Level, Piece, cut
 from sambasim.costs.fit import Need, check_chip, check_memory, need_of
 from sambasim.costs.price import Bound, Load, SectionPrice, load_of, price_of
-from sambasim.costs.work import Work, at_batch_size, device_bytes_of, work_of
+from sambasim.costs.work import Work, at_batch_size, device_bytes_of, stage_ranges, work_of
 from sambasim.errors import OptionError
 from sambasim.hardware.budget import Budget, Calibration
 from sambasim.ir.graph import Graph, SectionKind
@@ -160,6 +160,16 @@ def check_one_rank(program: Program) -> None:
             f"this is a prediction for one device, and a replica of the PEF has {mesh.world_size} ({mesh})",
             remedy=f"sambasim simulate {program.name} predicts it as it was compiled, without these flags",
         )
+
+
+def pieces_as_compiled(graph: Graph, work: Work) -> list[Piece]:
+    """The forward and backward sections of `graph`."""
+    model = [section for section in graph.sections if section.kind in MODEL_KINDS]
+    ranges = stage_ranges(work, [section.stop for section in model])
+    return [
+        Piece(section.kind, section.name, stages, (section.start, section.stop), section)
+        for section, stages in zip(model, ranges, strict=True)
+    ]
 
 
 def price_pieces(

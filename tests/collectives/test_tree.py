@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sambasim.collectives.slices import CUT_ELEMENTS, cut, pieces
+from sambasim.collectives.slices import CUT_ELEMENTS, cut, cut_at, pieces
 from sambasim.collectives.tree import additions
 
 
@@ -63,3 +63,9 @@ def test_slices_are_disjoint_cover_everything_and_are_cut_at_multiples(numel: in
 def test_pieces_cover_a_slice_in_order(start: int, length: int, limit: int) -> None:
     covered = [element for a, b in pieces(start, start + length, limit) for element in range(a, b)]
     assert covered == list(range(start, start + length))
+
+
+def test_many_small_groups_are_shared_out_where_none_can_be_cut() -> None:
+    groups = cut_at([([0], 64)] * 12, 3)
+    owned = [sum(stop - start for start, stop in of_rank) for of_rank in zip(*groups, strict=True)]
+    assert owned == [256, 256, 256]

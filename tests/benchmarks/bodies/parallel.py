@@ -151,7 +151,7 @@ def _batches(parts: int, clock: Clock) -> Iterator[tuple[Any, ...]]:
     """Batches of `parts` micro-batches, the same on all ranks; the clock ticks after each."""
     samples, size = SPLIT_GPT.samples(), SPLIT_GPT.batch_size * parts
     for step in range(STEPS + WARM_UP_STEPS):
-        rows = [samples[(step * size + row) % len(samples)] for row in range(size)]  # type: ignore[arg-type]
+        rows = [samples[(step * size + row) % len(samples)] for row in range(size)]  # type: ignore[arg-type]  # a Dataset need not have a length; this one has
         yield tuple(torch.stack(column) for column in zip(*rows, strict=True))
         clock.tick()
 
