@@ -237,7 +237,8 @@ class Executor:
     def update(self, losses: Sequence[float], request: int = 0) -> Steps[Updated]:
         """Run the update sections; afterwards every replica has the parameters of the next step. `losses`: of this
         rank's replica; `request`: what this rank asks of the run."""
-        return self._end_step(self._update if self._observer is None else self._observed_update, losses, request)
+        observed = self._observer is not None and self._observer.detailed
+        return self._end_step(self._observed_update if observed else self._update, losses, request)
 
     def exchange(self, losses: Sequence[float], request: int) -> Steps[Updated]:
         """Exchange losses and requests, as at the end of `update`, and nothing else."""
@@ -288,7 +289,8 @@ class Executor:
     ) -> Steps[None]:
         """Run `lines`, after `done` sections. Adds the seconds spent in communication to `_waited_s`."""
         observer = self._observer
-        began_ns = perf_counter_ns() if observer is not None else 0
+        is_timed = observer is not None and observer.detailed
+        began_ns = perf_counter_ns() if is_timed else 0
         for line in lines:
             communication, function = line.communication, line.function or line.compile()
             try:
@@ -296,7 +298,7 @@ class Executor:
                     function(live)
                 else:
                     spent_s = -perf_counter()
-                    communication.begin(*[live[operand] for operand in line.operands])
+                    communication.begin(*map(live.__getitem__, line.operands))
                     if not communication.is_ready():
                         spent_s += perf_counter()
                         while not communication.is_ready():
@@ -319,7 +321,7 @@ class Executor:
             for one in overlapped:
                 one.section_done(count)
             done = count
-            if observer is not None:
+            if is_timed:
                 began_ns = perf_counter_ns()
 
     def _failure(self, instruction: Instruction, error: Exception) -> SambasimError:

@@ -22,7 +22,8 @@ class StepObserver:
     Times are those of `perf_counter_ns`."""
 
     detailed: bool = True
-    """Whether it uses the spans of all tracks and their arguments. If not, it may get only spans of `COLLECTIVES`."""
+    """Whether it uses the spans of all tracks and their arguments, the times at which sections begin, and the sections
+    of the update. If not, it may get only spans of `COLLECTIVES` and the sections of passes."""
 
     def bind(self, replica: int, instruction: "Instruction") -> Callable[..., object]:
         """The function that every pass calls for `instruction`; called once, before the first pass."""

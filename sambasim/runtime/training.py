@@ -129,8 +129,9 @@ class Trainer:
         totals.training_s += step_s
         totals.sync_s += exposed_s
         totals.hidden_sync_s += hidden_s
-        for axis, seconds in waited_s.items():
-            totals.waited_s[axis] = totals.waited_s.get(axis, 0.0) + seconds
+        if waited_s:
+            for axis, seconds in waited_s.items():
+                totals.waited_s[axis] = totals.waited_s.get(axis, 0.0) + seconds
         totals.samples += self._samples
         totals.loss_last = loss
         if totals.steps == 1:

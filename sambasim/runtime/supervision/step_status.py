@@ -23,6 +23,7 @@ class StepStatus(StepObserver):
         self._activity = activity
         self._texts = _section_texts(program.training or program.evaluation)
         self._collectives: dict[str, bytes] = {}
+        self._is_numbered = False
         self._now = _WAITING  # what this rank does beside communication
 
     def step_begins(self, step: int) -> None:
@@ -35,6 +36,7 @@ class StepStatus(StepObserver):
     def pass_begins(self, replica: int, micro_step: int) -> None:
         if micro_step:  # most steps have only one, so the first is not numbered
             self._activity.micro_step(micro_step + 1)
+            self._is_numbered = True
         self._set(self._texts[0])
 
     def sections_end(self, replica: int, sections: Sequence[Section], began_ns: int) -> None:
@@ -60,7 +62,9 @@ class StepStatus(StepObserver):
         self._activity.set(text)
 
     def step_ends(self, step: int, norm: float | None) -> None:
-        self._activity.micro_step(0)
+        if self._is_numbered:
+            self._activity.micro_step(0)
+            self._is_numbered = False
         self._activity.set(_REPORTING)
 
 

@@ -69,9 +69,13 @@ class NodeFlags:
 
     def wait(self, counter: Counter, value: int) -> None:
         """Wait until all other ranks of the node have published `value` or more."""
-        if self._owner.observer is not None:
-            self._wait_observed(self._owner.observer, counter, value)
-            return
+        observer = self._owner.observer
+        if observer is not None and (observer.detailed or not self.reached(counter, value)):
+            self._wait_observed(observer, counter, value)  # only a trace shows waits that have ended before they began
+        elif observer is None:
+            self._wait_for_all(counter, value)
+
+    def _wait_for_all(self, counter: Counter, value: int) -> None:
         for words in self._peers:
             if words[counter] < value:
                 self._wait_for(words, counter, value)
@@ -90,13 +94,9 @@ class NodeFlags:
                 time.sleep(_SLEEP_S)
 
     def _wait_observed(self, observer: StepObserver, counter: Counter, value: int) -> None:
-        if not observer.detailed and self.reached(counter, value):
-            return  # only a trace shows waits that have ended before they began
         rank, began_ns = self._owner.rank, perf_counter_ns()
         observer.span_begins(rank, Track.COLLECTIVES, _WAITING)
-        for words in self._peers:
-            self._wait_for(words, counter, value)
-        self._sync()
+        self._wait_for_all(counter, value)
         observer.span_ends(rank, Track.COLLECTIVES, _WAITING, began_ns, _FOR[counter])
 
     def meet(self, counter: Counter, value: int) -> None:
