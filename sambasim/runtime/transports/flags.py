@@ -70,14 +70,14 @@ class NodeFlags:
     def wait(self, counter: Counter, value: int) -> None:
         """Wait until all other ranks of the node have published `value` or more."""
         observer = self._owner.observer
-        if observer is not None and (observer.detailed or not self.reached(counter, value)):
+        if observer is not None and observer.detailed:
             self._wait_observed(observer, counter, value)  # only a trace shows waits that have ended before they began
-        elif observer is None:
-            self._wait_for_all(counter, value)
-
-    def _wait_for_all(self, counter: Counter, value: int) -> None:
+            return
         for words in self._peers:
             if words[counter] < value:
+                if observer is not None:
+                    self._wait_observed(observer, counter, value)
+                    return
                 self._wait_for(words, counter, value)
         self._sync()
 
@@ -96,7 +96,9 @@ class NodeFlags:
     def _wait_observed(self, observer: StepObserver, counter: Counter, value: int) -> None:
         rank, began_ns = self._owner.rank, perf_counter_ns()
         observer.span_begins(rank, Track.COLLECTIVES, _WAITING)
-        self._wait_for_all(counter, value)
+        for words in self._peers:
+            self._wait_for(words, counter, value)
+        self._sync()
         observer.span_ends(rank, Track.COLLECTIVES, _WAITING, began_ns, _FOR[counter])
 
     def meet(self, counter: Counter, value: int) -> None:

@@ -79,17 +79,12 @@ class Network:
 
     def begin_step(self, groups: Sequence[ParameterGroup]) -> None:
         """A step begins that reduces `groups` in this order."""
-        if self.sources:
-            self._queue = list(groups)
-            self._post()
-
-    def send(self, group: ParameterGroup) -> None:
-        """Begin to send `group` to other nodes, once all ranks of this node have completed it."""
-        if self.sources:
-            self._send(group)
+        self._queue = list(groups)
+        self._post()
 
     @span(Track.COLLECTIVES, "send to other nodes")
-    def _send(self, group: ParameterGroup) -> None:
+    def send(self, group: ParameterGroup) -> None:
+        """Begin to send `group` to other nodes, once all ranks of this node have completed it."""
         gradient = self._own.region(group, "gradient")
         for message in self._reduce.sent:
             start, stop = self._slices[group.name][message.owner]
@@ -106,19 +101,13 @@ class Network:
 
     def has_received(self) -> bool:
         """Whether all operands of the next group have arrived."""
-        return not self.sources or self._communicator.test_all(self._receives)
-
-    def receive(self) -> None:
-        if self.sources:
-            self._receive()
+        return self._communicator.test_all(self._receives)
 
     @span(Track.COLLECTIVES, "wait for other nodes")
-    def _receive(self) -> None:
+    def receive(self) -> None:
         self._communicator.wait_all(self._receives)
 
     def done(self, group: ParameterGroup) -> None:
-        if not self.sources:
-            return
         self._moved.network += self.incoming_bytes[group.name]
         self._queue.pop(0)
         self._post()

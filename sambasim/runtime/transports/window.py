@@ -226,7 +226,7 @@ class WindowReduce(Overlapped):
 
     def __init__(self, window: Window, groups: Sequence[ParameterGroup], optimizers: Optimizers | None) -> None:
         self._window = window
-        self._network = window.network
+        self._network = window.network if window.network.sources else None
         self._flags = window.flags
         self._optimizers = optimizers
         steps = _additions(window)
@@ -247,14 +247,15 @@ class WindowReduce(Overlapped):
         self._pending = self._all[::-1]
         self._incomplete = self._pending.copy()
         self._updating_s = self._updated_in_pass_s = self._in_pass_s = 0.0
-        self._network.begin_step([one.group for one in self._all])
+        if self._network is not None:
+            self._network.begin_step([one.group for one in self._all])
 
     def section_done(self, count: int) -> None:
         self._flags.publish(Counter.PROGRESS, self._done + count)
         began_s = time.perf_counter()
         while self._incomplete and self._is_complete(self._incomplete[-1], count):
-            self._network.send(self._incomplete.pop().group)
-        while len(self._pending) > len(self._incomplete) and self._network.has_received():
+            self._send(self._incomplete.pop())
+        while len(self._pending) > len(self._incomplete) and (self._network is None or self._network.has_received()):
             self._finish(self._pending.pop())
         self._in_pass_s += time.perf_counter() - began_s
 
@@ -263,14 +264,16 @@ class WindowReduce(Overlapped):
         self._flags.publish(Counter.PROGRESS, self._done + self._window.pass_length)
         while self._incomplete:
             self._flags.wait(Counter.PROGRESS, self._done + self._incomplete[-1].ready_at)
-            self._network.send(self._incomplete.pop().group)
+            self._send(self._incomplete.pop())
 
     def finish(self) -> object:
         while self._pending:
-            self._network.receive()
+            if self._network is not None:
+                self._network.receive()
             self._finish(self._pending.pop())
         if self._optimizers is None:
-            self._window.wait_for_passes()  # from here on, parameters may be changed
+            # From here on, parameters may be changed.
+            self._flags.wait(Counter.PROGRESS, self._done + self._window.pass_length)
         else:
             self._window.spread()
             self.update_s = self._updating_s - self._updated_in_pass_s
@@ -279,6 +282,10 @@ class WindowReduce(Overlapped):
     @property
     def hidden_s(self) -> float:
         return self._in_pass_s - self._updated_in_pass_s
+
+    def _send(self, work: _Work) -> None:
+        if self._network is not None:
+            self._network.send(work.group)
 
     def _is_complete(self, work: _Work, count: int) -> bool:
         """Whether all replicas of the node have completed the group, if this one has run `count` sections."""
@@ -295,14 +302,15 @@ class WindowReduce(Overlapped):
             observer.span_begins(window.rank, Track.COLLECTIVES, name)
             began_ns = perf_counter_ns()
             self._reduce(work)
-            network_bytes = self._network.incoming_bytes[work.group.name]
+            network_bytes = window.network.incoming_bytes[work.group.name]
             args: SpanArgs = {
                 "group": work.group.name,
                 "peer_bytes": work.peer_bytes,
                 "network_bytes": network_bytes,
             }
             observer.span_ends(window.rank, Track.COLLECTIVES, name, began_ns, args)
-        self._network.done(work.group)
+        if self._network is not None:
+            self._network.done(work.group)
         window.bytes_moved.peer += work.peer_bytes
 
     def _reduce(self, work: _Work) -> None:
@@ -321,7 +329,7 @@ class WindowReduce(Overlapped):
         window, mean = self._window, self._means[group.dtype]
         start, stop = window.owned(group)
         gradients = {rank: memory.region(group, "gradient")[start:stop] for rank, memory in window.by_rank.items()}
-        gathered = {**gradients, **self._network.operands(group)}
+        gathered = {**gradients, **window.network.operands(group)}
         operands = [gathered[rank] for rank in sorted(gathered)]  # in the order of the tree
         near = window.program.gradient_bytes <= _NEAR_BYTES
         done = []
