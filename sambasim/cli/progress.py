@@ -113,8 +113,11 @@ class RunProgress(RunObserver):
             print(f"sync moved {', '.join(f'{format_bytes(count)} {kind}' for kind, count in moved)}")
         show(*step_times(summary))
         if summary.skipped_steps:
-            skipped = f"{summary.skipped_steps} of {summary.steps} steps were skipped: their loss was not finite"
-            print(f"warning: {skipped}, first at step {summary.first_nonfinite_step}")
+            skipped = f"{summary.skipped_steps} of {summary.steps} steps were skipped"
+            if summary.loss_scale is not None:
+                print(f"{skipped}: their gradients overflowed; the loss scale is {summary.loss_scale:g}")
+            else:
+                print(f"warning: {skipped}: their loss was not finite, first at step {summary.first_nonfinite_step}")
         elif summary.first_nonfinite_step is not None:
             print(f"warning: the loss was not finite at step {summary.first_nonfinite_step}, the first such step")
         if failed := summary.failed_checkpoints:

@@ -69,16 +69,17 @@ class CapturedGraph:
         return tuple(sorted(int(role.name) for role in self.inputs.values() if role.kind == "tangent")) or (0,)
 
 
-def capture_training(step: nn.Module, inputs: Sequence[Tensor], *, widened: bool = False) -> CapturedGraph:
-    """The joint graph of forward, loss and backward of `step`. `widened` has float32 where a narrower type would not
-    do: see `precision`. Raises CaptureError, with the user's line, for what cannot be traced."""
+def capture_training(step: nn.Module, inputs: Sequence[Tensor], *, narrow: torch.dtype | None = None) -> CapturedGraph:
+    """The joint graph of forward, loss and backward of `step`. `narrow`: the type that numbers are stored in, with
+    float32 where it would not do: see `precision`. Raises CaptureError, with the user's line, for what cannot be
+    traced."""
     with _tracing("training step"):
         exported = _export(step, inputs, strict=True)
-        if widened:
+        if narrow is not None:
             widen(exported.graph_module)
         module = exported.module(check_guards=False)
-        lifted = _lift_constants(module, widened)
-        with contextlib.ExitStack() as stack, default_type(torch.float32 if widened else torch.get_default_dtype()):
+        lifted = _lift_constants(module, narrow)
+        with contextlib.ExitStack() as stack, default_type(torch.float32 if narrow else torch.get_default_dtype()):
             stack.enter_context(_kernels_of_eager())
             joint = aot_export_joint_with_descriptors(stack, module, tuple(inputs))
     graph = joint.graph_module.graph
@@ -102,15 +103,17 @@ def starts_a_backward(captured: CapturedGraph, *, any_shape: bool) -> bool:
     return differentiable and (any_shape or value.numel() == 1)
 
 
-def capture_evaluation(step: nn.Module, inputs: Sequence[Tensor], *, widened: bool = False) -> CapturedGraph:
-    """The forward graph of `step` as it is set, without gradients. `widened` and errors as in `capture_training`."""
+def capture_evaluation(
+    step: nn.Module, inputs: Sequence[Tensor], *, narrow: torch.dtype | None = None
+) -> CapturedGraph:
+    """The forward graph of `step` as it is set, without gradients. `narrow` and errors as in `capture_training`."""
     with _tracing("evaluation graph"), torch.no_grad():
         try:
             exported = _export(step, inputs, strict=False)
         except Exception:
             exported = _export(step, inputs, strict=True)  # its message names the user's line
-        if widened:
-            _check_constants(exported)
+        if narrow is not None:
+            _check_constants(exported, narrow)
             widen(exported.graph_module)
             with default_type(torch.float32):
                 exported = exported.run_decompositions({})
@@ -137,9 +140,9 @@ def capture_evaluation(step: nn.Module, inputs: Sequence[Tensor], *, widened: bo
     return CapturedGraph(exported.graph, roles, tuple(outputs), constants)
 
 
-def _check_constants(exported: ExportedProgram) -> None:
-    """Raises CaptureError for constants of a type that is not bfloat16, but for those that the forward itself makes:
-    those are copied before they are read, and rounded there."""
+def _check_constants(exported: ExportedProgram, narrow: torch.dtype) -> None:
+    """Raises CaptureError for constants of another type than `narrow`, but for those that the forward itself
+    makes: those are copied before they are read, and rounded there."""
     paths = {
         spec.arg.name: str(spec.target)
         for spec in exported.graph_signature.input_specs
@@ -147,7 +150,7 @@ def _check_constants(exported: ExportedProgram) -> None:
     }
     for node in exported.graph.nodes:
         if node.name in paths and any(user.target != torch.ops.aten.lift_fresh_copy.default for user in node.users):
-            check_rounded(paths[node.name], exported.constants[paths[node.name]], read_by(node))
+            check_rounded(paths[node.name], exported.constants[paths[node.name]], narrow, read_by(node))
 
 
 def _export(step: nn.Module, inputs: Sequence[Tensor], *, strict: bool) -> ExportedProgram:
@@ -162,17 +165,17 @@ def _export(step: nn.Module, inputs: Sequence[Tensor], *, strict: bool) -> Expor
         return torch.export.export(step, tuple(inputs), strict=strict)
 
 
-def _lift_constants(module: fx.GraphModule, widened: bool) -> dict[str, Tensor]:
+def _lift_constants(module: fx.GraphModule, narrow: torch.dtype | None) -> dict[str, Tensor]:
     """Make buffers of the tensors that `module` reads and the model does not have, since the joint trace has buffers as
-    inputs. Raises CaptureError for those that `widened` does not round."""
+    inputs. Raises CaptureError for those that are not rounded."""
     known = {name for name, _ in module.named_buffers()}
     constants = {}
     for node in module.graph.nodes:
         is_new = node.op == "get_attr" and node.target not in known
         value = attrgetter(node.target)(module) if is_new else None
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-            if widened:
-                check_rounded(node.target, value, read_by(node))
+            if narrow is not None:
+                check_rounded(node.target, value, narrow, read_by(node))
             constants[node.target] = value
     for path, value in constants.items():
         owner, _, name = path.rpartition(".")

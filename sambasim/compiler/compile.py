@@ -161,7 +161,15 @@ def pipeline(options: CompileOptions, updates: Sequence[Update] | None = None) -
     if updates is None and options.optimizer is not None:
         updates = [Update(options.optimizer.name, options.optimizer.hyperparameters())]
     if updates and not options.inference:
-        passes.append(AttachOptimizers(tuple(updates), options.stochastic_rounding, options.gradient_groups))
+        passes.append(
+            AttachOptimizers(
+                tuple(updates),
+                options.stochastic_rounding,
+                options.gradient_groups,
+                scales_loss=options.dtype == "fp16",
+                master_weights=options.keeps_master_weights,
+            )
+        )
     if options.data_parallel or options.chips > 1:
         passes.append(AddDataParallel(options.world_size, options.chips, options.zero, several=options.data_parallel))
     return [*passes, Place(), Fits(budget)]
@@ -185,35 +193,37 @@ def schedule_of(options: CompileOptions) -> Schedule | None:
 
 
 def _capture(step: TrainingStep, tensors: tuple[Tensor, ...], options: CompileOptions, watch: Stopwatch) -> Captures:
-    widened = STORED[options.dtype] is not None
+    narrow = STORED[options.dtype]
     loss = None if options.inference else options.loss
     training = None
     if not options.inference:
         watch.begin("capture the training step")
         if not step.model.training:
             step.model.train()
-        training = _captured(step, tensors, widened, loss.name if loss else None)
+        training = _captured(step, tensors, narrow, loss.name if loss else None)
     watch.begin("capture the evaluation graph")
     by_sample = per_sample_loss(loss.name, loss.args) if loss else None
     mean = training_loss(loss.name, loss.args) if loss and by_sample is None else None
     evaluation_step = EvaluationStep(step.model, step.names, by_sample or mean, step.by_keyword).eval()
-    evaluation = _captured(evaluation_step, tensors, widened)
+    evaluation = _captured(evaluation_step, tensors, narrow)
     single = None
     if not options.inference and by_sample is None and tensors[0].shape[0] > 1:
         watch.begin("capture the evaluation graph at batch 1")
         with suppress(CaptureError):  # not every sound model runs on one sample; `_notices` says so
             ones = tuple(tensor[:1].clone() for tensor in tensors)
-            single = capture_evaluation(evaluation_step, ones, widened=widened)
+            single = capture_evaluation(evaluation_step, ones, narrow=narrow)
     return Captures(training, evaluation, single, per_sample_loss=by_sample is not None)
 
 
-def _captured(step: nn.Module, tensors: Sequence[Tensor], widened: bool, loss_name: str | None = None) -> CapturedGraph:
+def _captured(
+    step: nn.Module, tensors: Sequence[Tensor], narrow: torch.dtype | None, loss_name: str | None = None
+) -> CapturedGraph:
     """The captured graph of a step. Raises an error if a capture would lose something that the model does. After a
     failed capture PyTorch runs the model once, because its messages are better than a tracer's."""
     is_checked = refuse_lost_effects(step, tensors)
     capture = capture_training if isinstance(step, TrainingStep) else capture_evaluation
     try:
-        captured = capture(step, tensors, widened=widened)
+        captured = capture(step, tensors, narrow=narrow)
     except CaptureError as error:
         raise explained(error, step, tensors, loss_name) from error
     if isinstance(step, TrainingStep) and not starts_a_backward(captured, any_shape=step.any_loss):

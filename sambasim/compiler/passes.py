@@ -103,12 +103,11 @@ class Place:
 def _place_group(
     group: ParameterGroup, program: Program, allocate: Callable[[int], int], offsets: dict[str, int]
 ) -> ParameterGroup:
-    element_bytes = DTYPE_BYTES[group.dtype]
     optimizer = program.optimizers[group.optimizer]
-    regions = {region: allocate(group.numel * element_bytes) for region in optimizer.regions}
+    regions = {region: allocate(group.region_type(region).size_bytes) for region in optimizer.regions}
     for member in group.members:
         for region, name in optimizer.symbols_of(member).items():
-            offsets[name] = regions[region] + member.start * element_bytes
+            offsets[name] = regions[region] + member.start * DTYPE_BYTES[group.region_type(region).dtype]
     return replace(group, regions=regions)
 
 

@@ -1,6 +1,6 @@
-"""The dtypes that a model is captured in: its own, or bfloat16 for `--dtype bf16`. Losses then take widened operands
-and give float32; the operators of `ADDING` are widened and their results rounded, because their kernels round after
-each addition."""
+"""The dtypes that a model is captured in: its own, or a narrow one for `--dtype bf16` and `fp16`. Losses then take
+widened operands and give float32; the operators of `ADDING` are widened and their results rounded, because their
+kernels round after each addition."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -12,8 +12,10 @@ from sambasim.compiler.names import own_name
 from sambasim.errors import CaptureError
 from sambasim.ir.operators import OPERATORS, OperatorKind
 
-STORED: Mapping[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
+STORED: Mapping[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 """By `--dtype`: the type of all floating-point numbers; None leaves to each tensor the type that it has."""
+
+_NAMES = {dtype: name for name, dtype in STORED.items()}
 
 ADDING = frozenset(f"aten.{name}" for name in (
     "avg_pool1d.default", "avg_pool2d.default", "avg_pool3d.default", "col2im.default", "embedding.default",
@@ -21,7 +23,7 @@ ADDING = frozenset(f"aten.{name}" for name in (
     "logsumexp.default", "max_pool2d.default", "max_pool3d.default", "pad.default", "prod.default", "prod.dim_int",
     "unfold.default",
 ))  # fmt: skip
-"""Operators that add up (or multiply) in bfloat16, forward or backward, by torch 2.13 on a CPU; one has no kernel."""
+"""Operators that add up (or multiply) in 16 bits, forward or backward, by torch 2.13 on a CPU; one has no kernel."""
 
 _ORIGIN = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack", "from_node")
 
@@ -53,21 +55,21 @@ def inputs_in(dtype: torch.dtype | None, inputs: Mapping[str, Tensor]) -> dict[s
     }
 
 
-def check_rounded(path: str, value: Tensor, where: str | None) -> None:
-    """Raises CaptureError for a constant that --dtype bf16 does not round. `where` is the line that reads it."""
-    if value.is_floating_point() and value.dtype is not torch.bfloat16:
+def check_rounded(path: str, value: Tensor, narrow: torch.dtype, where: str | None) -> None:
+    """Raises CaptureError for a constant that is not of the dtype `narrow`. `where` is the line that reads it."""
+    if value.is_floating_point() and value.dtype is not narrow:
         dtype = str(value.dtype).removeprefix("torch.")
         # "lifted_tensor" is torch's word for a tensor whose list or dictionary it does not know.
         what = "a constant" if "lifted_tensor" in path else f"the constant {own_name(path)}"
         raise CaptureError(
-            f"{what} is {dtype}, and with --dtype bf16 only what a module has is rounded",
+            f"{what} is {dtype}, and with --dtype {_NAMES[narrow]} only what a module has is rounded",
             where=where,
-            remedy="make it an attribute of a module, or a tensor of torch.bfloat16",
+            remedy=f"make it an attribute of a module, or a tensor of {narrow}",
         )
 
 
 def widen(module: fx.GraphModule) -> None:
-    """Change `module`: losses and the operators of `ADDING` take float32, and what torch's default type made bfloat16
+    """Change `module`: losses and the operators of `ADDING` take float32, and what torch's default type made narrow
     is made in float32 and rounded. The types behind a loss are not updated: trace it again."""
     for node in list(module.graph.nodes):
         operator = OPERATORS.get(str(node.target))
@@ -102,7 +104,7 @@ def _widen_operands(node: fx.Node) -> bool:
 
 
 def _is_typed_by_default(node: fx.Node) -> bool:
-    """Whether the result is bfloat16 only because that is torch's default: no operand is, and none is asked for."""
+    """Whether the result is narrow only because that is torch's default: no operand is, and none is asked for."""
     operands = [operand.meta.get("val") for operand in node.all_input_nodes]
     if any(isinstance(operand, Tensor) and operand.is_floating_point() for operand in operands):
         return False

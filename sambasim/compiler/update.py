@@ -13,6 +13,8 @@ from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Graph, Node, Ref, Section, SectionKind, node_references
 from sambasim.ir.mesh import DATA_PARALLEL, Axis
 from sambasim.ir.program import (
+    LOSS_SCALE,
+    MASTER,
     ROUNDING_SEED,
     DataParallel,
     GradientGroup,
@@ -58,13 +60,17 @@ class Update:
 @dataclass(frozen=True, slots=True)
 class AttachOptimizers:
     """Attach `updates`; every parameter with a gradient must belong to one of them. With `stochastic_rounding`, steps
-    round by draws that depend on a run's seed. Raises OptionError if updates clip differently."""
+    round by draws that depend on a run's seed; with `scales_loss`, they are skipped if gradients are not finite; with
+    `master_weights`, states are float32, and a copy of the parameters is one of them. Raises OptionError if updates
+    clip differently."""
 
     title: ClassVar[str] = "attach the optimizer"
     reaches: ClassVar[Progress] = Progress.OPTIMIZED
     updates: tuple[Update, ...]
     stochastic_rounding: bool = False
     grouping: Grouping = "section"
+    scales_loss: bool = False
+    master_weights: bool = False
 
     def __call__(self, program: Program) -> Program:
         training = program.training
@@ -72,11 +78,14 @@ class AttachOptimizers:
             return program
         _check_clipping(self.updates)
         groups = _groups(training, program, self.updates, self.grouping)
+        if self.master_weights:
+            groups = tuple(replace(group, state_dtype="float32") for group in groups)
         optimizers: list[Optimizer] = []
         for index, update in enumerate(self.updates):
             updated = [m.parameter for group in groups if group.optimizer == index for m in group.members]
             taken = {optimizer.name for optimizer in optimizers}
-            optimizers.append(Optimizer(_free_name(update, updated, program, taken), update.kind, update.states))
+            states = (MASTER, *update.states) if self.master_weights else update.states
+            optimizers.append(Optimizer(_free_name(update, updated, program, taken, states), update.kind, states))
         symbols = dict(program.symbols)
         for group in groups:
             optimizer = optimizers[group.optimizer]
@@ -84,7 +93,8 @@ class AttachOptimizers:
                 for state in optimizer.states:
                     name = state_name(member.parameter, optimizer.name, state)
                     parameter = symbols[member.parameter]
-                    symbols[name] = Symbol(name, SymbolKind.OPTIMIZER_STATE, parameter.type, cuts=parameter.cuts)
+                    type_ = TensorType(group.region_type(state).dtype, parameter.type.shape)
+                    symbols[name] = Symbol(name, SymbolKind.OPTIMIZER_STATE, type_, cuts=parameter.cuts)
         return replace(
             program,
             symbols=symbols,
@@ -102,15 +112,18 @@ class AttachOptimizers:
         ]
         if self.stochastic_rounding:
             arguments.append(RuntimeArgument(ROUNDING_SEED, 0, "of the draws by which optimizer steps round"))
+        if self.scales_loss:
+            arguments.append(RuntimeArgument(LOSS_SCALE, 1.0, "by which the loss is multiplied before the backward"))
         return arguments
 
     def _with_update(self, training: Graph, groups: tuple[ParameterGroup, ...], program: Program) -> Graph:
-        """`training` with an OPT section for each group, behind a GRADNORM section if gradients are clipped."""
+        """`training` with an OPT section for each group, behind a GRADNORM section if gradients are clipped or may
+        overflow."""
         extended = _Extended(training.nodes, training.sections)
         values = dict(training.values)
         prefix = prefix_of(program.loss or "")
         norm: tuple[Ref, ...] = ()
-        if any("max_grad_norm" in update.hyperparameters for update in self.updates):
+        if self.scales_loss or any("max_grad_norm" in update.hyperparameters for update in self.updates):
             blocks, total = "$square_sums", "$gradient_norm"
             count = sum(member.blocks for group in groups for member in group.members)
             values[blocks] = TensorType("float64", (count,))
@@ -159,13 +172,15 @@ def _check_clipping(updates: Sequence[Update]) -> None:
         )
 
 
-def _free_name(update: Update, parameters: Sequence[str], program: Program, taken: Collection[str]) -> str:
+def _free_name(
+    update: Update, parameters: Sequence[str], program: Program, taken: Collection[str], states: Sequence[str]
+) -> str:
     """`sgd0`, or the next number that no other optimizer has, and with which no state has the name of a symbol of the
     model."""
 
     def is_free(name: str) -> bool:
-        states = (state_name(parameter, name, state) for parameter in parameters for state in update.states)
-        return name not in taken and not any(state in program.symbols for state in states)
+        found = (state_name(parameter, name, state) for parameter in parameters for state in states)
+        return name not in taken and not any(state in program.symbols for state in found)
 
     return next(name for number in count() if is_free(name := f"{update.kind}{number}"))
 

@@ -21,6 +21,7 @@ Batch: TypeAlias = "Tensor | Sequence[object] | Mapping[str, object] | Failure"
 _NARROWED: Mapping[str, tuple[torch.dtype, ...]] = {
     "float32": (torch.float64,),
     "bfloat16": (torch.float64, torch.float32),
+    "float16": (torch.float64, torch.float32),
 }
 
 _SAME_REMEDY = "give every sample the same values, shapes and dtypes: pad, crop or convert them in the dataset"

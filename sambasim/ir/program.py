@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sambasim.ir.graph import Graph
 from sambasim.ir.mesh import DATA_PARALLEL, Axis, least_replicas, replica_mesh
 from sambasim.ir.schedule import Schedule
-from sambasim.ir.types import DTYPE_BYTES, NORM_BLOCK_ELEMENTS, Symbol
+from sambasim.ir.types import DTYPE_BYTES, NORM_BLOCK_ELEMENTS, Symbol, TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,8 @@ class Member:
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
     """Parameters that lie side by side: one kernel updates them, one exchange reduces their gradients. `numel` is a
-    multiple of 64; gaps between members stay zero. `regions` gives the device address of each flat tensor."""
+    multiple of 64; gaps between members stay zero. `regions` gives the device address of each flat tensor.
+    `state_dtype`: of the optimizer states; None if it is that of the parameters."""
 
     name: str
     dtype: str
@@ -38,6 +39,12 @@ class ParameterGroup:
     members: tuple[Member, ...]
     optimizer: int
     regions: Mapping[str, int]
+    state_dtype: str | None = None
+
+    def region_type(self, region: str) -> TensorType:
+        """Of "parameter", "gradient" or a state."""
+        dtype = self.dtype if region in ("parameter", "gradient") else self.state_dtype or self.dtype
+        return TensorType(dtype, (self.numel,))
 
     @property
     def block_starts(self) -> tuple[int, ...]:
@@ -81,6 +88,13 @@ class RuntimeArgument:
 
 ROUNDING_SEED = "rounding_seed"
 """The runtime argument that a program has if, and only if, optimizer steps round to bfloat16 stochastically."""
+
+LOSS_SCALE = "loss_scale"
+"""The runtime argument that a program has if, and only if, the backward starts from the loss times a scale, and a step
+whose gradients are not finite is skipped."""
+
+MASTER = "master"
+"""The optimizer state that is a float32 copy of a 16-bit parameter, which steps update."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -351,11 +351,12 @@ def _names_of(group: ParameterGroup, program: Program) -> Iterable[str]:
 def _verify_group(group: ParameterGroup, program: Program) -> None:
     _require(group.numel % ALIGNMENT_ELEMENTS == 0, 8, f"{group.name} has {group.numel} elements")
     _require(group.dtype in DTYPE_BYTES, 12, f"{group.name} has the unknown dtype {group.dtype!r}")
-    element_bytes = DTYPE_BYTES[group.dtype]
+    _require(group.state_dtype in (None, *DTYPE_BYTES), 12, f"{group.name} has states of {group.state_dtype!r}")
+    types = {region: group.region_type(region) for region in group.regions}
     optimizer = program.optimizers[group.optimizer]
     _require(set(group.regions) == set(optimizer.regions), 8, f"{group.name} has the regions {sorted(group.regions)}")
     for region, offset in group.regions.items():
-        end = offset + group.numel * element_bytes
+        end = offset + types[region].size_bytes
         inside = offset >= 0 and offset % ALIGNMENT_BYTES == 0 and end <= program.device_bytes
         _require(inside, 7, f"region {region} of {group.name} lies at {offset}, up to {end}")
     reached = 0
@@ -366,10 +367,11 @@ def _verify_group(group: ParameterGroup, program: Program) -> None:
         _require(member.numel >= 0 and reached <= group.numel, 8, f"{member.parameter} ends past its group")
         for region, name in optimizer.symbols_of(member).items():
             symbol = _symbol(name, program, 8, f"{group.name} names {name}, which is no symbol")
-            address = group.regions[region] + member.start * element_bytes
+            dtype = types[region].dtype
+            address = group.regions[region] + member.start * DTYPE_BYTES[dtype]
             _require(symbol.offset == address, 8, f"{name} lies at {symbol.offset}, its group says {address}")
-            fits = symbol.type.dtype == group.dtype and symbol.type.numel == member.numel
-            _require(fits, 6, f"{name} is {symbol.type}, its group says {group.dtype} × {member.numel}")
+            fits = symbol.type.dtype == dtype and symbol.type.numel == member.numel
+            _require(fits, 6, f"{name} is {symbol.type}, its group says {dtype} × {member.numel}")
         gradient, parameter = program.symbols[member.gradient], program.symbols[member.parameter]
         _require(gradient.type == parameter.type, 6, f"{gradient.name} is {gradient.type}, not {parameter.type}")
 

@@ -85,9 +85,10 @@ def kept(program: Program, owned: Mapping[str, tuple[int, int]]) -> Sequence[Kep
         whole_bytes = own_bytes = 0
         for group in program.groups:
             start, stop = owned[group.name] if program.zero >= level else (0, group.numel)
-            tensors = len(program.optimizers[group.optimizer].states) if kind == "states" else 1
-            whole_bytes += tensors * group.numel * DTYPE_BYTES[group.dtype]
-            own_bytes += tensors * (stop - start) * DTYPE_BYTES[group.dtype]
+            for region in program.optimizers[group.optimizer].states if kind == "states" else (kind[:-1],):
+                size_bytes = DTYPE_BYTES[group.region_type(region).dtype]
+                whole_bytes += group.numel * size_bytes
+                own_bytes += (stop - start) * size_bytes
         found.append(Kept(kind, whole_bytes, own_bytes))
     return found
 

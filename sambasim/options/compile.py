@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 from pydantic import JsonValue, field_validator
 
@@ -22,7 +21,14 @@ from sambasim.options.load import (
     read_toml,
     show,
 )
-from sambasim.options.training import DataOptions, LossOptions, ModelOptions, OptimizerOptions, TrainingOptions
+from sambasim.options.training import (
+    DataOptions,
+    LossOptions,
+    LossScaleOptions,
+    ModelOptions,
+    OptimizerOptions,
+    TrainingOptions,
+)
 
 QUICK_START = Path(__file__).parent.parent / "quickstart" / "digits.toml"
 
@@ -40,11 +46,7 @@ class Sections(Options):
 
 
 class BuildOptions(BuildFlags, Options):
-    """How it is compiled: the `[compile]` table. `num_tiles` None is all tiles. `dtype` is how parameters, activations
-    and gradients are stored."""
-
-    dtype: Literal["fp32", "bf16"] = "fp32"
-    stochastic_rounding: bool = False
+    """How it is compiled: the `[compile]` table. `num_tiles` None is all tiles; `master_weights` None is float16."""
 
     @field_validator("pef_name")
     @classmethod
@@ -60,9 +62,20 @@ class BuildOptions(BuildFlags, Options):
         if self.stochastic_rounding and self.dtype != "bf16":
             what = f"needs bf16; with {self.dtype} nothing is rounded to bf16"
             yield Problem("stochastic_rounding", what, "add --dtype bf16, or leave out --enable-stoc-rounding")
-        if self.stochastic_rounding and self.inference:
-            what = "does not go with inference, which has no optimizer step"
-            yield Problem("stochastic_rounding", what, "leave out --enable-stoc-rounding or --inference")
+        if self.master_weights and self.dtype == "fp32":
+            what = "needs 16-bit parameters; with fp32 they are float32 themselves"
+            yield Problem("master_weights", what, "add --dtype bf16 or fp16, or leave out --master-weights")
+        if self.stochastic_rounding and self.master_weights and self.dtype == "bf16":
+            what = "does not go with master_weights, from which parameters are rounded to nearest"
+            yield Problem("stochastic_rounding", what, "leave out --enable-stoc-rounding or --master-weights")
+        for name, flag in {"stochastic_rounding": "enable-stoc-rounding", "master_weights": "master-weights"}.items():
+            if getattr(self, name) and self.inference:
+                what = "does not go with inference, which has no optimizer step"
+                yield Problem(name, what, f"leave out --{flag} or --inference")
+
+    @property
+    def keeps_master_weights(self) -> bool:
+        return self.dtype == "fp16" if self.master_weights is None else self.master_weights
 
 
 class ParallelOptions(ParallelFlags, Options):
@@ -123,6 +136,9 @@ class CompileOptions(Sections, ParallelOptions, BuildOptions):
                 what = f"does not divide the {batch_size // self.chips} samples of a chip"
             remedy = f"another number of them, or --batch-size {-(-batch_size // passes) * passes}"
             yield Problem(f"parallel.{name}", what, remedy, str(parts))
+        if self.training.loss_scale != LossScaleOptions() and self.dtype != "fp16":
+            what = f"is for fp16; with {self.dtype} the loss is not scaled"
+            yield Problem("training.loss_scale", what, "add --dtype fp16, or leave it out")
         if self.optimizer is None and not self.inference:
             remedy = "--set optimizer.name=adamw (or --inference)"
             yield Problem("optimizer.name", "is missing, and training needs one", remedy)

@@ -231,6 +231,22 @@ class BuildFlags(Fields):
         ),
     ] = "o3"
     arch: Annotated[Literal["sn10", "sn30", "sn40"], Flag("--arch", "Device to compile for.", DEVICE)] = "sn30"
+    dtype: Annotated[
+        Literal["fp32", "bf16", "fp16"],
+        Flag("--dtype", "How parameters, activations and gradients are stored; fp16 scales the loss.", NUMERICS),
+    ] = "fp32"
+    stochastic_rounding: Annotated[
+        bool, Flag("--enable-stoc-rounding", "With bf16: optimizer steps round stochastically.", NUMERICS)
+    ] = False
+    master_weights: Annotated[
+        bool | None,
+        Flag(
+            "--master-weights/--no-master-weights",
+            "With 16-bit parameters: optimizers update float32 copies, and have float32 states.",
+            NUMERICS,
+            default="on with fp16",
+        ),
+    ] = None
     num_tiles: Annotated[
         Count | None, Flag("--num-tiles", "Tiles of the device that one replica has.", DEVICE, default="all")
     ] = None

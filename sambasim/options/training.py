@@ -1,5 +1,6 @@
 """The tables of a config that say what is trained: the fields without a flag, and what must fit together."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
@@ -213,11 +214,33 @@ class ScheduleOptions(Options):
             yield Problem("warmup_steps", what, given=str(self.warmup_steps))
 
 
+class LossScaleOptions(Options):
+    """The `[training.loss_scale]` table, for fp16: the loss is multiplied by `start`. A step whose gradients overflow
+    is skipped. If `dynamic`, every overflow halves the scale once `hysteresis` steps were skipped, and `window` steps
+    without one double it. Below `minimum` the run ends with an error. The defaults are those of DeepSpeed."""
+
+    dynamic: bool = True
+    start: float = Field(default=2.0**16, ge=1, le=2.0**32)
+    window: Count = 1000
+    hysteresis: Count = 2
+    minimum: float = Field(default=1.0, gt=0)
+
+    def problems(self) -> Iterator[Problem]:
+        if self.start < self.minimum:
+            yield Problem("start", f"must be at least the minimum, {self.minimum:g}", given=f"{self.start:g}")
+        for name in ("start", "minimum"):
+            value = getattr(self, name)
+            if math.frexp(value)[0] != 0.5:
+                remedy = f"--set training.loss_scale.{name}={2.0 ** round(math.log2(value))}"
+                yield Problem(name, "must be a power of two, so that scaling is exact", remedy, str(value))
+
+
 class TrainingOptions(TrainingFlags, Options):
     """The `[training]` table: either `epochs` or `steps`; with neither, one epoch. A run may change all but
     `batch_size`."""
 
     schedule: ScheduleOptions = ScheduleOptions()
+    loss_scale: LossScaleOptions = LossScaleOptions()
 
     def problems(self) -> Iterator[Problem]:
         if self.epochs is not None and self.steps is not None:

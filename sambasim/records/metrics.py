@@ -20,7 +20,8 @@ class StepRecord(Record):
     `loss` is the mean over replicas and micro-steps. `step_s` is the whole step of rank 0, reading data included.
     `sync_s` is the time of rank 0 in REDUCE, GATHER and the exchange of GRADNORM after its backward ended, waiting
     included, and in the passes of ZeRO 2 and 3; `hidden_sync_s` is that time before its backward ended. Neither
-    includes OPT. `waited_s`: the time of rank 0 in communication within a replica, by mesh axis.
+    includes OPT. `waited_s`: the time of rank 0 in communication within a replica, by mesh axis. `loss_scale` is that
+    of the step, in float16; `grad_norm` is without it.
     """
 
     kind: Literal["step"] = "step"
@@ -34,6 +35,7 @@ class StepRecord(Record):
     waited_s: dict[str, float] = Field(default_factory=dict)
     samples_per_s: float
     grad_norm: float | None = None
+    loss_scale: float | None = None
 
 
 class EvaluationRecord(Record):
@@ -108,7 +110,8 @@ class SummaryRecord(Record):
     digests are promised for equal threads, torch build and engine. `world_size` counts replicas, and `chips` those that
     share the batch of one. `training_s` is of rank 0; `model_s` is the part in forward and backward, with reading data
     and the hidden sync, without `waited_s`, by mesh axis. After a resume, they count the steps since
-    `resumed_after_step`. `steps` includes `skipped_steps`, whose loss was not finite.
+    `resumed_after_step`. `steps` includes `skipped_steps`, whose loss or float16 gradients were not finite;
+    `loss_scale` is that of the next step.
     """
 
     kind: Literal["summary"] = "summary"
@@ -142,6 +145,7 @@ class SummaryRecord(Record):
     loss_last: float
     first_nonfinite_step: Count | None
     skipped_steps: Count = 0
+    loss_scale: float | None = None
     evaluation: EvaluationRecord | None
     bytes: BytesRecord
     weights_sha256: str

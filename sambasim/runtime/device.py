@@ -60,7 +60,7 @@ class DeviceMemory:
     def region(self, group: ParameterGroup, region: str) -> Tensor:
         """A flat tensor of `group`, in place. `region`: "parameter", "gradient" or a state of its optimizer."""
         place = self._shared if region == "parameter" else self._bytes
-        return _view(place, group.regions[region], TensorType(group.dtype, (group.numel,)))
+        return _view(place, group.regions[region], group.region_type(region))
 
     def releasing(self, group: ParameterGroup, region: str, keep: Slice) -> Callable[[], None]:
         """A function that frees the memory of `region` outside the slice `keep`; it is zeros when used again."""

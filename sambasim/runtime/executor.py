@@ -224,12 +224,12 @@ class Executor:
         self._live = []
         return outputs
 
-    def begin_step(self, number: int, rate: float) -> None:
+    def begin_step(self, number: int, rate: float, loss_scale: float = 1.0) -> None:
         """Begin optimizer step `number` (from 1), before its last pass. Returns when gradients may be overwritten."""
         transport, optimizers = self._transport, self._optimizers
         if transport is None or optimizers is None:
             raise InternalError(_UNBOUND)
-        optimizers.begin(number, rate)
+        optimizers.begin(number, rate, loss_scale)
         transport.wait_for_readers()
         for one in self._overlapped:
             one.begin_step()
@@ -245,8 +245,8 @@ class Executor:
         return self._end_step((), losses, request)
 
     def _end_step(self, update: Sequence[StraightLine], losses: Sequence[float], request: int) -> Steps[Updated]:
-        transport, end = self._transport, self._end
-        if transport is None or end is None:
+        transport, optimizers, end = self._transport, self._optimizers, self._end
+        if transport is None or optimizers is None or end is None:
             raise InternalError(_UNBOUND)
         began_ns, hidden_s = perf_counter_ns(), 0.0
         waited_s, self._waited_s = self._waited_s, {}
@@ -267,7 +267,8 @@ class Executor:
         exposed_s += perf_counter() - began_s
         norm = None if self._norm is None else live[self._norm]
         norm = norm if isinstance(norm, float) else None
-        return Updated(shared.losses, shared.request, norm, exposed_s, hidden_s, began_ns, waited_s)
+        applied = norm is None or optimizers.factor(norm) is not None
+        return Updated(shared.losses, shared.request, norm, exposed_s, hidden_s, began_ns, waited_s, applied)
 
     @property
     def draws_random_numbers(self) -> bool:

@@ -220,7 +220,8 @@ class TrainingJob:
                 position = Position(position.step, epoch + 1)
                 if self._saver is not None and not self._losses.is_skipping:
                     self._saver.save_if_due(position, trainer.totals, due=trainer.requested == SAVE)
-        self._losses.check_run(trainer.totals.steps, trainer.totals.skipped_steps)
+        if trainer.totals.loss_scale is None:  # with float16, the first steps may overflow
+            self._losses.check_run(trainer.totals.steps, trainer.totals.skipped_steps)
         if self._saver is not None:
             self._saver.at_end(position, trainer.totals)
         return evaluation

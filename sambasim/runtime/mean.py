@@ -190,11 +190,3 @@ def total_norm(sums: Iterable[float]) -> float:
 def coefficient(norm: float, max_norm: float) -> float:
     """The factor that reduces `norm` to at most `max_norm`, as torch computes it."""
     return min(1.0, max_norm / (norm + TORCH_CLIP_EPSILON))
-
-
-def clip(gradients: Sequence[Tensor], norm: float, max_norm: float) -> None:
-    """Scale `gradients`, whose norm is `norm`, in place to a norm of at most `max_norm`."""
-    scale = coefficient(norm, max_norm)
-    if scale < 1.0:
-        for gradient in gradients:
-            gradient.mul_(scale)

@@ -2,7 +2,7 @@
 
 Updates run on any slice of a group whose ends are multiples of 64 elements, with the bits of an update of the whole
 group. 16-bit parameters and states are widened to float32, updated, and rounded once: torch's fused SGD for CPUs does
-not change such parameters (torch 2.13).
+not change such parameters (torch 2.13). With master weights, their float32 copy is updated, and rounded.
 
 Stochastic rounding adds 16 random bits to the 16 low bits of a float32 that bfloat16 lacks, then cuts these off.
 Sources: Gupta et al., ICML 2015, arXiv:1502.02551; Zamirai et al., 2020, arXiv:2010.06192. The bits are those of
@@ -14,6 +14,7 @@ numpy's Philox4x64-10 (Salmon et al., SC11, doi:10.1145/2063384.2063405), which 
 The number of the tensor is 0 for the parameter, then that of its state.
 """
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -26,10 +27,11 @@ from torch import Tensor
 
 from sambasim.collectives.slices import pieces
 from sambasim.errors import InternalError
-from sambasim.ir.program import ROUNDING_SEED, ParameterGroup, Program
+from sambasim.ir.program import LOSS_SCALE, MASTER, ROUNDING_SEED, ParameterGroup, Program
 from sambasim.optimizers import OPTIMIZERS, Fused
 from sambasim.options.training import OptimizerOptions
 from sambasim.runtime.device import DeviceMemory
+from sambasim.runtime.mean import coefficient
 
 Arguments: TypeAlias = Mapping[str, float | int | bool]
 
@@ -67,6 +69,8 @@ class Scalars:
         self.step = 0
         self.number = torch.zeros(())
         self.keywords: dict[str, float | bool] = {}
+        self.unscale = 1.0
+        """By what 16-bit gradients are multiplied in float32: the inverse of the loss scale, a power of two."""
         self._last_given: tuple[Hyperparameters, float, bool] | None = None
 
     def begin(self, step: int, rate: float) -> None:
@@ -185,11 +189,39 @@ def wide_update(
     def update_slice(narrow_gradient: Tensor) -> None:
         for where, gradient, copies, compute, roundings in done:
             gradient.copy_(narrow_gradient[where])
+            if scalars.unscale != 1.0:
+                gradient.mul_(scalars.unscale)
             for value, place in copies:
                 value.copy_(place)
             compute(gradient)
             for round_piece in roundings:
                 round_piece()
+
+    return update_slice
+
+
+def master_update(
+    parameter: Tensor, states: Mapping[str, Tensor], scalars: Scalars, scratch: list[Tensor]
+) -> SliceUpdate:
+    """As `slice_update`, of the float32 parameters in `states`, which are then rounded to `parameter`. The first step
+    begins with a copy of `parameter`."""
+    master = states[MASTER]
+    if not scratch:
+        scratch.append(torch.empty(PIECE_ELEMENTS, dtype=torch.float32))
+    done = []
+    for a, b in pieces(0, parameter.numel(), PIECE_ELEMENTS):
+        others = {name: state[a:b] for name, state in states.items() if name != MASTER}
+        done.append((slice(a, b), scratch[0][: b - a], slice_update(master[a:b], others, scalars)))
+
+    def update_slice(narrow_gradient: Tensor) -> None:
+        if scalars.step == 1:
+            master.copy_(parameter)
+        for where, gradient, compute in done:
+            gradient.copy_(narrow_gradient[where])
+            if scalars.unscale != 1.0:
+                gradient.mul_(scalars.unscale)
+            compute(gradient)
+            parameter[where].copy_(master[where])
 
     return update_slice
 
@@ -218,10 +250,23 @@ class Optimizers:
         seed = arguments.get(ROUNDING_SEED)
         self._rounding_seed = None if seed is None else int(seed)
         self._scratch: list[Tensor] = []
+        self.scales_loss = LOSS_SCALE in arguments
+        self.loss_scale = 1.0
 
-    def begin(self, step: int, rate: float) -> None:
+    def begin(self, step: int, rate: float, loss_scale: float = 1.0) -> None:
         for scalars in self._scalars:
             scalars.begin(step, rate)
+        if loss_scale != self.loss_scale:
+            self.loss_scale = loss_scale
+            for scalars in self._scalars:
+                scalars.unscale = 1 / loss_scale
+
+    def factor(self, norm: float) -> float | None:
+        """What clipping multiplies gradients of this norm by, as torch does; None if the update must be skipped."""
+        if self.scales_loss and not math.isfinite(norm):
+            return None
+        bound = self._scalars[0].hyperparameters.get("max_grad_norm")
+        return 1.0 if bound is None else coefficient(norm, bound)
 
     def slice(self, group: ParameterGroup, start: int, stop: int, divisor: int = 1) -> SliceUpdate:
         """A function that updates elements `start` to `stop` of `group`, multiples of 64, in every step. It divides the
@@ -231,6 +276,8 @@ class Optimizers:
         states = {
             state: memory.region(group, state)[start:stop] for state in self._program.optimizers[group.optimizer].states
         }
+        if MASTER in states:
+            return master_update(parameter, states, scalars, self._scratch)
         if divides_exactly(group.dtype):
             return slice_update(parameter, states, scalars, divisor)
         places = [(0, 0, 0)]

@@ -126,6 +126,7 @@ def summarize(
         loss_last=totals.loss_last,
         first_nonfinite_step=totals.first_nonfinite_step,
         skipped_steps=totals.skipped_steps,
+        loss_scale=None if totals.loss_scale is None else totals.loss_scale.value,
         evaluation=evaluation,
         bytes=_bytes_of_all(setup.communicator, team),
         weights_sha256=_weights_sha256(setup, team),

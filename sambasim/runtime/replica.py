@@ -77,7 +77,7 @@ class Replica:
             observer=observer,
         )
         self._guard = _Buffers(program, memory) if skips_nonfinite else None
-        self._tangents: dict[int, Tensor | None] = {}
+        self._tangents: dict[float, Tensor | None] = {}
 
     def observe(self, observer: StepObserver | None) -> None:
         self.observer = observer
@@ -96,26 +96,29 @@ class Replica:
         """Whether it computes gradients; False for a parameter server without a replica."""
         return self._shard is not None
 
-    def step(self, step: int, update: int, rate: float, micro_steps: int, request: Callable[[], int]) -> Steps[Updated]:
+    def step(
+        self, step: int, update: int, rate: float, loss_scale: float, micro_steps: int, request: Callable[[], int]
+    ) -> Steps[Updated]:
         """Run step `step` (from 0) with optimizer step `update` (from 1, without skipped ones); `rate` multiplies the
-        learning rates. `request` is called after the passes: what this rank asks of the run."""
+        learning rates, `loss_scale` the loss of each backward. `request` is called after the passes: what this rank
+        asks of the run."""
         guard, detailed, exchanged = self._guard, self._detailed, None
         if guard is not None:
             guard.save()
             self.transport.wait_for_readers()
         elif detailed is not None:
-            self._observed_begin(detailed, update, rate)
+            self._observed_begin(detailed, update, rate, loss_scale)
         else:
-            self.executor.begin_step(update, rate)
+            self.executor.begin_step(update, rate, loss_scale)
         passes = self._passes if self._program.schedule is None else self._pipelined
-        losses = (yield from passes(self._shard, step, micro_steps)) if self._shard is not None else []
+        losses = (yield from passes(self._shard, step, micro_steps, loss_scale)) if self._shard is not None else []
         asked = request()
         if guard is not None:  # exchange the losses before any gradient is reduced
             exchanged = yield from self.executor.exchange(losses, asked)
             if not all(map(math.isfinite, exchanged.losses)):
                 guard.restore()
                 return exchanged._replace(applied=False)
-            self.executor.begin_step(update, rate)
+            self.executor.begin_step(update, rate, loss_scale)
             asked = exchanged.request
         if detailed is None:
             updated = yield from self.executor.update(losses, asked)
@@ -126,10 +129,10 @@ class Replica:
         exposed_s = updated.exposed_s + exchanged.exposed_s
         return updated._replace(began_ns=exchanged.began_ns, exposed_s=exposed_s, waited_s=exchanged.waited_s)
 
-    def _observed_begin(self, observer: StepObserver, update: int, rate: float) -> None:
+    def _observed_begin(self, observer: StepObserver, update: int, rate: float, loss_scale: float) -> None:
         began_ns = perf_counter_ns()
         observer.span_begins(self.rank, Track.HOST, "begin step")
-        self.executor.begin_step(update, rate)
+        self.executor.begin_step(update, rate, loss_scale)
         observer.span_ends(self.rank, Track.HOST, "begin step", began_ns, {})
 
     def _observed_update(self, observer: StepObserver, losses: Sequence[float], request: int) -> Steps[Updated]:
@@ -141,12 +144,13 @@ class Replica:
         observer.span_ends(self.rank, Track.HOST, "sync and update", began_ns, args)
         return updated
 
-    def _passes(self, shard: Shard, step: int, micro_steps: int) -> Steps[Sequence[float]]:
-        """Forward and backward on the next batches. Each backward starts from 1 / `micro_steps`, so device memory then
-        holds the gradient of the mean over micro-steps. Returns a list with the mean loss."""
+    def _passes(self, shard: Shard, step: int, micro_steps: int, loss_scale: float) -> Steps[Sequence[float]]:
+        """Forward and backward on the next batches. Each backward starts from `loss_scale` / `micro_steps`, so device
+        memory then holds the scaled gradient of the mean over micro-steps. Returns a list with the mean loss."""
         observer, detailed = self.observer, self._detailed
-        if micro_steps not in self._tangents:
-            self._tangents[micro_steps] = tangent_of(self._program, 1 / micro_steps)
+        scale = loss_scale / micro_steps
+        if scale not in self._tangents:
+            self._tangents[scale] = tangent_of(self._program, scale)
         began_ns, total = 0 if detailed is None else perf_counter_ns(), 0.0
         for micro_step in range(micro_steps):
             if observer is not None:
@@ -161,7 +165,7 @@ class Replica:
             if self.executor.draws_random_numbers:
                 self._seed_pass(step, micro_step)
             outputs = yield from self.executor.run_pass(
-                self._tangents[micro_steps],
+                self._tangents[scale],
                 accumulate=micro_step > 0,
                 last=micro_step == micro_steps - 1,
             )
@@ -173,15 +177,16 @@ class Replica:
             detailed.span_ends(self.rank, Track.HOST, "forward and backward", began_ns, {})
         return [total / micro_steps]
 
-    def _pipelined(self, shard: Shard, step: int, micro_steps: int) -> Steps[Sequence[float]]:
+    def _pipelined(self, shard: Shard, step: int, micro_steps: int, loss_scale: float) -> Steps[Sequence[float]]:
         """`_passes` of a stage of a pipeline. Its loss is NaN where another rank has it."""
         observer, schedule = self.observer, self._program.schedule
         if schedule is None:
             raise InternalError("a pipeline without a schedule")
         count = schedule.micro_batches
         actions = schedule.rows[self.transport.mesh.coordinate(self.rank, PIPELINE)]
-        if micro_steps not in self._tangents:
-            self._tangents[micro_steps] = tangent_of(self._program, 1 / (micro_steps * count))
+        scale = loss_scale / (micro_steps * count)
+        if scale not in self._tangents:
+            self._tangents[scale] = tangent_of(self._program, scale)
         losses: list[float] = []
         for micro_step in range(micro_steps):
             if observer is not None:
@@ -192,7 +197,7 @@ class Replica:
             outputs = yield from self.executor.run_schedule(
                 actions,
                 batches,
-                self._tangents[micro_steps],
+                self._tangents[scale],
                 partial(self._seed_pass, step, micro_step * count),
                 accumulate=micro_step > 0,
                 last=micro_step == micro_steps - 1,

@@ -32,6 +32,7 @@ class Step(NamedTuple):
     samples_per_s: float
     grad_norm: float | None = None
     waited_s: Mapping[str, float] = MappingProxyType({})
+    loss_scale: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from sambasim.data.sources import Source
 from sambasim.errors import DataError, InternalError, OptionError
 from sambasim.hardware.placement import Inventory, Placement, inventory_of, place_replicas
 from sambasim.ir.mesh import DATA_PARALLEL, Mesh, mesh_of
-from sambasim.ir.program import Program
+from sambasim.ir.program import LOSS_SCALE, Program
 from sambasim.options.flags import HostSyncName
 from sambasim.options.run import ResolvedRun, RunOptions, resolve_run
+from sambasim.options.training import LossScaleOptions, TrainingOptions
 from sambasim.pef import PefDocument, read
 from sambasim.pef.lookup import is_compiled_here
 from sambasim.runtime.capacity import check_device, default_threads
@@ -93,7 +94,7 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
     check_trusted(path, document, options, communicator)
     if resolved.optimizer is None:
         raise InternalError("a training job without an optimizer")
-    _check_trainable(document.program)
+    _check_trainable(document.program, resolved.training)
     topology = communicator.topology
     # One process plays all ranks of its replicas.
     alone = document.program.ranks_of_replica if topology.world_size == 1 else 1
@@ -136,8 +137,13 @@ def check_trusted(path: Path, document: PefDocument, options: RunOptions, commun
         )
 
 
-def _check_trainable(program: Program) -> None:
-    """Raises OptionError for programs that only apps can run: several optimizers, or a loss per sample."""
+def _check_trainable(program: Program, training: TrainingOptions) -> None:
+    """Raises OptionError for programs that only apps can run (several optimizers, or a loss per sample), and for a loss
+    scale where the loss is not scaled."""
+    scales = any(argument.name == LOSS_SCALE for argument in program.runtime_arguments)
+    if training.loss_scale != LossScaleOptions() and not scales:
+        what = "training.loss_scale is for float16, and this PEF was compiled for another dtype"
+        raise OptionError(what, remedy="leave it out, or compile again with --dtype fp16")
     loss = program.symbols[program.loss or ""].type
     if len(program.optimizers) > 1:
         what = f"this PEF has {len(program.optimizers)} optimizers, or groups of parameters, with options of their own"

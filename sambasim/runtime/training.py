@@ -7,6 +7,7 @@ from time import perf_counter_ns
 
 from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.options.training import TrainingOptions
+from sambasim.runtime.loss_scale import LossScale
 from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.plan import Plan, learning_rate_factor
 from sambasim.runtime.replica import Replica
@@ -17,8 +18,8 @@ from sambasim.runtime.transports.in_process import Hub, finished, run_together
 @dataclass(slots=True)
 class Totals:
     """Totals of a training loop; `steps` includes skipped ones, `model_s` forward and backward without `waited_s`, by
-    mesh axis. In a resumed run, the
-    seconds and `loss_last` cover this process, everything else the whole run."""
+    mesh axis. `loss_scale` is that of the next step, in float16. In a resumed run, the seconds and `loss_last` cover
+    this process, everything else the whole run."""
 
     training_s: float = 0.0
     model_s: float = 0.0
@@ -31,6 +32,7 @@ class Totals:
     loss_first: float = float("nan")
     loss_last: float = float("nan")
     first_nonfinite_step: int | None = None
+    loss_scale: LossScale | None = None
 
 
 class Trainer:
@@ -54,6 +56,8 @@ class Trainer:
         self._request = request
         self.observer: StepObserver | None = None
         self.totals = Totals(steps=plan.start.step)
+        if self._optimizers.scales_loss:
+            self.totals.loss_scale = LossScale.first(training.loss_scale)
         self.requested = 0
         self.losses: Sequence[float] = ()
         """Of all replicas, in the last step."""
@@ -77,8 +81,10 @@ class Trainer:
             observer.step_begins(number)
         began_ns = perf_counter_ns()
         rate = learning_rate_factor(self._training.schedule, number, self._plan.steps)
-        numbers = number, number - self.totals.skipped_steps + 1, rate, self._plan.accumulation_steps, self._request
-        steps = [replica.step(*numbers) for replica in self._replicas]
+        scale = self.totals.loss_scale
+        used = 1.0 if scale is None else scale.value
+        numbers = number, number - self.totals.skipped_steps + 1, rate, used, self._plan.accumulation_steps
+        steps = [replica.step(*numbers, self._request) for replica in self._replicas]
         done = [finished(steps[0])] if len(steps) == 1 else run_together(steps, self._hub)
         updated = done[0]
         if observer is not None:
@@ -100,6 +106,8 @@ class Trainer:
             self.totals.model_s -= sum(waited_s.values())
             exposed_s += waited_s.pop(DATA_PARALLEL, 0.0)  # of ZeRO 2 and 3
         self._count(loss, step_s, exposed_s, hidden_s, waited_s, applied=updated.applied)
+        if scale is not None:
+            scale.update(self._training.loss_scale, overflowed=not updated.applied)
         return Step(
             step=number + 1,
             epoch=epoch + 1,
@@ -111,6 +119,7 @@ class Trainer:
             waited_s=waited_s,
             samples_per_s=self._samples / step_s,
             grad_norm=updated.norm,
+            loss_scale=None if scale is None else used,
         )
 
     def _count(

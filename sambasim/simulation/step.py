@@ -14,7 +14,7 @@ from sambasim.errors import OptionError
 from sambasim.hardware.budget import Budget, Calibration
 from sambasim.ir.graph import Graph, SectionKind
 from sambasim.ir.mesh import copy_mesh
-from sambasim.ir.program import Program
+from sambasim.ir.program import MASTER, Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 
 _NOTHING = Load(0, 0, 0, 0, 0, 0, 1, 1, ())
@@ -218,7 +218,7 @@ def updates(program: Program, budget: Budget, tiers: Tiers, replicas: int) -> li
         read_bytes = _NARROW_BYTES * sum(group.numel for group in program.groups) // replicas
         sections.append(_timed(SectionKind.GRADNORM, "gradnorm", read_bytes, 0, slowed(budget, tiers.rest)))
     for group in program.groups:
-        states = len(program.optimizers[group.optimizer].states)
+        states = sum(state != MASTER for state in program.optimizers[group.optimizer].states)  # priced as the weights
         numel = group.numel // replicas
         each_way_bytes = numel * (_NARROW_BYTES + (1 + states) * _WIDE_BYTES)
         of_states = states * _WIDE_BYTES * numel / each_way_bytes if numel else 0.0

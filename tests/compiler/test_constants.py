@@ -104,11 +104,11 @@ def test_a_constant_that_would_not_be_what_the_model_reads_is_refused_with_its_l
 
 
 def _train_step(model: Net) -> None:
-    capture_training(TrainingStep(model, ["x"], None, by_keyword=False), [INPUTS["x"]], widened=True)
+    capture_training(TrainingStep(model, ["x"], None, by_keyword=False), [INPUTS["x"]], narrow=torch.bfloat16)
 
 
 def _evaluate(model: Net) -> None:
-    capture_evaluation(model.eval(), [INPUTS["x"]], widened=True)
+    capture_evaluation(model.eval(), [INPUTS["x"]], narrow=torch.bfloat16)
 
 
 @pytest.mark.parametrize("capture", [_train_step, _evaluate])
@@ -126,6 +126,6 @@ class Makes(nn.Module):
 def test_in_bf16_a_constant_that_forward_makes_is_rounded() -> None:
     model = Makes().eval()
     with stored_in(torch.bfloat16, model):
-        captured = capture_evaluation(model, [torch.ones(2, 3, dtype=torch.bfloat16)], widened=True)
+        captured = capture_evaluation(model, [torch.ones(2, 3, dtype=torch.bfloat16)], narrow=torch.bfloat16)
     value, _ = captured.outputs[0]
     assert value.meta["val"].dtype is torch.bfloat16

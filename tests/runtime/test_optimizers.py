@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sambasim.collectives.slices import cut
+from sambasim.ir.program import MASTER
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.runtime.optimizers import (
     PIECE_ELEMENTS,
     Hyperparameters,
     Scalars,
     draw,
+    master_update,
     round_stochastically,
     slice_update,
     wide_update,
@@ -193,6 +195,31 @@ def test_each_step_is_one_of_float32_rounded_once(kind: str, dtype: torch.dtype)
         for name, state in states.items():
             expected.state[name].copy_(state)
     assert torch.equal(trained.train(None), torch.stack([expected.parameter, *expected.state.values()]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_master_weights_are_those_of_float32_and_parameters_their_roundings(kind: str) -> None:
+    """With scaled gradients, in slices."""
+    trained, expected = Trained(kind), Trained(kind)
+    states = {MASTER: torch.zeros(TRAINED_NUMEL), **{name: torch.zeros(TRAINED_NUMEL) for name in trained.states}}
+    wide, others = expected.parameter.float(), {name: torch.zeros(TRAINED_NUMEL) for name in trained.states}
+    slices, scratch = cut(TRAINED_NUMEL, 3), list[Tensor]()
+    updates = [
+        master_update(
+            trained.parameter[a:b], {name: one[a:b] for name, one in states.items()}, trained.scalars, scratch
+        )
+        for a, b in slices
+    ]
+    trained.scalars.unscale = 1 / 16
+    for step, gradient in enumerate(expected.gradients, start=1):
+        expected.scalars.begin(step, 1.0)
+        slice_update(wide, others, expected.scalars)(gradient.float())
+        trained.scalars.begin(step, 1.0)
+        for update, (a, b) in zip(updates, slices, strict=True):
+            update(16 * gradient[a:b])
+    assert torch.equal(states.pop(MASTER), wide)
+    assert all(torch.equal(states[name], others[name]) for name in states)
+    assert torch.equal(trained.parameter, wide.bfloat16())
 
 
 @pytest.mark.parametrize(("kind", "kernel"), [("adam", torch._fused_adam_), ("adamw", torch._fused_adamw_)])

@@ -3,6 +3,7 @@
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from re import compile as pattern
@@ -60,13 +61,20 @@ class PositionModel(StrictModel):
     used: Count
 
 
+class LossScaleModel(StrictModel):
+    value: Annotated[float, Field(gt=0)]
+    good_steps: Count
+    tolerated: Count
+
+
 class ProgressModel(StrictModel):
-    """The counts of the summary so far. `samples` are those of all replicas."""
+    """The counts of the summary so far. `samples` are those of all replicas; `loss_scale` is for float16."""
 
     samples: Count
     loss_first: Annotated[float | None, Field(strict=False)]  # not strict: NaN and infinities are strings
     first_nonfinite_step: Count | None
     skipped_steps: Count
+    loss_scale: LossScaleModel | None = None
 
 
 class RunModel(StrictModel):
@@ -144,6 +152,7 @@ class Manifest(StrictModel):
             loss_first=totals.loss_first if position.step else None,
             first_nonfinite_step=totals.first_nonfinite_step,
             skipped_steps=totals.skipped_steps,
+            loss_scale=None if totals.loss_scale is None else LossScaleModel(**asdict(totals.loss_scale)),
         )
         place = PositionModel(step=position.step, epoch=position.epoch, used=position.used)
         return self.model_copy(update={"position": place, "progress": progress})

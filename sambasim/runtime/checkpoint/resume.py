@@ -21,6 +21,7 @@ from sambasim.runtime.checkpoint.format import (
     describe,
     pieces_of,
 )
+from sambasim.runtime.loss_scale import LossScale
 from sambasim.runtime.plan import Position
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.setup import Setup
@@ -87,6 +88,8 @@ class Resumption:
         totals.samples = progress.samples
         totals.first_nonfinite_step = progress.first_nonfinite_step
         totals.skipped_steps = progress.skipped_steps
+        if progress.loss_scale is not None:
+            totals.loss_scale = LossScale(**progress.loss_scale.model_dump())
         if progress.loss_first is not None:
             totals.loss_first = progress.loss_first
 

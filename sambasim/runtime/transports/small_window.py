@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sambasim.collectives.tree import additions
 from sambasim.ir.program import ParameterGroup, Program
-from sambasim.runtime.mean import SquareSums, TreeMean, clip, parts_of, total_norm
+from sambasim.runtime.mean import SquareSums, TreeMean, parts_of, total_norm
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.transports.base import Communication, EndOfStep, Finishing, Fusion, Shared, Transport, slices_of
@@ -124,8 +124,12 @@ class _Step(Communication):
         began_s = time.perf_counter()
         norm = None
         if self._clips:
-            norm = total_norm(self._square_sums())
-            clip(self._means, norm, self._optimizers.first("max_grad_norm"))
+            norm = total_norm(self._square_sums()) / self._optimizers.loss_scale
+            factor = self._optimizers.factor(norm)
+            if factor is None:
+                return norm
+            for mean in self._means if factor < 1.0 else ():
+                mean.mul_(factor)
         for update, mean in zip(self._updates, self._means, strict=True):
             update(mean)
         self.update_s = time.perf_counter() - began_s

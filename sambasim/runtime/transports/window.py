@@ -94,12 +94,10 @@ def _touched(program: Program, topology: Topology) -> Sequence[Range]:
     ]
     slices = slices_of(program, topology.world_size)
     for group in program.groups:
-        size = DTYPE_BYTES[group.dtype]
         start, stop = slices[group.name][topology.rank]
-        touched += [
-            (group.regions[state] + start * size, group.regions[state] + stop * size)
-            for state in program.optimizers[group.optimizer].states
-        ]
+        for state in program.optimizers[group.optimizer].states:
+            begin, size = group.regions[state], DTYPE_BYTES[group.region_type(state).dtype]
+            touched.append((begin + start * size, begin + stop * size))
     return touched
 
 

@@ -1,4 +1,5 @@
-"""Promise one in bf16: device sync, host sync and emulation give the same bits, however optimizer steps round."""
+"""Promise one in bf16 and fp16: device sync, host sync and emulation give the same bits, however optimizer steps round,
+and also where steps are skipped because gradients overflow."""
 
 from pathlib import Path
 
@@ -12,10 +13,16 @@ from tests.support.examples import EXAMPLES, example_options
 from tests.support.whole import is_whole, whole_case
 
 _ADAM = ("optimizer.name=adam", "optimizer.lr=0.003")
+_BF16, _FP16 = "compile.dtype=bf16", "compile.dtype=fp16"
+_CLIPPED = ("optimizer.name=adamw", "optimizer.lr=0.003", "optimizer.max_grad_norm=0.05")
+_OVERFLOWS = ("training.loss_scale.start=131072", "training.loss_scale.hysteresis=1", "training.loss_scale.window=2")
 VARIANTS = {
-    "clipped": ("optimizer.name=adamw", "optimizer.lr=0.003", "optimizer.max_grad_norm=0.05"),
-    "nearest": _ADAM,
-    "stochastic": (*_ADAM, "compile.stochastic_rounding=true"),  # it must end elsewhere than "nearest"
+    "clipped": (_BF16, *_CLIPPED),
+    "nearest": (_BF16, *_ADAM),
+    "stochastic": (_BF16, *_ADAM, "compile.stochastic_rounding=true"),  # it must end elsewhere than "nearest"
+    "master": (_BF16, *_ADAM, "compile.master_weights=true"),
+    "fp16": (_FP16, *_ADAM),
+    "fp16-overflows": (_FP16, *_CLIPPED, *_OVERFLOWS),
 }
 _OF_ANOTHER_KIND = ("optimizer.momentum=", "optimizer.nesterov=", "optimizer.weight_decay=")
 
@@ -26,8 +33,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     paths = []
     for name in EXAMPLES if is_whole() else ["logistic_regression"]:
         for variant, chosen in VARIANTS.items():
-            named = ("compile.dtype=bf16", f"compile.pef_name={name}-{variant}")
-            options = example_options(name, folder, *_OF_ANOTHER_KIND, *chosen, *named)
+            named = f"compile.pef_name={name}-{variant}"
+            options = example_options(name, folder, *_OF_ANOTHER_KIND, *chosen, named)
             paths.append(compile_from_options(options).path)
     return paths
 

@@ -1,0 +1,89 @@
+"""The dynamic loss scale, and training in float16 with it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file
+from torch import Tensor
+
+from sambasim.cli.run import run_command
+from sambasim.compiler.front import compile_from_options
+from sambasim.errors import NumericsError
+from sambasim.options.training import LossScaleOptions
+from sambasim.pef import map_weights, read
+from sambasim.runtime.loss_scale import LossScale
+from tests.support.examples import example_options
+
+OPTIONS = LossScaleOptions(start=8.0, window=3, hysteresis=2, minimum=2.0)
+
+
+def _scales(overflows: str, options: LossScaleOptions = OPTIONS) -> list[float]:
+    """The scale after each step; an `x` is a step that overflows."""
+    scale, found = LossScale.first(options), []
+    for one in overflows:
+        scale.update(options, overflowed=one == "x")
+        found.append(scale.value)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("overflows", "expected"),
+    [
+        ("...", [8, 8, 16]),
+        ("x...", [8, 8, 8, 16]),  # the first overflow is tolerated, and the window begins again
+        ("xx", [8, 4]),
+        ("xx.x", [8, 4, 4, 2]),  # a tolerance that is used up comes back with the next doubling only
+        ("xx...xx", [8, 4, 4, 4, 8, 8, 4]),
+        ("..x...", [8, 8, 8, 8, 8, 16]),
+    ],
+)
+def test_overflows_halve_it_and_windows_without_one_double_it(overflows: str, expected: list[float]) -> None:
+    assert _scales(overflows) == expected
+
+
+def test_a_static_one_stays() -> None:
+    assert _scales("xx....", OPTIONS.model_copy(update={"dynamic": False})) == [8] * 6
+
+
+def test_below_the_minimum_the_run_ends() -> None:
+    with pytest.raises(NumericsError, match="not finite in float16 even at the smallest loss scale, 2"):
+        _scales("xxxx")
+
+
+@pytest.fixture(scope="module")
+def pef(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    chosen = ("optimizer.name=adamw", "optimizer.lr=0.003", "compile.dtype=fp16", "training.loss_scale.hysteresis=1")
+    cleared = ("optimizer.momentum=", "optimizer.nesterov=", "optimizer.weight_decay=")
+    return compile_from_options(
+        example_options("logistic_regression", tmp_path_factory.mktemp("fp16"), *cleared, *chosen)
+    ).path
+
+
+def _train(pef: Path, folder: Path, start: float, steps: int) -> tuple[list[dict[str, object]], dict[str, Tensor]]:
+    flags = ("--steps", str(steps), "--metrics", str(folder / "metrics"), "--save", str(folder / "w.safetensors"))
+    scale = ("--set", f"training.loss_scale.start={start}")
+    result = CliRunner().invoke(run_command, ["--pef", str(pef), *scale, "--no-evaluate", *flags])
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in (folder / "metrics").read_text().splitlines()], load_file(
+        folder / "w.safetensors"
+    )
+
+
+def test_a_step_that_overflows_is_skipped(pef: Path, tmp_path: Path) -> None:
+    (step, summary), weights = _train(pef, tmp_path, 2.0**24, steps=1)
+    assert (step["loss_scale"], step["grad_norm"]) == (2.0**24, None)
+    assert (summary["loss_scale"], summary["skipped_steps"]) == (2.0**23, 1)
+    stored, symbols = map_weights(pef), read(pef).program.symbols
+    assert weights.keys() == {one.torch_names[0] for name, one in symbols.items() if name in stored}
+    assert all(torch.equal(weights[symbols[name].torch_names[0]], stored[name]) for name in stored)
+
+
+def test_the_scale_changes_no_bit_of_what_does_not_overflow(pef: Path, tmp_path: Path) -> None:
+    """The loss is multiplied by a power of two, and gradients are divided by it in float32."""
+    (first, *_), weights = _train(pef, tmp_path, 2.0**10, steps=3)
+    (_, *_), others = _train(pef, tmp_path, 2.0**12, steps=3)
+    assert first["loss_scale"] == 1024
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
