@@ -231,11 +231,12 @@ def _graph_facts(program: Program, graph: Graph) -> GraphFacts:
 
 
 def section_facts(program: Program, graph: Graph) -> Iterable[SectionFacts]:
-    sizes = {group.name: group.numel * DTYPE_BYTES[group.dtype] for group in program.groups}
     types = {name: symbol.type for name, symbol in program.symbols.items()} | dict(graph.values)
+    for group in program.groups:
+        types |= {f"{group.name}.{region}": group.region_type(region) for region in group.regions}
 
     def size_bytes(names: Iterable[str]) -> int:
-        return sum(types[name].size_bytes if name in types else sizes[name.rpartition(".")[0]] for name in names)
+        return sum(types[name].size_bytes for name in names)
 
     for section in graph.sections:
         effects = section_effects(program, graph, section)
