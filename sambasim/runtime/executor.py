@@ -299,8 +299,9 @@ class Executor:
                     function(live)
                 else:
                     spent_s = -perf_counter()
-                    communication.begin(*map(live.__getitem__, line.operands))
-                    if not communication.is_ready():
+                    if line.begins:
+                        communication.begin(*map(live.__getitem__, line.operands))
+                    if line.finishes and not communication.is_ready():
                         spent_s += perf_counter()
                         while not communication.is_ready():
                             yield

@@ -31,7 +31,8 @@ _KINDS: Mapping[str, type] = {
 @dataclass(frozen=True, slots=True)
 class Instruction:
     """Call `function` with the registers `operands`, and put its results into the registers `results` (None: never
-    read). `node`: the first node that it executes; `single`: one tensor; `freed`: registers to clear afterwards."""
+    read). `node`: the first node that it executes; `single`: one tensor; `frees`: registers to clear afterwards.
+    `communication` begins with the operands if `begins`, and ends in `function` if `finishes`."""
 
     node: Node
     function: Callable[..., object]
@@ -41,6 +42,8 @@ class Instruction:
     stores: tuple[tuple[int, Tensor], ...]
     frees: tuple[int, ...] = ()
     communication: "Communication | None" = None
+    begins: bool = True
+    finishes: bool = True
 
 
 class RegisterFile:

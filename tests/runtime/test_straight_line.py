@@ -10,9 +10,10 @@ from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, Secti
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
-from sambasim.runtime.engine.straight_line import operator_error
+from sambasim.runtime.engine.straight_line import finished_late, operator_error
 from sambasim.runtime.executor import Executor
-from sambasim.runtime.instructions import RegisterFile, aten_instruction, find_operator
+from sambasim.runtime.instructions import Instruction, RegisterFile, aten_instruction, find_operator
+from sambasim.runtime.transports.base import Finishing
 
 X = Ref("x")
 TYPE = TensorType("float32", (2,))
@@ -117,3 +118,33 @@ def test_memory_that_runs_out_is_an_error_of_the_machine_and_anything_else_is_ou
     ours = fail(RuntimeError("broken"), 0, 9)
     assert isinstance(ours, InternalError)
     assert ours.what == "the operator aten.embedding.default failed: RuntimeError: broken"
+
+
+def _instruction(name: str, operands: tuple[int, ...], result: int, frees: tuple[int, ...] = ()) -> Instruction:
+    communication = Finishing(lambda: None) if name.startswith("sum") else None
+    one = Node(name, "comm.all_reduce" if communication else "aten.add.Tensor", (X,), (), (f"r{result}",))
+    return Instruction(one, lambda *operands: None, operands, True, (result,), (), frees, communication)
+
+
+def test_a_communication_finishes_where_its_result_is_read() -> None:
+    """What does not depend on it runs meanwhile; the next communication waits for it."""
+    given = [
+        _instruction("sum_a", (0,), 1, (0,)),
+        _instruction("independent", (7,), 2),
+        _instruction("reader", (1,), 3),
+        _instruction("sum_b", (3,), 4),
+        _instruction("other", (7,), 5),
+        _instruction("sum_c", (5,), 6),
+    ]
+    found = [(one.node.name, one.begins, one.finishes, one.frees) for one in finished_late(given)]
+    assert found == [
+        ("sum_a", True, False, (0,)),
+        ("independent", True, True, ()),
+        ("sum_a", False, True, ()),
+        ("reader", True, True, ()),
+        ("sum_b", True, False, ()),
+        ("other", True, True, ()),
+        ("sum_b", False, True, ()),
+        ("sum_c", True, False, ()),
+        ("sum_c", False, True, ()),
+    ]

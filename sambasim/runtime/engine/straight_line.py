@@ -42,17 +42,40 @@ def merged(parts: Sequence[Part]) -> list[Part]:
 
 def by_part(instructions: Sequence[Instruction | None], sizes: Sequence[tuple[int, int]]) -> list[Part]:
     """Split `instructions` into parts; None entries are dropped. `sizes`: by unit, its number of sections and
-    instructions."""
+    instructions. A communication finishes where its result is read, within its unit."""
     parts: list[Part] = []
     start = done = 0
     for sections, size in sizes:
         kept = [one for one in instructions[start : start + size] if one is not None]
-        *first, last = list(_split_at_communication(kept)) or [()]
+        *first, last = list(_split_at_communication(finished_late(kept))) or [()]
         parts += [Part(done, one) for one in first]
         done += sections
         parts.append(Part(done, last))
         start += size
     return parts
+
+
+def finished_late(instructions: Sequence[Instruction]) -> list[Instruction]:
+    """The same instructions, where what does not depend on a communication runs between its begin and its end. Only one
+    is under way at a time, so that ranks can meet in their order."""
+    found: list[Instruction] = []
+    waiting: Instruction | None = None
+    for one in instructions:
+        if waiting is not None and (one.communication is not None or set(waiting.results) & {*one.operands}):
+            found.append(waiting)
+            waiting = None
+        if one.communication is None or not one.operands or one.results == (None,) or not one.results:
+            found.append(one)
+            continue
+        first, last = [tuple(r for r in one.frees if (r in one.results) is is_own) for is_own in (False, True)]
+        begin = replace(one.node, results=())
+        found.append(replace(one, node=begin, function=_nothing, results=(), stores=(), frees=first, finishes=False))
+        waiting = replace(one, node=replace(one.node, args=()), operands=(), frees=last, begins=False)
+    return found if waiting is None else [*found, waiting]
+
+
+def _nothing() -> None:
+    """A communication that has begun: its result comes later."""
 
 
 def _without_end(part: Part) -> Part:
@@ -84,6 +107,9 @@ class StraightLine:
         self.function: Callable[[Registers], None] | None = None
         self.communication = part.instructions[0].communication if len(part.instructions) == 1 else None
         self.operands = part.instructions[0].operands if self.communication is not None else ()
+        self.begins, self.finishes = (
+            (part.instructions[0].begins, part.instructions[0].finishes) if self.communication else (False, False)
+        )
         self.axis = (axis_of(part.instructions[0].node) if self.communication is not None else None) or DATA_PARALLEL
         self._instructions = part.instructions
         self._keep = add if accumulate else overwrite

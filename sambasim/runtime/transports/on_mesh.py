@@ -1,4 +1,5 @@
-"""A rank of a mesh with several axes: along dp it has a transport of its own, along the others it sends messages."""
+"""A rank of a mesh with several axes: along dp it has a transport of its own; along tp it uses shared memory, if the
+ranks are on one node; all other values are sent as messages."""
 
 from collections.abc import Callable, Sequence
 from typing import final
@@ -6,12 +7,13 @@ from typing import final
 from torch import Tensor
 
 from sambasim.collectives.slices import Slice
-from sambasim.ir.mesh import Mesh
+from sambasim.ir.mesh import TENSOR, Mesh
 from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.transports.base import Communication, EndOfStep, Fusion, Shared, Transport
-from sambasim.runtime.transports.values import GatherLosses, MessageLine
+from sambasim.runtime.transports.mailbox import MailboxLine, box_bytes
+from sambasim.runtime.transports.values import GatherLosses, Line, MessageLine
 
 
 @final
@@ -33,6 +35,11 @@ class OnMesh(Transport):
         self.gather_losses = GatherLosses(
             communicator, [rank for rank in range(mesh.world_size) if mesh.gives_loss(rank)]
         )
+        along_tp = mesh.group(communicator.rank, TENSOR)
+        self._along_tp: Line = MessageLine(communicator, along_tp)
+        size_bytes = box_bytes(program, TENSOR)
+        if size_bytes and len({communicator.node_of[rank] for rank in along_tp}) == 1:
+            self._along_tp = MailboxLine(self._along_tp, communicator.subset(along_tp), self, size_bytes)
 
     @property
     def mesh(self) -> Mesh:
@@ -52,8 +59,8 @@ class OnMesh(Transport):
     def saved(self, group: ParameterGroup) -> Slice:
         return self._along_dp.saved(group)
 
-    def line_of(self, ranks: Sequence[int]) -> MessageLine:
-        return MessageLine(self.communicator, ranks)
+    def line_of(self, ranks: Sequence[int]) -> Line:
+        return self._along_tp if tuple(ranks) == self._along_tp.ranks else MessageLine(self.communicator, ranks)
 
     def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication | None:
         return self._along_dp.reduce_scatter(groups)

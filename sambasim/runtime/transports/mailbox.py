@@ -1,0 +1,98 @@
+"""Collectives of values among ranks of one node, through shared memory.
+
+Each rank has two boxes. It copies its tensor into the one whose content all others have read, and goes on; every rank
+then reads all boxes. So the others need not take part, and a tensor is copied once.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from sambasim.ir.dataflow import axis_of
+from sambasim.ir.graph import Ref
+from sambasim.ir.program import Program
+from sambasim.ir.types import ALIGNMENT_BYTES, TensorType, align
+from sambasim.runtime.observer import Observed
+from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.transports.base import Communication
+from sambasim.runtime.transports.flags import Counter, NodeFlags
+from sambasim.runtime.transports.values import Combine, Line, MessageLine, tensor_operand
+from sambasim.units import MIB
+
+_BOXES = 2
+
+LARGEST_BYTES = 64 * MIB
+"""Larger tensors are sent as messages, which need no shared memory of their size."""
+
+
+def box_bytes(program: Program, axis: str) -> int:
+    """The size of the largest tensor that a rank gives to a collective along `axis` and that goes into a box."""
+    sizes = [
+        graph.values[one.name].size_bytes
+        for graph in program.graphs
+        for node in graph.nodes
+        if axis_of(node) == axis
+        for one in node.args
+        if isinstance(one, Ref) and one.name in graph.values
+    ]
+    return align(max((size for size in sizes if size <= LARGEST_BYTES), default=0), ALIGNMENT_BYTES)
+
+
+@final
+class MailboxLine(Line):
+    """`ranks` of one node, with a communicator `group` of their own. Collective. `size_bytes`: of a box."""
+
+    def __init__(self, messages: MessageLine, group: Communicator, owner: Observed, size_bytes: int) -> None:
+        super().__init__(messages.ranks, messages.ranks[messages.position])
+        self.messages = messages
+        self.size_bytes = size_bytes
+        self.flags = NodeFlags(group, owner)
+        window = group.allocate_shared(_BOXES * size_bytes)
+        parts = [torch.from_numpy(window.of(one)) for one in range(self.size)]
+        self.boxes = [[part[box * size_bytes :] for part in parts] for box in range(_BOXES)]
+        self.calls = 0
+
+    def gather(self, key: Hashable, combine: Combine) -> Communication:
+        return _Gather(self, self.messages.gather(key, combine), combine)
+
+    def send(self, to: int, tag: int) -> Communication:
+        return self.messages.send(to, tag)
+
+    def recv(self, source: int, tag: int, type_: TensorType) -> Communication:
+        return self.messages.recv(source, tag, type_)
+
+
+@final
+class _Gather(Communication):
+    def __init__(self, line: MailboxLine, by_messages: Communication, combine: Combine) -> None:
+        self._line = line
+        self._by_messages = by_messages
+        self._combine = combine
+        self._call = 0
+        """Its number among the collectives of the line; 0 if it goes by messages."""
+        self._tensors: Sequence[Tensor] = ()
+
+    def begin(self, *operands: object) -> None:
+        line, own = self._line, tensor_operand(operands)
+        if own.nbytes > line.size_bytes:
+            self._call = 0
+            self._by_messages.begin(own)
+            return
+        line.calls += 1
+        self._call = line.calls
+        line.flags.wait(Counter.UPDATED, self._call - _BOXES)
+        boxes = line.boxes[self._call % _BOXES]
+        self._tensors = [box[: own.nbytes].view(own.dtype).view(own.shape) for box in boxes]
+        self._tensors[line.position].copy_(own)
+        line.flags.publish(Counter.PROGRESS, self._call)
+
+    def finish(self) -> object:
+        if not self._call:
+            return self._by_messages.finish()
+        flags = self._line.flags
+        flags.wait(Counter.PROGRESS, self._call)
+        result = self._combine(self._tensors)
+        flags.publish(Counter.UPDATED, self._call)
+        return result
