@@ -59,19 +59,29 @@ def finished_late(instructions: Sequence[Instruction]) -> list[Instruction]:
     """The same instructions, where what does not depend on a communication runs between its begin and its end. Only one
     is under way at a time, so that ranks can meet in their order."""
     found: list[Instruction] = []
-    waiting: Instruction | None = None
+    begun: Instruction | None = None
+
+    def finish() -> None:
+        nonlocal begun
+        if begun is not None and found[-1].communication is begun.communication:
+            found[-1] = begun  # nothing ran meanwhile
+        elif begun is not None:
+            frees = tuple(one for one in begun.frees if one in begun.results)
+            node = replace(begun.node, args=())
+            found.append(replace(begun, node=node, operands=(), frees=frees, begins=False))
+        begun = None
+
     for one in instructions:
-        if waiting is not None and (one.communication is not None or set(waiting.results) & {*one.operands}):
-            found.append(waiting)
-            waiting = None
-        if one.communication is None or not one.operands or one.results == (None,) or not one.results:
+        if begun is not None and (one.communication is not None or not {*begun.results}.isdisjoint(one.operands)):
+            finish()
+        if one.communication is None or not one.operands or set(one.results) <= {None}:
             found.append(one)
             continue
-        first, last = [tuple(r for r in one.frees if (r in one.results) is is_own) for is_own in (False, True)]
-        begin = replace(one.node, results=())
-        found.append(replace(one, node=begin, function=_nothing, results=(), stores=(), frees=first, finishes=False))
-        waiting = replace(one, node=replace(one.node, args=()), operands=(), frees=last, begins=False)
-    return found if waiting is None else [*found, waiting]
+        begun, frees = one, tuple(register for register in one.frees if register not in one.results)
+        node = replace(one.node, results=())
+        found.append(replace(one, node=node, function=_nothing, results=(), stores=(), frees=frees, finishes=False))
+    finish()
+    return found
 
 
 def _nothing() -> None:
