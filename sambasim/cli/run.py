@@ -132,6 +132,7 @@ def _checked(options: "RunOptions", output_folder: Path, communicator: "Communic
     """
     from sambasim.hardware.placement import inventory_of, place_replicas
     from sambasim.pef import locate, peek
+    from sambasim.runtime.launcher import ranks_of_process
 
     path = locate(options.pef, output_folder)
     header = peek(path)
@@ -148,7 +149,12 @@ def _checked(options: "RunOptions", output_folder: Path, communicator: "Communic
     place_replicas(
         inventory_of(header.compile_options, cluster=options.cluster),
         topology.node_of[: topology.world_size - (options.parameter_servers or 0)],
-        (options.emulate_replicas or 1) * (header.ranks_of_replica if topology.world_size == 1 else 1),
+        ranks_of_process(
+            topology.world_size,
+            header.ranks_of_replica,
+            options.emulate_replicas,
+            whole=options.one_process_per_replica,
+        ),
         command=shlex.join(command),
         or_else="name a cluster with more RDUs a node: --cluster FILE.toml",
     )
@@ -158,7 +164,13 @@ def _checked(options: "RunOptions", output_folder: Path, communicator: "Communic
 
 def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int, command: Sequence[str]) -> None:
     from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE
-    from sambasim.runtime.launcher import check_emulation, check_world_size, replicas_of
+    from sambasim.runtime.launcher import (
+        ONE_RANK,
+        WHOLE_REPLICAS,
+        check_emulation,
+        check_world_size,
+        replicas_of,
+    )
 
     emulated, servers, minimum = options.emulate_replicas, options.parameter_servers or 0, header.world_size
     check_emulation(ranks, emulated or 1, command=command)
@@ -200,7 +212,15 @@ def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int, comm
                 f"(--zero {header.zero})",
                 remedy=f"add --reduce-on-rdu, which keeps them whole, or leave out {flag}",
             )
-    replicas = replicas_of(ranks - servers, header.replica, minimum, command=command)
+    whole, chips = options.one_process_per_replica, header.replica.size(DATA_PARALLEL)
+    if whole and chips > 1 and ranks > 1:
+        left = [word for word in command if word.replace("_", "-") != WHOLE_REPLICAS]
+        raise OptionError(
+            f"{WHOLE_REPLICAS} runs stages and parts of weights, and a replica of the PEF {header.name} has "
+            f"{chips} chips that share its batch ({header.replica})",
+            remedy=f"mpirun -np {max(ranks, minimum) * header.ranks_of_replica} {shlex.join(left)}",
+        )
+    replicas = replicas_of(ranks - servers, header.replica, minimum, command=command, whole=whole)
     if servers and ranks - servers < minimum:
         started = "1 rank was started" if ranks == 1 else f"{ranks} ranks were started"
         raise LaunchError(
@@ -211,7 +231,7 @@ def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int, comm
     check_world_size(
         emulated or replicas,
         minimum,
-        ranks_of_replica=header.ranks_of_replica,
+        replica=ONE_RANK if whole else header.replica,
         command=command,
         data_parallel=header.data_parallel,
         emulated=emulated is not None,

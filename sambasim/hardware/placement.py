@@ -132,14 +132,16 @@ def place(replicas: int, device: DeviceSpec, tiles: int | None, cluster: Cluster
 
 
 def place_replicas(
-    inventory: Inventory, node_of: Sequence[int], emulated: int = 1, *, command: str = "...", or_else: str = ""
+    inventory: Inventory, node_of: Sequence[int], each: int = 1, *, command: str = "...", or_else: str = ""
 ) -> Placement:
-    """Place replicas on the simulated cluster: those of one MPI node on one simulated node; `emulated` ones fill one
-    node after the other. Raises LaunchError if they do not fit, OptionError for an emulation."""
+    """Place replicas on the simulated cluster: those of one MPI node on one simulated node. `node_of`: the node of each
+    process, which runs `each` of them; a process without others fills one node after the other. Raises LaunchError if
+    they do not fit, OptionError for an emulation."""
     device, tiles, cluster = inventory.device, inventory.tiles, inventory.cluster
-    if emulated > 1:
-        return place(emulated, device, tiles, cluster)
-    placement = Placement(cluster, len(node_of), tiles, _per_rdu(device, tiles), tuple(node_of))
+    if each > 1 and len(node_of) == 1:
+        return place(each, device, tiles, cluster)
+    node_of = tuple(node for node in node_of for _ in range(each))
+    placement = Placement(cluster, len(node_of), tiles, _per_rdu(device, tiles), node_of)
     if cluster.nodes is not None and placement.nodes > cluster.nodes:
         raise LaunchError(
             f"the replicas of this job are on {placement.nodes} nodes, and {cluster.name} has"
@@ -149,14 +151,17 @@ def place_replicas(
     node, most = Counter(node_of).most_common(1)[0]
     fit = placement.per_full_node
     if most > fit:
-        mpirun = f": mpirun -np {fit} {command}" if placement.nodes == 1 else ""
-        remedies = [f"start {counted(fit, 'replica')} a node{', or fewer' if fit > 1 else ''}{mpirun}"]
+        started = fit // each
+        mpirun = f": mpirun -np {started} {command}" if placement.nodes == 1 else ""
+        fewer = f"start {counted(started, 'replica')} a node{', or fewer' if started > 1 else ''}{mpirun}"
+        remedies = [fewer] if started else []
         counts = range(device.tiles or 0, 0, -1)
         smaller = next((few for few in counts if _per_rdu(device, few) * cluster.rdus_per_node >= most), None)
         if smaller is not None:
             remedies.append(f"compile with --num-tiles {smaller}, so that {_per_rdu(device, smaller)} share an RDU")
         raise LaunchError(
-            f"{most} replicas on node {node}, and a node of {cluster.name} holds at most {fit}: {_limits(placement)}",
+            f"{most} {'replicas' if each == 1 else 'ranks'} on node {node}, and a node of {cluster.name} holds at most "
+            f"{fit}: {_limits(placement)}",
             remedy="; or ".join(filter(None, [*remedies, or_else])),
         )
     return placement

@@ -326,6 +326,14 @@ class RunFlags(Fields):
             "--emulate-replicas N", "Run N replicas in one process, with the same bits as under mpirun.", PARALLEL
         ),
     ] = None
+    one_process_per_replica: Annotated[
+        bool,
+        TrainingFlag(
+            "--one-process-per-replica",
+            "mpirun starts a process for each replica, which runs all its stages and the parts of its weights.",
+            PARALLEL,
+        ),
+    ] = False
     cluster: Annotated[
         Text | None,
         Flag(

@@ -95,6 +95,9 @@ class RunOptions(RunFlags, Options):
         if self.emulate_replicas is not None and self.emulate_replicas > 1 and self.data_parallel is False:
             what = "needs data parallelism, which is turned off"
             yield Problem("emulate_replicas", what, given=str(self.emulate_replicas))
+        if self.one_process_per_replica and self.emulate_replicas is not None:
+            what = "is for replicas that mpirun starts, and --emulate-replicas runs all in one process"
+            yield Problem("one_process_per_replica", what, "leave out one of the two")
         yield from self._host_sync_problems()
 
     def _inference_problems(self) -> Iterator[Problem]:

@@ -128,8 +128,6 @@ class MpiCommunicator(Communicator):
     def subset(self, ranks: Sequence[int]) -> Communicator:
         if len(ranks) == 1:
             return single_rank(self.host_name, self.library)
-        if len(ranks) == self.world_size:
-            return self
         world = self._world.Create_group(self._world.group.Incl(list(ranks)))
         node = cast("MPI.Intracomm", world.Split(self.node_index, key=world.rank))
         nodes = sorted({self.node_of[rank] for rank in ranks}, key=[self.node_of[rank] for rank in ranks].index)

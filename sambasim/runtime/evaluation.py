@@ -74,8 +74,7 @@ class Evaluator:
         self._options = options
         self._inputs = input_specs(program)
         self._has_loss = program.loss is not None
-        hubs = [one.hub for one in transports if isinstance(one, InProcess)]
-        self._hub = hubs[0] if hubs else None
+        self._hub = transports[0].hub if transports else None
         self._generators: dict[int, Tensor] = {}
         self._ranks = [
             _Rank(memory.program, memory, transport, self._inputs)

@@ -158,9 +158,9 @@ class TrainingJob:
             self._observer.noted(f"{name}: the run ends after this step; once more ends it at once")
 
     def _open_sources(self) -> Sequence[Source]:
-        """Collective. The data, opened once for each replica of this process, with the same random numbers for all."""
+        """Collective. The data, opened once for each rank of this process, with the same random numbers for all."""
         setup, sources = self._setup, []
-        for _ in range(setup.emulated):
+        for _ in setup.ranks:
             seed_everything(derive(setup.seed, 0, 0, 0, Stream.SOURCE))
             sources.append(open_source(setup.resolved.data, tuple(input_specs(setup.program))))
         self._activity.waits("waiting for peers to open the data")
@@ -275,7 +275,8 @@ class TrainingJob:
         if not any(symbol.kind is SymbolKind.BUFFER for symbol in self._setup.program.symbols.values()):
             return own
         of_rank = self._communicator.all_gather_object(own if team.transport.replica == 0 else None)
-        first = self._setup.mesh.group(self._communicator.rank, DATA_PARALLEL)[0] if self._setup.works else 0
+        ranks, works = self._setup.ranks, self._setup.works
+        first = self._setup.mesh.group(ranks[0], DATA_PARALLEL)[0] // len(ranks) if works else 0
         found = of_rank[first]
         if found is None:
             raise InternalError(f"rank {first} is of replica 0 and has no buffers")

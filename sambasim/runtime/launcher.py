@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sambasim.errors import LaunchError
-from sambasim.ir.mesh import Mesh
+from sambasim.ir.mesh import DATA_PARALLEL, Mesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,18 +126,37 @@ def check_launcher(
     )
 
 
-def replicas_of(ranks: int, replica: Mesh, minimum: int, *, command: Sequence[str]) -> int:
-    """How many replicas `ranks` ranks are: one rank plays all of its replica. Raises LaunchError if that is no whole
-    number. `replica`: its mesh; `minimum`: as in `check_world_size`."""
-    if ranks == 1:
-        return 1
-    replicas, left = divmod(ranks, replica.world_size)
+WHOLE_REPLICAS = "--one-process-per-replica"
+ONE_RANK = Mesh({})
+
+
+def ranks_of_process(processes: int, replica: int, emulated: int | None, *, whole: bool) -> int:
+    """How many ranks of the mesh each of `processes` runs, if a replica has `replica` of them. `whole`: all of one, as
+    WHOLE_REPLICAS says. A process without others runs all of its `emulated` replicas."""
+    return (emulated or 1) * (replica if whole or processes == 1 else 1)
+
+
+def replicas_of(processes: int, replica: Mesh, minimum: int, *, command: Sequence[str], whole: bool = False) -> int:
+    """How many replicas `processes` run: a process without others one, with all of its ranks. Raises LaunchError if
+    that is no whole number. `replica`: its mesh; `minimum`: as in `check_world_size`; `whole`: as in
+    `ranks_of_process`."""
+    if whole or processes == 1:
+        return processes
+    replicas, left = divmod(processes, replica.world_size)
     if left or replicas == 0:
         raise LaunchError(
-            f"{ranks} ranks were started, and a replica of this PEF has {replica.world_size} ({replica})",
-            remedy=f"mpirun -np {max(replicas, minimum) * replica.world_size} {shlex.join(command)}",
+            f"{processes} ranks were started, and a replica of this PEF has {replica.world_size} ({replica})",
+            remedy=f"mpirun -np {max(replicas, minimum) * replica.world_size} {shlex.join(command)}"
+            + _or_whole(processes, replica, minimum, command),
         )
     return replicas
+
+
+def _or_whole(processes: int, replica: Mesh, minimum: int, command: Sequence[str]) -> str:
+    """The command by which `processes` are as many replicas, if the PEF was compiled for that, to append to another."""
+    if replica.world_size == 1 or replica.size(DATA_PARALLEL) > 1 or not 1 < minimum <= processes:
+        return ""
+    return f"; or for {processes} replicas: mpirun -np {processes} {shlex.join(command)} {WHOLE_REPLICAS}"
 
 
 def check_world_size(
@@ -147,17 +166,22 @@ def check_world_size(
     command: Sequence[str],
     data_parallel: bool,
     emulated: bool = False,
-    ranks_of_replica: int = 1,
+    replica: Mesh = ONE_RANK,
 ) -> None:
     """Raise LaunchError if a PEF cannot run with `world_size` replicas. `minimum`: the number that it was compiled for
-    (`-ws`); `data_parallel`: whether it has REDUCE and GATHER sections between replicas."""
+    (`-ws`); `data_parallel`: whether it has REDUCE and GATHER sections between replicas; `replica`: the mesh of the
+    processes of one."""
+    ranks_of_replica = replica.world_size
     if world_size < minimum:
         ranks = minimum * ranks_of_replica
         of_one = "" if emulated or ranks_of_replica == 1 else f" of {ranks_of_replica} ranks"
         raise LaunchError(
             f"this PEF was compiled for at least {minimum} replicas{of_one} (-ws {minimum}), "
             f"and {_started(world_size, emulated)}",
-            remedy=_emulating(command, minimum) if emulated else f"mpirun -np {ranks} {shlex.join(command)}",
+            remedy=_emulating(command, minimum)
+            if emulated
+            else f"mpirun -np {ranks} {shlex.join(command)}"
+            + _or_whole(world_size * ranks_of_replica, replica, minimum, command),
         )
     if world_size > 1 and not data_parallel:
         started = _started(world_size if emulated else world_size * ranks_of_replica, emulated)

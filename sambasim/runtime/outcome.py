@@ -100,7 +100,7 @@ def summarize(
         world_size=setup.replicas,
         chips=setup.program.chips,
         mesh=dict(setup.mesh.sizes),
-        emulated=setup.emulated > 1,
+        emulated=setup.is_emulation,
         sync=team.sync_name,
         host_sync=setup.host_sync if team.sync_name == "host" else None,
         parameter_servers=setup.options.parameter_servers or 0,
@@ -213,16 +213,18 @@ def exempt(setup: Setup, team: Team) -> list[str]:
 
 def _weights_sha256(setup: Setup, team: Team) -> str:
     """Collective. The digest of the whole parameters. Raises PeerError if replicas have different ones."""
-    is_whole = setup.works and team.memory.has_own_parameters and not team.keeps_slices
-    own = weights_sha256(team.memory.program, team.memory.tensor) if is_whole else None
-    digests = setup.communicator.all_gather_object(own)
-    for rank, digest in enumerate(digests):
+    whole = team.first if setup.works and not team.keeps_slices else ()
+    memories = {one.rank: one.memory for one in whole if one.memory.has_own_parameters}
+    own = {rank: weights_sha256(memory.program, memory.tensor) for rank, memory in memories.items()}
+    everybody = setup.communicator.all_gather_object(own)
+    digests = {rank: digest for of_process in everybody for rank, digest in of_process.items()}
+    for rank, digest in digests.items():
         first = setup.mesh.group(rank, DATA_PARALLEL)[0]
-        if None not in (digest, digests[first]) and digest != digests[first]:
+        if digest != digests.get(first, digest):
             raise PeerError(f"the parameters of rank {rank} differ from those of rank {first} after training")
     in_parts = team.keeps_slices or any(symbol.cuts for symbol in setup.program.symbols.values())
     if setup.program.schedule is None and not in_parts:
-        return next(digest for digest in digests if digest is not None)
+        return next(iter(digests.values()))
     return setup.communicator.broadcast_object(weights_sha256(setup.program, whole_tensors(setup, team)))
 
 
@@ -261,9 +263,9 @@ def _state_sha256(setup: Setup, team: Team, steps: int) -> str:
 
 
 def _bytes_of_all(communicator: Communicator, team: Team) -> BytesRecord:
-    everybody = communicator.all_gather_object(team.transport.bytes_moved)
-    kinds = BytesRecord.model_fields
-    return BytesRecord(**{kind: sum(getattr(moved, kind) for moved in everybody) for kind in kinds})
+    everybody = communicator.all_gather_object([one.transport.bytes_moved for one in team.replicas])
+    moved = [one for of_process in everybody for one in of_process]
+    return BytesRecord(**{kind: sum(getattr(one, kind) for one in moved) for kind in BytesRecord.model_fields})
 
 
 def _placement_record(inventory: Inventory, placement: Placement) -> PlacementRecord:

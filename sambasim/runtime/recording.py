@@ -147,7 +147,7 @@ def _run_of(setup: Setup, team: Team, plan: Plan, asked: StepRange) -> RecordedR
         cpu=f"{platform.machine()} {setup.instructions}",
         exempt_from_exactness=tuple(exempt(setup, team)),
         world_size=setup.replicas,
-        emulated=setup.emulated > 1,
+        emulated=setup.is_emulation,
         sync=team.transport.title,
         seed=setup.seed,
         options=_options(setup),

@@ -19,6 +19,7 @@ from sambasim.options.training import LossScaleOptions, TrainingOptions
 from sambasim.pef import PefDocument, read
 from sambasim.pef.lookup import is_compiled_here
 from sambasim.runtime.capacity import check_device, default_threads
+from sambasim.runtime.launcher import ranks_of_process
 from sambasim.runtime.optimizers import Arguments, bind_arguments
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.transports.host import Roles, roles_of
@@ -26,8 +27,8 @@ from sambasim.runtime.transports.host import Roles, roles_of
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One rank's view of a run. `mesh`: its ranks, but for parameter servers; `emulated`: ranks that this process runs,
-    more than one in an emulation only; `inventory`, `placement`: the simulated machine, and where the replicas are on
+    """One process's view of a run. `mesh`: its ranks, but for parameter servers; `ranks`: those that this process runs,
+    as every process runs as many; `inventory`, `placement`: the simulated machine, and where the replicas are on
     it; `arguments`: the program's runtime arguments; `threads`: intra-op threads of a rank; `began_s`: when it began,
     by time.perf_counter."""
 
@@ -38,7 +39,7 @@ class Setup:
     resolved: ResolvedRun
     roles: Roles
     mesh: Mesh
-    emulated: int
+    ranks: range
     inventory: Inventory
     placement: Placement
     arguments: Arguments
@@ -48,6 +49,11 @@ class Setup:
     @property
     def program(self) -> Program:
         return self.document.program
+
+    @property
+    def is_emulation(self) -> bool:
+        """Whether this process runs all ranks, and there are several."""
+        return len(self.ranks) > 1 and self.communicator.world_size == 1
 
     @property
     def replicas(self) -> int:
@@ -96,12 +102,16 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
         raise InternalError("a training job without an optimizer")
     _check_trainable(document.program, resolved.training)
     topology = communicator.topology
-    # One process plays all ranks of its replicas.
-    alone = document.program.ranks_of_replica if topology.world_size == 1 else 1
-    emulated = (options.emulate_replicas or 1) * alone
+    count = ranks_of_process(
+        topology.world_size,
+        document.program.ranks_of_replica,
+        options.emulate_replicas,
+        whole=options.one_process_per_replica,
+    )
+    ranks = range(topology.rank * count, (topology.rank + 1) * count)
     who = roles_of(topology.world_size, options.parameter_servers or 0)
-    mesh = mesh_of(document.program.mesh, len(who.workers) * emulated)
-    threads = options.threads or default_threads(communicator, emulated)
+    mesh = mesh_of(document.program.mesh, len(who.workers) * count)
+    threads = options.threads or default_threads(communicator, count)
     inventory = inventory_of(document.compile_options, cluster=options.cluster)
     return Setup(
         path=path,
@@ -111,14 +121,14 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
         resolved=resolved,
         roles=who,
         mesh=mesh,
-        emulated=emulated,
+        ranks=ranks,
         inventory=inventory,
-        placement=place_replicas(inventory, [topology.node_of[rank] for rank in who.workers], emulated),
+        placement=place_replicas(inventory, [topology.node_of[rank] for rank in who.workers], count),
         arguments=bind_arguments(
             document.program,
             resolved.optimizer,
             mesh.size(DATA_PARALLEL),
-            mesh.coordinate(topology.rank, DATA_PARALLEL),
+            mesh.coordinate(ranks[0], DATA_PARALLEL),
             resolved.training.seed,
         ),
         threads=threads,

@@ -148,7 +148,7 @@ class StepwiseReplica:
     def read(self, symbol: str) -> Tensor:
         """A copy of the whole `symbol`. Raises OptionError for a state of which another node has a part."""
         devices = self._allocated.devices
-        if symbol not in self._members or not self._sliced or devices is None:
+        if symbol not in self._members or not self._sliced:
             return self._memory.tensor(symbol).clone()
         group, member, state = self._members[symbol]
         if self._communicator.topology.node_count > 1:
@@ -161,14 +161,14 @@ class StepwiseReplica:
         for rank, (start, stop) in enumerate(slices_of(self._program, self._communicator.world_size)[group.name]):
             low, high = max(start, member.start), min(stop, member.start + member.numel)
             if low < high:
-                region = devices.by_rank[rank].region(group, state)
+                region = devices[0].by_rank[rank].region(group, state)
                 flat[low - member.start : high - member.start].copy_(region[low:high])
         return whole
 
     @property
     def _sliced(self) -> bool:
         """Whether each rank has only its own slices of the optimizer's state."""
-        return self._allocated.devices is not None and self._allocated.devices.shares_parameters
+        return any(one.shares_parameters for one in self._allocated.devices)
 
     @property
     def _graph(self) -> Graph:
@@ -247,7 +247,7 @@ class StepwiseReplica:
         way = _WAYS[mode]
         if way is Way.DEVICE:
             self._move(allocate(program, communicator, way))
-        (self._transport,) = connect(program, communicator, way, self._allocated)
+        (self._transport,) = connect(communicator, way, self._allocated)
         arguments = {argument.name: argument.default for argument in program.runtime_arguments}
         self._optimizers = Optimizers(program, self._memory, arguments)
         for index, hyperparameters in self._hyperparameters.items():

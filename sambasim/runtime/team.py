@@ -20,7 +20,7 @@ from sambasim.runtime.setup import Setup
 from sambasim.runtime.sharding import Shard
 from sambasim.runtime.transports.base import Transport, slices_of
 from sambasim.runtime.transports.factory import Way, allocate, connect
-from sambasim.runtime.transports.in_process import Hub, InProcess
+from sambasim.runtime.transports.in_process import Hub
 from sambasim.runtime.weights import load_weights
 
 SyncName: TypeAlias = Literal["none", "host", "device", "emulated"]
@@ -43,8 +43,7 @@ class Team:
 
     @property
     def hub(self) -> Hub | None:
-        """Connects the replicas of this process; None if there is one replica per process."""
-        return self.transport.hub if isinstance(self.transport, InProcess) else None
+        return self.transport.hub
 
     @property
     def memories(self) -> Sequence[DeviceMemory]:
@@ -56,7 +55,7 @@ class Team:
 
     @property
     def transport(self) -> Transport:
-        """The transport of the first replica. It counts the bytes of all replicas and knows who owns which slice."""
+        """The transport of the first replica."""
         return self.replicas[0].transport
 
     @property
@@ -82,7 +81,7 @@ class Team:
     @property
     def first(self) -> Sequence[Replica]:
         """The ranks of one replica that this process runs: of replica 0 in an emulation, where they update all."""
-        return [one for one in self.replicas if self.hub is None or one.replica == 0]
+        return [one for one in self.replicas if one.replica == self.replicas[0].replica]
 
 
 def assemble(
@@ -94,9 +93,9 @@ def assemble(
     mesh = setup.mesh if copy_mesh(program.mesh).world_size > 1 else None
     if way in (Way.HOST, Way.IN_PROCESS) and setup.shards > 1:
         program = in_slices(program)
-    allocated = allocate(program, communicator, way, setup.emulated, mesh)
+    allocated = allocate(program, communicator, way, setup.ranks, mesh)
     _place_weights(setup, allocated.memories, sliced=way is Way.HOST and program.zero == 3)
-    transports = connect(program, communicator, way, allocated, setup.roles, mesh)
+    transports = connect(communicator, way, allocated, setup.roles, mesh)
     engine = choose_engine(setup.options.engine, communicator, run_observer.preparing)
     replicas = _replicas(setup, allocated.memories, transports, sources, engine, observer)
     return Team(replicas, way, engine)
@@ -104,7 +103,7 @@ def assemble(
 
 def _way(setup: Setup) -> Way:
     has_no_peer = setup.shards == 1 and setup.program.ranks_of_replica > 1  # along dp
-    if setup.emulated > 1 or setup.communicator.world_size == 1 or has_no_peer:
+    if setup.communicator.world_size == 1 or has_no_peer:
         return Way.IN_PROCESS
     if setup.options.reduce_on_rdu:
         return Way.DEVICE
@@ -123,8 +122,7 @@ def _place_weights(setup: Setup, memories: Sequence[DeviceMemory], *, sliced: bo
     weights = dict(map_weights(setup.path))
     if setup.options.weights is not None and setup.options.checkpoint.resume is None:
         weights |= load_weights(setup.options.weights, setup.program)
-    first = setup.communicator.rank
-    for rank, memory in enumerate(memories, first if setup.works else 0):
+    for rank, memory in zip(setup.ranks, memories, strict=True):
         at, slices = setup.mesh.coordinates(rank), slices_of(memory.program, setup.shards) if sliced else None
         keep = {name: of_ranks[at[DATA_PARALLEL]] for name, of_ranks in slices.items()} if slices else {}
         place_weights(memory.program, memory, weights, at, keep)
@@ -143,7 +141,6 @@ def _replicas(
     communicator, options = setup.communicator, setup.options
     if engine.inductor and communicator.local_rank > 0:
         communicator.node_barrier()
-    first = communicator.rank
     replicas = [
         Replica(
             number,
@@ -158,9 +155,7 @@ def _replicas(
             skips_nonfinite=options.on_nonfinite == "skip",
             observer=observer,
         )
-        for number, memory, transport, source in zip(
-            range(first, first + setup.emulated), memories, transports, sources, strict=True
-        )
+        for number, memory, transport, source in zip(setup.ranks, memories, transports, sources, strict=True)
     ]
     if engine.inductor:
         if communicator.local_rank == 0:

@@ -91,8 +91,9 @@ class RunTrace(StepRecorder):
 
     def end(self, step: int, epoch: int, loss: float) -> None:
         self._recorder.capacity = max(self._recorder.capacity, 1)  # the span of the step is never dropped
-        rank = self._setup.communicator.rank
-        self._recorder.add(rank, Track.HOST, f"step {step + 1}", self._began_ns, None, {"epoch": epoch + 1})
+        self._recorder.add(
+            self._setup.ranks[0], Track.HOST, f"step {step + 1}", self._began_ns, None, {"epoch": epoch + 1}
+        )
         if step == self.steps[-1]:
             self._end()
 
@@ -142,7 +143,7 @@ class RunTrace(StepRecorder):
         host, locations = self._setup.communicator.host_name, self._setup.placement.locations()
         mesh, several = self._setup.mesh, self._setup.program.ranks_of_replica > 1
         who = f"rank {number} ({mesh.place(number)})" if several else f"replica {number}"
-        if self._setup.emulated > 1:
+        if self._setup.is_emulation:
             return f"{who} as {locations[number]}, emulated by one process on {host}, measured"
         if number in self._replicas:
             return f"{who} as {locations[number]}, host {host}, measured"
@@ -158,7 +159,7 @@ class RunTrace(StepRecorder):
             "pef_digest": document.digest,
             "device": f"measured on CPUs, not on the {device} that the PEF was compiled for",
             "replicas": self._plan.world_size,
-            "emulated": self._setup.emulated > 1,
+            "emulated": self._setup.is_emulation,
             "sync": self._sync,
             "first_step": self.steps[0] + 1,
             "last_step": self.steps[-1] + 1,

@@ -105,6 +105,10 @@ def test_pipelines_on_chips_have_the_bits_of_accumulation(pefs: dict[str, Path])
     [
         (3, "chips", (), ("3 ranks were started, and a replica of this PEF has 2 (dp 2)", "mpirun -np 2 ")),
         (4, "one", (), ("this PEF has no REDUCE and GATHER sections between replicas", "--data-parallel -ws 2")),
+        (
+            *(2, "chips", ("--one-process-per-replica",)),
+            ("a replica of the PEF resnet has 2 chips that share its batch (dp 2)", "mpirun -np 4 "),
+        ),
         (2, "one", ("--host-sync", "gloo"), ("a replica of the PEF resnet has 2 (dp 2)", "leave out --host-sync")),
     ],
 )

@@ -93,6 +93,7 @@ def test_what_is_compiled_in_takes_a_compile(
         ({}, ["compile.opt_level=o0"], 'compile.opt_level = "o0": is compiled into the PEF'),
         ({"save": Path("net.pt")}, [], 'save = "net.pt" (from --save): must be a .safetensors file'),
         ({"data_parallel": False, "emulate_replicas": 2}, [], "needs data parallelism, which is turned off"),
+        ({"one_process_per_replica": True, "emulate_replicas": 2}, [], "is for replicas that mpirun starts"),
         ({"predictions": Path("p.safetensors")}, [], "needs inference"),
         ({"pef": ""}, [], 'pef = "" (from --pef)'),
         ({"host_sync": "gloo", "reduce_on_rdu": True}, [], 'host_sync = "gloo" (from --host-sync): is sync through'),

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from sambasim.errors import LaunchError
+from sambasim.ir.mesh import Mesh
 from sambasim.runtime.launcher import (
     Launcher,
     check_emulation,
@@ -16,6 +17,7 @@ from sambasim.runtime.launcher import (
     launcher_size,
     library_name,
     ranks_of_node,
+    replicas_of,
 )
 
 MPICH = "MPICH Version:      5.0.2\nMPICH Release date: ...\n"
@@ -93,6 +95,26 @@ def test_too_few_replicas_are_refused_with_the_right_command() -> None:
     )
     with pytest.raises(LaunchError, match=r"at least 4 replicas \(-ws 4\), and 3 were started"):
         check_world_size(3, 4, command=COMMAND, data_parallel=True)
+
+
+@pytest.mark.parametrize(
+    ("minimum", "replica", "remedy"),
+    [
+        (2, {"pp": 1, "tp": 2}, "mpirun -np 4 sambasim run --pef net; or for 3 replicas: "
+         "mpirun -np 3 sambasim run --pef net --one-process-per-replica"),
+        (3, {"pp": 4}, "mpirun -np 12 sambasim run --pef net; or for 3 replicas: "
+         "mpirun -np 3 sambasim run --pef net --one-process-per-replica"),
+        (4, {"pp": 4}, "mpirun -np 16 sambasim run --pef net"),
+        (1, {"pp": 4}, "mpirun -np 4 sambasim run --pef net"),  # perhaps without data parallelism
+        (2, {"dp": 2}, "mpirun -np 4 sambasim run --pef net"),  # chips
+    ],
+)  # fmt: skip
+def test_ranks_that_are_no_whole_replicas_are_refused(minimum: int, replica: dict[str, int], remedy: str) -> None:
+    command = ["sambasim", "run", "--pef", "net"]
+    with pytest.raises(LaunchError) as error:
+        replicas_of(3, Mesh(replica), minimum, command=command)
+    assert error.value.remedy == remedy
+    assert replicas_of(3, Mesh(replica), minimum, command=command, whole=True) == 3
 
 
 @pytest.mark.parametrize("typed", [["--emulate-replicas", "3"], ["--emulate_replicas=3"]])

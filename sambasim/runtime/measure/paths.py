@@ -74,8 +74,8 @@ def _device(name: str, setting: Setting) -> AllReduce:
         for index, rank in enumerate(topology.local_ranks)
     }
     devices = Devices(setting.window, by_rank, shares_parameters=not is_small(program, topology))
-    allocated = Allocated([by_rank[topology.rank]], devices)
-    (transport,) = connect(program, setting.communicator, Way.DEVICE, allocated)
+    allocated = Allocated([by_rank[topology.rank]], [setting.communicator], [devices])
+    (transport,) = connect(setting.communicator, Way.DEVICE, allocated)
     (group,) = program.groups
     if isinstance(transport, SmallWindow):
         run: Callable[[], None] = partial(_reduce_small, transport)
@@ -121,7 +121,8 @@ def _reduce_in_window(transport: Window) -> Callable[[], None]:
 def _through_host(name: str, setting: Setting, way: Way) -> AllReduce:
     """REDUCE and GATHER of a host sync path, in this rank's device memory. Rank 0 serves if `way` has servers."""
     program, roles = setting.program, roles_of(setting.communicator.world_size, dedicated=0)
-    (transport,) = connect(program, setting.communicator, way, Allocated([setting.memory]), roles)
+    allocated = Allocated([setting.memory], [setting.communicator])
+    (transport,) = connect(setting.communicator, way, allocated, roles)
     both = transport.reduce_scatter(program.groups), transport.all_gather(program.groups)
     communications = [one for one in both if one is not None]
     gradient = setting.memory.region(program.groups[0], "gradient")

@@ -18,6 +18,7 @@ from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.optimizers import Optimizers
 
 if TYPE_CHECKING:
+    from sambasim.runtime.transports.in_process import Hub
     from sambasim.runtime.transports.values import Line
 
 
@@ -48,7 +49,7 @@ class Communication(ABC, Generic[R]):
     """Seconds of the last `finish` spent in a fused optimizer, which do not count as communication."""
 
     def begin(self, *operands: object) -> None:  # many need other ranks at once
-        """Start with this rank's operands. Does not wait for other ranks."""
+        """Start with this rank's operands. Does not wait for ranks of this process."""
 
     def is_ready(self) -> bool:
         """Whether `finish` may be called. False only while other ranks of this process must run first."""
@@ -133,6 +134,11 @@ class Transport(ABC):
         self.bytes_moved = BytesMoved()
         self.observer: StepObserver | None = None
         self.offered = Shared((), 0)
+
+    @property
+    def hub(self) -> "Hub | None":
+        """Connects the ranks of this process; None if there is one for each process."""
+        return None
 
     @property
     def mesh(self) -> Mesh:

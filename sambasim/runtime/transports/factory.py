@@ -15,7 +15,7 @@ from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.transports.base import Transport, slices_of
 from sambasim.runtime.transports.host import Roles, among_equals, by_gloo, parameter_server
 from sambasim.runtime.transports.in_process import Hub, InProcess
-from sambasim.runtime.transports.on_mesh import OnMesh
+from sambasim.runtime.transports.on_mesh import ByMessages, InOneProcess
 from sambasim.runtime.transports.small_window import SmallWindow
 from sambasim.runtime.transports.window import Devices, Window, allocate_devices
 
@@ -33,35 +33,34 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Allocated:
-    """The device memories of the ranks of this process; `devices` are those of the node, if it shares them; `group`:
-    the communicator of this rank's group along dp, if that is not the whole job."""
+    """For each rank of this process: its device memory; the communicator of its group along dp; the memories of that
+    group on this node, if the node shares them."""
 
     memories: Sequence[DeviceMemory]
-    devices: Devices | None = None
-    group: Communicator | None = None
+    groups: Sequence[Communicator]
+    devices: Sequence[Devices] = ()
 
 
 def allocate(
-    program: Program, communicator: Communicator, way: Way, ranks: int = 1, mesh: Mesh | None = None
+    program: Program, communicator: Communicator, way: Way, ranks: Sequence[int] = (0,), mesh: Mesh | None = None
 ) -> Allocated:
-    """Collective. Allocate memory for `ranks` ranks of this process. `mesh`: that of the job, if it has other axes than
-    dp. Raises MachineError if there is too little."""
-    group = None
-    if mesh is not None and mesh.size(DATA_PARALLEL) < communicator.world_size:
-        group = communicator.subset(mesh.group(communicator.rank, DATA_PARALLEL))
-    programs = programs_of(program, mesh, range(communicator.rank, communicator.rank + ranks))
+    """Collective. Allocate memory for `ranks`, which this process runs. `mesh`: that of the job, if it has other axes
+    than dp. Raises MachineError if there is too little."""
+    programs, groups = programs_of(program, mesh, ranks), [communicator] * len(ranks)
+    if mesh is not None and communicator.world_size > 1:
+        # One for each rank, so that the messages of several ranks of a process do not mix.
+        of_ranks = [mesh.group(rank, DATA_PARALLEL) for rank in ranks]
+        groups = [communicator.subset([one // len(ranks) for one in group]) for group in of_ranks]
     if way is Way.DEVICE:
-        along_dp = group or communicator
-        devices = allocate_devices(programs[0], along_dp)
-        return Allocated([devices.by_rank[along_dp.rank]], devices, group)
-    needed = program.device_bytes * ranks
+        devices = [allocate_devices(one, group) for one, group in zip(programs, groups, strict=True)]
+        return Allocated([one.by_rank[group.rank] for one, group in zip(devices, groups, strict=True)], groups, devices)
+    needed = program.device_bytes * len(ranks)
     if way is Way.HOST:
-        along_dp = group or communicator
-        owned = {name: of_ranks[along_dp.rank] for name, of_ranks in slices_of(program, along_dp.world_size).items()}
-        needed -= sum(one.whole_bytes - one.kept_bytes for one in kept(program, owned))
+        for group in groups:
+            owned = {name: of_ranks[group.rank] for name, of_ranks in slices_of(program, group.world_size).items()}
+            needed -= sum(one.whole_bytes - one.kept_bytes for one in kept(program, owned))
     check_node_memory(communicator, needed)
-    memories = [DeviceMemory(one, private_storage(one.device_bytes)) for one in programs]
-    return Allocated(memories, group=group)
+    return Allocated([DeviceMemory(one, private_storage(one.device_bytes)) for one in programs], groups)
 
 
 def programs_of(program: Program, mesh: Mesh | None, ranks: Sequence[int]) -> Sequence[Program]:
@@ -74,7 +73,6 @@ def programs_of(program: Program, mesh: Mesh | None, ranks: Sequence[int]) -> Se
 
 
 def connect(
-    program: Program,
     communicator: Communicator,
     way: Way,
     allocated: Allocated,
@@ -82,21 +80,28 @@ def connect(
     mesh: Mesh | None = None,
 ) -> Sequence[Transport]:
     """Collective. A transport for each rank of this process, whose weights must be in device memory."""
-    memories, group = allocated.memories, allocated.group
+    memories = allocated.memories
     if way is Way.IN_PROCESS and communicator.world_size == 1:
         hub = Hub(len(memories))
         return [InProcess(memory.program, memories, hub, rank, mesh) for rank, memory in enumerate(memories)]
-    program = memories[0].program
-    along_dp = _along_dp(program, group or communicator, way, allocated, roles)
-    return [along_dp if group is None or mesh is None else OnMesh(program, along_dp, communicator, mesh)]
+    along_dp = [_along_dp(way, allocated, number, roles) for number in range(len(memories))]
+    if mesh is None:
+        return along_dp
+    if len(along_dp) == 1:
+        return [ByMessages(along_dp[0], mesh, communicator)]
+    hub, first = Hub(len(along_dp)), communicator.rank * len(along_dp)
+    return [InOneProcess(one, mesh, rank, hub) for rank, one in enumerate(along_dp, first)]
 
 
-def _along_dp(program: Program, group: Communicator, way: Way, allocated: Allocated, roles: Roles | None) -> Transport:
-    memory, devices = allocated.memories[0], allocated.devices
+def _along_dp(way: Way, allocated: Allocated, number: int, roles: Roles | None) -> Transport:
+    """The transport along dp of rank `number` of this process."""
+    memory, group = allocated.memories[number], allocated.groups[number]
+    program = memory.program
     match way:
         case Way.IN_PROCESS:
             return InProcess(program, [memory], Hub(1), 0, Mesh({}))
-        case Way.DEVICE if devices is not None:
+        case Way.DEVICE:
+            devices = allocated.devices[number]
             one = Window if devices.shares_parameters else SmallWindow
             return one(program, devices, group)
         case Way.HOST | Way.HOST_REPLICATED:
@@ -105,4 +110,4 @@ def _along_dp(program: Program, group: Communicator, way: Way, allocated: Alloca
             return by_gloo(program, memory, group)
         case Way.PARAMETER_SERVER if roles is not None:
             return parameter_server(program, memory, roles, group)
-    raise InternalError(f"sync path {way} without shared devices or roles")
+    raise InternalError(f"sync path {way} without roles")

@@ -111,7 +111,7 @@ class HubLine(Line):
 
     def gather(self, key: Hashable, combine: Combine) -> Communication:
         # A copy, because this rank may overwrite its tensor before the others read it.
-        return _Together(self, key, lambda operands: tensor_operand(operands).clone(), combine)
+        return Together(self, key, lambda operands: tensor_operand(operands).clone(), combine)
 
     def send(self, to: int, tag: int) -> Communication:
         return _SendHere(self.hub, self.hub.box(self.ranks[self.position], self.ranks[to], tag))
@@ -121,7 +121,7 @@ class HubLine(Line):
 
 
 @final
-class _Together(Communication[R]):
+class Together(Communication[R]):
     """A communication that all ranks must begin before any can finish. `value_of`: what this rank gives, from its
     operands; `result_of`: the result, from the values of all."""
 
@@ -191,7 +191,7 @@ class InProcess(Transport):
         super().__init__(program, memories[ranks[0]], replica, slices_of(program, size), size)
         self.rank = rank
         self.memories = [memories[one] for one in ranks]
-        self.hub = hub
+        self._hub = hub
         self._group = self.line_of(ranks)
         self._all = self.line_of(range(len(memories)))
         title = f"emulated ({size} replica{'s' * (size > 1)} in one process)"
@@ -200,11 +200,15 @@ class InProcess(Transport):
         self.title = "none (one replica)" if len(memories) == 1 else title
 
     @property
+    def hub(self) -> Hub:
+        return self._hub
+
+    @property
     def mesh(self) -> Mesh:
         return self._mesh
 
     def line_of(self, ranks: Sequence[int]) -> HubLine:
-        return HubLine(self.hub, ranks, self.rank)
+        return HubLine(self._hub, ranks, self.rank)
 
     def kept(self, group: ParameterGroup) -> Slice:
         return (0, group.numel)
@@ -240,7 +244,7 @@ class InProcess(Transport):
         """`function`, called once all ranks have begun: it may then read the memory of all."""
         if self.replicas == 1:
             return None
-        return _Together(self._group, (name, *(group.name for group in groups)), lambda operands: None, function)
+        return Together(self._group, (name, *(group.name for group in groups)), lambda operands: None, function)
 
     def end_step(self) -> EndOfStep:
         if self._all.size == 1:
@@ -250,10 +254,10 @@ class InProcess(Transport):
         def own(operands: object) -> Shared:
             return self.offered if gives else self.offered._replace(losses=())
 
-        return _Together(self._all, "end of step", own, _all_of)
+        return Together(self._all, "end of step", own, all_of)
 
 
-def _all_of(offered: Sequence[Shared]) -> Shared:
+def all_of(offered: Sequence[Shared]) -> Shared:
     return Shared([loss for one in offered for loss in one.losses], max(one.request for one in offered))
 
 

@@ -1,5 +1,5 @@
-"""A rank of a mesh with several axes: along dp it has a transport of its own; along tp it uses shared memory, if the
-ranks are on one node; all other values are sent as messages."""
+"""A rank of a mesh with several axes: along dp it has a transport of its own. Along the others it meets ranks of its
+process; or it sends messages, and along tp uses shared memory, if the ranks are on one node."""
 
 from collections.abc import Callable, Sequence
 from typing import final
@@ -7,39 +7,34 @@ from typing import final
 from torch import Tensor
 
 from sambasim.collectives.slices import Slice
-from sambasim.ir.mesh import TENSOR, Mesh
-from sambasim.ir.program import Member, ParameterGroup, Program
+from sambasim.ir.mesh import DATA_PARALLEL, TENSOR, Mesh
+from sambasim.ir.program import Member, ParameterGroup
 from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.transports.base import Communication, EndOfStep, Fusion, Shared, Transport
+from sambasim.runtime.transports.in_process import Hub, HubLine, Together, all_of
 from sambasim.runtime.transports.mailbox import MailboxLine, box_bytes
 from sambasim.runtime.transports.values import GatherLosses, Line, MessageLine
 
 
-@final
 class OnMesh(Transport):
-    """`along_dp`: the transport of this rank's group along dp, over a communicator of that group; `communicator`: that
-    of all ranks of `mesh`."""
+    """Rank `rank` of `mesh`. `along_dp`: the transport of its group along dp, over a communicator of that group."""
 
-    def __init__(self, program: Program, along_dp: Transport, communicator: Communicator, mesh: Mesh) -> None:
+    def __init__(self, along_dp: Transport, mesh: Mesh, rank: int, title: str) -> None:
         self._along_dp = along_dp
         self._mesh = mesh
-        self.communicator = communicator
         replicas = along_dp.replicas
         super().__init__(
-            program, along_dp.memory, along_dp.replica, along_dp.slices, replicas, replicated=along_dp.replicated
+            along_dp.program,
+            along_dp.memory,
+            along_dp.replica,
+            along_dp.slices,
+            replicas,
+            replicated=along_dp.replicated,
         )
-        self.rank = along_dp.rank = communicator.rank
+        self.rank = along_dp.rank = rank
         self.bytes_moved = along_dp.bytes_moved
-        self.title = f"mesh {mesh}" + (f", along dp: {along_dp.title}" if replicas > 1 else "")
-        self.gather_losses = GatherLosses(
-            communicator, [rank for rank in range(mesh.world_size) if mesh.gives_loss(rank)]
-        )
-        along_tp = mesh.group(communicator.rank, TENSOR)
-        self._along_tp: Line = MessageLine(communicator, along_tp)
-        size_bytes = box_bytes(program, TENSOR)
-        if size_bytes and len({communicator.node_of[rank] for rank in along_tp}) == 1:
-            self._along_tp = MailboxLine(self._along_tp, communicator.subset(along_tp), self, size_bytes)
+        self.title = title + (f", along dp: {along_dp.title}" if replicas > 1 else "")
 
     @property
     def mesh(self) -> Mesh:
@@ -58,9 +53,6 @@ class OnMesh(Transport):
 
     def saved(self, group: ParameterGroup) -> Slice:
         return self._along_dp.saved(group)
-
-    def line_of(self, ranks: Sequence[int]) -> Line:
-        return self._along_tp if tuple(ranks) == self._along_tp.ranks else MessageLine(self.communicator, ranks)
 
     def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication | None:
         return self._along_dp.reduce_scatter(groups)
@@ -82,9 +74,6 @@ class OnMesh(Transport):
         self._along_dp.offer(losses, request)
         self.offered = Shared(losses if self.gives_loss else (), request)
 
-    def end_step(self) -> EndOfStep:
-        return _End(self, self._along_dp.end_step())
-
     def wait_for_readers(self) -> None:
         self._along_dp.wait_for_readers()
 
@@ -93,10 +82,33 @@ class OnMesh(Transport):
 
 
 @final
-class _End(EndOfStep):
+class ByMessages(OnMesh):
+    """The only rank of its process. `communicator`: that of all ranks of `mesh`."""
+
+    def __init__(self, along_dp: Transport, mesh: Mesh, communicator: Communicator) -> None:
+        super().__init__(along_dp, mesh, communicator.rank, f"mesh {mesh}")
+        self.communicator = communicator
+        self.gather_losses = GatherLosses(
+            communicator, [rank for rank in range(mesh.world_size) if mesh.gives_loss(rank)]
+        )
+        along_tp = mesh.group(communicator.rank, TENSOR)
+        self._along_tp: Line = MessageLine(communicator, along_tp)
+        size_bytes = box_bytes(along_dp.program, TENSOR)
+        if size_bytes and len({communicator.node_of[rank] for rank in along_tp}) == 1:
+            self._along_tp = MailboxLine(self._along_tp, communicator.subset(along_tp), self, size_bytes)
+
+    def line_of(self, ranks: Sequence[int]) -> Line:
+        return self._along_tp if tuple(ranks) == self._along_tp.ranks else MessageLine(self.communicator, ranks)
+
+    def end_step(self) -> EndOfStep:
+        return _EndByMessages(self, self._along_dp.end_step())
+
+
+@final
+class _EndByMessages(EndOfStep):
     """The end of a step along dp, and then of all ranks."""
 
-    def __init__(self, transport: OnMesh, along_dp: EndOfStep) -> None:
+    def __init__(self, transport: ByMessages, along_dp: EndOfStep) -> None:
         self._transport = transport
         self._along_dp = along_dp
 
@@ -106,3 +118,52 @@ class _End(EndOfStep):
     def finish(self) -> Shared:
         self._along_dp.finish()
         return self._transport.gather_losses(*self._transport.offered)
+
+
+@final
+class InOneProcess(OnMesh):
+    """One of the ranks of a replica, which all run in this process, connected by `hub`.
+
+    No deadlock: all processes resume these ranks in the same order, and a rank yields only where it waits for another
+    one of its process, so all processes come to the communications along dp in the same order.
+    """
+
+    def __init__(self, along_dp: Transport, mesh: Mesh, rank: int, hub: Hub) -> None:
+        super().__init__(along_dp, mesh, rank, f"mesh {mesh}, one process for each replica")
+        self._hub = hub
+
+    @property
+    def hub(self) -> Hub:
+        return self._hub
+
+    def line(self, axis: str) -> Line:
+        return self._along_dp.line_of(range(self.replicas)) if axis == DATA_PARALLEL else super().line(axis)
+
+    def line_of(self, ranks: Sequence[int]) -> HubLine:
+        return HubLine(self._hub, ranks, self.rank)
+
+    def end_step(self) -> EndOfStep:
+        return _EndInOneProcess(self, self._along_dp.end_step())
+
+
+@final
+class _EndInOneProcess(EndOfStep):
+    """The end of a step along dp, and then of the ranks of this process. The rank that gives the loss has received
+    those of all replicas along dp."""
+
+    def __init__(self, transport: InOneProcess, along_dp: EndOfStep) -> None:
+        self._gives_loss = transport.gives_loss
+        self._along_dp = along_dp
+        ranks = transport.line_of(transport.mesh.ranks_of(transport.replica))
+        self._here = Together(ranks, "end of step", lambda operands: operands[0], all_of)
+
+    def begin(self, *operands: object) -> None:
+        self._along_dp.begin(*operands)
+        shared = self._along_dp.finish()
+        self._here.begin(shared if self._gives_loss else shared._replace(losses=()))
+
+    def is_ready(self) -> bool:
+        return self._here.is_ready()
+
+    def finish(self) -> Shared:
+        return self._here.finish()

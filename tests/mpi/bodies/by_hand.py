@@ -86,7 +86,7 @@ def seed(rank: int) -> None:
 
 def outputs_of(by_hand: Program, communicator: Communicator) -> dict[str, str]:
     allocated = allocate(by_hand, communicator, Way.HOST)
-    (transport,) = transports_of(by_hand, communicator, Way.HOST, allocated)
+    (transport,) = transports_of(communicator, Way.HOST, allocated)
     memory = allocated.memories[0]
     executor = Executor(by_hand.evaluation, by_hand, memory.tensor, transport=transport)
     place_inputs(memory, {"x": operand(communicator.rank)})
