@@ -184,13 +184,14 @@ def split(s: Sharder, node: Node) -> bool:
 
 def cat(s: Sharder, node: Node) -> bool:
     """Along another dimension than the cut one, any tensors. Along the cut one, only tensors of equal shape: the
-    result has `outer` of them."""
-    operands = node.args[0] if isinstance(node.args[0], tuple) else ()
+    result has `outer` of them. PyTorch ignores tensors of shape [0], as transformers' first cache of keys is."""
+    given = node.args[0] if isinstance(node.args[0], tuple) else ()
+    operands = tuple(one for one in given if s.shape(one) != (0,))
     shape = _result_shape(s, node)
     at = (number(node.args[1]) if len(node.args) > 1 else 0) % len(shape)
     layouts = [s.layout(one) for one in operands]
     if all(one == PARTIAL for one in layouts):
-        s.emit(node, [s.to(node.args[0], PARTIAL), *node.args[1:]], [PARTIAL])
+        s.emit(node, [s.to(operands, PARTIAL), *node.args[1:]], [PARTIAL])
         return True
     found = next((one for one in layouts if one.kind == "cut"), None)
     if found is None:
@@ -200,7 +201,7 @@ def cat(s: Sharder, node: Node) -> bool:
         if found.outer > 1 or len({s.shape(one) for one in operands}) > 1:
             return False
         result = cut(at, len(operands))
-    s.emit(node, [s.to(node.args[0], found), *node.args[1:]], [result])
+    s.emit(node, [s.to(operands, found), *node.args[1:]], [result])
     return True
 
 

@@ -48,6 +48,7 @@ CASES: Mapping[str, str] = {
     "slice_backward.default": "%a : float32[4, 4]; %y = (%a, (4, 8), 1, 2, 6, 1) : float32[4, 8]",
     "split.Tensor": "%a : float32[4, 16]; %y, %z = (%a, 8, 1) : float32[4, 8], float32[4, 8]",
     "cat.default": "%a : float32[4, 8], %b : float32[4, 8]; %y = ((%a, %b), 1) : float32[4, 16]",
+    "cat.default empty": "%a : float32[4, 2, 8], %e : float32[0]; %y = ((%e, %a), 1) : float32[4, 2, 8]",
     "sum.dim_IntList": "%a : float32[4, 8, 2]; %y = (%a, (1,), True) : float32[4, 1, 2]",
     "sum.default": "%a : float32[4, 8]; %y = (%a) : float32[]",
     "mean.dim": "%a : float32[4, 8, 2]; %y = (%a, (-1,)) : float32[4, 8]",
