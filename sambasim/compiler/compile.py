@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from sambasim.compiler.passes import Fits, Partition, Pass, Place, run_pipeline
 from sambasim.compiler.pipeline.pipeline_parallel import PipelineParallel
 from sambasim.compiler.precision import STORED, inputs_in, stored_in
 from sambasim.compiler.recompute import Recompute
+from sambasim.compiler.sharding.named_plan import general, tp_plan_of
 from sambasim.compiler.sharding.tensor_parallel import TensorParallel
 from sambasim.compiler.step import (
     EvaluationStep,
@@ -41,12 +43,15 @@ from sambasim.compiler.update import AddDataParallel, AttachOptimizers, Update
 from sambasim.errors import CaptureError, OptionError
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.spec import load_device
+from sambasim.ir.dataflow import gathers
 from sambasim.ir.graph import Argument, SectionKind, TorchConstant
+from sambasim.ir.mesh import TENSOR
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import Schedule, make, read_csv
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
 from sambasim.pef import PefDocument, write
 from sambasim.pef.lookup import record_compiled
+from sambasim.units import format_bytes
 
 _GRU_EXACT_MULTIPLE = 32
 """Hidden sizes of a GRU that are multiples of this give the bits of eager PyTorch: see docs/concepts.md."""
@@ -137,18 +142,25 @@ def assemble(
     metadata: Mapping[str, str] | None = None,
 ) -> Compiled:
     """Run the passes that `options` ask for on what was captured, and write the PEF, with `metadata`."""
-    program = run_pipeline(built.program, pipeline(options, updates), watch.begin)
+    notices: list[str] = []
+    program = run_pipeline(built.program, pipeline(options, updates, model, notices.append), watch.begin)
     watch.begin("write the PEF")
     facts = {**(metadata or {}), "operators_sha256": _operators_sha256(built.program)}
     written = write(options.pef_path, _document(program, model, options, facts), built.weights)
     watch.end()
-    notices = _notices(program, model)
+    notices += _notices(program, model)
     if why := record_compiled(written.digest):
         notices.append(f"cannot record that this account compiled the PEF ({why}): `sambasim run` will ask for --trust")
     return Compiled(options.pef_path, program, written.digest, tuple(notices), watch.phases_s)
 
 
-def pipeline(options: CompileOptions, updates: Sequence[Update] | None = None) -> Sequence[Pass]:
+def pipeline(
+    options: CompileOptions,
+    updates: Sequence[Update] | None = None,
+    model: nn.Module | None = None,
+    tell: Callable[[str], None] = lambda notice: None,
+) -> Sequence[Pass]:
+    """The passes that `options` ask for. `model` may have a plan for tensor parallelism; `tell` gets notices."""
     budget = budget_of(load_device(options.arch), load_calibration(), options.num_tiles)
     passes: list[Pass] = [Partition(options.opt_level, budget)]
     if (schedule := schedule_of(options)) is not None:
@@ -157,7 +169,8 @@ def pipeline(options: CompileOptions, updates: Sequence[Update] | None = None) -
         sections = [Partition(options.opt_level, budget)] if options.recompute == "sections" else []
         passes = [*sections, Recompute(options.recompute), *passes]
     if options.tensor_parallel == "weight":
-        passes.insert(0, TensorParallel(options.n_chips))
+        of_model = {} if model is None else tp_plan_of(model)
+        passes.insert(0, TensorParallel(options.n_chips, options.tensor_plan or {}, of_model, tell))
     if updates is None and options.optimizer is not None:
         updates = [Update(options.optimizer.name, options.optimizer.hyperparameters())]
     if updates and not options.inference:
@@ -274,8 +287,22 @@ def _exemptions(model: nn.Module) -> dict[str, str]:
     return {"exempt_from_exactness": f"GRU of hidden size {odd[0]}: gradients may differ from eager in the last bits"}
 
 
+def _gathered(program: Program) -> Iterator[str]:
+    """What the ranks along tp gather because an operator cannot work on parts."""
+    graph = program.training or program.evaluation
+    ranks = next((axis.size for axis in program.mesh if axis.name == TENSOR), 1)
+    received: Counter[str] = Counter()
+    for one in gathers(graph, TENSOR, ranks):
+        reader = f"{one.operator} of {general(one.module)}" if one.module else one.operator
+        received[reader] += one.received_bytes
+    if received:
+        each = ", ".join(f"{reader} ({format_bytes(size_bytes)})" for reader, size_bytes in received.most_common())
+        one_pass = "pass" if program.schedule is None else "micro-batch"
+        yield f"gathered along tp, {format_bytes(received.total())} a {one_pass}, to compute whole: {each}"
+
+
 def _notices(program: Program, model: nn.Module) -> list[str]:
-    notices = []
+    notices = [*_gathered(program)]
     tensors = (*model.named_parameters(), *model.named_buffers())
     strided = [path for path, tensor in tensors if not tensor.is_contiguous()]
     if strided:

@@ -78,7 +78,7 @@ def compile_shapes(
     if batch_size is not None:
         shapes = {name: shape.new_empty((batch_size, *shape.shape[1:])) for name, shape in shapes.items()}
     built = capture_model(model, shapes, options, by_keyword=by_keyword, any_loss=any_loss, watch=watch)
-    return run_pipeline(built.program, pipeline(options), watch.begin)
+    return run_pipeline(built.program, pipeline(options, model=model), watch.begin)
 
 
 def build_model(options: CompileOptions) -> nn.Module:

@@ -40,6 +40,36 @@ def axis_of(node: Node) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Gather:
+    """The parts of one value that ranks gather in a pass, because an operator of `module` reads it whole, or because it
+    is a gradient or an output that is given out whole. A rank receives `received_bytes`."""
+
+    operator: str
+    module: str
+    received_bytes: int
+
+
+def gathers(graph: Graph, axis: str, ranks: int) -> Sequence[Gather]:
+    """What is gathered along `axis`, in the order of execution."""
+    readers: dict[str, Node] = {}
+    for node in reversed(graph.nodes):  # so that the first reader stays
+        readers |= dict.fromkeys(node_references(node), node)
+
+    def found(node: Node) -> Gather:
+        name = node.results[0] or ""
+        size_bytes = graph.values[name].size_bytes // ranks * (ranks - 1)
+        reader = readers.get(name)
+        while reader is not None and reader.operator == "comm.shard":
+            reader = readers.get(reader.results[0] or "")
+        if reader is None:
+            return Gather("gradients" if graph.name == "training" else "outputs", "", size_bytes)
+        return Gather(reader.operator, reader.module, size_bytes)
+
+    gathering = [node for node in graph.nodes if node.operator == "comm.all_gather" and axis_of(node) == axis]
+    return [found(node) for node in gathering if not groups_of(node)]
+
+
+@dataclass(frozen=True, slots=True)
 class Effects:
     reads: frozenset[str]
     writes: frozenset[str]

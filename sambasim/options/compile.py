@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from pydantic import JsonValue, field_validator
 
@@ -16,8 +17,10 @@ from sambasim.options.load import (
     Refused,
     assign,
     build,
+    did_you_mean,
     given_flags,
     given_overrides,
+    nearest,
     read_toml,
     show,
 )
@@ -78,11 +81,34 @@ class BuildOptions(BuildFlags, Options):
         return self.dtype == "fp16" if self.master_weights is None else self.master_weights
 
 
+TENSOR_STYLES: Mapping[str, Literal["columns", "rows", "whole"]] = {
+    **dict.fromkeys(("colwise", "colwise_rep", "colwise_gather_output", "packed_colwise"), "columns"),
+    **dict.fromkeys(("local_colwise", "embedding_colwise"), "columns"),
+    **dict.fromkeys(("rowwise", "rowwise_rep", "rowwise_split_input", "packed_rowwise"), "rows"),
+    **dict.fromkeys(("local_rowwise", "embedding_rowwise"), "rows"),
+    **dict.fromkeys(("replicate", "replicated_with_grad_allreduce"), "whole"),
+}
+"""Hugging Face's styles of tensor parallelism that say how a weight lies; the layouts of activations follow from it."""
+
+
+def plan_entry(pattern: str) -> str:
+    """The name of an option in `[parallel]`: of the style of `pattern`."""
+    return f'tensor_plan."{pattern}"'
+
+
 class ParallelOptions(ParallelFlags, Options):
     """On how many ranks it runs, and how: the `[parallel]` table. `world_size` is the smallest number of replicas that
-    may run the PEF."""
+    may run the PEF. `tensor_plan`: the style of weights, by patterns of module names."""
+
+    tensor_plan: dict[str, str] | None = None
 
     def problems(self) -> Iterator[Problem]:
+        for pattern, style in (self.tensor_plan or {}).items():
+            if style not in TENSOR_STYLES:
+                remedy = did_you_mean(nearest(style, TENSOR_STYLES))
+                yield Problem(plan_entry(pattern), "must be colwise, rowwise or replicate", remedy, show(style))
+        if self.tensor_plan and self.tensor_parallel != "weight":
+            yield Problem("tensor_plan", "needs weights to be cut", "add --tensor-parallel weight --n-chips 2")
         if self.world_size > 1 and not self.data_parallel:
             yield Problem("world_size", "needs data parallelism", "add --data-parallel", str(self.world_size))
         if self.tensor_parallel is not None and self.n_chips == 1:

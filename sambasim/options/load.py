@@ -244,7 +244,7 @@ def refusal(problems: Sequence[Problem], *, where: str | None = None, given: Ite
 
 def _origin(name: str, origins: Mapping[str, str]) -> str | None:
     """Where `name` comes from, or a table that it is in, or, if it is a table, the first option in it."""
-    parts = name.split(".")
+    parts = name.replace('"', "").split(".")
     prefixes = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
     inside = [option for option in origins if option.startswith(f"{name}.")]
     return next((origins[option] for option in (*prefixes, *inside) if option in origins), None)

@@ -78,6 +78,20 @@ def test_a_cut_model_trains_as_the_whole_one(name: str, alone: dict[str, Trained
     assert cut.evaluation.loss == pytest.approx(whole.evaluation.loss, rel=1e-2)
 
 
+def test_a_plan_by_name_that_gathers_trains_as_the_whole_model(alone: dict[str, Trained], tmp_path: Path) -> None:
+    plan = 'parallel.tensor_plan={ tokens = "colwise", "blocks.*.mlp.2" = "colwise" }'
+    cut = ("parallel.n_chips=2", 'parallel.tensor_parallel="weight"', plan)
+    compiled = compile_from_options(example_options("char_gpt", tmp_path, *EXAMPLES["char_gpt"], *cut))
+    assert any(notice.startswith("gathered along tp, ") for notice in compiled.notices)
+    ways: dict[str, dict[str, Any]] = {"device": {"reduce_on_rdu": True}, "host": {}, "played": {"emulate": 1}}
+    runs = [run_of(way, compiled.path, steps=STEPS, evaluate=True, **how) for way, how in ways.items()]
+    found = train(2, runs)
+    assert found["device"].outcome == found["host"].outcome == found["played"].outcome
+    whole, summary = alone["char_gpt 1"].summary, found["device"].summary
+    assert summary.loss_first == pytest.approx(whole.loss_first, rel=1e-5)
+    assert summary.loss_last == pytest.approx(whole.loss_last, rel=1e-4)
+
+
 def test_a_checkpoint_of_parts_is_resumed_and_saved_weights_are_whole(pefs: dict[str, Path], tmp_path: Path) -> None:
     """By two ranks and by one process: both go on where four steps would be."""
     path = pefs["digits 2"]

@@ -69,6 +69,12 @@ REFUSED = [
     ([*_ON_CHIPS, "training.batch_size=9"], "parallel.n_chips = 2 (from --set): does not divide the batch"),
     ([*_ON_CHIPS, "training.batch_size=9", *_IN_STAGES], "--batch-size 16"),
     ([*_ON_CHIPS, "training.batch_size=12", *_IN_STAGES], "parallel.micro_batches = 4 (from --set): does not divide"),
+    (["parallel.tensor_plan.a=colwise"], "parallel.tensor_plan (from --set): needs weights to be cut"),
+    (["parallel.tensor_plan.a=colwise", *_ON_CHIPS], "add --tensor-parallel weight --n-chips 2"),
+    (
+        ['parallel.tensor_plan."a.*.b"=columnwise', *_ON_CHIPS[1:], "parallel.tensor_parallel=weight"],
+        'parallel.tensor_plan."a.*.b" = "columnwise" (from --set): must be colwise, rowwise or replicate\n  try:   did',
+    ),
     (["compile.pef_name=net.pef"], "--pef-name net"),
     (["optimizer.lr"], "--set optimizer.lr has no value"),
     (["model.target.x=3"], "and not a table"),

@@ -1,50 +1,57 @@
 """The pass that cuts a program's tensors over the axis tp: `--tensor-parallel weight`."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from sambasim.compiler.names import GRADIENT_SUFFIX
 from sambasim.compiler.sharding.layouts import WHOLE, Layout, cut_of, part_type
-from sambasim.compiler.sharding.plan import find_plan, propagate
+from sambasim.compiler.sharding.named_plan import Named, general, plan_by_name, read_names
+from sambasim.compiler.sharding.plan import Plan, find_plan, propagate
+from sambasim.compiler.sharding.rules import RULES
 from sambasim.errors import OptionError
-from sambasim.ir.graph import Graph
+from sambasim.ir.graph import Graph, node_references
 from sambasim.ir.mesh import TENSOR, Axis
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.ir.verify import Progress
+from sambasim.options.load import refusal
+from sambasim.units import format_bytes
+
+_MOST_NAMES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class TensorParallel:
-    """Add the axis tp with `ranks` ranks, cut what `find_plan` finds, and shard every graph. Raises OptionError if
-    nothing can be cut."""
+    """Add the axis tp with `ranks` ranks, cut what the plan says, and shard every graph. The plan is `styles`, by
+    patterns of names, if a config has them; else it is found, and must not miss weights that the `styles_of_model` cut.
+    `tell` gets notices. Raises OptionError if nothing can be cut, or for a pattern that cannot be followed."""
 
     title: ClassVar[str] = "cut tensors over the ranks of a replica"
     reaches: ClassVar[Progress] = Progress.CAPTURED
     ranks: int
+    styles: Mapping[str, str] = field(default_factory=dict)
+    styles_of_model: Mapping[str, str] = field(default_factory=dict)
+    tell: Callable[[str], None] = lambda notice: None
 
     def __call__(self, program: Program) -> Program:
         leading = program.training or program.evaluation
-        plan = find_plan(program, leading, TENSOR, self.ranks)
-        if not plan:
-            raise OptionError(
-                f"no tensor of {program.name} can be cut over {self.ranks} ranks: no two products with only "
-                "operators between them that work on parts, in sizes that divide evenly",
-                remedy="change --n-chips, or leave out --tensor-parallel",
-            )
+        plan = self._given(program, leading) if self.styles else self._found(program, leading)
+        if left := ", ".join(_left_whole(program, leading, plan)):
+            self.tell(f"whole on every rank: {left}")
         symbols = dict(program.symbols)
-        for name, layout in plan.items():
+        for name, layout in plan.layouts.items():
             symbols[name] = self._cut(symbols[name], layout)
 
         def sharded(graph: Graph | None) -> Graph | None:
             if graph is None:
                 return None
-            found = propagate(program, graph, TENSOR, self.ranks, plan)
+            found = propagate(program, graph, TENSOR, self.ranks, plan.layouts)
             for output in graph.outputs:
                 symbol = symbols[output.symbol]
                 if symbol.kind is SymbolKind.GRADIENT:
-                    symbols[symbol.name] = self._cut(symbol, plan.get(symbol.name.removesuffix(GRADIENT_SUFFIX), WHOLE))
+                    layout = plan.layouts.get(symbol.name.removesuffix(GRADIENT_SUFFIX), WHOLE)
+                    symbols[symbol.name] = self._cut(symbol, layout)
                 elif symbol.kind is SymbolKind.OUTPUT and graph is program.training:
                     symbols[symbol.name] = self._cut(symbol, _given_out(found.graph, symbol, found.layouts))
             return found.graph
@@ -59,6 +66,32 @@ class TensorParallel:
             mesh=(*program.mesh, Axis(TENSOR, self.ranks)),
         )
 
+    def _given(self, program: Program, graph: Graph) -> Plan:
+        names = read_names(program, graph, self.ranks, self.styles)
+        if names.problems:
+            raise refusal(names.problems)
+        if not names.layouts:
+            what = "parallel.tensor_plan cuts no tensor"
+            raise OptionError(what, remedy='give weights the style "colwise", or leave the table out')
+        return plan_by_name(program, graph, TENSOR, self.ranks, names)
+
+    def _found(self, program: Program, graph: Graph) -> Plan:
+        plan = find_plan(program, graph, TENSOR, self.ranks)
+        names = read_names(program, graph, self.ranks, self.styles_of_model)
+        missed = [name for name in names.layouts if name not in plan.layouts]
+        if missed:
+            start = plan_by_name(program, graph, TENSOR, self.ranks, names)
+            plan = find_plan(program, graph, TENSOR, self.ranks, start)
+        if self.styles_of_model:
+            self.tell(_about_model(program, names, missed))
+        if not plan.layouts:
+            raise OptionError(
+                f"no tensor of {program.name} can be cut over {self.ranks} ranks: no two products with only "
+                "operators between them that work on parts, in sizes that divide evenly",
+                remedy="change --n-chips, or leave out --tensor-parallel",
+            )
+        return plan
+
     def _cut(self, symbol: Symbol, layout: Layout) -> Symbol:
         type_ = part_type(symbol.type, layout, self.ranks)
         return replace(symbol, type=type_, cuts=cut_of(layout, TENSOR, self.ranks))
@@ -67,3 +100,40 @@ class TensorParallel:
 def _given_out(graph: Graph, symbol: Symbol, layouts: Mapping[str, Layout]) -> Layout:
     (value,) = [output.value for output in graph.outputs if output.symbol == symbol.name]
     return layouts[value]
+
+
+def _about_model(program: Program, names: Named, missed: list[str]) -> str:
+    said = "tp_plan of the model is not used: the search cuts all weights that it names"
+    if missed:
+        names_of = dict.fromkeys(_general_name(program.symbols[name]) for name in missed)
+        said = f"tp_plan of the model is used, because the search alone leaves weights whole: {_first(list(names_of))}"
+    ignored = [f"{one.name.removeprefix('parallel.tensor_plan.')} {one.what}" for one in names.problems]
+    return said + (f"; of it, these have no effect: {'; '.join(ignored)}" if ignored else "")
+
+
+def _left_whole(program: Program, graph: Graph, plan: Plan) -> Iterator[str]:
+    """The weights of several dimensions that are not cut, the largest first, and why."""
+    whole: dict[str, list[Symbol]] = {}
+    for name in graph.inputs:
+        symbol = program.symbols[name]
+        if symbol.kind is SymbolKind.PARAMETER and len(symbol.type.shape) > 1 and name not in plan.layouts:
+            whole.setdefault(_general_name(symbol), []).append(symbol)
+    sizes = {path: sum(one.type.size_bytes for one in symbols) for path, symbols in whole.items()}
+    for path in sorted(whole, key=lambda path: -sizes[path])[:_MOST_NAMES]:
+        read_by = {node.operator for node in graph.nodes if whole[path][0].name in node_references(node)}
+        without = sorted(operator for operator in read_by if operator not in RULES)
+        why = f"{without[0]} has no rule" if without else plan.whole.get(whole[path][0].name)
+        yield f"{path} ({format_bytes(sizes[path])}{f': {why}' if why else ''})"
+    if len(whole) > _MOST_NAMES:
+        yield f"and {len(whole) - _MOST_NAMES} more"
+
+
+def _general_name(symbol: Symbol) -> str:
+    """Its name in the model, with `*` for the numbers of layers."""
+    module, _, own = (*symbol.torch_names, symbol.name)[0].rpartition(".")
+    return f"{general(module)}.{own}" if module else own
+
+
+def _first(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more

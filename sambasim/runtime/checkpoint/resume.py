@@ -292,7 +292,7 @@ class Change:
 _OF_MESH = frozenset(
     {
         *("data_parallel", "world_size", "tensor_parallel", "n_chips", "pipeline_stages", "micro_batches", "schedule"),
-        *("zero", "recompute", "gradient_groups", "opt_level", "arch", "num_tiles"),
+        *("tensor_plan", "zero", "recompute", "gradient_groups", "opt_level", "arch", "num_tiles"),
     }
 )
 """Compile options that do not change the model: a PEF that differs in them goes on where the other was."""
@@ -342,7 +342,11 @@ def _other_mesh(saved: Manifest, now: Manifest) -> list[Change]:
         name: one.whole for name, one in now.tensors.items()
     }
     same_model = same_tensors and saved.pef.operators_sha256 == now.pef.operators_sha256
-    if not same_model or _fixed(saved) != _fixed(now) or any(name not in _OF_MESH for name, _, _ in differ):
+    if (
+        not same_model
+        or _fixed(saved) != _fixed(now)
+        or any(name.split(".")[0] not in _OF_MESH for name, _, _ in differ)
+    ):
         return []
     return [Change(name, before, after, alters_bits=True) for name, before, after in differ]
 

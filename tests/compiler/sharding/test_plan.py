@@ -141,8 +141,12 @@ def _placed(program: Program) -> Program:
 
 
 def check_gradients(built: Built, inputs: dict[str, Tensor], ranks: int) -> None:
+    check_gradients_of(TensorParallel(ranks)(built.program), built, inputs)
+
+
+def check_gradients_of(cut: Program, built: Built, inputs: dict[str, Tensor]) -> None:
     whole = gradients(built.program, built, inputs)
-    in_parts = gradients(TensorParallel(ranks)(built.program), built, inputs)
+    in_parts = gradients(cut, built, inputs)
     assert in_parts.keys() == whole.keys()
     largest = max(float(one.norm()) for one in whole.values())
     for name, right in whole.items():
@@ -217,7 +221,7 @@ def test_a_word_or_a_class_of_no_rank_is_an_error_of_the_data(name: str) -> None
 def plan_of(built: Built, ranks: int) -> dict[str, Layout]:
     assert built.program.training is not None
     plan = find_plan(built.program, built.program.training, TENSOR, ranks)
-    return {name.partition("__")[2]: layout for name, layout in plan.items()}
+    return {name.partition("__")[2]: layout for name, layout in plan.layouts.items()}
 
 
 def test_a_gpt_is_cut_as_in_megatron(tmp_path: Path) -> None:

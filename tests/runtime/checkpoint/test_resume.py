@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pydantic import JsonValue
 
 from sambasim.errors import CheckpointError, OptionError
 from sambasim.pef import write
@@ -134,7 +135,7 @@ def test_another_pef_is_refused_with_what_differs() -> None:
         check_pef(SAVED, SAVED.model_copy(update={"tensors": fewer}), Path("out/net/net.pef"), "here")
 
 
-def compiled(folder: Path, name: str, **options: bool | str | int) -> tuple[Manifest, Path]:
+def compiled(folder: Path, name: str, **options: JsonValue) -> tuple[Manifest, Path]:
     """The manifest of a run of the PEF that it writes."""
     path = folder / name / f"{name}.pef"
     given = {"pef_name": name, "data_parallel": True, **options}
@@ -158,9 +159,9 @@ def test_the_pef_of_a_checkpoint_is_named_with_the_compile_options_that_differ(t
 
 def test_a_pef_of_the_same_model_for_another_mesh_goes_on_with_a_notice(tmp_path: Path) -> None:
     saved, _ = compiled(tmp_path, "old", pipeline_stages=2, opt_level="o1")
-    now, new = compiled(tmp_path, "new", zero=3, opt_level="o3")
+    now, new = compiled(tmp_path, "new", zero=3, opt_level="o3", tensor_plan={"layers.*.up": "colwise"})
     found = check_pef(saved, now, new, "here")
-    assert [one.name for one in found] == ["pipeline_stages", "opt_level", "zero"]
+    assert [one.name for one in found] == ["pipeline_stages", "opt_level", "zero", "tensor_plan.layers.*.up"]
     with pytest.raises(OptionError, match="zero"):
         check_exact(found, "here")
     fewer = {name: tensor for name, tensor in now.tensors.items() if name != "net__bias"}
