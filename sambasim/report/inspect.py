@@ -13,9 +13,9 @@ from rich.text import Text
 
 from sambasim.bounded import printable
 from sambasim.collectives.slices import cut
-from sambasim.ir.dataflow import section_effects
+from sambasim.ir.dataflow import Gather, gathers, section_effects
 from sambasim.ir.graph import Graph, Node, node_references
-from sambasim.ir.mesh import DATA_PARALLEL
+from sambasim.ir.mesh import DATA_PARALLEL, TENSOR
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program, RuntimeArgument
 from sambasim.ir.stages import of_rank
@@ -52,6 +52,17 @@ class OperatorFacts(_Facts):
     sources: tuple[str, ...]
 
 
+class GatherFacts(_Facts):
+    """What a rank gathers along `axis` in a pass, because `operator` reads whole values that are cut; `operator` may be
+    `gradients` or `outputs`, which are given out whole."""
+
+    axis: str
+    operator: str
+    values: int
+    received_bytes: int
+    modules: tuple[str, ...]
+
+
 class GraphFacts(_Facts):
     name: str
     nodes: int
@@ -59,6 +70,7 @@ class GraphFacts(_Facts):
     outputs: tuple[str, ...]
     sections: tuple[SectionFacts, ...]
     operators: tuple[OperatorFacts, ...]
+    gathered: tuple[GatherFacts, ...]
 
 
 class SymbolFacts(_Facts):
@@ -227,6 +239,7 @@ def _graph_facts(program: Program, graph: Graph) -> GraphFacts:
         outputs=tuple(output.symbol for output in graph.outputs),
         sections=tuple(section_facts(program, graph)),
         operators=tuple(_operator_facts(graph.nodes)),
+        gathered=tuple(_gather_facts(program, graph)),
     )
 
 
@@ -263,6 +276,21 @@ def _operator_facts(nodes: Iterable[Node]) -> Iterable[OperatorFacts]:
         yield OperatorFacts(
             kind=kinds[operator], operator=operator, count=counts[operator], sources=tuple(sources[operator])
         )
+
+
+def _gather_facts(program: Program, graph: Graph) -> Iterable[GatherFacts]:
+    for axis in program.mesh:
+        by_operator: dict[str, list[Gather]] = {}
+        for one in gathers(graph, axis.name, axis.size):
+            by_operator.setdefault(one.operator, []).append(one)
+        for operator, found in by_operator.items():
+            yield GatherFacts(
+                axis=axis.name,
+                operator=operator,
+                values=len(found),
+                received_bytes=sum(one.received_bytes for one in found),
+                modules=tuple(dict.fromkeys(one.module for one in found if one.module)),
+            )
 
 
 def _size_facts(program: Program) -> Iterable[SizeFacts]:
@@ -311,6 +339,8 @@ def inspection(facts: Contents, *, everything: bool) -> RenderableType:
     tables = [summary_table(facts), *([stages_table(facts)] if facts.stages else [])]
     for graph in facts.graphs:
         tables += [sections_table(graph), operators_table(graph)]
+        if graph.gathered:
+            tables.append(gathered_table(graph))
     tables.append(sizes_table(facts))
     if facts.groups:
         tables.append(groups_table(facts))
@@ -375,7 +405,7 @@ def _ranks_rows(facts: Contents) -> list[tuple[str, str]]:
     held = [one.size_bytes for one in facts.sizes if one.kind == SymbolKind.PARAMETER.value]
     own, at_most = max(of_stages or held, default=0), " at most" * bool(of_stages)
     one_pass = "micro-batch" if of_stages else "pass"
-    return [
+    rows = [
         (
             f"axis {axis.name}",
             f"{axis.size} ranks, each with {format_bytes(own)} of {format_bytes(facts.parameter_bytes)} "
@@ -384,6 +414,13 @@ def _ranks_rows(facts: Contents) -> list[tuple[str, str]]:
         for axis in facts.mesh
         if axis.name != DATA_PARALLEL
     ]
+    parameters = [one for one in facts.symbols if one.kind == SymbolKind.PARAMETER.value]
+    whole = sorted((one for one in parameters if one.shape == one.whole_shape), key=lambda one: -one.size_bytes)
+    if whole and any(axis.name == TENSOR for axis in facts.mesh):
+        names = _first([(*one.torch_names, one.name)[0] for one in whole], _MOST_SOURCES)
+        size = format_bytes(sum(one.size_bytes for one in whole))
+        rows.append(("whole along tp", f"{len(whole)} of {len(parameters)} parameters, {size}: {names}"))
+    return rows
 
 
 def stages_table(facts: Contents) -> Table:
@@ -430,6 +467,17 @@ def operators_table(graph: GraphFacts) -> Table:
         kind = "" if row.kind == shown else row.kind
         shown = row.kind
         add_row(table, kind, row.operator, str(row.count), _first(row.sources, _MOST_SOURCES))
+    return table
+
+
+def gathered_table(graph: GraphFacts) -> Table:
+    table = plain_table(
+        f"{graph.name}: computed whole, of gathered parts", ["operator", "axis"], ["values", "received"]
+    )
+    table.add_column("modules", overflow="fold")
+    for row in graph.gathered:
+        received, modules = format_bytes(row.received_bytes), _first(row.modules, _MOST_SOURCES)
+        add_row(table, row.operator, row.axis, str(row.values), received, modules)
     return table
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 
 from sambasim import pef
+from sambasim.compiler.front import compile_from_options
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.report.inspect import (
@@ -18,6 +19,7 @@ from sambasim.report.inspect import (
     section_facts,
 )
 from tests.pef.samples import GROUP_BYTES, sample_program, write_sample
+from tests.support.examples import example_options
 
 
 def facts_of(folder: Path) -> Contents:
@@ -102,6 +104,22 @@ def test_tables_show_everything(tmp_path: Path) -> None:
     assert re.search(r"\b4 +OPT +logreg__opt_4 +1 +1\.5 KiB +1\.0 KiB", text)
     assert re.search(r"logreg__mask +constant +bool\[3\] +5120 +3 B", text)
     assert re.search(r"view +aten\.t\.default +2 +logreg\.py:7", text)
+
+
+def test_what_ranks_have_whole_and_gather_is_told(tmp_path: Path) -> None:
+    plan = ('parallel.tensor_parallel="weight"', "parallel.n_chips=2", 'parallel.tensor_plan={ tokens = "colwise" }')
+    path = compile_from_options(example_options("char_gpt", tmp_path, *plan)).path
+    facts = contents(path, pef.peek(path), pef.read(path))
+    training, evaluation, _ = facts.graphs
+    part_bytes = 4 * 32 * 32 * 4 // 2  # of an activation
+    assert [(one.operator, one.values, one.received_bytes) for one in training.gathered] == [
+        ("aten.native_layer_norm.default", 5, 5 * part_bytes),
+        ("aten.native_layer_norm_backward.default", 1, part_bytes),
+    ]
+    assert [(one.operator, one.values) for one in evaluation.gathered] == [("aten.layer_norm.default", 5)]
+    text = printed(inspection(facts, everything=False))
+    assert re.search(r"whole along tp +27 of 28 parameters, 103\.5 KiB: blocks\.0\.mlp\.0\.weight, ", text)
+    assert re.search(r"aten\.native_layer_norm\.default +tp +5 +40\.0 KiB +blocks\.0\.norm1, ", text)
 
 
 def test_text_from_a_file_is_neither_markup_nor_control() -> None:
