@@ -163,16 +163,18 @@ def pipeline(
     """The passes that `options` ask for. `model` may have a plan for tensor parallelism; `tell` gets notices."""
     budget = budget_of(load_device(options.arch), load_calibration(), options.num_tiles)
     passes: list[Pass] = [Partition(options.opt_level, budget)]
+    if updates is None and options.optimizer is not None:
+        updates = [Update(options.optimizer.name, options.optimizer.hyperparameters())]
     if (schedule := schedule_of(options)) is not None:
-        passes.insert(0, PipelineParallel(schedule, budget))
+        tied = tuple(updates or ()) if options.zero < _SLICED_GRADIENTS else ()  # slices are even anyway
+        shards = options.world_size * options.chips if options.zero else 1
+        passes.insert(0, PipelineParallel(schedule, budget, tied, shards))
     if options.recompute != "none" and not options.inference:
         sections = [Partition(options.opt_level, budget)] if options.recompute == "sections" else []
         passes = [*sections, Recompute(options.recompute), *passes]
     if options.tensor_parallel == "weight":
         of_model = {} if model is None else tp_plan_of(model)
         passes.insert(0, TensorParallel(options.n_chips, options.tensor_plan or {}, of_model, tell))
-    if updates is None and options.optimizer is not None:
-        updates = [Update(options.optimizer.name, options.optimizer.hyperparameters())]
     if updates and not options.inference:
         passes.append(
             AttachOptimizers(
@@ -186,6 +188,10 @@ def pipeline(
     if options.data_parallel or options.chips > 1:
         passes.append(AddDataParallel(options.world_size, options.chips, options.zero, several=options.data_parallel))
     return [*passes, Place(), Fits(budget)]
+
+
+_SLICED_GRADIENTS = 2
+"""The level of ZeRO from which replicas keep gradients in slices."""
 
 
 def schedule_of(options: CompileOptions) -> Schedule | None:

@@ -1,9 +1,8 @@
 """Passes over a program, and the pipeline that runs them. A pass is a frozen dataclass whose fields are its options; it
 may assume a program that `ir.verify` accepts, and must leave one at the stage that it `reaches`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import ClassVar, Protocol
 
 from sambasim.costs.cut import Level, cut
@@ -84,12 +83,14 @@ class Place:
         kept.sort(key=lambda symbol: symbol.kind is SymbolKind.REDUCE_BUFFER)
         offsets: dict[str, int] = {}
         if len(of_ranks) > 1:
-            shared = [symbol for symbol in kept if len(holders[symbol.name]) > 1]
+            in_groups = {name for group in program.groups for name in _symbols_of(group, program)}
+            shared = [one for one in kept if len(holders[one.name]) > 1 and one.name not in in_groups]
             offsets = {symbol.name: allocate(symbol.type.size_bytes, range(len(of_ranks))) for symbol in shared}
-        groups = []
-        for group in program.groups:
-            ranks = holders[group.members[0].gradient]
-            groups.append(_place_group(group, program, partial(allocate, ranks=ranks), offsets))
+        regions = {}
+        # First what two ranks hold: neither has a gap before it.
+        for group in sorted(program.groups, key=lambda one: len(holders[one.members[0].parameter]) == 1):
+            regions[group.name] = _place_group(group, program, holders, allocate, offsets)
+        groups = [replace(group, regions=regions[group.name]) for group in program.groups]
         if program.data_parallel:
             for gradient_group, group in zip(program.data_parallel.gradient_groups, groups, strict=True):
                 offsets[gradient_group.symbol] = group.regions["gradient"]
@@ -100,15 +101,28 @@ class Place:
         return replace(program, symbols=symbols, groups=tuple(groups), device_bytes=max(ends))
 
 
-def _place_group(
-    group: ParameterGroup, program: Program, allocate: Callable[[int], int], offsets: dict[str, int]
-) -> ParameterGroup:
-    optimizer = program.optimizers[group.optimizer]
-    regions = {region: allocate(group.region_type(region).size_bytes) for region in optimizer.regions}
+def _symbols_of(group: ParameterGroup, program: Program) -> Iterator[str]:
     for member in group.members:
-        for region, name in optimizer.symbols_of(member).items():
+        yield from program.optimizers[group.optimizer].symbols_of(member).values()
+
+
+def _place_group(
+    group: ParameterGroup,
+    program: Program,
+    holders: Mapping[str, Sequence[int]],
+    allocate: Callable[[int, Sequence[int]], int],
+    offsets: dict[str, int],
+) -> Mapping[str, int]:
+    """The regions of `group`, each in the memory of the ranks that hold it. Adds the offsets of its symbols."""
+    symbols_of = program.optimizers[group.optimizer].symbols_of
+    regions = {
+        region: allocate(group.region_type(region).size_bytes, holders[name])
+        for region, name in symbols_of(group.members[0]).items()
+    }
+    for member in group.members:
+        for region, name in symbols_of(member).items():
             offsets[name] = regions[region] + member.start * DTYPE_BYTES[group.region_type(region).dtype]
-    return replace(group, regions=regions)
+    return regions
 
 
 @dataclass(frozen=True, slots=True)

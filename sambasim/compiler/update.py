@@ -8,6 +8,7 @@ from itertools import count
 from typing import ClassVar, Literal, TypeAlias
 
 from sambasim.compiler.names import UniqueNames, parameter_of, prefix_of
+from sambasim.compiler.pipeline.tied import Move, copies, moved
 from sambasim.errors import OptionError
 from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Graph, Node, Ref, Section, SectionKind, node_references
@@ -77,7 +78,8 @@ class AttachOptimizers:
         if training is None:
             return program
         _check_clipping(self.updates)
-        groups = _groups(training, program, self.updates, self.grouping)
+        tied = moved(program)
+        groups = _groups(training, program, self.updates, self.grouping, tied)
         if self.master_weights:
             groups = tuple(replace(group, state_dtype="float32") for group in groups)
         optimizers: list[Optimizer] = []
@@ -100,7 +102,7 @@ class AttachOptimizers:
             symbols=symbols,
             optimizers=tuple(optimizers),
             groups=groups,
-            training=self._with_update(training, groups, program),
+            training=self._with_update(training, groups, program, tied),
             runtime_arguments=(*program.runtime_arguments, *self._arguments(optimizers)),
         )
 
@@ -116,12 +118,17 @@ class AttachOptimizers:
             arguments.append(RuntimeArgument(LOSS_SCALE, 1.0, "by which the loss is multiplied before the backward"))
         return arguments
 
-    def _with_update(self, training: Graph, groups: tuple[ParameterGroup, ...], program: Program) -> Graph:
+    def _with_update(
+        self, training: Graph, groups: tuple[ParameterGroup, ...], program: Program, tied: Mapping[str, Move]
+    ) -> Graph:
         """`training` with an OPT section for each group, behind a GRADNORM section if gradients are clipped or may
-        overflow."""
+        overflow. Gradients of `tied` go to another rank before, and parameters come back."""
         extended = _Extended(training.nodes, training.sections)
         values = dict(training.values)
         prefix = prefix_of(program.loss or "")
+        there, back = copies(training, groups, tied)
+        if there:
+            extended.add(SectionKind.REDUCE, f"{prefix}__copy_gradients", there)
         norm: tuple[Ref, ...] = ()
         if self.scales_loss or any("max_grad_norm" in update.hyperparameters for update in self.updates):
             blocks, total = "$square_sums", "$gradient_norm"
@@ -139,6 +146,8 @@ class AttachOptimizers:
             kind = self.updates[group.optimizer].kind
             update = Node(f"{prefix}__{kind}_{group.name}", f"opt.{kind}", (group.name, *norm))
             extended.add(SectionKind.OPT, f"{prefix}__opt_{group.name}", (update,))
+        if back:
+            extended.add(SectionKind.GATHER, f"{prefix}__copy_parameters", back)
         return extended.graph(training, values)
 
 
@@ -186,7 +195,7 @@ def _free_name(
 
 
 def _groups(
-    training: Graph, program: Program, updates: Sequence[Update], grouping: Grouping
+    training: Graph, program: Program, updates: Sequence[Update], grouping: Grouping, apart: Collection[str]
 ) -> tuple[ParameterGroup, ...]:
     section_of = {
         result: section.index
@@ -200,8 +209,8 @@ def _groups(
         if symbol.kind is SymbolKind.GRADIENT:
             # A gradient that is an input itself (the tangent, say) is there before any section has run.
             section = section_of.get(output.value, training.sections[0].index)
-            alone = position if grouping == "parameter" else 0
-            optimizer = _optimizer_of(symbol.name, program, updates)
+            alone = position if grouping == "parameter" or parameter_of(symbol.name) in apart else -1
+            optimizer = optimizer_of(symbol.name, program, updates)
             key = (section, symbol.type.dtype, optimizer, bool(symbol.cuts), alone)
             completed.setdefault(key, []).append(symbol.name)
     first_block = _first_blocks([name for names in completed.values() for name in names], program)
@@ -222,7 +231,8 @@ def _first_blocks(gradients: Sequence[str], program: Program) -> Mapping[str, in
     return found
 
 
-def _optimizer_of(gradient: str, program: Program, updates: Sequence[Update]) -> int:
+def optimizer_of(gradient: str, program: Program, updates: Sequence[Update]) -> int:
+    """The position in `updates`. Raises OptionError if none of them updates the parameter."""
     paths = program.symbols[parameter_of(gradient)].torch_names
     for index, update in enumerate(updates):
         if update.parameters is None or not update.parameters.isdisjoint(paths):
@@ -309,8 +319,11 @@ def _with_communication(training: Graph, program: Program) -> Graph:
     extended = _Extended(training.nodes[: in_pass[-1].stop], in_pass)
     name = f"{prefix}__reduce"
     reductions = [Node(f"{name}_{one}", "comm.reduce_scatter", (one,), _MEAN) for one in groups]
+    there, back = ([one for one in update if one.kind is kind] for kind in (SectionKind.REDUCE, SectionKind.GATHER))
+    for section in there:
+        extended.add(section.kind, section.name, training.section_nodes(section))
     extended.add(SectionKind.REDUCE, name, reductions)
-    for section in update:
+    for section in update[len(there) : len(update) - len(back)]:
         members: list[Node] = []
         for node in training.section_nodes(section):
             if node.operator == "opt.total_norm":
@@ -323,4 +336,6 @@ def _with_communication(training: Graph, program: Program) -> Graph:
     extended.add(
         SectionKind.GATHER, name, [Node(f"{name}_{one}", "comm.all_gather", (one,), (_AXIS,)) for one in groups]
     )
+    for section in back:
+        extended.add(section.kind, section.name, training.section_nodes(section))
     return extended.graph(training, values)

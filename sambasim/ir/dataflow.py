@@ -6,6 +6,7 @@ A node reads and writes values by name. Some nodes also work on the flat tensors
     opt.square_sums(groups)      reads gradients
     opt.<kind>(group)            reads gradients; reads and writes parameters and optimizer states
     comm.all_gather(group)       reads and writes parameters
+    comm.copy(group, symbol)     reads and writes gradients or parameters, whichever the symbol is
     memory.release(group, what)  writes gradients or parameters
 
 A step runs the sections of a *pass*, forward and backward, once for each micro-step. The sections behind it, the
@@ -20,6 +21,7 @@ from sambasim.ir.graph import Graph, Node, Section, SectionKind, node_references
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.schedule import ActionKind
+from sambasim.ir.types import SymbolKind
 
 _NOTHING: frozenset[str] = frozenset()
 
@@ -99,6 +101,10 @@ def _regions(node: Node, group: ParameterGroup, program: Program) -> tuple[tuple
             return ("parameter",), ("parameter",)
         case "memory.release":
             return (), (str(node.args[1]),)
+        case "comm.copy":
+            of_gradients = program.symbols[str(node.args[1])].kind is SymbolKind.GRADIENT
+            region = "gradient" if of_gradients else "parameter"
+            return (region,), (region,)
         case "opt.square_sums":
             return ("gradient",), ()
     changed = ("parameter", *program.optimizers[group.optimizer].states)

@@ -253,7 +253,7 @@ COMPOSITES = (
     Operator(OperatorKind.OPTIMIZER, (*(f"opt.{kind}" for kind in OPTIMIZERS), "opt.square_sums", "opt.total_norm")),
     Operator(OperatorKind.COLLECTIVE, (
         "comm.reduce_scatter", "comm.all_gather", "comm.all_reduce", "comm.broadcast", "comm.send", "comm.recv",
-        "comm.shard", "comm.index",
+        "comm.shard", "comm.index", "comm.copy",
     )),
     Operator(OperatorKind.MEMORY, ("memory.release",)),
     Operator(OperatorKind.GENERATOR, ("random.state", "random.set_state")),

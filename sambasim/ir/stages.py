@@ -1,12 +1,15 @@
 """The stages of a pipeline: what each rank of the axis pp executes and holds.
 
 A section of a pass has a stage, and stage s is on rank s modulo the size of the axis. What crosses ranks goes by
-comm.send and comm.recv nodes. A parameter group is on the rank that completes its gradients.
+comm.send and comm.recv nodes. A parameter group is on the rank that completes its gradients, or on the one to which
+comm.copy nodes of the update bring them: that of a tied parameter.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
+from sambasim.errors import InvariantError
 from sambasim.ir.dataflow import groups_of, pass_and_update
 from sambasim.ir.graph import Graph, Node, Section, node_references
 from sambasim.ir.mesh import PIPELINE
@@ -26,14 +29,36 @@ def ranks_of_groups(program: Program) -> Mapping[str, int]:
     training, ranks = program.training, pipeline_ranks(program)
     if training is None or ranks == 1:
         return {group.name: 0 for group in program.groups}
-    made = {
-        result: section.stage % ranks
-        for section in training.sections
-        for node in training.section_nodes(section)
-        for result in node.results
-    }
+    made, _ = ranks_of_values(training, ranks)
     rank_of = {output.symbol: made.get(output.value, 0) for output in training.outputs}
+    rank_of |= {symbol: ends_of(node)[1] for node in training.nodes if (symbol := copied(node)) in rank_of}
     return {group.name: rank_of[group.members[0].gradient] for group in program.groups}
+
+
+def ranks_of_values(training: Graph, ranks: int) -> tuple[Mapping[str, int], Mapping[str, set[int]]]:
+    """The rank that makes each value in a pass, and the ranks that read each value or symbol."""
+    made: dict[str, int] = {}
+    read: dict[str, set[int]] = defaultdict(set)
+    for section in pass_and_update(training)[0]:
+        for node in training.section_nodes(section):
+            made.update((name, section.stage % ranks) for name in node.results if name is not None)
+            for name in node_references(node):
+                read[name].add(section.stage % ranks)
+    return made, read
+
+
+def copied(node: Node) -> str | None:
+    """The symbol that `node` copies to another rank."""
+    return str(node.args[1]) if node.operator == "comm.copy" else None
+
+
+def ends_of(node: Node) -> tuple[int, int]:
+    """The source and the target of a comm.copy node. Raises InvariantError if it has none."""
+    given = dict(node.kwargs)
+    source, target = given.get("source"), given.get("target")
+    if type(source) is not int or type(target) is not int:
+        raise InvariantError(16, f"{node.name} copies from rank {source!r} to rank {target!r}")
+    return source, target
 
 
 def symbols_of_ranks(program: Program) -> tuple[frozenset[str], ...]:
@@ -97,7 +122,7 @@ def _own(graph: Graph, groups: set[str], rank: int, ranks: int) -> Graph:
         if section in in_pass:
             nodes += graph.section_nodes(section) if section.stage % ranks == rank else ()
         else:
-            nodes += filter(None, (_of_groups(node, groups) for node in graph.section_nodes(section)))
+            nodes += filter(None, (_of_groups(node, groups, rank) for node in graph.section_nodes(section)))
         if len(nodes) > start:
             sections.append(replace(section, index=len(sections), start=start, stop=len(nodes)))
     made = {result for node in nodes for result in node.results}
@@ -109,8 +134,10 @@ def _own(graph: Graph, groups: set[str], rank: int, ranks: int) -> Graph:
     return replace(graph, inputs=inputs, nodes=tuple(nodes), outputs=outputs, sections=tuple(sections))
 
 
-def _of_groups(node: Node, own: set[str]) -> Node | None:
-    """A node of the update, for the rank that has the groups `own`; None if it works on others only."""
+def _of_groups(node: Node, own: set[str], rank: int) -> Node | None:
+    """A node of the update, for `rank`, which has the groups `own`; None if it works on others only."""
+    if copied(node) is not None:
+        return node if rank in ends_of(node) else None
     named = groups_of(node)
     if not named or own.issuperset(named):
         return node

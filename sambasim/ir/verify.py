@@ -9,7 +9,7 @@ memory; a PEF is always at that last stage.
      3  every operator and every constant of torch is in its table of permitted ones
      4  sections are numbered from 0, and cover every node once and in order
      5  the nodes that work on a group come in the order of its data, each in a section behind the one before: the
-        backward completes its gradients, reduce_scatter, square_sums, the optimizer, all_gather
+        backward completes its gradients, copy, reduce_scatter, square_sums, the optimizer, all_gather, copy
      6  an output's value has the type of the symbol that keeps it; gradients have the type of their parameters
      7  a symbol in device memory is aligned, inside it, and overlaps no other but the accumulation group around it
      8  members of a group start at multiples of 64 elements, in order, and lie where the group's regions say
@@ -26,7 +26,9 @@ memory; a PEF is always at that last stage.
     14  the first extent of every input is the batch size
     15  an output of a graph is kept in a symbol of kind output, gradient or buffer
     16  with the axis pp there is a schedule for its ranks that can run, and without it there is none; a section of a
-        pass has a stage of the schedule, and reads only what its own rank makes, or receives from the one that sends it
+        pass has a stage of the schedule, and reads only what its own rank makes, or receives from the one that sends
+        it. A trained parameter is read where its gradient is completed. If one more rank reads it, that rank updates
+        it, in a group of its own: copy nodes bring the gradient there and the parameter back
 """
 
 from collections.abc import Collection, Iterable
@@ -36,12 +38,12 @@ from operator import itemgetter
 
 from sambasim.errors import InvariantError, OptionError
 from sambasim.ir.dataflow import axis_of, groups_of, pass_and_update
-from sambasim.ir.graph import TORCH_CONSTANTS, Argument, Graph, Ref, SectionKind, TorchConstant, node_references
+from sambasim.ir.graph import TORCH_CONSTANTS, Argument, Graph, Node, Ref, SectionKind, TorchConstant, node_references
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.schedule import check
-from sambasim.ir.stages import pipeline_ranks, symbols_of_ranks
+from sambasim.ir.stages import copied, ends_of, pipeline_ranks, ranks_of_values, symbols_of_ranks
 from sambasim.ir.types import ALIGNMENT_BYTES, ALIGNMENT_ELEMENTS, DTYPE_BYTES, Symbol, SymbolKind, TensorType
 
 LARGEST_BYTES = 1 << 46
@@ -71,6 +73,7 @@ def verify(program: Program, stage: Progress = Progress.PLACED) -> None:
     if stage >= Progress.OPTIMIZED:
         _verify_ownership(program)
         _verify_training(program)
+        _verify_copies(program)
     if stage >= Progress.PLACED:
         _verify_memory(program)
         for group in program.groups:
@@ -186,8 +189,20 @@ def _verify_updates(graph: Graph, program: Program) -> None:
                 _require(plain, 13, f"{section.kind} section {section.index} holds {node.operator}")
                 continue
             kind = _SECTION_KINDS.get(node.operator, SectionKind.OPT)
+            if node.operator == "comm.copy":
+                kind = _kind_of_copy(node, program)
             _require(section.kind is kind, 13, f"{node.operator} is in a section of kind {section.kind}")
             _require(groups.issuperset(named), 13, f"{node.name} names {', '.join(named)}: not all are groups")
+
+
+def _kind_of_copy(node: Node, program: Program) -> SectionKind:
+    """The kind of the section that it belongs to."""
+    kinds = {SymbolKind.GRADIENT: SectionKind.REDUCE, SymbolKind.PARAMETER: SectionKind.GATHER}
+    names = [name for name in node.args if isinstance(name, str) and name in program.symbols]
+    found = kinds.get(program.symbols[names[-1]].kind) if names == list(node.args[1:]) and len(names) == 1 else None
+    if found is None or axis_of(node) != PIPELINE:
+        raise InvariantError(13, f"{node.name} copies no parameter and no gradient to another stage")
+    return found
 
 
 _NORM_OPERATORS = ("opt.square_sums", "opt.total_norm")
@@ -233,11 +248,15 @@ _ALONG_DP = {"axis": DATA_PARALLEL, "order": "tree"}
 
 def _verify_order(program: Program, training: Graph) -> None:
     updates = {f"opt.{optimizer.kind}" for optimizer in program.optimizers}
-    order = ["comm.reduce_scatter", "opt.square_sums", "opt", "comm.all_gather"]
+    order = ["comm.copy", "comm.reduce_scatter", "opt.square_sums", "opt", "comm.all_gather", "back"]
+    parameters = {member.parameter for group in program.groups for member in group.members}
     reached: dict[str, tuple[int, int]] = {}
     for section in training.sections:
         for node in training.section_nodes(section):
-            place = order.index("opt" if node.operator in updates else node.operator) if groups_of(node) else 0
+            operator = "opt" if node.operator in updates else node.operator
+            if copied(node) in parameters:
+                operator = "back"
+            place = order.index(operator) if groups_of(node) else 0
             for group in groups_of(node):
                 before = reached.get(group, (-1, -1))
                 ordered = before[0] < place and before[1] < section.index
@@ -288,6 +307,34 @@ def _verify_pipeline(program: Program) -> None:
                         sent == graph.values[node.results[0] or ""], 16, f"nothing sends what {node.name} receives"
                     )
         _require(not messages, 16, f"nothing receives {len(messages)} messages of {graph.name}")
+
+
+def _verify_copies(program: Program) -> None:
+    training, ranks = program.training, pipeline_ranks(program)
+    if training is None or ranks == 1:
+        return
+    made, _ = ranks_of_values(training, ranks)
+    source_of = {output.symbol: made.get(output.value, 0) for output in training.outputs}
+    reads = [ranks_of_values(graph, ranks)[1] for graph in program.graphs]
+    copies = {symbol: node for node in training.nodes if (symbol := copied(node)) is not None}
+    expected = []
+    for group in program.groups:
+        for member in group.members:
+            source = source_of[member.gradient]
+            others = set().union(*(read.get(member.parameter, ()) for read in reads)) - {source}
+            if not others:
+                continue
+            (target, *more), alone = others, len(group.members) == 1
+            _require(alone and not more, 16, f"{member.parameter} is read on the ranks {sorted({source, *others})}")
+            for symbol, ends in ((member.gradient, (source, target)), (member.parameter, (target, source))):
+                node = copies.get(symbol)
+                right = node is not None and groups_of(node) == (group.name,) and ends_of(node) == ends
+                _require(right, 16, f"{symbol} is not copied from rank {ends[0]} to rank {ends[1]}")
+                expected.append(symbol)
+    _require(sorted(copies) == sorted(expected), 16, f"the update copies {sorted(copies)}, not {sorted(expected)}")
+    for node in copies.values():
+        tag = _whole(dict(node.kwargs).get("tag"))
+        _require(0 <= tag <= _LARGEST_TAG, 16, f"{node.name} has the tag {tag}")
 
 
 _LARGEST_TAG = 30_000

@@ -123,7 +123,7 @@ class BoundPass:
         keep = {output.value for output in (*returned, *buffers)}
         if not self.keeps_order:  # no instruction is the last reader in every micro-batch, so all values are kept
             keep |= {name for node in nodes for name in node_references(node)}
-        lowered = lower(nodes, Binding(self.registers, graph.values, stores, transport, optimizers), keep)
+        lowered = lower(nodes, Binding(self.registers, graph.values, stores, tensor_of, transport, optimizers), keep)
         if function_of is not None:
             lowered = [None if one is None else replace(one, function=function_of(one)) for one in lowered]
         parts = self._parts(lowered, nodes, engine, stores, keep)

@@ -122,7 +122,7 @@ class Executor:
         self._transport, self._optimizers = transport, optimizers
         transport.observer = self._observer
         registers = self._update_registers = RegisterFile()
-        binding = Binding(registers, self._pass.graph.values, {}, transport, optimizers)
+        binding = Binding(registers, self._pass.graph.values, {}, self._tensor_of, transport, optimizers)
         parts = lower_update(self._pass.graph, self._pass.update_sections, binding)
         self._observed_update = [StraightLine(part, accumulate=False) for part in parts]
         self._update = [StraightLine(part, accumulate=False) for part in merged(parts)]

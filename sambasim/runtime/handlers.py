@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -13,24 +13,27 @@ from sambasim.errors import InternalError
 from sambasim.ir.dataflow import axis_of, groups_of
 from sambasim.ir.graph import Argument, Node, Ref
 from sambasim.ir.program import ParameterGroup
+from sambasim.ir.stages import ends_of
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS, Cut, TensorType
 from sambasim.optimizers import OPTIMIZERS
+from sambasim.runtime.device import SHARED_KINDS
 from sambasim.runtime.instructions import Instruction, RegisterFile, aten_instruction, stores_of
 from sambasim.runtime.mean import CHUNK_ELEMENTS, SquareSums, parts_of, total_norm
 from sambasim.runtime.optimizers import Optimizers, SliceUpdate
 from sambasim.runtime.parts import joined, part
-from sambasim.runtime.transports.base import Communication, Transport
+from sambasim.runtime.transports.base import Communication, Finishing, Transport
 from sambasim.runtime.transports.values import Combine, Line, max_of, mean_of, of_root, sum_of
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What the nodes of one graph work on. `stores`: for each gradient, the tensors to store it in; `transport` and
-    `optimizers` are None for a graph that only computes."""
+    """What the nodes of one graph work on. `stores`: for each gradient, the tensors to store it in; `tensor_of`: the
+    tensor of every symbol; `transport` and `optimizers` are None for a graph that only computes."""
 
     registers: RegisterFile
     values: Mapping[str, TensorType]
     stores: Mapping[str, Sequence[Tensor]]
+    tensor_of: Callable[[str], Tensor]
     transport: Transport | None = None
     optimizers: Optimizers | None = None
 
@@ -179,6 +182,45 @@ def _recv(nodes: Sequence[Node], binding: Binding) -> Instruction:
     return communicating(node, binding, binding.line(node).recv(_peer(node, binding), _number(node, "tag"), type_))
 
 
+def _copy(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    """One symbol, from the device memory of a rank into that of another."""
+    (node,) = nodes
+    line, transport, tag = binding.line(node), binding.connected, _number(node, "tag")
+    source, target = ends_of(node)
+    symbol = transport.program.symbols[str(node.args[1])]
+    tensor, is_shared = binding.tensor_of(symbol.name), symbol.kind in SHARED_KINDS
+    if line.position != source:
+        is_written = not is_shared or transport.memory.has_own_parameters
+        received = line.recv(source, tag, symbol.type)
+        return communicating(node, binding, _Received(received, tensor if is_written else None))
+    message = line.send(target, tag)
+
+    def send() -> None:
+        if is_shared:
+            transport.wait_for_updates()
+        message.begin(tensor)
+        message.finish()
+
+    return communicating(node, binding, Finishing(send))
+
+
+@final
+class _Received(Communication):
+    """Copies what `message` brings into `tensor`, which is None where another rank of the node does."""
+
+    def __init__(self, message: Communication, tensor: Tensor | None) -> None:
+        self._message = message
+        self._tensor = tensor
+
+    def is_ready(self) -> bool:
+        return self._message.is_ready()
+
+    def finish(self) -> None:
+        value = self._message.finish()
+        if self._tensor is not None and isinstance(value, Tensor):
+            self._tensor.copy_(value)
+
+
 def _peer(node: Node, binding: Binding) -> int:
     """The position of the rank `shift` places further along the axis, which is a ring."""
     line = binding.line(node)
@@ -282,6 +324,7 @@ HANDLERS: Mapping[str, Handler] = {
     "comm.broadcast": _broadcast,
     "comm.send": _send,
     "comm.recv": _recv,
+    "comm.copy": _copy,
     "comm.shard": _shard,
     "comm.index": _index,
     "memory.release": _release,

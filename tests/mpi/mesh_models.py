@@ -17,7 +17,16 @@ def gpt() -> nn.Module:
 
 def bert() -> nn.Module:
     """4 layers, with tied embeddings and a loss over masked places; no dropout, which draws by stage."""
-    return BertForMaskedLM(BertConfig(WORDS, 32, 4, 4, 64, "gelu", 0.0, LENGTH, 0.02, 1e-12))
+    return _bert(WORDS)
+
+
+def bert_of_many_words() -> nn.Module:
+    """As `bert`, but its embeddings are as large as all layers: a pipeline updates them on its last rank."""
+    return _bert(1024)
+
+
+def _bert(words: int) -> nn.Module:
+    return BertForMaskedLM(BertConfig(words, 32, 4, 4, 64, "gelu", 0.0, LENGTH, 0.02, 1e-12))
 
 
 def masked() -> TensorDataset:

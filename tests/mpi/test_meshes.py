@@ -27,11 +27,12 @@ _TEXT = ('data.source="examples/char_gpt.py:text"', "data.args.length=32")
 TARGETS: Mapping[str, tuple[str, ...]] = {
     "gpt": (f'model.target="{_MODELS}:gpt"', *_TEXT),
     "bert": (f'model.target="{_MODELS}:bert"', f'data.source="{_MODELS}:masked"'),
+    "many_words": (f'model.target="{_MODELS}:bert_of_many_words"', f'data.source="{_MODELS}:masked"'),
     "mlp": (f'model.target="{_MODELS}:mlp"', "data.source=digits", "loss.name=cross_entropy"),
 }
 """By model: what names it. All others are examples."""
 
-MODELS = ("gpt", "bert", "mlp", "resnet", "lstm_classifier", "char_gpt") if is_whole() else ("bert",)
+MODELS = ("bert", "many_words", *(("gpt", "mlp", "resnet", "lstm_classifier", "char_gpt") if is_whole() else ()))
 
 
 @dataclass(frozen=True, slots=True)

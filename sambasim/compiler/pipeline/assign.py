@@ -76,11 +76,13 @@ _DEEPEST = 32
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """`stage_of`: by node, its stage. By trained parameter, `owner`: the stage that updates it; `readers`: those whose
-    forward reads it, ascending. `buffers`: by buffer that training changes, the stage that does."""
+    """`stage_of`: by node, its stage. By trained parameter, `owner`: the stage that completes its gradient; `updater`:
+    the one that updates it; `readers`: those whose forward reads it, ascending. `buffers`: by buffer that training
+    changes, the stage that does."""
 
     stage_of: Mapping[str, int]
     owner: Mapping[str, int]
+    updater: Mapping[str, int]
     readers: Mapping[str, tuple[int, ...]]
     buffers: Mapping[str, int]
 
@@ -111,7 +113,7 @@ def assign(program: Program, graph: Graph, values: Values, stages: int, budget: 
     readers = {name: tuple(sorted(held[name])) for name in owner}
     changed = [one for one in graph.outputs if one.symbol in values.changed and one.value in values.maker]
     buffers = {one.symbol: stage_of[values.maker[one.value].name] for one in changed}
-    return Assignment(stage_of, owner, readers, buffers)
+    return Assignment(stage_of, owner, owner, readers, buffers)
 
 
 def assign_forward(graph: Graph, values: Values, training: Assignment) -> Assignment:

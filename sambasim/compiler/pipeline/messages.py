@@ -37,6 +37,7 @@ class Connected:
     ) -> None:
         self._program, self._graph, self._values = program, graph, values
         self._stage_of, self._owner = assignment.stage_of, assignment.owner
+        self._updater = assignment.updater
         self._stages, self._ranks = stages, ranks
         self._nodes: dict[_Segment, list[Node]] = defaultdict(list)
         self._first: dict[_Segment, list[Node]] = defaultdict(list)  # sends of what an earlier segment has made
@@ -87,7 +88,8 @@ class Connected:
             if (name, stage) not in self._local:
                 self._repeat(maker, segment)
             return self._local[name, stage]
-        if made_at % self._ranks == stage % self._ranks:
+        held_at = (made_at,) if maker is not None else (made_at, self._updater[name])
+        if stage % self._ranks in (one % self._ranks for one in held_at):
             return name
         if (name, stage) not in self._local:
             self._receive(name, maker, made_at, segment)

@@ -192,6 +192,10 @@ class Transport(ABC):
         """Collective. Make all parameters whole, where ranks keep slices only. Between steps."""
         return  # they are
 
+    def wait_for_updates(self) -> None:
+        """Collective along dp. After a step's all-gather, wait until all of this rank's parameters are updated."""
+        return  # they are
+
     def offer(self, losses: Sequence[float], request: int) -> None:
         """Set what `end_step` sends to the others: the loss of this rank's replica, if it has one, and a request."""
         self.offered = Shared(losses, request)

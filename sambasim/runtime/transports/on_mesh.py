@@ -70,6 +70,9 @@ class OnMesh(Transport):
         # Those of a clipped update take its all-reduce for the only one, along dp.
         return [one for one in self._along_dp.fusions() if "comm.all_reduce" not in one.pattern]
 
+    def wait_for_updates(self) -> None:
+        self._along_dp.wait_for_updates()
+
     def offer(self, losses: Sequence[float], request: int) -> None:
         self._along_dp.offer(losses, request)
         self.offered = Shared(losses if self.gives_loss else (), request)

@@ -147,6 +147,9 @@ class Window(Transport):
         """Wait until all ranks of the node have ended their pass, so that none reads parameters."""
         self.flags.wait(Counter.PROGRESS, self.progress(self.pass_length))
 
+    def wait_for_updates(self) -> None:
+        self.communicator.node_barrier()
+
     def spread(self) -> None:
         """Collective. Send updated slices from their owners to all other nodes."""
         if self.network.sources:

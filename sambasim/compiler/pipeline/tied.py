@@ -1,0 +1,99 @@
+"""Tied parameters: the rank that updates one, and what it exchanges with the rank that completes the gradient.
+
+The lowest stage that reads a parameter adds up its gradient, because its backward is the last. Its rank need not hold
+the optimizer states too. Another rank that reads the parameter may update it, once a step:
+
+    rank 0   forward  backward                 gradient ─┐                     ┌─► parameter
+    rank 3   forward  backward                           └─► clip, optimizer ──┘
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from sambasim.compiler.names import parameter_of
+from sambasim.compiler.pipeline.assign import Assignment
+from sambasim.ir.graph import Graph, Node
+from sambasim.ir.mesh import PIPELINE
+from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.stages import pipeline_ranks, ranks_of_values
+from sambasim.ir.types import SymbolKind
+
+_LEAST_GAIN = 0.05
+"""Of the memory of the fullest rank: for less, no messages are added."""
+
+
+class Sizes(NamedTuple):
+    """The bytes of a parameter, which are those of its gradient, and of its optimizer states on one rank."""
+
+    parameter: float
+    states: float
+
+
+def updaters(assignment: Assignment, sizes: Mapping[str, Sizes], ranks: int) -> Mapping[str, int]:
+    """By trained parameter, the stage that updates it: the one that completes its gradient, or another that reads it,
+    if the fullest of `ranks` then holds clearly less."""
+    found = dict(assignment.owner)
+    held = [0.0] * ranks
+    for name, stage in found.items():
+        held[stage % ranks] += 2 * sizes[name].parameter + sizes[name].states
+    for name in sorted(found, key=lambda one: -sizes[one].states):
+        owner, readers = found[name], assignment.readers[name]
+        if owner not in readers:
+            continue
+        best = (1 - _LEAST_GAIN) * max(held)
+        for stage in readers:
+            if stage % ranks == owner % ranks:
+                continue
+            trial = held.copy()
+            trial[owner % ranks] -= sizes[name].states
+            trial[stage % ranks] += 2 * sizes[name].parameter + sizes[name].states
+            if max(trial) < best:
+                best, chosen, found[name] = max(trial), trial, stage
+        if found[name] != owner:
+            held = chosen
+    return found
+
+
+class Move(NamedTuple):
+    """The ranks that complete the gradient of a parameter, and that update it."""
+
+    source: int
+    target: int
+
+
+def moved(program: Program) -> Mapping[str, Move]:
+    """By parameter that another rank updates than completes its gradient. That rank reads it without a message."""
+    training, ranks = program.training, pipeline_ranks(program)
+    if training is None or ranks == 1:
+        return {}
+    made, read = ranks_of_values(training, ranks)
+    found = {}
+    for output in training.outputs:
+        if program.symbols[output.symbol].kind is SymbolKind.GRADIENT and output.value in made:
+            source, name = made[output.value], parameter_of(output.symbol)
+            for target in read.get(name, set()) - {source}:
+                found[name] = Move(source, target)
+    return found
+
+
+def copies(
+    training: Graph, groups: Sequence[ParameterGroup], moves: Mapping[str, Move]
+) -> tuple[Sequence[Node], Sequence[Node]]:
+    """The nodes that bring gradients to the rank that updates their parameters, and those that bring parameters back.
+    Each of `moves` has a group of its own."""
+    tags = [tag for node in training.nodes for key, tag in node.kwargs if key == "tag" and isinstance(tag, int)]
+    tag = max(tags, default=-1) + 1
+    there: list[Node] = []
+    back: list[Node] = []
+    for group in groups:
+        member = group.members[0]
+        if (move := moves.get(member.parameter)) is None:
+            continue
+        for nodes, symbol, source, target in (
+            (there, member.gradient, move.source, move.target),
+            (back, member.parameter, move.target, move.source),
+        ):
+            how = (("axis", PIPELINE), ("source", source), ("target", target), ("tag", tag))
+            nodes.append(Node(f"{symbol}__copy", "comm.copy", (group.name, symbol), how))
+            tag += 1
+    return there, back
