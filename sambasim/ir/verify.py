@@ -183,14 +183,13 @@ def _verify_updates(graph: Graph, program: Program) -> None:
             is_communication = OPERATORS[node.operator].kind is OperatorKind.COLLECTIVE
             known = axis in {one.name for one in program.mesh} or not is_communication
             _require(known, 10, f"{node.name} communicates along {axis}, which is no axis of the mesh")
-            named = groups_of(node)
-            if not named:
+            named, kind = groups_of(node), _SECTION_KINDS.get(node.operator, SectionKind.OPT)
+            if node.operator == "comm.copy":
+                kind = _kind_of_copy(node, program)
+            elif not named:
                 plain = section not in update or not node.operator.startswith("aten.")
                 _require(plain, 13, f"{section.kind} section {section.index} holds {node.operator}")
                 continue
-            kind = _SECTION_KINDS.get(node.operator, SectionKind.OPT)
-            if node.operator == "comm.copy":
-                kind = _kind_of_copy(node, program)
             _require(section.kind is kind, 13, f"{node.operator} is in a section of kind {section.kind}")
             _require(groups.issuperset(named), 13, f"{node.name} names {', '.join(named)}: not all are groups")
 
@@ -198,9 +197,12 @@ def _verify_updates(graph: Graph, program: Program) -> None:
 def _kind_of_copy(node: Node, program: Program) -> SectionKind:
     """The kind of the section that it belongs to."""
     kinds = {SymbolKind.GRADIENT: SectionKind.REDUCE, SymbolKind.PARAMETER: SectionKind.GATHER}
-    names = [name for name in node.args if isinstance(name, str) and name in program.symbols]
-    found = kinds.get(program.symbols[names[-1]].kind) if names == list(node.args[1:]) and len(names) == 1 else None
-    if found is None or axis_of(node) != PIPELINE:
+    match node.args:
+        case (str(), str(name)) if axis_of(node) == PIPELINE and name in program.symbols:
+            found = kinds.get(program.symbols[name].kind)
+        case _:
+            found = None
+    if found is None:
         raise InvariantError(13, f"{node.name} copies no parameter and no gradient to another stage")
     return found
 

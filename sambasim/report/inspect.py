@@ -18,7 +18,7 @@ from sambasim.ir.graph import Graph, Node, node_references
 from sambasim.ir.mesh import DATA_PARALLEL, TENSOR
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program, RuntimeArgument
-from sambasim.ir.stages import of_rank
+from sambasim.ir.stages import copied, ends_of, of_rank
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 from sambasim.ir.zero import kept
 from sambasim.pef import PefDocument, PefHeader
@@ -98,7 +98,8 @@ class AxisFacts(_Facts):
 
 class StageFacts(_Facts):
     """What one rank of a pipeline has. `training_bytes`: its gradients and optimizer states; `sent_bytes`: to other
-    ranks, in the forward and backward of one micro-batch."""
+    ranks, in the forward and backward of one micro-batch; `tied`: by parameter that it updates with the gradient of
+    another rank, that rank."""
 
     rank: int
     stages: tuple[int, ...]
@@ -106,6 +107,7 @@ class StageFacts(_Facts):
     parameter_bytes: int
     training_bytes: int
     sent_bytes: int
+    tied: Mapping[str, int]
 
 
 class KeptFacts(_Facts):
@@ -218,6 +220,7 @@ def _stage_facts(program: Program) -> Iterable[StageFacts]:
         graph = own.training or own.evaluation
         types = {name: symbol.type for name, symbol in own.symbols.items()} | dict(graph.values)
         sent = [name for node in graph.nodes if node.operator == "comm.send" for name in node_references(node)]
+        own_of = {member.gradient: member.parameter for group in own.groups for member in group.members}
         held: Counter[SymbolKind] = Counter()
         for symbol in own.symbols.values():
             held[symbol.kind] += symbol.type.size_bytes
@@ -228,6 +231,7 @@ def _stage_facts(program: Program) -> Iterable[StageFacts]:
             parameter_bytes=held[SymbolKind.PARAMETER],
             training_bytes=held[SymbolKind.GRADIENT] + held[SymbolKind.OPTIMIZER_STATE],
             sent_bytes=sum(types[name].size_bytes for name in sent),
+            tied={own_of[name]: ends_of(node)[0] for node in graph.nodes if (name := copied(node)) in own_of},
         )
 
 
@@ -423,7 +427,7 @@ def _ranks_rows(facts: Contents) -> list[tuple[str, str]]:
     return rows
 
 
-def stages_table(facts: Contents) -> Table:
+def stages_table(facts: Contents) -> RenderableType:
     table = plain_table(
         "pipeline",
         ["rank", "stages"],
@@ -433,7 +437,12 @@ def stages_table(facts: Contents) -> Table:
         stages = ", ".join(map(str, one.stages))
         sizes = map(format_bytes, (one.parameter_bytes, one.training_bytes, one.sent_bytes))
         add_row(table, str(one.rank), stages, str(one.operators), *sizes)
-    return table
+    tied = [
+        Text(printable(f"rank {one.rank} updates {name}, whose gradient rank {source} sends once a step"))
+        for one in facts.stages
+        for name, source in one.tied.items()
+    ]
+    return Group(table, *tied)
 
 
 def sections_table(graph: GraphFacts) -> Table:

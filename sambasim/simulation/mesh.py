@@ -20,7 +20,7 @@ from sambasim.ir.graph import Graph, Node, Section, SectionKind, node_references
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Mesh, copy_mesh, mesh_of
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import Action, ActionKind, Schedule, make, timeline
-from sambasim.ir.stages import of_rank
+from sambasim.ir.stages import copied, of_rank
 from sambasim.simulation.scaling import scale
 from sambasim.simulation.step import MODEL_KINDS, PredictedStep, check_predictable, pieces_as_compiled, price_pieces
 from sambasim.simulation.sync import SyncPath
@@ -183,6 +183,11 @@ def _rank_step(
     group = mesh.group(mesh.group(0, PIPELINE)[position], DATA_PARALLEL)
     scaled = scale(program, alone, _part(placement, group, node_of), path)
     update_s = sum(one.price.predicted_s for one in scaled.step.sections if one.kind not in MODEL_KINDS)
+    own = {group.name for group in program.groups}
+    for node in graph.nodes:
+        if (symbol := copied(node)) and own.issuperset(groups_of(node)):  # the gradient comes, the parameter goes back
+            copied_bytes = device_bytes_of(program.symbols[symbol].type)
+            update_s += _message_s(copied_bytes, PIPELINE, placement, mesh, node_of)
     costs = {}
     for (kind, stage), (start, stop) in spans_of_actions(model).items():
         messages_s: dict[str, float] = {}
@@ -217,14 +222,17 @@ def _messages(
         if axis is None or groups_of(node) or node.operator in ("comm.send", "comm.shard", "comm.index"):
             continue
         size_bytes = _received_bytes(node, graph, program, mesh.size(axis))
-        nodes = {node_of[rank] for rank in mesh.group(0, axis)}
-        cluster = placement.cluster
-        if len(nodes) == 1:
-            link, links = cluster.peer_link, cluster.peer_links_per_rdu / placement.on_an_rdu
-        else:
-            link, links = cluster.network_link, float(cluster.network_links_per_node)
-        found.append((axis, link.latency_s + size_bytes / (link.bandwidth_bytes_per_s * links)))
+        found.append((axis, _message_s(size_bytes, axis, placement, mesh, node_of)))
     return found
+
+
+def _message_s(size_bytes: int, axis: str, placement: Placement, mesh: Mesh, node_of: Sequence[int]) -> float:
+    cluster = placement.cluster
+    if len({node_of[rank] for rank in mesh.group(0, axis)}) == 1:
+        link, links = cluster.peer_link, cluster.peer_links_per_rdu / placement.on_an_rdu
+    else:
+        link, links = cluster.network_link, float(cluster.network_links_per_node)
+    return link.latency_s + size_bytes / (link.bandwidth_bytes_per_s * links)
 
 
 def _received_bytes(node: Node, graph: Graph, program: Program, size: int) -> int:

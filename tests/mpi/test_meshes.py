@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from torch import nn
 
+from sambasim import pef
 from sambasim.compiler.build import Built
 from sambasim.compiler.compile import Stopwatch, assemble, capture_model
 from sambasim.compiler.front import build_model, example_batch
@@ -128,29 +129,54 @@ def test_each_mesh_has_the_same_bits_by_every_way(ranks: int, env: dict[str, str
         check(ranks, (model,), meshes, env, tmp_path)
 
 
+def updates_move(path: Path) -> bool:
+    training = pef.read(path).program.training
+    assert training is not None
+    return any(node.operator == "comm.copy" for node in training.nodes)
+
+
+def test_where_a_tied_parameter_is_updated_changes_no_bit(tmp_path: Path) -> None:
+    """By every schedule, and by ZeRO 0 and 1; with 2 and 3, and without states, nothing is gained."""
+    mesh, pair = Mesh(1, 2, 1), Mesh(2, 2, 1)
+    cuts = {name: (mesh, (f'parallel.schedule="{name}"',)) for name in ("gpipe", "interleaved-1f1b", "zb-h1")}
+    cuts |= {f"zero {level}": (pair, (f"parallel.zero={level}",)) for level in range(4)}
+    paths = {name: compiled("many_words", tmp_path / name, cut, *others) for name, (cut, others) in cuts.items()}
+    assert [name for name, path in paths.items() if not updates_move(path)] == ["zero 2", "zero 3"]
+    assert not updates_move(compiled("many_words", tmp_path / "sgd", mesh, "optimizer.name=sgd"))
+    for ranks, one in ((2, mesh), (4, pair)):
+        how: dict[str, Any] = {"steps": 2, "evaluate": True}
+        whole = compiled("many_words", tmp_path / "whole", Mesh(one.dp, 1, 1))
+        runs = [run_of("whole", whole, **how, accumulation=2 * MICRO_BATCHES, emulate=one.dp)]
+        runs += [run_of(name, paths[name], **how, accumulation=2) for name, (cut, _) in cuts.items() if cut == one]
+        first, *others = train(ranks, runs).values()
+        assert all(one.outcome == first.outcome for one in others), [one.name for one in others]
+
+
 def test_a_checkpoint_of_one_mesh_goes_on_by_another(tmp_path: Path) -> None:
-    """From stages to one rank and to slices of ZeRO: the bits of an uninterrupted run. From whole weights to cut ones
-    and back: about the same loss."""
+    """From stages to one rank and back, and to slices of ZeRO: the bits of an uninterrupted run. From whole weights to
+    cut ones and back: about the same loss."""
     sizes = ((1, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1))
-    whole, stages, cut, pairs = (compiled("bert", tmp_path / str(one), Mesh(*one)) for one in sizes)
-    by_zero = compiled("bert", tmp_path / "zero", Mesh(2, 1, 1), "parallel.zero=3")
+    whole, stages, cut, pairs = (compiled("many_words", tmp_path / str(one), Mesh(*one)) for one in sizes)
+    by_zero = compiled("many_words", tmp_path / "zero", Mesh(2, 1, 1), "parallel.zero=3")
     train(2, [run_of("half", stages, steps=2, checkpoint={"dir": str(tmp_path / "saved")})])
+    train(1, [run_of("half", whole, steps=2, accumulation=MICRO_BATCHES, checkpoint={"dir": str(tmp_path / "alone")})])
     train(4, [run_of("half", pairs, steps=2, checkpoint={"dir": str(tmp_path / "pairs")})])
-    resumed, of_pairs = (
+    resumed, of_alone, of_pairs = (
         dict[str, Any](steps=4, checkpoint={"resume": str(tmp_path / name / "step-0000000002")})
-        for name in ("saved", "pairs")
+        for name in ("saved", "alone", "pairs")
     )
     alone: dict[str, Any] = {"accumulation": MICRO_BATCHES, "emulate": 1}
     found = train(
         2,
         [
             run_of("all", stages, steps=4),
+            run_of("stages", stages, **of_alone),
             run_of("cut", cut, **resumed, **alone),
             run_of("whole", whole, **resumed, **alone),
             run_of("zero", by_zero, **of_pairs, accumulation=MICRO_BATCHES),
         ],
     )
-    assert found["whole"].outcome[:2] == found["all"].outcome[:2]
+    assert found["whole"].outcome[:2] == found["stages"].outcome[:2] == found["all"].outcome[:2]
     assert found["cut"].summary.loss_last == pytest.approx(found["all"].summary.loss_last, rel=1e-4)
     assert any(line.startswith("changed since the checkpoint: n_chips = 2") for line in found["cut"].notices)
     assert found["zero"].outcome[:2] == train(4, [run_of("all", pairs, steps=4)])["all"].outcome[:2]

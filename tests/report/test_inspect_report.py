@@ -18,6 +18,7 @@ from sambasim.report.inspect import (
     options_table,
     section_facts,
 )
+from tests.mpi.captures import in_stages
 from tests.pef.samples import GROUP_BYTES, sample_program, write_sample
 from tests.support.examples import example_options
 
@@ -120,6 +121,14 @@ def test_what_ranks_have_whole_and_gather_is_told(tmp_path: Path) -> None:
     text = printed(inspection(facts, everything=False))
     assert re.search(r"whole along tp +27 of 28 parameters, 103\.5 KiB: blocks\.0\.mlp\.0\.weight, ", text)
     assert re.search(r"aten\.native_layer_norm\.default +tp +5 +40\.0 KiB +blocks\.0\.norm1, ", text)
+
+
+def test_stages_show_where_a_tied_parameter_is_updated(tmp_path: Path) -> None:
+    path = in_stages("char_gpt", tmp_path)
+    facts = contents(path, pef.peek(path), pef.read(path))
+    assert [one.tied for one in facts.stages] == [{}, {"chargpt__tokens__weight": 0}]
+    said = "rank 1 updates chargpt__tokens__weight, whose gradient rank 0 sends once a step"
+    assert said in printed(inspection(facts, everything=False))
 
 
 def test_text_from_a_file_is_neither_markup_nor_control() -> None:

@@ -15,6 +15,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.schedule import ActionKind, bubble
 from sambasim.pef import read
 from sambasim.simulation.mesh import MeshStep, predict_mesh
+from sambasim.simulation.step import MODEL_KINDS
 from sambasim.simulation.sync import SyncPath
 from tests.mpi.captures import MICRO_BATCHES, compiled, in_stages
 
@@ -71,6 +72,17 @@ def test_chips_wait_for_every_communication(paths: dict[str, Path]) -> None:
     latency_s = CLUSTER.peer_link.latency_s
     assert step.waited_s["tp"] > count * latency_s > 0
     assert step.idle_share == pytest.approx(0)
+
+
+def test_the_update_of_a_tied_parameter_waits_for_its_gradient_and_sends_it_back(paths: dict[str, Path]) -> None:
+    program = read(paths["stages"]).program
+    first, last = predicted(program).ranks
+    half_bytes = program.symbols["chargpt__tokens__weight"].type.numel * 2  # bf16
+    link = CLUSTER.peer_link
+    message_s = link.latency_s + half_bytes / (link.bandwidth_bytes_per_s * CLUSTER.peer_links_per_rdu)
+    for rank, messages in ((first, 0), (last, 2)):
+        update_s = sum(one.price.predicted_s for one in rank.alone.sections if one.kind not in MODEL_KINDS)
+        assert rank.update_s == pytest.approx(update_s + messages * message_s)
 
 
 def test_simulate_shows_stages_and_what_they_wait_for(paths: dict[str, Path]) -> None:

@@ -1,0 +1,181 @@
+"""Which rank of a pipeline updates a tied parameter, what each rank holds then, and the messages of the update."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from examples.char_gpt import Block
+from sambasim.compiler.build import Built
+from sambasim.compiler.passes import Pass, Place, run_pipeline
+from sambasim.compiler.pipeline.assign import Assignment
+from sambasim.compiler.pipeline.pipeline_parallel import PipelineParallel
+from sambasim.compiler.pipeline.tied import Sizes, updaters
+from sambasim.compiler.update import AddDataParallel, AttachOptimizers, Update
+from sambasim.errors import InvariantError
+from sambasim.ir.graph import Node, SectionKind
+from sambasim.ir.program import Program
+from sambasim.ir.schedule import make
+from sambasim.ir.stages import copied, ends_of, of_rank
+from sambasim.ir.types import SymbolKind
+from sambasim.ir.verify import verify
+from tests.compiler.pipeline.test_pipeline_parallel import BUDGET, MICRO_BATCHES, crossing
+from tests.compiler.sharding.test_plan import built_from
+
+ADAMW = Update("adamw", {"lr": 0.1, "weight_decay": 0.0, "max_grad_norm": 1.0})
+TIED = "smallgpt__tokens__weight"
+
+
+class SmallGPT(nn.Module):
+    """The proportions of GPT-2 small at width 32: 12 layers, and 65.5 words and 1.33 positions for each channel."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(131 * width // 2, width)
+        self.positions = nn.Embedding(4 * width // 3, width)
+        self.blocks = nn.ModuleList(Block(width, 4) for _ in range(12))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        logits = F.linear(self.norm(x), self.tokens.weight)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+@cache
+def small_gpt() -> Built:
+    tokens = torch.randint(2096, (1, 32))
+    return built_from(SmallGPT(), tokens=tokens, targets=tokens.roll(-1))[0]
+
+
+def placed(ranks: int = 4, *, update: Update = ADAMW, replicas: int = 0, schedule: str = "1f1b") -> Program:
+    shards = max(replicas, 1)
+    passes: list[Pass] = [
+        PipelineParallel(make(schedule, ranks, MICRO_BATCHES), BUDGET, (update,), shards),
+        AttachOptimizers((update,)),
+        *([AddDataParallel(replicas)] if replicas else []),
+        Place(),
+    ]
+    return run_pipeline(small_gpt().program, passes, lambda title: None)
+
+
+def moves(program: Program) -> list[tuple[str, tuple[int, int]]]:
+    assert program.training is not None
+    return [(name, ends_of(node)) for node in program.training.nodes if (name := copied(node))]
+
+
+def held_bytes(program: Program) -> int:
+    kinds = (SymbolKind.PARAMETER, SymbolKind.GRADIENT, SymbolKind.OPTIMIZER_STATE)
+    return sum(one.type.size_bytes for one in program.symbols.values() if one.kind in kinds)
+
+
+def test_no_rank_of_four_holds_more_than_two_fifths_of_a_tied_gpt() -> None:
+    parameters = [one for one in small_gpt().program.symbols.values() if one.kind is SymbolKind.PARAMETER]
+    sizes = {one.name: one.type.size_bytes for one in parameters}
+    whole_bytes = 4 * sum(sizes.values())
+    assert 4 * sizes[TIED] / whole_bytes == pytest.approx(0.31, rel=0.03)
+    program = placed()
+    assert moves(program) == [(f"{TIED}__grad", (0, 3)), (TIED, (3, 0))]
+    held = [held_bytes(of_rank(program, rank)) for rank in range(4)]
+    assert max(held) <= 0.4 * whole_bytes
+    assert program.device_bytes <= 0.4 * whole_bytes
+    assert sum(held) == whole_bytes + 2 * program.symbols[TIED].type.size_bytes, "all but its states are there twice"
+
+
+def test_the_last_stage_reads_its_own_copy() -> None:
+    forward = crossing(placed(), lambda kind: kind is SectionKind.FWD)
+    assert not any(node.name.startswith(TIED) for node in forward)
+
+
+def test_a_group_of_its_own_is_reduced_behind_the_copy_of_its_gradient() -> None:
+    program = placed(replicas=2)
+    assert program.training is not None
+    (group,) = [one for one in program.groups if one.members[0].parameter == TIED]
+    assert len(group.members) == 1
+    kinds = [
+        one.kind.value for one in program.training.sections if one.kind not in (SectionKind.FWD, SectionKind.BCKWD)
+    ]
+    optimizers = ["OPT"] * len(program.groups)
+    assert kinds == ["REDUCE", "REDUCE", "GRADNORM", *optimizers, "GATHER", "GATHER"]
+    on_first, on_last = (of_rank(program, rank) for rank in (0, 3))
+    assert group in on_last.groups
+    assert group not in on_first.groups
+    assert {TIED, f"{TIED}__grad"} <= on_first.symbols.keys() & on_last.symbols.keys()
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ({"update": Update("sgd", {"lr": 0.1})}, "there are no states"),
+        ({"replicas": 64}, "each of many replicas keeps few of them"),
+    ],
+)
+def test_where_nothing_is_gained_the_first_stage_updates_it(how: dict[str, int | Update], why: str) -> None:
+    program = placed(**how)  # type: ignore[arg-type]
+    assert moves(program) == [], why
+    assert sum(node.name.startswith(TIED) for node in crossing(program, lambda kind: kind is SectionKind.FWD)) == 1
+
+
+def assignment(owner: dict[str, int], readers: dict[str, tuple[int, ...]]) -> Assignment:
+    return Assignment({}, owner, owner, readers, {})
+
+
+def test_of_the_readers_the_one_with_least_updates_it() -> None:
+    """Ranks hold 40 + 4, 40 and 4 beside the tied parameter, of stages 0 and 3, 1, and 2 of three ranks."""
+    readers = {"tied": (0, 1, 2, 3), "a": (0,), "b": (1,), "c": (2,), "d": (3,)}
+    owner = {name: of[0] for name, of in readers.items()}
+    sizes = {"tied": Sizes(10, 20), "a": Sizes(10, 20), "b": Sizes(10, 20), "c": Sizes(1, 2), "d": Sizes(1, 2)}
+    assert updaters(assignment(owner, readers), sizes, 3) == owner | {"tied": 2}
+
+
+def test_less_than_a_clear_gain_adds_no_messages() -> None:
+    owner, readers = {"tied": 0, "a": 0, "b": 1}, {"tied": (0, 1), "a": (0,), "b": (1,)}
+    for states, expected in ((10, 0), (30, 1)):
+        sizes = {"tied": Sizes(5, states), "a": Sizes(100, 200 - states), "b": Sizes(10, 20)}
+        assert updaters(assignment(owner, readers), sizes, 2)["tied"] == expected
+
+
+def changed(program: Program, change: Callable[[Node], Node]) -> Program:
+    training = program.training
+    assert training is not None
+    nodes = tuple(change(node) if copied(node) else node for node in training.nodes)
+    return replace(program, training=replace(training, nodes=nodes))
+
+
+def given(**values: int) -> Callable[[Node], Node]:
+    return lambda node: replace(node, kwargs=tuple((dict(node.kwargs) | values).items()))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (given(source=1), "weight__grad is not copied from rank 0 to rank 3"),
+        (given(target=2), "weight__grad is not copied from rank 0 to rank 3"),
+        (given(tag=1 << 40), "has the tag 1099511627776"),
+        (lambda node: replace(node, args=()), "copies no parameter and no gradient"),
+        (lambda node: replace(node, args=node.args[:1]), "copies no parameter and no gradient"),
+        (lambda node: replace(node, args=(node.args[0], "tokens")), "copies no parameter and no gradient"),
+        (lambda node: replace(node, args=("group_0", node.args[1])), "too early|not copied"),
+        (lambda node: replace(node, kwargs=(("axis", "pp"),)), "copies from rank None to rank None"),
+        (lambda node: replace(node, kwargs=(("axis", "dp"),)), "dp, which is no axis|copies no parameter"),
+    ],
+)
+def test_a_damaged_copy_is_refused(change: Callable[[Node], Node], said: str) -> None:
+    with pytest.raises(InvariantError, match=said):
+        verify(changed(placed(), change))
+
+
+def test_a_parameter_that_is_not_brought_back_is_refused() -> None:
+    program = placed()
+    training = program.training
+    assert training is not None
+    last = training.sections[-1]
+    kept = replace(training, nodes=training.nodes[: last.start], sections=training.sections[:-1])
+    with pytest.raises(InvariantError, match="weight is not copied from rank 3 to rank 0"):
+        verify(replace(program, training=kept))
