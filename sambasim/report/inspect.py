@@ -438,11 +438,11 @@ def stages_table(facts: Contents) -> RenderableType:
         sizes = map(format_bytes, (one.parameter_bytes, one.training_bytes, one.sent_bytes))
         add_row(table, str(one.rank), stages, str(one.operators), *sizes)
     tied = [
-        Text(printable(f"rank {one.rank} updates {name}, whose gradient rank {source} sends once a step"))
+        f"rank {one.rank} updates {name}, whose gradient rank {source} sends once a step\n"
         for one in facts.stages
         for name, source in one.tied.items()
     ]
-    return Group(table, *tied)
+    return Group(table, Text(printable("".join(tied)))) if tied else table
 
 
 def sections_table(graph: GraphFacts) -> Table:

@@ -152,6 +152,14 @@ def test_where_a_tied_parameter_is_updated_changes_no_bit(tmp_path: Path) -> Non
         assert all(one.outcome == first.outcome for one in others), [one.name for one in others]
 
 
+def test_a_tied_parameter_is_sent_back_once_all_slices_are_updated(tmp_path: Path) -> None:
+    """Without a norm, no rank waits for another between its update and the message."""
+    path = compiled("many_words", tmp_path, Mesh(2, 2, 1), "optimizer.max_grad_norm=")
+    runs = [run_of("device", path, steps=2, reduce_on_rdu=True), run_of("played", path, steps=2, emulate=2)]
+    found = train(4, runs, body="late_train")
+    assert found["device"].outcome == found["played"].outcome
+
+
 def test_a_checkpoint_of_one_mesh_goes_on_by_another(tmp_path: Path) -> None:
     """From stages to one rank and back, and to slices of ZeRO: the bits of an uninterrupted run. From whole weights to
     cut ones and back: about the same loss."""

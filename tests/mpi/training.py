@@ -92,11 +92,17 @@ def run_of(
 
 
 def train(
-    np: int, runs: Sequence[Run], *, env: Mapping[str, str] | None = None, cwd: Path | None = None, hosts: int = 1
+    np: int,
+    runs: Sequence[Run],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    hosts: int = 1,
+    body: str = "train",
 ) -> dict[str, Trained]:
     """Train `runs` in one job of `np` ranks; what each came to, by name."""
     spec = json.dumps([asdict(run) for run in runs], default=str)
-    argv = [sys.executable, "-m", "tests.mpi.bodies.train", spec]
+    argv = [sys.executable, "-m", f"tests.mpi.bodies.{body}", spec]
     lines = run_mpi(np, argv, timeout=280, env=env, cwd=cwd, hosts=hosts).check().stdout.splitlines()
     found = [Trained.model_validate_json(line) for line in lines if line.startswith("{")]
     assert sorted(one.name for one in found) == sorted(run.name for run in runs)

@@ -32,26 +32,27 @@ class Sizes(NamedTuple):
 def updaters(assignment: Assignment, sizes: Mapping[str, Sizes], ranks: int) -> Mapping[str, int]:
     """By trained parameter, the stage that updates it: the one that completes its gradient, or another that reads it,
     if the fullest of `ranks` then holds clearly less."""
-    found = dict(assignment.owner)
-    held = [0.0] * ranks
-    for name, stage in found.items():
-        held[stage % ranks] += 2 * sizes[name].parameter + sizes[name].states
+    owner, found = assignment.owner, dict(assignment.owner)
     for name in sorted(found, key=lambda one: -sizes[one].states):
-        owner, readers = found[name], assignment.readers[name]
-        if owner not in readers:
+        readers = assignment.readers[name]
+        if len(readers) == 1 or owner[name] not in readers:
             continue
-        best = (1 - _LEAST_GAIN) * max(held)
+        best = (1 - _LEAST_GAIN) * _fullest(owner, found, sizes, ranks)
         for stage in readers:
-            if stage % ranks == owner % ranks:
-                continue
-            trial = held.copy()
-            trial[owner % ranks] -= sizes[name].states
-            trial[stage % ranks] += 2 * sizes[name].parameter + sizes[name].states
-            if max(trial) < best:
-                best, chosen, found[name] = max(trial), trial, stage
-        if found[name] != owner:
-            held = chosen
+            held = _fullest(owner, found | {name: stage}, sizes, ranks)
+            if held < best:
+                best, found = held, found | {name: stage}
     return found
+
+
+def _fullest(owner: Mapping[str, int], updater: Mapping[str, int], sizes: Mapping[str, Sizes], ranks: int) -> float:
+    """The bytes of the rank that holds most."""
+    held = [0.0] * ranks
+    for name, size in sizes.items():
+        for rank in {owner[name] % ranks, updater[name] % ranks}:
+            held[rank] += 2 * size.parameter
+        held[updater[name] % ranks] += size.states
+    return max(held)
 
 
 class Move(NamedTuple):

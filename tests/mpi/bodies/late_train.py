@@ -1,0 +1,23 @@
+"""As `train`, but replica 1 is late with each group that it reduces and updates through a shared window."""
+
+import json
+import sys
+import time
+
+from sambasim.runtime.transports.window import WindowReduce, _Work
+from tests.mpi.bodies.train import main
+from tests.mpi.training import Run
+
+LATE_S = 0.05
+on_time = WindowReduce._reduce
+
+
+def _late(self: WindowReduce, work: _Work) -> None:
+    if self._window.replica == 1:
+        time.sleep(LATE_S)
+    on_time(self, work)
+
+
+if __name__ == "__main__":
+    WindowReduce._reduce = _late  # type: ignore[method-assign]
+    main([Run(**run) for run in json.loads(sys.argv[1])])
