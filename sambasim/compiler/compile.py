@@ -165,26 +165,27 @@ def pipeline(
     passes: list[Pass] = [Partition(options.opt_level, budget)]
     if updates is None and options.optimizer is not None:
         updates = [Update(options.optimizer.name, options.optimizer.hyperparameters())]
+    optimizers = None
+    if updates and not options.inference:
+        optimizers = AttachOptimizers(
+            tuple(updates),
+            options.stochastic_rounding,
+            options.gradient_groups,
+            scales_loss=options.dtype == "fp16",
+            master_weights=options.keeps_master_weights,
+        )
     if (schedule := schedule_of(options)) is not None:
-        tied = tuple(updates or ()) if options.zero < _SLICED_GRADIENTS else ()  # slices are even anyway
+        of_tied = optimizers if options.zero < _SLICED_GRADIENTS else None  # slices need no balance
         shards = options.world_size * options.chips if options.zero else 1
-        passes.insert(0, PipelineParallel(schedule, budget, tied, shards))
+        passes.insert(0, PipelineParallel(schedule, budget, of_tied, shards))
     if options.recompute != "none" and not options.inference:
         sections = [Partition(options.opt_level, budget)] if options.recompute == "sections" else []
         passes = [*sections, Recompute(options.recompute), *passes]
     if options.tensor_parallel == "weight":
         of_model = {} if model is None else tp_plan_of(model)
         passes.insert(0, TensorParallel(options.n_chips, options.tensor_plan or {}, of_model, tell))
-    if updates and not options.inference:
-        passes.append(
-            AttachOptimizers(
-                tuple(updates),
-                options.stochastic_rounding,
-                options.gradient_groups,
-                scales_loss=options.dtype == "fp16",
-                master_weights=options.keeps_master_weights,
-            )
-        )
+    if optimizers is not None:
+        passes.append(optimizers)
     if options.data_parallel or options.chips > 1:
         passes.append(AddDataParallel(options.world_size, options.chips, options.zero, several=options.data_parallel))
     return [*passes, Place(), Fits(budget)]

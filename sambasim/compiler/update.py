@@ -86,7 +86,7 @@ class AttachOptimizers:
         for index, update in enumerate(self.updates):
             updated = [m.parameter for group in groups if group.optimizer == index for m in group.members]
             taken = {optimizer.name for optimizer in optimizers}
-            states = (MASTER, *update.states) if self.master_weights else update.states
+            states = self._states(update)
             optimizers.append(Optimizer(_free_name(update, updated, program, taken, states), update.kind, states))
         symbols = dict(program.symbols)
         for group in groups:
@@ -105,6 +105,15 @@ class AttachOptimizers:
             training=self._with_update(training, groups, program, tied),
             runtime_arguments=(*program.runtime_arguments, *self._arguments(optimizers)),
         )
+
+    def state_bytes(self, gradient: str, program: Program) -> int:
+        """The bytes of all optimizer states of one parameter. Raises OptionError if no optimizer updates it."""
+        states = self._states(self.updates[_optimizer_of(gradient, program, self.updates)])
+        type_ = program.symbols[gradient].type
+        return len(states) * TensorType("float32" if self.master_weights else type_.dtype, type_.shape).size_bytes
+
+    def _states(self, update: Update) -> tuple[str, ...]:
+        return (MASTER, *update.states) if self.master_weights else update.states
 
     def _arguments(self, optimizers: Sequence[Optimizer]) -> list[RuntimeArgument]:
         arguments = [
@@ -210,7 +219,7 @@ def _groups(
             # A gradient that is an input itself (the tangent, say) is there before any section has run.
             section = section_of.get(output.value, training.sections[0].index)
             alone = position if grouping == "parameter" or parameter_of(symbol.name) in apart else -1
-            optimizer = optimizer_of(symbol.name, program, updates)
+            optimizer = _optimizer_of(symbol.name, program, updates)
             key = (section, symbol.type.dtype, optimizer, bool(symbol.cuts), alone)
             completed.setdefault(key, []).append(symbol.name)
     first_block = _first_blocks([name for names in completed.values() for name in names], program)
@@ -231,8 +240,7 @@ def _first_blocks(gradients: Sequence[str], program: Program) -> Mapping[str, in
     return found
 
 
-def optimizer_of(gradient: str, program: Program, updates: Sequence[Update]) -> int:
-    """The position in `updates`. Raises OptionError if none of them updates the parameter."""
+def _optimizer_of(gradient: str, program: Program, updates: Sequence[Update]) -> int:
     paths = program.symbols[parameter_of(gradient)].torch_names
     for index, update in enumerate(updates):
         if update.parameters is None or not update.parameters.isdisjoint(paths):

@@ -1,6 +1,5 @@
 """The pass that cuts a program into pipeline stages: `--pipeline-stages`."""
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -8,7 +7,7 @@ from sambasim.compiler.names import gradient_name, parameter_of
 from sambasim.compiler.pipeline.assign import assign, assign_forward, values_of
 from sambasim.compiler.pipeline.messages import Connected
 from sambasim.compiler.pipeline.tied import Sizes, updaters
-from sambasim.compiler.update import Update, optimizer_of
+from sambasim.compiler.update import AttachOptimizers
 from sambasim.errors import InternalError
 from sambasim.hardware.budget import Budget
 from sambasim.ir.graph import Graph, Output
@@ -21,14 +20,15 @@ from sambasim.ir.verify import Progress
 @dataclass(frozen=True, slots=True)
 class PipelineParallel:
     """Add the axis pp and cut every graph into the stages of `schedule`, balanced by the seconds that `budget`'s device
-    needs. The optimizer states of `updates`, of which each of `shards` replicas keeps a slice, decide where a tied
-    parameter is updated. Raises OptionError if there are fewer places to cut."""
+    needs. The states of `optimizers`, of which each of `shards` replicas keeps a slice, decide where a tied parameter
+    is updated; without them, it is where its gradient is completed. Raises OptionError if there are fewer places to
+    cut."""
 
     title: ClassVar[str] = "cut into pipeline stages"
     reaches: ClassVar[Progress] = Progress.CAPTURED
     schedule: Schedule
     budget: Budget
-    updates: tuple[Update, ...] = ()
+    optimizers: AttachOptimizers | None = None
     shards: int = 1
 
     def __call__(self, program: Program) -> Program:
@@ -38,11 +38,10 @@ class PipelineParallel:
         stages, ranks = schedule.stages, schedule.ranks
         values = values_of(training, program)
         assignment = assign(program, training, values, stages, self.budget)
-        if self.updates:
-            assignment = replace(
-                assignment, updater=updaters(assignment, self._sizes(assignment.owner, program), ranks)
-            )
         owner = assignment.owner
+        if self.optimizers is not None:
+            sizes = {name: self._sizes(name, self.optimizers, program) for name in owner}
+            assignment = replace(assignment, updater=updaters(assignment, sizes, ranks))
 
         def stage_of(output: Output) -> int | None:
             if output.symbol == program.loss:
@@ -68,10 +67,6 @@ class PipelineParallel:
             schedule=schedule,
         )
 
-    def _sizes(self, parameters: Iterable[str], program: Program) -> Mapping[str, Sizes]:
-        found = {}
-        for name in parameters:
-            states = self.updates[optimizer_of(gradient_name(name), program, self.updates)].states
-            size_bytes = program.symbols[name].type.size_bytes
-            found[name] = Sizes(size_bytes, len(states) * size_bytes / self.shards)
-        return found
+    def _sizes(self, parameter: str, optimizers: AttachOptimizers, program: Program) -> Sizes:
+        states_bytes = optimizers.state_bytes(gradient_name(parameter), program)
+        return Sizes(program.symbols[parameter].type.size_bytes, states_bytes / self.shards)

@@ -54,11 +54,11 @@ def small_gpt() -> Built:
     return built_from(SmallGPT(), tokens=tokens, targets=tokens.roll(-1))[0]
 
 
-def placed(ranks: int = 4, *, update: Update = ADAMW, replicas: int = 0, schedule: str = "1f1b") -> Program:
-    shards = max(replicas, 1)
+def placed(update: Update = ADAMW, replicas: int = 0) -> Program:
+    optimizers = AttachOptimizers((update,))
     passes: list[Pass] = [
-        PipelineParallel(make(schedule, ranks, MICRO_BATCHES), BUDGET, (update,), shards),
-        AttachOptimizers((update,)),
+        PipelineParallel(make("1f1b", 4, MICRO_BATCHES), BUDGET, optimizers, max(replicas, 1)),
+        optimizers,
         *([AddDataParallel(replicas)] if replicas else []),
         Place(),
     ]
