@@ -1,9 +1,8 @@
 """The predicted step of a replica of several ranks, each on a device of its own: the stages of a pipeline, by its
 schedule, and parts of tensors on several chips.
 
-A message takes the latency of a link and its bytes over the bandwidth; in a collective, each rank receives the tensors
-of all others, as in the runtime. Nothing of that overlaps with operators, and the time of a section includes the host's
-to start it. Nobody has published such steps of RDUs: the times of messages follow from published bandwidths alone.
+Messages do not overlap with operators, and the time of a section includes the host's to start it. Nobody has published
+such steps of RDUs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,17 +10,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sambasim.costs.fit import check_chip
-from sambasim.costs.work import device_bytes_of, work_of
+from sambasim.costs.work import work_of
 from sambasim.errors import InternalError
 from sambasim.hardware.budget import Budget, Calibration
 from sambasim.hardware.placement import Placement
-from sambasim.ir.dataflow import axis_of, groups_of, spans_of_actions
-from sambasim.ir.graph import Graph, Node, Section, SectionKind, node_references
+from sambasim.ir.dataflow import spans_of_actions
+from sambasim.ir.graph import SectionKind
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Mesh, copy_mesh, mesh_of
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import Action, ActionKind, Schedule, make, timeline
-from sambasim.ir.stages import copied, of_rank
-from sambasim.simulation.scaling import scale
+from sambasim.ir.schedule import Span as TimedAction
+from sambasim.ir.stages import of_rank
+from sambasim.ir.types import SymbolKind
+from sambasim.simulation.messages import Traffic, copies_of, traffic_of
+from sambasim.simulation.scaling import ScaledStep, Span, Track, scale
 from sambasim.simulation.step import MODEL_KINDS, PredictedStep, check_predictable, pieces_as_compiled, price_pieces
 from sambasim.simulation.sync import SyncPath
 
@@ -37,28 +39,79 @@ class Cost:
 
     device_s: float
     host_s: float
-    messages_s: Mapping[str, float]
+    messages: Mapping[str, Traffic]
 
     @property
     def predicted_s(self) -> float:
-        return self.device_s + self.host_s + sum(self.messages_s.values())
+        return self.device_s + self.host_s + sum(one.predicted_s for one in self.messages.values())
 
 
 @dataclass(frozen=True, slots=True)
 class RankStep:
-    """One rank along pp: what it runs for one micro-batch, the cost of each of its actions by kind and stage, and what
-    follows the last micro-batch."""
+    """One rank along pp: its part of the program, what it runs for one micro-batch, the cost of each of its actions by
+    kind and stage, and, in `scaled`, what follows the last micro-batch. `copies` are of tied parameters, by symbol."""
 
+    program: Program
     alone: PredictedStep
     costs: Mapping[tuple[ActionKind, int], Cost]
+    scaled: ScaledStep
+    copies: Mapping[str, Traffic]
+
+    @property
+    def update_s(self) -> float:
+        """With copies."""
+        sections = [one.price.predicted_s for one in self.scaled.step.sections if one.kind not in MODEL_KINDS]
+        return sum(sections) + sum(one.predicted_s for one in self.copies.values())
+
+    @property
+    def after_s(self) -> float:
+        """Update, and sync that does not overlap with the backward."""
+        return self.update_s + self.scaled.exposed_sync_s
+
+    def spans_after(self, end_s: float) -> list[Span]:
+        """Update and sync, if the last pass ends at `end_s`; sync that overlaps with it begins before. Gradients are
+        copied before the update, and parameters when all is done."""
+        backward_s = max(span.stop_s for span in self.scaled.spans if span.kind in MODEL_KINDS)
+        spans = self._copied(SectionKind.REDUCE, SymbolKind.GRADIENT, end_s)
+        copied_s = sum(span.predicted_s for span in spans)
+        for span in self.scaled.spans:
+            if span.kind not in MODEL_KINDS and span.track is not Track.HOST:
+                later_s = end_s - backward_s + (copied_s if span.start_s >= backward_s else 0.0)
+                spans.append(replace(span, start_s=span.start_s + later_s, stop_s=span.stop_s + later_s))
+        ended_s = max((span.stop_s for span in spans), default=end_s)
+        return spans + self._copied(SectionKind.GATHER, SymbolKind.PARAMETER, ended_s)
+
+    def _copied(self, kind: SectionKind, of: SymbolKind, start_s: float) -> list[Span]:
+        spans = []
+        for name, traffic in self.copies.items():
+            if self.program.symbols[name].kind is of:
+                spans.append(Span(Track.LINKS, kind, f"copy of {name}", start_s, start_s + traffic.predicted_s))
+                start_s += traffic.predicted_s
+        return spans
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimes:
+    """The parts of a rank's step, which add up to it. `idle_s`: waiting for other stages; `exposed_sync_s`: sync that
+    does not overlap with the backward, with waiting for the rank that ends last."""
+
+    device_s: float
+    host_s: float
+    messages: Mapping[str, Traffic]
+    idle_s: float
     update_s: float
-    sync_s: float
     exposed_sync_s: float
+
+    @property
+    def busy_s(self) -> float:
+        """In passes, on the device and on the host."""
+        return self.device_s + self.host_s
 
 
 @dataclass(frozen=True)
 class MeshStep:
-    """A step of all replicas. Unless it says otherwise, a time is that of rank 0, as in a measured step."""
+    """A step of all replicas. Ranks that differ along other axes than pp have the same times. Unless it says otherwise,
+    a time is that of rank 0, as in a measured step."""
 
     program: Program
     mesh: Mesh
@@ -70,69 +123,89 @@ class MeshStep:
     path: SyncPath | None
     """None if there is nothing to sync."""
 
-    def _cost(self, action: Action) -> Cost:
+    def cost(self, action: Action) -> Cost:
         return self.ranks[self.schedule.rank_of(action.stage)].costs[action.kind, action.stage]
 
     @cached_property
-    def _ends_s(self) -> tuple[float, ...]:
-        """When each rank has run its row, in one micro-step."""
-        rows = timeline(self.schedule, lambda action: self._cost(action).predicted_s)
-        return tuple(row[-1][2] for row in rows)
-
-    @property
-    def pass_s(self) -> float:
-        """One micro-step, of all ranks."""
-        return max(self._ends_s)
+    def timeline(self) -> Sequence[Sequence[TimedAction]]:
+        """The actions of one micro-step, by rank along pp."""
+        return timeline(self.schedule, lambda action: self.cost(action).predicted_s)
 
     @cached_property
+    def pass_s(self) -> float:
+        """One micro-step, of all ranks."""
+        return max(row[-1][2] for row in self.timeline)
+
+    @property
+    def passes_s(self) -> float:
+        return self.micro_steps * self.pass_s
+
+    @property
+    def predicted_s(self) -> float:
+        return self.passes_s + max(one.after_s for one in self.ranks)
+
+    def times_of(self, position: int) -> RankTimes:
+        """Of the rank at `position` along pp."""
+        row, rank = self.schedule.rows[position], self.ranks[position]
+        costs = [self.cost(action) for action in row]
+        messages = {axis: Traffic() for axis in self.mesh.sizes if axis != DATA_PARALLEL and self.mesh.size(axis) > 1}
+        for cost in costs:
+            for axis, traffic in cost.messages.items():
+                messages[axis] += traffic
+        return RankTimes(
+            device_s=self.micro_steps * sum(cost.device_s for cost in costs),
+            host_s=self.micro_steps * sum(cost.host_s for cost in costs),
+            messages={axis: traffic * self.micro_steps for axis, traffic in messages.items()},
+            idle_s=self.micro_steps * max(0.0, self.pass_s - sum(cost.predicted_s for cost in costs)),
+            update_s=rank.update_s,
+            exposed_sync_s=self.predicted_s - self.passes_s - rank.update_s,
+        )
+
+    @cached_property
+    def _first(self) -> RankTimes:
+        return self.times_of(0)
+
+    @property
     def idle_share(self) -> float:
         """The share of the ranks' time in passes in which they wait for one another; messages do not count."""
-        busy_s = sum(self._cost(action).predicted_s for row in self.schedule.rows for action in row)
-        return 1 - busy_s / (self.pass_s * self.schedule.ranks)
-
-    def _of_first(self) -> list[Cost]:
-        return [self._cost(action) for action in self.schedule.rows[0]]
+        idle_s = sum(self.times_of(position).idle_s for position in range(len(self.ranks)))
+        return idle_s / (self.passes_s * len(self.ranks))
 
     @property
     def model_s(self) -> float:
-        return self.micro_steps * sum(cost.device_s for cost in self._of_first())
+        return self._first.device_s
 
     @property
     def host_s(self) -> float:
-        return self.micro_steps * sum(cost.host_s for cost in self._of_first())
+        return self._first.host_s
 
     @property
     def waited_s(self) -> Mapping[str, float]:
         """By mesh axis: in messages, and along pp also idle."""
-        found = {axis: 0.0 for axis in self.mesh.sizes if axis != DATA_PARALLEL and self.mesh.size(axis) > 1}
-        for cost in self._of_first():
-            for axis, seconds in cost.messages_s.items():
-                found[axis] += self.micro_steps * seconds
-        if PIPELINE in found:
-            found[PIPELINE] += self.micro_steps * (self.pass_s - sum(cost.predicted_s for cost in self._of_first()))
-        return found
+        return {
+            axis: traffic.predicted_s + (self._first.idle_s if axis == PIPELINE else 0.0)
+            for axis, traffic in self._first.messages.items()
+        }
 
     @property
     def update_s(self) -> float:
-        return self.ranks[0].update_s
+        return self._first.update_s
 
     @property
     def hidden_sync_s(self) -> float:
-        return self.ranks[0].sync_s - self.ranks[0].exposed_sync_s
+        return self.ranks[0].scaled.hidden_sync_s
 
     @property
     def exposed_sync_s(self) -> float:
-        """With waiting for the rank that ends last."""
-        return max(one.update_s + one.exposed_sync_s for one in self.ranks) - self.update_s
+        return self._first.exposed_sync_s
 
     @property
-    def predicted_s(self) -> float:
-        return self.micro_steps * self.pass_s + self.update_s + self.exposed_sync_s
+    def replicas(self) -> int:
+        return self.mesh.size(DATA_PARALLEL) // self.program.chips
 
     @property
     def samples_per_s(self) -> float:
-        replicas, micro_batches = self.mesh.size(DATA_PARALLEL), self.schedule.micro_batches
-        return replicas * self.micro_steps * micro_batches * self.program.batch_size / self.predicted_s
+        return self.replicas * self.micro_steps * self.program.replica_batch_size / self.predicted_s
 
     def of_kind_s(self, kind: SectionKind) -> float:
         """All sections of `kind` in the step."""
@@ -179,25 +252,16 @@ def _rank_step(
     check_chip(graph, work, budget)
     pieces = pieces_as_compiled(graph, work)
     alone = price_pieces(program, work, pieces, budget, calibration, program.batch_size, 1)
-    node_of = [location.node for location in placement.locations()]
-    group = mesh.group(mesh.group(0, PIPELINE)[position], DATA_PARALLEL)
-    scaled = scale(program, alone, _part(placement, group, node_of), path)
-    update_s = sum(one.price.predicted_s for one in scaled.step.sections if one.kind not in MODEL_KINDS)
-    own = {group.name for group in program.groups}
-    for node in graph.nodes:
-        if (symbol := copied(node)) and own.issuperset(groups_of(node)):  # the gradient comes, the parameter goes back
-            copied_bytes = device_bytes_of(program.symbols[symbol].type)
-            update_s += _message_s(copied_bytes, PIPELINE, placement, mesh, node_of)
+    rank = mesh.group(0, PIPELINE)[position]
+    scaled = scale(program, alone, _part(placement, mesh.group(rank, DATA_PARALLEL)), path)
+    copies = copies_of(graph, program, placement, mesh, rank)
     costs = {}
     for (kind, stage), (start, stop) in spans_of_actions(model).items():
-        messages_s: dict[str, float] = {}
-        for section in model[start:stop]:
-            for axis, seconds in _messages(section, graph, program, placement, mesh, node_of):
-                messages_s[axis] = messages_s.get(axis, 0.0) + seconds
+        messages = traffic_of(model[start:stop], graph, program, placement, mesh, rank)
         device_s = sum(one.price.predicted_s for one in alone.sections[start:stop])
         sent_s = alone.sent_s if kind is ActionKind.FORWARD else 0.0
-        costs[kind, stage] = Cost(device_s, (stop - start) * alone.start_s + sent_s, messages_s)
-    return RankStep(alone, _complete(costs), update_s, scaled.sync_s, scaled.exposed_sync_s)
+        costs[kind, stage] = Cost(device_s, (stop - start) * alone.start_s + sent_s, messages)
+    return RankStep(program, alone, _complete(costs), scaled, copies)
 
 
 def _complete(costs: Mapping[tuple[ActionKind, int], Cost]) -> Mapping[tuple[ActionKind, int], Cost]:
@@ -206,38 +270,9 @@ def _complete(costs: Mapping[tuple[ActionKind, int], Cost]) -> Mapping[tuple[Act
     return {(kind, stage): Cost(0.0, 0.0, {}) for kind in ActionKind for stage in stages} | dict(costs)
 
 
-def _part(placement: Placement, ranks: Sequence[int], node_of: Sequence[int]) -> Placement:
+def _part(placement: Placement, ranks: Sequence[int]) -> Placement:
     """The placement of some ranks."""
     if placement.node_of is None and len(ranks) == placement.replicas:
         return placement
-    return replace(placement, replicas=len(ranks), node_of=tuple(node_of[rank] for rank in ranks))
-
-
-def _messages(
-    section: Section, graph: Graph, program: Program, placement: Placement, mesh: Mesh, node_of: Sequence[int]
-) -> list[tuple[str, float]]:
-    found = []
-    for node in graph.section_nodes(section):
-        axis = axis_of(node)
-        if axis is None or groups_of(node) or node.operator in ("comm.send", "comm.shard", "comm.index"):
-            continue
-        size_bytes = _received_bytes(node, graph, program, mesh.size(axis))
-        found.append((axis, _message_s(size_bytes, axis, placement, mesh, node_of)))
-    return found
-
-
-def _message_s(size_bytes: int, axis: str, placement: Placement, mesh: Mesh, node_of: Sequence[int]) -> float:
-    cluster = placement.cluster
-    if len({node_of[rank] for rank in mesh.group(0, axis)}) == 1:
-        link, links = cluster.peer_link, cluster.peer_links_per_rdu / placement.on_an_rdu
-    else:
-        link, links = cluster.network_link, float(cluster.network_links_per_node)
-    return link.latency_s + size_bytes / (link.bandwidth_bytes_per_s * links)
-
-
-def _received_bytes(node: Node, graph: Graph, program: Program, size: int) -> int:
-    if node.operator == "comm.recv":
-        return device_bytes_of(graph.values[node.results[0] or ""])
-    (operand,) = node_references(node)
-    type_ = graph.values[operand] if operand in graph.values else program.symbols[operand].type
-    return (size - 1) * device_bytes_of(type_)
+    locations = placement.locations()
+    return replace(placement, replicas=len(ranks), node_of=tuple(locations[rank].node for rank in ranks))

@@ -3,7 +3,7 @@ slice, then GATHER; by host, all groups are reduced after the backward, and ever
 do not slow sections down."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 
@@ -11,7 +11,7 @@ from sambasim.hardware.placement import Placement
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.simulation.step import MODEL_KINDS, PredictedStep, TimedSection, slowed, updates
-from sambasim.simulation.sync import WIRE_BYTES, SyncPath, group_sync
+from sambasim.simulation.sync import WIRE_BYTES, SyncPath, Wire, group_sync
 
 
 class Track(StrEnum):
@@ -40,7 +40,7 @@ class Span:
 @dataclass(frozen=True)
 class ScaledStep:
     """The step of each replica of `placement`. `path` is None if nothing is synced; `exposed_sync_s` is the part of
-    `sync_s` in which sections wait; `way` says how gradients are sent."""
+    `sync_s` in which sections wait; `way` says how gradients are sent, and `received_bytes` how much a replica receives of them and of parameters."""
 
     step: PredictedStep
     placement: Placement
@@ -49,6 +49,7 @@ class ScaledStep:
     sync_s: float
     exposed_sync_s: float
     way: str
+    received_bytes: Mapping[Wire, float] = field(default_factory=dict)
 
     @cached_property
     def predicted_s(self) -> float:
@@ -113,7 +114,8 @@ def _scaled(program: Program, alone: PredictedStep, placement: Placement, path: 
     sync_s = sum(span.predicted_s for span in (*reduced, *gathered))
     exposed_s = update_s - backward_s + sum(span.predicted_s for span in gathered)
     ways = dict.fromkeys(sync.ways for sync in syncs.values())
-    return ScaledStep(step, placement, path, tuple(spans), sync_s, exposed_s, "; ".join(ways))
+    received_bytes = {wire: sum(sync.received_bytes.get(wire, 0.0) for sync in syncs.values()) for wire in Wire}
+    return ScaledStep(step, placement, path, tuple(spans), sync_s, exposed_s, "; ".join(ways), received_bytes)
 
 
 def _model(step: PredictedStep, model: Sequence[TimedSection]) -> list[Span]:

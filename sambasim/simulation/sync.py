@@ -2,7 +2,8 @@
 Gradients and parameters are sent in bf16. Nobody has published a sync of RDUs: the time follows from bandwidths
 alone."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from math import ceil, log2
@@ -30,14 +31,23 @@ class SyncPath(StrEnum):
     HOST = "host"
 
 
+class Wire(StrEnum):
+    """A link of a cluster, as its fields name it: between RDUs of a node, between an RDU and its host, between nodes."""
+
+    PEER = "peer_link"
+    HOST = "host_link"
+    NETWORK = "network_link"
+
+
 @dataclass(frozen=True, slots=True)
 class GroupSync:
     """One gradient group on one path: seconds to reduce, and to gather the parameters, 0 if each replica updates all.
-    `ways` says how, as text."""
+    `ways` says how, as text. `received_bytes` is what a replica receives; over the host link, what goes both ways."""
 
     reduce_s: float
     gather_s: float
     ways: str
+    received_bytes: Mapping[Wire, float] = field(default_factory=dict)
 
 
 def group_sync(path: SyncPath, size_bytes: int, placement: Placement, budget: Budget) -> GroupSync:
@@ -54,7 +64,9 @@ def _by_rdu(size_bytes: int, placement: Placement, budget: Budget) -> GroupSync:
     reduce_s, gather_s = _exchange_s(size_bytes, placement.nodes, placement.on_a_node, links)
     inside = "reads between devices" if placement.on_a_node > 1 else ""
     across = "messages between nodes" if placement.nodes > 1 else ""
-    return GroupSync(reduce_s, gather_s, ", ".join(part for part in (inside, across) if part))
+    read_bytes, arrived_bytes = _received_bytes(size_bytes, placement.nodes, placement.on_a_node)
+    received_bytes = {Wire.PEER: read_bytes, Wire.NETWORK: arrived_bytes}
+    return GroupSync(reduce_s, gather_s, ", ".join(part for part in (inside, across) if part), received_bytes)
 
 
 def _exchange_s(size_bytes: float, nodes: int, ranks_per_node: int, links: Links) -> tuple[float, float]:
@@ -64,6 +76,12 @@ def _exchange_s(size_bytes: float, nodes: int, ranks_per_node: int, links: Links
         predicted_s(reduce, slice_bytes, ranks_per_node, links, adds=True),
         predicted_s(gather, slice_bytes, ranks_per_node, links, adds=False),
     )
+
+
+def _received_bytes(size_bytes: float, nodes: int, ranks_per_node: int) -> tuple[float, float]:
+    """What a rank reads in its node, and receives from other nodes."""
+    phases, slice_bytes = _messages(nodes, ranks_per_node), size_bytes / (nodes * ranks_per_node)
+    return sum(one.reads for one in phases) * slice_bytes, sum(len(one.received) for one in phases) * slice_bytes
 
 
 @cache
@@ -83,7 +101,9 @@ def _by_host(size_bytes: int, placement: Placement) -> GroupSync:
     links = Links(_between(placement), _between(placement), gamma)
     network_s = sum(_exchange_s(size_bytes, placement.nodes, 1, links))
     ways = "messages between nodes" if placement.nodes > 1 else "host memory"
-    return GroupSync(2 * copy_s + meet_s + add_s + network_s, 0.0, ways)
+    _, node_bytes = _received_bytes(size_bytes, placement.nodes, 1)
+    received_bytes = {Wire.HOST: 2.0 * size_bytes, Wire.NETWORK: node_bytes / here}
+    return GroupSync(2 * copy_s + meet_s + add_s + network_s, 0.0, ways, received_bytes)
 
 
 def _between(placement: Placement) -> Link:
