@@ -112,7 +112,7 @@ def simulate_command(
     ways = paths(sync)
     meshes = mesh_predictions(question, ways)
     if meshes is not None:
-        _show_meshes(meshes, as_json=as_json, files=[csv_file, plot, trace])
+        _show_meshes(meshes, as_json=as_json, csv_file=csv_file, plot=plot, trace=trace)
         return
     found = predictions(question, quiet=as_json)
     rows = [row for facts in found for row in scaling_records(facts, ways)]
@@ -133,18 +133,24 @@ def simulate_command(
         shared.write(plot, scaling_plot(f"{found[0].program.name} on {found[0].alone.budget.where}", rows))
 
 
-def _show_meshes(steps: "Sequence[MeshStep]", *, as_json: bool, files: Sequence[Path | None]) -> None:
-    from sambasim.errors import OptionError
-    from sambasim.report.mesh import mesh_json, mesh_report
+def _show_meshes(
+    steps: "Sequence[MeshStep]", *, as_json: bool, csv_file: Path | None, plot: Path | None, trace: Path | None
+) -> None:
+    from sambasim.report.mesh import mesh_csv_rows, mesh_json, mesh_plot, mesh_report
+    from sambasim.report.mesh_trace import mesh_trace
+    from sambasim.report.output import csv_text
 
-    if any(files):
-        what = f"--csv, --plot and --trace are for replicas of one rank, and these have {steps[0].mesh}"
-        raise OptionError(what, remedy="leave them out; --json prints the same figures")
     if as_json:
         for line in mesh_json(steps):
             print(line)
     else:
         show(*mesh_report(steps))
+    if csv_file is not None:
+        shared.write(csv_file, csv_text(mesh_csv_rows(steps)))
+    if trace is not None:
+        shared.write(trace, mesh_trace(max(reversed(steps), key=lambda step: step.mesh.world_size)))
+    if plot is not None:
+        shared.write(plot, mesh_plot(steps))
 
 
 @click.command("tilestat")

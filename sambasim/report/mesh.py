@@ -1,72 +1,152 @@
-"""The output of `sambasim simulate` for a replica of several ranks: its stages, what they wait for, and the speed."""
+"""The output of `sambasim simulate` for a replica of several ranks: tables, JSON, CSV and a plot. Everything is
+predicted."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
-from sambasim.ir.mesh import DATA_PARALLEL
+from sambasim.hardware.placement import Location
 from sambasim.ir.schedule import ActionKind
-from sambasim.report.output import add_row, json_line, plain_table
+from sambasim.report.mesh_records import NOTE, MeshRecord, mesh_record
+from sambasim.report.output import Chart, Curve, add_row, json_line, log_chart, plain_table
 from sambasim.simulation.mesh import MeshStep
 from sambasim.units import format_bytes, format_rate, format_seconds
-
-_NOTE = "messages take the published bandwidths and latencies of links; no step of several RDUs was ever published"
-
-
-def mesh_report(steps: Sequence[MeshStep]) -> list[RenderableType]:
-    """For the fewest replicas the stages; for each number of replicas the step."""
-    first = steps[0]
-    lines = [
-        f"{first.program.name} on {first.mesh}, each rank on {first.budget.where}: predicted, not measured",
-        f"  step    {format_seconds(first.predicted_s)}",
-        *_of_schedule(first),
-        *(f"  along {axis}: rank 0 waits {format_seconds(seconds)} of it" for axis, seconds in first.waited_s.items()),
-    ]
-    kinds = [kind for kind in ActionKind if any(_seconds(first, rank, kind) for rank in range(len(first.ranks)))]
-    names = [kind.name.lower().replace("_", " ") for kind in kinds]
-    stages = plain_table("a micro-batch, by rank along pp", ["rank"], ["sections", *names, "update", "memory"])
-    for rank, one in enumerate(first.ranks):
-        times = [format_seconds(_seconds(first, rank, kind)) for kind in kinds]
-        after = format_seconds(one.update_s), format_bytes(one.alone.need.size_bytes)
-        add_row(stages, str(rank), str(len(one.alone.sections)), *times, *after)
-    scaling = plain_table("steps", ["mesh", "sync"], ["predicted", "exposed sync", "samples/s"])
-    for step in steps:
-        step_time, sync_time = format_seconds(step.predicted_s), format_seconds(step.exposed_sync_s)
-        add_row(scaling, str(step.mesh), step.path or "none", step_time, sync_time, format_rate(step.samples_per_s))
-    return [Text("\n".join(lines)), stages, scaling, Text(_NOTE)]
-
-
-def _of_schedule(step: MeshStep) -> list[str]:
-    if step.program.schedule is None:
-        return []
-    return [f"  {step.schedule.name}: the ranks are idle for {step.idle_share:.1%} of their time in passes"]
 
 
 def mesh_json(steps: Sequence[MeshStep]) -> Iterator[str]:
     """A line for each number of replicas."""
-    for step in steps:
-        yield json_line(
-            {
-                "name": step.program.name,
-                "mesh": dict(step.mesh.sizes),
-                "replicas": step.mesh.size(DATA_PARALLEL) // step.program.chips,
-                "chips": step.program.chips,
-                "sync": step.path,
-                "schedule": step.schedule.name if step.program.schedule is not None else None,
-                "predicted_s": step.predicted_s,
-                "predicted_samples_per_s": step.samples_per_s,
-                "predicted_pass_s": step.pass_s,
-                "predicted_idle_share": step.idle_share,
-                "predicted_waited_s": dict(step.waited_s),
-                "predicted_exposed_sync_s": step.exposed_sync_s,
-                "needed_bytes": [rank.alone.need.size_bytes for rank in step.ranks],
-                "backed_by": _NOTE,
-            }
+    return (json_line(mesh_record(step).model_dump()) for step in steps)
+
+
+def mesh_report(steps: Sequence[MeshStep]) -> list[RenderableType]:
+    """For the fewest replicas the ranks and the axes; for each number of replicas the step."""
+    first = steps[0]
+    record = mesh_record(first)
+    lines = [
+        f"{record.name} on {first.mesh}, each rank on {first.budget.where}: predicted, not measured",
+        f"  step    {format_seconds(record.predicted_s)}",
+        *_of_schedule(record),
+        *(f"  along {axis}: rank 0 waits {format_seconds(s)} of it" for axis, s in record.predicted_waited_s.items()),
+    ]
+    kinds = [kind for kind in ActionKind if any(_seconds(first, rank, kind) for rank in range(len(first.ranks)))]
+    names = [kind.name.lower().replace("_", " ") for kind in kinds]
+    stages = plain_table("a micro-batch, by rank along pp", ["rank"], ["sections", *names, "update"])
+    for rank, one in enumerate(first.ranks):
+        times = [format_seconds(_seconds(first, rank, kind)) for kind in kinds]
+        add_row(stages, str(rank), str(len(one.alone.sections)), *times, format_seconds(one.update_s))
+    ranks = plain_table("ranks of a replica", RANK_HEADS[:_RANK_WORDS], RANK_HEADS[_RANK_WORDS:])
+    for row in rank_rows(record):
+        add_row(ranks, *row)
+    axes = plain_table("a step, by axis", AXIS_HEADS[:_AXIS_WORDS], AXIS_HEADS[_AXIS_WORDS:])
+    for row in axis_rows(record):
+        add_row(axes, *row)
+    return [Text("\n".join(lines)), stages, ranks, axes, _scaling_table(steps), Text(NOTE)]
+
+
+def _of_schedule(record: MeshRecord) -> list[str]:
+    if record.schedule is None:
+        return []
+    return [f"  {record.schedule}: the ranks are idle for {record.predicted_idle_share:.1%} of their time in passes"]
+
+
+RANK_HEADS = (
+    *("rank", "mesh", "where", "stages"),
+    *("parameters", "gradients", "states", "memory", "busy", "messages", "idle"),
+)
+_RANK_WORDS = 4
+
+
+def rank_rows(record: MeshRecord) -> Iterator[tuple[str, ...]]:
+    for one in record.each_rank:
+        place = Location(one.rank, one.node, one.rdu, one.first_tile, one.tiles)
+        sizes = (one.parameter_bytes, one.gradient_bytes, one.state_bytes, one.needed_bytes)
+        shares = (one.predicted_busy_share, one.predicted_messages_share, one.predicted_idle_share)
+        yield (
+            *(str(one.rank), in_words(one.coordinates), str(place), ", ".join(map(str, one.stages))),
+            *(*map(format_bytes, sizes), *(f"{share:.1%}" for share in shares)),
         )
+
+
+AXIS_HEADS = ("axis", "bytes, all ranks of a replica", "transfers of rank 0", "rank 0 waits")
+_AXIS_WORDS = 2
+
+
+def axis_rows(record: MeshRecord) -> Iterator[tuple[str, ...]]:
+    for one in record.axes:
+        links = (f"{format_bytes(size)} by {name.replace('_', ' ')}" for name, size in one.received_bytes.items())
+        yield (
+            *(one.axis, ", ".join(links)),
+            *map(format_seconds, (one.predicted_transfer_s, one.predicted_waited_s)),
+        )
+
+
+def in_words(coordinates: Mapping[str, int]) -> str:
+    return ", ".join(f"{axis} {position}" for axis, position in coordinates.items())
 
 
 def _seconds(step: MeshStep, rank: int, kind: ActionKind) -> float:
     row = step.schedule.rows[rank]
     stages = {action.stage for action in row if action.kind is kind}
     return sum(step.ranks[rank].costs[kind, stage].predicted_s for stage in stages)
+
+
+SCALING_HEADS = ("mesh", "sync", "ranks", "nodes", "step", "samples/s", "efficiency", "sync waits", "hidden")
+SCALING_WORDS = 2
+
+
+def scaling_rows(steps: Sequence[MeshStep]) -> Iterator[tuple[str, ...]]:
+    for step, efficiency in zip(steps, _efficiencies(steps), strict=True):
+        yield (
+            *(str(step.mesh), step.path or "none", str(step.mesh.world_size), str(step.placement.nodes)),
+            *(format_seconds(step.predicted_s), format_rate(step.samples_per_s), f"{efficiency:.1%}"),
+            *(format_seconds(step.exposed_sync_s), format_seconds(step.hidden_sync_s)),
+        )
+
+
+def _efficiencies(steps: Sequence[MeshStep]) -> list[float]:
+    """The samples/s of a rank, relative to those of the fewest ranks."""
+    fewest = min(steps, key=lambda step: step.mesh.world_size)
+    alone = fewest.samples_per_s / fewest.mesh.world_size
+    return [step.samples_per_s / step.mesh.world_size / alone for step in steps]
+
+
+def _scaling_table(steps: Sequence[MeshStep]) -> Table:
+    table = plain_table("steps", SCALING_HEADS[:SCALING_WORDS], SCALING_HEADS[SCALING_WORDS:])
+    for row in scaling_rows(steps):
+        add_row(table, *row)
+    return table
+
+
+def mesh_csv_rows(steps: Sequence[MeshStep]) -> list[dict[str, object]]:
+    """One flat row for each step; times by axis have a column each."""
+    rows = []
+    for step, efficiency in zip(steps, _efficiencies(steps), strict=True):
+        fields = mesh_record(step).model_dump(exclude={"name", "mesh", "axes", "each_rank", "backed_by"})
+        waited = {f"predicted_waited_{axis}_s": seconds for axis, seconds in fields.pop("predicted_waited_s").items()}
+        rows.append({"mesh": str(step.mesh), **fields, "predicted_efficiency": efficiency, **waited})
+    return rows
+
+
+def mesh_plot(steps: Sequence[MeshStep]) -> str:
+    """Samples/s over ranks as an SVG: a curve for each way to sync, from the steps without sync on, and a straight line
+    through the fewest ranks."""
+    points: dict[str | None, list[tuple[float, float]]] = {}
+    for step in sorted(steps, key=lambda one: one.mesh.world_size):
+        points.setdefault(step.path, []).append((step.mesh.world_size, step.samples_per_s))
+    alone = points.pop(None, [])
+    curves = [Curve(f"sync by {path}", [*alone, *found]) for path, found in points.items()]
+    (count, speed), *_ = alone or min(points.values())
+    counts = sorted({step.mesh.world_size for step in steps})
+    curves.append(Curve("linear", [(ranks, ranks / count * speed) for ranks in counts], is_bound=True))
+    return log_chart(
+        Chart(
+            title=f"{steps[0].program.name}, each rank on {steps[0].budget.where}: predicted, not measured",
+            x_title="ranks",
+            y_title="samples per second",
+            x_words=lambda ranks: f"{ranks:.0f}",
+            y_words=format_rate,
+            curves=curves,
+        )
+    )

@@ -242,35 +242,36 @@ def scaling_plot(title: str, records: Sequence[ScalingRecord]) -> str:
     )
 
 
-_MOST_SHOWN = 4
+MOST_SHOWN = 4
 """The most replicas in a trace. All do the same at the same time."""
 
 _NS_PER_S = 1e9
-_SHOWN = {Track.HOST: Shown.HOST, Track.SECTIONS: Shown.SECTIONS, Track.LINKS: Shown.COLLECTIVES}
+SHOWN_TRACKS = {Track.HOST: Shown.HOST, Track.SECTIONS: Shown.SECTIONS, Track.LINKS: Shown.COLLECTIVES}
 
 
 def predicted_trace(scaled: ScaledStep, name: str) -> str:
-    placement, budget = scaled.placement, scaled.step.budget
-    shown = min(placement.replicas, _MOST_SHOWN)
+    placement = scaled.placement
+    shown = min(placement.replicas, MOST_SHOWN)
     spans = list(_trace_spans(scaled))
     processes = [
         TraceProcess(at.replica, f"replica {at.replica} of {placement.replicas}, {at}, predicted", spans)
         for at in placement.locations()[:shown]
     ]
-    fit = load_calibration().fit
-    facts: Mapping[str, object] = {
+    facts = predicted_facts(name, scaled, scaled.predicted_s)
+    return trace_json(processes, {**facts, "replicas": placement.replicas, "replicas_shown": shown})
+
+
+def predicted_facts(name: str, scaled: ScaledStep, predicted_s: float) -> Mapping[str, object]:
+    return {
         "kind": "predicted",
         "by": f"sambasim {__version__}",
         "pef": name,
         "pef_digest": None,
-        "device": f"{budget.where}: predicted, never measured here",
-        "calibrated_on": fit.rows,
-        "replicas": placement.replicas,
-        "replicas_shown": shown,
+        "device": f"{scaled.step.budget.where}: predicted, never measured here",
+        "calibrated_on": load_calibration().fit.rows,
         "sync": "none" if scaled.path is None else f"{scaled.path}: {scaled.way}",
-        "predicted_s": scaled.predicted_s,
+        "predicted_s": predicted_s,
     }
-    return trace_json(processes, facts)
 
 
 def _trace_spans(scaled: ScaledStep) -> Iterator[TraceSpan]:
@@ -288,8 +289,8 @@ def _trace_spans(scaled: ScaledStep) -> Iterator[TraceSpan]:
             args["bound"] = section.price.bound
         # Kind and name, as in a measured trace.
         title = span.name if span.track is Track.HOST else f"{span.kind} {span.name}"
-        yield TraceSpan(_SHOWN[span.track], title, _ns(span.start_s), _ns(span.stop_s), args)
+        yield TraceSpan(SHOWN_TRACKS[span.track], title, nanoseconds(span.start_s), nanoseconds(span.stop_s), args)
 
 
-def _ns(time_s: float) -> int:
+def nanoseconds(time_s: float) -> int:
     return round(time_s * _NS_PER_S)

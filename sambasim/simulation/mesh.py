@@ -141,8 +141,12 @@ class MeshStep:
         return self.micro_steps * self.pass_s
 
     @property
+    def _after_s(self) -> float:
+        return max(one.after_s for one in self.ranks)
+
+    @property
     def predicted_s(self) -> float:
-        return self.passes_s + max(one.after_s for one in self.ranks)
+        return self.passes_s + self._after_s
 
     def times_of(self, position: int) -> RankTimes:
         """Of the rank at `position` along pp."""
@@ -158,7 +162,7 @@ class MeshStep:
             messages={axis: traffic * self.micro_steps for axis, traffic in messages.items()},
             idle_s=self.micro_steps * max(0.0, self.pass_s - sum(cost.predicted_s for cost in costs)),
             update_s=rank.update_s,
-            exposed_sync_s=self.predicted_s - self.passes_s - rank.update_s,
+            exposed_sync_s=self._after_s - rank.update_s,
         )
 
     @cached_property

@@ -40,7 +40,8 @@ class Span:
 @dataclass(frozen=True)
 class ScaledStep:
     """The step of each replica of `placement`. `path` is None if nothing is synced; `exposed_sync_s` is the part of
-    `sync_s` in which sections wait; `way` says how gradients are sent, and `received_bytes` how much a replica receives of them and of parameters."""
+    `sync_s` in which sections wait; `way` says how gradients are sent; `received_bytes` is what a replica receives of
+    them and of parameters."""
 
     step: PredictedStep
     placement: Placement

@@ -32,7 +32,7 @@ class SyncPath(StrEnum):
 
 
 class Wire(StrEnum):
-    """A link of a cluster, as its fields name it: between RDUs of a node, between an RDU and its host, between nodes."""
+    """A link of a cluster, as its fields name it: between RDUs, between an RDU and its host, between nodes."""
 
     PEER = "peer_link"
     HOST = "host_link"

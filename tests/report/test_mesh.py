@@ -1,0 +1,159 @@
+"""The predicted step of a mesh as tables, JSON, CSV, a plot, a trace and a page: everywhere the same figures."""
+
+import csv
+import json
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+from sambasim.cli.main import sambasim
+from sambasim.hardware.budget import budget_of, load_calibration
+from sambasim.hardware.placement import Placement, place
+from sambasim.hardware.spec import load_cluster, load_device
+from sambasim.ir.schedule import Action
+from sambasim.pef import peek, read
+from sambasim.report.inspect import contents
+from sambasim.report.mesh_records import mesh_record
+from sambasim.report.mesh_trace import mesh_trace, title_of
+from sambasim.simulation.mesh import MeshStep, predict_mesh
+from sambasim.simulation.sync import SyncPath
+from tests.mpi.captures import in_stages
+from tests.support.trace_format import read_trace
+
+ON_CHIPS = ("parallel.n_chips=2", 'parallel.tensor_parallel="weight"')
+SEVERAL = ("parallel.data_parallel=true", "parallel.world_size=1")
+
+
+@pytest.fixture(scope="module")
+def pef(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two stages, each on two chips."""
+    return in_stages("char_gpt", tmp_path_factory.mktemp("mesh"), *ON_CHIPS, *SEVERAL)
+
+
+def predicted(
+    path: Path, replicas: int = 1, sync: SyncPath = SyncPath.RDU, micro_steps: int = 1, tiles: int | None = None
+) -> MeshStep:
+    device, calibration, program = load_device("sn30"), load_calibration(), read(path).program
+    placement = place(replicas * program.ranks_of_replica, device, tiles, load_cluster(device.cluster))
+    return predict_mesh(program, budget_of(device, calibration, tiles), calibration, placement, sync, micro_steps)
+
+
+def simulate(path: Path, *flags: str) -> str:
+    return CliRunner().invoke(sambasim, ["simulate", str(path), *flags], catch_exceptions=False).stdout
+
+
+@pytest.mark.parametrize(("replicas", "sync", "micro_steps"), [(1, "rdu", 1), (2, "rdu", 3), (2, "host", 1)])
+def test_a_trace_has_every_action_of_every_rank_and_is_as_long_as_the_step(
+    replicas: int, sync: SyncPath, micro_steps: int, pef: Path
+) -> None:
+    step = predicted(pef, replicas, SyncPath(sync), micro_steps)
+    trace = read_trace(mesh_trace(step))
+    assert trace.facts["predicted_s"] == step.predicted_s
+    assert "not validated" in trace.facts["backed_by"]
+    assert list(trace.processes.values()) == [
+        f"rank {rank} of {4 * replicas} ({step.mesh.place(rank)}) as node 0 RDU {rank}, predicted" for rank in range(4)
+    ]
+    assert max(one.stop_ns for one in trace.spans) == pytest.approx(step.predicted_s * 1e9, abs=2)
+    for rank in trace.processes:
+        position = step.mesh.coordinate(rank, "pp")
+        times = step.times_of(position)
+        spans = [one for one in trace.spans if one.process == rank]
+        actions = [one for one in spans if "action" in one.args]
+        row = step.schedule.rows[position]
+        assert [one.args["action"] for one in actions] == [str(action) for action in row] * micro_steps
+        assert [one.name for one in actions[: len(row)]] == [title_of(action) for action in row]
+        assert all(before.stop_ns <= after.start_ns for before, after in pairwise(actions))
+        lengths_ns: defaultdict[str, int] = defaultdict(int)
+        for one in spans:
+            lengths_ns[one.name] += one.stop_ns - one.start_ns
+        rounding_ns = len(spans)
+        assert lengths_ns["sections"] == pytest.approx(times.device_s * 1e9, abs=rounding_ns)
+        assert lengths_ns["host"] == pytest.approx(times.host_s * 1e9, abs=rounding_ns)
+        for axis in ("pp", "tp"):
+            seconds = times.messages[axis].predicted_s
+            assert lengths_ns[f"messages along {axis}"] == pytest.approx(seconds * 1e9, abs=rounding_ns)
+            received = [one.args["peer_link_bytes"] for one in spans if one.name == f"messages along {axis}"]
+            assert sum(received) == sum(times.messages[axis].received_bytes.values()) > 0
+        of_update = sum(one.stop_ns - one.start_ns for one in spans if one.args.get("kind") in ("GRADNORM", "OPT"))
+        assert of_update == pytest.approx(times.update_s * 1e9, abs=rounding_ns)
+        synced = sum(one.stop_ns - one.start_ns for one in spans if one.args.get("kind") in ("REDUCE", "GATHER"))
+        assert synced == pytest.approx(step.ranks[position].scaled.sync_s * 1e9, abs=rounding_ns)
+        assert (synced > 0) == (replicas > 1)
+
+
+def test_no_action_of_a_trace_begins_before_what_it_needs_has_ended(pef: Path) -> None:
+    step = predicted(pef)
+    ends_ns, starts_ns = {}, {}
+    for one in read_trace(mesh_trace(step)).spans:
+        if "action" in one.args and step.mesh.coordinate(one.process, "tp") == 0:
+            starts_ns[one.args["action"]], ends_ns[one.args["action"]] = one.start_ns, one.stop_ns
+    actions: list[Action] = [action for row in step.schedule.rows for action in row]
+    assert len(actions) == len(ends_ns)
+    for action in actions:
+        assert all(ends_ns[str(need)] <= starts_ns[str(action)] for need in step.schedule.needs(action))
+
+
+def test_ranks_are_where_a_run_places_them_and_hold_what_inspect_says(pef: Path) -> None:
+    record = mesh_record(predicted(pef, replicas=2, tiles=4))
+    assert [(one.rank, one.rdu, one.first_tile, one.tiles) for one in record.each_rank] == [
+        *((0, 0, 0, 4), (1, 0, 4, 4), (2, 1, 0, 4), (3, 1, 4, 4))
+    ]
+    assert [one.coordinates for one in record.each_rank][2] == {"dp": 0, "pp": 1, "tp": 0}
+    assert [one.stages for one in record.each_rank] == [(0,), (0,), (1,), (1,)]
+    for one in record.each_rank:
+        shares = (one.predicted_busy_share, one.predicted_messages_share, one.predicted_idle_share)
+        assert sum(shares) == pytest.approx(1)
+        assert min(shares) > 0
+    idle = [one.predicted_idle_share for one in record.each_rank]
+    assert sum(idle) / len(idle) == pytest.approx(record.predicted_idle_share)
+    stages = contents(pef, peek(pef), read(pef)).stages
+    for stage, one in zip(stages, record.each_rank[::2], strict=True):
+        assert one.parameter_bytes == stage.parameter_bytes
+        assert one.gradient_bytes + one.state_bytes == stage.training_bytes
+
+
+def test_bytes_go_over_the_link_between_the_ranks(pef: Path) -> None:
+    """With two RDUs a node, the chips of a stage share a node, and the stages do not."""
+    device, calibration, program = load_device("sn30"), load_calibration(), read(pef).program
+    cluster = load_cluster(device.cluster).model_copy(update={"rdus_per_node": 2})
+    budget = budget_of(device, calibration, None)
+    apart = predict_mesh(program, budget, calibration, Placement(cluster, 8, None, 1), SyncPath.RDU)
+    links = {one.axis: set(one.received_bytes) for one in mesh_record(apart).axes}
+    assert links == {"dp": {"network_link"}, "pp": {"network_link"}, "tp": {"peer_link"}}
+    together = {one.axis: one for one in mesh_record(predicted(pef, 2)).axes}
+    assert {link for one in together.values() for link in one.received_bytes} == {"peer_link"}
+    for one in mesh_record(apart).axes:
+        assert sum(one.received_bytes.values()) == sum(together[one.axis].received_bytes.values())
+    by_host = {one.axis: one.received_bytes for one in mesh_record(predicted(pef, 2, SyncPath.HOST)).axes}
+    gradients = 2 * sum(group.numel for group in program.groups)
+    assert by_host["dp"] == {"host_link": 2 * 2 * gradients}, "two chips hold them, to the host and back, in bf16"
+    # Each rank receives half of the gradients and half of the parameters.
+    assert together["dp"].received_bytes == {"peer_link": 2 * gradients}
+
+
+def test_simulate_writes_rows_a_plot_and_a_trace(pef: Path, tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("rows.csv", "rows.svg", "trace.json")]
+    flags = [
+        word for flag, file in zip(("--csv", "--plot", "--trace"), files, strict=True) for word in (flag, str(file))
+    ]
+    printed = simulate(pef, "--replicas", "1,2", *flags)
+    lines = [json.loads(line) for line in simulate(pef, "--replicas", "1,2", "--json").splitlines()]
+    with files[0].open(encoding="utf-8", newline="") as text:
+        rows = list(csv.DictReader(text))
+    assert [(row["ranks"], row["sync"]) for row in rows] == [("4", ""), ("8", "host"), ("8", "rdu")]
+    for row, line in zip(rows, lines, strict=True):
+        assert float(row["predicted_s"]) == line["predicted_s"]
+        assert float(row["predicted_waited_tp_s"]) == line["predicted_waited_s"]["tp"]
+    assert float(rows[0]["predicted_efficiency"]) == 1
+    drawn = "".join(ElementTree.fromstring(files[1].read_text(encoding="utf-8")).itertext())
+    assert all(
+        words in drawn for words in ("predicted, not measured", "sync by host", "sync by rdu", "linear", "ranks")
+    )
+    assert read_trace(files[2].read_text(encoding="utf-8")).facts["predicted_s"] == lines[2]["predicted_s"]
+    assert "pp 1, tp 1" in printed
+    assert "node 0 RDU 3" in printed
+    assert "not validated" in printed
