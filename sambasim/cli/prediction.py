@@ -11,15 +11,15 @@ from sambasim.cli.terminal import phases
 from sambasim.costs.cut import Level
 from sambasim.errors import OptionError, PefError
 from sambasim.hardware.budget import budget_of, load_calibration
-from sambasim.hardware.placement import place
-from sambasim.hardware.spec import ALIASES, arch_of, load_cluster, load_device
+from sambasim.hardware.spec import ALIASES, DeviceSpec, arch_of, load_cluster, load_device
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.options.flags import LARGEST_COUNT, MOST_MICRO_STEPS
 from sambasim.pef import PefDocument, locate, peek, read
 from sambasim.pef.archive import COMPILE_AGAIN
-from sambasim.simulation.mesh import MeshStep, predict_mesh
-from sambasim.simulation.prediction import Prediction, predict
+from sambasim.simulation.mesh import MeshStep, mesh_step
+from sambasim.simulation.prediction import Prediction, placements, predict
+from sambasim.simulation.ranks import price_ranks
 from sambasim.simulation.sync import SyncPath
 
 
@@ -72,10 +72,10 @@ def predictions(question: Question, *, quiet: bool) -> list[Prediction]:
         ]
 
 
-def mesh_predictions(question: Question, ways: Sequence[SyncPath]) -> list[MeshStep] | None:
-    """For each number of replicas, a step of a PEF whose replicas have several ranks, by each path if there is
-    something to sync; None for any other subject. Raises OptionError for what is not as compiled, and for replicas that
-    do not fit on the cluster."""
+def mesh_predictions(question: Question, ways: Sequence[SyncPath]) -> tuple[DeviceSpec, list[MeshStep]] | None:
+    """The device, and for each number of replicas the step of a PEF whose replicas have several ranks, by each path if
+    there is something to sync; None for any other subject. Raises OptionError for what is not as compiled, and for
+    replicas that do not fit on the cluster."""
     if is_model(question.subject) or question.subject.endswith(".py"):
         return None
     if peek(locate(question.subject, question.output_folder)).ranks_of_replica == 1:
@@ -96,17 +96,14 @@ def mesh_predictions(question: Question, ways: Sequence[SyncPath]) -> list[MeshS
         what = f"the PEF {program.name} has one replica: it has no REDUCE and GATHER sections"
         raise OptionError(what, remedy="compile it with --data-parallel, or leave out --replicas")
     with _pef_errors(question.subject):
-        return [
-            predict_mesh(
-                program,
-                budget,
-                calibration,
-                place(replicas * program.ranks_of_replica, device, tiles, cluster),
-                path,
-                subject.micro_steps,
-            )
-            for replicas in question.replicas
-            for path in (ways if replicas * program.chips > 1 else ways[:1])
+        places = placements(
+            device, tiles, cluster, question.replicas if several else (1,), ranks=program.ranks_of_replica
+        )
+        priced = price_ranks(program, budget, calibration)
+        return device, [
+            mesh_step(program, priced, placement, path, subject.micro_steps)
+            for placement in places
+            for path in (ways if placement.replicas * program.chips > program.ranks_of_replica else ways[:1])
         ]
 
 

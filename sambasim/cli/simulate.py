@@ -112,7 +112,7 @@ def simulate_command(
     ways = paths(sync)
     meshes = mesh_predictions(question, ways)
     if meshes is not None:
-        _show_meshes(meshes, as_json=as_json, csv_file=csv_file, plot=plot, trace=trace)
+        _show_meshes(meshes[1], as_json=as_json, csv_file=csv_file, plot=plot, trace=trace)
         return
     found = predictions(question, quiet=as_json)
     rows = [row for facts in found for row in scaling_records(facts, ways)]

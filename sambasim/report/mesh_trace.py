@@ -8,7 +8,8 @@ from sambasim.ir.schedule import Action
 from sambasim.records.trace import TraceProcess, TraceSpan, Track, trace_json
 from sambasim.report.mesh_records import NOTE
 from sambasim.report.simulation import MOST_SHOWN, SHOWN_TRACKS, nanoseconds, predicted_facts
-from sambasim.simulation.mesh import Cost, MeshStep
+from sambasim.simulation.mesh import MeshStep
+from sambasim.simulation.ranks import Cost
 
 
 def mesh_trace(step: MeshStep) -> str:

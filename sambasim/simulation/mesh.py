@@ -6,88 +6,24 @@ such steps of RDUs.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
-from sambasim.costs.fit import check_chip
-from sambasim.costs.work import work_of
-from sambasim.errors import InternalError
 from sambasim.hardware.budget import Budget, Calibration
 from sambasim.hardware.placement import Placement
-from sambasim.ir.dataflow import spans_of_actions
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Mesh, copy_mesh, mesh_of
 from sambasim.ir.program import Program
-from sambasim.ir.schedule import Action, ActionKind, Schedule, make, timeline
-from sambasim.ir.schedule import Span as TimedAction
-from sambasim.ir.stages import of_rank
-from sambasim.ir.types import SymbolKind
-from sambasim.simulation.messages import Traffic, copies_of, traffic_of
-from sambasim.simulation.scaling import ScaledStep, Span, Track, scale
-from sambasim.simulation.step import MODEL_KINDS, PredictedStep, check_predictable, pieces_as_compiled, price_pieces
+from sambasim.ir.schedule import Action, Schedule, Span, make, timeline
+from sambasim.simulation.messages import Traffic
+from sambasim.simulation.ranks import Cost, PricedRank, RankStep, price_ranks, rank_step
+from sambasim.simulation.step import MODEL_KINDS
 from sambasim.simulation.sync import SyncPath
 
 
 def has_several_ranks(program: Program) -> bool:
     """Whether one copy of the model has several ranks; chips that share a batch have whole copies."""
     return copy_mesh(program.mesh).world_size > 1
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """The seconds of an action: on the device, on the host, and in messages by mesh axis."""
-
-    device_s: float
-    host_s: float
-    messages: Mapping[str, Traffic]
-
-    @property
-    def predicted_s(self) -> float:
-        return self.device_s + self.host_s + sum(one.predicted_s for one in self.messages.values())
-
-
-@dataclass(frozen=True, slots=True)
-class RankStep:
-    """One rank along pp: its part of the program, what it runs for one micro-batch, the cost of each of its actions by
-    kind and stage, and, in `scaled`, what follows the last micro-batch. `copies` are of tied parameters, by symbol."""
-
-    program: Program
-    alone: PredictedStep
-    costs: Mapping[tuple[ActionKind, int], Cost]
-    scaled: ScaledStep
-    copies: Mapping[str, Traffic]
-
-    @property
-    def update_s(self) -> float:
-        """With copies."""
-        sections = [one.price.predicted_s for one in self.scaled.step.sections if one.kind not in MODEL_KINDS]
-        return sum(sections) + sum(one.predicted_s for one in self.copies.values())
-
-    @property
-    def after_s(self) -> float:
-        """Update, and sync that does not overlap with the backward."""
-        return self.update_s + self.scaled.exposed_sync_s
-
-    def spans_after(self, end_s: float) -> list[Span]:
-        """Update and sync, if the last pass ends at `end_s`; sync that overlaps with it begins before. Gradients are
-        copied before the update, and parameters when all is done."""
-        backward_s = max(span.stop_s for span in self.scaled.spans if span.kind in MODEL_KINDS)
-        spans = self._copied(SectionKind.REDUCE, SymbolKind.GRADIENT, end_s)
-        copied_s = sum(span.predicted_s for span in spans)
-        for span in self.scaled.spans:
-            if span.kind not in MODEL_KINDS and span.track is not Track.HOST:
-                later_s = end_s - backward_s + (copied_s if span.start_s >= backward_s else 0.0)
-                spans.append(replace(span, start_s=span.start_s + later_s, stop_s=span.stop_s + later_s))
-        ended_s = max((span.stop_s for span in spans), default=end_s)
-        return spans + self._copied(SectionKind.GATHER, SymbolKind.PARAMETER, ended_s)
-
-    def _copied(self, kind: SectionKind, of: SymbolKind, start_s: float) -> list[Span]:
-        spans = []
-        for name, traffic in self.copies.items():
-            if self.program.symbols[name].kind is of:
-                spans.append(Span(Track.LINKS, kind, f"copy of {name}", start_s, start_s + traffic.predicted_s))
-                start_s += traffic.predicted_s
-        return spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +51,6 @@ class MeshStep:
 
     program: Program
     mesh: Mesh
-    budget: Budget
     placement: Placement
     schedule: Schedule
     ranks: tuple[RankStep, ...]
@@ -123,11 +58,15 @@ class MeshStep:
     path: SyncPath | None
     """None if there is nothing to sync."""
 
+    @property
+    def budget(self) -> Budget:
+        return self.ranks[0].alone.budget
+
     def cost(self, action: Action) -> Cost:
         return self.ranks[self.schedule.rank_of(action.stage)].costs[action.kind, action.stage]
 
     @cached_property
-    def timeline(self) -> Sequence[Sequence[TimedAction]]:
+    def timeline(self) -> Sequence[Sequence[Span]]:
         """The actions of one micro-step, by rank along pp."""
         return timeline(self.schedule, lambda action: self.cost(action).predicted_s)
 
@@ -218,6 +157,18 @@ class MeshStep:
         return runs * sum(times)
 
 
+def mesh_step(
+    program: Program, priced: Sequence[PricedRank], placement: Placement, path: SyncPath, micro_steps: int = 1
+) -> MeshStep:
+    """The step of `program` on `placement`, which has a place for each rank."""
+    mesh = mesh_of(program.mesh, placement.replicas)
+    schedule = program.schedule or make("gpipe", 1, 1)
+    first = mesh.group(0, PIPELINE)
+    ranks = tuple(rank_step(one, placement, path, mesh, rank) for one, rank in zip(priced, first, strict=True))
+    syncs = mesh.size(DATA_PARALLEL) > 1
+    return MeshStep(program, mesh, placement, schedule, ranks, micro_steps, path if syncs else None)
+
+
 def predict_mesh(
     program: Program,
     budget: Budget,
@@ -226,57 +177,5 @@ def predict_mesh(
     path: SyncPath,
     micro_steps: int = 1,
 ) -> MeshStep:
-    """The step of `program` on `placement`, which has a place for each rank. Raises MachineError if a rank does not
-    fit, PefError for invalid arguments."""
-    check_predictable(program)
-    mesh = mesh_of(program.mesh, placement.replicas)
-    schedule = program.schedule or make("gpipe", 1, 1)
-    ranks = tuple(
-        _rank_step(of_rank(program, rank), budget, calibration, placement, path, mesh, rank)
-        for rank in range(mesh.size(PIPELINE))
-    )
-    syncs = mesh.size(DATA_PARALLEL) > 1
-    return MeshStep(program, mesh, budget, placement, schedule, ranks, micro_steps, path if syncs else None)
-
-
-def _rank_step(
-    program: Program,
-    budget: Budget,
-    calibration: Calibration,
-    placement: Placement,
-    path: SyncPath,
-    mesh: Mesh,
-    position: int,
-) -> RankStep:
-    graph = program.training
-    if graph is None:
-        raise InternalError("a mesh without a training step")
-    model = [section for section in graph.sections if section.kind in MODEL_KINDS]
-    work = work_of(graph, program.symbols)
-    check_chip(graph, work, budget)
-    pieces = pieces_as_compiled(graph, work)
-    alone = price_pieces(program, work, pieces, budget, calibration, program.batch_size, 1)
-    rank = mesh.group(0, PIPELINE)[position]
-    scaled = scale(program, alone, _part(placement, mesh.group(rank, DATA_PARALLEL)), path)
-    copies = copies_of(graph, program, placement, mesh, rank)
-    costs = {}
-    for (kind, stage), (start, stop) in spans_of_actions(model).items():
-        messages = traffic_of(model[start:stop], graph, program, placement, mesh, rank)
-        device_s = sum(one.price.predicted_s for one in alone.sections[start:stop])
-        sent_s = alone.sent_s if kind is ActionKind.FORWARD else 0.0
-        costs[kind, stage] = Cost(device_s, (stop - start) * alone.start_s + sent_s, messages)
-    return RankStep(program, alone, _complete(costs), scaled, copies)
-
-
-def _complete(costs: Mapping[tuple[ActionKind, int], Cost]) -> Mapping[tuple[ActionKind, int], Cost]:
-    """`costs`, with nothing for kinds of actions that no section belongs to."""
-    stages = {stage for _, stage in costs}
-    return {(kind, stage): Cost(0.0, 0.0, {}) for kind in ActionKind for stage in stages} | dict(costs)
-
-
-def _part(placement: Placement, ranks: Sequence[int]) -> Placement:
-    """The placement of some ranks."""
-    if placement.node_of is None and len(ranks) == placement.replicas:
-        return placement
-    locations = placement.locations()
-    return replace(placement, replicas=len(ranks), node_of=tuple(locations[rank].node for rank in ranks))
+    """As `price_ranks` and `mesh_step`."""
+    return mesh_step(program, price_ranks(program, budget, calibration), placement, path, micro_steps)

@@ -50,19 +50,20 @@ def predict(
 ) -> Prediction:
     """Predict a step. Raises OptionError for `replicas` that do not fit on `cluster`, and as `predict_step` does."""
     calibration = load_calibration()
-    placements = _placements(device, tiles, cluster, replicas)
+    places = placements(device, tiles, cluster, replicas)
     alone = predict_step(program, budget_of(device, calibration, tiles), level, calibration, batch_size, micro_steps)
-    scaled = {path: tuple(scale(program, alone, one, path) for one in placements) for path in SyncPath}
+    scaled = {path: tuple(scale(program, alone, one, path) for one in places) for path in SyncPath}
     return Prediction(program, device, tiles, level, cluster, alone, scaled)
 
 
-def _placements(
-    device: DeviceSpec, tiles: int | None, cluster: ClusterSpec, replicas: Sequence[int] | None
+def placements(
+    device: DeviceSpec, tiles: int | None, cluster: ClusterSpec, replicas: Sequence[int] | None, ranks: int = 1
 ) -> list[Placement]:
+    """Places for replicas of so many `ranks`. Raises OptionError for `replicas` that do not fit on `cluster`."""
     found: list[Placement] = []
     for count in replicas or REPLICAS:
         try:
-            found.append(place(count, device, tiles, cluster))
+            found.append(place(count * ranks, device, tiles, cluster))
         except OptionError:
             if replicas or not found:
                 raise
