@@ -125,14 +125,23 @@ def _check_not_input(given: Path | None, page: Path | None) -> None:
 def _predicted(
     question: "Question", pef: Path | None, run: Path | None, page: Path | None, tables: Path | None
 ) -> dict[Path, str]:
-    from sambasim.cli.prediction import predictions
+    from sambasim.cli.prediction import mesh_predictions, predictions
+    from sambasim.errors import OptionError
     from sambasim.pef import peek
-    from sambasim.report.page import predicted_page
+    from sambasim.report.page import mesh_page, predicted_page
     from sambasim.report.sambatune import section_report_csv, summary_json
     from sambasim.simulation.sync import SyncPath
 
     digest = None if pef is None else peek(pef).digest
     records = None if run is None or digest is None else (_records_of(run, digest), run.name)
+    meshes = mesh_predictions(question, tuple(SyncPath))
+    if meshes is not None and digest is not None:
+        if page is None or tables is not None:
+            raise OptionError(
+                f"--tables is for replicas of one rank, and those of {question.subject} have several",
+                remedy=f"sambasim report {question.subject} --html FILE.html, or sambasim simulate --csv FILE.csv",
+            )
+        return {page: mesh_page(*meshes, digest, records)}
     (prediction,) = predictions(question, quiet=False)
     texts: dict[Path, str] = {}
     if page is not None:

@@ -36,10 +36,10 @@ def mesh_report(steps: Sequence[MeshStep]) -> list[RenderableType]:
     for rank, one in enumerate(first.ranks):
         times = [format_seconds(_seconds(first, rank, kind)) for kind in kinds]
         add_row(stages, str(rank), str(len(one.alone.sections)), *times, format_seconds(one.update_s))
-    ranks = plain_table("ranks of a replica", RANK_HEADS[:_RANK_WORDS], RANK_HEADS[_RANK_WORDS:])
+    ranks = plain_table("ranks of a replica", *RANK_COLUMNS)
     for row in rank_rows(record):
         add_row(ranks, *row)
-    axes = plain_table("a step, by axis", AXIS_HEADS[:_AXIS_WORDS], AXIS_HEADS[_AXIS_WORDS:])
+    axes = plain_table("a step, by axis", *AXIS_COLUMNS)
     for row in axis_rows(record):
         add_row(axes, *row)
     return [Text("\n".join(lines)), stages, ranks, axes, _scaling_table(steps), Text(NOTE)]
@@ -51,11 +51,11 @@ def _of_schedule(record: MeshRecord) -> list[str]:
     return [f"  {record.schedule}: the ranks are idle for {record.predicted_idle_share:.1%} of their time in passes"]
 
 
-RANK_HEADS = (
-    *("rank", "mesh", "where", "stages"),
-    *("parameters", "gradients", "states", "memory", "busy", "messages", "idle"),
+RANK_COLUMNS = (
+    ("rank", "mesh", "where", "stages"),
+    ("parameters", "gradients", "states", "memory", "busy", "messages", "idle"),
 )
-_RANK_WORDS = 4
+"""Columns of words, and of numbers."""
 
 
 def rank_rows(record: MeshRecord) -> Iterator[tuple[str, ...]]:
@@ -69,8 +69,7 @@ def rank_rows(record: MeshRecord) -> Iterator[tuple[str, ...]]:
         )
 
 
-AXIS_HEADS = ("axis", "bytes, all ranks of a replica", "transfers of rank 0", "rank 0 waits")
-_AXIS_WORDS = 2
+AXIS_COLUMNS = (("axis", "bytes, all ranks of a replica"), ("transfers of rank 0", "rank 0 waits"))
 
 
 def axis_rows(record: MeshRecord) -> Iterator[tuple[str, ...]]:
@@ -92,8 +91,10 @@ def _seconds(step: MeshStep, rank: int, kind: ActionKind) -> float:
     return sum(step.ranks[rank].costs[kind, stage].predicted_s for stage in stages)
 
 
-SCALING_HEADS = ("mesh", "sync", "ranks", "nodes", "step", "samples/s", "efficiency", "sync waits", "hidden")
-SCALING_WORDS = 2
+SCALING_COLUMNS = (
+    ("mesh", "sync"),
+    ("ranks", "nodes", "step", "samples/s", "efficiency", "sync waits", "hidden"),
+)
 
 
 def scaling_rows(steps: Sequence[MeshStep]) -> Iterator[tuple[str, ...]]:
@@ -113,7 +114,7 @@ def _efficiencies(steps: Sequence[MeshStep]) -> list[float]:
 
 
 def _scaling_table(steps: Sequence[MeshStep]) -> Table:
-    table = plain_table("steps", SCALING_HEADS[:SCALING_WORDS], SCALING_HEADS[SCALING_WORDS:])
+    table = plain_table("steps", *SCALING_COLUMNS)
     for row in scaling_rows(steps):
         add_row(table, *row)
     return table

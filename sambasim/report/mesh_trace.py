@@ -41,8 +41,12 @@ def _spans(step: MeshStep, position: int) -> Iterator[TraceSpan]:
         yield TraceSpan(SHOWN_TRACKS[span.track], f"{span.kind} {span.name}", start_ns, stop_ns, {"kind": span.kind})
 
 
+def kind_of(action: Action) -> str:
+    return action.kind.name.lower().replace("_", " ")
+
+
 def title_of(action: Action) -> str:
-    return f"{action.kind.name.lower().replace('_', ' ')} {action.micro_batch}, stage {action.stage}"
+    return f"{kind_of(action)} {action.micro_batch}, stage {action.stage}"
 
 
 def _parts(cost: Cost, start_s: float, end_ns: int) -> Iterator[TraceSpan]:

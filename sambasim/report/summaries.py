@@ -156,13 +156,16 @@ def _received_bytes(own: Program, axis: str) -> int:
 _NOTHING = "-"
 
 
-def step_times(summary: SummaryRecord) -> list[RenderableType]:
-    """The mean step of a run: measured here, and in a separate column predicted for the device. Without a prediction,
-    the reason."""
+def step_heads(summary: SummaryRecord) -> tuple[str, ...]:
+    heads = ("what", "measured on this machine")
+    return heads if summary.predicted is None else (*heads, f"predicted for {summary.predicted.predicted_for}")
+
+
+def mean_step(summary: SummaryRecord) -> list[tuple[str, ...]]:
+    """Rows of the mean step of a run: measured here, and in a separate column predicted for the device, if it is."""
     steps, predicted = summary.steps, summary.predicted
     sync_s = summary.sync_share * summary.training_s
-    waited_s = sum(summary.waited_s.values())
-    update_s = max(0.0, summary.training_s - summary.model_s - sync_s - waited_s)
+    update_s = max(0.0, summary.training_s - summary.model_s - sync_s - sum(summary.waited_s.values()))
     measured: list[tuple[str, float | None]] = [
         ("whole step", summary.training_s),
         ("forward and backward", summary.model_s),
@@ -171,37 +174,49 @@ def step_times(summary: SummaryRecord) -> list[RenderableType]:
         ("update", update_s),
     ]
     if predicted is None:
-        table = plain_table("mean step", ["what"], ["measured on this machine"])
-        for name, seconds in measured:
-            if seconds:
-                add_row(table, name, format_seconds(seconds / steps))
-        add_row(table, "samples/s", format_rate(summary.samples_per_s))
-        return [table, printable(f"no predicted times: {summary.not_predicted}")]
-    rows = zip(
-        (*measured, ("host: sections, inputs, outputs", None), ("sync during the backward", summary.hidden_sync_s)),
-        (
-            predicted.predicted_step_s,
-            predicted.predicted_model_s,
-            *(predicted.predicted_waited_s.get(axis, 0.0) for axis in summary.waited_s),
-            predicted.predicted_sync_s,
-            predicted.predicted_update_s,
-            predicted.predicted_host_s,
-            predicted.predicted_hidden_sync_s,
-        ),
-        strict=True,
+        rows = [(name, format_seconds(seconds / steps)) for name, seconds in measured if seconds]
+        return [*rows, ("samples/s", format_rate(summary.samples_per_s))]
+    measured += [("host: sections, inputs, outputs", None), ("sync during the backward", summary.hidden_sync_s)]
+    seconds_of = (
+        predicted.predicted_step_s,
+        predicted.predicted_model_s,
+        *(predicted.predicted_waited_s.get(axis, 0.0) for axis in summary.waited_s),
+        predicted.predicted_sync_s,
+        predicted.predicted_update_s,
+        predicted.predicted_host_s,
+        predicted.predicted_hidden_sync_s,
     )
-    table = plain_table("mean step", ["what"], ["measured on this machine", f"predicted for {predicted.predicted_for}"])
-    for (name, measured_s), predicted_s in rows:
-        if measured_s or predicted_s:
-            text = _NOTHING if measured_s is None else format_seconds(measured_s / steps)
-            add_row(table, name, text, format_seconds(predicted_s))
-    add_row(table, "samples/s", format_rate(summary.samples_per_s), format_rate(predicted.predicted_samples_per_s))
-    lines = [f"predicted: {predicted.predicted_backed_by}"]
+    both = [
+        (name, _NOTHING if measured_s is None else format_seconds(measured_s / steps), format_seconds(predicted_s))
+        for (name, measured_s), predicted_s in zip(measured, seconds_of, strict=True)
+        if measured_s or predicted_s
+    ]
+    speeds = format_rate(summary.samples_per_s), format_rate(predicted.predicted_samples_per_s)
+    return [*both, ("samples/s", *speeds)]
+
+
+def notes_of_mean_step(summary: SummaryRecord, *, predicted: bool) -> list[str]:
+    """What to know of its measured figures, and with `predicted` of the others, or the reason why there are none."""
+    lines = []
     if summary.emulated:
-        lines.insert(0, f"measured: one process, which executed all {summary.world_size} replicas in turn")
+        lines.append(f"measured: one process, which executed all {summary.world_size} replicas in turn")
+    if not predicted:
+        return lines
+    if summary.predicted is None:
+        return [*lines, f"no predicted times: {summary.not_predicted}"]
+    lines.append(f"predicted: {summary.predicted.predicted_backed_by}")
     if summary.host_sync not in (None, "mpi"):
         lines.append(f"predicted for a host sync by MPI, not by {summary.host_sync}")
-    return [table, printable("\n".join(lines))]
+    return lines
+
+
+def step_times(summary: SummaryRecord) -> list[RenderableType]:
+    """The mean step of a run. Without a prediction, the reason."""
+    name, *columns = step_heads(summary)
+    table = plain_table("mean step", [name], columns)
+    for row in mean_step(summary):
+        add_row(table, *row)
+    return [table, printable("\n".join(notes_of_mean_step(summary, predicted=True)))]
 
 
 def collectives_report(record: CollectivesRecord) -> RenderableType:

@@ -199,7 +199,7 @@ def predicted_mesh_record(step: MeshStep, inventory: Inventory) -> PredictedReco
         predicted_sync_s=step.exposed_sync_s,
         predicted_hidden_sync_s=step.hidden_sync_s,
         predicted_by_kind_s={kind: seconds for kind, seconds in by_kind_s.items() if seconds},
-        predicted_sync="none" if step.mesh.size(DATA_PARALLEL) == 1 else "host",
+        predicted_sync="none" if step.path is None else "device" if step.path is SyncPath.RDU else "host",
         predicted_backed_by=f"{backing_of(inventory.device, step.placement.replicas)}; nor a message within a replica",
     )
 

@@ -11,17 +11,22 @@ import pytest
 from click.testing import CliRunner
 
 from sambasim.cli.main import sambasim
+from sambasim.errors import OptionError
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.placement import Placement, place
 from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.ir.schedule import Action
 from sambasim.pef import peek, read
+from sambasim.records.metrics import read_run
 from sambasim.report.inspect import contents
 from sambasim.report.mesh_records import mesh_record
 from sambasim.report.mesh_trace import mesh_trace, title_of
 from sambasim.simulation.mesh import MeshStep, predict_mesh
 from sambasim.simulation.sync import SyncPath
+from sambasim.units import format_bytes, format_seconds
+from tests.faults.command import sambasim as run_command
 from tests.mpi.captures import in_stages
+from tests.report.test_page import Page
 from tests.support.trace_format import read_trace
 
 ON_CHIPS = ("parallel.n_chips=2", 'parallel.tensor_parallel="weight"')
@@ -157,3 +162,106 @@ def test_simulate_writes_rows_a_plot_and_a_trace(pef: Path, tmp_path: Path) -> N
     assert "pp 1, tp 1" in printed
     assert "node 0 RDU 3" in printed
     assert "not validated" in printed
+
+
+@pytest.fixture(scope="module")
+def text(pef: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("page") / "page.html"
+    flags = ["--replicas", "1,2,4", "--html", str(file)]
+    assert CliRunner().invoke(sambasim, ["report", str(pef), *flags], catch_exceptions=False).exit_code == 0
+    return file.read_text(encoding="utf-8")
+
+
+def test_a_page_has_the_figures_of_simulate(pef: Path, text: str) -> None:
+    """It is about two replicas: as many as fit on the eight RDUs of a node."""
+    page = Page(text)
+    assert page.ids("section") == ["summary", "schedule", "ranks", "axes", "scaling", "grounds"]
+    cells = [word.strip() for word in page.words]
+    lines = [json.loads(line) for line in simulate(pef, "--replicas", "2", "--sync", "rdu", "--json").splitlines()]
+    (line,) = lines
+    assert line["mesh"] == {"dp": 2, "pp": 2, "tp": 2}
+    assert format_seconds(line["predicted_s"]) in cells
+    assert f"{line['predicted_idle_share']:.1%}" in cells
+    assert format_seconds(line["predicted_exposed_sync_s"]) in cells
+    for one in line["axes"]:
+        at = cells.index(one["axis"])
+        bytes_text = ", ".join(
+            f"{format_bytes(size)} by {name.replace('_', ' ')}" for name, size in one["received_bytes"].items()
+        )
+        times = [format_seconds(one[name]) for name in ("predicted_transfer_s", "predicted_waited_s")]
+        assert cells[at : at + 4] == [one["axis"], bytes_text, *times]
+    printed = simulate(pef, "--replicas", "2", "--sync", "rdu")
+    for one in line["each_rank"]:
+        at = cells.index(f"dp 0, pp {one['coordinates']['pp']}, tp {one['coordinates']['tp']}")
+        row = cells[at - 1 : at + 10]
+        sizes = [one[f"{what}_bytes"] for what in ("parameter", "gradient", "state", "needed")]
+        shares = [one[f"predicted_{what}_share"] for what in ("busy", "messages", "idle")]
+        assert row[4:] == [*map(format_bytes, sizes), *(f"{share:.1%}" for share in shares)]
+        (terminal,) = (words for words in printed.splitlines() if row[1] in words)
+        assert all(word in terminal for word in row)
+    assert page.words.count("predicted") >= 6
+    assert "not validated" in text
+
+
+def test_the_picture_is_the_schedule(pef: Path, text: str) -> None:
+    step = predicted(pef, replicas=2)
+    figures = Page(text).data["figures"]
+    assert isinstance(figures, dict)
+    traces = {one["name"]: one for one in figures["schedule-figure"]["data"]}
+    messages = {"messages along pp", "messages along tp"}
+    assert traces.keys() == {"forward", "backward", *messages, "GRADNORM", "OPT", "REDUCE", "GATHER"}
+    ends_s = [start + length for one in traces.values() for start, length in zip(one["base"], one["x"], strict=True)]
+    assert max(ends_s) == pytest.approx(step.predicted_s, rel=1e-6)
+    for position, name in enumerate(("ranks 0-1", "ranks 2-3")):
+        cells = {
+            (base, text)
+            for kind in ("forward", "backward")
+            for row, base, text in zip(*(traces[kind][key] for key in ("y", "base", "text")), strict=True)
+            if row == name
+        }
+        in_order = [text for _, text in sorted(cells)]
+        assert in_order == [f"{action.kind}{action.micro_batch}" for action in step.schedule.rows[position]]
+        times = step.times_of(position)
+        of_kinds: defaultdict[str, float] = defaultdict(float)
+        for kind, one in traces.items():
+            of_kinds[kind] += sum(x for row, x in zip(one["y"], one["x"], strict=True) if row == name)
+        assert of_kinds["messages along tp"] == pytest.approx(times.messages["tp"].predicted_s, rel=1e-5)
+        assert of_kinds["GRADNORM"] + of_kinds["OPT"] == pytest.approx(times.update_s, rel=1e-5)
+
+
+def test_a_page_of_a_mesh_asks_nobody(text: str) -> None:
+    page = Page(text)
+    asked = [value for _, attributes in page.elements for key, value in attributes.items() if key in ("src", "href")]
+    assert asked
+    assert all(value is not None and value.startswith("#") for value in asked)
+    assert not {"link", "iframe", "img", "object", "embed", "base"} & {name for name, _ in page.elements}
+    policy = next(a["content"] for name, a in page.elements if name == "meta" and "http-equiv" in a)
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; ")
+
+
+def test_what_a_run_waited_stands_beside_what_was_predicted(pef: Path, tmp_path: Path) -> None:
+    metrics, file = tmp_path / "run.jsonl", tmp_path / "page.html"
+    command = ["run", "--pef", str(pef), "--steps", "2", "--threads", "1", "--metrics", str(metrics)]
+    assert run_command(command, tmp_path).exit_code == 0
+    summary = read_run(metrics).summary
+    assert summary is not None
+    assert summary.predicted is not None
+    for beside in (True, False):
+        subject = [str(pef), "--run", str(metrics)] if beside else [str(metrics)]
+        CliRunner().invoke(sambasim, ["report", *subject, "--html", str(file)], catch_exceptions=False)
+        cells = [word.strip() for word in Page(file.read_text(encoding="utf-8")).words]
+        for axis in ("pp", "tp"):
+            at = cells.index(f"waiting along {axis}")
+            row = [format_seconds(summary.waited_s[axis] / summary.steps)]
+            if beside:
+                row.append(format_seconds(summary.predicted.predicted_waited_s[axis]))
+            assert cells[at + 1 : at + 1 + len(row)] == row
+            assert ("predicted for 4 × SN30" in cells) == beside
+        assert "dp 1 × pp 2 × tp 2" in cells
+
+
+def test_tables_are_for_one_rank(pef: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(sambasim, ["report", str(pef), "--tables", str(tmp_path / "tables")])
+    assert isinstance(result.exception, OptionError)
+    assert "--tables is for replicas of one rank" in result.exception.what

@@ -24,7 +24,7 @@ from tests.pef.samples import inference_program, sample_program
 DIGEST = "0123456789abcdef" * 4
 MOST_BYTES = 6_000_000
 PREDICTED = ["summary", "timeline", "sections", "pipeline", "memory", "scaling", "operators", "grounds"]
-MEASURED = ["measured", "learning", "run-time", "run-summary"]
+MEASURED = ["measured", "learning", "run-time", "run-mean", "run-summary"]
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&lt;%{x}<a href='https://example.org'>\u202e$"
 
@@ -236,5 +236,5 @@ def test_a_forward_has_no_sync() -> None:
 
 def test_a_run_that_failed_has_no_summary() -> None:
     page = Page(measured_page(a_run(whole=False), "run.jsonl"))
-    assert page.ids("section") == MEASURED[:-1]
+    assert page.ids("section") == MEASURED[:-2]
     assert "The run has no summary" in "".join(page.words)

@@ -1,6 +1,7 @@
 """Predicted parts about one replica: key figures, memory over time, and the figures that the prediction uses."""
 
 from sambasim.hardware.budget import load_calibration
+from sambasim.hardware.spec import ClusterSpec, DeviceSpec
 from sambasim.ir.types import SymbolKind
 from sambasim.report.devices import figures_of, title_of, value_text
 from sambasim.report.page import ui
@@ -79,19 +80,19 @@ def _keys(prediction: Prediction) -> list[tuple[str, str, str]]:
     return found
 
 
-def grounds(prediction: Prediction) -> ui.Part:
+def grounds(device: DeviceSpec, cluster: ClusterSpec) -> ui.Part:
     numbers = [
         (title_of(name), value_text(name, parameter.value), parameter.meaning, parameter.source)
         for name, parameter in load_calibration().parameters().items()
     ]
     body: list[str] = []
-    for what, spec in (("Device", prediction.device), ("Cluster", prediction.cluster)):
+    for what, spec in (("Device", device), ("Cluster", cluster)):
         body.append(ui.element("h3", f"{what}: {spec.name}"))
         rows = [(title_of(name), value_text(name, value), source) for name, value, source in figures_of(spec)]
         body.append(ui.table(("figure", "value", "source"), rows, words=3, class_="sources"))
     body.append(ui.element("h3", "Calibration"))
     body.append(ui.table(("number", "value", "meaning", "source"), numbers, words=4, class_="sources"))
-    body.append(ui.element("p", backing_of(prediction.device)))
+    body.append(ui.element("p", backing_of(device)))
     return ui.Part(
         id="grounds",
         title="Figures behind the prediction",

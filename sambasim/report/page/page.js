@@ -308,7 +308,7 @@
     const place = byId(id);
     for (const trace of traces.filter(({ meta }) => meta in hovers)) {
       trace.hovertext = trace.customdata.map((number, at) => hovers[trace.meta](number, at, trace));
-      Object.assign(trace, { hoverinfo: "text" }, trace.type === "bar" ? { textposition: "none" } : {});
+      Object.assign(trace, { hoverinfo: "text" }, trace.type === "bar" && !trace.text ? { textposition: "none" } : {});
     }
     Plotly.newPlot(place, traces, layout, config(layout));
     place.on("plotly_click", ({ points }) => {

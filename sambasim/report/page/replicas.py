@@ -11,8 +11,6 @@ from sambasim.units import format_seconds, plain_rate
 
 WAYS: Mapping[SyncPath, str] = {SyncPath.RDU: "sync by RDUs", SyncPath.HOST: "sync by hosts"}
 _ROW_PX, _FRAME_PX = 38, 96
-_MOST_SPANS = 5000
-"""Spans of a step that are drawn; a page with more is slow to open."""
 
 
 def timeline(prediction: Prediction) -> ui.Part:
@@ -29,8 +27,8 @@ def timeline(prediction: Prediction) -> ui.Part:
             "sections cost no time; sections wait for the others. Drag to zoom, double-click to zoom out; a click on a "
             "section shows its operators."
         )
-    if any(len(step.spans) > _MOST_SPANS for step in steps):
-        lead += f" Only the last {_MOST_SPANS:,} spans are drawn; earlier micro-steps look the same."
+    if any(len(step.spans) > ui.MOST_SPANS for step in steps):
+        lead += f" Only the last {ui.MOST_SPANS:,} spans are drawn; earlier micro-steps look the same."
     rows = [_track_name(step, track) for step in steps for track in _busy_tracks(step)]
     height = _ROW_PX * len(rows) + _FRAME_PX
     last_s = max(step.predicted_s for step in steps)
@@ -73,26 +71,20 @@ def _divider(tracks: int) -> list[dict[str, object]]:
 
 def _timeline_traces(steps: Sequence[ScaledStep]) -> list[ui.Trace]:
     # Of a step with thousands of equal micro-steps, the last spans.
-    placed = [(step, span) for step in steps for span in step.spans[-_MOST_SPANS:]]
+    placed = [
+        ui.Bar(
+            span.kind,
+            _track_name(step, span.track),
+            span.start_s,
+            span.predicted_s,
+            ui.visible(span.name) if span.section is None else span.section,
+        )
+        for step in steps
+        for span in step.spans[-ui.MOST_SPANS :]
+    ]
     line, _ = ui.bars(len(placed) // len(steps), gap=0.0)
-    traces: list[ui.Trace] = []
-    for kind, colour in ui.KINDS.items():
-        mine = [(step, span) for step, span in placed if span.kind == kind]
-        if mine:
-            traces.append(
-                {
-                    "type": "bar",
-                    "orientation": "h",
-                    "name": kind,
-                    "y": [_track_name(step, span.track) for step, span in mine],
-                    "base": [span.start_s for _, span in mine],
-                    "x": [span.predicted_s for _, span in mine],
-                    "customdata": [ui.visible(span.name) if span.section is None else span.section for _, span in mine],
-                    "meta": ui.Hover.SPANS,
-                    "marker": {"color": colour, "line": line},
-                }
-            )
-    return traces
+    by_kind = {kind: [bar for bar in placed if bar.name == kind] for kind in ui.KINDS}
+    return [ui.bars_of(kind, ui.KINDS[kind], mine, line) for kind, mine in by_kind.items() if mine]
 
 
 def _waits_table(steps: Sequence[ScaledStep]) -> ui.Html:

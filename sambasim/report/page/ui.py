@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import plotly.graph_objects
 import plotly.offline
@@ -67,7 +67,15 @@ def visible(text: str) -> str:
 
 
 BLUE, VERMILLION, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
-SKY, ORANGE, YELLOW, GREY, INK, HAIRLINE = "#56b4e9", "#e69f00", "#f0e442", "#9aa1a9", "#1b1f24", "#e3e7eb"
+DEEP, SKY, ORANGE, YELLOW, GREY, INK, HAIRLINE = (
+    "#08415c",
+    "#56b4e9",
+    "#e69f00",
+    "#f0e442",
+    "#9aa1a9",
+    "#1b1f24",
+    "#e3e7eb",
+)
 
 PARTS: Mapping[str, str] = {"compute": BLUE, "memory": ORANGE, "fill": SKY, "launch": GREY}
 
@@ -143,6 +151,37 @@ def axis(title: str, **more: object) -> dict[str, object]:
 
 def lines(name: str, x: Sequence[float], y: Sequence[float | None], **more: object) -> Trace:
     return {"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y, **more}
+
+
+MOST_SPANS = 5000
+"""Spans of a step that are drawn; a page with more is slow to open."""
+
+
+class Bar(NamedTuple):
+    """A span in a row of a timeline. `data` is a section's number or a name, for the hover text; `text` labels it."""
+
+    name: str
+    row: str
+    start_s: float
+    length_s: float
+    data: int | str
+    text: str = ""
+
+
+def bars_of(name: str, colour: str, spans: Sequence[Bar], line: Mapping[str, object]) -> Trace:
+    labels = {"text": [bar.text for bar in spans], "textposition": "inside", "insidetextanchor": "middle"}
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "y": [bar.row for bar in spans],
+        "base": [bar.start_s for bar in spans],
+        "x": [bar.length_s for bar in spans],
+        "customdata": [bar.data for bar in spans],
+        "meta": Hover.SPANS,
+        "marker": {"color": colour, "line": line},
+        **(labels if any(bar.text for bar in spans) else {}),
+    }
 
 
 _NO_TIME_S = MICROSECOND_S / 1000

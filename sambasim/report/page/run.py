@@ -1,0 +1,196 @@
+"""Measured parts: a run as its metrics file records it."""
+
+import math
+from collections.abc import Sequence
+from math import prod
+
+from sambasim.ir.mesh import Mesh
+from sambasim.records.metrics import RunRecords, SummaryRecord
+from sambasim.report.page import ui
+from sambasim.report.page.mesh import message_colour
+from sambasim.report.summaries import mean_step, notes_of_mean_step, step_heads
+from sambasim.units import counted, format_bytes, format_seconds
+
+_MOST_POINTS = 4000
+"""Points of a curve; of longer runs every n-th step is drawn."""
+
+
+def measured_parts(run: RunRecords, name: str, *, beside: bool = False) -> list[ui.Part]:
+    """`beside`: with the predictions of the run in a column of their own."""
+    parts = [_glance(run, name)]
+    if run.steps:
+        parts += [_learning(run), _time(run)]
+    if run.summary is not None:
+        parts += [_mean_step(run.summary, beside=beside), _run_summary(run.summary)]
+    return parts
+
+
+def mesh_facts(summary: SummaryRecord) -> list[tuple[str, str]]:
+    several = prod(summary.mesh.values()) > summary.world_size
+    return [("mesh", str(Mesh(summary.mesh)))] if several else []
+
+
+def _glance(run: RunRecords, name: str) -> ui.Part:
+    summary, steps = run.summary, run.steps
+    figures = []
+    if steps:
+        figures.append(("loss", f"{_short(steps[0].loss)} → {_short(steps[-1].loss)}", f"{len(steps)} steps"))
+        usual = sorted(step.step_s for step in steps)[len(steps) // 2]
+        figures.append(("step", format_seconds(usual), "median, data included"))
+    if run.evaluations:
+        last = run.evaluations[-1]
+        if last.accuracy is not None:
+            figures.append(("accuracy", f"{last.accuracy:.1%}", f"of {last.samples} held-out samples"))
+        elif last.loss is not None:
+            figures.append(("held-out loss", _short(last.loss), f"{last.samples} samples"))
+    if summary is not None:
+        ranks = "1 replica" if summary.world_size == 1 else f"{summary.world_size} replicas"
+        figures += [
+            ("throughput", f"{summary.samples_per_s:,.0f}", f"samples/s, {ranks}"),
+            ("waiting for sync", f"{summary.sync_share:.1%}", "of the training time"),
+            ("training", format_seconds(summary.training_s), f"{summary.steps} steps, {summary.engine} engine"),
+        ]
+    lead = f"From {name}, measured on the machine that ran it: a computer, not RDUs."
+    if summary is None:
+        lead += " The run has no summary: it failed, was stopped, or is still running."
+    return ui.Part("measured", "The run at a glance", lead, ui.keys(figures), measured=True)
+
+
+def _learning(run: RunRecords) -> ui.Part:
+    norms = [step.grad_norm for step in run.steps]
+    has_norms = any(norm is not None for norm in norms)
+    plots = [ui.plot("run-loss", 320, "Loss over steps")]
+    figures = {"run-loss": _loss(run)}
+    if has_norms:
+        plots.append(ui.plot("run-norm", 320, "Norm of the gradients over steps"))
+        figures["run-norm"] = _over_steps(run, "measured gradient norm", norms, ui.GREEN)
+    plots.append(ui.plot("run-lr", 220 if has_norms else 320, "Learning rate over steps"))
+    figures["run-lr"] = _over_steps(run, "learning rate", [step.lr for step in run.steps], ui.PURPLE)
+    lead = "Losses are means over replicas and micro-steps. A gap in a line is a number that was not finite."
+    body = ui.joined(ui.element("div", *plots[:2], class_="pair"), *plots[2:])
+    return ui.Part("learning", "Learning", lead, body, figures, measured=True)
+
+
+def _loss(run: RunRecords) -> ui.Figure:
+    traces = [_line(run, "training, each step", [step.loss for step in run.steps], ui.VERMILLION)]
+    held_out = [record for record in run.evaluations if record.loss is not None]
+    if held_out:
+        x, y = [record.step for record in held_out], [_finite(record.loss) for record in held_out]
+        marker = {"color": ui.INK, "symbol": "diamond", "size": 9}
+        traces.append(ui.lines("held-out samples", x, y, mode="markers", marker=marker))
+    return ui.figure(traces, xaxis=_steps_axis(), yaxis=ui.axis("measured loss", fixedrange=True), showlegend=True)
+
+
+def _over_steps(run: RunRecords, title: str, values: Sequence[float | None], colour: str) -> ui.Figure:
+    return ui.figure(
+        [_line(run, title.removeprefix("measured "), values, colour)],
+        xaxis=_steps_axis(),
+        yaxis=ui.axis(title, fixedrange=True, rangemode="tozero"),
+        showlegend=False,
+        margin={"l": 80, "r": 16, "t": 30, "b": 44},
+    )
+
+
+def _steps_axis() -> dict[str, object]:
+    return ui.axis("optimizer step", rangemode="tozero", tickformat="d")
+
+
+def _line(run: RunRecords, name: str, values: Sequence[float | None], colour: str) -> ui.Trace:
+    mode = "lines" if len(run.steps) > 1 else "markers"
+    return ui.lines(name, _steps(run), _drawn([*map(_finite, values)]), mode=mode, line={"color": colour, "width": 2})
+
+
+def _drawn(values: Sequence[float | None]) -> Sequence[float | None]:
+    return values[:: -(-len(values) // _MOST_POINTS)]
+
+
+def _steps(run: RunRecords) -> list[int]:
+    return [step.step for step in run.steps][:: -(-len(run.steps) // _MOST_POINTS)]
+
+
+def _mean_step(summary: SummaryRecord, *, beside: bool) -> ui.Part:
+    """As a run prints it at its end."""
+    columns = 3 if beside and summary.predicted is not None else 2
+    lead = f"Of rank 0, of {counted(summary.steps, 'step')}; waiting along an axis is the time in messages."
+    if columns == 3:
+        lead += " The predicted column is for devices; it was made by the run, for its ranks and its sync."
+    notes = [ui.element("p", line) for line in notes_of_mean_step(summary, predicted=columns == 3)]
+    table = ui.table(step_heads(summary)[:columns], [row[:columns] for row in mean_step(summary)], class_="fitted")
+    return ui.Part("run-mean", "The mean step", lead, ui.joined(table, *notes), measured=True)
+
+
+def _time(run: RunRecords) -> ui.Part:
+    x = _steps(run)
+    axes = dict.fromkeys(axis for step in run.steps for axis in step.waited_s)
+    parts = {
+        "sections, data and update": (
+            [step.step_s - step.sync_s - sum(step.waited_s.values()) for step in run.steps],
+            ui.BLUE,
+        ),
+        **{
+            f"waiting along {axis}": ([step.waited_s.get(axis, 0.0) for step in run.steps], message_colour(axis))
+            for axis in axes
+        },
+        "waiting for sync": ([step.sync_s for step in run.steps], ui.GREEN if axes else ui.VERMILLION),
+    }
+    traces: list[ui.Trace] = [
+        {"type": "bar", "name": name, "x": x, "y": _drawn(y), "marker": {"color": colour, "line": {"width": 0}}}
+        for name, (y, colour) in parts.items()
+    ]
+    hidden_s = [step.hidden_sync_s for step in run.steps]
+    if any(hidden_s):
+        line = {"color": ui.ORANGE, "width": 2}
+        traces.append(ui.lines("sync during the backward", x, _drawn(hidden_s), line=line))
+    drawn = ui.figure(
+        traces,
+        barmode="stack",
+        bargap=ui.bars(len(x), gap=0.1)[1],
+        xaxis=_steps_axis(),
+        yaxis=ui.axis("measured", fixedrange=True, **ui.SECONDS),
+        legend={**ui.LEGEND, "traceorder": "normal"},
+        showlegend=True,
+    )
+    lead = (
+        "The whole step of rank 0, reading data included. Waiting for sync is the time of REDUCE and GATHER after the "
+        "backward of rank 0, waiting for slower replicas included. Sync during the backward is hidden, and part of the "
+        "lower part of the bar."
+    )
+    body = ui.plot("run-steps", 320, lead)
+    return ui.Part("run-time", "Time of each step", lead, body, {"run-steps": drawn}, measured=True)
+
+
+def _run_summary(summary: SummaryRecord) -> ui.Part:
+    sync = summary.sync if summary.host_sync is None else f"{summary.sync}, by {summary.host_sync}"
+    moved = summary.bytes
+    rows = [
+        ("replicas", f"{summary.world_size}{', emulated' if summary.emulated else ''}"),
+        *mesh_facts(summary),
+        ("sync", sync),
+        ("parameter servers", str(summary.parameter_servers) if summary.parameter_servers else ""),
+        ("batch", f"{summary.batch_size} a replica, {summary.global_batch_size} in total"),
+        ("micro-steps in a step", str(summary.accumulation_steps)),
+        ("epochs, steps", f"{summary.epochs}, {summary.steps}"),
+        ("samples", f"{summary.samples}; {summary.samples_left_out_each_epoch} left out in each epoch"),
+        ("moved, peer to peer", format_bytes(moved.peer)),
+        ("moved, device to host", format_bytes(moved.device_to_host)),
+        ("moved, host to device", format_bytes(moved.host_to_device)),
+        ("moved, over the network", format_bytes(moved.network)),
+        ("first step with a loss that is not finite", str(summary.first_nonfinite_step or "")),
+        ("skipped steps", str(summary.skipped_steps or "")),
+        ("engine, threads, seed", f"{summary.engine}, {summary.threads}, {summary.seed}"),
+        ("torch, MPI", f"{summary.torch}, {summary.mpi}"),
+        ("exempt from exactness", "; ".join(summary.exempt_from_exactness)),
+        ("weights", summary.weights_sha256),
+        ("state", summary.state_sha256),
+        ("PEF", summary.pef_digest),
+    ]
+    body = ui.table(("", ""), [row for row in rows if row[1]], words=2, class_="facts")
+    return ui.Part("run-summary", "Summary of the run", "The last line of the metrics file.", body, measured=True)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}" if math.isfinite(value) else "not finite"
