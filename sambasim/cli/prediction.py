@@ -91,10 +91,7 @@ def mesh_predictions(question: Question, ways: Sequence[SyncPath]) -> tuple[Devi
     tiles, calibration = _tiles(question, subject), load_calibration()
     cluster = load_cluster(question.cluster or device.cluster)
     budget = budget_of(device, calibration, tiles)
-    several = any(axis.at_run_time for axis in program.mesh)
-    if not several and set(question.replicas) - {1}:
-        what = f"the PEF {program.name} has one replica: it has no REDUCE and GATHER sections"
-        raise OptionError(what, remedy="compile it with --data-parallel, or leave out --replicas")
+    several = several_replicas(program, question.replicas)
     with _pef_errors(question.subject):
         places = placements(
             device, tiles, cluster, question.replicas if several else (1,), ranks=program.ranks_of_replica
@@ -105,6 +102,15 @@ def mesh_predictions(question: Question, ways: Sequence[SyncPath]) -> tuple[Devi
             for placement in places
             for path in (ways if placement.replicas * program.chips > program.ranks_of_replica else ways[:1])
         ]
+
+
+def several_replicas(program: Program, asked: Sequence[int]) -> bool:
+    """Whether a run of `program` may have several replicas. Raises OptionError if it may not, and some are `asked`."""
+    several = any(axis.at_run_time for axis in program.mesh)
+    if not several and set(asked) - {1}:
+        what = f"the PEF {program.name} has one replica: it has no REDUCE and GATHER sections"
+        raise OptionError(what, remedy="compile it with --data-parallel, or leave out --replicas")
+    return several
 
 
 @contextmanager

@@ -214,7 +214,7 @@ def devices_command(
     as_json: bool,
     output_folder: Path,
 ) -> None:
-    """List devices and clusters, and the placement of replicas on RDUs.
+    """List devices and clusters, and the placement of replicas on RDUs, or of the ranks of a PEF's replicas.
 
     Each figure has its source. If nobody published it, the source is "estimate", or how it was derived. A run with
     `--cluster` has the same placement, on one simulated node for each node of the MPI job.
@@ -225,26 +225,37 @@ def devices_command(
       sambasim devices --arch sn30 --num-tiles 4 --replicas 20
       sambasim devices --pef digits --cluster farm.toml --json
     """
+    from sambasim.cli.prediction import several_replicas
     from sambasim.hardware.budget import budget_of, load_calibration
     from sambasim.hardware.placement import inventory_of, place
     from sambasim.hardware.spec import cluster_names, device_names, load_cluster, load_device
+    from sambasim.ir.mesh import mesh_of
     from sambasim.pef import locate, read
     from sambasim.report.devices import inventory_json, inventory_report
 
-    compiled = {} if pef is None else read(locate(pef, output_folder)).compile_options
+    document = None if pef is None else read(locate(pef, output_folder))
+    compiled, program = ({}, None) if document is None else (document.compile_options, document.program)
     inventory = inventory_of(compiled, arch=arch, tiles=num_tiles, cluster=cluster)
     device, tiles = inventory.device, inventory.tiles
     budget = budget_of(device, load_calibration(), tiles)
     of_a_node = place(1, device, tiles, inventory.cluster).per_full_node
-    placement = place(replicas or of_a_node, device, tiles, inventory.cluster)
+    mesh = None
+    if program is None or program.ranks_of_replica == 1:
+        placement = place(replicas or of_a_node, device, tiles, inventory.cluster)
+    else:
+        ranks = program.ranks_of_replica
+        several = several_replicas(program, [replicas] if replicas else [])
+        count = replicas or (max(1, of_a_node // ranks) if several else 1)
+        placement = place(count * ranks, device, tiles, inventory.cluster, "rank")
+        mesh = mesh_of(program.mesh, count * ranks)
     one_device = arch is not None or pef is not None
     devices = [device] if one_device else [load_device(name) for name in device_names()]
     one_cluster = one_device or cluster is not None
     clusters = [inventory.cluster] if one_cluster else [load_cluster(name) for name in cluster_names()]
     if as_json:
-        print(inventory_json(devices, clusters, inventory, placement))
+        print(inventory_json(devices, clusters, inventory, placement, mesh))
     else:
-        show(*inventory_report(devices, clusters, inventory, budget, placement))
+        show(*inventory_report(devices, clusters, inventory, budget, placement, mesh))
 
 
 @click.command("validate")

@@ -118,13 +118,16 @@ class Placement:
         return f"{replicas} of cluster {self.cluster.name}, {rdus} of {each}{tiles}"
 
 
-def place(replicas: int, device: DeviceSpec, tiles: int | None, cluster: ClusterSpec) -> Placement:
-    """`replicas` with `tiles` tiles each, None for whole RDUs. Raises OptionError if the cluster is too small."""
+def place(
+    replicas: int, device: DeviceSpec, tiles: int | None, cluster: ClusterSpec, noun: str = "replica"
+) -> Placement:
+    """`replicas`, or another `noun`, with `tiles` tiles each, None for whole RDUs. Raises OptionError if the cluster is
+    too small."""
     placement = Placement(cluster, replicas, tiles, _per_rdu(device, tiles))
     if cluster.nodes is not None and placement.nodes > cluster.nodes:
         most = cluster.nodes * placement.per_full_node
         raise OptionError(
-            f"{replicas} replicas, and {cluster.name} holds at most {most}: {_limits(placement)},"
+            f"{counted(replicas, noun)}, and {cluster.name} holds at most {most}: {_limits(placement)},"
             f" {counted(cluster.nodes, 'node')}",
             remedy=f"ask for {most} or fewer, or for more nodes in the cluster",
         )

@@ -11,6 +11,7 @@ from rich.text import Text
 from sambasim.hardware.budget import Budget
 from sambasim.hardware.placement import Inventory, Location, Placement
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec, LinkSpec, Spec
+from sambasim.ir.mesh import Mesh
 from sambasim.published.rows import Row
 from sambasim.records import Record
 from sambasim.report.output import add_row, json_line, plain_table
@@ -18,18 +19,27 @@ from sambasim.units import format_bytes, format_count, format_seconds
 
 
 def inventory_json(
-    devices: Sequence[DeviceSpec], clusters: Sequence[ClusterSpec], inventory: Inventory, placement: Placement
+    devices: Sequence[DeviceSpec],
+    clusters: Sequence[ClusterSpec],
+    inventory: Inventory,
+    placement: Placement,
+    mesh: Mesh | None,
 ) -> str:
     """One line. `nodes` is null for a cluster without a limit; `placement` has the node, RDU and tiles of each
-    replica. Figures are in SI base units."""
+    replica, or of each rank of `mesh`, with its coordinates. Figures are in SI base units."""
+    places = [asdict(at) for at in placement.locations()]
+    if mesh is not None:
+        places = [
+            {"rank": at.pop("replica"), "coordinates": mesh.coordinates(rank), **at} for rank, at in enumerate(places)
+        ]
     record = {
         "devices": [_record(device) for device in devices],
         "clusters": [_record(cluster) for cluster in clusters],
         "device": inventory.device.name,
         "cluster": inventory.cluster.name,
         "nodes": inventory.cluster.nodes,
-        "replicas_per_node": placement.per_full_node,
-        "placement": [asdict(at) for at in placement.locations()],
+        "replicas_per_node" if mesh is None else "ranks_per_node": placement.per_full_node,
+        "placement": places,
     }
     return json_line(record)
 
@@ -40,18 +50,24 @@ def inventory_report(
     inventory: Inventory,
     budget: Budget,
     placement: Placement,
+    mesh: Mesh | None,
 ) -> list[RenderableType]:
+    """`mesh` is that of a PEF whose replicas have several ranks; each has a place."""
     parts: list[RenderableType] = [_figures("device", device) for device in devices]
     parts += [_figures("cluster", cluster) for cluster in clusters]
     memory = f"{format_bytes(budget.capacity_bytes)} of {budget.off_chip}"
     share = inventory.share if inventory.tiles is not None else f"all of an {inventory.share}"
     most = placement.per_full_node
+    noun = "replica" if mesh is None else "rank"
     head = (
-        f"{placement}\na replica has {share}: {budget.units:,} compute units, {memory}; {most} replicas fit on a node"
+        f"{placement.in_words(noun)}\na {noun} has {share}: {budget.units:,} compute units, {memory};"
+        f" {most} {noun}s fit on a node"
     )
-    locations = plain_table("replicas", ["replica", "node", "RDU", "tiles"], [])
+    columns = [noun, *(["mesh"] if mesh is not None else []), "node", "RDU", "tiles"]
+    locations = plain_table(f"{noun}s", columns, [])
     for at in placement.locations():
-        add_row(locations, str(at.replica), str(at.node), str(at.rdu), _tiles(at))
+        coordinates = [mesh.place(at.replica)] if mesh is not None else []
+        add_row(locations, str(at.replica), *coordinates, str(at.node), str(at.rdu), _tiles(at))
     return [*parts, Text(head), locations]
 
 

@@ -23,7 +23,12 @@ def mesh_trace(step: MeshStep) -> str:
         for at in step.placement.locations()[:shown]
     ]
     facts = predicted_facts(step.program.name, step.ranks[0].scaled, step.predicted_s)
-    of_mesh = {"mesh": str(step.mesh), "schedule": step.schedule.name, "ranks_shown": shown, "backed_by": NOTE}
+    of_mesh = {
+        "mesh": str(step.mesh),
+        "schedule": step.schedule.name if step.program.schedule is not None else "none",
+        "ranks_shown": shown,
+        "backed_by": NOTE,
+    }
     return trace_json(processes, {**facts, **of_mesh})
 
 

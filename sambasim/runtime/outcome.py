@@ -58,11 +58,12 @@ _MOST_RANKS = 8
 
 
 def _mesh_notices(setup: Setup) -> list[str]:
-    """Where the first ranks are on the mesh, if a copy of the model has several."""
+    """Where the first ranks are on the mesh and on devices, if a copy of the model has several."""
     mesh = setup.mesh
     if copy_mesh(setup.program.mesh).world_size == 1:
         return []
-    places = [f"rank {rank}: {mesh.place(rank)}" for rank in range(min(mesh.world_size, _MOST_RANKS))]
+    locations = setup.placement.locations()[:_MOST_RANKS]
+    places = [f"rank {rank}: {mesh.place(rank)} on {at}" for rank, at in enumerate(locations)]
     more = ["…"] if mesh.world_size > _MOST_RANKS else []
     return [f"mesh {mesh}; {'; '.join([*places, *more])}"]
 

@@ -63,7 +63,7 @@ def placements(
     found: list[Placement] = []
     for count in replicas or REPLICAS:
         try:
-            found.append(place(count * ranks, device, tiles, cluster))
+            found.append(place(count * ranks, device, tiles, cluster, "replica" if ranks == 1 else "rank"))
         except OptionError:
             if replicas or not found:
                 raise

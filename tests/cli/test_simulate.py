@@ -14,6 +14,7 @@ from sambasim.cli.main import sambasim
 from sambasim.cli.simulate import devices_command
 from sambasim.errors import MachineError, OptionError
 from sambasim.hardware.spec import cluster_names, device_names, load_device
+from tests.mpi.captures import in_stages
 from tests.pef.samples import write_sample
 from tests.support.cluster import write_cluster
 
@@ -302,3 +303,23 @@ def test_a_pef_says_which_device(tmp_path: Path) -> None:
     assert facts("--pef", str(write_sample(tmp_path)))["device"] == "SN30"
     with pytest.raises(OptionError, match=r"--num-tiles 9 of an SN30, which has 8"):
         CliRunner().invoke(devices_command, ["--num-tiles", "9"], catch_exceptions=False)
+
+
+def test_a_pef_whose_replicas_have_several_ranks(tmp_path: Path) -> None:
+    on_chips = ("parallel.n_chips=2", 'parallel.tensor_parallel="weight"')
+    several = ("parallel.data_parallel=true", "parallel.world_size=1")
+    pef = str(in_stages("char_gpt", tmp_path / "several", *on_chips, *several))
+    found = facts("--pef", pef, "--num-tiles", "4")
+    assert [at["rank"] for at in found["placement"]] == list(range(16)), "as many replicas as fit on a node"
+    last = {"rank": 15, "coordinates": {"dp": 3, "pp": 1, "tp": 1}, "node": 0, "rdu": 7, "first_tile": 4, "tiles": 4}
+    assert found["placement"][15] == last
+    output = devices("--pef", pef, "--replicas", "3")
+    assert "12 ranks on nodes 0-1 of cluster sn30-8" in output
+    assert " ".join(output.splitlines()[-2].split()) == "11 dp 2, pp 1, tp 1 1 3 all"
+    alone = str(in_stages("char_gpt", tmp_path / "alone", "parallel.data_parallel=false"))
+    assert " ".join(devices("--pef", alone).splitlines()[-2].split()) == "1 dp 0, pp 1 0 1 all"
+    refused = CliRunner().invoke(devices_command, ["--pef", alone, "--replicas", "2"])
+    assert "has one replica" in str(refused.exception)
+    farm = str(write_cluster(tmp_path, rdus_per_node=3, nodes=2))
+    refused = CliRunner().invoke(devices_command, ["--pef", pef, "--replicas", "2", "--cluster", farm])
+    assert "8 ranks, and farm holds at most 6" in str(refused.exception)
