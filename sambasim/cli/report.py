@@ -44,8 +44,9 @@ def report_command(
     """Write one HTML page, or tables, about a PEF, a model or a run.
 
     For a PEF, a config (.toml) or a model (file.py:Name), everything is predicted: the timeline of a step, its sections
-    and their limits, pipelines, memory over time, scaling, and the operators with their source lines. For a RUN.jsonl
-    of `sambasim run --metrics`, everything is measured: its curves and its summary. The page needs no network.
+    and their limits, pipelines, memory over time, scaling, and the operators with their source lines; for replicas
+    of several ranks their schedule, what each rank holds and where, and bytes by link. For a RUN.jsonl of
+    `sambasim run --metrics`, everything is measured: its curves and its summary. The page needs no network.
 
     \b
     Examples:
@@ -139,7 +140,7 @@ def _predicted(
         if page is None or tables is not None:
             raise OptionError(
                 f"--tables is for replicas of one rank, and those of {question.subject} have several",
-                remedy=f"sambasim report {question.subject} --html FILE.html, or sambasim simulate --csv FILE.csv",
+                remedy=f"sambasim report {question.subject} --html FILE.html",
             )
         return {page: mesh_page(*meshes, digest, records)}
     (prediction,) = predictions(question, quiet=False)

@@ -316,8 +316,10 @@ def test_a_pef_whose_replicas_have_several_ranks(tmp_path: Path) -> None:
     output = devices("--pef", pef, "--replicas", "3")
     assert "12 ranks on nodes 0-1 of cluster sn30-8" in output
     assert " ".join(output.splitlines()[-2].split()) == "11 dp 2, pp 1, tp 1 1 3 all"
-    alone = str(in_stages("char_gpt", tmp_path / "alone", "parallel.data_parallel=false"))
-    assert " ".join(devices("--pef", alone).splitlines()[-2].split()) == "1 dp 0, pp 1 0 1 all"
+    command = ["compile", "-b", "4", "--pipeline-stages", "2", "--micro-batches", "2", "--output-folder", str(tmp_path)]
+    CliRunner().invoke(sambasim, command, catch_exceptions=False)
+    alone = str(tmp_path / "digits" / "digits.pef")
+    assert " ".join(devices("--pef", alone).splitlines()[-2].split()) == "1 pp 1 0 1 all"
     refused = CliRunner().invoke(devices_command, ["--pef", alone, "--replicas", "2"])
     assert "has one replica" in str(refused.exception)
     farm = str(write_cluster(tmp_path, rdus_per_node=3, nodes=2))

@@ -242,11 +242,14 @@ def test_a_page_of_a_mesh_asks_nobody(text: str) -> None:
 
 def test_what_a_run_waited_stands_beside_what_was_predicted(pef: Path, tmp_path: Path) -> None:
     metrics, file = tmp_path / "run.jsonl", tmp_path / "page.html"
-    command = ["run", "--pef", str(pef), "--steps", "2", "--threads", "1", "--metrics", str(metrics)]
+    replicas = ["--emulate-replicas", "2", "--reduce-on-rdu"]
+    command = ["run", "--pef", str(pef), *replicas, "--steps", "2", "--threads", "1", "--metrics", str(metrics)]
     assert run_command(command, tmp_path).exit_code == 0
     summary = read_run(metrics).summary
     assert summary is not None
     assert summary.predicted is not None
+    assert summary.predicted.predicted_sync == "device"
+    assert summary.predicted.predicted_step_s == predicted(pef, replicas=2).predicted_s
     for beside in (True, False):
         subject = [str(pef), "--run", str(metrics)] if beside else [str(metrics)]
         CliRunner().invoke(sambasim, ["report", *subject, "--html", str(file)], catch_exceptions=False)
@@ -257,8 +260,8 @@ def test_what_a_run_waited_stands_beside_what_was_predicted(pef: Path, tmp_path:
             if beside:
                 row.append(format_seconds(summary.predicted.predicted_waited_s[axis]))
             assert cells[at + 1 : at + 1 + len(row)] == row
-            assert ("predicted for 4 × SN30" in cells) == beside
-        assert "dp 1 × pp 2 × tp 2" in cells
+            assert ("predicted for 8 × SN30" in cells) == beside
+        assert "dp 2 × pp 2 × tp 2" in cells
 
 
 def test_tables_are_for_one_rank(pef: Path, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def _shares(step: MeshStep, position: int) -> list[tuple[str, float, str, str]]:
         ),
         ("idle", times.idle_s, _IDLE),
         ("update", times.update_s, ui.ORANGE),
-        ("sync", times.exposed_sync_s, ui.GREEN),
+        ("sync, and waiting for later ranks", times.exposed_sync_s, ui.GREEN),
     ]
     return [(name, seconds, format_seconds(seconds), colour) for name, seconds, colour in parts]
 
