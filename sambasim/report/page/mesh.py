@@ -131,7 +131,7 @@ def _schedule(step: MeshStep) -> ui.Part:
         "pp do the same. Drag to zoom, double-click to zoom out."
     )
     if len(bars) > ui.MOST_SPANS:
-        lead += f" Only the last {ui.MOST_SPANS:,} spans are drawn; earlier micro-steps look the same."
+        lead += f" Only the last {ui.MOST_SPANS:,} spans are drawn."
     body = ui.plot("schedule-figure", _ROW_PX * len(rows) + _FRAME_PX, "When ranks compute, send and update")
     return ui.Part("schedule", f"The schedule on {step.mesh}", lead, body, {"schedule-figure": drawn})
 
@@ -159,11 +159,9 @@ def _bars(step: MeshStep) -> Iterator[ui.Bar]:
 
 def _traces(bars: Sequence[ui.Bar]) -> list[ui.Trace]:
     last = sorted(bars, key=lambda bar: bar.start_s)[-ui.MOST_SPANS :]
-    names = list(dict.fromkeys(bar.name for bar in bars))
-    return [
-        ui.bars_of(name, _colour(name), [bar for bar in last if bar.name == name], {"color": "white", "width": 0.5})
-        for name in names
-    ]
+    line, _ = ui.bars(len(last) // len({bar.row for bar in last}), gap=0.0)
+    names = dict.fromkeys(bar.name for bar in last)
+    return [ui.bars_of(name, _colour(name), [bar for bar in last if bar.name == name], line) for name in names]
 
 
 def message_colour(axis: str) -> str:
