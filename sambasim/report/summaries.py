@@ -18,7 +18,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.stages import of_rank, pipeline_ranks
 from sambasim.ir.types import SymbolKind
 from sambasim.records.collectives import DEFINITIONS, CollectivesRecord, SizeRecord
-from sambasim.records.metrics import SummaryRecord
+from sambasim.records.metrics import PredictedRecord, SummaryRecord
 from sambasim.report.output import Chart, Curve, add_row, log_chart, plain_table
 from sambasim.units import GIGA, format_bytes, format_rate, format_seconds
 
@@ -156,14 +156,9 @@ def _received_bytes(own: Program, axis: str) -> int:
 _NOTHING = "-"
 
 
-def step_heads(summary: SummaryRecord) -> tuple[str, ...]:
-    heads = ("what", "measured on this machine")
-    return heads if summary.predicted is None else (*heads, f"predicted for {summary.predicted.predicted_for}")
-
-
-def mean_step(summary: SummaryRecord) -> list[tuple[str, ...]]:
-    """Rows of the mean step of a run: measured here, and in a separate column predicted for the device, if it is."""
-    steps, predicted = summary.steps, summary.predicted
+def mean_step(summary: SummaryRecord, predicted: PredictedRecord | None) -> list[tuple[str, ...]]:
+    """The mean step of a run, as a heading and rows: measured here, and `predicted` in a separate column."""
+    steps, heads = summary.steps, ("what", "measured on this machine")
     sync_s = summary.sync_share * summary.training_s
     update_s = max(0.0, summary.training_s - summary.model_s - sync_s - sum(summary.waited_s.values()))
     measured: list[tuple[str, float | None]] = [
@@ -175,7 +170,7 @@ def mean_step(summary: SummaryRecord) -> list[tuple[str, ...]]:
     ]
     if predicted is None:
         rows = [(name, format_seconds(seconds / steps)) for name, seconds in measured if seconds]
-        return [*rows, ("samples/s", format_rate(summary.samples_per_s))]
+        return [heads, *rows, ("samples/s", format_rate(summary.samples_per_s))]
     measured += [("host: sections, inputs, outputs", None), ("sync during the backward", summary.hidden_sync_s)]
     seconds_of = (
         predicted.predicted_step_s,
@@ -192,7 +187,7 @@ def mean_step(summary: SummaryRecord) -> list[tuple[str, ...]]:
         if measured_s or predicted_s
     ]
     speeds = format_rate(summary.samples_per_s), format_rate(predicted.predicted_samples_per_s)
-    return [*both, ("samples/s", *speeds)]
+    return [(*heads, f"predicted for {predicted.predicted_for}"), *both, ("samples/s", *speeds)]
 
 
 def notes_of_mean_step(summary: SummaryRecord, *, predicted: bool) -> list[str]:
@@ -212,9 +207,9 @@ def notes_of_mean_step(summary: SummaryRecord, *, predicted: bool) -> list[str]:
 
 def step_times(summary: SummaryRecord) -> list[RenderableType]:
     """The mean step of a run. Without a prediction, the reason."""
-    name, *columns = step_heads(summary)
+    (name, *columns), *rows = mean_step(summary, summary.predicted)
     table = plain_table("mean step", [name], columns)
-    for row in mean_step(summary):
+    for row in rows:
         add_row(table, *row)
     return [table, printable("\n".join(notes_of_mean_step(summary, predicted=True)))]
 

@@ -261,6 +261,7 @@ def test_what_a_run_waited_stands_beside_what_was_predicted(pef: Path, tmp_path:
                 row.append(format_seconds(summary.predicted.predicted_waited_s[axis]))
             assert cells[at + 1 : at + 1 + len(row)] == row
             assert ("predicted for 8 × SN30" in cells) == beside
+            assert ("host: sections, inputs, outputs" in cells) == beside
         assert "dp 2 × pp 2 × tp 2" in cells
 
 

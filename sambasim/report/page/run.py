@@ -8,7 +8,7 @@ from sambasim.ir.mesh import Mesh
 from sambasim.records.metrics import RunRecords, SummaryRecord
 from sambasim.report.page import ui
 from sambasim.report.page.mesh import message_colour
-from sambasim.report.summaries import mean_step, notes_of_mean_step, step_heads
+from sambasim.report.summaries import mean_step, notes_of_mean_step
 from sambasim.units import counted, format_bytes, format_seconds
 
 _MOST_POINTS = 4000
@@ -110,12 +110,13 @@ def _steps(run: RunRecords) -> list[int]:
 
 def _mean_step(summary: SummaryRecord, *, beside: bool) -> ui.Part:
     """As a run prints it at its end."""
-    columns = 3 if beside and summary.predicted is not None else 2
+    predicted = summary.predicted if beside else None
     lead = f"Of rank 0, of {counted(summary.steps, 'step')}; waiting along an axis is the time in messages."
-    if columns == 3:
+    if predicted is not None:
         lead += " The predicted column is for devices; it was made by the run, for its ranks and its sync."
-    notes = [ui.element("p", line) for line in notes_of_mean_step(summary, predicted=columns == 3)]
-    table = ui.table(step_heads(summary)[:columns], [row[:columns] for row in mean_step(summary)], class_="fitted")
+    notes = [ui.element("p", line) for line in notes_of_mean_step(summary, predicted=predicted is not None)]
+    heads, *rows = mean_step(summary, predicted)
+    table = ui.table(heads, rows, class_="fitted")
     return ui.Part("run-mean", "The mean step", lead, ui.joined(table, *notes), measured=True)
 
 
