@@ -39,8 +39,8 @@ class RankRecord(Record):
 
 class AxisRecord(Record):
     """Along one mesh axis, in a step: the bytes that all ranks of a replica receive, by link of the cluster, over host
-    links also what they send; how long rank 0 transfers, on dp with what overlaps; and how long it waits, on pp with
-    idle time."""
+    links also what they send; how long rank 0 transfers, on dp with what overlaps, on pp with copies of tied
+    parameters in its update; and how long it waits, on pp with idle time."""
 
     axis: str
     received_bytes: dict[str, int]
@@ -132,6 +132,8 @@ def _axes(step: MeshStep) -> Iterator[AxisRecord]:
             waited_s = step.exposed_sync_s
         else:
             found, waited_s = [one[axis] for one in times], step.waited_s[axis]
+            if axis == PIPELINE:
+                found = [sum(rank.copies.values(), one) for rank, one in zip(step.ranks, found, strict=True)]
         every = sum(found, Traffic()) * alike
         received = {wire.value: round(size_bytes) for wire, size_bytes in every.received_bytes.items() if size_bytes}
         yield AxisRecord(
