@@ -114,11 +114,14 @@ class RunProgress(RunObserver):
         show(*step_times(summary))
         if summary.skipped_steps:
             skipped = f"{summary.skipped_steps} of {summary.steps} steps were skipped"
-            if summary.loss_scale is not None:
-                print(f"{skipped}: their gradients overflowed; the loss scale is {summary.loss_scale:g}")
-            else:
+            if summary.loss_scale is None:
                 print(f"warning: {skipped}: their loss was not finite, first at step {summary.first_nonfinite_step}")
-        elif summary.first_nonfinite_step is not None:
+            else:
+                mark = "warning: " if summary.skipped_steps == summary.steps else ""
+                print(
+                    f"{mark}{skipped}: gradients were not finite in float16; the loss scale is {summary.loss_scale:g}"
+                )
+        if summary.first_nonfinite_step is not None and not (summary.skipped_steps and summary.loss_scale is None):
             print(f"warning: the loss was not finite at step {summary.first_nonfinite_step}, the first such step")
         if failed := summary.failed_checkpoints:
             print(f"warning: {failed} checkpoint{'s' * (failed > 1)} could not be written")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from sambasim.compiler.names import own_name
-from sambasim.errors import CaptureError
+from sambasim.errors import CaptureError, ModelError
 from sambasim.ir.operators import OPERATORS, OperatorKind
 
 STORED: Mapping[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -123,7 +123,11 @@ def _rounded(data: Tensor, dtype: torch.dtype, rounded: dict[tuple[int, torch.dt
     storage = data.untyped_storage()
     key = storage.data_ptr(), data.dtype
     if key not in rounded:
-        rounded[key] = torch.empty(0, dtype=data.dtype).set_(storage).to(dtype)
+        whole = torch.empty(0, dtype=data.dtype).set_(storage)
+        rounded[key] = whole.to(dtype)
+        if bool((rounded[key].isinf() & whole.isfinite()).any()):
+            what = f"a parameter or buffer holds {float(whole.abs().max()):g}, which is infinite in {dtype}"
+            raise ModelError(what, remedy="compile with --dtype bf16 or fp32")
     return rounded[key].as_strided(data.size(), data.stride(), data.storage_offset())
 
 

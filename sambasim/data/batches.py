@@ -103,6 +103,16 @@ def bind(batch: Batch, names: Sequence[str], *, ignore_rest: bool = False) -> di
     return bound
 
 
+def _in_range(given: Tensor, spec: InputSpec) -> Tensor:
+    narrow = given.to(getattr(torch, spec.dtype))
+    if spec.dtype == "float16" and bool((narrow.isinf() & given.isfinite()).any()):
+        raise DataError(
+            f"input {spec.name} holds {float(given.abs().max()):g}, and float16 ends at 65504",
+            remedy="scale the samples, or compile with --dtype bf16 or fp32",
+        )
+    return narrow
+
+
 def _list(names: Sequence[str] | Mapping[str, object]) -> str:
     return f"({', '.join(names)})"
 
@@ -114,7 +124,7 @@ def check(batch: Mapping[str, Tensor], inputs: Sequence[InputSpec], batch_size: 
     for spec in inputs:
         given = batch[spec.name]
         if given.dtype in _NARROWED.get(spec.dtype, ()):
-            given = given.to(getattr(torch, spec.dtype))
+            given = _in_range(given, spec)
         dtype = str(given.dtype).removeprefix("torch.")
         if dtype != spec.dtype or tuple(given.shape) != (batch_size, *spec.shape):
             takes = InputSpec(spec.name, spec.dtype, (batch_size, *spec.shape))

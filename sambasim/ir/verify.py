@@ -41,7 +41,7 @@ from sambasim.ir.dataflow import axis_of, groups_of, pass_and_update
 from sambasim.ir.graph import TORCH_CONSTANTS, Argument, Graph, Node, Ref, SectionKind, TorchConstant, node_references
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE
 from sambasim.ir.operators import OPERATORS, OperatorKind
-from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.program import LOSS_SCALE, MASTER, ParameterGroup, Program
 from sambasim.ir.schedule import check
 from sambasim.ir.stages import copied, ends_of, pipeline_ranks, ranks_of_values, symbols_of_ranks
 from sambasim.ir.types import ALIGNMENT_BYTES, ALIGNMENT_ELEMENTS, DTYPE_BYTES, Symbol, SymbolKind, TensorType
@@ -225,6 +225,9 @@ def _verify_norm(program: Program, training: Graph) -> None:
     if squares:
         count = training.values[squares[0].results[0] or ""].numel
         _require(count == reached, 11, f"{squares[0].name} has {count} sums for {reached} blocks")
+    scales = any(argument.name == LOSS_SCALE for argument in program.runtime_arguments)
+    unscales = bool(norms) and all(map(is_narrow, program.groups))
+    _require(unscales or not scales, 11, "the loss is scaled, and gradients are not all checked and unscaled")
     _require(len(squares) == len(norms) <= 1, 11, f"{len(squares)} nodes sum squares for {len(norms)} norms")
     operands: tuple[Ref, ...] = ()
     if squares and norms:
@@ -400,9 +403,11 @@ def _names_of(group: ParameterGroup, program: Program) -> Iterable[str]:
 def _verify_group(group: ParameterGroup, program: Program) -> None:
     _require(group.numel % ALIGNMENT_ELEMENTS == 0, 8, f"{group.name} has {group.numel} elements")
     _require(group.dtype in DTYPE_BYTES, 12, f"{group.name} has the unknown dtype {group.dtype!r}")
-    _require(group.state_dtype in (None, *DTYPE_BYTES), 12, f"{group.name} has states of {group.state_dtype!r}")
     types = {region: group.region_type(region) for region in group.regions}
     optimizer = program.optimizers[group.optimizer]
+    states = "float32" if MASTER in optimizer.states else None
+    _require(group.state_dtype == states, 12, f"{group.name} has states of {group.state_dtype!r}, not of {states!r}")
+    _require(states is None or is_narrow(group), 12, f"{group.name} of {group.dtype} has master weights")
     _require(set(group.regions) == set(optimizer.regions), 8, f"{group.name} has the regions {sorted(group.regions)}")
     for region, offset in group.regions.items():
         end = offset + types[region].size_bytes
@@ -423,6 +428,10 @@ def _verify_group(group: ParameterGroup, program: Program) -> None:
             _require(fits, 6, f"{name} is {symbol.type}, its group says {dtype} × {member.numel}")
         gradient, parameter = program.symbols[member.gradient], program.symbols[member.parameter]
         _require(gradient.type == parameter.type, 6, f"{gradient.name} is {gradient.type}, not {parameter.type}")
+
+
+def is_narrow(group: ParameterGroup) -> bool:
+    return group.dtype in ("float16", "bfloat16")
 
 
 def _verify_ownership(program: Program) -> None:

@@ -49,7 +49,7 @@ class Sections(Options):
 
 
 class BuildOptions(BuildFlags, Options):
-    """How it is compiled: the `[compile]` table. `num_tiles` None is all tiles; `master_weights` None is float16."""
+    """How it is compiled: the `[compile]` table. `num_tiles` None is all tiles."""
 
     @field_validator("pef_name")
     @classmethod
@@ -67,7 +67,7 @@ class BuildOptions(BuildFlags, Options):
             yield Problem("stochastic_rounding", what, "add --dtype bf16, or leave out --enable-stoc-rounding")
         if self.master_weights and self.dtype == "fp32":
             what = "needs 16-bit parameters; with fp32 they are float32 themselves"
-            yield Problem("master_weights", what, "add --dtype bf16 or fp16, or leave out --master-weights")
+            yield Problem("master_weights", what, "add --dtype bf16, or leave out --master-weights")
         if self.stochastic_rounding and self.master_weights and self.dtype == "bf16":
             what = "does not go with master_weights, from which parameters are rounded to nearest"
             yield Problem("stochastic_rounding", what, "leave out --enable-stoc-rounding or --master-weights")
@@ -78,7 +78,7 @@ class BuildOptions(BuildFlags, Options):
 
     @property
     def keeps_master_weights(self) -> bool:
-        return self.dtype == "fp16" if self.master_weights is None else self.master_weights
+        return self.master_weights or self.dtype == "fp16"  # whose small gradients would underflow in states
 
 
 TENSOR_STYLES: Mapping[str, Literal["columns", "rows", "whole"]] = {

@@ -239,14 +239,13 @@ class BuildFlags(Fields):
         bool, Flag("--enable-stoc-rounding", "With bf16: optimizer steps round stochastically.", NUMERICS)
     ] = False
     master_weights: Annotated[
-        bool | None,
+        bool,
         Flag(
-            "--master-weights/--no-master-weights",
-            "With 16-bit parameters: optimizers update float32 copies, and have float32 states.",
+            "--master-weights",
+            "With bf16: optimizers update float32 copies of parameters, and have float32 states. fp16 always has them.",
             NUMERICS,
-            default="on with fp16",
         ),
-    ] = None
+    ] = False
     num_tiles: Annotated[
         Count | None, Flag("--num-tiles", "Tiles of the device that one replica has.", DEVICE, default="all")
     ] = None

@@ -216,8 +216,9 @@ class ScheduleOptions(Options):
 
 class LossScaleOptions(Options):
     """The `[training.loss_scale]` table, for fp16: the loss is multiplied by `start`. A step whose gradients overflow
-    is skipped. If `dynamic`, every overflow halves the scale once `hysteresis` steps were skipped, and `window` steps
-    without one double it. Below `minimum` the run ends with an error. The defaults are those of DeepSpeed."""
+    is skipped. If `dynamic`, each overflow from number `hysteresis` on halves the scale; `window` steps without one
+    double it, and overflows count from 1 again. Below `minimum` the run ends with an error. The defaults are those of
+    DeepSpeed."""
 
     dynamic: bool = True
     start: float = Field(default=2.0**16, ge=1, le=2.0**32)

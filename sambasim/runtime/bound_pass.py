@@ -96,7 +96,7 @@ class BoundPass:
         self._kept_storages = {
             tensor.untyped_storage().data_ptr() for tensor in self.registers.initial if isinstance(tensor, Tensor)
         }
-        self._is_kept: dict[int, bool] = {}
+        self._shares_memory: dict[int, bool] = {}
 
         late = tangents | {
             name
@@ -207,10 +207,10 @@ class BoundPass:
         found = {}
         for place in places:
             value = tensor_in(live, place.register)
-            is_kept = self._is_kept.get(place.register)
+            is_kept = self._shares_memory.get(place.register)
             if is_kept is None:  # an operator returns a view in every pass or in none
                 is_kept = value.untyped_storage().data_ptr() in self._kept_storages
-                self._is_kept[place.register] = is_kept
+                self._shares_memory[place.register] = is_kept
             found[place.symbol] = value.clone() if is_kept else value
         return found
 

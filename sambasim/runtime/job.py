@@ -197,6 +197,7 @@ class TrainingJob:
         team: Team,
         observers: Sequence[StepObserver],
     ) -> EvaluationRecord | None:
+        scale, least = trainer.totals.loss_scale, self._setup.resolved.training.loss_scale.minimum
         evaluation, position, recorder = None, steps.start, self._recorder(team, steps)
         for epoch in range(steps.start.epoch, steps.epochs):
             self._activity.does("beginning an epoch")
@@ -206,6 +207,8 @@ class TrainingJob:
                 step = self._step(trainer, epoch, recorder, observers)
                 self._observer.stepped(step)
                 self._losses.check(step, trainer.losses)  # before a checkpoint saves its result
+                if scale is not None:
+                    self._losses.check_scale(scale.value, least, step)
                 position = steps.position(trainer.totals.steps, epoch)
                 self._stop_if(trainer.requested, position, trainer.totals)
                 if self._saver is not None and position.step < last and not self._losses.is_skipping:
@@ -220,7 +223,8 @@ class TrainingJob:
                 position = Position(position.step, epoch + 1)
                 if self._saver is not None and not self._losses.is_skipping:
                     self._saver.save_if_due(position, trainer.totals, due=trainer.requested == SAVE)
-        if trainer.totals.loss_scale is None:  # with float16, the first steps may overflow
+        scaling = self._setup.resolved.training.loss_scale
+        if trainer.totals.loss_scale is None or not scaling.dynamic:  # a dynamic scale may be on its way down
             self._losses.check_run(trainer.totals.steps, trainer.totals.skipped_steps)
         if self._saver is not None:
             self._saver.at_end(position, trainer.totals)

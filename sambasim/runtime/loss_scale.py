@@ -2,39 +2,38 @@
 
 from dataclasses import dataclass
 
-from sambasim.errors import NumericsError
 from sambasim.options.training import LossScaleOptions
+
+_LARGEST = {"float16": 2.0**15}
+"""The largest power of two of a dtype, where it is small."""
 
 
 @dataclass(slots=True)
 class LossScale:
     """The scale `value` of the next step, on all ranks the same. `good_steps`: since the last overflow or change;
-    `tolerated`: overflows that are skipped before the next one halves the scale."""
+    `tolerated`: overflows that do not halve the scale yet."""
 
     value: float
     good_steps: int
     tolerated: int
 
     @classmethod
-    def first(cls, options: LossScaleOptions) -> "LossScale":
-        return cls(options.start, 0, options.hysteresis - 1)
+    def first(cls, options: LossScaleOptions, dtype: str) -> "LossScale":
+        """`dtype`: of the loss, which must hold the scale."""
+        return cls(min(options.start, _LARGEST.get(dtype, options.start)), 0, options.hysteresis - 1)
 
-    def update(self, options: LossScaleOptions, *, overflowed: bool) -> None:
-        """After a step. Raises NumericsError if the scale would fall below the minimum."""
+    def update(self, options: LossScaleOptions, dtype: str, *, overflowed: bool) -> None:
+        """After a step. The value may fall below the minimum: then the run must end."""
         if not options.dynamic:
             return
         if not overflowed:
             self.good_steps += 1
             if self.good_steps == options.window:
-                self.value, self.good_steps, self.tolerated = 2 * self.value, 0, options.hysteresis - 1
+                self.value = min(2 * self.value, _LARGEST.get(dtype, 2 * self.value))
+                self.good_steps, self.tolerated = 0, options.hysteresis - 1
             return
         self.good_steps = 0
         if self.tolerated:
             self.tolerated -= 1
-        elif self.value / 2 >= options.minimum:
-            self.value /= 2
         else:
-            raise NumericsError(
-                f"gradients are not finite in float16 even at the smallest loss scale, {options.minimum:g}",
-                remedy="a smaller learning rate, --dtype bf16, or a smaller training.loss_scale.minimum",
-            )
+            self.value /= 2

@@ -62,11 +62,21 @@ class LossWatch:
             more = "; further ones are counted" if self._notes == MOST_NOTES else ""
             self._observer.noted(f"step {step.step} is skipped, its loss is not finite: {found}{more}")
 
+    def check_scale(self, scale: float, least: float, step: Step) -> None:
+        """Raises NumericsError if overflows have brought the loss scale below `least`."""
+        if scale < least:
+            raise self._error(
+                f"the gradients of step {step.step} are not finite in float16, at the smallest loss scale, {least:g}",
+                f"epoch {step.epoch}, step {step.step}",
+                ", or a smaller learning rate, or --dtype bf16",
+            )
+
     def check_run(self, steps: int, skipped: int) -> None:
         """Check a finished run before its end is saved. Raises NumericsError if all its steps were skipped."""
         if steps and skipped == steps:
             raise self._error(
-                f"nothing was trained: the losses of all {steps} steps were not finite, and the steps were skipped",
+                f"nothing was trained: in all {steps} steps the loss or the gradients were not finite, and they were "
+                "skipped",
                 "the end of the run",
             )
 

@@ -85,6 +85,10 @@ class Replica:
         self.executor.observe(observer)
 
     @property
+    def loss_dtype(self) -> str:
+        return self._program.symbols[self._loss].type.dtype
+
+    @property
     def shard(self) -> Shard:
         """Its part of the data. Raises InternalError for a parameter server without a replica."""
         if self._shard is None:

@@ -247,8 +247,6 @@ class SectionTime:
 class SectionClock(StepObserver):
     """Times the sections of each pass. Call `begin`, then `sections_end` for each, then `end`."""
 
-    detailed = False
-
     def __init__(self) -> None:
         self.passes: list[list[SectionTime]] = []
         self._sections: Sequence[Section] = ()

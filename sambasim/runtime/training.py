@@ -56,8 +56,9 @@ class Trainer:
         self._request = request
         self.observer: StepObserver | None = None
         self.totals = Totals(steps=plan.start.step)
+        self._loss_dtype = replicas[0].loss_dtype
         if self._optimizers.scales_loss:
-            self.totals.loss_scale = LossScale.first(training.loss_scale)
+            self.totals.loss_scale = LossScale.first(training.loss_scale, self._loss_dtype)
         self.requested = 0
         self.losses: Sequence[float] = ()
         """Of all replicas, in the last step."""
@@ -106,8 +107,8 @@ class Trainer:
             self.totals.model_s -= sum(waited_s.values())
             exposed_s += waited_s.pop(DATA_PARALLEL, 0.0)  # of ZeRO 2 and 3
         self._count(loss, step_s, exposed_s, hidden_s, waited_s, applied=updated.applied)
-        if scale is not None:
-            scale.update(self._training.loss_scale, overflowed=not updated.applied)
+        if scale is not None and math.isfinite(loss):  # a loss that is not finite says nothing of the scale
+            scale.update(self._training.loss_scale, self._loss_dtype, overflowed=not updated.applied)
         return Step(
             step=number + 1,
             epoch=epoch + 1,

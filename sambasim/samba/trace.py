@@ -19,7 +19,7 @@ from sambasim.ir.graph import Node, node_references
 from sambasim.ir.mesh import replica_mesh
 from sambasim.ir.printer import format_argument, numbered, numbered_output
 from sambasim.ir.printer import numbers as number_values
-from sambasim.ir.program import ROUNDING_SEED, Program
+from sambasim.ir.program import LOSS_SCALE, ROUNDING_SEED, Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.pef import PefDocument, locate, map_weights, read
 from sambasim.pef.lookup import is_compiled_here
@@ -51,6 +51,16 @@ from sambasim.samba.request import (
 )
 from sambasim.samba.session import session
 from sambasim.samba.tensor import SambaTensor
+
+
+def _check_precision(program: Program) -> None:
+    """Raises OptionError for float16 and master weights, which need a loss scale and steps that may be skipped."""
+    is_mixed = any(group.state_dtype for group in program.groups)
+    if is_mixed or any(argument.name == LOSS_SCALE for argument in program.runtime_arguments):
+        raise OptionError(
+            f"the PEF {program.name} has float32 master weights or a loss scale, and apps train without",
+            remedy="compile the app again, with --dtype fp32 or bf16",
+        )
 
 
 def _check_one_rank(program: Program) -> None:
@@ -112,6 +122,7 @@ def _trace_graph(
     document = read(path)
     check_device(document)
     _check_one_rank(document.program)
+    _check_precision(document.program)
     typed_dtype, compiled_dtype = getattr(typed, "dtype", None), document.compile_options.get("dtype", "fp32")
     if typed_dtype in DTYPES and typed_dtype != compiled_dtype:
         compiled = f"the PEF {document.program.name} was compiled with --dtype {compiled_dtype}"

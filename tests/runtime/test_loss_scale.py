@@ -20,11 +20,11 @@ from tests.support.examples import example_options
 OPTIONS = LossScaleOptions(start=8.0, window=3, hysteresis=2, minimum=2.0)
 
 
-def _scales(overflows: str, options: LossScaleOptions = OPTIONS) -> list[float]:
+def _scales(overflows: str, options: LossScaleOptions = OPTIONS, dtype: str = "float32") -> list[float]:
     """The scale after each step; an `x` is a step that overflows."""
-    scale, found = LossScale.first(options), []
+    scale, found = LossScale.first(options, dtype), []
     for one in overflows:
-        scale.update(options, overflowed=one == "x")
+        scale.update(options, dtype, overflowed=one == "x")
         found.append(scale.value)
     return found
 
@@ -48,9 +48,26 @@ def test_a_static_one_stays() -> None:
     assert _scales("xx....", OPTIONS.model_copy(update={"dynamic": False})) == [8] * 6
 
 
-def test_below_the_minimum_the_run_ends() -> None:
-    with pytest.raises(NumericsError, match="not finite in float16 even at the smallest loss scale, 2"):
-        _scales("xxxx")
+def test_a_loss_of_float16_bounds_it() -> None:
+    options = OPTIONS.model_copy(update={"start": 2.0**16})
+    assert _scales("...x..x", options, "float16") == [2.0**15] * 6 + [2.0**14]
+
+
+def test_below_the_minimum_the_run_ends(pef: Path) -> None:
+    given = ("training.loss_scale.start=16777216.0", "training.loss_scale.minimum=16777216.0")
+    sets = [word for one in given for word in ("--set", one)]
+    result = CliRunner().invoke(run_command, ["--pef", str(pef), *sets, "--no-evaluate", "--steps", "3"])
+    assert isinstance(result.exception, NumericsError)
+    what = "the gradients of step 1 are not finite in float16, at the smallest loss scale, 1.67772e+07"
+    assert result.exception.what == what
+
+
+def test_a_static_scale_that_trains_nothing_is_an_error(pef: Path) -> None:
+    given = ("training.loss_scale.start=16777216.0", "training.loss_scale.dynamic=false")
+    sets = [word for one in given for word in ("--set", one)]
+    result = CliRunner().invoke(run_command, ["--pef", str(pef), *sets, "--no-evaluate", "--steps", "2"])
+    assert isinstance(result.exception, NumericsError)
+    assert result.exception.what.startswith("nothing was trained: in all 2 steps the loss or the gradients")
 
 
 @pytest.fixture(scope="module")

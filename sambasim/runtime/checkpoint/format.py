@@ -1,4 +1,4 @@
-"""The format of a checkpoint, 3.0: `checkpoint.json`, pieces of tensors, and reading them, all checked first."""
+"""The format of a checkpoint, 3.1: `checkpoint.json`, pieces of tensors, and reading them, all checked first."""
 
 import hashlib
 import math
@@ -31,7 +31,7 @@ from sambasim.runtime.training import Totals
 from sambasim.units import MIB
 
 FORMAT_NAME: Final = "sambasim-checkpoint"
-FORMAT_VERSION = "3.0"
+FORMAT_VERSION = "3.1"
 SAVED_KINDS = (SymbolKind.PARAMETER, SymbolKind.OPTIMIZER_STATE, SymbolKind.BUFFER)
 MAX_MANIFEST_BYTES = 64 * MIB
 MOST_RANKS = 1 << 20

@@ -77,18 +77,20 @@ _MOST_OPTIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """The checkpoint that a run resumes from, its position, and notices for the user."""
+    """The checkpoint that a run resumes from, its position, and notices for the user. `keeps_loss_scale`: its options
+    for it are those of the run."""
 
     checkpoint: Checkpoint
     position: Position
     notices: tuple[str, ...]
+    keeps_loss_scale: bool
 
     def carry_over(self, totals: Totals) -> None:
         progress = self.checkpoint.manifest.progress
         totals.samples = progress.samples
         totals.first_nonfinite_step = progress.first_nonfinite_step
         totals.skipped_steps = progress.skipped_steps
-        if progress.loss_scale is not None:
+        if progress.loss_scale is not None and self.keeps_loss_scale:
             totals.loss_scale = LossScale(**progress.loss_scale.model_dump())
         if progress.loss_first is not None:
             totals.loss_first = progress.loss_first
@@ -118,7 +120,12 @@ def find(setup: Setup, samples: int) -> Resumption | None:
     notices += [f"changed since the checkpoint: {change}" for change in found]
     if any(change.alters_bits for change in found):
         notices.append("from here on, the bits may differ from those of an uninterrupted run")
-    return Resumption(checkpoint, Position(at.step, at.epoch, at.used), tuple(notices))
+    return Resumption(checkpoint, Position(at.step, at.epoch, at.used), tuple(notices), _same_scaling(saved, now))
+
+
+def _same_scaling(saved: Manifest, now: Manifest) -> bool:
+    was, wanted = saved.options["training"], now.options["training"]
+    return isinstance(was, dict) and isinstance(wanted, dict) and was.get("loss_scale") == wanted.get("loss_scale")
 
 
 def restore(setup: Setup, team: Team, checkpoint: Checkpoint) -> None:

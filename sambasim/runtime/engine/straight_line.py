@@ -72,7 +72,9 @@ def finished_late(instructions: Sequence[Instruction]) -> list[Instruction]:
         begun = None
 
     for one in instructions:
-        if begun is not None and (one.communication is not None or not {*begun.results}.isdisjoint(one.operands)):
+        frees_memory = one.node.operator.startswith("memory.")  # which a message may still read
+        is_reader = begun is not None and not {*begun.results}.isdisjoint(one.operands)
+        if is_reader or frees_memory or one.communication is not None:
             finish()
         if one.communication is None or not one.operands or set(one.results) <= {None}:
             found.append(one)

@@ -37,9 +37,10 @@ _FOR = {counter: {"for": counter.name.lower()} for counter in Counter}
 
 
 class NodeFlags:
-    """The counters of all ranks of this node, and two slots, each for a loss and a request."""
+    """The counters of all ranks of this node, and two slots, each for a loss and a request. `job`: all ranks, if
+    `communicator` has only some of them."""
 
-    def __init__(self, communicator: Communicator, owner: Observed) -> None:
+    def __init__(self, communicator: Communicator, owner: Observed, job: Communicator | None = None) -> None:
         self._owner = owner
         self._window: SharedWindow = communicator.allocate_shared(_PAGE_BYTES * 2)
         self._sync = self._window.sync
@@ -50,9 +51,11 @@ class NodeFlags:
         self._floats = [self._window.of(index).data.cast("d") for index in range(size)]
         self._own = self._words[self._rank]
         self._peers = [words for index, words in enumerate(self._words) if index != self._rank]
-        self._patience = _CROWDED if size > _cores_of_node(communicator) else _PATIENT
-        # MPI messages to other nodes progress only inside MPI calls.
-        self._poke = communicator.failures if communicator.topology.node_count > 1 else os.sched_yield
+        job = job or communicator
+        self._patience = _CROWDED if job.topology.local_size > _cores_of_node(communicator) else _PATIENT
+        # MPI messages to other ranks progress only inside MPI calls.
+        has_others = job.topology.node_count > 1 or job.world_size > communicator.world_size
+        self._poke = job.failures if has_others else os.sched_yield
 
     def publish(self, counter: Counter, value: int) -> None:
         """Set a counter. All earlier writes of this rank are visible to ranks that read `value`."""

@@ -42,13 +42,14 @@ def box_bytes(program: Program, axis: str) -> int:
 
 @final
 class MailboxLine(Line):
-    """`ranks` of one node, with a communicator `group` of their own. Collective. `size_bytes`: of a box."""
+    """The ranks of `messages`, all of one node, with a communicator `group` of their own. Collective. `size_bytes`: of
+    a box. Raises MachineError if the node lacks the memory."""
 
     def __init__(self, messages: MessageLine, group: Communicator, owner: Observed, size_bytes: int) -> None:
         super().__init__(messages.ranks, messages.ranks[messages.position])
         self.messages = messages
         self.size_bytes = size_bytes
-        self.flags = NodeFlags(group, owner)
+        self.flags = NodeFlags(group, owner, messages.communicator)
         window = group.allocate_shared(_BOXES * size_bytes)
         parts = [torch.from_numpy(window.of(one)) for one in range(self.size)]
         self.boxes = [[part[box * size_bytes :] for part in parts] for box in range(_BOXES)]

@@ -2,11 +2,13 @@
 process; or it sends messages, and along tp uses shared memory, if the ranks are on one node."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import final
 
 from torch import Tensor
 
 from sambasim.collectives.slices import Slice
+from sambasim.errors import MachineError
 from sambasim.ir.mesh import DATA_PARALLEL, TENSOR, Mesh
 from sambasim.ir.program import Member, ParameterGroup
 from sambasim.runtime.observer import StepObserver
@@ -95,10 +97,12 @@ class ByMessages(OnMesh):
             communicator, [rank for rank in range(mesh.world_size) if mesh.gives_loss(rank)]
         )
         along_tp = mesh.group(communicator.rank, TENSOR)
-        self._along_tp: Line = MessageLine(communicator, along_tp)
+        messages = MessageLine(communicator, along_tp)
+        self._along_tp: Line = messages
         size_bytes = box_bytes(along_dp.program, TENSOR)
         if size_bytes and len({communicator.node_of[rank] for rank in along_tp}) == 1:
-            self._along_tp = MailboxLine(self._along_tp, communicator.subset(along_tp), self, size_bytes)
+            with suppress(MachineError):  # too little shared memory, on all of these ranks
+                self._along_tp = MailboxLine(messages, communicator.subset(along_tp), self, size_bytes)
 
     def line_of(self, ranks: Sequence[int]) -> Line:
         return self._along_tp if tuple(ranks) == self._along_tp.ranks else MessageLine(self.communicator, ranks)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from time import perf_counter_ns
 
@@ -13,6 +14,8 @@ from sambasim.runtime.communicator import Communicator, connect
 from sambasim.runtime.ranks import WINDOW_ALIGNMENT_BYTES, ByteArray
 from sambasim.runtime.torch_process_group import bring_up, take_down
 from sambasim.runtime.tracing import compare_clocks
+from sambasim.runtime.transports.mailbox import MailboxLine
+from sambasim.runtime.transports.values import MessageLine, sum_of
 from sambasim.units import MIB
 
 AHEAD_NS = 1_000_000_000
@@ -177,9 +180,37 @@ def process_group(c: Communicator) -> None:
     expect("MASTER_PORT" not in os.environ, "no environment")
 
 
+class Silent:
+    """The owner of a mailbox, whom nobody observes."""
+
+    rank = 0
+    observer = None
+
+
+def mailbox(c: Communicator) -> None:
+    """Tensors of all sizes, one of them too large for a box, more often than there are boxes; late ranks."""
+    if c.node_count > 1:
+        return
+    ranks = range(c.world_size)
+    line = MailboxLine(MessageLine(c, ranks), c.subset(ranks), Silent(), 64)
+    first, second = line.gather("first", sum_of), line.gather("second", lambda tensors: torch.stack(list(tensors)))
+    for turn in range(6):
+        shape = ((16,), (), (0, 3), (4, 4), (17,), (2,))[turn]
+        if turn % c.world_size == c.rank:
+            time.sleep(0.01)
+        first.begin(torch.full(shape, 2.0**c.rank + turn))
+        total = first.finish()
+        second.begin(torch.full(shape, c.rank, dtype=torch.int8))
+        right = torch.full(shape, sum(2.0**rank + turn for rank in ranks))
+        expect(isinstance(total, torch.Tensor) and torch.equal(total, right), "a sum")
+        right = torch.stack([torch.full(shape, rank, dtype=torch.int8) for rank in ranks])
+        stacked = second.finish()
+        expect(isinstance(stacked, torch.Tensor) and torch.equal(stacked, right), "all tensors, in order")
+
+
 PARTS: tuple[Callable[[Communicator], None], ...] = (
     topology, objects, all_to_all, all_gather, messages, messages_asked_for, shared_window, large_window,
-    clocks, process_group,
+    mailbox, clocks, process_group,
 )  # fmt: skip
 
 
