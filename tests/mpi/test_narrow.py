@@ -33,6 +33,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     paths = []
     for name in EXAMPLES if is_whole() else ["logistic_regression"]:
         for variant, chosen in VARIANTS.items():
+            if variant == "fp16-overflows" and name != "logistic_regression":
+                continue  # of the others, all of the few steps would overflow
             named = f"compile.pef_name={name}-{variant}"
             options = example_options(name, folder, *_OF_ANOTHER_KIND, *chosen, named)
             paths.append(compile_from_options(options).path)
