@@ -171,7 +171,8 @@ class RankLog(RunObserver):
             raise OptionError(
                 f"no log can be written to {self._path.parent}: {error.strerror}", remedy="--log-dir FOLDER"
             ) from error
-        self._write(f"start {start.name}: sync {start.sync}, {start.threads} threads, {start.data}")
+        rank = start.rank and f"{start.rank}; "
+        self._write(f"start {start.name}: {rank}sync {start.sync}, {start.threads} threads, {start.data}")
 
     def stepped(self, step: Step) -> None:
         times = f"step {format_seconds(step.step_s)}, sync {format_seconds(step.sync_s)}"

@@ -1,7 +1,6 @@
 """`sambasim run`: train the model of a PEF, or predict with it, as one process or as a rank under mpirun."""
 
 import os
-import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -11,19 +10,18 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sambasim.cli.run_checks import checked_pef
 from sambasim.cli.shared import FILE, PanelCommand, PanelOption, field_options, kept_imports, no_argument
 from sambasim.cli.terminal import exit_code_of, report_error, survive_closed_stdout
-from sambasim.errors import LaunchError, OptionError, PeerError
-from sambasim.options.flags import DATA, TRAINING
+from sambasim.errors import OptionError
+from sambasim.options.flags import DATA, TRAINING, flags_of
 from sambasim.units import format_seconds
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from sambasim.options.run import RunOptions
-    from sambasim.pef import PefHeader
     from sambasim.records.metrics import PredictionRecord
-    from sambasim.runtime.ranks import Communicator
     from sambasim.runtime.run_observer import RunObserver
     from sambasim.runtime.supervision.supervisor import Failure
 
@@ -39,7 +37,19 @@ def _no_world_size(ctx: click.Context, parameter: click.Parameter, value: int | 
         )
 
 
-@click.command("run", cls=PanelCommand)
+class _RunCommand(PanelCommand):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            flag = error.option_name
+            if all(flag not in setting.flag.names for setting in flags_of("compile").values()):
+                raise
+            what = f"{flag} is for compile: a run takes what the PEF was compiled with"
+            raise OptionError(what, remedy=f"sambasim compile … {flag} …, and then run without it") from None
+
+
+@click.command("run", cls=_RunCommand)
 @no_argument("--pef")
 @field_options("run")
 @click.option(
@@ -82,10 +92,9 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
         report_error(failure.error, failure.reporter, _details(failure, options))
 
     with Supervisor(communicator, report=report, exit_code=exit_code_of) as supervisor:
-        path = _checked(options, output_folder, communicator, command)
-        supervisor.start(
-            [options.log_dir or path.resolve().parent, Path(tempfile.gettempdir())], path.stem, options.sync_timeout
-        )
+        path, mesh = checked_pef(options, output_folder, communicator, command)
+        folders = [options.log_dir or path.resolve().parent, Path(tempfile.gettempdir())]
+        supervisor.start(folders, path.stem, options.sync_timeout, mesh)
         # Nothing else is left if every rank is killed.
         if supervisor.path is not None and communicator.rank == 0 and not options.json_output:
             print(f"if a rank dies: {supervisor.path} says what each was doing")
@@ -112,7 +121,7 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
     except Exception as error:  # ranks cannot agree any more on who reports; the status file stays
         if communicator.world_size == 1:
             raise
-        report_error(error, f"rank {communicator.rank} on {communicator.host_name}")
+        report_error(error, supervisor.who)
         raise SystemExit(exit_code_of(error)) from None
 
 
@@ -123,147 +132,6 @@ def _details(failure: "Failure", options: "RunOptions") -> Sequence[tuple[str, s
     if options.log_dir is not None and not failure.alike and log_of(options.log_dir, failure.about).is_file():
         lines.append(("log", str(log_of(options.log_dir, failure.about))))
     return lines
-
-
-def _checked(options: "RunOptions", output_folder: Path, communicator: "Communicator", command: Sequence[str]) -> Path:
-    """Collective. The path of the PEF. Raises an error for flags that do not fit it, before any slow work.
-
-    All ranks raise the same error, except that a rank raises an error about its own files alone.
-    """
-    from sambasim.hardware.placement import inventory_of, place_replicas
-    from sambasim.pef import locate, peek
-    from sambasim.runtime.launcher import ranks_of_process
-
-    path = locate(options.pef, output_folder)
-    header = peek(path)
-    digests = communicator.all_gather_object(header.digest)
-    apart = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
-    if apart:
-        raise PeerError(
-            f"rank {apart[0]} reads another PEF than rank 0: {digests[apart[0]][:12]} and {digests[0][:12]}",
-            remedy="copy the same PEF to every host, or keep it in a shared folder",
-        )
-    topology = communicator.topology
-    if not options.inference:
-        _check_replicas(options, header, topology.world_size, command)
-    place_replicas(
-        inventory_of(header.compile_options, cluster=options.cluster),
-        topology.node_of[: topology.world_size - (options.parameter_servers or 0)],
-        ranks_of_process(
-            topology.world_size,
-            header.ranks_of_replica,
-            options.emulate_replicas,
-            whole=options.one_process_per_replica,
-        ),
-        command=shlex.join(command),
-        or_else="name a cluster with more RDUs a node: --cluster FILE.toml",
-    )
-    _check_outputs(options, topology.rank)
-    return path
-
-
-def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int, command: Sequence[str]) -> None:
-    from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE
-    from sambasim.runtime.launcher import (
-        ONE_RANK,
-        WHOLE_REPLICAS,
-        check_emulation,
-        check_world_size,
-        replicas_of,
-    )
-
-    emulated, servers, minimum = options.emulate_replicas, options.parameter_servers or 0, header.world_size
-    check_emulation(ranks, emulated or 1, command=command)
-    if header.ranks_of_replica > 1 and options.host_sync in ("gloo", "parameter-server"):
-        raise OptionError(
-            f"--host-sync {options.host_sync} syncs replicas of one rank, and a replica of the PEF {header.name} has "
-            f"{header.ranks_of_replica} ({header.replica})",
-            remedy="leave out --host-sync: MPI through the host; or sync between devices: --reduce-on-rdu",
-        )
-    in_slices = header.zero >= 2 and not options.reduce_on_rdu and max(ranks, emulated or 1) > 1
-    if in_slices and options.host_sync in ("gloo", "parameter-server"):
-        raise OptionError(
-            f"--host-sync {options.host_sync} keeps gradients whole, and the replicas of the PEF {header.name} keep "
-            f"slices (--zero {header.zero})",
-            remedy="leave out --host-sync: MPI through the host; or sync between devices: --reduce-on-rdu",
-        )
-    within_replica = header.ranks_of_replica > header.replica.size(DATA_PARALLEL)
-    if (within_replica or in_slices) and options.engine != "plain":
-        why = (
-            f"between the {header.ranks_of_replica} ranks of a replica"
-            if within_replica
-            else f"with --zero {header.zero}"
-        )
-        raise OptionError(
-            f"--engine {options.engine} cannot compile a pass that communicates, and that of the PEF {header.name} "
-            f"does, {why}",
-            remedy="run it with --engine plain",
-        )
-    watched = {"--record-digests": options.record_digests is not None, "--debug-numerics": options.debug_numerics}
-    for flag, given in watched.items():
-        if given and header.replica.size(PIPELINE) > 1:
-            raise OptionError(
-                f"{flag} cannot watch a pipeline yet, and the PEF {header.name} is one ({header.replica})",
-                remedy=f"leave out {flag}, or compile without --pipeline-stages and use --grad-accumulation-steps",
-            )
-        if given and in_slices:
-            raise OptionError(
-                f"{flag} needs whole gradients, and the replicas of the PEF {header.name} keep slices "
-                f"(--zero {header.zero})",
-                remedy=f"add --reduce-on-rdu, which keeps them whole, or leave out {flag}",
-            )
-    whole, chips = options.one_process_per_replica, header.replica.size(DATA_PARALLEL)
-    if whole and chips > 1 and ranks > 1:
-        left = [word for word in command if word.replace("_", "-") != WHOLE_REPLICAS]
-        raise OptionError(
-            f"{WHOLE_REPLICAS} runs stages and parts of weights, and a replica of the PEF {header.name} has "
-            f"{chips} chips that share its batch ({header.replica})",
-            remedy=f"mpirun -np {max(ranks, minimum) * header.ranks_of_replica} {shlex.join(left)}",
-        )
-    replicas = replicas_of(ranks - servers, header.replica, minimum, command=command, whole=whole)
-    if servers and ranks - servers < minimum:
-        started = "1 rank was started" if ranks == 1 else f"{ranks} ranks were started"
-        raise LaunchError(
-            f"{started}, and --parameter-servers {servers} leaves {max(ranks - servers, 0) or 'none'} for replicas, "
-            f"of which this PEF needs at least {minimum} (-ws {minimum})",
-            remedy=f"mpirun -np {minimum + servers} {shlex.join(command)}",
-        )
-    check_world_size(
-        emulated or replicas,
-        minimum,
-        replica=ONE_RANK if whole else header.replica,
-        command=command,
-        data_parallel=header.data_parallel,
-        emulated=emulated is not None,
-    )
-    if options.data_parallel and not header.data_parallel and header.replica.size(DATA_PARALLEL) == 1:
-        raise OptionError(
-            f"--data-parallel needs REDUCE and GATHER sections, and the PEF {header.name} has none",
-            remedy="compile it with --data-parallel, or run it without",
-        )
-
-
-def _check_outputs(options: "RunOptions", rank: int) -> None:
-    """Raises OptionError if an output cannot be written; call it before the training."""
-    from sambasim.options.load import check_output_file, check_output_folder
-
-    files = (
-        (options.metrics, "the metrics file", "--metrics FILE"),
-        (options.trace, "the trace", "--trace FILE"),
-        (options.save, "the trained weights", "--save FILE.safetensors"),
-        (options.predictions, "the predictions", "--predictions FILE.safetensors"),
-    )
-    for path, what, flag in files:
-        if path is not None and rank == 0:
-            check_output_file(path, what, f"another place: {flag}")
-    folders = (
-        (options.checkpoint.dir, "the checkpoints", "--checkpoint-dir DIR"),
-        (options.log_dir, "the logs", "--log-dir FOLDER"),
-        (options.record_digests, "the digests", "--record-digests FOLDER"),
-    )
-    for path, what, flag in folders:
-        if path is not None:
-            check_output_folder(path, what, f"another place: {flag}")
 
 
 def _in_words(report: "PredictionRecord") -> str:

@@ -60,6 +60,15 @@ class Mesh:
         """The coordinates of `rank` as text: `dp 0, pp 1`."""
         return ", ".join(f"{axis} {position}" for axis, position in self.coordinates(rank).items())
 
+    def label(self, rank: int) -> str:
+        """What a message adds to the number of `rank`: its place, or nothing if the only axis is dp."""
+        return self.place(rank) if self.sizes.keys() - {DATA_PARALLEL} else ""
+
+    def who(self, rank: int, alone: str = "replica") -> str:
+        """`rank 3 (dp 0, pp 1, tp 1)`, or `replica 3` if the only axis is dp; `alone` is that word."""
+        label = self.label(rank)
+        return f"rank {rank} ({label})" if label else f"{alone} {rank}"
+
     def coordinate(self, rank: int, axis: str) -> int:
         """The coordinate of `rank` on `axis`: 0 for an axis that the mesh lacks."""
         return self.coordinates(rank).get(axis, 0)

@@ -6,13 +6,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from math import prod
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
 from pydantic_core import SchemaSerializer, SchemaValidator
 
 from sambasim import __version__
-from sambasim.ir.mesh import Mesh
+from sambasim.ir.mesh import DATA_PARALLEL, Mesh
 from sambasim.ir.program import Program
 
 FORMAT_NAME: Final = "sambasim-pef"
@@ -59,6 +60,12 @@ class PefHeader:
     @property
     def ranks_of_replica(self) -> int:
         return self.replica.world_size
+
+    def mesh(self, ranks: int) -> Mesh:
+        """The mesh of a job of `ranks` ranks, a multiple of those of a replica."""
+        inner = {axis: size for axis, size in self.replica.sizes.items() if axis != DATA_PARALLEL}
+        outer = ranks // prod(inner.values())
+        return Mesh({DATA_PARALLEL: outer} | inner if self.data_parallel or outer > 1 else inner)
 
 
 @dataclass(frozen=True, slots=True)

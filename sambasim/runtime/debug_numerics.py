@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sambasim.errors import InternalError, NumericsError
 from sambasim.ir.graph import Argument, SectionKind, node_references
+from sambasim.ir.mesh import Mesh
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.runtime.device import DeviceMemory
@@ -83,14 +84,13 @@ class _Origin:
 
 
 class Probe:
-    """Checks the values of one replica. `samples` returns the dataset indices of the last batch."""
+    """Checks the values of one replica or rank, which errors call `who`. `samples` returns the dataset indices of the
+    last batch."""
 
-    def __init__(
-        self, replica: int, program: Program, memory: DeviceMemory, samples: Callable[[], Sequence[int]]
-    ) -> None:
+    def __init__(self, who: str, program: Program, memory: DeviceMemory, samples: Callable[[], Sequence[int]]) -> None:
         if program.training is None:
             raise InternalError("a probe of a program without a training graph")
-        self._replica = replica
+        self._who = who
         self._program = program
         self._graph = program.training
         self._memory = memory
@@ -178,7 +178,7 @@ class Probe:
         return kept and name not in self._changed and not self._seen[name].nan
 
     def _error(self, ended_in: str, first: str | None) -> NumericsError:
-        when = f"replica {self._replica}, step {self.step}, micro-step {self._micro_step}"
+        when = f"{self._who}, step {self.step}, micro-step {self._micro_step}"
         ended = f"{self._called(ended_in)} is not finite on {when}"
         if first is None:
             raise InternalError(f"{ended}, but no operator made a non-finite value")
@@ -200,14 +200,14 @@ class Probe:
         found = self._seen[symbol.name]
         if symbol.kind is SymbolKind.INPUT:
             return NumericsError(
-                f"{ended}: the input {symbol.name} of the batch of replica {self._replica} holds {found.word} "
+                f"{ended}: the input {symbol.name} of the batch of {self._who} holds {found.word} "
                 f"({self._where_in_batch(symbol)}): {found}",
                 where=f"step {self.step}, micro-step {self._micro_step}",
                 remedy="correct or leave out such samples, or --on-nonfinite skip to leave out steps that have some",
             )
         return NumericsError(
             f"{ended}: {self._called(symbol.name)} held {found.word} before the step: {found}",
-            where=f"replica {self._replica}, {symbol.name}",
+            where=f"{self._who}, {symbol.name}",
             remedy="begin with weights that are finite: --weights FILE.safetensors, or compile again",
         )
 
@@ -237,8 +237,9 @@ _REMEDIES = {
 class Probes(StepObserver):
     """A probe for each replica of this process; `watching` sets the replicas, after instructions were bound."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, mesh: Mesh) -> None:
         self._program = program
+        self._mesh = mesh
         self._probes: dict[int, Probe] = {}
         self._replicas: Sequence[Replica] = ()
         self._step = 0
@@ -249,7 +250,7 @@ class Probes(StepObserver):
     def watching(self, replicas: Sequence[Replica]) -> "Probes":
         self._replicas = replicas
         self._probes = {
-            one.rank: Probe(one.rank, self._program, one.memory, one.shard.samples_of_last_batch)
+            one.rank: Probe(self._mesh.who(one.rank), self._program, one.memory, one.shard.samples_of_last_batch)
             for one in replicas
             if one.works
         }

@@ -18,7 +18,7 @@ from sambasim.data.batches import batches_of, bind, check, collate
 from sambasim.data.datasets import WatchedDataset
 from sambasim.data.sources import open_source
 from sambasim.errors import InternalError
-from sambasim.ir.mesh import copy_mesh
+from sambasim.ir.mesh import Mesh, copy_mesh
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.grammar import InputSpec
@@ -251,7 +251,7 @@ class PredictionJob:
         seed_everything(derive(seed, 0, 0, 0, Stream.SOURCE))
         source = open_source(self._resolved.data, tuple(input_specs(self._program)))
         self._activity.waits("waiting for peers to open the data")
-        check_sources(self._communicator, [source])
+        check_sources(self._communicator, [source], Mesh({}))
         seed_everything(derive(seed, topology.rank, 0, 0, Stream.DATA))
         dataset = source.evaluation or source.train
         total, kept = Sums(), []

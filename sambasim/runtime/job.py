@@ -82,7 +82,7 @@ class TrainingJob:
             resumption = find(setup, samples)
             steps = plan(samples, setup.replicas, training, resumption.position if resumption else BEGINNING)
             self._activity.does("placing the weights")
-            probes = Probes(program) if setup.options.debug_numerics else None
+            probes = Probes(program, setup.mesh) if setup.options.debug_numerics else None
             team = assemble(setup, sources, self._observer, probes)
             trainer = Trainer(team.replicas, steps, training, team.hub, self._request)
             if resumption is not None:
@@ -164,7 +164,7 @@ class TrainingJob:
             seed_everything(derive(setup.seed, 0, 0, 0, Stream.SOURCE))
             sources.append(open_source(setup.resolved.data, tuple(input_specs(setup.program))))
         self._activity.waits("waiting for peers to open the data")
-        check_sources(self._communicator, sources)
+        check_sources(self._communicator, sources, setup.mesh)
         return sources
 
     def _step(
@@ -298,4 +298,12 @@ class TrainingJob:
             seconds_to_start_s=time.perf_counter() - self._setup.began_s,
             placement=placement.in_words("replica" if program.ranks_of_replica == 1 else "rank"),
             chips=program.chips,
+            rank=self._rank_in_words(),
         )
+
+    def _rank_in_words(self) -> str:
+        communicator, mesh = self._communicator, self._setup.mesh
+        label = mesh.label(communicator.rank)
+        if len(self._setup.ranks) > 1 or not label:
+            return ""
+        return f"rank {communicator.rank} of {mesh.world_size}, local rank {communicator.local_rank}: {label}"

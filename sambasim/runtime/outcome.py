@@ -59,13 +59,15 @@ _MOST_RANKS = 8
 
 def _mesh_notices(setup: Setup) -> list[str]:
     """Where the first ranks are on the mesh and on devices, if a copy of the model has several."""
-    mesh = setup.mesh
+    mesh, nodes = setup.mesh, setup.communicator.node_of
     if copy_mesh(setup.program.mesh).world_size == 1:
         return []
     locations = setup.placement.locations()[:_MOST_RANKS]
-    places = [f"rank {rank}: {mesh.place(rank)} on {at}" for rank, at in enumerate(locations)]
+    of_process = len(setup.ranks) == 1
+    local = [f" (local {nodes[:rank].count(nodes[rank])})" if of_process else "" for rank in range(len(locations))]
+    places = [f"rank {rank}{local[rank]}: {mesh.place(rank)} on {at}" for rank, at in enumerate(locations)]
     more = ["…"] if mesh.world_size > _MOST_RANKS else []
-    return [f"mesh {mesh}; {'; '.join([*places, *more])}"]
+    return [f"mesh {mesh}, {mesh.world_size} ranks; {'; '.join([*places, *more])}"]
 
 
 def _nothing_to_sync(setup: Setup) -> str:
@@ -222,7 +224,8 @@ def _weights_sha256(setup: Setup, team: Team) -> str:
     for rank, digest in digests.items():
         first = setup.mesh.group(rank, DATA_PARALLEL)[0]
         if digest != digests.get(first, digest):
-            raise PeerError(f"the parameters of rank {rank} differ from those of rank {first} after training")
+            who, other = (setup.mesh.who(one, "rank") for one in (rank, first))
+            raise PeerError(f"the parameters of {who} differ from those of {other} after training")
     in_parts = team.keeps_slices or any(symbol.cuts for symbol in setup.program.symbols.values())
     if setup.program.schedule is None and not in_parts:
         return next(iter(digests.values()))

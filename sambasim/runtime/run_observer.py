@@ -38,7 +38,7 @@ class Step(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Start:
     """What is known before the first step. `placement` describes the ranks on the simulated machine; `chips` of a
-    replica share its batch."""
+    replica share its batch; `rank` is this one with its coordinates, if there is an axis other than dp."""
 
     name: str
     plan: Plan
@@ -49,6 +49,7 @@ class Start:
     seconds_to_start_s: float
     placement: str = ""
     chips: int = 1
+    rank: str = ""
 
 
 class RunObserver:

@@ -164,14 +164,15 @@ def _check_trainable(program: Program, training: TrainingOptions) -> None:
     raise OptionError(what, remedy="run it by the app that compiled it: python APP.py run --pef …")
 
 
-def check_sources(communicator: Communicator, sources: Sequence[Source]) -> None:
+def check_sources(communicator: Communicator, sources: Sequence[Source], mesh: Mesh) -> None:
     """Collective. Raises DataError if replicas have datasets of different sizes, and so different numbers of steps."""
     own = [(len(s.train), None if s.evaluation is None else len(s.evaluation)) for s in sources]
     sizes = [size for of_rank in communicator.all_gather_object(own) for size in of_rank]
     apart = [replica for replica, size in enumerate(sizes) if size != sizes[0]]
     if apart:
         raise DataError(
-            f"{sources[0].name} gives replica 0 {_sizes(sizes[0])}, but replica {apart[0]} {_sizes(sizes[apart[0]])}",
+            f"{sources[0].name} gives {mesh.who(0)} {_sizes(sizes[0])}, but {mesh.who(apart[0])} "
+            f"{_sizes(sizes[apart[0]])}",
             remedy="give every rank the whole data set: sambasim distributes the samples itself",
         )
 

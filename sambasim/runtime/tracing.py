@@ -150,7 +150,7 @@ class RunTrace(StepRecorder):
         return f"parameter server, rank {number}, host {host}, measured"
 
     def _facts(self, accuracy_ns: int, left_out: int) -> Mapping[str, object]:
-        document = self._setup.document
+        document, mesh = self._setup.document, self._setup.mesh
         device = str(document.compile_options.get("arch", "device")).upper()
         return {
             "kind": "measured",
@@ -159,6 +159,7 @@ class RunTrace(StepRecorder):
             "pef_digest": document.digest,
             "device": f"measured on CPUs, not on the {device} that the PEF was compiled for",
             "replicas": self._plan.world_size,
+            **({"mesh": str(mesh)} if mesh.label(0) else {}),
             "emulated": self._setup.is_emulation,
             "sync": self._sync,
             "first_step": self.steps[0] + 1,

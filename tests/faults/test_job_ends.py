@@ -186,10 +186,11 @@ def test_a_time_limit_ends_a_process_that_hangs_in_mpi() -> None:
 import ctypes
 import time
 from sambasim.runtime.single_rank import single_rank
+from sambasim.ir.mesh import Mesh
 from sambasim.runtime.supervision import supervisor
 supervisor.LEAST_LIMIT_S = 0.0
 supervisor.limit_time(0.2, 0)
-supervisor.Supervisor(single_rank("here"), report=print, exit_code=int).start([], "", 1.0)
+supervisor.Supervisor(single_rank("here"), report=print, exit_code=int).start([], "", 1.0, Mesh({}))
 time.sleep(0.5)
 print("the limit has been removed", flush=True)
 supervisor.limit_time(0.2, 1)

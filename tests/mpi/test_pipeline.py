@@ -38,10 +38,9 @@ def test_a_pipeline_has_the_bits_of_accumulation(ranks: int, pefs: dict[str, Pat
     found = train(ranks, [run_of(name, pefs[name], steps=2, accumulation=2, evaluate=True) for name in names])
     for name, trained in found.items():
         assert trained.summary.mesh == {"dp": 1, "pp": 2}
-        assert (
-            "mesh dp 1 × pp 2; rank 0: dp 0, pp 0 on node 0 RDU 0; rank 1: dp 0, pp 1 on node 0 RDU 1"
-            in trained.notices
-        )
+        local = (" (local 0)", " (local 1)") if ranks == 2 else ("", "")
+        places = [f"rank {rank}{one}: dp 0, pp {rank} on node 0 RDU {rank}" for rank, one in enumerate(local)]
+        assert f"mesh dp 1 × pp 2, 2 ranks; {'; '.join(places)}" in trained.notices
         assert trained.summary.waited_s.keys() == {"pp"}
         assert trained.outcome == whole[name.split()[0]].outcome, name
 

@@ -1,9 +1,10 @@
 """The status file of a node: a text file with a line for each of its ranks.
 
-    rank host             pid         step micro state   doing                              at (once it takes long)
-       1 node7            4712          17     1 running section 3 of 9 (BCKWD_2)
+    rank host             pid         step micro state   doing                       mesh        at (once it takes long)
+       1 node7            4712          17     1 running section 3 of 9 (BCKWD_2)    dp 0, pp 1
 
-Every rank maps the file. It survives the death of all ranks. An update copies a few bytes, without a system call.
+`mesh` is empty if the only axis is dp. Every rank maps the file. It survives the death of all ranks. An update copies
+a few bytes, without a system call.
 """
 
 import mmap
@@ -18,7 +19,7 @@ from typing import Self
 
 from sambasim.errors import MachineError
 
-_WIDTHS = {"rank": 6, "host": 24, "pid": 10, "step": 10, "micro": 6, "state": 7, "doing": 80, "at": 256}
+_WIDTHS = {"rank": 6, "host": 24, "pid": 10, "step": 10, "micro": 6, "state": 7, "doing": 80, "mesh": 24, "at": 256}
 _NUMBERS = ("rank", "pid", "step", "micro")
 _ENDS = [sum(list(_WIDTHS.values())[: index + 1]) + index for index in range(len(_WIDTHS))]  # a blank between two
 _COLUMNS = {name: slice(end - _WIDTHS[name], end) for name, end in zip(_WIDTHS, _ENDS, strict=True)}
@@ -53,6 +54,7 @@ class RankStatus:
     state: State
     doing: str
     at: str = ""
+    mesh: str = ""
 
     def __str__(self) -> str:
         step = [f"step {self.step}"] if self.step else []
@@ -82,8 +84,10 @@ class Activity:
     def set(self, prepared: bytes) -> None:
         self._memory[self._state_and_doing] = prepared
 
-    def begin(self, rank: int, host_name: str, pid: int) -> None:
-        cells = {"rank": str(rank), "host": host_name, "pid": str(pid), "state": State.RUNNING, "doing": "starting"}
+    def begin(self, rank: int, host_name: str, pid: int, mesh: str = "") -> None:
+        """`mesh`: the coordinates of the rank."""
+        cells = {"rank": str(rank), "host": host_name, "pid": str(pid), "mesh": mesh}
+        cells |= {"state": State.RUNNING, "doing": "starting"}
         self._memory[self._start : self._start + LINE_BYTES] = _row(cells)
 
     def step(self, number: int) -> None:
@@ -162,6 +166,7 @@ class StatusFile:
             state=_STATES.get(text["state"][:1], State.RUNNING),
             doing=text["doing"],
             at=text["at"],
+            mesh=text["mesh"],
         )
 
 

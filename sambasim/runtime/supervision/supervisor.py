@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import NoReturn, Self, cast
 
 from sambasim.errors import PeerError
+from sambasim.ir.mesh import Mesh
 from sambasim.runtime.ranks import Communicator, FailureNotice
 from sambasim.runtime.supervision.status_file import UNWATCHED, Activity, State, StatusFile, name_of
 from sambasim.runtime.supervision.watchdog import (
@@ -56,12 +57,12 @@ _STDERR = 2
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What is reported: the error, and the rank and host on which it happened. `alike`: every rank failed with the same
-    message, so the report names none; `doing`: the activity of the rank."""
+    """What is reported: the error, the rank on which it happened, and `who` that is, with its host. `alike`: every rank
+    failed with the same message, so the report names none; `doing`: the activity of the rank."""
 
     error: BaseException
     rank: int
-    host_name: str
+    who: str
     alike: bool
     doing: str | None = None
 
@@ -74,8 +75,7 @@ class Failure:
     def reporter(self) -> str:
         if self.alike:
             return "every rank"
-        reporter = f"rank {self.rank} on {self.host_name}"
-        return reporter if self.about == self.rank else f"seen by {reporter}"
+        return self.who if self.about == self.rank else f"seen by {self.who}"
 
 
 class Supervisor:
@@ -95,6 +95,7 @@ class Supervisor:
         self._exit_code = exit_code
         self._ending = threading.Lock()
         self._timeout_s = 0.0
+        self._mesh = Mesh({})
         self._file: StatusFile | None = None
         self._paths: Sequence[Path] = ()
         self._started: Sequence[bytes | None] = ()
@@ -110,15 +111,22 @@ class Supervisor:
         if error is not None and self._communicator.world_size > 1:
             self._end_job(error)
 
-    def start(self, folders: Sequence[Path], title: str, timeout_s: float) -> None:
+    @property
+    def who(self) -> str:
+        """This rank, its host, and its coordinates: `rank 3 on node7: dp 0, pp 1, tp 1`."""
+        world = self._communicator
+        label = self._mesh.label(world.rank)
+        return f"rank {world.rank} on {world.host_name}{label and f': {label}'}"
+
+    def start(self, folders: Sequence[Path], title: str, timeout_s: float, mesh: Mesh) -> None:
         """Collective. Create the status file of each node in the first of `folders` that can be written, and start the
-        watchdog. With one rank there is neither. `timeout_s`: how long ranks wait for one that makes no progress.
-        Raises MachineError."""
+        watchdog. With one rank there is neither. `timeout_s`: how long ranks wait for one that makes no progress;
+        `mesh`: that of the ranks. Raises MachineError."""
         world = self._communicator
         if world.world_size == 1:
             faulthandler.cancel_dump_traceback_later()
             return
-        self._timeout_s = timeout_s
+        self._timeout_s, self._mesh = timeout_s, mesh
         first = world.local_ranks[0]
         if world.rank == first:
             self._file = StatusFile.create(folders, name_of(title, world.host_name, os.getpid()), world.local_size)
@@ -126,14 +134,15 @@ class Supervisor:
         self._paths = [path for path in paths if path is not None]
         self._file = self._file or StatusFile.attach(cast("Path", paths[first]))
         self.activity = self._file.activity(world.local_rank)
-        self.activity.begin(world.rank, world.host_name, os.getpid())
+        self.activity.begin(world.rank, world.host_name, os.getpid(), mesh.label(world.rank))
         everybody = world.all_gather_object((os.getpid(), start_time("self"), world.host_name))
         of_node = [everybody[rank] for rank in world.local_ranks]
         self._started = [started if start_time(pid) == started else None for pid, started, _ in of_node]
         faulthandler.cancel_dump_traceback_later()
         if not world.serves_threads:
             return  # this MPI may be used by one thread only, so there is no watchdog
-        others = OtherNodes(world, [host for _, _, host in everybody]) if world.node_count > 1 else None
+        hosts = [host for _, _, host in everybody]
+        others = OtherNodes(world, hosts, mesh) if world.node_count > 1 else None
         self._watchdog = Watchdog(self._file, self._started, world.local_rank, timeout_s, others, self._end_job)
         self._watchdog.start()
 
@@ -181,7 +190,7 @@ class Supervisor:
         reports, code = reporter == world.rank, notices[reporter].exit_code
         if reports and not (alike and isinstance(error, SystemExit)):
             shown = None if alike or own.secondary else doing
-            self._report(Failure(error, world.rank, world.host_name, alike, shown))
+            self._report(Failure(error, world.rank, self.who, alike, shown))
             sys.stderr.flush()
         if reports or all_exit:
             self._remove_files()

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from sambasim.errors import PeerError, StallError
+from sambasim.ir.mesh import Mesh
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.supervision.status_file import RankStatus, State, StatusFile
 from sambasim.units import format_seconds
@@ -36,12 +37,16 @@ ANSWER_S = 4.0
 """How long a watchdog waits for answers from other nodes. They normally take one period."""
 
 _LONG_S = 10.0
-"""After this time in one activity, or half of what is allowed, a rank writes which line of Python it is in."""
+"""After this time in one activity, or half of what is allowed, a rank writes which line of Python it is in, or that it
+waits: communication within a section writes no activity, because it is short and frequent."""
+
+WAIT = "a wait for other ranks"
 
 _MAX_PERIOD_S = 4 * PERIOD_S
 _POLL_S = 0.02
 _QUESTION = "what do you see?"
 _PACKAGE = str(Path(__file__).resolve().parents[2])
+_COMMUNICATION = tuple(f"{_PACKAGE}/runtime/{name}" for name in ("transports/", "communicator.py"))
 _WHERE_INDENT = "\n         "
 
 
@@ -89,12 +94,16 @@ class Observation:
 
     @property
     def waits(self) -> bool:
-        return self.status.state is State.WAITING
+        return self.status.state is State.WAITING or self._waits_in_section
+
+    @property
+    def _waits_in_section(self) -> bool:
+        return self.status.state is State.RUNNING and self.status.at == WAIT
 
     @property
     def is_running(self) -> bool:
         """Whether it should make progress without others."""
-        return self.status.state is State.RUNNING
+        return self.status.state is State.RUNNING and not self._waits_in_section
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -102,8 +111,9 @@ class Observation:
 
     @property
     def place(self) -> str:
-        process = f" (process {self.status.pid})" if self.status.pid else ""
-        return f"rank {self.status.rank} on {self.status.host_name}{process}"
+        process = [f"process {self.status.pid}"] if self.status.pid else []
+        facts = "; ".join([*process, *filter(None, [self.status.mesh])])
+        return f"rank {self.status.rank} on {self.status.host_name}{facts and f' ({facts})'}"
 
 
 class NodeObserver:
@@ -221,11 +231,12 @@ def _remedy(one: Observation) -> str:
 
 
 class OtherNodes:
-    """Asks and answers the watchdogs of other nodes. `hosts` are the host names by rank."""
+    """Asks and answers the watchdogs of other nodes. `hosts` are the host names by rank, `mesh` is that of the job."""
 
-    def __init__(self, communicator: Communicator, hosts: Sequence[str]) -> None:
+    def __init__(self, communicator: Communicator, hosts: Sequence[str], mesh: Mesh) -> None:
         self._communicator = communicator
         self._hosts = hosts
+        self._mesh = mesh
         self._answers: dict[int, Observation] = {}
 
     def answer(self, observed: Sequence[Observation]) -> None:
@@ -251,7 +262,9 @@ class OtherNodes:
 
     def _silent(self, rank: int) -> Observation:
         doing = f"no answer for {format_seconds(ANSWER_S)}"
-        return Observation(RankStatus(rank, self._hosts[rank], 0, 0, 0, State.RUNNING, doing), ANSWER_S, Process.SILENT)
+        host, label = self._hosts[rank], self._mesh.label(rank)
+        status = RankStatus(rank, host, 0, 0, 0, State.RUNNING, doing, mesh=label)
+        return Observation(status, ANSWER_S, Process.SILENT)
 
 
 class Watchdog:
@@ -308,12 +321,18 @@ class Watchdog:
         return stall_error(observed, self._timeout_s) if is_stalled(own, observed, self._timeout_s) else None
 
     def _write_line(self, own: Observation) -> None:
-        if own.is_running and own.idle_s >= min(self._timeout_s / 2, _LONG_S):
-            self._activity.at(user_line(sys._current_frames().get(self._main_thread)))
+        if own.status.state is State.RUNNING and own.idle_s >= min(self._timeout_s / 2, _LONG_S):
+            frame = sys._current_frames().get(self._main_thread)
+            self._activity.at(WAIT if is_wait(frame) else user_line(frame))
             self._wrote_line = True
         elif self._wrote_line:
             self._activity.at("")
             self._wrote_line = False
+
+
+def is_wait(frame: FrameType | None) -> bool:
+    """Whether `frame`, the innermost of a thread, communicates with other ranks."""
+    return frame is not None and frame.f_code.co_filename.startswith(_COMMUNICATION)
 
 
 def user_line(frame: FrameType | None) -> str:

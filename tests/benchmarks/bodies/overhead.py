@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+from sambasim.ir.mesh import Mesh
 from sambasim.options.run import CheckpointOptions, RunOptions
 from sambasim.records.metrics import CheckpointRecord
 from sambasim.runtime.communicator import connect
@@ -54,7 +55,7 @@ def main(folder: Path, way: Overhead) -> None:
     )
     with Supervisor(communicator, report=_report, exit_code=lambda error: 1) as supervisor:
         if way is not Overhead.BARE:
-            supervisor.start([folder], "gpt", 300.0)
+            supervisor.start([folder], "gpt", 300.0, Mesh({}))
         TrainingJob(set_up(pef, options, communicator), clock, supervisor.activity).run()
         supervisor.finish()
     if communicator.rank == 0:

@@ -7,15 +7,18 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
+import sambasim.runtime
 from sambasim.errors import PeerError, StallError
 from sambasim.runtime.supervision.status_file import RankStatus, State, StatusFile
 from sambasim.runtime.supervision.watchdog import (
     LEAVING_S,
+    WAIT,
     NodeObserver,
     Observation,
     OtherNodes,
@@ -24,6 +27,7 @@ from sambasim.runtime.supervision.watchdog import (
     dead_ranks,
     death_error,
     is_stalled,
+    is_wait,
     missing_ranks,
     process_of,
     stall_error,
@@ -111,6 +115,27 @@ def test_errors_name_the_ranks_and_what_they_did() -> None:
     mutual = stall_error([seen(0), seen(1)], TIMEOUT_S)
     assert mutual.rank is None
     assert str(mutual).startswith("all ranks have waited for each other for 300.00 s")
+
+
+def test_a_rank_that_waits_within_a_section_waits() -> None:
+    everybody = [seen(0, R, at=WAIT), seen(1, R)]
+    assert is_stalled(everybody[0], everybody, TIMEOUT_S)
+    assert [one.status.rank for one in missing_ranks(everybody)] == [1]
+    assert not is_stalled(everybody[1], everybody, TIMEOUT_S)
+    placed = replace(everybody[1], status=replace(everybody[1].status, mesh="pp 1, tp 0"))
+    assert "where: rank 1 on node1 (process 101; pp 1, tp 0): step 17" in str(stall_error([placed], TIMEOUT_S))
+
+
+@pytest.mark.parametrize(
+    ("file", "waits"), [("transports/values.py", True), ("communicator.py", True), ("job.py", False)]
+)
+def test_a_thread_waits_if_its_innermost_frame_communicates(file: str, waits: bool) -> None:
+    path = Path(sambasim.runtime.__file__).parent / file
+    code = compile("def wait(ask): return ask(sys._getframe())", str(path), "exec")
+    scope: dict[str, Any] = {"sys": sys}
+    exec(code, scope)
+    assert path.is_file()
+    assert scope["wait"](is_wait) is waits
 
 
 @pytest.fixture

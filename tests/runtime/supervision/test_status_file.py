@@ -35,6 +35,13 @@ def test_others_read_what_a_rank_writes_also_when_the_file_is_removed(three_rank
     assert (other.ranks()[1].state, other.ranks()[1].step) == (State.ENDED, 0)
 
 
+def test_a_rank_of_a_mesh_has_its_coordinates(three_ranks: StatusFile) -> None:
+    three_ranks.activity(2).begin(6, "node6", 1006, "dp 16383, pp 63, tp 63")
+    assert [status.mesh for status in three_ranks.ranks()] == ["", "", "dp 16383, pp 63, tp 63"]
+    headings, *lines = three_ranks.path.read_text().splitlines()
+    assert lines[2].index("dp 16383") == headings.index("mesh")
+
+
 def test_long_texts_stay_in_the_line_of_their_rank(three_ranks: StatusFile) -> None:
     before = three_ranks.path.read_bytes()
     activity = three_ranks.activity(1)
