@@ -51,7 +51,7 @@ from sambasim.ir.schedule import Schedule, make, read_csv
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
 from sambasim.pef import PefDocument, write
 from sambasim.pef.lookup import record_compiled
-from sambasim.units import format_bytes
+from sambasim.units import counted, format_bytes
 
 _GRU_EXACT_MULTIPLE = 32
 """Hidden sizes of a GRU that are multiples of this give the bits of eager PyTorch: see docs/concepts.md."""
@@ -204,10 +204,11 @@ def schedule_of(options: CompileOptions) -> Schedule | None:
         return make(options.schedule, ranks, micro_batches)
     found = read_csv(Path(options.schedule))
     if (found.ranks, found.micro_batches) != (ranks, micro_batches):
+        fitting = f"--pipeline-stages {found.ranks} --micro-batches {found.micro_batches}"
         raise OptionError(
-            f"{options.schedule} has {found.ranks} ranks and {found.micro_batches} micro-batches, not {ranks} and "
-            f"{micro_batches}",
-            remedy=f"--pipeline-stages {found.ranks} --micro-batches {found.micro_batches}",
+            f"{options.schedule} has {counted(found.ranks, 'rank')} and {found.micro_batches} micro-batches, not "
+            f"{ranks} and {micro_batches}",
+            remedy=fitting if found.ranks > 1 else f"write a row for each of the {ranks} ranks",
         )
     return found
 

@@ -173,10 +173,20 @@ SCHEDULES: Mapping[str, Callable[[int, int, int], Rows]] = {
 _CHOICES = f"--schedule {' | '.join(SCHEDULES)} | FILE.csv"
 
 
+_MOST_CELLS = 100_000
+"""Ranks × micro-batches of a named schedule: two or three actions each, which take some 5 s to check."""
+
+
 def make(name: str, ranks: int, micro_batches: int, *, chunks: int = 2) -> Schedule:
     """The schedule `name`. Raises OptionError if there is none of that name, or none for these numbers."""
     if name not in SCHEDULES:
         raise OptionError(f"there is no schedule {shortened(name)}", remedy=_CHOICES)
+    if ranks * micro_batches > _MOST_CELLS:
+        raise OptionError(
+            f"a schedule of {ranks:,} ranks and {micro_batches:,} micro-batches is too long: ranks × micro-batches "
+            f"may be {_MOST_CELLS:,}",
+            remedy="use fewer --pipeline-stages or --micro-batches",
+        )
     return _schedule(name, SCHEDULES[name](ranks, micro_batches, chunks))
 
 
@@ -196,7 +206,7 @@ def read_csv(path: Path) -> Schedule:
 
     Raises OptionError if the file cannot be read, a cell is no action, or the schedule cannot run."""
     try:
-        text = read_text(path, _MOST_BYTES)
+        text = read_text(path, _MOST_BYTES).removeprefix("\ufeff")  # with which spreadsheets begin a file
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise OptionError(f"the schedule {path} cannot be read: {reason}", remedy=_CHOICES) from None
@@ -334,7 +344,8 @@ def _deadlock(schedule: Schedule, needed: Mapping[int, Action], spans: Sequence[
         rank = schedule.rank_of(needed[rank].stage)
     cycle = path[path.index(rank) :]
     waits = "; ".join(f"{at[rank]} on rank {rank} waits for {needed[rank]}" for rank in cycle)
-    moves = (f"{needed[rank]} to before {at[schedule.rank_of(needed[rank].stage)]}" for rank in cycle)
+    there = {rank: at[schedule.rank_of(needed[rank].stage)] for rank in cycle}
+    moves = (f"{needed[rank]} to before {there[rank]}" for rank in cycle if needed[rank] != there[rank])
     return OptionError(
         f"the schedule has a deadlock: {waits}",
         where=f"rows {', '.join(str(rank + 1) for rank in sorted(cycle))}",

@@ -121,7 +121,7 @@ class ParallelOptions(ParallelFlags, Options):
             yield Problem("micro_batches", what, "add --pipeline-stages 2", str(self.micro_batches))
         if self.pipeline_stages == 1 and self.schedule != "1f1b":
             yield Problem("schedule", "needs a pipeline", "add --pipeline-stages 2", show(self.schedule))
-        if 1 < self.micro_batches < self.pipeline_stages:
+        if 1 < self.micro_batches < self.pipeline_stages and not self.schedule.endswith(".csv"):
             what = f"cannot keep {self.pipeline_stages} stages busy"
             remedy = f"--micro-batches N with a multiple of {self.pipeline_stages}; 1 is plain model parallelism"
             yield Problem("micro_batches", what, remedy, str(self.micro_batches))

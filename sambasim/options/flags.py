@@ -165,9 +165,9 @@ class ParallelFlags(Fields):
             PARALLEL,
         ),
     ] = None
-    n_chips: Annotated[Count, Flag("--n-chips", "Chips of one replica, each with a rank of its own.", PARALLEL)] = 1
+    n_chips: Annotated[Replicas, Flag("--n-chips", "Chips of one replica, each with a rank of its own.", PARALLEL)] = 1
     pipeline_stages: Annotated[
-        Count, Flag("--pipeline-stages", "Ranks of a pipeline, each with some of the layers of a replica.", PARALLEL)
+        Replicas, Flag("--pipeline-stages", "Ranks of a pipeline, each with some of the layers of a replica.", PARALLEL)
     ] = 1
     micro_batches: Annotated[
         Count, Flag("--micro-batches", "Parts of a batch, which go through the pipeline one after another.", PARALLEL)

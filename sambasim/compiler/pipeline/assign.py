@@ -107,7 +107,7 @@ def assign(program: Program, graph: Graph, values: Values, stages: int, budget: 
             if output.value not in made:
                 raise OptionError(
                     f"no operator computes the gradient of {program.symbols[name].torch_names[0]}",
-                    remedy="leave out --pipeline-stages",
+                    remedy=_NO_STAGES,
                 )
             owner[name] = min(owner[name], made[output.value])
     readers = {name: tuple(sorted(held[name])) for name in owner}
@@ -132,6 +132,9 @@ def assign_forward(graph: Graph, values: Values, training: Assignment) -> Assign
     return replace(training, stage_of=stage_of)
 
 
+_NO_STAGES = "leave out --pipeline-stages"
+
+
 def _cut(
     program: Program, graph: Graph, forward: Sequence[Node], values: Values, stages: int, budget: Budget
 ) -> list[int]:
@@ -145,16 +148,21 @@ def _cut(
         total_s.append(total_s[-1] + own_s)
         owned.append(len(seen))
     crossing = crossing_of(forward, values)
-    for most in range(1, max(crossing, default=0) + 1):
-        places = [0, *(at for at, count in enumerate(crossing, 1) if 0 < count <= most), len(forward)]
-        ends = _balanced(places, total_s, owned, stages)
-        if ends is not None:
-            return ends
-    raise OptionError(
-        f"{program.name} cannot be cut into {stages} stages with parameters of their own: its forward has "
-        f"{len(forward)} operators, which read {len(seen)} trained parameters",
-        remedy="use fewer --pipeline-stages",
-    )
+
+    def places(most: int) -> list[int]:
+        """Where at most so many tensors cross, between both ends."""
+        return [0, *(at for at, count in enumerate(crossing, 1) if 0 < count <= most), len(forward)]
+
+    largest = max(crossing, default=0)
+    possible = len({owned[at] for at in places(largest)} - {0})
+    if stages > possible:
+        raise OptionError(
+            f"{program.name} cannot be cut into {stages} stages with parameters of their own: its forward has "
+            f"{len(forward)} operators, which read {len(seen)} trained parameters",
+            remedy=f"use fewer --pipeline-stages: at most {possible} stages" if possible > 1 else _NO_STAGES,
+        )
+    found = (_balanced(places(most), total_s, owned, stages) for most in range(1, largest + 1))
+    return next(ends for ends in found if ends is not None)
 
 
 def _seconds(program: Program, graph: Graph, count: int, budget: Budget) -> list[float]:

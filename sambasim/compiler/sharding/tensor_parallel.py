@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from math import gcd
 from typing import ClassVar
 
 from sambasim.compiler.names import GRADIENT_SUFFIX
@@ -10,15 +11,18 @@ from sambasim.compiler.sharding.named_plan import Named, general, plan_by_name, 
 from sambasim.compiler.sharding.plan import Plan, find_plan, propagate
 from sambasim.compiler.sharding.rules import RULES
 from sambasim.errors import OptionError
-from sambasim.ir.graph import Graph, node_references
+from sambasim.ir.graph import Graph, Ref, node_references
 from sambasim.ir.mesh import TENSOR, Axis
+from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.ir.verify import Progress
-from sambasim.options.load import refusal
+from sambasim.options.load import one_of, refusal
 from sambasim.units import format_bytes
 
 _MOST_NAMES = 4
+_USUAL = (2, 4, 8)
+"""Numbers of chips that a remedy tries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,7 @@ class TensorParallel:
         return plan_by_name(program, graph, TENSOR, self.ranks, names)
 
     def _found(self, program: Program, graph: Graph) -> Plan:
+        _check_heads(program, graph, self.ranks)
         plan = find_plan(program, graph, TENSOR, self.ranks)
         names = read_names(program, graph, self.ranks, self.styles_of_model)
         missed = [name for name in names.layouts if name not in plan.layouts]
@@ -85,16 +90,33 @@ class TensorParallel:
         if self.styles_of_model:
             self.tell(_about_model(program, names, missed))
         if not plan.layouts:
+            possible = [str(ranks) for ranks in _USUAL if find_plan(program, graph, TENSOR, ranks).layouts]
             raise OptionError(
                 f"no tensor of {program.name} can be cut over {self.ranks} ranks: no two products with only "
                 "operators between them that work on parts, in sizes that divide evenly",
-                remedy="change --n-chips, or leave out --tensor-parallel",
+                remedy=f"{f'--n-chips {one_of(possible)}, or ' if possible else ''}leave out --tensor-parallel",
             )
         return plan
 
     def _cut(self, symbol: Symbol, layout: Layout) -> Symbol:
         type_ = part_type(symbol.type, layout, self.ranks)
         return replace(symbol, type=type_, cuts=cut_of(layout, TENSOR, self.ranks))
+
+
+def _check_heads(program: Program, graph: Graph, ranks: int) -> None:
+    """Raises OptionError for attention with several heads that `ranks` does not divide."""
+    for node in graph.nodes:
+        if OPERATORS[node.operator].kind is OperatorKind.ATTENTION:
+            names = [one.name for one in node.args[:3] if isinstance(one, Ref)]
+            shapes = [(graph.values.get(name) or program.symbols[name].type).shape for name in names]
+            heads = gcd(*(shape[1] for shape in shapes if len(shape) == 4))
+            if heads > 1 and heads % ranks:
+                divisors = [str(number) for number in range(2, heads + 1) if heads % number == 0]
+                raise OptionError(
+                    f"{heads} attention heads cannot be divided over {ranks} ranks",
+                    where=None if node.source is None else str(node.source),
+                    remedy=f"--n-chips {one_of(divisors)}, or leave out --tensor-parallel",
+                )
 
 
 def _given_out(graph: Graph, symbol: Symbol, layouts: Mapping[str, Layout]) -> Layout:

@@ -236,6 +236,15 @@ def test_a_gpt_is_cut_as_in_megatron(tmp_path: Path) -> None:
     }
     blocks = {f"blocks__{block}__{name}": layout for block in range(2) for name, layout in of_block.items()}
     assert plan_of(built, 2) == {"tokens__weight": cut(0), "positions__weight": cut(0), **blocks}
+    of_forward = find_plan(built.program, built.program.evaluation, TENSOR, 2)  # as for inference
+    assert {name.partition("__")[2]: layout for name, layout in of_forward.layouts.items()}.items() >= blocks.items()
+
+
+def test_heads_that_ranks_do_not_divide_are_refused() -> None:
+    built, _ = built_from(Attention(), x=torch.randn(4, 6, 16), target=torch.randn(4, 6, 16))
+    with pytest.raises(OptionError, match="4 attention heads cannot be divided over 8 ranks") as raised:
+        TensorParallel(8)(built.program)
+    assert raised.value.remedy == "--n-chips 2 or 4, or leave out --tensor-parallel"
 
 
 def test_a_model_that_cannot_be_cut_is_refused() -> None:
