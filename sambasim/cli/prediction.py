@@ -87,6 +87,11 @@ def mesh_predictions(question: Question, ways: Sequence[SyncPath]) -> tuple[Devi
             f"a replica of the PEF {program.name} has {program.ranks_of_replica} ranks, and is predicted as compiled",
             remedy="leave out --batch-size, --o0, --o1 and --o3, or compile it with them",
         )
+    if program.training is None:
+        raise OptionError(
+            f"the PEF {program.name} is for inference, and only training is predicted on several ranks",
+            remedy="compile it for training, or without --tensor-parallel",
+        )
     device = load_device(question.arch or subject.arch)
     tiles, calibration = _tiles(question, subject), load_calibration()
     cluster = load_cluster(question.cluster or device.cluster)

@@ -157,8 +157,9 @@ def check_one_rank(program: Program) -> None:
     mesh = copy_mesh(program.mesh)
     if mesh.world_size > 1:
         raise OptionError(
-            f"this is a prediction for one device, and a replica of the PEF has {mesh.world_size} ({mesh})",
-            remedy=f"sambasim simulate {program.name} predicts it as it was compiled, without these flags",
+            f"this is a prediction for one device, and a replica of {program.name} has {mesh.world_size} ranks "
+            f"({mesh})",
+            remedy=f"once it is compiled, sambasim simulate {program.name} predicts all of its ranks",
         )
 
 
