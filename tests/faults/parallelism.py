@@ -1,0 +1,256 @@
+"""Bad input of meshes: cuts and schedules that cannot be, and runs that do not fit a PEF of several ranks."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.faults.fault import Fault
+from tests.faults.texts import TRAIN, net
+from tests.pef.damage import Fields, change_fields
+
+DEEP = net(
+    "return self.last(torch.relu(self.first(x)))", init="self.first = nn.Linear(8, 8)\nself.last = nn.Linear(8, 3)"
+)
+"""Two layers: what the PEFs of several ranks are compiled from."""
+
+ATTENTION = net(
+    "heads = self.first(x).view(-1, 2, 4, 3).transpose(1, 2)\n"
+    "return self.last(F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(1))",
+    init="self.first = nn.Linear(8, 24)\nself.last = nn.Linear(24, 3)",
+)
+
+_STAGES = f"{TRAIN} --pipeline-stages 2 --micro-batches 2"
+_IN_FILE = f"{_STAGES} --schedule mine.csv"
+_CHOICES = "--schedule gpipe | 1f1b | interleaved-1f1b | zb-h1 | FILE.csv"
+
+
+def _written(content: str | bytes) -> Callable[[Path], object]:
+    data = content.encode() if isinstance(content, str) else content
+    return lambda folder: (folder / "mine.csv").write_bytes(data)
+
+
+def _with_rows(*rows: str) -> Callable[[Path], object]:
+    """The PEF `stages`, with other rows of its schedule, whose numbers are those of stage and micro-batch."""
+
+    def change(fields: Fields) -> None:
+        cells = [[(cell[1], int(cell[0]), int(cell[2])) for cell in row.split(",")] for row in rows]
+        fields["program"]["schedule"]["rows"] = [
+            [{"kind": kind, "stage": stage, "micro_batch": number} for kind, stage, number in row] for row in cells
+        ]
+
+    return lambda folder: change_fields(folder / "out" / "stages" / "stages.pef", change)
+
+
+CUTS: tuple[Fault, ...] = (
+    Fault(
+        "chips that no layer can be divided over",
+        f"{TRAIN} --tensor-parallel weight --n-chips 5",
+        ("no tensor of net can be cut over 5 ranks", "--n-chips 2, 4 or 8, or leave out --tensor-parallel"),
+        DEEP,
+    ),
+    Fault(
+        "a single layer to divide over chips",
+        f"{TRAIN} --tensor-parallel weight --n-chips 2",
+        ("no tensor of net can be cut over 2 ranks", "try:   leave out --tensor-parallel"),
+        net(),
+    ),
+    Fault(
+        "heads that chips do not divide",
+        f"{TRAIN} --tensor-parallel weight --n-chips 3",
+        ("4 attention heads cannot be divided over 3 ranks", "where: net.py:", "--n-chips 2 or 4, or leave out"),
+        ATTENTION,
+    ),
+    Fault(
+        "chips beyond any machine",
+        f"{TRAIN} --tensor-parallel batch --n-chips 1000000000",
+        ("parallel.n_chips = 1000000000 (from --n-chips): must be at most 16,384",),
+        DEEP,
+    ),
+    Fault(
+        "chips that do not divide the batch",
+        f"{TRAIN} --tensor-parallel batch --n-chips 3",
+        ("parallel.n_chips = 3 (from --n-chips): does not divide the batch of 4 samples", "--batch-size 6"),
+        DEEP,
+    ),
+    Fault(
+        "a stage without parameters",
+        f"{TRAIN} --pipeline-stages 3",
+        (
+            "net cannot be cut into 3 stages with parameters of their own: its forward has",
+            "use fewer --pipeline-stages: at most 2 stages",
+        ),
+        DEEP,
+    ),
+    Fault(
+        "stages of a single layer",
+        f"{TRAIN} --pipeline-stages 2",
+        ("net cannot be cut into 2 stages", "try:   leave out --pipeline-stages"),
+        net(),
+    ),
+    Fault(
+        "a statistic that two stages share",
+        f"{TRAIN} --pipeline-stages 3",
+        ("share the buffer norm.", "which a step changes", "use fewer --pipeline-stages, or give each module a buffer"),
+        net(
+            "first, second, last = self.layers\nreturn last(self.norm(second(torch.relu(first(self.norm(x))))))",
+            init="self.norm = nn.BatchNorm1d(8, affine=False)\n"
+            "self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))",
+        ),
+    ),
+    Fault(
+        "a schedule beyond any memory",
+        f"{TRAIN} -b 65536 --pipeline-stages 2 --micro-batches 65536",
+        ("a schedule of 2 ranks and 65,536 micro-batches is too long", "fewer --pipeline-stages or --micro-batches"),
+        DEEP,
+    ),
+    Fault(
+        "micro-batches that do not divide the batch",
+        f"{TRAIN} --pipeline-stages 2 --micro-batches 3",
+        ("parallel.micro_batches = 3 (from --micro-batches): does not divide the batch of 4", "--batch-size 6"),
+        DEEP,
+    ),
+    Fault("no such schedule", f"{_STAGES} --schedule zbh1", ("there is no schedule zbh1", _CHOICES), DEEP),
+    Fault(
+        "slices without replicas",
+        f"{_STAGES} --zero 3",
+        ("parallel.zero = 3 (from --zero): needs data parallelism", "add --data-parallel"),
+        DEEP,
+    ),
+)
+
+FILES: tuple[Fault, ...] = tuple(
+    Fault(f"a schedule with {name}", _IN_FILE, fragments, DEEP, _written(content), exit_code=2)
+    for name, content, fragments in (
+        (
+            "an unknown action",
+            "0F0,0F1,0B0,0B1\n1F0,1X0,1F1,1B1\n",
+            ("1X0 is no action", "mine.csv, row 2, cell 2", "write stage, F, B, I or W, and micro-batch, as in 2F0"),
+        ),
+        (
+            "a missing cell",
+            "0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n",
+            ("0B1 is missing", "mine.csv, row 1 (rank 0)", "every stage, 0 to 1, needs F, B of every micro-batch"),
+        ),
+        (
+            "a stage on two ranks",
+            "0F0,0F1,0B0,0B1,1F0\n1B0,1F1,1B1\n",
+            ("1F0 is on rank 0, but stage 1 is on rank 1", "move 1F0 to row 2"),
+        ),
+        (
+            "a backward before its forward",
+            "0F0,0F1,0B0,0B1\n1B0,1F0,1F1,1B1\n",
+            ("1B0 is before 1F0, which it needs", "move 1F0 to before 1B0"),
+        ),
+        (
+            "a deadlock",
+            "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n",
+            ("the schedule has a deadlock: 0B0 on rank 0 waits for 1B0; 1F1 on rank 1 waits for 0F1", "move 1B0 to"),
+        ),
+        (
+            "a deadlock of chunks",
+            "0F0,0F1,0B0,0B1,2F0,2F1,2B0,2B1\n1F0,1F1,1B0,1B1,3F0,3F1,3B0,3B1\n",
+            ("0B0 on rank 0 waits for 1B0; 1B0 on rank 1 waits for 2B0", "try:   move 2B0 to before 0B0\n"),
+        ),
+        (
+            "one row",
+            "0F0,0F1,0B0,0B1\n",
+            ("mine.csv has 1 rank and 2 micro-batches, not 2 and 2", "write a row for each of the 2 ranks"),
+        ),
+        (
+            "other ranks",
+            "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n2F0,2B0,2F1,2B1\n",
+            ("mine.csv has 3 ranks and 2 micro-batches, not 2 and 2", "--pipeline-stages 3 --micro-batches 2"),
+        ),
+        ("nothing", "", ("the schedule has no actions", "where: mine.csv", "write a row of actions for each rank")),
+        ("bytes that are no text", b"\x7fELF\xff\x00", ("mine.csv cannot be read: it is not UTF-8 text", _CHOICES)),
+    )
+)
+
+_PIPED = "--pef stages --data synthetic --no-evaluate --steps 2"
+
+RUNS: tuple[Fault, ...] = (
+    Fault(
+        "a PEF whose schedule has a deadlock",
+        f"run {_PIPED}",
+        (
+            "error[pef]: stages.pef breaks rule 10",
+            "invariant 16: the schedule cannot run: the schedule has a deadlock: 0B0 on rank 0 waits for 1B0",
+            "compile",
+        ),
+        prepare=_with_rows("0F0,0B0,0F1,0B1", "1F0,1F1,1B0,1B1"),
+        exit_code=3,
+    ),
+    Fault(
+        "a parameter server of stages",
+        f"run {_PIPED} --host-sync parameter-server --parameter-servers 1",
+        (
+            "--host-sync parameter-server syncs replicas of one rank, and a replica of the PEF stages has 2 (pp 2)",
+            "leave out --host-sync and --parameter-servers: MPI through the host",
+        ),
+    ),
+    Fault(
+        "gloo and slices",
+        "run --pef slices --emulate-replicas 2 --host-sync gloo",
+        ("gloo keeps gradients whole, and the replicas of the PEF slices keep slices (--zero 3)", "leave out --host-"),
+    ),
+    Fault(
+        "replicas of chips to emulate",
+        "run --pef cut --emulate-replicas 2",
+        ("--emulate-replicas 2 was asked for, but this PEF has no REDUCE", "or run one replica: mpirun -np 2 sambasim"),
+    ),
+    Fault(
+        "too few replicas of chips",
+        "run --pef slices",
+        ("at least 2 replicas (-ws 2), and 1 was started", "mpirun -np 2 sambasim run --pef slices"),
+    ),
+    Fault(
+        "a flag of compile for a run",
+        f"run {_PIPED} --zero 2",
+        ("--zero is for compile: a run takes what the PEF was compiled with", "sambasim compile … --zero …"),
+    ),
+    Fault(
+        "other stages for a run",
+        f"run {_PIPED} --set parallel.pipeline_stages=1",
+        ("parallel.pipeline_stages = 1: is compiled into the PEF", "sambasim compile … --set parallel.pipeline_stages"),
+    ),
+    Fault(
+        "inductor for a pass that communicates",
+        "run --pef cut --engine inductor",
+        ("cannot compile a pass that communicates, and that of the PEF cut does", "run it with --engine plain"),
+    ),
+    Fault(
+        "samples that are not finite, on chips",
+        "run --pef cut --data net.py:samples --steps 1 --debug-numerics",
+        ("the loss is not finite on rank 1 (tp 1), step 1", "the input x of the batch of rank 1 (tp 1) holds nan"),
+        net(samples="return TensorDataset(torch.full((16, 8), torch.nan), torch.arange(16) % 3)"),
+    ),
+    Fault(
+        "digests of stages",
+        f"run {_PIPED} --record-digests d",
+        ("--record-digests cannot watch a pipeline yet", "leave out --record-digests, or compile without"),
+    ),
+    Fault(
+        "one device for a PEF of several",
+        "tilestat --pef stages",
+        ("a replica of stages has 2 ranks (pp 2)", "sambasim simulate stages predicts all of its ranks"),
+    ),
+    Fault(
+        "a prediction of inference on chips",
+        "simulate --pef guesses",
+        (
+            "the PEF guesses is for inference, and only training is predicted on several ranks",
+            "compile it for training",
+        ),
+    ),
+    Fault(
+        "replicas of a PEF for one, predicted",
+        "simulate --pef stages --replicas 2",
+        ("the PEF stages has one replica", "compile it with --data-parallel, or leave out --replicas"),
+    ),
+    Fault(
+        "the schedule of what is no pipeline",
+        "inspect --pef cut --schedule",
+        ("cut is no pipeline, so it has no schedule", "sambasim compile --pipeline-stages 2"),
+    ),
+)
+
+PARALLELISM = (*CUTS, *FILES, *RUNS)
