@@ -86,7 +86,7 @@ class RunProgress(RunObserver):
 
     def ended(self, summary: SummaryRecord) -> None:
         self.close()
-        taken = summary.steps - (summary.resumed_after_step or 0)
+        taken = summary.steps_here
         if taken:
             self._print_result(summary, taken)
         else:

@@ -130,11 +130,12 @@ def _check_ranks(options: "RunOptions", header: "PefHeader", ranks: int, command
     servers, minimum, whole = options.parameter_servers or 0, header.world_size, options.one_process_per_replica
     chips = header.replica.size(DATA_PARALLEL)
     if whole and chips > 1 and ranks > 1:
+        replicas = max(ranks, minimum) if header.data_parallel else 1
         left = [word for word in command if word.replace("_", "-") != WHOLE_REPLICAS]
         raise OptionError(
             f"{WHOLE_REPLICAS} runs stages and parts of weights, and a replica of the PEF {header.name} has "
             f"{chips} chips that share its batch ({header.replica})",
-            remedy=f"mpirun -np {max(ranks, minimum) * header.ranks_of_replica} {shlex.join(left)}",
+            remedy=f"mpirun -np {replicas * header.ranks_of_replica} {shlex.join(left)}",
         )
     if servers and ranks - servers < minimum:
         started = "1 rank was started" if ranks == 1 else f"{ranks} ranks were started"

@@ -159,6 +159,11 @@ class SummaryRecord(Record):
     predicted: PredictedRecord | None = None
     not_predicted: str | None = None
 
+    @property
+    def steps_here(self) -> int:
+        """The steps that the seconds are of."""
+        return self.steps - (self.resumed_after_step or 0)
+
 
 Line = StepRecord | EvaluationRecord | CheckpointRecord | SummaryRecord
 

@@ -26,6 +26,10 @@ _LEAST_SHARE = 0.01
 """Phases with less than this share of the time are added up."""
 
 
+_SLICED = 2
+"""The level of ZeRO from which a host sync keeps gradients in slices."""
+
+
 def section_counts(graph: Graph) -> Mapping[str, int]:
     return Counter(section.kind.value for section in graph.sections)
 
@@ -35,7 +39,8 @@ def next_command(program: Program, path: Path) -> str:
         return f"sambasim run --inference --pef {path}"
     replicas = max(program.world_size, 2) if any(axis.at_run_time for axis in program.mesh) else 1
     ranks = replicas * program.ranks_of_replica
-    flags = "" if program.data_parallel is None else "--reduce-on-rdu "
+    whole = program.zero >= _SLICED  # which --reduce-on-rdu would turn off
+    flags = "" if program.data_parallel is None or whole else "--reduce-on-rdu "
     return f"mpirun -np {ranks} sambasim run {flags}--pef {path}" if ranks > 1 else f"sambasim run --pef {path}"
 
 
@@ -158,7 +163,7 @@ _NOTHING = "-"
 
 def mean_step(summary: SummaryRecord, predicted: PredictedRecord | None) -> list[tuple[str, ...]]:
     """The mean step of a run, as a heading and rows: measured here, and `predicted` in a separate column."""
-    steps, heads = summary.steps, ("what", "measured on this machine")
+    steps, heads = summary.steps_here, ("what", "measured on this machine")
     sync_s = summary.sync_share * summary.training_s
     update_s = max(0.0, summary.training_s - summary.model_s - sync_s - sum(summary.waited_s.values()))
     measured: list[tuple[str, float | None]] = [

@@ -48,7 +48,7 @@ def _glance(run: RunRecords, name: str) -> ui.Part:
         figures += [
             ("throughput", f"{summary.samples_per_s:,.0f}", f"samples/s, {ranks}"),
             ("waiting for sync", f"{summary.sync_share:.1%}", "of the training time"),
-            ("training", format_seconds(summary.training_s), f"{summary.steps} steps, {summary.engine} engine"),
+            ("training", format_seconds(summary.training_s), f"{summary.steps_here} steps, {summary.engine} engine"),
         ]
     lead = f"From {name}, measured on the machine that ran it: a computer, not RDUs."
     if summary is None:
@@ -111,7 +111,7 @@ def _steps(run: RunRecords) -> list[int]:
 def _mean_step(summary: SummaryRecord, *, beside: bool) -> ui.Part:
     """As a run prints it at its end."""
     predicted = summary.predicted if beside else None
-    lead = f"Of rank 0, of {counted(summary.steps, 'step')}; waiting along an axis is the time in messages."
+    lead = f"Of rank 0, of {counted(summary.steps_here, 'step')}; waiting along an axis is the time in messages."
     if predicted is not None:
         lead += " The predicted column is for devices; it was made by the run, for its ranks and its sync."
     notes = [ui.element("p", line) for line in notes_of_mean_step(summary, predicted=predicted is not None)]
