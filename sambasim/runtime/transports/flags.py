@@ -54,7 +54,7 @@ class NodeFlags:
         job = job or communicator
         self._patience = _CROWDED if job.topology.local_size > _cores_of_node(communicator) else _PATIENT
         # MPI messages to other ranks progress only inside MPI calls.
-        has_others = job.topology.node_count > 1 or job.world_size > communicator.world_size
+        has_others = job.topology.node_count > 1 or job.topology.world_size > communicator.topology.world_size
         self._poke = job.failures if has_others else os.sched_yield
 
     def publish(self, counter: Counter, value: int) -> None:

@@ -62,8 +62,8 @@ def test_auto_never_starts_from_the_beginning_silently(three: list[Path], tmp_pa
 
 
 def test_a_checkpoint_of_a_later_version_is_not_renamed(three: list[Path], tmp_path: Path) -> None:
-    change_fields(three[2], lambda found: found.update(version="3.1", writer="sambasim 9.9"))
-    with pytest.raises(CheckpointError, match=r"a checkpoint of format 3\.1"):
+    change_fields(three[2], lambda found: found.update(version="9.0", writer="sambasim 9.9"))
+    with pytest.raises(CheckpointError, match=r"a checkpoint of format 9\.0"):
         choose(AUTO, tmp_path, ALONE)
     assert three[2].exists()
 
