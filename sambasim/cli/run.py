@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sambasim.cli.run_checks import checked_pef
 from sambasim.cli.shared import FILE, PanelCommand, PanelOption, field_options, kept_imports, no_argument
 from sambasim.cli.terminal import exit_code_of, report_error, survive_closed_stdout
 from sambasim.errors import OptionError
@@ -73,6 +72,7 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
     if not (options.inference or options.json_output):  # what these print comes last, and is what was asked for
         survive_closed_stdout()
 
+    from sambasim.cli.run_checks import checked_pef
     from sambasim.runtime.communicator import connect
     from sambasim.runtime.launcher import find_launcher
     from sambasim.runtime.run_observer import print_whole_lines

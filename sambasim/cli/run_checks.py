@@ -125,7 +125,7 @@ def _check_watched(options: "RunOptions", header: "PefHeader", in_slices: bool) 
 def _check_ranks(options: "RunOptions", header: "PefHeader", ranks: int, command: Sequence[str]) -> None:
     """Whether `ranks` ranks are whole replicas, enough of them, and synced if they are several."""
     from sambasim.ir.mesh import DATA_PARALLEL
-    from sambasim.runtime.launcher import ONE_RANK, WHOLE_REPLICAS, check_world_size, replicas_of
+    from sambasim.runtime.launcher import WHOLE_REPLICAS, check_world_size, replicas_of
 
     servers, minimum, whole = options.parameter_servers or 0, header.world_size, options.one_process_per_replica
     chips = header.replica.size(DATA_PARALLEL)
@@ -148,7 +148,7 @@ def _check_ranks(options: "RunOptions", header: "PefHeader", ranks: int, command
     check_world_size(
         options.emulate_replicas or replicas,
         minimum,
-        replica=ONE_RANK if whole else header.replica,
+        replica=None if whole else header.replica,
         command=command,
         data_parallel=header.data_parallel,
         emulated=options.emulate_replicas is not None,

@@ -1,6 +1,7 @@
 """The graph: functional ATen operators in execution order, and the sections that cut it. Arguments are a small closed
 language, so a graph can be written, read and compared without torch."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -103,6 +104,11 @@ class Graph:
     outputs: tuple[Output, ...]
     values: Mapping[str, TensorType]
     sections: tuple[Section, ...] = field(default=())
+
+    @property
+    def section_counts(self) -> Mapping[str, int]:
+        """How many sections there are of each kind."""
+        return Counter(section.kind.value for section in self.sections)
 
     def section_nodes(self, section: Section) -> tuple[Node, ...]:
         return self.nodes[section.start : section.stop]

@@ -1,7 +1,6 @@
 """What `sambasim compile`, `run` and `bench collectives` print at the end."""
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from rich.text import Text
 
 from sambasim.bounded import printable
 from sambasim.ir.dataflow import axis_of, pass_and_update
-from sambasim.ir.graph import Graph, node_references
+from sambasim.ir.graph import node_references
 from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.ir.program import Program
 from sambasim.ir.stages import of_rank, pipeline_ranks
@@ -28,10 +27,6 @@ _LEAST_SHARE = 0.01
 
 _SLICED = 2
 """The level of ZeRO from which a host sync keeps gradients in slices."""
-
-
-def section_counts(graph: Graph) -> Mapping[str, int]:
-    return Counter(section.kind.value for section in graph.sections)
 
 
 def next_command(program: Program, path: Path) -> str:
@@ -51,7 +46,7 @@ def compiled_json(
     facts = {
         "pef": str(path),
         "digest": digest,
-        "sections": section_counts(graph),
+        "sections": graph.section_counts,
         "operators": len(graph.nodes),
         "parameters": _parameter_count(program),
         "gradient_groups": len(program.data_parallel.gradient_groups) if program.data_parallel else 0,
@@ -72,7 +67,7 @@ def compiled_report(
     program: Program, path: Path, digest: str, notices: Sequence[str], phases_s: Mapping[str, float]
 ) -> list[RenderableType]:
     graph = program.training or program.evaluation
-    sections = ", ".join(f"{count} {kind}" for kind, count in section_counts(graph).items())
+    sections = ", ".join(f"{count} {kind}" for kind, count in graph.section_counts.items())
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("model", program.name)
     table.add_row("sections", f"{len(graph.sections)}: {sections}")

@@ -15,9 +15,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sambasim.errors import LaunchError
-from sambasim.ir.mesh import DATA_PARALLEL, Mesh
+
+if TYPE_CHECKING:
+    from sambasim.ir.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +130,6 @@ def check_launcher(
 
 
 WHOLE_REPLICAS = "--one-process-per-replica"
-ONE_RANK = Mesh({})
 
 
 def ranks_of_process(processes: int, replica: int, emulated: int | None, *, whole: bool) -> int:
@@ -136,7 +138,7 @@ def ranks_of_process(processes: int, replica: int, emulated: int | None, *, whol
     return (emulated or 1) * (replica if whole or processes == 1 else 1)
 
 
-def replicas_of(processes: int, replica: Mesh, minimum: int, *, command: Sequence[str], whole: bool = False) -> int:
+def replicas_of(processes: int, replica: "Mesh", minimum: int, *, command: Sequence[str], whole: bool = False) -> int:
     """How many replicas `processes` run: a process without others one, with all of its ranks. Raises LaunchError if
     that is no whole number. `replica`: its mesh; `minimum`: as in `check_world_size`; `whole`: as in
     `ranks_of_process`."""
@@ -152,9 +154,11 @@ def replicas_of(processes: int, replica: Mesh, minimum: int, *, command: Sequenc
     return replicas
 
 
-def _or_whole(processes: int, replica: Mesh, minimum: int, command: Sequence[str]) -> str:
+def _or_whole(processes: int, replica: "Mesh | None", minimum: int, command: Sequence[str]) -> str:
     """The command by which `processes` are as many replicas, if the PEF was compiled for that, to append to another."""
-    if replica.world_size == 1 or replica.size(DATA_PARALLEL) > 1 or not 1 < minimum <= processes:
+    from sambasim.ir.mesh import DATA_PARALLEL
+
+    if replica is None or replica.world_size == 1 or replica.size(DATA_PARALLEL) > 1 or not 1 < minimum <= processes:
         return ""
     return f"; or for {processes} replicas: mpirun -np {processes} {shlex.join(command)} {WHOLE_REPLICAS}"
 
@@ -166,12 +170,12 @@ def check_world_size(
     command: Sequence[str],
     data_parallel: bool,
     emulated: bool = False,
-    replica: Mesh = ONE_RANK,
+    replica: "Mesh | None" = None,
 ) -> None:
     """Raise LaunchError if a PEF cannot run with `world_size` replicas. `minimum`: the number that it was compiled for
     (`-ws`); `data_parallel`: whether it has REDUCE and GATHER sections between replicas; `replica`: the mesh of the
-    processes of one."""
-    ranks_of_replica = replica.world_size
+    processes of one; None if it is one process."""
+    ranks_of_replica = 1 if replica is None else replica.world_size
     if world_size < minimum:
         ranks = minimum * ranks_of_replica
         of_one = "" if emulated or ranks_of_replica == 1 else f" of {ranks_of_replica} ranks"

@@ -19,7 +19,6 @@ from sambasim.ir.types import SymbolKind
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
 from sambasim.options.load import build
 from sambasim.options.training import TrainingOptions
-from sambasim.report.summaries import section_counts
 from sambasim.samba import context
 from sambasim.samba.checks.findings import app_line
 from sambasim.samba.inputs import Inputs, check_on_host, flat, name_inputs, repeatable
@@ -282,7 +281,7 @@ def _print_compiled(compiled: "Compiled") -> None:
     """The sections, notices, the file, and the command that runs it if a command line compiled it."""
     path, program = os.path.abspath(compiled.path), compiled.program
     graph = program.training or program.evaluation
-    kinds = ", ".join(f"{count} {kind}" for kind, count in section_counts(graph).items())
+    kinds = ", ".join(f"{count} {kind}" for kind, count in graph.section_counts.items())
     print(f"{program.name}: {len(graph.sections)} sections ({kinds}), {len(graph.nodes)} operators")
     for notice in (*compiled.notices, *_of_the_loss(program)):
         print(f"notice: {notice}")

@@ -14,7 +14,6 @@ from torch.nn.utils import parametrizations
 from sambasim import __version__
 from sambasim.errors import ModelError, OptionError, UserError
 from sambasim.pef import locate, peek, read
-from sambasim.report.inspect import contents
 from sambasim.runtime.determinism import seed_everything
 from sambasim.samba import context
 from sambasim.samba.checks.arguments import checks_keywords
@@ -136,6 +135,8 @@ def get_pef_info(pef: str | os.PathLike[str]) -> dict[str, JsonValue]:
     """The content of a PEF, as `sambasim inspect --json` prints it. Raises OptionError if there is no such PEF,
     PefError if it is damaged."""
     path = locate(os.fspath(pef))
+    from sambasim.report.inspect import contents  # the tables of the terminal take long to import
+
     information: dict[str, JsonValue] = contents(path, peek(path), read(path)).model_dump(mode="json")
     return information
 
