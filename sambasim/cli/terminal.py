@@ -19,8 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 import click
 
@@ -133,8 +132,7 @@ def is_terminal(stream: TextIO) -> bool:
     return target.startswith(("/dev/pts/", "/dev/tty", "/dev/console"))
 
 
-@dataclass(frozen=True, slots=True)
-class _Printable:
+class _Printable(NamedTuple):
     """`part` with control characters escaped; rich removes only a few of them."""
 
     part: "RenderableType"

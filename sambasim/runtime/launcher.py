@@ -13,9 +13,8 @@ Earlier rows take precedence: under Slurm, MPICH's mpirun starts helpers with sr
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sambasim.errors import LaunchError
 
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
     from sambasim.ir.mesh import Mesh
 
 
-@dataclass(frozen=True, slots=True)
-class Launcher:
+class Launcher(NamedTuple):
     """What started this process, by its environment."""
 
     name: str
