@@ -389,6 +389,7 @@ def draw(schedule: Schedule) -> str:
             cells += idle * round(start - now) + labels[action].ljust(width - 1) + later_steps + " "
             now = stop
         lines.append(
-            f"rank {rank:<{len(str(schedule.ranks - 1))}}  {cells}{idle * round(end - now)} {most} forwards in flight"
+            f"rank {rank:<{len(str(schedule.ranks - 1))}}  {cells}{idle * round(end - now)} {most} "
+            f"forward{'s' * (most != 1)} in flight"
         )
     return "\n".join(lines)

@@ -185,7 +185,7 @@ class ParallelFlags(Fields):
         Limits(ge=0, le=3),
         Flag(
             "--zero",
-            "What replicas keep in slices only: nothing, optimizer states, gradients too, parameters too.",
+            "What replicas keep in slices only: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too.",
             PARALLEL,
         ),
     ] = 1

@@ -194,7 +194,8 @@ def notes_of_mean_step(summary: SummaryRecord, *, predicted: bool) -> list[str]:
     """What to know of its measured figures, and with `predicted` of the others, or the reason why there are none."""
     lines = []
     if summary.emulated:
-        lines.append(f"measured: one process, which executed all {summary.world_size} replicas in turn")
+        which = f"all {summary.world_size} replicas" if summary.world_size > 1 else "all ranks of the replica"
+        lines.append(f"measured: one process, which executed {which} in turn")
     if not predicted:
         return lines
     if summary.predicted is None:

@@ -234,21 +234,23 @@ class Executor:
         for one in self._overlapped:
             one.begin_step()
 
-    def update(self, losses: Sequence[float], request: int = 0) -> Steps[Updated]:
+    def update(self, losses: Sequence[float], request: int = 0, began_ns: int = 0) -> Steps[Updated]:
         """Run the update sections; afterwards every replica has the parameters of the next step. `losses`: of this
-        rank's replica; `request`: what this rank asks of the run."""
+        rank's replica; `request`: what this rank asks of the run; `began_ns`: when the passes ended, to be returned."""
         observed = self._observer is not None and self._observer.detailed
-        return self._end_step(self._observed_update if observed else self._update, losses, request)
+        return self._end_step(self._observed_update if observed else self._update, losses, request, began_ns)
 
-    def exchange(self, losses: Sequence[float], request: int) -> Steps[Updated]:
+    def exchange(self, losses: Sequence[float], request: int, began_ns: int) -> Steps[Updated]:
         """Exchange losses and requests, as at the end of `update`, and nothing else."""
-        return self._end_step((), losses, request)
+        return self._end_step((), losses, request, began_ns)
 
-    def _end_step(self, update: Sequence[StraightLine], losses: Sequence[float], request: int) -> Steps[Updated]:
+    def _end_step(
+        self, update: Sequence[StraightLine], losses: Sequence[float], request: int, began_ns: int
+    ) -> Steps[Updated]:
         transport, optimizers, end = self._transport, self._optimizers, self._end
         if transport is None or optimizers is None or end is None:
             raise InternalError(_UNBOUND)
-        began_ns, hidden_s = perf_counter_ns(), 0.0
+        hidden_s = 0.0
         waited_s, self._waited_s = self._waited_s, {}
         transport.offer(losses, request)
         for one in self._overlapped:

@@ -116,18 +116,18 @@ class Replica:
             self.executor.begin_step(update, rate, loss_scale)
         passes = self._passes if self._program.schedule is None else self._pipelined
         losses = (yield from passes(self._shard, step, micro_steps, loss_scale)) if self._shard is not None else []
-        asked = request()
+        ended_ns, asked = perf_counter_ns(), request()
         if guard is not None:  # exchange the losses before any gradient is reduced
-            exchanged = yield from self.executor.exchange(losses, asked)
+            exchanged = yield from self.executor.exchange(losses, asked, ended_ns)
             if not all(map(math.isfinite, exchanged.losses)):
                 guard.restore()
                 return exchanged._replace(applied=False)
             self.executor.begin_step(update, rate, loss_scale)
             asked = exchanged.request
         if detailed is None:
-            updated = yield from self.executor.update(losses, asked)
+            updated = yield from self.executor.update(losses, asked, ended_ns)
         else:
-            updated = yield from self._observed_update(detailed, losses, asked)
+            updated = yield from self._observed_update(detailed, losses, asked, ended_ns)
         if exchanged is None:
             return updated
         exposed_s = updated.exposed_s + exchanged.exposed_s
@@ -139,10 +139,12 @@ class Replica:
         self.executor.begin_step(update, rate, loss_scale)
         observer.span_ends(self.rank, Track.HOST, "begin step", began_ns, {})
 
-    def _observed_update(self, observer: StepObserver, losses: Sequence[float], request: int) -> Steps[Updated]:
+    def _observed_update(
+        self, observer: StepObserver, losses: Sequence[float], request: int, ended_ns: int
+    ) -> Steps[Updated]:
         before, began_ns = self.transport.bytes_moved.counts(), perf_counter_ns()
         observer.span_begins(self.rank, Track.HOST, "sync and update")
-        updated = yield from self.executor.update(losses, request)
+        updated = yield from self.executor.update(losses, request, ended_ns)
         moved = [now - then for now, then in zip(self.transport.bytes_moved.counts(), before, strict=True)]
         args = {name: count for name, count in zip(BYTE_COUNTS, moved, strict=True) if count}
         observer.span_ends(self.rank, Track.HOST, "sync and update", began_ns, args)

@@ -142,7 +142,7 @@ def test_drawing() -> None:
     assert draw(make("1f1b", 2, 3)).splitlines() == [
         "1f1b: 2 stages on 2 ranks, 3 micro-batches, 25.0 % idle if F, I and W take one step and B two",
         "rank 0  F0 F1 .  .  B0--- F2 B1--- .  B2---  2 forwards in flight",
-        "rank 1  .  F0 B0--- F1 B1--- F2 B2--- .  .   1 forwards in flight",
+        "rank 1  .  F0 B0--- F1 B1--- F2 B2--- .  .   1 forward in flight",
     ]
     assert draw(make("zb-h1", 2, 2)).splitlines()[1:] == [
         "rank 0  F0 F1 .  I0 W0 I1 W1  2 forwards in flight",
