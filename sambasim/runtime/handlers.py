@@ -94,7 +94,7 @@ _PRODUCTS = frozenset(f"aten.{name}.default" for name in (
 
 def _aten(nodes: Sequence[Node], binding: Binding) -> Instruction:
     """An operator of torch. Products of float16 are computed in float32 and rounded once: torch's float16 kernels for
-    CPUs without such instructions are 10 to 40 times slower (torch 2.13)."""
+    CPUs without such instructions are 4 to 40 times slower (torch 2.13)."""
     (node,) = nodes
     instruction = aten_instruction(node, binding.registers, binding.stores)
     types = [binding.values[name].dtype for name in node.results if name is not None]
