@@ -50,7 +50,8 @@ def inspect_command(
     from sambasim.errors import OptionError
     from sambasim.ir.printer import format_graph
     from sambasim.pef import locate, peek, read
-    from sambasim.report.inspect import contents, inspection
+    from sambasim.report.inspect import contents
+    from sambasim.report.inspect_tables import inspection
 
     path = locate(shared.one_pef(pef, named), output_folder)
     if as_graph and (as_json or section is not None):
@@ -89,7 +90,7 @@ def _print_schedule(program: "Program") -> None:
 def _print_section(facts: "Contents", program: "Program", index: int, as_json: bool) -> None:
     from sambasim.errors import OptionError
     from sambasim.ir.printer import format_section
-    from sambasim.report.inspect import section_detail
+    from sambasim.report.inspect_tables import section_detail
 
     # The training step comes first if there is one.
     graph, graph_facts = program.graphs[0], facts.graphs[0]
