@@ -1,7 +1,8 @@
 """`run --debug-numerics`: where NaN and infinities begin.
 
 A probe checks every value. If the loss, a gradient or a buffer is not finite at the end of a pass, the error names its
-earliest origin. A node with an infinite constant (a mask) is intended, and named only if there is no other origin.
+earliest origin. A node with an infinite constant (a mask) is intended, and named only if there is no other origin. With
+a dynamic loss scale, gradients that are not finite are no error: the step is skipped.
 """
 
 import math
@@ -14,8 +15,9 @@ from torch import Tensor
 from sambasim.errors import InternalError, NumericsError
 from sambasim.ir.graph import Argument, SectionKind, node_references
 from sambasim.ir.mesh import Mesh
-from sambasim.ir.program import Program
+from sambasim.ir.program import LOSS_SCALE, Program
 from sambasim.ir.types import Symbol, SymbolKind
+from sambasim.options.training import LossScaleOptions
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.instructions import Instruction
 from sambasim.runtime.observer import StepObserver
@@ -68,7 +70,6 @@ def _is_infinite(argument: Argument) -> bool:
 
 _UNINITIALIZED = ("empty", "empty_like", "empty_permuted", "new_empty", "new_empty_strided")
 
-_TARGETS = (SymbolKind.GRADIENT, SymbolKind.BUFFER)
 _GIVEN = (SymbolKind.INPUT, SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.CONSTANT)
 _MOST_SAMPLES = 5
 
@@ -85,9 +86,17 @@ class _Origin:
 
 class Probe:
     """Checks the values of one replica or rank, which errors call `who`. `samples` returns the dataset indices of the
-    last batch."""
+    last batch. With `may_overflow`, gradients are not checked."""
 
-    def __init__(self, who: str, program: Program, memory: DeviceMemory, samples: Callable[[], Sequence[int]]) -> None:
+    def __init__(
+        self,
+        who: str,
+        program: Program,
+        memory: DeviceMemory,
+        samples: Callable[[], Sequence[int]],
+        *,
+        may_overflow: bool,
+    ) -> None:
         if program.training is None:
             raise InternalError("a probe of a program without a training graph")
         self._who = who
@@ -100,7 +109,8 @@ class Probe:
         symbols = program.symbols
         given = [symbols[name] for name in program.training.inputs]
         self._given = [symbol for symbol in given if symbol.kind in _GIVEN]
-        self._targets = [out for out in program.training.outputs if symbols[out.symbol].kind in _TARGETS]
+        kinds = (SymbolKind.BUFFER,) if may_overflow else (SymbolKind.BUFFER, SymbolKind.GRADIENT)
+        self._targets = [out for out in program.training.outputs if symbols[out.symbol].kind in kinds]
         self._changed = {out.symbol for out in program.training.outputs}
         self._seen: dict[str, Count] = {}
         self._origins: dict[str, _Origin] = {}
@@ -237,9 +247,11 @@ _REMEDIES = {
 class Probes(StepObserver):
     """A probe for each replica of this process; `watching` sets the replicas, after instructions were bound."""
 
-    def __init__(self, program: Program, mesh: Mesh) -> None:
+    def __init__(self, program: Program, mesh: Mesh, scaling: LossScaleOptions) -> None:
         self._program = program
         self._mesh = mesh
+        scaled = any(argument.name == LOSS_SCALE for argument in program.runtime_arguments)
+        self._may_overflow = scaled and scaling.dynamic
         self._probes: dict[int, Probe] = {}
         self._replicas: Sequence[Replica] = ()
         self._step = 0
@@ -250,7 +262,13 @@ class Probes(StepObserver):
     def watching(self, replicas: Sequence[Replica]) -> "Probes":
         self._replicas = replicas
         self._probes = {
-            one.rank: Probe(self._mesh.who(one.rank), self._program, one.memory, one.shard.samples_of_last_batch)
+            one.rank: Probe(
+                self._mesh.who(one.rank),
+                self._program,
+                one.memory,
+                one.shard.samples_of_last_batch,
+                may_overflow=self._may_overflow,
+            )
             for one in replicas
             if one.works
         }

@@ -82,7 +82,7 @@ class TrainingJob:
             resumption = find(setup, samples)
             steps = plan(samples, setup.replicas, training, resumption.position if resumption else BEGINNING)
             self._activity.does("placing the weights")
-            probes = Probes(program, setup.mesh) if setup.options.debug_numerics else None
+            probes = Probes(program, setup.mesh, training.loss_scale) if setup.options.debug_numerics else None
             team = assemble(setup, sources, self._observer, probes)
             trainer = Trainer(team.replicas, steps, training, team.hub, self._request)
             if resumption is not None:

@@ -69,6 +69,7 @@ class LossWatch:
                 f"the gradients of step {step.step} are not finite in float16, at the smallest loss scale, {least:g}",
                 f"epoch {step.epoch}, step {step.step}",
                 ", or a smaller learning rate, or --dtype bf16",
+                " --set training.loss_scale.dynamic=false",
             )
 
     def check_run(self, steps: int, skipped: int) -> None:
@@ -91,7 +92,7 @@ class LossWatch:
             ", or --on-nonfinite ignore to go on",
         )
 
-    def _error(self, what: str, where: str, otherwise: str = "") -> NumericsError:
+    def _error(self, what: str, where: str, otherwise: str = "", flags: str = "") -> NumericsError:
         """The error, with a command that resumes from the newest checkpoint. (Of two `--resume`, the second counts.)"""
         newest = self._newest()
         kept = f"; the last checkpoint is {newest}" if newest else ""
@@ -99,7 +100,7 @@ class LossWatch:
         return NumericsError(
             what,
             where=f"{where}; nothing of it was saved{kept}",
-            remedy=f"{self._command}{resume} --debug-numerics to see where it begins{otherwise}",
+            remedy=f"{self._command}{resume}{flags} --debug-numerics to see where it begins{otherwise}",
         )
 
 

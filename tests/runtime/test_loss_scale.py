@@ -54,12 +54,29 @@ def test_a_loss_of_float16_bounds_it() -> None:
 
 
 def test_below_the_minimum_the_run_ends(pef: Path) -> None:
+    """And the command of the error shows where the overflow begins."""
     given = ("training.loss_scale.start=16777216.0", "training.loss_scale.minimum=16777216.0")
     sets = [word for one in given for word in ("--set", one)]
-    result = CliRunner().invoke(run_command, ["--pef", str(pef), *sets, "--no-evaluate", "--steps", "3"])
-    assert isinstance(result.exception, NumericsError)
-    what = "the gradients of step 1 are not finite in float16, at the smallest loss scale, 1.67772e+07"
-    assert result.exception.what == what
+    run = ["--pef", str(pef), *sets, "--no-evaluate", "--steps", "3"]
+    error = CliRunner().invoke(run_command, run).exception
+    assert isinstance(error, NumericsError)
+    assert error.what == "the gradients of step 1 are not finite in float16, at the smallest loss scale, 1.67772e+07"
+    flags = ["--set", "training.loss_scale.dynamic=false", "--debug-numerics"]
+    assert " ".join(flags) in str(error.remedy)
+    origin = CliRunner().invoke(run_command, [*run, *flags]).exception
+    assert isinstance(origin, NumericsError)
+    assert "gradient" in origin.what
+    assert "inf" in origin.what
+
+
+@pytest.mark.parametrize("flag", [["--debug-numerics"], ["--on-nonfinite", "skip"]])
+def test_an_overflow_is_no_error_of_numerics(pef: Path, flag: list[str]) -> None:
+    scale = ["--set", "training.loss_scale.start=16777216.0"]
+    result = CliRunner().invoke(
+        run_command, ["--pef", str(pef), *scale, "--no-evaluate", "--steps", "2", "--json", *flag]
+    )
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["skipped_steps"] == 2
 
 
 def test_a_static_scale_that_trains_nothing_is_an_error(pef: Path) -> None:
