@@ -97,7 +97,7 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
         supervisor.start(folders, path.stem, options.sync_timeout, mesh)
         # Nothing else is left if every rank is killed.
         if supervisor.path is not None and communicator.rank == 0 and not options.json_output:
-            print(f"if a rank dies: {supervisor.path} says what each was doing")
+            print(f"status file: {supervisor.path} says what each rank does, and stays if one dies")
         with kept_imports():
             from sambasim.runtime.evaluation import PredictionJob
             from sambasim.runtime.job import TrainingJob

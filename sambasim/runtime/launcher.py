@@ -179,14 +179,14 @@ def check_world_size(
         of_one = "" if emulated or ranks_of_replica == 1 else f" of {ranks_of_replica} ranks"
         raise LaunchError(
             f"this PEF was compiled for at least {minimum} replicas{of_one} (-ws {minimum}), "
-            f"and {_started(world_size, emulated)}",
+            f"and {_started(world_size, emulated, 'replica')}",
             remedy=_emulating(command, minimum)
             if emulated
             else f"mpirun -np {ranks} {shlex.join(command)}"
             + _or_whole(world_size * ranks_of_replica, replica, minimum, command),
         )
     if world_size > 1 and not data_parallel:
-        started = _started(world_size if emulated else world_size * ranks_of_replica, emulated)
+        started = _started(world_size if emulated else world_size * ranks_of_replica, emulated, "rank")
         left = [word for word in command if word.replace("_", "-") not in ("--data-parallel", "--reduce-on-rdu")]
         alone = _emulating(left, None)
         if ranks_of_replica > 1:
@@ -200,7 +200,7 @@ def check_world_size(
 def check_emulation(world_size: int, emulated: int, *, command: Sequence[str]) -> None:
     if world_size > 1 and emulated > 1:
         raise LaunchError(
-            f"--emulate-replicas {emulated} plays all replicas in one process, and {_started(world_size, False)}",
+            f"--emulate-replicas {emulated} plays all replicas in one process, and {world_size} processes were started",
             remedy=f"without mpirun: {shlex.join(command)}",
         )
 
@@ -218,10 +218,10 @@ def _emulating(command: Sequence[str], replicas: int | None) -> str:
     return shlex.join(words if replicas is None else [*words, "--emulate-replicas", str(replicas)])
 
 
-def _started(world_size: int, emulated: bool) -> str:
+def _started(number: int, emulated: bool, what: str) -> str:
     if emulated:
-        return f"--emulate-replicas {world_size} was asked for"
-    return "1 was started" if world_size == 1 else f"{world_size} were started"
+        return f"--emulate-replicas {number} was given"
+    return f"1 {what} was started" if number == 1 else f"{number} {what}s were started"
 
 
 def _number(environ: Mapping[str, str], key: str) -> int | None:

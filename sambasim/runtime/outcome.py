@@ -58,7 +58,7 @@ _MOST_RANKS = 8
 
 
 def _mesh_notices(setup: Setup) -> list[str]:
-    """Where the first ranks are on the mesh and on devices, if a copy of the model has several."""
+    """Where the first ranks are on the mesh and on devices, if a copy of the model has several: a line for each."""
     mesh, nodes = setup.mesh, setup.communicator.node_of
     if copy_mesh(setup.program.mesh).world_size == 1:
         return []
@@ -66,8 +66,8 @@ def _mesh_notices(setup: Setup) -> list[str]:
     of_process = len(setup.ranks) == 1
     local = [f" (local {nodes[:rank].count(nodes[rank])})" if of_process else "" for rank in range(len(locations))]
     places = [f"rank {rank}{local[rank]}: {mesh.place(rank)} on {at}" for rank, at in enumerate(locations)]
-    more = ["…"] if mesh.world_size > _MOST_RANKS else []
-    return [f"mesh {mesh}, {mesh.world_size} ranks; {'; '.join([*places, *more])}"]
+    more = [f"{mesh.world_size - _MOST_RANKS} more ranks"] if mesh.world_size > _MOST_RANKS else []
+    return [f"mesh {mesh}, {mesh.world_size} ranks", *places, *more]
 
 
 def _nothing_to_sync(setup: Setup) -> str:

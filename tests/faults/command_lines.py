@@ -55,7 +55,7 @@ COMMAND_LINES: tuple[Fault, ...] = (
         "too few replicas to emulate",
         "run --pef pair --emulate-replicas 1",
         (
-            "at least 2 replicas (-ws 2), and --emulate-replicas 1 was asked for",
+            "at least 2 replicas (-ws 2), and --emulate-replicas 1 was given",
             "try:   sambasim run --pef pair --emulate-replicas 2",
         ),
     ),

@@ -195,12 +195,12 @@ RUNS: tuple[Fault, ...] = (
     Fault(
         "replicas of chips to emulate",
         "run --pef cut --emulate-replicas 2",
-        ("--emulate-replicas 2 was asked for, but this PEF has no REDUCE", "or run one replica: mpirun -np 2 sambasim"),
+        ("--emulate-replicas 2 was given, but this PEF has no REDUCE", "or run one replica: mpirun -np 2 sambasim"),
     ),
     Fault(
         "too few replicas of chips",
         "run --pef slices",
-        ("at least 2 replicas (-ws 2), and 1 was started", "mpirun -np 2 sambasim run --pef slices"),
+        ("at least 2 replicas (-ws 2), and 1 replica was started", "mpirun -np 2 sambasim run --pef slices"),
     ),
     Fault(
         "a flag of compile for a run",

@@ -238,7 +238,7 @@ def _check_end(verdict: Verdict, result: Result, folder: Path, slack_s: float) -
 
 def _has_status_file(printed: str, folder: Path) -> bool:
     """Whether the status file that the run named when it started is there, with a line for each rank."""
-    named = re.findall(r"^if a rank dies: (\S+) says", printed, re.MULTILINE)
+    named = re.findall(r"^status file: (\S+) says", printed, re.MULTILINE)
     return sum(len(_text(folder / name).splitlines()[1:]) for name in named) > 1
 
 

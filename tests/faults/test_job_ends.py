@@ -138,7 +138,7 @@ def test_where_no_rank_can_report_the_status_file_says_what_each_was_doing(folde
     assert result.returncode != 0
     assert "error[" not in result.stderr
     (left,) = status_files(folder)
-    assert f"if a rank dies: {left} says what each was doing" in result.stdout
+    assert f"status file: {left} says what each rank does" in result.stdout
     ranks = StatusFile(left).ranks()
     assert [status.rank for status in ranks] == [0, 1]
     assert (ranks[1].state, ranks[1].doing) == (State.RUNNING, "reading data")

@@ -21,7 +21,11 @@ JOBS: Mapping[str, tuple[int, str, tuple[str, ...]]] = {
     "fewer ranks than replicas": (
         1,
         "run --pef pair --save w.safetensors",
-        ("error[launch]: ", "at least 2 replicas (-ws 2), and 1 was started", "mpirun -np 2 sambasim run --pef pair"),
+        (
+            "error[launch]: ",
+            "at least 2 replicas (-ws 2), and 1 replica was started",
+            "mpirun -np 2 sambasim run --pef pair",
+        ),
     ),
     "an unknown flag": (
         2,

@@ -90,10 +90,10 @@ def test_too_few_replicas_are_refused_with_the_right_command() -> None:
     with pytest.raises(LaunchError) as error:
         check_world_size(1, 2, command=COMMAND, data_parallel=True)
     assert str(error.value) == (
-        "this PEF was compiled for at least 2 replicas (-ws 2), and 1 was started\n"
+        "this PEF was compiled for at least 2 replicas (-ws 2), and 1 replica was started\n"
         "  try:   mpirun -np 2 sambasim run --pef 'my model.pef'"
     )
-    with pytest.raises(LaunchError, match=r"at least 4 replicas \(-ws 4\), and 3 were started"):
+    with pytest.raises(LaunchError, match=r"at least 4 replicas \(-ws 4\), and 3 replicas were started"):
         check_world_size(3, 4, command=COMMAND, data_parallel=True)
 
 
@@ -123,7 +123,7 @@ def test_an_emulation_is_put_right_by_its_own_flag(typed: list[str]) -> None:
     with pytest.raises(LaunchError) as error:
         check_world_size(3, 4, command=command, data_parallel=True, emulated=True)
     assert str(error.value) == (
-        "this PEF was compiled for at least 4 replicas (-ws 4), and --emulate-replicas 3 was asked for\n"
+        "this PEF was compiled for at least 4 replicas (-ws 4), and --emulate-replicas 3 was given\n"
         "  try:   sambasim run --pef net --emulate-replicas 4"
     )
     with pytest.raises(LaunchError, match=r"or run one replica: sambasim run --pef net$"):
@@ -131,7 +131,7 @@ def test_an_emulation_is_put_right_by_its_own_flag(typed: list[str]) -> None:
 
 
 def test_several_ranks_emulate_nothing() -> None:
-    with pytest.raises(LaunchError, match=r"plays all replicas in one process, and 2 were started") as error:
+    with pytest.raises(LaunchError, match=r"plays all replicas in one process, and 2 processes were started") as error:
         check_emulation(2, 3, command=COMMAND)
     assert error.value.remedy == "without mpirun: sambasim run --pef 'my model.pef'"
     check_emulation(1, 3, command=COMMAND)
