@@ -104,8 +104,8 @@ class Links:
 
 
 def predicted_s(messages: Messages, slice_bytes: float, ranks_on_node: int, links: Links, *, adds: bool) -> float:
-    """Predicted seconds of a phase for a rank with these messages, on a node with `ranks_on_node` ranks whose messages
-    share its link. `adds` says whether what is read and received is added."""
+    """Predicted seconds that a rank spends on `messages` in one phase. The `ranks_on_node` ranks of its node share the
+    link to other nodes. `adds` says whether what is read and received is added."""
     crossing = max(len(messages.sent), len(messages.received))
     within_bytes = messages.reads * slice_bytes
     between_bytes = crossing * slice_bytes * ranks_on_node

@@ -288,11 +288,13 @@ def _settings(arguments: Iterable[Argument]) -> Iterator[object]:
 
 
 def _exemptions(model: nn.Module) -> dict[str, str]:
+    """Metadata of the PEF: what is exempt from exactness."""
     sizes = {module.hidden_size for module in model.modules() if isinstance(module, nn.GRU)}
-    odd = sorted(size for size in sizes if size % _GRU_EXACT_MULTIPLE)
-    if not odd:
+    inexact = sorted(size for size in sizes if size % _GRU_EXACT_MULTIPLE)
+    if not inexact:
         return {}
-    return {"exempt_from_exactness": f"GRU of hidden size {odd[0]}: gradients may differ from eager in the last bits"}
+    of_sizes = f"GRU of hidden size {', '.join(map(str, inexact))}"
+    return {"exempt_from_exactness": f"{of_sizes}: gradients may differ from eager in the last bits"}
 
 
 def _gathered(program: Program) -> Iterator[str]:
@@ -315,8 +317,8 @@ def _notices(program: Program, model: nn.Module) -> list[str]:
     strided = [path for path, tensor in tensors if not tensor.is_contiguous()]
     if strided:
         notices.append(
-            f"not contiguous in the model, and stored contiguously in the PEF: {', '.join(strided)}; results have the "
-            "bits of PyTorch on contiguous tensors, and with these strides it may differ from them in the last bits"
+            f"stored contiguously in the PEF: {', '.join(strided)}; results equal PyTorch's on contiguous tensors, and "
+            "with the strides of the model PyTorch may differ in the last bits"
         )
     if torch.__version__.split("+")[0] not in TESTED_TORCH:
         notices.append(f"torch {torch.__version__} is not among the tested releases: {', '.join(TESTED_TORCH)}")

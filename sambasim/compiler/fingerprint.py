@@ -59,7 +59,7 @@ def fingerprint(
         with trial(step, convert), default_type(stored or torch.get_default_dtype()):
             tensors = [recorder.substitute(tensor, f"input {name}") for name, tensor in given.items()]
             with torch.set_grad_enabled(bool(updates)), recorder.recorded():
-                results = _train(step, tensors) if updates else step.eval()(*tensors)
+                results = _forward_and_backward(step, tensors) if updates else step.eval()(*tensors)
             ends = [None if tensor is None else recorder.label(tensor) for tensor in results]
         facts = (
             f"sambasim {__version__}, torch {torch.__version__}, Python {sys.version_info[:2]}",
@@ -76,7 +76,8 @@ def fingerprint(
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()
 
 
-def _train(step: nn.Module, tensors: Sequence[Tensor]) -> Iterable[Tensor | None]:
+def _forward_and_backward(step: nn.Module, tensors: Sequence[Tensor]) -> Iterable[Tensor | None]:
+    """The outputs, then the gradients of the trained parameters."""
     if not step.get_submodule("model").training:
         step.train()
     outputs = step(*tensors)

@@ -110,6 +110,7 @@ def is_library_file(file: str) -> bool:
 
 
 def line_in(stack_trace: str) -> SourceLine | None:
+    """The innermost frame that is not in a library file; None without one."""
     frames = [found for found in _FRAME.finditer(stack_trace) if not is_library_file(found["file"])]
     if not frames:
         return None

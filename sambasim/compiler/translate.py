@@ -157,7 +157,8 @@ class _Translator:
         raise OperatorError(what, remedy=remedy)
 
     def _drop_dead_code(self) -> Translation:
-        """Drop nodes that nothing reads, but for those that draw random numbers: eager PyTorch draws them too."""
+        """Drops nodes that nothing reads, except those that draw random numbers: eager PyTorch draws them too. Changes
+        and returns `self._done`."""
         done = self._done
         needed, kept = set(done.outputs), []
         for node in reversed(done.nodes):

@@ -170,8 +170,8 @@ def run_options(flags: Mapping[str, object], overrides: Sequence[str]) -> RunOpt
 def resolve_run(
     options: RunOptions, training_defaults: Mapping[str, object], data_source: Mapping[str, object]
 ) -> ResolvedRun:
-    """Apply the overrides of the run to what the PEF stores. Another data source starts from default arguments;
-    `epochs` replaces `steps`, and the reverse. Raises PefError for invalid stored options, OptionError for invalid
+    """What the PEF stores, with the overrides of the run. A new data source resets its arguments; `epochs` replaces
+    stored `steps`, and `steps` stored `epochs`. Raises PefError for invalid stored options, OptionError for invalid
     overrides."""
     stored = _stored(training_defaults, data_source)
     if stored.optimizer is None and not options.inference:

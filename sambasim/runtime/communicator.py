@@ -121,7 +121,7 @@ class MpiCommunicator(Communicator):
     _mappings: list[SecondMapping] = field(default_factory=list)
     _failures: dict[int, FailureNotice] = field(default_factory=dict)
     _sends: list["MPI.Request"] = field(default_factory=list)
-    _kept: "deque[MPI.Request]" = field(default_factory=deque)  # each keeps its buffer
+    _sending: "deque[MPI.Request]" = field(default_factory=deque)  # each keeps its buffer
     _persistent: list["MPI.Prequest"] = field(default_factory=list)
     _subsets: list["MpiCommunicator"] = field(default_factory=list)
 
@@ -181,9 +181,9 @@ class MpiCommunicator(Communicator):
         return Request(self._world.Isend(as_bytes(buffer), dest=destination, tag=tag))
 
     def send_and_keep(self, buffer: Buffer, destination: int, tag: int) -> None:
-        while self._kept and self._kept[0].Test():
-            self._kept.popleft()
-        self._kept.append(self._world.Isend(as_bytes(buffer), dest=destination, tag=tag))
+        while self._sending and self._sending[0].Test():
+            self._sending.popleft()
+        self._sending.append(self._world.Isend(as_bytes(buffer), dest=destination, tag=tag))
 
     def irecv(self, buffer: Buffer, source: int, tag: int) -> Request:
         return Request(self._world.Irecv(as_bytes(buffer), source=source, tag=tag))
@@ -234,7 +234,7 @@ class MpiCommunicator(Communicator):
         try:
             handle = MPI.Win.Allocate_shared(whole, disp_unit=1, comm=self._node)
         except MPI.Exception as error:
-            raise shared_memory.no_window(node_bytes, self.host_name, str(error)) from error
+            raise shared_memory.window_error(node_bytes, self.host_name, str(error)) from error
         self._windows.append(handle)
         sizes = self._node.allgather(size_bytes)
         parts = [_part(handle, local_rank, size) for local_rank, size in enumerate(sizes)]
@@ -298,8 +298,8 @@ class MpiCommunicator(Communicator):
             subset.close()
         while self._persistent:
             self._persistent.pop().Free()  # MPICH warns of those that are left
-        while self._kept and self._kept[0].Test():
-            self._kept.popleft()
+        while self._sending and self._sending[0].Test():
+            self._sending.popleft()
         while self._mappings:
             self._mappings.pop().release()
         while self._windows:

@@ -293,26 +293,26 @@ def _optimizer(nodes: Sequence[Node], binding: Binding) -> Instruction:
     gradient = binding.connected.memory.region(group, "gradient")
     clips = any(isinstance(one, Ref) for one in node.args)
     limit = CHUNK_ELEMENTS * torch.get_num_threads() if clips else max(stop - start, 1)
-    done: list[tuple[Tensor, SliceUpdate]] = [
+    updates: list[tuple[Tensor, SliceUpdate]] = [
         (gradient[a:b], optimizers.slice(group, a, b)) for a, b in pieces(start, stop, limit)
     ]
 
     def update() -> None:
-        for part, step in done:
-            step(part)
+        for piece, step in updates:
+            step(piece)
 
-    if len(done) == 1 and not clips:
-        ((part, step),) = done
-        return bound(node, binding, partial(step, part))
+    if len(updates) == 1 and not clips:
+        ((piece, step),) = updates
+        return bound(node, binding, partial(step, piece))
 
     def clip_and_update(norm: float) -> None:
         factor = optimizers.factor(norm)
         if factor is None:
             return
-        for part, step in done:
+        for piece, step in updates:
             if factor < 1.0:
-                part.mul_(factor)
-            step(part)
+                piece.mul_(factor)
+            step(piece)
 
     return bound(node, binding, clip_and_update if clips else update)
 

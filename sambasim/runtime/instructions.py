@@ -122,7 +122,7 @@ def _instruction(
 def stores_of(
     node: Node, registers: RegisterFile, stores: Mapping[str, Sequence[Tensor]]
 ) -> tuple[tuple[int, Tensor], ...]:
-    """Where the results of `node` that are gradients are kept: their registers and destinations."""
+    """(register, destination) of each result of `node` that is kept in device memory, as gradients are."""
     named = [name for name in node.results if name is not None]
     return tuple((registers.value(name), tensor) for name in named for tensor in stores.get(name, ()))
 

@@ -14,7 +14,7 @@ from sambasim.ir.types import SymbolKind
 from sambasim.records.metrics import EvaluationRecord, SummaryRecord
 from sambasim.runtime import torch_process_group
 from sambasim.runtime.capacity import keep_freed_memory
-from sambasim.runtime.checkpoint.folder import Claim, claim
+from sambasim.runtime.checkpoint.folder import FolderLock, claim
 from sambasim.runtime.checkpoint.resume import AUTO, IF_ANY, NEWEST, find, nothing_in, restore, settle_if_any
 from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.debug_numerics import Probes
@@ -131,7 +131,7 @@ class TrainingJob:
             torch_process_group.bring_up(self._communicator, self._setup.options.sync_timeout + WATCHDOG_FIRST_S)
             stack.callback(torch_process_group.take_down)
 
-    def _claim(self) -> Claim | None:
+    def _claim(self) -> FolderLock | None:
         """Collective. Lock the folder of checkpoints, before any rank reads it. Returns the lock on rank 0. Raises
         OptionError."""
         options = self._setup.options.checkpoint

@@ -178,16 +178,16 @@ def wide_update(
             value, draw(seed, scalars.step, number, tensor, offset, offset + b - a), place
         )
 
-    done = []
+    updates = []
     for a, b, number, offset in _pieces(places, parameter.numel()):
         gradient, *wide = (buffer[: b - a] for buffer in scratch[: 1 + len(stored)])
         compute = slice_update(wide[0], dict(zip(states, wide[1:], strict=True)), scalars)
         copies = [(value, whole[a:b]) for whole, value in zip(stored, wide, strict=True)]
         roundings = [rounded(tensor, a, b, number, offset) for tensor in range(len(stored))]
-        done.append((slice(a, b), gradient, copies, compute, roundings))
+        updates.append((slice(a, b), gradient, copies, compute, roundings))
 
     def update_slice(narrow_gradient: Tensor) -> None:
-        for where, gradient, copies, compute, roundings in done:
+        for where, gradient, copies, compute, roundings in updates:
             gradient.copy_(narrow_gradient[where])
             if scalars.unscale != 1.0:
                 gradient.mul_(scalars.unscale)
@@ -208,15 +208,15 @@ def master_update(
     master = states[MASTER]
     if not scratch:
         scratch.append(torch.empty(PIECE_ELEMENTS, dtype=torch.float32))
-    done = []
+    updates = []
     for a, b in pieces(0, parameter.numel(), PIECE_ELEMENTS):
         others = {name: state[a:b] for name, state in states.items() if name != MASTER}
-        done.append((slice(a, b), scratch[0][: b - a], slice_update(master[a:b], others, scalars)))
+        updates.append((slice(a, b), scratch[0][: b - a], slice_update(master[a:b], others, scalars)))
 
     def update_slice(narrow_gradient: Tensor) -> None:
         if scalars.step == 1:
             master.copy_(parameter)
-        for where, gradient, compute in done:
+        for where, gradient, compute in updates:
             gradient.copy_(narrow_gradient[where])
             if scalars.unscale != 1.0:
                 gradient.mul_(scalars.unscale)

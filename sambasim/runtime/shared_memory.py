@@ -86,7 +86,8 @@ def check_start(ranks: int, host_name: str, there_bytes: int | None) -> None:
 
 
 def try_mapping(size_bytes: int) -> str | None:
-    """Map that much shared memory without touching it, and unmap it. Returns what failed, with the available number."""
+    """Map that much shared memory without touching it, and unmap it. Returns None, or the error and the limit
+    that caused it."""
     if not FOLDER.is_dir():
         return None
     try:
@@ -110,11 +111,11 @@ def check_mappings(attempts: Iterable[tuple[str, int, str | None]]) -> None:
             )
 
 
-def no_window(needed_bytes: int, host_name: str, reason: str) -> MachineError:
+def window_error(needed_bytes: int, host_name: str, reason: str) -> MachineError:
     """The error for a window that MPI cannot create although the system could."""
     there = free_bytes()
     return MachineError(
-        f"MPI makes no shared window of {format_bytes(needed_bytes)} for the replicas of this node: "
+        f"MPI cannot create a shared window of {format_bytes(needed_bytes)} for the replicas of this node: "
         f"{reason.splitlines()[0] if reason else 'it does not say why'}"
         + (f" ({FOLDER} has {format_bytes(there)} free)" if there is not None else ""),
         where=f"host {host_name}",

@@ -162,7 +162,7 @@ class Session:
         if SectionKind.OPT in kinds:
             machine.note_step()
         if now.start.is_loss and not isfinite(machine.replica.loss):
-            now.checks.report_loss()
+            now.checks.report_nonfinite_loss()
         return now.answer(found, output_tensors)
 
     @checks_keywords

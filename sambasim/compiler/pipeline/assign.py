@@ -166,13 +166,13 @@ def _cut(
 
 
 def _seconds(program: Program, graph: Graph, count: int, budget: Budget) -> list[float]:
-    """Predicted seconds of each forward operator, without a start of its own."""
+    """Predicted seconds of the first `count` operators, those of the forward, without the start of a section."""
     work, seconds = work_of(graph, program.symbols), [0.0] * count
     for stage in work.stages:
         if stage.node < count:
-            moved = sum(work.tensors[name].size_bytes for name in stage.values)
+            moved_bytes = sum(work.tensors[name].size_bytes for name in stage.values)
             compute_s = stage.product_flops / (budget.units * budget.unit_flops_per_s)
-            seconds[stage.node] += compute_s + moved / budget.memory_bytes_per_s
+            seconds[stage.node] += compute_s + moved_bytes / budget.memory_bytes_per_s
     return seconds
 
 

@@ -99,7 +99,7 @@ class Connected:
         return name is not None and (name in self._values.free or self._values.is_view(name))
 
     def _repeat(self, node: Node, segment: _Segment) -> None:
-        """`node`, where its result is read; in other stages than its own under another name."""
+        """Adds a copy of `node` to `segment`, in other stages than its own under another name."""
         stage = segment[1]
         ends = "" if stage == self._stage_of[node.name] else f"__stage_{stage}"
         results = tuple(None if name is None else name + ends for name in node.results)

@@ -1,4 +1,4 @@
-"""Sharding rules where classes or words are cut: embeddings, softmax over classes, and the loss of classes.
+"""Sharding rules where classes or the vocabulary are cut: embeddings, softmax over classes, and the loss of classes.
 
 Source of the scheme: Shoeybi et al., Megatron-LM, arXiv:1909.08053.
 """
@@ -16,7 +16,7 @@ _NEVER = -100
 
 
 def embedding(s: Sharder, node: Node) -> bool:
-    """Words are cut (each rank looks up its own, the others add zeros), or the vectors, or the samples."""
+    """Cuts the vocabulary (each rank looks up its own rows, the others add zeros), the vectors, or the batch."""
     weight, words = node.args[:2]
     of_weight, result = s.layout(weight), node.results[0] or ""
     if cut_at(of_weight, 0) and of_weight.outer == 1:
@@ -130,8 +130,7 @@ def log_softmax_backward(s: Sharder, node: Node) -> bool:
 def nll_loss(s: Sharder, node: Node) -> bool:
     """The mean over samples, of classes that are cut: each rank adds up the samples of its classes."""
     x, target, weight, reduction, ignored = node.args
-    layout = s.layout(x)
-    if not cut_at(layout, 1) or layout.outer > 1 or weight is not None or reduction != _MEAN or len(s.shape(x)) != 2:
+    if not _is_mean_over_cut_classes(s, x, weight, reduction):
         return False
     loss, count = node.results
     type_ = s.type_like(x, ())
@@ -156,6 +155,12 @@ def nll_loss(s: Sharder, node: Node) -> bool:
 _MEAN, _SUM = 1, 2  # of torch's reductions
 
 
+def _is_mean_over_cut_classes(s: Sharder, x: Argument, weight: Argument, reduction: Argument) -> bool:
+    layout = s.layout(x)
+    cut_by_classes = cut_at(layout, 1) and layout.outer == 1 and len(s.shape(x)) == 2
+    return cut_by_classes and weight is None and reduction == _MEAN
+
+
 def _own_classes(s: Sharder, node: Node, target: Argument, classes: int, ignored: int) -> Ref:
     """The targets as positions in this rank's part of the classes; those of other ranks, and ignored ones, never
     count."""
@@ -172,13 +177,13 @@ def _own_classes(s: Sharder, node: Node, target: Argument, classes: int, ignored
 
 
 def nll_loss_backward(s: Sharder, node: Node) -> bool:
+    """The gradient of this rank's classes."""
     gradient, x, target, weight, reduction, ignored, count = node.args
-    layout = s.layout(x)
-    if not cut_at(layout, 1) or layout.outer > 1 or weight is not None or reduction != _MEAN or len(s.shape(x)) != 2:
+    if not _is_mean_over_cut_classes(s, x, weight, reduction):
         return False
     own = _own_classes(s, node, target, s.shape(x)[1], number(ignored))
     args = (s.whole(gradient), s.as_is(x), own, None, _MEAN, _NEVER, s.whole(count))
-    s.emit(node, args, [layout])
+    s.emit(node, args, [s.layout(x)])
     return True
 
 

@@ -171,12 +171,13 @@ def _memory_traces(prediction: Prediction) -> list[ui.Trace]:
     ]
 
 
-def _byte_ticks(top: float) -> tuple[list[int], list[str]]:
-    unit = next((factor for factor in (TIB, GIB, MIB, KIB) if top >= 2 * factor), 1)
+def _byte_ticks(top_bytes: float) -> tuple[list[int], list[str]]:
+    """Values and labels of an axis from 0 to `top_bytes`."""
+    unit = next((factor for factor in (TIB, GIB, MIB, KIB) if top_bytes >= 2 * factor), 1)
     step = unit
-    while top / step > _MOST_TICKS:
+    while top_bytes / step > _MOST_TICKS:
         step *= 2
-    values = [step * number for number in range(int(top / step) + 1)]
+    values = [step * number for number in range(int(top_bytes / step) + 1)]
     return values, [format_bytes(value).replace(".0 ", " ") for value in values]
 
 

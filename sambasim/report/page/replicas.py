@@ -51,7 +51,7 @@ def _where_text(step: ScaledStep) -> str:
     placement = step.placement
     if placement.nodes == 1:
         full = placement.replicas == placement.per_full_node
-        return f"{'one full node' if full else 'in one node'} of {placement.cluster.name}"
+        return f"on one {'full ' if full else ''}node of {placement.cluster.name}"
     return f"on {placement.nodes} nodes of {placement.cluster.name}"
 
 

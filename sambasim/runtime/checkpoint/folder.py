@@ -109,7 +109,7 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-class Claim:
+class FolderLock:
     """An exclusive lock on a folder, until `release` or the end of the process. It is a POSIX record lock: forked
     processes, such as data workers, do not inherit it, and it works on NFS."""
 
@@ -131,10 +131,10 @@ class Claim:
             self._descriptor = -1
 
 
-def claim(folder: Path, communicator: Communicator) -> Claim | None:
+def claim(folder: Path, communicator: Communicator) -> FolderLock | None:
     """Collective. Create `folder`, lock it for this run and clean it up; returns the lock on rank 0. Raises, on all
     ranks alike, OptionError if another run holds the lock and MachineError if it cannot be created."""
-    held: Claim | None = None
+    held: FolderLock | None = None
     fault: UserError | None = None
     if communicator.rank == 0:
         try:
@@ -152,11 +152,11 @@ def claim(folder: Path, communicator: Communicator) -> Claim | None:
     return held
 
 
-def _create_and_lock(folder: Path) -> Claim:
+def _create_and_lock(folder: Path) -> FolderLock:
     absolute = Path(os.path.abspath(folder))
     created = [place for place in (absolute, *absolute.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    held = Claim(folder)
+    held = FolderLock(folder)
     for place in created:  # a checkpoint survives a power cut only if the folders above it do
         sync_folder(place.parent)
     with suppress(OSError):

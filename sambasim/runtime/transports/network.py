@@ -114,7 +114,8 @@ class Network:
 
     @span(Track.COLLECTIVES, "exchange between nodes")
     def exchange(self, region: str) -> None:
-        """Collective. Send the owners' slices of `region` of every group to one rank of each node."""
+        """Collective. Send this rank's slices of `region` of every group to one rank of each other node, and receive
+        theirs."""
         self._communicator.wait_all(self._sends)  # received slices may overwrite what is being sent
         self._sends = []
         requests: list[Request] = []

@@ -333,7 +333,7 @@ class WindowReduce(Overlapped):
         gathered = {**gradients, **window.network.operands(group)}
         operands = [gathered[rank] for rank in sorted(gathered)]  # in the order of the tree
         near = window.program.gradient_bytes <= _NEAR_BYTES
-        done = []
+        updates = []
         if self._optimizers is not None:
             # If the update divides its gradient, a pass over the sum is saved.
             divisor = window.replicas if divides_exactly(group.dtype) else 1
@@ -342,12 +342,13 @@ class WindowReduce(Overlapped):
             for a, b in pieces(start, stop, limit):
                 part, scratch = slice(a - start, b - start), mean.scratch[: b - a]
                 update = self._optimizers.slice(group, a, b, divisor)
-                done.append(_Piece(add_up([operand[part] for operand in operands], scratch, near), scratch, update))
+                add = add_up([operand[part] for operand in operands], scratch, near)
+                updates.append(_Piece(add, scratch, update))
         return _Work(
             group,
             ready_at,
             mean.of(operands, gradients[window.replica], near),
-            done,
+            updates,
             (len(window.by_rank) - 1) * (stop - start) * DTYPE_BYTES[group.dtype],
         )
 

@@ -54,7 +54,7 @@ class Place(NamedTuple):
 
 
 @dataclass(slots=True)
-class Pass:
+class Iteration:
     """One iteration of a sampler, and how many optimizer steps have used its samples.
 
     evaluated_after: the number of optimizer steps when a forward alone used it; None if it trains
@@ -71,13 +71,13 @@ class Samplers:
     """The DistributedSamplers that feed optimizer steps. Those of an evaluation are ignored: it may use any order."""
 
     def __init__(self) -> None:
-        self.shortened: Callable[[Iterator[Any]], Iterable[Any]] = iter
+        self.shorten: Callable[[Iterator[Any]], Iterable[Any]] = iter
         """Shortens the indices of an epoch, during a check."""
         self.has_fed = False
-        """Whether samples of one have been used by an optimizer step."""
-        self._last: Pass | None = None  # the latest, unless it is an evaluation
-        self._trained: Pass | None = None  # the one that the last optimizer step used
-        self._undecided: Pass | None = None  # used by a forward so far: training only if a backward follows
+        """Whether an optimizer step has used samples of a DistributedSampler."""
+        self._last: Iteration | None = None  # the latest, unless it is an evaluation
+        self._trained: Iteration | None = None  # the one that the last optimizer step used
+        self._undecided: Iteration | None = None  # used by a forward so far: training only if a backward follows
         self._undecided_batch: Sequence[Tensor] = ()  # its batch, kept alive so that no other batch gets its addresses
         self._passes = self._steps = 0
         self._orders: WeakKeyDictionary[Sampler, set[tuple[int, int]]] = WeakKeyDictionary()
@@ -88,7 +88,7 @@ class Samplers:
         iterate, make = DistributedSampler.__iter__, DistributedSampler.__init__
 
         def iterated(sampler: Sampler) -> Iterator[Any]:
-            indices, where = self.shortened(iterate(sampler)), app_line()
+            indices, where = self.shorten(iterate(sampler)), app_line()
             division = Division(
                 sampler.num_replicas,
                 sampler.rank,
@@ -97,7 +97,7 @@ class Samplers:
                 sampler.drop_last,
                 self._made.get(sampler) or where,
             )
-            return self._drawn(Pass(sampler, division, where), indices)
+            return self._drawn(Iteration(sampler, division, where), indices)
 
         @wraps(make)
         def made(sampler: Sampler, *arguments: Any, **keywords: Any) -> None:
@@ -161,13 +161,13 @@ class Samplers:
         """The line of the sampler that feeds optimizer steps now."""
         return self._last.division.where if self._last is not None and self._last.steps else None
 
-    def _drawn(self, current: Pass, indices: Iterable[Any]) -> Iterator[Any]:
+    def _drawn(self, current: Iteration, indices: Iterable[Any]) -> Iterator[Any]:
         for index in indices:
             if current.evaluated_after != self._steps:
                 self._train_on(current)
             yield index
 
-    def _train_on(self, current: Pass) -> None:
+    def _train_on(self, current: Iteration) -> None:
         current.evaluated_after = None
         self._last, self._undecided = current, None
 

@@ -288,7 +288,8 @@ class Check:
             self._fed.append(self._forward)
 
     def short_epoch(self, batch_size: int, batches_of_a_step: int) -> Callable[[Iterator[Any]], Iterable[Any]]:
-        """Cuts the indices of an epoch to half of the steps, and keeps the remainder that fills no batch."""
+        """Returns a function that cuts the indices of an epoch to half of the steps of a check, and keeps the remainder
+        that fills no batch."""
         wanted = max(self._limit // 2, 1) * batches_of_a_step * batch_size
 
         def shortened(indices: Iterator[Any]) -> Iterable[Any]:

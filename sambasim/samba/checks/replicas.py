@@ -126,7 +126,7 @@ class Checks:
             watched.compare_last = self._compare_last
             if check is not None:
                 batches = int(getattr(context.current().arguments, "grad_accumulation_steps", None) or 1)
-                watched.samplers.shortened = check.short_epoch(machine.program.batch_size, batches)
+                watched.samplers.shorten = check.short_epoch(machine.program.batch_size, batches)
 
     def mode(self, kinds: Collection[SectionKind], *, data_parallel: bool, reduce_on_rdu: bool) -> Mode:
         """How an optimizer step of these `kinds` is synced. Raises DataParallelError and LaunchError."""
@@ -178,7 +178,7 @@ class Checks:
             self._compare(mode)
         self._synced = mode is not Mode.ALONE
 
-    def report_loss(self) -> None:
+    def report_nonfinite_loss(self) -> None:
         """Reports that the loss of the last forward is not finite (AP08)."""
         if not reporter.has("AP08"):
             what = f"{self._machine.program.loss} is {self._machine.replica.loss} in forward {self._forwards}"

@@ -15,7 +15,7 @@ from sambasim.runtime.single_rank import private_window
 from sambasim.runtime.stepwise import Mode
 from sambasim.samba import context
 from sambasim.samba.checks import job, replicas
-from sambasim.samba.checks.data import Division, Pass, Place
+from sambasim.samba.checks.data import Division, Iteration, Place
 from sambasim.samba.checks.findings import Finding, Reporter
 from sambasim.samba.checks.job import Check, Point
 from sambasim.samba.checks.replicas import Checks, Snapshot, Trained, different_course, different_start
@@ -126,7 +126,7 @@ def compare(linear_pef: str, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
     watched = job.Job(communicator)
     monkeypatch.setattr(job, "_job", watched)
     sampler = DistributedSampler[int](range(8), 2, 0)  # type: ignore[arg-type]  # it has all that a data set needs
-    watched.samplers._last, watched.samplers._passes = Pass(sampler, OWN, "app.py:2: for batch in loader", 3), 1
+    watched.samplers._last, watched.samplers._passes = Iteration(sampler, OWN, "app.py:2: for batch in loader", 3), 1
     checks = Checks(session._loaded(model).machine, communicator)
 
     def comparing(step: int, other: Change) -> Reporter:
