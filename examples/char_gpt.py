@@ -23,7 +23,7 @@ ALPHABET = "\n" + "".join(map(chr, range(ord(" "), ord("~") + 1)))
 
 
 class Attention(nn.Module):
-    """Each position `[batch, length, width]` looks at itself and at what is before it."""
+    """Each position `[batch, length, width]` attends to itself and to what is before it."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """Logistic regression: the smallest model, and the first one of every tutorial.
 
 It shows the least that sambasim needs: a module, a named data set and a named loss. Its symbols carry the names that
-SambaFlow's own first example has, such as `logreg__lin_layer__weight`. On two replicas it reads 96 % of the held-out
-digits after 30 epochs, in a second.
+SambaFlow's own first example has, such as `logreg__lin_layer__weight`. On two replicas it classifies 96 % of the
+held-out digits after 30 epochs, in a second.
 
     sambasim compile --config configs/logistic_regression.toml --data-parallel -ws 2
     mpirun -np 2 sambasim run --pef logistic_regression --reduce-on-rdu

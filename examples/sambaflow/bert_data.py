@@ -16,11 +16,11 @@ from torch.utils.data import TensorDataset
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PAD, UNKNOWN, START, END, MASK = range(len(SPECIAL))
 HIDDEN_SHARE = 0.15
-"""Of the tokens of a sequence, those that are to be guessed."""
+"""Of the tokens of a sequence, those that are to be predicted."""
 
 
 def masked_text(vocabulary: int, length: int, predictions: int, seed: int) -> TensorDataset:
-    """The text in sequences of `length` tokens, a seventh of which is hidden, and at most `predictions`.
+    """The text in sequences of `length` tokens, 15 % of which are masked, and at most `predictions`.
 
     Sample i is `(input_ids, masked_lm_positions, masked_lm_ids)`, int64 `[length]` and twice `[predictions]`; what is
     hidden is the same for the same seed. Of 10 hidden tokens 8 are [MASK] in input_ids, one is another, one is itself.

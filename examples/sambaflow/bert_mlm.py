@@ -51,13 +51,13 @@ def add_user_args(parser: ArgumentParser) -> None:
     parser.add_argument("--logging_steps", type=int, default=20)
     parser.add_argument("--save_steps", type=int, default=-1, help="Steps between checkpoints; -1 for one at the end.")
     parser.add_argument("--skip_checkpoint", action="store_true", help="Write no checkpoint.")
-    parser.add_argument("--output_dir", default="bert_output", help="Where the checkpoint is, and goes.")
-    parser.add_argument("--overwrite_output_dir", action="store_true", help="Begin anew, whatever is there.")
+    parser.add_argument("--output_dir", default="bert_output", help="Folder of the checkpoint, read and written.")
+    parser.add_argument("--overwrite_output_dir", action="store_true", help="Ignore a checkpoint that is there.")
     parser.add_argument("--seed", type=int, default=42)
 
 
 def get_optimizers(args: Namespace, model: BertForMaskedLM) -> Optimizers:
-    """One that decays what it updates, and one for biases and norms, which it does not."""
+    """One with weight decay, and one without for biases and norms."""
     matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.ndim == 1]
     return [

@@ -46,7 +46,7 @@ def add_run_args(parser: ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--warmup-steps", type=int, default=10)
     parser.add_argument("--log-every", type=int, default=20)
-    parser.add_argument("--checkpoint", help="Where the trained weights go.")
+    parser.add_argument("--checkpoint", help="File for the trained weights.")
 
 
 def get_optimizers(args: Namespace, model: GPT) -> Optimizers:
@@ -81,7 +81,7 @@ def batches(args: Namespace, rank: int, replicas: int) -> Iterator[Inputs]:
 
 
 def forward_and_backward(model: GPT, batch: Inputs, share: float) -> Inputs:
-    """One batch, whose loss is this share of that of the step. Returns loss and logits."""
+    """Run one batch, its loss scaled by `share`. Returns loss and logits."""
     loss, logits = samba.session.run(batch, model.output_tensors, section_types=["FWD"])
     loss.sn_grad = share
     samba.session.run(section_types=["BCKWD"])

@@ -5,7 +5,7 @@
         --reduce-on-rdu --pef logreg
     python -m sambasim examples/sambaflow/logistic_regression.py test -b 32 --pef logreg
 
-The images are the 1,797 of the UCI set that come with sambasim; apart from them nothing here knows of sambasim.
+The images are the 1,797 of the UCI set that come with sambasim; apart from them nothing else here imports sambasim.
 """
 
 import sys
@@ -60,7 +60,7 @@ def add_user_args(parser: ArgumentParser) -> None:
 
 
 def add_run_args(parser: ArgumentParser) -> None:
-    parser.add_argument("--checkpoint", help="Where the trained weights go.")
+    parser.add_argument("--checkpoint", help="File for the trained weights.")
 
 
 def train(args: Namespace, model: LogReg) -> None:

@@ -160,6 +160,11 @@ def run_options(flags: Mapping[str, object], overrides: Sequence[str]) -> RunOpt
     """The options of one run: flags override `--set`. Raises OptionError, which lists all mistakes; `resolve_run`
     checks the overrides, together with the PEF."""
     changes = [one._replace(path=["overrides", *one.path]) for one in given_overrides(overrides)]
+    if removed := [".".join(one.path[1:]) for one in changes if one.value is None]:
+        raise OptionError(
+            f"--set {removed[0]}= removes an option, which a run cannot: the PEF has it",
+            remedy=f"--set {removed[0]}=VALUE, or compile the model again with --set {removed[0]}=",
+        )
     given = [*changes, *given_flags(flags, flags_of("run"))]
     mapping = assign({}, given)
     if "overrides" in mapping:

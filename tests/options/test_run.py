@@ -89,6 +89,7 @@ def test_what_is_compiled_in_takes_a_compile(
         ({"lr": -1.0}, [], "optimizer.lr = -1.0: must be at least 0"),
         ({"momentum": 0.9}, [], "optimizer.momentum: is not for adamw"),
         ({"epochs": 1, "steps": 2}, [], "cannot be given together with epochs, 1"),
+        ({}, ["optimizer.lr="], "--set optimizer.lr= removes an option, which a run cannot"),
         ({}, ["optimizr.lr=1"], "did you mean optimizer?"),
         ({}, ["compile.opt_level=o0"], 'compile.opt_level = "o0": is compiled into the PEF'),
         ({"save": Path("net.pt")}, [], 'save = "net.pt" (from --save): must be a .safetensors file'),
