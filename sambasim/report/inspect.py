@@ -16,7 +16,7 @@ from sambasim.ir.stages import copied, ends_of, of_rank
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 from sambasim.ir.zero import kept
 from sambasim.pef import PefDocument, PefHeader
-from sambasim.report.summaries import parameter_bytes, received_bytes
+from sambasim.report.summaries import held_bytes, parameter_bytes, received_bytes
 
 
 class _Facts(BaseModel):
@@ -213,9 +213,7 @@ def _stage_facts(program: Program) -> Iterable[StageFacts]:
         types = {name: symbol.type for name, symbol in own.symbols.items()} | dict(graph.values)
         sent = [name for node in graph.nodes if node.operator == "comm.send" for name in node_references(node)]
         own_of = {member.gradient: member.parameter for group in own.groups for member in group.members}
-        held: Counter[SymbolKind] = Counter()
-        for symbol in own.symbols.values():
-            held[symbol.kind] += symbol.type.size_bytes
+        held = held_bytes(own)
         yield StageFacts(
             rank=rank,
             stages=tuple(schedule.stages_of(rank)) if schedule is not None else (),

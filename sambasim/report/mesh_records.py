@@ -1,12 +1,12 @@
 """What there is to say of the predicted step of a mesh: what each rank holds and where it is, what goes over the links,
 what the ranks wait for. Tables, JSON, CSV and the page of `report` show these records."""
 
-from collections import Counter
 from collections.abc import Iterator
 
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE
 from sambasim.ir.types import SymbolKind
 from sambasim.records import Record
+from sambasim.report.summaries import held_bytes
 from sambasim.simulation.mesh import MeshStep
 from sambasim.simulation.messages import Traffic
 
@@ -101,9 +101,7 @@ def _ranks(step: MeshStep) -> Iterator[RankRecord]:
         coordinates = step.mesh.coordinates(at.replica)
         position = coordinates.get(PIPELINE, 0)
         own, times = step.ranks[position], step.times_of(position)
-        held: Counter[SymbolKind] = Counter()
-        for symbol in own.program.symbols.values():
-            held[symbol.kind] += symbol.type.size_bytes
+        held = held_bytes(own.program)
         yield RankRecord(
             rank=at.replica,
             coordinates=dict(coordinates),

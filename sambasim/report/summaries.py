@@ -1,6 +1,7 @@
 """What `sambasim compile`, `run` and `bench collectives` print at the end."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -123,12 +124,20 @@ def _holder(program: Program) -> str:
     return "rank" if program.ranks_of_replica > 1 else "replica"
 
 
+def held_bytes(own: Program) -> Counter[SymbolKind]:
+    """What a rank with the program `own` holds of each kind of symbol, without ZeRO."""
+    held: Counter[SymbolKind] = Counter()
+    for symbol in own.symbols.values():
+        held[symbol.kind] += symbol.type.size_bytes
+    return held
+
+
 def parameter_bytes(program: Program, *, whole: bool) -> int:
     """Of the whole model, or of the rank with the most."""
     if whole:
         return sum(s.whole.size_bytes for s in program.symbols.values() if s.kind is SymbolKind.PARAMETER)
     ranks = (of_rank(program, rank) for rank in range(pipeline_ranks(program)))
-    return max(sum(s.type.size_bytes for s in own.symbols.values() if s.kind is SymbolKind.PARAMETER) for own in ranks)
+    return max(held_bytes(own)[SymbolKind.PARAMETER] for own in ranks)
 
 
 def received_bytes(program: Program, axis: str) -> int:

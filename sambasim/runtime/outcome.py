@@ -152,8 +152,6 @@ def _predicted(setup: Setup, steps: Plan) -> tuple[PredictedRecord | None, str |
     result = predicted(setup.program, setup.inventory, setup.placement, path, steps.accumulation_steps)
     if isinstance(result, str):
         return None, result
-    if isinstance(result, MeshStep):
-        return predicted_mesh_record(result, setup.inventory), None
     return predicted_record(result, setup.inventory), None
 
 
@@ -172,38 +170,25 @@ def predicted(
         return f"this is a mistake of sambasim's own, please report it: {type(error).__name__}: {error}"
 
 
-def predicted_record(step: CompiledStep, inventory: Inventory) -> PredictedRecord:
-    scaled, by_kind_s = step.scaled, {kind.value: step.of_kind_s(kind) for kind in SectionKind}
+def predicted_record(step: CompiledStep | MeshStep, inventory: Inventory) -> PredictedRecord:
+    of_mesh = isinstance(step, MeshStep)
+    scaled, waited_s = (step, dict(step.waited_s)) if isinstance(step, MeshStep) else (step.scaled, {})
+    ranks = scaled.placement.replicas
+    backed_by = backing_of(inventory.device, ranks)
+    by_kind_s = {kind.value: step.of_kind_s(kind) for kind in SectionKind}
     return PredictedRecord(
-        predicted_for=inventory.share,
+        predicted_for=f"{ranks} × {inventory.share}" if of_mesh else inventory.share,
         predicted_step_s=scaled.predicted_s,
         predicted_samples_per_s=scaled.samples_per_s,
-        predicted_host_s=scaled.step.host_s,
+        predicted_host_s=step.host_s,
         predicted_model_s=step.model_s,
+        predicted_waited_s=waited_s,
         predicted_update_s=step.update_s,
         predicted_sync_s=scaled.exposed_sync_s,
         predicted_hidden_sync_s=scaled.hidden_sync_s,
         predicted_by_kind_s={kind: seconds for kind, seconds in by_kind_s.items() if seconds},
         predicted_sync="none" if scaled.path is None else "device" if scaled.path is SyncPath.RDU else "host",
-        predicted_backed_by=backing_of(inventory.device, scaled.placement.replicas),
-    )
-
-
-def predicted_mesh_record(step: MeshStep, inventory: Inventory) -> PredictedRecord:
-    by_kind_s = {kind.value: step.of_kind_s(kind) for kind in SectionKind}
-    return PredictedRecord(
-        predicted_for=f"{step.placement.replicas} × {inventory.share}",
-        predicted_step_s=step.predicted_s,
-        predicted_samples_per_s=step.samples_per_s,
-        predicted_host_s=step.host_s,
-        predicted_model_s=step.model_s,
-        predicted_waited_s=dict(step.waited_s),
-        predicted_update_s=step.update_s,
-        predicted_sync_s=step.exposed_sync_s,
-        predicted_hidden_sync_s=step.hidden_sync_s,
-        predicted_by_kind_s={kind: seconds for kind, seconds in by_kind_s.items() if seconds},
-        predicted_sync="none" if step.path is None else "device" if step.path is SyncPath.RDU else "host",
-        predicted_backed_by=f"{backing_of(inventory.device, step.placement.replicas)}; nor a message within a replica",
+        predicted_backed_by=f"{backed_by}; nor a message within a replica" if of_mesh else backed_by,
     )
 
 

@@ -19,6 +19,10 @@ class CompiledStep:
     scaled: ScaledStep
 
     @property
+    def host_s(self) -> float:
+        return self.scaled.step.host_s
+
+    @property
     def model_s(self) -> float:
         """Forward and backward of all micro-steps, without host time."""
         return sum(self.of_kind_s(kind) for kind in MODEL_KINDS)
