@@ -8,7 +8,7 @@ from sambasim.ir.types import SymbolKind
 from sambasim.records import Record
 from sambasim.report.summaries import held_bytes
 from sambasim.simulation.mesh import MeshStep
-from sambasim.simulation.messages import Traffic
+from sambasim.simulation.sync import Traffic
 
 NOTE = (
     "pipeline and tensor parallelism are not validated: messages take the published bandwidths and latencies of links; "
@@ -49,7 +49,8 @@ class AxisRecord(Record):
 
 
 class MeshRecord(Record):
-    """The step of one number of replicas with one way to sync; `sync` is None if there is nothing to sync."""
+    """The step of one number of replicas with one way to sync; `sync` is None if there is nothing to sync. `batch_size`
+    is that of a replica in a micro-step."""
 
     name: str
     mesh: dict[str, int]
@@ -57,6 +58,7 @@ class MeshRecord(Record):
     nodes: int
     replicas: int
     chips: int
+    batch_size: int
     sync: str | None
     schedule: str | None
     predicted_s: float
@@ -80,6 +82,7 @@ def mesh_record(step: MeshStep) -> MeshRecord:
         nodes=step.placement.nodes,
         replicas=step.replicas,
         chips=step.program.chips,
+        batch_size=step.program.replica_batch_size,
         sync=step.path,
         schedule=step.schedule.name if step.program.schedule is not None else None,
         predicted_s=step.predicted_s,
@@ -115,7 +118,7 @@ def _ranks(step: MeshStep) -> Iterator[RankRecord]:
             state_bytes=held[SymbolKind.OPTIMIZER_STATE],
             needed_bytes=own.alone.need.size_bytes,
             predicted_busy_share=times.busy_s / step.passes_s,
-            predicted_messages_share=sum(one.predicted_s for one in times.messages.values()) / step.passes_s,
+            predicted_messages_share=times.messages_s / step.passes_s,
             predicted_idle_share=times.idle_s / step.passes_s,
         )
 
@@ -123,13 +126,14 @@ def _ranks(step: MeshStep) -> Iterator[RankRecord]:
 def _axes(step: MeshStep) -> Iterator[AxisRecord]:
     positions = range(len(step.ranks))
     alike = step.program.ranks_of_replica // len(positions)
-    times = [step.times_of(position).messages for position in positions]
+    times = [step.times_of(position) for position in positions]
     for axis in (axis for axis, size in step.mesh.sizes.items() if size > 1):
         if axis == DATA_PARALLEL:
-            found = [Traffic(one.scaled.sync_s, one.scaled.received_bytes) for one in step.ranks]
+            after = [Traffic(one.scaled.sync_s, one.scaled.received_bytes) for one in step.ranks]
+            found = [one.gathered + rest for one, rest in zip(times, after, strict=True)]
             waited_s = step.exposed_sync_s
         else:
-            found, waited_s = [one[axis] for one in times], step.waited_s[axis]
+            found, waited_s = [one.messages[axis] for one in times], step.waited_s[axis]
             if axis == PIPELINE:
                 found = [sum(rank.copies.values(), one) for rank, one in zip(step.ranks, found, strict=True)]
         every = sum(found, Traffic()) * alike

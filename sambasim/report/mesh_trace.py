@@ -7,7 +7,7 @@ from sambasim.ir.mesh import PIPELINE
 from sambasim.ir.schedule import Action
 from sambasim.records.trace import TraceProcess, TraceSpan, Track, trace_json
 from sambasim.report.mesh_records import NOTE
-from sambasim.report.simulation import MOST_SHOWN, SHOWN_TRACKS, nanoseconds, predicted_facts
+from sambasim.report.simulation import MOST_SHOWN, SHOWN_TRACKS, nanoseconds, predicted_facts, title_of_span
 from sambasim.simulation.mesh import MeshStep
 from sambasim.simulation.ranks import Cost
 
@@ -43,7 +43,7 @@ def _spans(step: MeshStep, position: int) -> Iterator[TraceSpan]:
             yield from _parts(step.cost(action), began_s + start_s, stop_ns)
     for span in step.ranks[position].spans_after(step.passes_s):
         start_ns, stop_ns = nanoseconds(span.start_s), nanoseconds(span.stop_s)
-        yield TraceSpan(SHOWN_TRACKS[span.track], f"{span.kind} {span.name}", start_ns, stop_ns, {"kind": span.kind})
+        yield TraceSpan(SHOWN_TRACKS[span.track], title_of_span(span), start_ns, stop_ns, {"kind": span.kind})
 
 
 def kind_of(action: Action) -> str:

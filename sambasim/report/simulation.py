@@ -14,8 +14,8 @@ from sambasim.records import Record
 from sambasim.records.trace import TraceProcess, TraceSpan, trace_json
 from sambasim.records.trace import Track as Shown
 from sambasim.report.output import Chart, Curve, add_row, json_line, log_chart, plain_table
-from sambasim.simulation.prediction import Prediction, backing_of, is_recurrent, likely_s
-from sambasim.simulation.scaling import ScaledStep, Track
+from sambasim.simulation.prediction import Prediction, backing_of, is_recurrent, likely_s, zero_note
+from sambasim.simulation.scaling import ScaledStep, Span, Track
 from sambasim.simulation.step import PredictedStep, TimedSection
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_bytes, format_rate, format_seconds
@@ -168,7 +168,10 @@ def _notes(facts: Prediction) -> list[str]:
             " all replicas are equally fast"
         )
         if facts.program.training is not None:
-            notes.append("with sync on RDUs each replica updates only a slice, so efficiency can exceed 100%")
+            notes.append(
+                "each replica updates only a slice, unless ZeRO is 0 with sync by host: efficiency can exceed 100%"
+            )
+        notes += zero_note(facts.program)
     elif facts.program.data_parallel is not None:
         notes.append("this is one replica, without REDUCE and GATHER; --replicas 2,4,8 adds them")
     return notes
@@ -287,9 +290,13 @@ def _trace_spans(scaled: ScaledStep) -> Iterator[TraceSpan]:
                 args["micro_step"] = micro_step
             args |= {"read_bytes": section.load.read_bytes, "written_bytes": section.load.written_bytes}
             args["bound"] = section.price.bound
-        # Kind and name, as in a measured trace.
-        title = span.name if span.track is Track.HOST else f"{span.kind} {span.name}"
+        title = title_of_span(span)
         yield TraceSpan(SHOWN_TRACKS[span.track], title, nanoseconds(span.start_s), nanoseconds(span.stop_s), args)
+
+
+def title_of_span(span: Span) -> str:
+    """Kind and name, as in a measured trace."""
+    return span.name if span.track is Track.HOST else f"{span.kind} {span.name}"
 
 
 def nanoseconds(time_s: float) -> int:

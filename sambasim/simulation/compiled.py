@@ -9,8 +9,8 @@ from sambasim.hardware.budget import Budget, Calibration
 from sambasim.hardware.placement import Placement
 from sambasim.ir.graph import Section, SectionKind
 from sambasim.ir.program import Program
-from sambasim.simulation.scaling import ScaledStep, Track, scale
-from sambasim.simulation.step import MODEL_KINDS, check_one_rank, check_predictable, pieces_as_compiled, price_pieces
+from sambasim.simulation.scaling import ScaledStep, scale
+from sambasim.simulation.step import MODEL_KINDS, check_one_rank, pieces_as_compiled, price_pieces
 from sambasim.simulation.sync import SyncPath
 
 
@@ -34,7 +34,7 @@ class CompiledStep:
     @property
     def forward_s(self) -> float:
         """One forward, host time included."""
-        times_s, step = self._times_s(SectionKind.FWD), self.scaled.step
+        times_s, step = self.scaled.times_s(SectionKind.FWD), self.scaled.step
         return len(times_s) * step.start_s + step.sent_s + sum(times_s)
 
     @property
@@ -44,24 +44,19 @@ class CompiledStep:
 
     def of_kind_s(self, kind: SectionKind) -> float:
         """All sections of `kind` in the whole step; of REDUCE and GATHER also the overlapped part."""
-        return sum(self._times_s(kind)) * (self.scaled.step.micro_steps if kind in MODEL_KINDS else 1)
+        return sum(self.scaled.times_s(kind)) * (self.scaled.step.micro_steps if kind in MODEL_KINDS else 1)
 
     def by_section_s(self, sections: Sequence[Section]) -> Mapping[int, float]:
         """Seconds of one execution of each of `sections`, by section index. Those without a prediction are left out."""
         found: dict[int, float] = {}
         for kind in SectionKind:
             indices = [section.index for section in sections if section.kind is kind]
-            times_s = self._times_s(kind)
+            times_s = self.scaled.times_s(kind)
             if len(indices) == 1 and times_s:
                 found[indices[0]] = sum(times_s)
             elif len(indices) == len(times_s):
                 found |= dict(zip(indices, times_s, strict=True))
         return found
-
-    def _times_s(self, kind: SectionKind) -> list[float]:
-        if kind in (SectionKind.REDUCE, SectionKind.GATHER):
-            return [one.predicted_s for one in self.scaled.spans if one.track is Track.LINKS and one.kind == kind]
-        return [one.price.predicted_s for one in self.scaled.step.sections if one.kind is kind]
 
 
 def predict_compiled(
@@ -74,7 +69,6 @@ def predict_compiled(
 ) -> CompiledStep:
     """The step of `program` on all replicas of `placement`. Raises MachineError if it does not fit, PefError for
     invalid arguments."""
-    check_predictable(program)
     check_one_rank(program)
     graph = program.training or program.evaluation
     work = work_of(graph, program.symbols)

@@ -1,8 +1,7 @@
 """The predicted step of a replica of several ranks, each on a device of its own: the stages of a pipeline, by its
 schedule, and parts of tensors on several chips.
 
-Messages do not overlap with operators, and the time of a section includes the host's to start it. Nobody has published
-such steps of RDUs.
+Messages do not overlap with operators. Nobody has published such steps of RDUs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,10 +14,9 @@ from sambasim.ir.graph import SectionKind
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Mesh, copy_mesh, mesh_of
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import Action, Schedule, Span, make, timeline
-from sambasim.simulation.messages import Traffic
 from sambasim.simulation.ranks import Cost, PricedRank, RankStep, price_ranks, rank_step
 from sambasim.simulation.step import MODEL_KINDS
-from sambasim.simulation.sync import SyncPath
+from sambasim.simulation.sync import SyncPath, Traffic
 
 
 def has_several_ranks(program: Program) -> bool:
@@ -28,20 +26,32 @@ def has_several_ranks(program: Program) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RankTimes:
-    """The parts of a rank's step, which add up to it. `idle_s`: waiting for other stages; `exposed_sync_s`: sync that
-    does not overlap with the backward, with waiting for the rank that ends last."""
+    """The parts of a rank's step, which add up to it. In passes: on the device, on the host, in messages within the
+    replica, in parameters that ZeRO gathers, and waiting for other stages (`idle_s`). Then the update, on the host and
+    on the device, and sync that does not overlap with passes, with waiting for the rank that ends last."""
 
     device_s: float
     host_s: float
     messages: Mapping[str, Traffic]
+    gathered: Traffic
     idle_s: float
+    update_host_s: float
     update_s: float
-    exposed_sync_s: float
+    sync_after_s: float
 
     @property
     def busy_s(self) -> float:
         """In passes, on the device and on the host."""
         return self.device_s + self.host_s
+
+    @property
+    def messages_s(self) -> float:
+        """In passes, of all axes."""
+        return self.gathered.predicted_s + sum(one.predicted_s for one in self.messages.values())
+
+    @property
+    def exposed_sync_s(self) -> float:
+        return self.gathered.predicted_s + self.sync_after_s
 
 
 @dataclass(frozen=True)
@@ -91,17 +101,20 @@ class MeshStep:
         """Of the rank at `position` along pp."""
         row, rank = self.schedule.rows[position], self.ranks[position]
         costs = [self.cost(action) for action in row]
-        messages = {axis: Traffic() for axis in self.mesh.sizes if axis != DATA_PARALLEL and self.mesh.size(axis) > 1}
+        messages = {axis: Traffic() for axis, size in self.mesh.sizes.items() if axis == DATA_PARALLEL or size > 1}
         for cost in costs:
             for axis, traffic in cost.messages.items():
                 messages[axis] += traffic
+        gathered = messages.pop(DATA_PARALLEL, Traffic())
         return RankTimes(
             device_s=self.micro_steps * sum(cost.device_s for cost in costs),
             host_s=self.micro_steps * sum(cost.host_s for cost in costs),
             messages={axis: traffic * self.micro_steps for axis, traffic in messages.items()},
+            gathered=gathered * self.micro_steps,
             idle_s=self.micro_steps * max(0.0, self.pass_s - sum(cost.predicted_s for cost in costs)),
+            update_host_s=rank.update_host_s,
             update_s=rank.update_s,
-            exposed_sync_s=self._after_s - rank.update_s,
+            sync_after_s=self._after_s - rank.update_host_s - rank.update_s,
         )
 
     @cached_property
@@ -120,7 +133,7 @@ class MeshStep:
 
     @property
     def host_s(self) -> float:
-        return self._first.host_s
+        return self._first.host_s + self._first.update_host_s
 
     @property
     def waited_s(self) -> Mapping[str, float]:
@@ -151,10 +164,10 @@ class MeshStep:
         return self.replicas * self.micro_steps * self.program.replica_batch_size / self.predicted_s
 
     def of_kind_s(self, kind: SectionKind) -> float:
-        """All sections of `kind` in the step."""
-        times = [one.price.predicted_s for one in self.ranks[0].alone.sections if one.kind is kind]
+        """All sections of `kind` in the step; of REDUCE and GATHER also what overlaps."""
         runs = self.micro_steps * self.schedule.micro_batches if kind in MODEL_KINDS else 1
-        return runs * sum(times)
+        in_passes_s = self._first.gathered.predicted_s if kind is SectionKind.GATHER else 0.0
+        return runs * sum(self.ranks[0].scaled.times_s(kind)) + in_passes_s
 
 
 def mesh_step(

@@ -5,7 +5,6 @@ of all others, as in the runtime. The times follow from published bandwidths alo
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from sambasim.costs.work import device_bytes_of
 from sambasim.hardware.placement import Placement
@@ -14,27 +13,10 @@ from sambasim.ir.graph import Graph, Node, Section, node_references
 from sambasim.ir.mesh import PIPELINE, Mesh
 from sambasim.ir.program import Program
 from sambasim.ir.stages import copied, ends_of
-from sambasim.simulation.sync import Wire
+from sambasim.simulation.sync import Traffic, Wire
 
 _RECEIVES_NOTHING = ("comm.send", "comm.shard", "comm.index")
 """Communication nodes in which a rank receives nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """Along one mesh axis: the seconds of a rank in messages, and the bytes that it receives, by link."""
-
-    predicted_s: float = 0.0
-    received_bytes: Mapping[Wire, float] = field(default_factory=dict)
-
-    def __add__(self, other: "Traffic") -> "Traffic":
-        wires = {**self.received_bytes, **other.received_bytes}
-        received = {wire: self.received_bytes.get(wire, 0) + other.received_bytes.get(wire, 0) for wire in wires}
-        return Traffic(self.predicted_s + other.predicted_s, received)
-
-    def __mul__(self, times: int) -> "Traffic":
-        received = {wire: times * size_bytes for wire, size_bytes in self.received_bytes.items()}
-        return Traffic(times * self.predicted_s, received)
 
 
 def traffic_of(

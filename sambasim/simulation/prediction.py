@@ -86,6 +86,16 @@ def backing_of(device: DeviceSpec, replicas: int = 1) -> str:
     return f"{text}; no sync of RDUs was ever published" if replicas > 1 else text
 
 
+def zero_note(program: Program) -> list[str]:
+    """What a prediction for several replicas takes of ZeRO 2 and 3."""
+    if program.zero <= 1:
+        return []
+    return [
+        f"ZeRO {program.zero} is in the times with sync by host, and has no effect on those by rdu, as in a run;"
+        " memory is that of a replica that keeps everything"
+    ]
+
+
 def likely_s(prediction: Prediction) -> tuple[float, float] | None:
     """The range of the step's time by the worst calibration error. None where no calibration row is alike: for another
     device, without training, bound by launches, or recurrent."""

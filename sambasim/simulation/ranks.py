@@ -15,10 +15,11 @@ from sambasim.ir.program import Program
 from sambasim.ir.schedule import ActionKind
 from sambasim.ir.stages import of_rank, pipeline_ranks
 from sambasim.ir.types import SymbolKind
-from sambasim.simulation.messages import Traffic, copies_of, traffic_of
-from sambasim.simulation.scaling import ScaledStep, Span, Track, scale
-from sambasim.simulation.step import MODEL_KINDS, PredictedStep, check_predictable, pieces_as_compiled, price_pieces
-from sambasim.simulation.sync import SyncPath
+from sambasim.simulation.messages import copies_of, traffic_of
+from sambasim.simulation.scaling import ScaledStep, Span, Track, scale, syncs_of
+from sambasim.simulation.step import MODEL_KINDS, PredictedStep, pieces_as_compiled, price_pieces
+from sambasim.simulation.sync import SyncPath, Traffic
+from sambasim.simulation.zero import GATHERS_IN_PASSES, moves_in_passes, zero_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +53,26 @@ class RankStep:
         return sum(sections) + sum(one.predicted_s for one in self.copies.values())
 
     @property
+    def update_host_s(self) -> float:
+        return self.scaled.step.update_host_s
+
+    @property
     def after_s(self) -> float:
-        """Update, and sync that does not overlap with the backward."""
-        return self.update_s + self.scaled.exposed_sync_s
+        """Update with the host's time to start it, and sync that does not overlap with the passes."""
+        return self.update_host_s + self.update_s + self.scaled.exposed_sync_s
 
     def spans_after(self, end_s: float) -> list[Span]:
         """Update and sync, if the last pass ends at `end_s`; sync that overlaps with it begins before. Gradients are
         copied before the update, and parameters when all is done."""
         backward_s = max(span.stop_s for span in self.scaled.spans if span.kind in MODEL_KINDS)
         spans = self._copied(SectionKind.REDUCE, SymbolKind.GRADIENT, end_s)
-        copied_s = sum(span.predicted_s for span in spans)
+        started_s = max((span.stop_s for span in spans), default=end_s) + self.update_host_s
+        spans.append(Span(Track.HOST, "HOST", "starting the update", started_s - self.update_host_s, started_s))
         for span in self.scaled.spans:
             if span.kind not in MODEL_KINDS and span.track is not Track.HOST:
-                later_s = end_s - backward_s + (copied_s if span.start_s >= backward_s else 0.0)
+                later_s = (started_s if span.start_s >= backward_s else end_s) - backward_s
                 spans.append(replace(span, start_s=span.start_s + later_s, stop_s=span.stop_s + later_s))
-        ended_s = max((span.stop_s for span in spans), default=end_s)
+        ended_s = max(span.stop_s for span in spans)
         return spans + self._copied(SectionKind.GATHER, SymbolKind.PARAMETER, ended_s)
 
     def _copied(self, kind: SectionKind, of: SymbolKind, start_s: float) -> list[Span]:
@@ -88,7 +94,6 @@ class PricedRank:
 
 def price_ranks(program: Program, budget: Budget, calibration: Calibration) -> tuple[PricedRank, ...]:
     """By rank along pp. Raises MachineError if one does not fit, PefError for invalid arguments."""
-    check_predictable(program)
     found = []
     for rank in range(pipeline_ranks(program)):
         own = of_rank(program, rank)
@@ -111,15 +116,27 @@ def rank_step(priced: PricedRank, placement: Placement, path: SyncPath, mesh: Me
     program, alone = priced.program, priced.alone
     graph = _training(program)
     model = [section for section in graph.sections if section.kind in MODEL_KINDS]
-    scaled = scale(program, alone, _part(placement, mesh.group(rank, DATA_PARALLEL)), path)
+    replicas = _part(placement, mesh.group(rank, DATA_PARALLEL))
+    scaled = scale(program, alone, replicas, path, in_passes=False)
+    gathered = _gathered(program, alone, replicas) if scaled.path is SyncPath.HOST else []
     copies = copies_of(graph, program, placement, mesh, rank)
     costs = {}
     for (kind, stage), (start, stop) in spans_of_actions(model).items():
-        messages = traffic_of(model[start:stop], graph, program, placement, mesh, rank)
+        messages = dict(traffic_of(model[start:stop], graph, program, placement, mesh, rank))
+        if parameters := gathered[start:stop]:
+            messages[DATA_PARALLEL] = sum(parameters, Traffic())
         device_s = sum(one.price.predicted_s for one in alone.sections[start:stop])
         sent_s = alone.sent_s if kind is ActionKind.FORWARD else 0.0
         costs[kind, stage] = Cost(device_s, (stop - start) * alone.start_s + sent_s, messages)
     return RankStep(program, alone, _complete(costs), scaled, copies)
+
+
+def _gathered(program: Program, alone: PredictedStep, replicas: Placement) -> Sequence[Traffic]:
+    """By section of a pass, the parameters that `replicas` gather before it over their hosts, by ZeRO 3."""
+    if zero_of(program) < GATHERS_IN_PASSES:
+        return []
+    syncs = syncs_of(program, alone, replicas, SyncPath.HOST, GATHERS_IN_PASSES)
+    return [sum((syncs[name].gather for name in one.gathered), Traffic()) for one in moves_in_passes(program)]
 
 
 def _complete(costs: Mapping[tuple[ActionKind, int], Cost]) -> Mapping[tuple[ActionKind, int], Cost]:

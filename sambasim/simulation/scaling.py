@@ -1,8 +1,10 @@
 """A step of many replicas. By rdu, a gradient group is reduced as soon as its section ends, each replica updates its
-slice, then GATHER; by host, all groups are reduced after the backward, and every replica updates everything. Transfers
-do not slow sections down."""
+slice, then GATHER; by host, the same after the backward, or with ZeRO 0 every replica updates everything. Transfers do
+not slow sections down.
 
-from collections.abc import Mapping, Sequence
+By host, ZeRO 2 and 3 are nodes of passes (`simulation/zero.py`), for which sections wait."""
+
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -11,7 +13,8 @@ from sambasim.hardware.placement import Placement
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.simulation.step import MODEL_KINDS, PredictedStep, TimedSection, slowed, updates
-from sambasim.simulation.sync import WIRE_BYTES, SyncPath, Wire, group_sync
+from sambasim.simulation.sync import WIRE_BYTES, GroupSync, SyncPath, Traffic, Wire, group_sync
+from sambasim.simulation.zero import GATHERS_IN_PASSES, cut_as, moves_in_passes, zero_of
 
 
 class Track(StrEnum):
@@ -69,58 +72,146 @@ class ScaledStep:
     def samples_per_s(self) -> float:
         return self.placement.replicas * self.step.micro_steps * self.step.batch_size / self.predicted_s
 
+    def times_s(self, kind: SectionKind) -> list[float]:
+        """Of one run of each section of `kind`; of REDUCE and GATHER, of each transfer."""
+        if kind in (SectionKind.REDUCE, SectionKind.GATHER):
+            return [one.predicted_s for one in self.spans if one.track is Track.LINKS and one.kind == kind]
+        return [one.price.predicted_s for one in self.step.sections if one.kind is kind]
+
     def efficiency(self, alone: PredictedStep) -> float:
         return self.samples_per_s / self.placement.replicas / alone.samples_per_s
 
 
-def scale(program: Program, alone: PredictedStep, placement: Placement, path: SyncPath) -> ScaledStep:
+def scale(
+    program: Program, alone: PredictedStep, placement: Placement, path: SyncPath, *, in_passes: bool = True
+) -> ScaledStep:
     """The step of `program` on all replicas of `placement`; `alone` is that of one. RDUs sync through the host where
-    that is quicker."""
-    scaled = _scaled(program, alone, placement, path)
-    if scaled.path is SyncPath.RDU:
-        by_host = _scaled(program, alone, placement, SyncPath.HOST)
-        if by_host.predicted_s < scaled.predicted_s:
-            return replace(by_host, path=SyncPath.RDU, way="through the host, which is quicker here")
+    that is quicker, with whole gradients and parameters. Without `in_passes`, groups are reduced after the passes, and
+    the caller counts what is gathered in them."""
+    if path is SyncPath.HOST:
+        return _by_host(program, alone, placement, zero_of(program), in_passes=in_passes)
+    scaled = _by_rdu(program, alone, placement)
+    by_host = _by_host(program, alone, placement, min(1, zero_of(program)))
+    if scaled.path is not None and by_host.predicted_s < scaled.predicted_s:
+        return replace(by_host, path=SyncPath.RDU, way="through the host, which is quicker here")
     return scaled
 
 
-def _scaled(program: Program, alone: PredictedStep, placement: Placement, path: SyncPath) -> ScaledStep:
-    replicas = placement.replicas
-    model = tuple(section for section in alone.sections if section.kind in MODEL_KINDS)
-    update = alone.sections[len(model) :]
-    if replicas == 1 or program.training is None:
-        spans = _model(alone, model)
-        spans += _run(update, spans[-1].stop_s, len(model))
-        return ScaledStep(alone, placement, None, tuple(spans), 0.0, 0.0, "")
-    rate = slowed(alone.budget, alone.tiers.rest)
-    syncs = {group.name: group_sync(path, WIRE_BYTES * group.numel, placement, rate) for group in program.groups}
-    if path is SyncPath.RDU:
-        update = tuple(updates(program, alone.budget, alone.tiers, replicas))
-    step = replace(alone, sections=(*model, *update))
-    # On the host path: to the host and back.
-    launch_s = alone.budget.launch_s * (2 if path is SyncPath.HOST else 1)
+def syncs_of(
+    program: Program, step: PredictedStep, placement: Placement, path: SyncPath, zero: int
+) -> Mapping[str, GroupSync]:
+    """By group, how it is synced. Each transfer is launched; on the host path twice: to the host and back."""
+    rate = slowed(step.budget, step.tiers.rest)
+    launch = Traffic(step.budget.launch_s * (2 if path is SyncPath.HOST else 1))
+
+    def launched(traffic: Traffic) -> Traffic:
+        return traffic + launch if traffic.predicted_s else traffic
+
+    found = {}
+    for group in program.groups:
+        one = group_sync(path, WIRE_BYTES * group.numel, placement, rate, sliced=zero > 0)
+        found[group.name] = replace(one, reduce=launched(one.reduce), gather=launched(one.gather))
+    return found
+
+
+def _by_rdu(program: Program, alone: PredictedStep, placement: Placement) -> ScaledStep:
+    if placement.replicas == 1 or program.training is None:
+        return _without_sync(alone, placement)
+    syncs = syncs_of(program, alone, placement, SyncPath.RDU, 1)
+    step = _sliced(program, alone, placement.replicas)
+    model, update = _parts(step)
     spans = _model(step, model)
     backward_s = spans[-1].stop_s
-    at_the_end = dict.fromkeys(syncs, backward_s)
-    ready_s = _ready_s(program, model, spans) if path is SyncPath.RDU else at_the_end
-    in_order = sorted(program.groups, key=lambda group: ready_s[group.name])
-    reduced = _on_links(SectionKind.REDUCE, {g.name: syncs[g.name].reduce_s for g in in_order}, ready_s, launch_s)
+    ready_s = _ready_s(program, model, spans)
+    in_order = sorted(syncs, key=lambda name: ready_s[name])
+    reduced = _on_links(SectionKind.REDUCE, {name: syncs[name].reduce for name in in_order}, ready_s)
     update_s = max(backward_s, *(span.stop_s for span in reduced)) if reduced else backward_s
     spans += reduced + _run(update, update_s, len(model))
-    gathered: list[Span] = []
-    if path is SyncPath.RDU:
-        gather_s = {name: sync.gather_s for name, sync in syncs.items()}
-        gathered = _on_links(SectionKind.GATHER, gather_s, dict.fromkeys(syncs, spans[-1].stop_s), launch_s)
-    spans += gathered
-    sync_s = sum(span.predicted_s for span in (*reduced, *gathered))
+    gathered = _on_links(SectionKind.GATHER, _gathers(syncs), dict.fromkeys(syncs, spans[-1].stop_s))
     exposed_s = update_s - backward_s + sum(span.predicted_s for span in gathered)
-    ways = dict.fromkeys(sync.ways for sync in syncs.values())
-    received_bytes = {wire: sum(sync.received_bytes.get(wire, 0.0) for sync in syncs.values()) for wire in Wire}
-    return ScaledStep(step, placement, path, tuple(spans), sync_s, exposed_s, "; ".join(ways), received_bytes)
+    moved = [traffic for sync in syncs.values() for traffic in (sync.reduce, sync.gather)]
+    return _synced(step, placement, SyncPath.RDU, [*spans, *gathered], moved, syncs, exposed_s)
+
+
+def _by_host(
+    program: Program, alone: PredictedStep, placement: Placement, zero: int, *, in_passes: bool = True
+) -> ScaledStep:
+    if placement.replicas == 1 or program.training is None:
+        return _without_sync(alone, placement)
+    syncs = syncs_of(program, alone, placement, SyncPath.HOST, zero)
+    step = _sliced(program, alone, placement.replicas) if zero else alone
+    model, update = _parts(step)
+    cut = [(one.kind, one.name, one.nodes) for one in model]
+    moves = moves_in_passes(cut_as(program, cut)) if zero > 1 and in_passes else []
+    spans = [_host(step)]
+    moved: list[Traffic] = []
+
+    def transfer(kind: SectionKind, names: Iterable[str]) -> None:
+        of_kind = {name: syncs[name].reduce if kind is SectionKind.REDUCE else syncs[name].gather for name in names}
+        spans.extend(_on_links(kind, of_kind, dict.fromkeys(of_kind, spans[-1].stop_s)))
+        moved.extend(of_kind.values())
+
+    for micro_step in range(step.micro_steps):
+        for number, section in enumerate(model):
+            if moves:
+                transfer(SectionKind.GATHER, moves[number].gathered)
+            spans += _run([section], spans[-1].stop_s, number)
+            if moves and micro_step == step.micro_steps - 1:
+                transfer(SectionKind.REDUCE, moves[number].reduced)
+    reduced = {name for one in moves for name in one.reduced}
+    transfer(SectionKind.REDUCE, [name for name in syncs if name not in reduced])
+    spans += _run(update, spans[-1].stop_s, len(model))
+    if zero < GATHERS_IN_PASSES:
+        transfer(SectionKind.GATHER, _gathers(syncs))
+    return _synced(step, placement, SyncPath.HOST, spans, moved, syncs)
+
+
+def _synced(
+    step: PredictedStep,
+    placement: Placement,
+    path: SyncPath,
+    spans: Sequence[Span],
+    moved: Sequence[Traffic],
+    syncs: Mapping[str, GroupSync],
+    exposed_s: float | None = None,
+) -> ScaledStep:
+    """`exposed_s`: how long sections wait for what is `moved`; without it, all of the time."""
+    total = sum(moved, Traffic())
+    if exposed_s is None:
+        exposed_s = total.predicted_s
+    way = "; ".join(dict.fromkeys(sync.ways for sync in syncs.values()))
+    return ScaledStep(step, placement, path, tuple(spans), total.predicted_s, exposed_s, way, total.received_bytes)
+
+
+def _without_sync(alone: PredictedStep, placement: Placement) -> ScaledStep:
+    model, update = _parts(alone)
+    spans = _model(alone, model)
+    spans += _run(update, spans[-1].stop_s, len(model))
+    return ScaledStep(alone, placement, None, tuple(spans), 0.0, 0.0, "")
+
+
+def _sliced(program: Program, alone: PredictedStep, replicas: int) -> PredictedStep:
+    """The step of a replica that updates its slice."""
+    model, _ = _parts(alone)
+    return replace(alone, sections=(*model, *updates(program, alone.budget, alone.tiers, replicas)))
+
+
+def _parts(step: PredictedStep) -> tuple[Sequence[TimedSection], Sequence[TimedSection]]:
+    """The sections of a pass, and those of the update."""
+    model = [section for section in step.sections if section.kind in MODEL_KINDS]
+    return model, step.sections[len(model) :]
+
+
+def _gathers(syncs: Mapping[str, GroupSync]) -> Mapping[str, Traffic]:
+    return {name: sync.gather for name, sync in syncs.items() if sync.gather.predicted_s}
+
+
+def _host(step: PredictedStep) -> Span:
+    return Span(Track.HOST, "HOST", "inputs, outputs, starting sections", 0.0, step.host_s)
 
 
 def _model(step: PredictedStep, model: Sequence[TimedSection]) -> list[Span]:
-    spans = [Span(Track.HOST, "HOST", "inputs, outputs, starting sections", 0.0, step.host_s)]
+    spans = [_host(step)]
     for _ in range(step.micro_steps):
         spans += _run(model, spans[-1].stop_s)
     return spans
@@ -149,14 +240,12 @@ def _ready_s(program: Program, model: Sequence[TimedSection], spans: Sequence[Sp
     return ready_s
 
 
-def _on_links(
-    kind: SectionKind, groups_s: Mapping[str, float], ready_s: Mapping[str, float], launch_s: float
-) -> list[Span]:
-    """The transfers of `groups_s` (seconds by group), one after another in this order, each once it is ready."""
+def _on_links(kind: SectionKind, groups: Mapping[str, Traffic], ready_s: Mapping[str, float]) -> list[Span]:
+    """The transfers of `groups`, one after another in this order, each once it is ready."""
     spans: list[Span] = []
     free_s = 0.0
-    for name, transfer_s in groups_s.items():
+    for name, traffic in groups.items():
         start_s = max(free_s, ready_s[name])
-        free_s = start_s + launch_s + transfer_s
+        free_s = start_s + traffic.predicted_s
         spans.append(Span(Track.LINKS, kind, name, start_s, free_s))
     return spans

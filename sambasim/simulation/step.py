@@ -2,7 +2,7 @@
 reads and writes weights and states in float32, and weights in bf16 too. Host time does not overlap with the device, as
 in the published rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -83,9 +83,17 @@ class PredictedStep:
     def runs(self, section: TimedSection) -> int:
         return self.micro_steps if section.kind in MODEL_KINDS else 1
 
+    def starts_s(self, kinds: Collection[SectionKind]) -> float:
+        """Host time to start each section of these kinds once."""
+        return sum(section.kind in kinds for section in self.sections) * self.start_s
+
+    @property
+    def update_host_s(self) -> float:
+        return self.starts_s(set(SectionKind) - set(MODEL_KINDS))
+
     @property
     def host_s(self) -> float:
-        return sum(map(self.runs, self.sections)) * self.start_s + self.micro_steps * self.sent_s
+        return self.micro_steps * (self.starts_s(MODEL_KINDS) + self.sent_s) + self.update_host_s
 
     @cached_property
     def device_s(self) -> float:
@@ -127,7 +135,6 @@ def predict_step(
 ) -> PredictedStep:
     """The step of `program` on one replica. For another `batch_size` the work is scaled; `micro_steps` run before one
     update. Raises MachineError if it does not fit on `budget`, PefError for invalid arguments."""
-    check_predictable(program)
     check_one_rank(program)
     graph, samples = program.training or program.evaluation, batch_size or program.batch_size
     work = at_batch_size(work_of(graph, program.symbols), program.batch_size, samples)
@@ -142,14 +149,6 @@ def predict_step(
         return step
     # Another partition may be faster if not everything fits into HBM.
     return min(step, cut_for(slowed(budget, step.tiers.rest)), key=lambda one: one.device_s)
-
-
-def check_predictable(program: Program) -> None:
-    if program.zero == 3:
-        raise OptionError(
-            "the device model has no price yet for parameters that are gathered in each pass (ZeRO 3)",
-            remedy="compile it with --zero 2 to predict it with whole parameters",
-        )
 
 
 def check_one_rank(program: Program) -> None:

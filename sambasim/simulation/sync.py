@@ -40,20 +40,40 @@ class Wire(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupSync:
-    """One gradient group on one path: seconds to reduce, and to gather the parameters, 0 if each replica updates all.
-    `ways` says how, as text. `received_bytes` is what a replica receives; over the host link, what goes both ways."""
+class Traffic:
+    """The seconds of a rank in messages, and the bytes that it receives, by link; over the host link, what goes both
+    ways."""
 
-    reduce_s: float
-    gather_s: float
-    ways: str
+    predicted_s: float = 0.0
     received_bytes: Mapping[Wire, float] = field(default_factory=dict)
 
+    def __add__(self, other: "Traffic") -> "Traffic":
+        wires = {**self.received_bytes, **other.received_bytes}
+        received = {wire: self.received_bytes.get(wire, 0) + other.received_bytes.get(wire, 0) for wire in wires}
+        return Traffic(self.predicted_s + other.predicted_s, received)
 
-def group_sync(path: SyncPath, size_bytes: int, placement: Placement, budget: Budget) -> GroupSync:
+    def __mul__(self, times: int) -> "Traffic":
+        received = {wire: times * size_bytes for wire, size_bytes in self.received_bytes.items()}
+        return Traffic(times * self.predicted_s, received)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSync:
+    """One gradient group on one path, for one replica: `reduce` its gradients, and `gather` its parameters, nothing if
+    each replica updates all. `ways` says how, as text."""
+
+    reduce: Traffic
+    gather: Traffic
+    ways: str
+
+
+def group_sync(path: SyncPath, size_bytes: int, placement: Placement, budget: Budget, *, sliced: bool) -> GroupSync:
+    """`sliced`: each replica updates a slice, which it does between RDUs anyway."""
     if placement.replicas == 1:
-        return GroupSync(0.0, 0.0, "")
-    return _by_rdu(size_bytes, placement, budget) if path is SyncPath.RDU else _by_host(size_bytes, placement)
+        return GroupSync(Traffic(), Traffic(), "")
+    if path is SyncPath.RDU:
+        return _by_rdu(size_bytes, placement, budget)
+    return _by_host(size_bytes, placement, sliced=sliced)
 
 
 def _by_rdu(size_bytes: int, placement: Placement, budget: Budget) -> GroupSync:
@@ -61,27 +81,23 @@ def _by_rdu(size_bytes: int, placement: Placement, budget: Budget) -> GroupSync:
     peer_bytes_per_s = cluster.peer_link.bandwidth_bytes_per_s * cluster.peer_links_per_rdu / placement.on_an_rdu
     within = Link(cluster.peer_link.latency_s, 1 / peer_bytes_per_s)
     links = Links(within, _between(placement), _TOUCHED / budget.memory_bytes_per_s)
-    reduce_s, gather_s = _exchange_s(size_bytes, placement.nodes, placement.on_a_node, links)
+    reduce, gather = _exchange(size_bytes, placement.nodes, placement.on_a_node, links)
     inside = "reads between devices" if placement.on_a_node > 1 else ""
     across = "messages between nodes" if placement.nodes > 1 else ""
-    read_bytes, arrived_bytes = _received_bytes(size_bytes, placement.nodes, placement.on_a_node)
-    received_bytes = {Wire.PEER: read_bytes, Wire.NETWORK: arrived_bytes}
-    return GroupSync(reduce_s, gather_s, ", ".join(part for part in (inside, across) if part), received_bytes)
+    return GroupSync(reduce, gather, ", ".join(part for part in (inside, across) if part))
 
 
-def _exchange_s(size_bytes: float, nodes: int, ranks_per_node: int, links: Links) -> tuple[float, float]:
-    reduce, gather = _messages(nodes, ranks_per_node)
+def _exchange(size_bytes: float, nodes: int, ranks_per_node: int, links: Links) -> tuple[Traffic, Traffic]:
+    """A reduce-scatter and an all-gather: what a rank reads in its node, and receives from other nodes."""
     slice_bytes = size_bytes / (nodes * ranks_per_node)
-    return (
-        predicted_s(reduce, slice_bytes, ranks_per_node, links, adds=True),
-        predicted_s(gather, slice_bytes, ranks_per_node, links, adds=False),
-    )
 
+    def phase(messages: Messages, *, adds: bool) -> Traffic:
+        seconds = predicted_s(messages, slice_bytes, ranks_per_node, links, adds=adds)
+        received = {Wire.PEER: messages.reads * slice_bytes, Wire.NETWORK: len(messages.received) * slice_bytes}
+        return Traffic(seconds, received)
 
-def _received_bytes(size_bytes: float, nodes: int, ranks_per_node: int) -> tuple[float, float]:
-    """What a rank reads in its node, and receives from other nodes."""
-    phases, slice_bytes = _messages(nodes, ranks_per_node), size_bytes / (nodes * ranks_per_node)
-    return sum(one.reads for one in phases) * slice_bytes, sum(len(one.received) for one in phases) * slice_bytes
+    reduce, gather = _messages(nodes, ranks_per_node)
+    return phase(reduce, adds=True), phase(gather, adds=False)
 
 
 @cache
@@ -90,20 +106,28 @@ def _messages(nodes: int, ranks_per_node: int) -> tuple[Messages, Messages]:
     return reduce_scatter_messages(node_of, 0), all_gather_messages(node_of, 0)
 
 
-def _by_host(size_bytes: int, placement: Placement) -> GroupSync:
+def _by_host(size_bytes: int, placement: Placement, *, sliced: bool) -> GroupSync:
+    """Gradients go to the host, and the mean of a slice comes back; then slices go there, and those of others come:
+    of parameters, or, where each replica updates all, of gradients."""
     cluster, here = placement.cluster, placement.on_a_node
     host_bytes_per_s = cluster.host_link.bandwidth_bytes_per_s * cluster.host_links_per_rdu / placement.on_an_rdu
     memory_s_per_byte = 1 / cluster.host_memory_bytes_per_s
-    copy_s = cluster.host_link.latency_s + size_bytes * max(1 / host_bytes_per_s, here * memory_s_per_byte)
-    meet_s = 2 * ceil(log2(here)) * cluster.host_link.latency_s
-    add_s = (here + 1) * size_bytes * memory_s_per_byte if here > 1 else 0.0
     gamma = (_TOUCHED + 1) * memory_s_per_byte
-    links = Links(_between(placement), _between(placement), gamma)
-    network_s = sum(_exchange_s(size_bytes, placement.nodes, 1, links))
+    network = Links(_between(placement), _between(placement), gamma)
+    meet_s = ceil(log2(here)) * cluster.host_link.latency_s
+    add_s = (here + 1) * size_bytes * memory_s_per_byte if here > 1 else 0.0
+
+    def copied(copied_bytes: float, between: Traffic) -> Traffic:
+        """To the host and back, and between hosts."""
+        copies_s = copied_bytes * max(1 / host_bytes_per_s, here * memory_s_per_byte)
+        received = {Wire.HOST: copied_bytes, Wire.NETWORK: between.received_bytes[Wire.NETWORK] / here}
+        return Traffic(2 * cluster.host_link.latency_s + copies_s + meet_s + between.predicted_s, received)
+
     ways = "messages between nodes" if placement.nodes > 1 else "host memory"
-    _, node_bytes = _received_bytes(size_bytes, placement.nodes, 1)
-    received_bytes = {Wire.HOST: 2.0 * size_bytes, Wire.NETWORK: node_bytes / here}
-    return GroupSync(2 * copy_s + meet_s + add_s + network_s, 0.0, ways, received_bytes)
+    reduce_network, gather_network = _exchange(size_bytes, placement.nodes, 1, network)
+    reduce = copied(size_bytes + size_bytes / placement.replicas, reduce_network) + Traffic(add_s)
+    gather = copied(size_bytes, gather_network)
+    return GroupSync(reduce, gather, ways) if sliced else GroupSync(reduce + gather, Traffic(), ways)
 
 
 def _between(placement: Placement) -> Link:

@@ -8,6 +8,12 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from sambasim.hardware.budget import budget_of, load_calibration
+from sambasim.hardware.placement import place
+from sambasim.hardware.spec import load_cluster, load_device
+from sambasim.pef import read
+from sambasim.simulation.compiled import predict_compiled
+from sambasim.simulation.sync import SyncPath, Wire
 from tests.mpi.captures import compiled, in_stages
 from tests.mpi.training import EACH_ALONE, TWO_NODES, Run, Trained, run_of, train
 from tests.support.mpi import run_mpi
@@ -67,6 +73,24 @@ def test_stages_and_chips_keep_slices_too(name: str, pefs: dict[str, Path]) -> N
     played = run_of(f"{name} 3 played", pefs[f"{name} 3"], steps=2, accumulation=2, emulate=2)
     found = check_equal(4, [*runs, played])
     assert found[f"{name} 3"].summary.waited_s.keys() == {"pp" if name == "stages" else "tp"}
+
+
+def test_a_prediction_has_the_bytes_of_the_run(pefs: dict[str, Path]) -> None:
+    """Over host links, in bf16 instead of float32."""
+    steps, replicas, micro_steps = 2, 2, 2
+    names = [f"char_gpt {level}" for level in range(4)]
+    found = train(replicas, [run_of(name, pefs[name], steps=steps, accumulation=micro_steps) for name in names])
+    device, calibration = load_device("sn30"), load_calibration()
+    placement = place(replicas, device, None, load_cluster(device.cluster))
+    for name in names:
+        program, summary = read(pefs[name]).program, found[name].summary
+        assert summary.predicted is not None
+        step = predict_compiled(
+            program, budget_of(device, calibration), calibration, placement, SyncPath.HOST, micro_steps
+        )
+        assert summary.predicted.predicted_step_s == step.scaled.predicted_s
+        predicted_bytes = 2 * replicas * steps * step.scaled.received_bytes[Wire.HOST]
+        assert summary.bytes.device_to_host + summary.bytes.host_to_device == predicted_bytes
 
 
 def test_a_checkpoint_of_slices_is_resumed_and_saved_weights_are_whole(pefs: dict[str, Path], tmp_path: Path) -> None:

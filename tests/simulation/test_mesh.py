@@ -11,9 +11,12 @@ from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.placement import place
 from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.ir.dataflow import axis_of, pass_and_update
+from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import ActionKind, bubble
 from sambasim.pef import read
+from sambasim.report.mesh_records import mesh_record
+from sambasim.simulation.compiled import predict_compiled
 from sambasim.simulation.mesh import MeshStep, predict_mesh
 from sambasim.simulation.step import MODEL_KINDS
 from sambasim.simulation.sync import SyncPath
@@ -26,9 +29,9 @@ ON_CHIPS = ("parallel.n_chips=2", 'parallel.tensor_parallel="weight"')
 SEVERAL = ("parallel.data_parallel=true", "parallel.world_size=1")
 
 
-def predicted(program: Program, replicas: int = 1, micro_steps: int = 1) -> MeshStep:
+def predicted(program: Program, replicas: int = 1, micro_steps: int = 1, path: SyncPath = SyncPath.RDU) -> MeshStep:
     placement = place(replicas * program.ranks_of_replica, DEVICE, None, CLUSTER)
-    return predict_mesh(program, budget_of(DEVICE, CALIBRATION), CALIBRATION, placement, SyncPath.RDU, micro_steps)
+    return predict_mesh(program, budget_of(DEVICE, CALIBRATION), CALIBRATION, placement, path, micro_steps)
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +43,46 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "chips": compiled("char_gpt", folder / "chips", *ON_CHIPS, *SEVERAL),
         "both": in_stages("char_gpt", folder / "both", *ON_CHIPS, *SEVERAL),
     }
+
+
+@pytest.fixture(scope="module", params=range(4))
+def replicas_of_one_rank(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Program:
+    """With ZeRO 0 to 3, and gradients that are clipped."""
+    level = (f"parallel.zero={request.param}", "optimizer.max_grad_norm=0.5")
+    return read(compiled("char_gpt", tmp_path_factory.mktemp("one"), *SEVERAL, *level)).program
+
+
+@pytest.mark.parametrize("path", SyncPath)
+@pytest.mark.parametrize(("replicas", "micro_steps"), [(1, 1), (2, 3), (9, 1)])
+def test_a_mesh_of_replicas_of_one_rank_has_their_times(
+    replicas_of_one_rank: Program, replicas: int, micro_steps: int, path: SyncPath
+) -> None:
+    program = replicas_of_one_rank
+    mesh = predicted(program, replicas, micro_steps, path)
+    alone = predict_compiled(program, mesh.budget, CALIBRATION, mesh.placement, path, micro_steps)
+    scaled = alone.scaled
+    assert mesh.host_s == pytest.approx(alone.host_s)
+    assert mesh.update_s == pytest.approx(alone.update_s)
+    assert mesh.model_s == pytest.approx(alone.model_s)
+    assert mesh.exposed_sync_s == pytest.approx(scaled.exposed_sync_s)
+    assert mesh.hidden_sync_s == pytest.approx(scaled.hidden_sync_s, abs=1e-12)
+    assert mesh.predicted_s == pytest.approx(scaled.predicted_s)
+    assert mesh.samples_per_s == pytest.approx(scaled.samples_per_s)
+    for kind in SectionKind:
+        assert mesh.of_kind_s(kind) == pytest.approx(alone.of_kind_s(kind))
+    (axis,) = mesh_record(mesh).axes if replicas > 1 else [None]
+    if axis is not None:
+        received_bytes = {wire.value: round(size) for wire, size in scaled.received_bytes.items() if size}
+        assert axis.received_bytes == received_bytes
+
+
+def test_the_host_starts_every_section_of_the_update(paths: dict[str, Path]) -> None:
+    start_s = CALIBRATION.host_s_per_section.value
+    for rank in predicted(read(paths["both"]).program).ranks:
+        sections = [one.name for one in rank.alone.sections if one.kind not in MODEL_KINDS]
+        assert sections == ["gradnorm", *(group.name for group in rank.program.groups)]
+        assert rank.update_host_s == pytest.approx(len(sections) * start_s)
+        assert rank.after_s == pytest.approx(rank.update_s + rank.update_host_s)
 
 
 @pytest.mark.parametrize("name", ["stages", "split", "chips", "both"])

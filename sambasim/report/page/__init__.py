@@ -30,12 +30,12 @@ def predicted_page(prediction: Prediction, digest: str | None, run: tuple[RunRec
 
 
 def mesh_page(
-    device: DeviceSpec, steps: Sequence[MeshStep], digest: str, run: tuple[RunRecords, str] | None = None
+    device: DeviceSpec, steps: Sequence[MeshStep], digest: str | None, run: tuple[RunRecords, str] | None = None
 ) -> str:
-    """The page of a PEF whose replicas have several ranks; `run` as for `predicted_page`."""
+    """The page of a PEF or a model whose replicas have several ranks; arguments as for `predicted_page`."""
     step, parts = mesh.shown(steps), mesh.parts_of(steps)
     facts, last = mesh.facts_line(device, step, digest), grounds(device, step.placement.cluster)
-    return _with_run(step.program.name, facts, mesh.caveat(device), parts, last, run)
+    return _with_run(step.program.name, facts, mesh.caveat(device, step.program), parts, last, run)
 
 
 def _with_run(

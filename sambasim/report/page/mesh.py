@@ -4,13 +4,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from sambasim.hardware.spec import DeviceSpec
 from sambasim.ir.mesh import PIPELINE, TENSOR
+from sambasim.ir.program import Program
 from sambasim.ir.schedule import Action, ActionKind
 from sambasim.report.mesh import AXIS_COLUMNS, RANK_COLUMNS, SCALING_COLUMNS, axis_rows, rank_rows, scaling_rows
 from sambasim.report.mesh_records import NOTE, MeshRecord, mesh_record
 from sambasim.report.mesh_trace import kind_of, title_of
 from sambasim.report.page import ui
 from sambasim.simulation.mesh import MeshStep
-from sambasim.simulation.prediction import backing_of
+from sambasim.simulation.prediction import backing_of, zero_note
 from sambasim.simulation.scaling import Track
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import counted, format_bytes, format_seconds, plain_rate
@@ -32,7 +33,7 @@ def shown(steps: Sequence[MeshStep]) -> MeshStep:
     return max(inside or candidates[:1], key=lambda step: step.mesh.world_size)
 
 
-def facts_line(device: DeviceSpec, step: MeshStep, digest: str) -> list[tuple[str, str]]:
+def facts_line(device: DeviceSpec, step: MeshStep, digest: str | None) -> list[tuple[str, str]]:
     program = step.program
     return [
         ("device", device.name),
@@ -41,12 +42,13 @@ def facts_line(device: DeviceSpec, step: MeshStep, digest: str) -> list[tuple[st
         ("schedule", step.schedule.name if program.schedule is not None else "none"),
         ("batch", f"{program.replica_batch_size} a replica"),
         ("cluster", step.placement.cluster.name),
-        ("PEF", digest[:12]),
+        *([] if digest is None else [("PEF", digest[:12])]),
     ]
 
 
-def caveat(device: DeviceSpec) -> ui.Html:
-    text = f" A model of the device gives these numbers: {backing_of(device, 2)}. Moreover, {NOTE}."
+def caveat(device: DeviceSpec, program: Program) -> ui.Html:
+    notes = "".join(f" {note}." for note in zero_note(program))
+    text = f" A model of the device gives these numbers: {backing_of(device, 2)}. Moreover, {NOTE}.{notes}"
     return ui.element("p", ui.element("b", "Predicted, not measured."), text, class_="caveat")
 
 
@@ -88,7 +90,7 @@ def _shares(step: MeshStep, position: int) -> list[tuple[str, float, str, str]]:
     times = step.times_of(position)
     parts = [
         ("sections", times.device_s, ui.BLUE),
-        ("host", times.host_s, ui.INK),
+        ("host", times.host_s + times.update_host_s, ui.INK),
         *(
             (f"messages along {axis}", traffic.predicted_s, message_colour(axis))
             for axis, traffic in times.messages.items()

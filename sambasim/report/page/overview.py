@@ -6,7 +6,7 @@ from sambasim.ir.types import SymbolKind
 from sambasim.report.devices import figures_of, title_of, value_text
 from sambasim.report.page import ui
 from sambasim.report.simulation import bound_text
-from sambasim.simulation.prediction import Prediction, backing_of
+from sambasim.simulation.prediction import Prediction, backing_of, zero_note
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import GIB, KIB, MIB, TIB, format_bytes, format_seconds, plain_rate
 
@@ -35,7 +35,8 @@ def facts_line(prediction: Prediction, digest: str | None) -> list[tuple[str, st
 
 def caveat(prediction: Prediction) -> ui.Html:
     backing = backing_of(prediction.device, 2 if prediction.program.training else 1)
-    text = f" A model of the device gives these numbers: {backing}."
+    notes = "".join(f" {note}." for note in zero_note(prediction.program))
+    text = f" A model of the device gives these numbers: {backing}.{notes}"
     return ui.element("p", ui.element("b", "Predicted, not measured."), text, class_="caveat")
 
 

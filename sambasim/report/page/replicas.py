@@ -129,8 +129,7 @@ def scaling(prediction: Prediction) -> ui.Part:
         lead=(
             "Each replica has its own batch, so the global batch grows with the number of replicas. "
             f"{placement.cluster.name} has {each}, {placement.per_full_node} replicas a node. An efficiency of 100 % "
-            "is that of one replica. With sync by RDUs it can be higher, because each replica then updates only its "
-            "slice of the parameters."
+            "is that of one replica. It can be higher, because each replica updates only its slice of the parameters."
         ),
         body=ui.joined(plots, _scaling_table(prediction)),
         figures=_scaling_figures(prediction, [step.placement.replicas for step in steps]),
