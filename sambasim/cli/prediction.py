@@ -11,11 +11,11 @@ from sambasim.cli.terminal import phases
 from sambasim.costs.cut import Level
 from sambasim.errors import OptionError, PefError
 from sambasim.hardware.budget import budget_of, load_calibration
-from sambasim.hardware.spec import ALIASES, DeviceSpec, arch_of, load_cluster, load_device
+from sambasim.hardware.spec import ALIASES, ClusterSpec, DeviceSpec, arch_of, load_cluster, load_device
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.options.flags import LARGEST_COUNT, MOST_MICRO_STEPS
-from sambasim.pef import PefDocument, locate, peek, read
+from sambasim.pef import PefDocument, locate, read
 from sambasim.pef.archive import COMPILE_AGAIN
 from sambasim.simulation.mesh import MeshStep, mesh_step
 from sambasim.simulation.prediction import Prediction, placements, predict
@@ -50,63 +50,91 @@ class Subject:
     micro_steps: int
 
 
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What is predicted for a subject, for each batch size: a prediction of one device and its replicas, or, if a
+    replica has several ranks, the steps of each number of replicas, by each path if there is something to sync."""
+
+    device: DeviceSpec
+    alone: Sequence[Prediction] = ()
+    meshes: Sequence[Sequence[MeshStep]] = ()
+
+
+def predicted(question: Question, ways: Sequence[SyncPath], *, quiet: bool) -> Predicted:
+    """Raises OptionError for invalid arguments, if possible before the capture of a model."""
+    device, cluster, subject = _resolved(question, quiet=quiet)
+    with _pef_errors(question.subject):
+        if all(program.ranks_of_replica == 1 for _, program in subject.programs):
+            return Predicted(device, alone=_of_one_rank(question, device, cluster, subject))
+        steps = [_of_mesh(question, ways, device, cluster, subject, program) for _, program in subject.programs]
+        return Predicted(device, meshes=steps)
+
+
 def predictions(question: Question, *, quiet: bool) -> list[Prediction]:
-    """One prediction for each batch size. Raises OptionError for invalid arguments, if possible before the capture."""
+    """For each batch size, one device of the first replica, and all replicas if they have one rank. Raises OptionError
+    for invalid arguments, if possible before the capture of a model."""
+    device, cluster, subject = _resolved(question, quiet=quiet)
+    with _pef_errors(question.subject):
+        return _of_one_rank(question, device, cluster, subject)
+
+
+def _resolved(question: Question, *, quiet: bool) -> tuple[DeviceSpec, ClusterSpec, Subject]:
     device = load_device(question.arch) if question.arch else None
     cluster = load_cluster(question.cluster) if question.cluster else None
     subject = _subject(question, quiet=quiet)
     device = device or load_device(subject.arch)
-    with _pef_errors(question.subject):
-        return [
-            predict(
-                program,
-                device,
-                _tiles(question, subject),
-                level_of(question.level or subject.level),
-                cluster or load_cluster(device.cluster),
-                question.replicas,
-                batch_size=size,
-                micro_steps=subject.micro_steps,
-            )
-            for size, program in subject.programs
-        ]
+    return device, cluster or load_cluster(device.cluster), subject
 
 
-def mesh_predictions(question: Question, ways: Sequence[SyncPath]) -> tuple[DeviceSpec, list[MeshStep]] | None:
-    """The device, and for each number of replicas the step of a PEF whose replicas have several ranks, by each path if
-    there is something to sync; None for any other subject. Raises OptionError for what is not as compiled, and for
-    replicas that do not fit on the cluster."""
-    if is_model(question.subject) or question.subject.endswith(".py"):
-        return None
-    if peek(locate(question.subject, question.output_folder)).ranks_of_replica == 1:
-        return None
-    subject = _subject_of_pef(question.subject, question.output_folder, ())
-    ((_, program),) = subject.programs
-    if question.batch_sizes or question.level:
-        raise OptionError(
-            f"a replica of the PEF {program.name} has {program.ranks_of_replica} ranks, and is predicted as compiled",
-            remedy="leave out --batch-size, --o0, --o1 and --o3, or compile it with them",
+def _of_one_rank(question: Question, device: DeviceSpec, cluster: ClusterSpec, subject: Subject) -> list[Prediction]:
+    return [
+        predict(
+            program,
+            device,
+            _tiles(question, subject),
+            level_of(question.level or subject.level),
+            cluster,
+            question.replicas,
+            batch_size=size,
+            micro_steps=subject.micro_steps,
         )
+        for size, program in subject.programs
+    ]
+
+
+def _of_mesh(
+    question: Question,
+    ways: Sequence[SyncPath],
+    device: DeviceSpec,
+    cluster: ClusterSpec,
+    subject: Subject,
+    program: Program,
+) -> list[MeshStep]:
+    """Raises OptionError for what is not as compiled, and for replicas that do not fit on the cluster."""
+    name, what = question.subject, f"a replica of {program.name} has {program.ranks_of_replica} ranks, and is predicted"
+    if question.level:
+        remedy = (
+            f"--set compile.opt_level={question.level}" if is_model(name) else f"compile it with --{question.level}"
+        )
+        raise OptionError(f"{what} with its sections as compiled", remedy=remedy)
+    if question.batch_sizes and not is_model(name):
+        sizes = ",".join(map(str, question.batch_sizes))
+        remedy = f"sambasim simulate CONFIG.toml -b {sizes}, which captures the model for each batch size"
+        raise OptionError(f"{what} from a PEF at the batch size of the PEF", remedy=remedy)
     if program.training is None:
         raise OptionError(
             f"the PEF {program.name} is for inference, and only training is predicted on several ranks",
             remedy="compile it for training, or without --tensor-parallel",
         )
-    device = load_device(question.arch or subject.arch)
     tiles, calibration = _tiles(question, subject), load_calibration()
-    cluster = load_cluster(question.cluster or device.cluster)
-    budget = budget_of(device, calibration, tiles)
     several = several_replicas(program, question.replicas)
-    with _pef_errors(question.subject):
-        places = placements(
-            device, tiles, cluster, question.replicas if several else (1,), ranks=program.ranks_of_replica
-        )
-        priced = price_ranks(program, budget, calibration)
-        return device, [
-            mesh_step(program, priced, placement, path, subject.micro_steps)
-            for placement in places
-            for path in (ways if placement.replicas * program.chips > program.ranks_of_replica else ways[:1])
-        ]
+    places = placements(device, tiles, cluster, question.replicas if several else (1,), ranks=program.ranks_of_replica)
+    priced = price_ranks(program, budget_of(device, calibration, tiles), calibration)
+    return [
+        mesh_step(program, priced, placement, path, subject.micro_steps)
+        for placement in places
+        for path in (ways if placement.replicas * program.chips > program.ranks_of_replica else ways[:1])
+    ]
 
 
 def several_replicas(program: Program, asked: Sequence[int]) -> bool:

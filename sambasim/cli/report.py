@@ -1,6 +1,5 @@
 """`sambasim report`: an HTML page, or tables, about a PEF, a model or a run."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,7 +87,7 @@ def report_command(
         from sambasim.records.metrics import read_run
         from sambasim.report.page import measured_page
 
-        _write({page: measured_page(read_run(Path(subject)), Path(subject).name)})
+        shared.write_all({page: measured_page(read_run(Path(subject)), Path(subject).name)})
         return
     refuse_script(subject)
     pef = None if is_model(subject) else locate(subject, output_folder)
@@ -106,14 +105,7 @@ def report_command(
         replicas=sorted(counts(replicas, "--replicas", MOST_REPLICAS)),
         cluster=cluster,
     )
-    _write(_predicted(question, pef, run, page, tables))
-
-
-def _write(texts: Mapping[Path, str]) -> None:
-    for file, text in texts.items():
-        shared.write(file, text)
-        hint = ": open it in a browser" if file.suffix == ".html" else ""
-        print(f"{file} written{hint}")
+    shared.write_all(_predicted(question, pef, run, page, tables))
 
 
 def _check_not_input(given: Path | None, page: Path | None) -> None:
@@ -126,7 +118,7 @@ def _check_not_input(given: Path | None, page: Path | None) -> None:
 def _predicted(
     question: "Question", pef: Path | None, run: Path | None, page: Path | None, tables: Path | None
 ) -> dict[Path, str]:
-    from sambasim.cli.prediction import mesh_predictions, predictions
+    from sambasim.cli.prediction import predicted
     from sambasim.errors import OptionError
     from sambasim.pef import peek
     from sambasim.report.page import mesh_page, predicted_page
@@ -135,15 +127,16 @@ def _predicted(
 
     digest = None if pef is None else peek(pef).digest
     records = None if run is None or digest is None else (_records_of(run, digest), run.name)
-    meshes = mesh_predictions(question, tuple(SyncPath))
-    if meshes is not None and digest is not None:
+    found = predicted(question, tuple(SyncPath), quiet=False)
+    if found.meshes:
         if page is None or tables is not None:
             raise OptionError(
                 f"--tables is for replicas of one rank, and those of {question.subject} have several",
                 remedy=f"sambasim report {question.subject} --html FILE.html",
             )
-        return {page: mesh_page(*meshes, digest, records)}
-    (prediction,) = predictions(question, quiet=False)
+        (steps,) = found.meshes
+        return {page: mesh_page(found.device, steps, digest, records)}
+    (prediction,) = found.alone
     texts: dict[Path, str] = {}
     if page is not None:
         texts[page] = predicted_page(prediction, digest, records)

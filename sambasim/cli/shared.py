@@ -2,7 +2,7 @@
 
 import gc
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
@@ -137,6 +137,15 @@ def write(file: Path, text: str) -> None:
     except OSError as error:
         remedy = "free disk space there, or name another place"
         raise MachineError(f"{file} cannot be written: {error.strerror}", remedy=remedy) from error
+
+
+def write_all(texts: Mapping[Path, str], *, quiet: bool = False) -> None:
+    """Write each file, and, unless `quiet`, say so."""
+    for file, text in texts.items():
+        write(file, text)
+        hint = ": open it in a browser" if file.suffix == ".html" else ""
+        if not quiet:
+            print(f"{file} written{hint}")
 
 
 @contextmanager

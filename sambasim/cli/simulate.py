@@ -1,6 +1,6 @@
 """`sambasim simulate`, `tilestat`, `devices` and `validate`: predictions, and the devices that they are about."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from sambasim.published.rows import Row
     from sambasim.report.devices import RowRecord
     from sambasim.simulation.mesh import MeshStep
+    from sambasim.simulation.prediction import Prediction
+    from sambasim.simulation.sync import SyncPath
 
 
 @click.command("simulate")
@@ -73,7 +75,8 @@ def simulate_command(
     SUBJECT is a PEF, by path or name, a config (.toml) or a model (file.py:Name). A model is captured on tensors
     without memory, so it can have any size. Nothing is measured. Operators are grouped into sections as `compile` does
     it for this device and these tiles. For another batch size, the times of a PEF are scaled, and a model is captured
-    again. `sambasim validate` shows the errors of such predictions.
+    again. Replicas of several ranks keep their sections and, in a PEF, its batch size. `sambasim validate` shows the
+    errors of such predictions.
 
     \b
     Examples:
@@ -82,17 +85,8 @@ def simulate_command(
       sambasim simulate configs/char_gpt.toml --batch-size 16,64,256 --num-tiles 4
       sambasim simulate digits --replicas 1,8,64,512 --csv scaling.csv --plot scaling.svg
     """
-    from sambasim.cli.prediction import Question, counts, mesh_predictions, paths, predictions
+    from sambasim.cli.prediction import Question, counts, paths, predicted
     from sambasim.options.load import check_output_file
-    from sambasim.report.output import csv_text
-    from sambasim.report.simulation import (
-        predicted_trace,
-        scaling_plot,
-        scaling_records,
-        scaling_table,
-        simulation_json,
-        simulation_report,
-    )
 
     for file, what in ((csv_file, "CSV file"), (plot, "plot"), (trace, "trace")):
         if file is not None:
@@ -110,47 +104,62 @@ def simulate_command(
         cluster=cluster,
     )
     ways = paths(sync)
-    meshes = mesh_predictions(question, ways)
-    if meshes is not None:
-        _show_meshes(meshes[1], as_json=as_json, csv_file=csv_file, plot=plot, trace=trace)
-        return
-    found = predictions(question, quiet=as_json)
+    found = predicted(question, ways, quiet=as_json)
+    texts = _show_meshes(found.meshes, as_json) if found.meshes else _show_alone(found.alone, ways, sections, as_json)
+    files = {"csv": csv_file, "trace": trace, "plot": plot}
+    shared.write_all({file: texts[what]() for what, file in files.items() if file is not None}, quiet=as_json)
+
+
+def _show_alone(
+    found: "Sequence[Prediction]", ways: "Sequence[SyncPath]", slowest: int, as_json: bool
+) -> Mapping[str, Callable[[], str]]:
+    """Print `found`. Returns what makes the text of each file, by flag."""
+    from sambasim.report.output import csv_text
+    from sambasim.report.simulation import (
+        predicted_trace,
+        scaling_plot,
+        scaling_records,
+        scaling_table,
+        simulation_json,
+        simulation_report,
+    )
+
     rows = [row for facts in found for row in scaling_records(facts, ways)]
     if as_json:
         for facts in found:
             print(simulation_json(facts, ways))
     else:
         for facts in found:
-            show(*simulation_report(facts, sections))
+            show(*simulation_report(facts, slowest))
         if len(rows) > 1:
             show(scaling_table(rows))
-    if csv_file is not None:
-        shared.write(csv_file, csv_text([row.model_dump() for row in rows]))
-    if trace is not None:
-        most = max(found[0].scaled[ways[-1]], key=lambda step: step.placement.replicas)
-        shared.write(trace, predicted_trace(most, found[0].program.name))
-    if plot is not None:
-        shared.write(plot, scaling_plot(f"{found[0].program.name} on {found[0].alone.budget.where}", rows))
+    first = found[0]
+    most = max(first.scaled[ways[-1]], key=lambda step: step.placement.replicas)
+    return {
+        "csv": lambda: csv_text([row.model_dump() for row in rows]),
+        "trace": lambda: predicted_trace(most, first.program.name),
+        "plot": lambda: scaling_plot(f"{first.program.name} on {first.alone.budget.where}", rows),
+    }
 
 
-def _show_meshes(
-    steps: "Sequence[MeshStep]", *, as_json: bool, csv_file: Path | None, plot: Path | None, trace: Path | None
-) -> None:
+def _show_meshes(meshes: "Sequence[Sequence[MeshStep]]", as_json: bool) -> Mapping[str, Callable[[], str]]:
+    """Print the steps of each batch size. Returns what makes the text of each file, by flag."""
     from sambasim.report.mesh import mesh_csv_rows, mesh_json, mesh_plot, mesh_report
     from sambasim.report.mesh_trace import mesh_trace
     from sambasim.report.output import csv_text
 
-    if as_json:
-        for line in mesh_json(steps):
-            print(line)
-    else:
-        show(*mesh_report(steps))
-    if csv_file is not None:
-        shared.write(csv_file, csv_text(mesh_csv_rows(steps)))
-    if trace is not None:
-        shared.write(trace, mesh_trace(max(reversed(steps), key=lambda step: step.mesh.world_size)))
-    if plot is not None:
-        shared.write(plot, mesh_plot(steps))
+    for steps in meshes:
+        if as_json:
+            for line in mesh_json(steps):
+                print(line)
+        else:
+            show(*mesh_report(steps))
+    most = max(reversed(meshes[0]), key=lambda step: step.mesh.world_size)
+    return {
+        "csv": lambda: csv_text([row for steps in meshes for row in mesh_csv_rows(steps)]),
+        "trace": lambda: mesh_trace(most),
+        "plot": lambda: mesh_plot(meshes),
+    }
 
 
 @click.command("tilestat")

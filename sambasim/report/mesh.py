@@ -12,11 +12,12 @@ from sambasim.ir.schedule import ActionKind
 from sambasim.report.mesh_records import NOTE, MeshRecord, mesh_record
 from sambasim.report.output import Chart, Curve, add_row, json_line, log_chart, plain_table
 from sambasim.simulation.mesh import MeshStep
+from sambasim.simulation.prediction import zero_note
 from sambasim.units import format_bytes, format_rate, format_seconds
 
 
 def mesh_json(steps: Sequence[MeshStep]) -> Iterator[str]:
-    """A line for each number of replicas."""
+    """A line for each number of replicas and sync path."""
     return (json_line(mesh_record(step).model_dump()) for step in steps)
 
 
@@ -24,9 +25,10 @@ def mesh_report(steps: Sequence[MeshStep]) -> list[RenderableType]:
     """For the fewest replicas the ranks and the axes; for each number of replicas the step."""
     first = steps[0]
     record = mesh_record(first)
+    batch = f"batch {record.batch_size}" + (f" x {first.micro_steps} accumulated" if first.micro_steps > 1 else "")
     lines = [
         f"{record.name} on {first.mesh}, each rank on {first.budget.where}: predicted, not measured",
-        f"  step    {format_seconds(record.predicted_s)}",
+        f"  step    {format_seconds(record.predicted_s)}, {batch} a replica",
         *_of_schedule(record),
         *(f"  along {axis}: rank 0 waits {format_seconds(s)} of it" for axis, s in record.predicted_waited_s.items()),
     ]
@@ -42,7 +44,8 @@ def mesh_report(steps: Sequence[MeshStep]) -> list[RenderableType]:
     axes = plain_table("a step, by axis", *AXIS_COLUMNS)
     for row in axis_rows(record):
         add_row(axes, *row)
-    return [Text("\n".join(lines)), stages, ranks, axes, _scaling_table(steps), Text(NOTE)]
+    notes = Text("\n".join([NOTE, *zero_note(first.program)]))
+    return [Text("\n".join(lines)), stages, ranks, axes, _scaling_table(steps), notes]
 
 
 def _of_schedule(record: MeshRecord) -> list[str]:
@@ -130,20 +133,14 @@ def mesh_csv_rows(steps: Sequence[MeshStep]) -> list[dict[str, object]]:
     return rows
 
 
-def mesh_plot(steps: Sequence[MeshStep]) -> str:
-    """Samples/s over ranks as an SVG: a curve for each way to sync, from the steps without sync on, and a straight line
-    through the fewest ranks."""
-    points: dict[str | None, list[tuple[float, float]]] = {}
-    for step in sorted(steps, key=lambda one: one.mesh.world_size):
-        points.setdefault(step.path, []).append((step.mesh.world_size, step.samples_per_s))
-    alone = points.pop(None, [])
-    curves = [Curve(f"sync by {path}", [*alone, *found]) for path, found in points.items()]
-    (count, speed), *_ = alone or min(points.values())
-    counts = sorted({step.mesh.world_size for step in steps})
-    curves.append(Curve("linear", [(ranks, ranks / count * speed) for ranks in counts], is_bound=True))
+def mesh_plot(of_sizes: Sequence[Sequence[MeshStep]]) -> str:
+    """Samples/s over ranks as an SVG. By batch size: a curve for each way to sync, from the steps without sync on, and
+    a straight line through the fewest ranks."""
+    first = of_sizes[0][0]
+    curves = [curve for steps in of_sizes for curve in _curves(steps, several=len(of_sizes) > 1)]
     return log_chart(
         Chart(
-            title=f"{steps[0].program.name}, each rank on {steps[0].budget.where}: predicted, not measured",
+            title=f"{first.program.name}, each rank on {first.budget.where}: predicted, not measured",
             x_title="ranks",
             y_title="samples per second",
             x_words=lambda ranks: f"{ranks:.0f}",
@@ -151,3 +148,17 @@ def mesh_plot(steps: Sequence[MeshStep]) -> str:
             curves=curves,
         )
     )
+
+
+def _curves(steps: Sequence[MeshStep], *, several: bool) -> Iterator[Curve]:
+    """Of one batch size; `several`: the names say which."""
+    batch = f", batch {steps[0].program.replica_batch_size}" if several else ""
+    points: dict[str | None, list[tuple[float, float]]] = {}
+    for step in sorted(steps, key=lambda one: one.mesh.world_size):
+        points.setdefault(step.path, []).append((step.mesh.world_size, step.samples_per_s))
+    alone = points.pop(None, [])
+    (count, speed), *_ = alone or min(points.values())
+    for path, found in points.items():
+        yield Curve(f"sync by {path}{batch}", [*alone, *found])
+    counts = sorted({step.mesh.world_size for step in steps})
+    yield Curve(f"linear{batch}", [(ranks, ranks / count * speed) for ranks in counts], is_bound=True)

@@ -94,6 +94,7 @@ def test_batch_sizes_and_replicas_make_a_table_and_a_csv_file(simulate: Simulate
     file, plot = tmp_path / "new" / "rows.csv", tmp_path / "rows.svg"
     written = ["--csv", str(file), "--plot", str(plot)]
     printed = simulate("digits", "-b", "32,64", "--replicas", "2,8", "--sync", "rdu", *written)
+    assert printed.splitlines()[-2:] == [f"{file} written", f"{plot} written"]
     drawn = "".join(ElementTree.fromstring(plot.read_text(encoding="utf-8")).itertext())
     assert "digits on 4 of 8 tiles of SN30: predicted, not measured" in drawn
     assert all(name in drawn for name in ("rdu, batch 32", "rdu, batch 64", "no sync, batch 32"))
@@ -105,6 +106,7 @@ def test_batch_sizes_and_replicas_make_a_table_and_a_csv_file(simulate: Simulate
     ]
     assert "replicas, predicted" in printed
     assert all(float(row["predicted_samples_per_s"]) > 0 for row in rows)
+    assert simulate("digits", "--json", *written).count("\n") == 1
 
 
 def test_a_device_of_ones_own_is_read(simulate: Simulate, tmp_path: Path) -> None:

@@ -152,6 +152,7 @@ def test_simulate_writes_rows_a_plot_and_a_trace(pef: Path, tmp_path: Path) -> N
         word for flag, file in zip(("--csv", "--plot", "--trace"), files, strict=True) for word in (flag, str(file))
     ]
     printed = simulate(pef, "--replicas", "1,2", *flags)
+    assert printed.splitlines()[-3:] == [f"{files[0]} written", f"{files[2]} written", f"{files[1]} written"]
     lines = [json.loads(line) for line in simulate(pef, "--replicas", "1,2", "--json").splitlines()]
     with files[0].open(encoding="utf-8", newline="") as text:
         rows = list(csv.DictReader(text))
@@ -270,6 +271,17 @@ def test_what_a_run_waited_stands_beside_what_was_predicted(pef: Path, tmp_path:
             assert ("predicted for 8 × SN30" in cells) == beside
             assert ("host: sections, inputs, outputs" in cells) == beside
         assert "dp 2 × pp 2 × tp 2" in cells
+
+
+def test_a_config_of_several_ranks_has_a_page(tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    command = ["report", "configs/parallelism/batch.toml", "--replicas", "2", "--html", str(file)]
+    assert CliRunner().invoke(sambasim, command, catch_exceptions=False).stdout.startswith(f"{file} written")
+    page = Page(file.read_text(encoding="utf-8"))
+    assert page.ids("section") == ["summary", "schedule", "ranks", "axes", "scaling", "grounds"]
+    cells = [word.strip() for word in page.words]
+    assert "dp 4" in cells
+    assert "PEF" not in cells
 
 
 def test_tables_are_for_one_rank(pef: Path, tmp_path: Path) -> None:

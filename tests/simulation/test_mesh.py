@@ -1,5 +1,6 @@
 """Predicted steps of replicas of several ranks."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from sambasim.cli.main import sambasim
+from sambasim.errors import OptionError
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.placement import place
 from sambasim.hardware.spec import load_cluster, load_device
@@ -144,7 +146,40 @@ def test_simulate_shows_stages_and_what_they_wait_for(paths: dict[str, Path]) ->
     assert 0 < record["predicted_idle_share"] < 1
 
 
-def test_another_batch_size_is_refused(paths: dict[str, Path]) -> None:
-    result = CliRunner().invoke(sambasim, ["simulate", str(paths["stages"]), "-b", "8"])
-    assert result.exit_code != 0
-    assert "is predicted as compiled" in str(result.exception)
+def test_another_batch_size_of_a_pef_is_refused(paths: dict[str, Path]) -> None:
+    result = CliRunner().invoke(sambasim, ["simulate", str(paths["stages"]), "-b", "8,16"])
+    assert isinstance(result.exception, OptionError)
+    assert "a replica of char_gpt has 2 ranks, and is predicted from a PEF at the batch size" in result.exception.what
+    assert "sambasim simulate CONFIG.toml -b 8,16" in str(result.exception.remedy)
+    result = CliRunner().invoke(sambasim, ["simulate", str(paths["stages"]), "--o1"])
+    assert isinstance(result.exception, OptionError)
+    assert "with its sections as compiled" in result.exception.what
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("batch", 2), ("pipeline", 2), ("three_axes", 4)])
+def test_a_config_is_predicted_as_its_pef(name: str, ranks: int, tmp_path: Path) -> None:
+    config, runner = f"configs/parallelism/{name}.toml", CliRunner()
+    several = ["--data-parallel", "--output-folder", str(tmp_path)]
+    assert runner.invoke(sambasim, ["compile", "--config", config, *several]).exit_code == 0
+    flags = ["--replicas", "1,2", "--json"]
+    of_pef = runner.invoke(sambasim, ["simulate", str(tmp_path / name / f"{name}.pef"), *flags]).stdout
+    of_config = runner.invoke(sambasim, ["simulate", config, *flags]).stdout
+    assert of_config == of_pef
+    assert json.loads(of_pef.splitlines()[0])["ranks"] == ranks
+
+
+def test_a_config_is_captured_for_each_batch_size(tmp_path: Path) -> None:
+    config, files = "configs/parallelism/batch.toml", [tmp_path / "rows.csv", tmp_path / "rows.svg"]
+    command = ["simulate", config, "-b", "16,64", "--sync", "rdu"]
+    shown = CliRunner().invoke(sambasim, [*command, "--csv", str(files[0]), "--plot", str(files[1])]).stdout
+    assert shown.splitlines()[-2:] == [f"{file} written" for file in files]
+    assert "batch 16 a replica" in shown
+    assert "batch 64 a replica" in shown
+    drawn = files[1].read_text(encoding="utf-8")
+    assert "sync by rdu, batch 16" in drawn
+    assert "sync by rdu, batch 64" in drawn
+    alone = CliRunner().invoke(sambasim, ["simulate", config, "-b", "64", "--sync", "rdu", "--json"]).stdout
+    with files[0].open(encoding="utf-8", newline="") as text:
+        rows = list(csv.DictReader(text))
+    assert [row["batch_size"] for row in rows] == ["16", "64"]
+    assert float(rows[1]["predicted_s"]) == json.loads(alone)["predicted_s"]
