@@ -6,7 +6,7 @@ from math import gcd
 from typing import ClassVar
 
 from sambasim.compiler.names import GRADIENT_SUFFIX
-from sambasim.compiler.sharding.layouts import WHOLE, Layout, cut_of, part_type
+from sambasim.compiler.sharding.layouts import WHOLE, Layout, cut, cut_of, fits, part_type
 from sambasim.compiler.sharding.named_plan import Named, general, plan_by_name, read_names
 from sambasim.compiler.sharding.plan import Plan, find_plan, propagate
 from sambasim.compiler.sharding.rules import RULES
@@ -27,9 +27,10 @@ _USUAL = (2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class TensorParallel:
-    """Add the axis tp with `ranks` ranks, cut what the plan says, and shard every graph. The plan is `styles`, by
-    patterns of names, if a config has them; else it is found, and must not miss weights that the `styles_of_model` cut.
-    `tell` gets notices. Raises OptionError if nothing can be cut, or for a pattern that cannot be followed."""
+    """Add the axis tp with `ranks` ranks, cut what the plan says, and shard every graph. The plan is that of
+    `compiled`, a program of this model, if it is given; or `styles`, by patterns of names, if a config has them; else
+    it is found, and must not miss weights that the `styles_of_model` cut. `tell` gets notices. Raises OptionError if
+    nothing can be cut, or for a pattern that cannot be followed."""
 
     title: ClassVar[str] = "cut tensors over the ranks of a replica"
     reaches: ClassVar[Progress] = Progress.CAPTURED
@@ -37,10 +38,14 @@ class TensorParallel:
     styles: Mapping[str, str] = field(default_factory=dict)
     styles_of_model: Mapping[str, str] = field(default_factory=dict)
     tell: Callable[[str], None] = lambda notice: None
+    compiled: Program | None = None
 
     def __call__(self, program: Program) -> Program:
         leading = program.training or program.evaluation
-        plan = self._given(program, leading) if self.styles else self._found(program, leading)
+        if self.compiled is not None:
+            plan = self._as_in(self.compiled, program)
+        else:
+            plan = self._given(program, leading) if self.styles else self._found(program, leading)
         if left := ", ".join(_left_whole(program, leading, plan)):
             self.tell(f"whole on every rank: {left}")
         symbols = dict(program.symbols)
@@ -69,6 +74,18 @@ class TensorParallel:
             single=single,
             mesh=(*program.mesh, Axis(TENSOR, self.ranks)),
         )
+
+    def _as_in(self, compiled: Program, program: Program) -> Plan:
+        """Without what does not fit `program`, which differs then."""
+        cuts = {
+            name: cut(one.dim, one.outer)
+            for name, symbol in compiled.symbols.items()
+            if symbol.kind in (SymbolKind.PARAMETER, SymbolKind.BUFFER)
+            for one in symbol.cuts
+        }
+        known = cuts.keys() & program.symbols.keys()
+        fitting = {name for name in known if fits(program.symbols[name].type.shape, cuts[name], self.ranks)}
+        return Plan({name: layout for name, layout in cuts.items() if name in fitting})
 
     def _given(self, program: Program, graph: Graph) -> Plan:
         names = read_names(program, graph, self.ranks, self.styles)
