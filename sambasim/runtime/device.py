@@ -71,6 +71,10 @@ class DeviceMemory:
     def has_own_parameters(self) -> bool:
         return self._shared.data_ptr() == self._bytes.data_ptr()
 
+    def with_parameters_of(self, other: "DeviceMemory") -> "DeviceMemory":
+        """The same memory, with the parameters and constants of `other`."""
+        return DeviceMemory(self.program, self._bytes.numpy(), other._shared.numpy())
+
     @cached_property
     def reduce_buffer(self) -> Tensor:
         """The reduce operand buffer as bytes. Raises InternalError without data parallelism."""

@@ -202,23 +202,23 @@ class Executor:
         bound.end_first(accumulate=accumulate)
         return outputs
 
-    def forward(self) -> dict[str, Tensor]:
+    def forward(self) -> Steps[dict[str, Tensor]]:
         """Run the forward sections only, as `run_pass`. Activations are kept until `backward` or the next pass."""
         bound = self._pass
         live = self._live = bound.begin(None)
-        finished(self._run(bound.code(0, bound.forward_sections), 0, live))
+        yield from self._run(bound.code(0, bound.forward_sections), 0, live)
         outputs = bound.outputs(live, bound.of_forward)
         bound.store_buffers(live)
         return outputs
 
-    def backward(self, tangent: Tangent, *, accumulate: bool) -> dict[str, Tensor]:
+    def backward(self, tangent: Tangent, *, accumulate: bool) -> Steps[dict[str, Tensor]]:
         """Run the backward sections after `forward`; returns the gradients of inputs that require one, by symbol."""
         if not self._live:
             raise InternalError("a backward without a forward before it")
         bound, live = self._pass, self._live
         bound.set_tangents(live, tangent)
         first = bound.forward_sections
-        finished(self._run(bound.code(first, len(bound.sections), accumulate=accumulate), first, live))
+        yield from self._run(bound.code(first, len(bound.sections), accumulate=accumulate), first, live)
         outputs = bound.outputs(live, bound.of_backward)
         bound.end(live, accumulate=accumulate)
         self._live = []
@@ -276,6 +276,11 @@ class Executor:
     def draws_random_numbers(self) -> bool:
         """Whether a pass advances torch's generator."""
         return self._pass.draws_random_numbers
+
+    @property
+    def input_gradients(self) -> frozenset[str]:
+        """The outputs of the backward."""
+        return frozenset(place.symbol for place in self._pass.of_backward)
 
     @property
     def awaits_backward(self) -> bool:

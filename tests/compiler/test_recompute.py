@@ -18,6 +18,7 @@ from sambasim.ir.verify import Progress, verify
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.executor import Executor, tangent_of
 from sambasim.runtime.replica import place_weights
+from sambasim.runtime.transports.in_process import finished
 from tests.compiler.pipeline.test_pipeline_parallel import (
     BUDGET,
     MICRO_BATCHES,
@@ -124,8 +125,8 @@ def test_an_app_that_runs_the_backward_apart_has_the_same_gradients(between: Bet
             memory.tensor(name).copy_(tensor)
         executor, tangent = Executor(training, program, memory.tensor), tangent_of(program, 1.0)
         if apart:
-            executor.forward()
-            executor.backward(tangent, accumulate=False)
+            finished(executor.forward())
+            finished(executor.backward(tangent, accumulate=False))
         else:
             executor.run(tangent)
         found.append([memory.region(group, "gradient").clone() for group in program.groups])

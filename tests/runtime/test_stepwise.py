@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from sambasim.compiler.compile import compile_model
 from sambasim.compiler.update import Update
 from sambasim.errors import OptionError
-from sambasim.ir.graph import SectionKind
+from sambasim.ir.graph import Section, SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import ModelOptions, OptimizerOptions, TrainingOptions
 from sambasim.pef import map_weights, read
+from sambasim.runtime import tracing
 from sambasim.runtime.executor import tangent_of
 from sambasim.runtime.single_rank import single_rank
 from sambasim.runtime.stepwise import STEP, Mode, StepwiseReplica
@@ -160,3 +161,20 @@ def test_gradients_are_synced_in_one_mode(compiled: Path) -> None:
     replica.run(STEP, _batch(0), tangent_of(program, 1.0), Mode.ALONE)
     with pytest.raises(OptionError, match="were synced in the mode alone, and now are to be in the mode host"):
         replica.run(STEP, _batch(0), tangent_of(program, 1.0), Mode.HOST)
+
+
+def test_ranks_that_take_turns_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sections of all add up to the time of the pass."""
+    sections = [Section(index, kind, kind.lower(), index, index + 1) for index, kind in enumerate((FWD, BCKWD, OPT))]
+    now = iter((0, 5, 7, 20, 21, 40))
+    monkeypatch.setattr(tracing, "perf_counter_ns", lambda: next(now) * 10**9)
+    clock = tracing.SectionClock()
+    clock.begin(sections, ranks=2)
+    for ended in (0, 1, 0, 1):
+        clock.sections_end(0, sections[ended : ended + 1], began_ns=-1)
+    clock.end()
+    assert [(one.sections, one.elapsed_s) for one in clock.passes[0]] == [
+        ((sections[0],), 5 + 13),
+        ((sections[1],), 2 + 1),
+        ((sections[2],), 19),
+    ]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sambasim.errors import InternalError
-from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Mesh
+from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Mesh, mesh_of
 from sambasim.ir.program import Program
 from sambasim.ir.stages import of_rank
 from sambasim.ir.zero import kept
@@ -46,11 +46,7 @@ def allocate(
 ) -> Allocated:
     """Collective. Allocate memory for `ranks`, which this process runs. `mesh`: that of the job, if it has other axes
     than dp. Raises MachineError if there is too little."""
-    programs, groups = programs_of(program, mesh, ranks), [communicator] * len(ranks)
-    if mesh is not None and communicator.world_size > 1:
-        # One for each rank, so that the messages of several ranks of a process do not mix.
-        of_ranks = [mesh.group(rank, DATA_PARALLEL) for rank in ranks]
-        groups = [communicator.subset([one // len(ranks) for one in group]) for group in of_ranks]
+    programs, groups = programs_of(program, mesh, ranks), groups_of(communicator, ranks, mesh)
     if way is Way.DEVICE:
         devices = [allocate_devices(one, group) for one, group in zip(programs, groups, strict=True)]
         return Allocated([one.by_rank[group.rank] for one, group in zip(devices, groups, strict=True)], groups, devices)
@@ -61,6 +57,15 @@ def allocate(
             needed -= sum(one.whole_bytes - one.kept_bytes for one in kept(program, owned))
     check_node_memory(communicator, needed)
     return Allocated([DeviceMemory(one, private_storage(one.device_bytes)) for one in programs], groups)
+
+
+def groups_of(communicator: Communicator, ranks: Sequence[int], mesh: Mesh | None) -> Sequence[Communicator]:
+    """Collective. The communicator along dp of each of `ranks`: one for each, so that the messages of several ranks of
+    a process do not mix."""
+    if mesh is None or communicator.world_size == 1:
+        return [communicator] * len(ranks)
+    of_ranks = [mesh.group(rank, DATA_PARALLEL) for rank in ranks]
+    return [communicator.subset([one // len(ranks) for one in group]) for group in of_ranks]
 
 
 def programs_of(program: Program, mesh: Mesh | None, ranks: Sequence[int]) -> Sequence[Program]:
@@ -82,8 +87,7 @@ def connect(
     """Collective. A transport for each rank of this process, whose weights must be in device memory."""
     memories = allocated.memories
     if way is Way.IN_PROCESS and communicator.world_size == 1:
-        hub = Hub(len(memories))
-        return [InProcess(memory.program, memories, hub, rank, mesh) for rank, memory in enumerate(memories)]
+        return connect_here(memories, mesh)
     along_dp = [_along_dp(way, allocated, number, roles) for number in range(len(memories))]
     if mesh is None:
         return along_dp
@@ -91,6 +95,12 @@ def connect(
         return [ByMessages(along_dp[0], mesh, communicator)]
     hub, first = Hub(len(along_dp)), communicator.rank * len(along_dp)
     return [InOneProcess(one, mesh, rank, hub) for rank, one in enumerate(along_dp, first)]
+
+
+def connect_here(memories: Sequence[DeviceMemory], mesh: Mesh | None = None) -> Sequence[Transport]:
+    """A transport for each rank of `mesh`, which all run in this process; by default the mesh of one replica."""
+    hub, mesh = Hub(len(memories)), mesh or mesh_of(memories[0].program.mesh, len(memories))
+    return [InProcess(memory.program, memories, hub, rank, mesh) for rank, memory in enumerate(memories)]
 
 
 def _along_dp(way: Way, allocated: Allocated, number: int, roles: Roles | None) -> Transport:

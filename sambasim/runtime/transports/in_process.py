@@ -53,6 +53,11 @@ class Hub:
             del self._put[call_id], self._taken[call_id]
         return found
 
+    def forget(self) -> None:
+        """Drop what ranks have put that others have not taken, because a rank has failed."""
+        for one in (self._put, self._taken, self._calls, self._mail):
+            one.clear()
+
     def box(self, source: int, to: int, tag: int) -> "deque[Tensor]":
         return self._mail[(source, to, tag)]
 
