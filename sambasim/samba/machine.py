@@ -27,16 +27,14 @@ _TORCH_STATES = {"momentum": "momentum_buffer"}
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`model` and `optimizers` are on the host; `replica` has the weights of the device."""
+    """`model` and `optimizers` are on the host; `replica` has the weights of the device. `program`: as if the replica
+    had one rank."""
 
     document: PefDocument
+    program: Program
     model: nn.Module
     optimizers: Sequence[Optimizer]
     replica: StepwiseReplica
-
-    @property
-    def program(self) -> Program:
-        return self.document.program
 
     def to_device(self) -> None:
         """Copies weights, buffers and optimizer state of the host to the device, and resets other states. Collective.
@@ -245,7 +243,8 @@ def rate_names(graph: Graph) -> tuple[str, ...]:
 
 def with_rates(graph: Graph, rates: Mapping[str, float]) -> Graph:
     """`graph` with `rates`, each at least 0 and below 1, by the name of a dropout or for `ALL_DROPOUTS`."""
-    kept: dict[str, float] = {}  # by value: the share that is kept
+    kept: dict[str, float] = {}  # by mask: the share that is kept
+    products: dict[str, float] = {}  # of a mask, where a tensor is cut over chips
     nodes = []
     for node in graph.nodes:
         name = _rate_name(graph, node)
@@ -259,6 +258,12 @@ def with_rates(graph: Graph, rates: Mapping[str, float]) -> Graph:
             kept |= {result: 1 - rate for result in node.results if result is not None}
         elif node.operator == _BACKWARD and isinstance(node.args[1], Ref) and node.args[1].name in kept:
             node = replace(node, args=(*node.args[:2], 1 / kept[node.args[1].name]))
+        elif node.operator == "comm.shard" and isinstance(first, Ref) and first.name in kept:
+            kept |= {result: kept[first.name] for result in node.results if result is not None}
+        elif node.operator == "aten.mul.Tensor" and isinstance(node.args[1], Ref) and node.args[1].name in kept:
+            products |= {result: kept[node.args[1].name] for result in node.results if result is not None}
+        elif node.operator == "aten.mul.Scalar" and isinstance(first, Ref) and first.name in products:
+            node = replace(node, args=(first, 1 / products[first.name]))
         elif node.operator.startswith("aten.div.") and isinstance(first, Ref) and first.name in kept:
             node = replace(node, args=(first, kept[first.name], *node.args[2:]))
         nodes.append(node)
@@ -266,7 +271,7 @@ def with_rates(graph: Graph, rates: Mapping[str, float]) -> Graph:
 
 
 def _rate_name(graph: Graph, node: Node) -> str | None:
-    owner = node.name.rpartition("__")
+    owner = node.name.removesuffix("__drawn").rpartition("__")
     if node.operator == _ELEMENTS:
         return f"{owner[0]}__{owner[2].replace('native_dropout', 'dropout')}_p"
     if node.operator == _CHANNELS and node.results[0] is not None:

@@ -16,6 +16,7 @@ from sambasim.compiler.update import Update
 from sambasim.errors import DataError, ModelError, OptionError
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
+from sambasim.ir.whole import with_cut_batch
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
 from sambasim.options.load import build
 from sambasim.options.training import TrainingOptions
@@ -41,6 +42,9 @@ LOSS_INDICES = "loss_indices"
 DTYPES = ("fp32", "bf16")
 """Choices of --dtype."""
 
+TENSOR_PARALLEL = ("batch", "weight")
+"""Choices of --tensor-parallel, besides none."""
+
 _ALL_TILES = -1  # the default of --num-tiles
 
 
@@ -64,8 +68,12 @@ def request(
     *,
     inference: bool,
     loss_indices: Sequence[int] | int | None = None,
+    chips: int | None = None,
 ) -> Request:
-    """The request for `model`. given: fields of `[compile]` and `[parallel]`; None is the default
+    """The request for `model`.
+
+    given: fields of `[compile]` and `[parallel]`; None is the default
+    chips: those that share the batch; by default what `given` says
 
     Raises OptionError for options that do not fit together, DataError for inputs that have no common batch, ModelError
     for a trained parameter that no optimizer has, and WeightsError for a SambaTensor in the model that has no data.
@@ -89,7 +97,10 @@ def request(
         "training": TrainingOptions(batch_size=_batch_size(inputs, named)),
     }
     indices = (loss_indices,) if isinstance(loss_indices, int) else tuple(loss_indices or ())
-    return Request(model, named, by_keyword, updates, build(CompileOptions, parts), indices)
+    options = build(CompileOptions, parts)
+    if (chips := chips or options.chips) > 1:
+        named = {name: tensor[: tensor.shape[0] // chips].contiguous() for name, tensor in named.items()}
+    return Request(model, named, by_keyword, updates, options, indices)
 
 
 def fingerprint_of(asked: Request) -> dict[str, str]:
@@ -140,6 +151,11 @@ def as_sequence(optimizers: Optimizer | Iterable[Optimizer] | None) -> list[Opti
 def build_fields(config: Mapping[str, object], name: str) -> dict[str, object]:
     """The fields of `[compile]` and `[parallel]` in an app's arguments; `name` is the default name of the PEF."""
     dtype, folder = config.get("dtype"), config.get("output_folder")
+    split = config.get("tensor_parallel")
+    split = split if split in TENSOR_PARALLEL else None
+    n_chips = config.get("n_chips")
+    if split is None and isinstance(n_chips, int) and n_chips > 1:
+        say_once("--n-chips", "nothing is split over chips without --tensor-parallel batch, or weight", app_line())
     return {
         "pef_name": config.get("pef_name") or name,
         "output_folder": None if folder is None else Path(str(folder)),
@@ -151,6 +167,8 @@ def build_fields(config: Mapping[str, object], name: str) -> dict[str, object]:
         "dtype": dtype if dtype in DTYPES else None,  # an app may have a flag of its own by that name
         "stochastic_rounding": config.get("enable_stoc_rounding"),
         "gradient_groups": config.get("gradient_groups"),
+        "tensor_parallel": split,
+        "n_chips": None if split is None else n_chips,
     }
 
 
@@ -254,6 +272,7 @@ def compile_model(
     quiet = str(getattr(typed, "log_level", None)).lower() in ("warning", "warn", "error", "critical", "fatal")
     watch = Stopwatch(lambda phase: None if quiet else print(f"{phase} …", file=sys.stderr, flush=True))
     built = captured(asked, watch)
+    with_cut_batch(built.program, asked.options.chips)  # raises for outputs that it cannot join
     # The fingerprint calls the model, which may leave something behind, as in a cache; so it comes after the capture.
     kept |= fingerprint_of(asked) | fingerprint_of(replace(asked, updates=()))
     if asked.loss_indices:

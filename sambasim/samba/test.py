@@ -21,6 +21,7 @@ from sambasim.errors import DataError, OptionError, WeightsError
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
+from sambasim.ir.whole import as_one_rank
 from sambasim.pef import locate, read
 from sambasim.pef.weights import bytes_of
 from sambasim.runtime.weights import write_tensors
@@ -102,7 +103,7 @@ class TestWithGold:
         try:
             program = session.program(self._model)
         except OptionError:
-            program = read(locate(self._args.pef)).program
+            program = as_one_rank(read(locate(self._args.pef)).program)
             given = _made_up(program) if given is None else given
             named = [SambaTensor(tensor, name=name, batch_dim=0) for name, tensor in given.items()]
             inputs = self._inputs if isinstance(self._inputs, Mapping) else named

@@ -21,6 +21,7 @@ from sambasim.ir.printer import format_argument, numbered, numbered_output
 from sambasim.ir.printer import numbers as number_values
 from sambasim.ir.program import LOSS_SCALE, ROUNDING_SEED, Program
 from sambasim.ir.types import Symbol, SymbolKind
+from sambasim.ir.whole import as_one_rank
 from sambasim.pef import PefDocument, locate, map_weights, read
 from sambasim.pef.lookup import is_compiled_here
 from sambasim.pef.weights import bytes_of
@@ -39,6 +40,7 @@ from sambasim.samba.models import add_old_methods
 from sambasim.samba.request import (
     DTYPES,
     LOSS_INDICES,
+    TENSOR_PARALLEL,
     Optimizer,
     Request,
     as_mapping,
@@ -63,15 +65,21 @@ def _check_precision(program: Program) -> None:
         )
 
 
-def _check_one_rank(program: Program) -> None:
-    """Raises OptionError if a replica of `program` has several ranks: an app plays one."""
-    ranks = program.ranks_of_replica
-    if ranks > 1:
+def _check_mesh(document: PefDocument, typed: Namespace | None) -> None:
+    """Raises OptionError for a pipeline, and for other chips than the command line asks for."""
+    program, compiled = document.program, document.compile_options
+    if program.schedule is not None:
+        ranks = program.ranks_of_replica
         raise OptionError(
-            f"a replica of the PEF {program.name} has {ranks} ranks ({replica_mesh(program.mesh)}), and one of an app "
-            "has a single one",
-            remedy=f"compile it by the app, which takes these flags too; or mpirun -np {ranks} sambasim run --pef …",
+            f"the PEF {program.name} is a pipeline ({replica_mesh(program.mesh)}), and apps run without",
+            remedy=f"compile it without --pipeline-stages; or mpirun -np {ranks} sambasim run --pef …",
         )
+    split, chips = getattr(typed, "tensor_parallel", None), getattr(typed, "n_chips", 1)
+    has = f"--tensor-parallel {compiled.get('tensor_parallel') or 'none'} --n-chips {compiled.get('n_chips', 1)}"
+    asked = f"--tensor-parallel {split} --n-chips {chips}"
+    if split in TENSOR_PARALLEL and asked != has:
+        what = f"the command line has {asked}, and the PEF {program.name} was compiled with {has}"
+        raise OptionError(what, remedy="leave the two flags out: a run has those of the PEF; or compile again")
 
 
 _INDICES = re.compile(r"-?\d{1,9}(,-?\d{1,9})*")
@@ -121,7 +129,7 @@ def _trace_graph(
     path = locate(pef, compiling=compile_command())
     document = read(path)
     check_device(document)
-    _check_one_rank(document.program)
+    _check_mesh(document, typed)
     _check_precision(document.program)
     typed_dtype, compiled_dtype = getattr(typed, "dtype", None), document.compile_options.get("dtype", "fp32")
     if typed_dtype in DTYPES and typed_dtype != compiled_dtype:
@@ -130,24 +138,28 @@ def _trace_graph(
         raise OptionError(f"--dtype is {typed_dtype}, and {compiled}", remedy=remedy)
     communicator = context.communicator()
     communicator.barrier()  # so that all ranks raise the errors below together
+    ranks = document.program.ranks_of_replica
     place_replicas(
-        inventory_of(document.compile_options), communicator.node_of, command=shlex.join(context.typed_command())
+        inventory_of(document.compile_options), communicator.node_of, ranks, command=shlex.join(context.typed_command())
     )
-    make_repeatable(getattr(typed, "threads", None) or default_threads(communicator, 1))
+    make_repeatable(getattr(typed, "threads", None) or default_threads(communicator, ranks))
     optimizers = as_sequence(optim)
     if document.program.training is not None and _predicts(typed, path.name, optimizers):
         document = replace(document, program=forward_of(document.program))
     fields = {**build_fields_of(document.compile_options), "output_folder": Path("out")}
     predicts = document.program.training is None
+    chips = document.program.chips
     if predicts:
         fields |= {"data_parallel": None, "world_size": None, "stochastic_rounding": None}
+    if predicts and chips > 1:
+        fields |= {"tensor_parallel": None, "n_chips": None}
     losses = _losses(document, loss_indices)
-    asked = request(model, inputs, optimizers, fields, inference=predicts, loss_indices=losses)
+    asked = request(model, inputs, optimizers, fields, inference=predicts, loss_indices=losses, chips=chips)
     check_tensors(model, training=bool(asked.updates))
     weights = dict(map_weights(path))
     if not _is_known(document, asked):
         capture_and_compare(document, asked, weights)
-    arguments.note_changed(typed, document.metadata, document.program.batch_size)
+    arguments.note_changed(typed, document.metadata, document.program.replica_batch_size)
     keep_freed_memory()
     seed = communicator.broadcast_object(torch.initial_seed())
     seeded = tuple(
@@ -158,8 +170,8 @@ def _trace_graph(
         replica.write(name, weights[name])
     for index, update in enumerate(asked.updates):
         replica.change(index, update.hyperparameters)
-    machine = Machine(document, model, optimizers, replica)
-    outputs = tuple(outputs_of(document.program))
+    machine = Machine(document, as_one_rank(document.program), model, optimizers, replica)
+    outputs = tuple(outputs_of(machine.program))
     session.load(machine, inputs, outputs, loss_is_chosen=bool(asked.loss_indices))
     if transfer_device:
         session.to_device(model)
@@ -234,9 +246,14 @@ def capture_and_compare(document: PefDocument, asked: Request, weights: Mapping[
     # They take seconds to import, and samba should import fast.
     from sambasim.compiler.compile import Stopwatch, pipeline
     from sambasim.compiler.passes import run_pipeline
+    from sambasim.compiler.sharding.tensor_parallel import TensorParallel
 
     built = captured(asked, Stopwatch(lambda phase: None))
-    traced = run_pipeline(built.program, pipeline(asked.options, asked.updates or None), lambda title: None)
+    passes = [
+        replace(one, compiled=document.program) if isinstance(one, TensorParallel) else one
+        for one in pipeline(asked.options, asked.updates or None)
+    ]
+    traced = run_pipeline(built.program, passes, lambda title: None)
     difference = first_difference(document.program, traced)
     if difference is not None:
         raise _another_graph(document, traced, difference)

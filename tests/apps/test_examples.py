@@ -55,12 +55,13 @@ class TestLogisticRegression(ExampleTests):
         assert result.stdout.count("\n") == 1
         assert '"replicas": 2, "batch_size": 32, "steps": 5' in result.stdout
 
-    def test_chips_change_no_bit_of_a_replica(self, app: App) -> None:
-        """`mpirun -np` counts replicas: each computes the whole batch of its chips."""
+    def test_chips_share_the_batch_of_a_replica(self, app: App) -> None:
+        """`mpirun -np` counts replicas; without -b, the batch of a run is that of all chips of one."""
         flags, pef = ("--tensor-parallel", "batch", "--n-chips", "2"), "on_chips"
-        app.compile(*flags, *DATA_PARALLEL, pef=pef)
-        app.call("run", *app.example.training, "--checkpoint", "on_chips.pt", *flags, "--data-parallel", np=2, pef=pef)
-        assert differences(torch.load(app.folder / "on_chips.pt"), self.plainly(app, 2)) == []
+        compiled = app.compile(*flags, *DATA_PARALLEL, pef=pef)
+        assert " --tensor-parallel batch --n-chips 2 " in compiled.stdout.splitlines()[-1]
+        app.call("run", *app.example.training, "--checkpoint", "on_chips.pt", "--data-parallel", np=2, pef=pef)
+        torch.testing.assert_close(torch.load(app.folder / "on_chips.pt"), self.plainly(app, 2), rtol=1e-4, atol=1e-6)
 
     def test_another_batch_size_is_another_graph(self, app: App) -> None:
         result = app.call("run", "-b", "16", check=False)

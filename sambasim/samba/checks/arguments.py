@@ -27,7 +27,7 @@ _AGREEING = (*_OF_THE_GRAPH, "grad_accumulation_steps")
 
 _PASSED_ON: Mapping[str, object] = {
     "data_parallel": False, "world_size": 1, "o0": False, "o1": False, "inference": False,
-    "dtype": None, "enable_stoc_rounding": False,
+    "dtype": None, "enable_stoc_rounding": False, "n_chips": 1, "tensor_parallel": "none",
 }  # fmt: skip
 """Flags that the app must pass to session.compile, with their defaults."""
 

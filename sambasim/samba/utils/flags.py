@@ -93,7 +93,7 @@ _count = partial(Flag, convert=_at_least_one, placeholder="N")
 _file = partial(Flag, placeholder="FILE")
 
 _ONLY_COMPILE = (COMPILE,)
-_ONE_DEVICE = "a replica is one device, which is not divided into chips"
+_ONE_BY_ONE = "batches run one after another"
 _OWN_PLACEMENT = "sambasim cuts and places sections by its own rules"
 _NO_TILING = "device memory holds each tensor whole"
 
@@ -157,15 +157,15 @@ FLAGS: tuple[Flag, ...] = (
         "What one gradient group holds: the gradients of a backward section, or of one parameter.", "section",
         choices=("section", "parameter"),
     ),
-    _count(("--num-spatial-batches",), EVERYWHERE, "Batches side by side.", 1, inert=_ONE_DEVICE),
-    _count(("--n-chips",), EVERYWHERE, "Chips of one replica.", 1, inert=_ONE_DEVICE),
+    _count(("--num-spatial-batches",), EVERYWHERE, "Batches side by side.", 1, inert=_ONE_BY_ONE),
+    _count(("--n-chips",), EVERYWHERE, "Chips of one replica, for --tensor-parallel.", 1),
     Flag(
         ("--num-tiles",), _ONLY_COMPILE, "Tiles of the device that one replica has; -1 is all of them.", -1, int,
         placeholder="N",
     ),
     Flag(
-        ("--tensor-parallel",), EVERYWHERE, "What is split over the chips of a replica.", "none",
-        choices=("none", "batch", "weight"), inert=_ONE_DEVICE,
+        ("--tensor-parallel",), EVERYWHERE, "What is split over the chips of a replica. A run has that of the PEF.",
+        "none", choices=("none", "batch", "weight"),
     ),
     Flag(
         ("--optim-level",), EVERYWHERE, "Effort of the vendor's compiler.", placeholder="LEVEL", inert=_OWN_PLACEMENT
@@ -178,7 +178,7 @@ FLAGS: tuple[Flag, ...] = (
     ),
     _switch(("--mac-v1",), EVERYWHERE, "The vendor's older placement.", inert=_OWN_PLACEMENT),
     _switch(("--mac-v2",), EVERYWHERE, "The vendor's newer placement.", inert=_OWN_PLACEMENT),
-    _switch(("--weight-sharing",), EVERYWHERE, "Batches side by side share weights.", inert=_ONE_DEVICE),
+    _switch(("--weight-sharing",), EVERYWHERE, "Batches side by side share weights.", inert=_ONE_BY_ONE),
     _switch(("--enable-conv-tiling",), EVERYWHERE, "Split images of convolutions into tiles.", inert=_NO_TILING),
     _switch(("--enable-tiling",), EVERYWHERE, "Split tensors into tiles.", inert=_NO_TILING),
     _switch(

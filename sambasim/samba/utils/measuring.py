@@ -77,8 +77,9 @@ def measure_performance(
     json: a file for the figures, or "-" to print them as JSON instead of the table
     bench_report_json, compiled_stats_json: files for the figures, and for the output of `sambasim inspect --json`
 
-    No effect: n_chips, world_size, use_sambaloader, set_output_grads, json_counters. Raises OptionError if no PEF is
-    loaded for `model`, or for another batch size; AssertionError if --min-throughput is not reached.
+    No effect: n_chips (the PEF decides), world_size, use_sambaloader, set_output_grads, json_counters. Raises
+    OptionError if no PEF is loaded for `model`, or for another batch size; AssertionError if --min-throughput is not
+    reached.
     """
     if json_counters is not None:
         say_once("json_counters", "there is no device that counts", app_line())
@@ -243,12 +244,14 @@ class _Prediction:
     def __init__(self, model: nn.Module, *, data_parallel: bool, reduce_on_rdu: bool) -> None:
         document, world = session.document(model), context.communicator()
         inventory = inventory_of(document.compile_options)
-        placement = place_replicas(inventory, world.node_of if data_parallel else [world.node_index])
+        nodes = world.node_of if data_parallel else [world.node_index]
+        placement = place_replicas(inventory, nodes, document.program.ranks_of_replica)
         found = predicted(document.program, inventory, placement, SyncPath.RDU if reduce_on_rdu else SyncPath.HOST)
         self.step: CompiledStep | None = None
         if not isinstance(found, CompiledStep):
-            self.figures: dict[str, JsonValue] = {"not_predicted": str(found)}
-            self.text = f"no prediction for a device: {found}\n"
+            why = found if isinstance(found, str) else "sambasim simulate predicts a replica of several ranks"
+            self.figures: dict[str, JsonValue] = {"not_predicted": why}
+            self.text = f"no prediction for a device: {why}\n"
         else:
             self.step, backing = found, backing_of(inventory.device, placement.replicas)
             self.figures = {"predicted_for": inventory.share, "predicted_backed_by": backing}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from sambasim.errors import OptionError, SambasimError
+from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.pef import PefHeader, locate, peek
 from sambasim.runtime.launcher import launched_rank
 from sambasim.samba import context
@@ -172,9 +173,9 @@ def _take_batch_size(namespace: Arguments, pef: PefHeader, free: Collection[str]
     """Takes the batch size of a PEF. Where the app computed it from -b and other flags, as by
     `args.batch_size *= args.num_spatial_batches`, takes the values that these flags had at the compile: the app
     computes it again."""
-    namespace.batch_size = pef.batch_size
-    parsed = pef.metadata.get(PARSED_BATCH_SIZE, str(pef.batch_size))
-    if parsed == str(pef.batch_size):
+    namespace.batch_size = batch_size = pef.batch_size * pef.replica.size(DATA_PARALLEL)
+    parsed = pef.metadata.get(PARSED_BATCH_SIZE, str(batch_size))
+    if parsed == str(batch_size):
         return
     at_compile = {"batch_size": parsed, **{name: pef.metadata.get(name) for name in _IN_A_BATCH_SIZE}}
     for flag in FLAGS:

@@ -145,12 +145,12 @@ def test_examples_in_help_can_be_parsed(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_flags_that_change_nothing_are_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    parse_app_args(["compile", "--mac-human-decision", "x.json", "--n-chips=2", "-b", "4"])
+    parse_app_args(["compile", "--mac-human-decision", "x.json", "--num-spatial-batches=2", "-b", "4"])
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == (
         "notice: accepted, without an effect here:\n"
-        "  --n-chips: a replica is one device, which is not divided into chips\n"
+        "  --num-spatial-batches: batches run one after another\n"
         "  --mac-human-decision: sambasim cuts and places sections by its own rules\n"
     )
 
@@ -242,5 +242,5 @@ def test_help_puts_flags_that_change_nothing_apart() -> None:
     text = command_parser("compile", ()).format_help()
     effective, _, inert = text.partition("flags that are accepted, and have no effect here:")
     assert "\n  --data-parallel  " in effective
-    assert "\n  --n-chips N " in inert
-    assert "\n  --n-chips N " not in effective
+    assert "\n  --optim-level LEVEL" in inert
+    assert "\n  --optim-level LEVEL" not in effective
