@@ -124,6 +124,12 @@ class MpiCommunicator(Communicator):
     _sending: "deque[MPI.Request]" = field(default_factory=deque)  # each keeps its buffer
     _persistent: list["MPI.Prequest"] = field(default_factory=list)
     _subsets: list["MpiCommunicator"] = field(default_factory=list)
+    _promised: shared_memory.Promised = field(default_factory=shared_memory.Promised)
+    _job: "MpiCommunicator | None" = None
+
+    @property
+    def job(self) -> "MpiCommunicator":
+        return self._job or self
 
     def subset(self, ranks: Sequence[int]) -> Communicator:
         if len(ranks) == 1:
@@ -139,6 +145,8 @@ class MpiCommunicator(Communicator):
             _world=world,
             _node=node,
             _notices=world,
+            _promised=self._promised,
+            _job=self.job,
         )
         self._subsets.append(one)
         return one
@@ -217,17 +225,15 @@ class MpiCommunicator(Communicator):
             # It makes no window that is larger than what is free, less a twentieth, however little will be touched.
             needed = whole + whole // 16
         shared = self.local_size > 1
-        demand = shared_memory.Demand(
-            self.node_index,
-            self.host_name,
-            needed + shared_memory.MPI_RESERVE_BYTES if shared else 0,
-            shared_memory.free_bytes(),
-        )
-        shared_memory.check_demands(self.all_gather_object(demand))
-        # Without the memory, MPIs raise an error, wait forever, or die at the first access. So every rank tries first.
-        node_bytes = sum(self._node.allgather(whole))
-        obstacle = shared_memory.try_mapping(node_bytes) if shared else None
-        shared_memory.check_mappings(self.all_gather_object((self.host_name, node_bytes, obstacle)))
+        # Other subsets of the job allocate at the same time, and earlier windows have pages that nobody has touched.
+        with self._promised.more(needed if shared else 0) as (needed_bytes, free_bytes):
+            reserve_bytes = shared_memory.MPI_RESERVE_BYTES if shared else 0
+            demand = shared_memory.Demand(self.job.node_index, self.host_name, needed_bytes + reserve_bytes, free_bytes)
+            shared_memory.check_demands(self.job.all_gather_object(demand))
+            # Without the memory, MPIs raise an error, wait forever, or die at the first access. So every rank tries.
+            node_bytes = sum(self._node.allgather(whole))
+            obstacle = shared_memory.try_mapping(node_bytes) if shared else None
+            shared_memory.check_mappings(self.job.all_gather_object((self.host_name, node_bytes, obstacle)))
         if not shared:
             return private_window(size_bytes)
         names_before = shared_memory.mapped_names()
@@ -302,6 +308,7 @@ class MpiCommunicator(Communicator):
             self._sending.popleft()
         while self._mappings:
             self._mappings.pop().release()
+        self._promised.bytes = 0
         while self._windows:
             handle = self._windows.pop()
             handle.Unlock_all()

@@ -140,6 +140,11 @@ class Communicator(Topology, ABC):
     def topology(self) -> Topology:
         return self
 
+    @property
+    def job(self) -> "Communicator":
+        """That of all ranks, from which this one is a subset."""
+        return self
+
     @abstractmethod
     def subset(self, ranks: Sequence[int]) -> "Communicator":
         """Collective over `ranks`, ascending, which include this one: their own communicator, where they are numbered
@@ -204,8 +209,9 @@ class Communicator(Topology, ABC):
 
     @abstractmethod
     def allocate_shared(self, size_bytes: int, touched: Sequence[Range] | None = None) -> SharedWindow:
-        """Collective: a window with `size_bytes` of this rank, until `close`. Sizes may differ. Raises MachineError on
-        every rank if a node lacks the shared memory. `touched`: the byte ranges that need memory; all by default."""
+        """Collective over the job, also on a subset: all ranks allocate at the same time, each on a subset of its own.
+        Returns a window with `size_bytes` of this rank, until `close`. Sizes may differ. Raises MachineError on every
+        rank if a node lacks the shared memory. `touched`: the byte ranges that need memory; all by default."""
 
     @abstractmethod
     def announce_failure(self, notice: FailureNotice) -> None:

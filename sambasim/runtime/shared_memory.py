@@ -6,7 +6,8 @@ import mmap
 import os
 import resource
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,28 @@ class Demand:
     host_name: str
     needed_bytes: int
     free_bytes: int | None
+
+
+@dataclass(slots=True)
+class Promised:
+    """The bytes of shared memory that the windows of this process need, and what was free before the first of them:
+    pages count as free until they are touched."""
+
+    bytes: int = 0
+    free_before: int | None = None
+
+    @contextmanager
+    def more(self, needed_bytes: int) -> Iterator[tuple[int, int | None]]:
+        """Promise `needed_bytes`, unless MachineError is raised within. Gives all that is promised then, and what was
+        free before."""
+        if not self.bytes:
+            self.free_before = free_bytes()
+        self.bytes += needed_bytes
+        try:
+            yield self.bytes, self.free_before
+        except MachineError:
+            self.bytes -= needed_bytes
+            raise
 
 
 def free_bytes() -> int | None:

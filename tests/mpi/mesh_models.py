@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from examples.char_gpt import CharGPT
@@ -51,3 +52,22 @@ class Mlp(nn.Module):
 
 def mlp() -> nn.Module:
     return Mlp()
+
+
+class Transposed(nn.Module):
+    """Sums a transposed value over the ranks, and multiplies it: a product has other bits for other strides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 64), nn.Linear(64, 200, bias=False)
+        self.rows, self.classes = nn.Linear(8, 51), nn.Linear(51, 10)
+
+    def forward(self, image: Tensor) -> Tensor:
+        by_row = self.down(functional.gelu(self.up(image.flatten(0, 1))))
+        features = torch.sin(self.rows(functional.gelu(by_row.transpose(1, 2))))
+        logits: Tensor = self.classes(features.mean(1))
+        return logits
+
+
+def transposed() -> nn.Module:
+    return Transposed()

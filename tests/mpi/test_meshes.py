@@ -29,6 +29,7 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "gpt": (f'model.target="{_MODELS}:gpt"', *_TEXT),
     "bert": (f'model.target="{_MODELS}:bert"', f'data.source="{_MODELS}:masked"'),
     "many_words": (f'model.target="{_MODELS}:bert_of_many_words"', f'data.source="{_MODELS}:masked"'),
+    "transposed": (f'model.target="{_MODELS}:transposed"', "data.source=digits", "loss.name=cross_entropy"),
     "mlp": (f'model.target="{_MODELS}:mlp"', "data.source=digits", "loss.name=cross_entropy"),
 }
 """By model: what names it. All others are examples."""
@@ -127,6 +128,10 @@ def test_each_mesh_has_the_same_bits_by_every_way(ranks: int, env: dict[str, str
         meshes = [mesh for mesh in meshes if mesh.pp > 1]  # the others are in test_tensor_parallel
     for model in MODELS:
         check(ranks, (model,), meshes, env, tmp_path)
+
+
+def test_a_transposed_value_is_summed_alike_by_every_way(tmp_path: Path) -> None:
+    check(2, ("transposed",), [Mesh(1, 1, 2)], {}, tmp_path)
 
 
 def updates_move(path: Path) -> bool:

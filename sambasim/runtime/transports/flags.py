@@ -37,10 +37,9 @@ _FOR = {counter: {"for": counter.name.lower()} for counter in Counter}
 
 
 class NodeFlags:
-    """The counters of all ranks of this node, and two slots, each for a loss and a request. `job`: all ranks, if
-    `communicator` has only some of them."""
+    """The counters of the ranks of `communicator` on this node, and two slots, each for a loss and a request."""
 
-    def __init__(self, communicator: Communicator, owner: Observed, job: Communicator | None = None) -> None:
+    def __init__(self, communicator: Communicator, owner: Observed) -> None:
         self._owner = owner
         self._window: SharedWindow = communicator.allocate_shared(_PAGE_BYTES * 2)
         self._sync = self._window.sync
@@ -51,7 +50,7 @@ class NodeFlags:
         self._floats = [self._window.of(index).data.cast("d") for index in range(size)]
         self._own = self._words[self._rank]
         self._peers = [words for index, words in enumerate(self._words) if index != self._rank]
-        job = job or communicator
+        job = communicator.job
         self._patience = _CROWDED if job.topology.local_size > _cores_of_node(communicator) else _PATIENT
         # MPI messages to other ranks progress only inside MPI calls.
         has_others = job.topology.node_count > 1 or job.topology.world_size > communicator.topology.world_size

@@ -115,14 +115,19 @@ class HubLine(Line):
         self.hub = hub
 
     def gather(self, key: Hashable, combine: Combine) -> Communication:
-        # A copy, because this rank may overwrite its tensor before the others read it.
-        return Together(self, key, lambda operands: tensor_operand(operands).clone(), combine)
+        return Together(self, key, _copy_of, combine)
 
     def send(self, to: int, tag: int) -> Communication:
         return _SendHere(self.hub, self.hub.box(self.ranks[self.position], self.ranks[to], tag))
 
     def recv(self, source: int, tag: int, type_: TensorType) -> Communication:
         return _ReceiveHere(self.hub, self.hub.box(self.ranks[source], self.ranks[self.position], tag))
+
+
+def _copy_of(operands: Sequence[object]) -> Tensor:
+    """This rank may overwrite its tensor before the others read it. Contiguous, as what arrives in a message is:
+    kernels give other bits for other strides."""
+    return tensor_operand(operands).clone(memory_format=torch.contiguous_format)
 
 
 @final

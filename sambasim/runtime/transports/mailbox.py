@@ -1,7 +1,10 @@
 """Collectives of values among ranks of one node, through shared memory.
 
-Each rank has two boxes. It copies its tensor into the one whose content all others have read, and goes on; every rank
-then reads all boxes. So the others need not take part, and a tensor is copied once.
+Each rank has two boxes. It copies its tensor into one of them, and goes on; every rank then reads all boxes. So the
+others need not take part, and a tensor is copied once.
+
+Call k uses the box of call k - 2. All ranks have read that: a rank begins k when it has finished k - 1, for which all
+others had begun k - 1, and so finished k - 2.
 """
 
 from collections.abc import Hashable, Sequence
@@ -42,14 +45,14 @@ def box_bytes(program: Program, axis: str) -> int:
 
 @final
 class MailboxLine(Line):
-    """The ranks of `messages`, all of one node, with a communicator `group` of their own. Collective. `size_bytes`: of
-    a box. Raises MachineError if the node lacks the memory."""
+    """The ranks of `messages`, all of one node, with a communicator `group` of their own. Collective over the
+    job. `size_bytes`: of a box. Raises MachineError on all ranks of the job if a node lacks the memory."""
 
     def __init__(self, messages: MessageLine, group: Communicator, owner: Observed, size_bytes: int) -> None:
         super().__init__(messages.ranks, messages.ranks[messages.position])
         self.messages = messages
         self.size_bytes = size_bytes
-        self.flags = NodeFlags(group, owner, messages.communicator)
+        self.flags = NodeFlags(group, owner)
         window = group.allocate_shared(_BOXES * size_bytes)
         parts = [torch.from_numpy(window.of(one)) for one in range(self.size)]
         self.boxes = [[part[box * size_bytes :] for part in parts] for box in range(_BOXES)]
@@ -83,7 +86,6 @@ class _Gather(Communication):
             return
         line.calls += 1
         self._call = line.calls
-        line.flags.wait(Counter.UPDATED, self._call - _BOXES)
         boxes = line.boxes[self._call % _BOXES]
         self._tensors = [box[: own.nbytes].view(own.dtype).view(own.shape) for box in boxes]
         self._tensors[line.position].copy_(own)
@@ -92,8 +94,5 @@ class _Gather(Communication):
     def finish(self) -> object:
         if not self._call:
             return self._by_messages.finish()
-        flags = self._line.flags
-        flags.wait(Counter.PROGRESS, self._call)
-        result = self._combine(self._tensors)
-        flags.publish(Counter.UPDATED, self._call)
-        return result
+        self._line.flags.wait(Counter.PROGRESS, self._call)
+        return self._combine(self._tensors)

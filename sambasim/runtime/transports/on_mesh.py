@@ -2,7 +2,6 @@
 process; or it sends messages, and along tp uses shared memory, if the ranks are on one node."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import final
 
 from torch import Tensor
@@ -99,10 +98,15 @@ class ByMessages(OnMesh):
         along_tp = mesh.group(communicator.rank, TENSOR)
         messages = MessageLine(communicator, along_tp)
         self._along_tp: Line = messages
-        size_bytes = box_bytes(along_dp.program, TENSOR)
-        if size_bytes and len({communicator.node_of[rank] for rank in along_tp}) == 1:
-            with suppress(MachineError):  # too little shared memory, on all of these ranks
+        size_bytes = max(communicator.all_gather_object(box_bytes(along_dp.program, TENSOR)))
+        if size_bytes and all(
+            communicator.node_of[rank] == communicator.node_of[mesh.group(rank, TENSOR)[0]]
+            for rank in range(mesh.world_size)
+        ):
+            try:
                 self._along_tp = MailboxLine(messages, communicator.subset(along_tp), self, size_bytes)
+            except MachineError:
+                self.title += ", messages along tp, because there is too little shared memory"
 
     def line_of(self, ranks: Sequence[int]) -> Line:
         return self._along_tp if tuple(ranks) == self._along_tp.ranks else MessageLine(self.communicator, ranks)
