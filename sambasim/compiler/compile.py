@@ -163,6 +163,9 @@ def pipeline(
     """The passes that `options` ask for. `model` may have a plan for tensor parallelism; `tell` gets notices."""
     budget = budget_of(load_device(options.arch), load_calibration(), options.num_tiles)
     passes: list[Pass] = [Partition(options.opt_level, budget)]
+    if options.recompute != "none" and not options.inference:
+        sections = [Partition(options.opt_level, budget)] if options.recompute == "sections" else []
+        passes = [*sections, Recompute(options.recompute), *passes]
     if updates is None and options.optimizer is not None:
         updates = [Update(options.optimizer.name, options.optimizer.hyperparameters())]
     optimizers = None
@@ -178,9 +181,6 @@ def pipeline(
         of_tied = optimizers if options.zero < _SLICED_GRADIENTS else None  # slices need no balance
         shards = options.world_size * options.chips if options.zero else 1
         passes.insert(0, PipelineParallel(schedule, budget, of_tied, shards))
-    if options.recompute != "none" and not options.inference:
-        sections = [Partition(options.opt_level, budget)] if options.recompute == "sections" else []
-        passes = [*sections, Recompute(options.recompute), *passes]
     if options.tensor_parallel == "weight":
         of_model = {} if model is None else tp_plan_of(model)
         passes.insert(0, TensorParallel(options.n_chips, options.tensor_plan or {}, of_model, tell))

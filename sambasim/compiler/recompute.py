@@ -3,21 +3,26 @@
 `sections` keeps what crosses from one section of the forward to another. `full` cuts the forward into about √n
 segments, n being the places where one tensor crosses, and keeps what crosses between segments (Chen et al.,
 arXiv:1604.06174). Kept as well are results of communication and of operators that draw random numbers: of dropout, the
-mask.
+mask. Each stage of a pipeline has segments of its own, and computes again what itself has computed. A stage that would
+keep as much as before does not recompute.
 """
 
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, groupby
 from math import sqrt
 from typing import ClassVar, Literal
 
-from sambasim.compiler.pipeline.assign import Values, crossing_of, values_of
+from sambasim.compiler.pipeline.assign import Values, crossing_of, is_view, values_of
 from sambasim.ir.graph import Graph, Node, Ref, Section, SectionKind, TorchConstant, node_references, renamed
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.verify import Progress
 
 _DROPOUT = "aten.native_dropout.default"
+_MADE_ONCE = (OperatorKind.COLLECTIVE, OperatorKind.GENERATOR)
 _AGAIN = "__again"
 
 
@@ -33,47 +38,85 @@ class Recompute:
         training = program.training
         if training is None:
             return program
+        values, passes = values_of(training, program), _passes(training.sections)
+        forward = [one for one in passes if one.kind is SectionKind.FWD]
         ends = [one.stop for one in training.sections if one.kind is SectionKind.FWD]
         if self.mode == "full":
-            ends = _segments(training, program, ends[-1])
-        return replace(
-            program, training=_Repeated(training, _kept(training, ends, values_of(training, program))).graph()
-        )
+            ends = [end for one in forward for end in _segments(training, one, values)]
+        kept = _kept(training, ends, passes, values)
+        before, after = _held(training), _held(_Repeated(training, kept).graph())
+        for one in forward:
+            if after[one.stage] >= before[one.stage]:
+                kept |= {name for node in training.section_nodes(one) for name in node.results if name is not None}
+        return replace(program, training=_Repeated(training, kept).graph())
 
 
-def _segments(graph: Graph, program: Program, stop: int) -> list[int]:
-    """The ends of segments of the forward, up to node `stop`, with about the same bytes of activations."""
-    forward = graph.nodes[:stop]
-    crossing = crossing_of(forward, values_of(graph, program))
+def _passes(sections: Sequence[Section]) -> list[Section]:
+    """One section for the forward of each stage, and one or two for its backward."""
+    parts = (tuple(run) for _, run in groupby(sections, key=lambda one: (one.kind, one.stage, one.weights_only)))
+    return [replace(run[0], index=index, stop=run[-1].stop) for index, run in enumerate(parts)]
+
+
+def _segments(graph: Graph, stage: Section, values: Values) -> list[int]:
+    """The ends of segments of the forward of `stage`, with about the same bytes of activations."""
+    forward = graph.section_nodes(stage)
+    crossing = crossing_of(forward, values)
     places = [at for at, count in enumerate(crossing, 1) if count == 1]
     made = [sum(graph.values[name].size_bytes for name in node.results if name) for node in forward]
     total = list(accumulate(made, initial=0))
     count = max(round(sqrt(len(places))), 1)
     wanted = (total[-1] * part / count for part in range(1, count))
-    return [*sorted({min(places, key=lambda at: abs(total[at] - goal)) for goal in wanted}), stop]
+    found = sorted({min(places, key=lambda at: abs(total[at] - goal)) for goal in wanted})
+    return [*(stage.start + at for at in found), stage.stop]
 
 
-def _kept(graph: Graph, ends: list[int], values: Values) -> frozenset[str]:
-    """The values of the forward that the backward may read: what crosses `ends`, and what cannot be made again."""
-    forward = graph.nodes[: ends[-1]]
-    segment_of = {name: sum(end <= at for end in ends) for at, node in enumerate(forward) for name in node.results}
-    kept = {
-        name
-        for at, node in enumerate(forward)
-        for name in node_references(node)
-        if name in segment_of and segment_of[name] < sum(end <= at for end in ends)
-    }
-    for node in forward:
-        operator = OPERATORS[node.operator]
-        if _dropout_of(node) is not None:
-            kept.update(name for name in node.results[1:] if name is not None)
-        elif (
-            operator.draws_random_numbers
-            or operator.kind is OperatorKind.COLLECTIVE
-            or values.buffers_read_by(node)  # in an app, they have changed before the backward
-        ):
-            kept.update(name for name in node.results if name is not None)
-    return frozenset(kept | {output.value for output in graph.outputs})
+def _kept(graph: Graph, ends: list[int], passes: Sequence[Section], values: Values) -> frozenset[str]:
+    """The values of the forward that the backward may read: what crosses `ends`, what another stage reads, and what
+    cannot be made again."""
+    kept = {output.value for output in graph.outputs}
+    made_in: dict[str, tuple[int, int]] = {}  # by value of the forward: its segment and stage
+    for one in passes:
+        for at, node in enumerate(graph.section_nodes(one), one.start):
+            segment, is_forward = bisect_right(ends, at), one.kind is SectionKind.FWD
+            for name in made_in.keys() & set(node_references(node)):
+                if made_in[name][1] != one.stage or (is_forward and made_in[name][0] != segment):
+                    kept.add(name)
+            if is_forward:
+                made_in |= {name: (segment, one.stage) for name in node.results if name is not None}
+                kept.update(_made_once(node, values))
+    return frozenset(kept)
+
+
+def _made_once(node: Node, values: Values) -> Sequence[str]:
+    """The results of `node` that cannot be made again."""
+    operator = OPERATORS[node.operator]
+    results = node.results[1:] if _dropout_of(node) is not None else node.results
+    if (
+        operator.draws_random_numbers
+        or operator.kind in _MADE_ONCE
+        or values.buffers_read_by(node)  # in an app, they have changed before the backward
+    ):
+        return [name for name in results if name is not None]
+    return ()
+
+
+def _held(graph: Graph) -> Counter[int]:
+    """By stage, the bytes of its forward that the backward reads."""
+    maker: dict[str, tuple[str, int]] = {}  # by value of the forward: what it is, or is a view of, and the stage
+    read: set[tuple[str, int]] = set()
+    for one in _passes(graph.sections):
+        for node in graph.section_nodes(one):
+            found = [maker[name] for name in node_references(node) if name in maker]
+            if one.kind is not SectionKind.FWD:
+                read.update(found)
+            elif not is_view(node):
+                maker |= {name: (name, one.stage) for name in node.results if name is not None}
+            elif found:
+                maker |= {name: found[0] for name in node.results if name is not None}
+    held: Counter[int] = Counter()
+    for name, stage in read:
+        held[stage] += graph.values[name].size_bytes
+    return held
 
 
 class _Repeated:
@@ -84,18 +127,17 @@ class _Repeated:
         self._maker = {name: node for node in forward for name in node.results if name is not None}
         self._types = dict(graph.values)
         self._again: dict[str, str] = {}
-        self._nodes = list(forward)
-        self._count = len(forward)
+        self._nodes: list[Node] = []
 
     def graph(self) -> Graph:
-        graph = self._graph
-        for node in graph.nodes[self._count :]:
-            self._nodes.append(self._with_repeated_operands(node))
-        sections = (
-            Section(0, SectionKind.FWD, "forward", 0, self._count),
-            Section(1, SectionKind.BCKWD, "backward", self._count, len(self._nodes)),
-        )
-        return replace(graph, nodes=tuple(self._nodes), values=self._types, sections=sections)
+        graph, sections = self._graph, []
+        for one in _passes(graph.sections):
+            start = len(self._nodes)
+            for node in graph.section_nodes(one):
+                again = node if one.kind is SectionKind.FWD else self._with_repeated_operands(node)
+                self._nodes.append(again)
+            sections.append(replace(one, start=start, stop=len(self._nodes)))
+        return replace(graph, nodes=tuple(self._nodes), values=self._types, sections=tuple(sections))
 
     def _with_repeated_operands(self, node: Node) -> Node:
         """`node`, with the names of values that were made again."""

@@ -1,5 +1,6 @@
 """Recomputed activations: the same bits, and less to keep."""
 
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -8,12 +9,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sambasim.compiler.build import Built
-from sambasim.compiler.passes import Partition
+from sambasim.compiler.compile import pipeline
+from sambasim.compiler.passes import Partition, run_pipeline
+from sambasim.compiler.pipeline.assign import is_view
 from sambasim.compiler.pipeline.pipeline_parallel import PipelineParallel
 from sambasim.compiler.recompute import Recompute
 from sambasim.ir.graph import SectionKind, node_references
 from sambasim.ir.program import Program
-from sambasim.ir.schedule import make
+from sambasim.ir.schedule import in_flight, make
+from sambasim.ir.stages import of_rank, pipeline_ranks
 from sambasim.ir.verify import Progress, verify
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.executor import Executor, tangent_of
@@ -23,12 +27,14 @@ from tests.compiler.pipeline.test_pipeline_parallel import (
     BUDGET,
     MICRO_BATCHES,
     Batch,
+    Shared,
     accumulated,
     example,
     pipelined,
     placed,
 )
 from tests.compiler.sharding.test_plan import built_from
+from tests.support.examples import example_options
 
 Between = Literal["sections", "full"]
 
@@ -47,6 +53,15 @@ class Dropped(nn.Module):
         return F.mse_loss(x, target)
 
 
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(6)))
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        return F.mse_loss(self.layers(x), target)
+
+
 def recomputed(program: Program, between: Between) -> Program:
     if between == "sections":
         program = Partition("o1", BUDGET)(program)
@@ -56,13 +71,16 @@ def recomputed(program: Program, between: Between) -> Program:
 
 
 def kept_bytes(program: Program) -> int:
-    """Of the values of the forward that the backward reads, without views."""
+    """Of the values of the forward that the backward reads, or reads views of."""
     training = program.training
     assert training is not None
     stop = max(one.stop for one in training.sections if one.kind is SectionKind.FWD)
-    made = {name for node in training.nodes[:stop] for name in node.results}
-    read = {name for node in training.nodes[stop:] for name in node_references(node)} & made
-    return sum(training.values[name].size_bytes for name in read)
+    viewed: dict[str | None, str | None] = {}
+    for node in training.nodes[:stop]:
+        base = viewed.get(next(node_references(node), None))
+        viewed |= {name: base if is_view(node) else name for name in node.results}
+    read = {viewed.get(name) for node in training.nodes[stop:] for name in node_references(node)} - {None}
+    return sum(training.values[name].size_bytes for name in read if name is not None)
 
 
 def same_bits(built: Built, batches: list[Batch], between: Between) -> None:
@@ -133,13 +151,64 @@ def test_an_app_that_runs_the_backward_apart_has_the_same_gradients(between: Bet
     assert all(map(torch.equal, *found))
 
 
-def test_stages_recompute_too() -> None:
-    built, inputs = example("char_gpt")
+RANKS = 2
+
+
+@pytest.mark.parametrize("between", ["sections", "full"])
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    [("char_gpt", "1f1b"), ("char_gpt", "zb-h1"), ("shared", "interleaved-1f1b")],
+)
+def test_stages_recompute_too(name: str, schedule: str, between: Between) -> None:
+    torch.manual_seed(0)
+    of_shared = {"x": torch.randn(16, 8), "target": torch.randn(16, 8)}
+    built, inputs = built_from(Shared(), **of_shared) if name == "shared" else example(name)
     batches = [{key: one.roll(number, 0) for key, one in inputs.items()} for number in range(MICRO_BATCHES)]
-    program = PipelineParallel(make("1f1b", 2, MICRO_BATCHES), BUDGET)(recomputed(built.program, "full"))
+    program = recomputed(PipelineParallel(make(schedule, RANKS, MICRO_BATCHES), BUDGET)(built.program), between)
+    assert_repeats(program)
     expected, found = accumulated(built, batches), pipelined(built, batches, program)
-    for name, right in expected.items():
-        assert torch.equal(found[name], right), name
+    for name_of, right in expected.items():
+        assert torch.equal(found[name_of], right), name_of
+
+
+def assert_repeats(program: Program) -> None:
+    """Something is computed again, and each operator on the rank that has computed it before."""
+    rank_of = {
+        node.name: rank
+        for rank in range(pipeline_ranks(program))
+        if (training := of_rank(program, rank).training) is not None
+        for node in training.nodes
+    }
+    repeated = [name for name in rank_of if name.endswith("__again") and name.removesuffix("__again") in rank_of]
+    assert repeated
+    assert all(rank_of[name] == rank_of[name.removesuffix("__again")] for name in repeated)
+
+
+def held_bytes(built: Built, schedule: str, recompute: str) -> list[int]:
+    """By rank: what it holds between passes, and for the micro-batches in flight."""
+    parallel = (f"pipeline_stages={RANKS}", f"micro_batches={MICRO_BATCHES}", f'schedule="{schedule}"')
+    flags = (f"parallel.{flag}" for flag in (*parallel, f'recompute="{recompute}"'))
+    options = example_options("char_gpt", Path(), *flags, data_parallel=False, batch_size=4 * MICRO_BATCHES)
+    program, found = run_pipeline(built.program, pipeline(options), lambda title: None), []
+    assert program.schedule is not None
+    for rank, count in enumerate(in_flight(program.schedule)):
+        own = of_rank(program, rank)
+        sizes = [symbol.type.size_bytes for symbol in own.symbols.values() if symbol.offset is not None]
+        found.append(sum(sizes) + count * kept_bytes(own))
+    return found
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "interleaved-1f1b"])
+@pytest.mark.parametrize("name", ["char_gpt", "mlp", "resnet"])
+def test_no_rank_of_a_pipeline_holds_more(name: str, schedule: str) -> None:
+    """A stage that gains nothing does not recompute: all of resnet, by `sections`."""
+    inputs = {"x": torch.randn(4, 64), "target": torch.randn(4, 64)}
+    built, _ = built_from(Mlp(), **inputs) if name == "mlp" else example(name)
+    without, sections, full = (held_bytes(built, schedule, one) for one in ("none", "sections", "full"))
+    for found in (sections, full):
+        assert all(now <= before for now, before in zip(found, without, strict=True))
+    assert full < without
+    assert sections < without or name == "resnet"
 
 
 def test_dropout_that_is_off_stays_off() -> None:

@@ -15,6 +15,8 @@ from tests.support.whole import whole_case
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b", "zb-h1")
 RUNS = [*(("char_gpt", one) for one in SCHEDULES), ("resnet", "1f1b")]
+RECOMPUTED = {"char_gpt sections": "1f1b", "char_gpt full": "interleaved-1f1b", "resnet full": "zb-h1"}
+"""By example and `--recompute`: the schedule."""
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +25,10 @@ def pefs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found = {name: compiled(name, tmp_path_factory.mktemp(name)) for name in EXAMPLES}
     for name, schedule in RUNS:
         found[f"{name} {schedule}"] = in_stages(name, tmp_path_factory.mktemp("pp"), schedule=schedule)
+    for name, schedule in RECOMPUTED.items():
+        example, between = name.split()
+        cut = f'parallel.recompute="{between}"'
+        found[name] = in_stages(example, tmp_path_factory.mktemp("pp"), cut, schedule=schedule)
     return found
 
 
@@ -34,7 +40,7 @@ def whole(pefs: dict[str, Path]) -> dict[str, Trained]:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_pipeline_has_the_bits_of_accumulation(ranks: int, pefs: dict[str, Path], whole: dict[str, Trained]) -> None:
-    names = [f"{name} {schedule}" for name, schedule in RUNS]
+    names = [*(f"{name} {schedule}" for name, schedule in RUNS), *RECOMPUTED]
     found = train(ranks, [run_of(name, pefs[name], steps=2, accumulation=2, evaluate=True) for name in names])
     for name, trained in found.items():
         assert trained.summary.mesh == {"dp": 1, "pp": 2}

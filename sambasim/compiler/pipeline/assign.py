@@ -32,7 +32,7 @@ class Values:
 
     def is_view(self, name: str) -> bool:
         node = self.maker.get(name)
-        return node is not None and OPERATORS[node.operator].kind is OperatorKind.VIEW
+        return node is not None and is_view(node)
 
     def bases(self, name: str) -> set[str]:
         """The values and trained parameters that a reader of `name` needs: itself, or what it is a view of; nothing for
@@ -54,6 +54,10 @@ class Values:
 
     def buffers_read_by(self, node: Node) -> set[str]:
         return set().union(*map(self.buffers_of, node_references(node)))
+
+
+def is_view(node: Node) -> bool:
+    return OPERATORS[node.operator].kind is OperatorKind.VIEW
 
 
 def values_of(graph: Graph, program: Program) -> Values:
@@ -95,7 +99,7 @@ def assign(program: Program, graph: Graph, values: Values, stages: int, budget: 
     stage_of = {node.name: stage for stage, span in enumerate(pairwise([0, *ends])) for node in forward[slice(*span)]}
     held = {name: {stage_of[node.name]} for node in forward for name in node.results if name is not None}
     for node in forward:
-        if not values.is_view(node.results[0] or ""):
+        if not is_view(node):
             for name in values.read_by(node):
                 held.setdefault(name, set()).add(stage_of[node.name])
     owner = {name: min(at) for name, at in held.items() if name in values.trained}
@@ -143,7 +147,7 @@ def _cut(
     total_s, owned = [0.0], [0]
     seen: set[str] = set()
     for node, own_s in zip(forward, seconds, strict=True):
-        if not values.is_view(node.results[0] or ""):  # a view is taken where it is read
+        if not is_view(node):  # a view is taken where it is read
             seen |= values.read_by(node) & values.trained
         total_s.append(total_s[-1] + own_s)
         owned.append(len(seen))
@@ -181,8 +185,8 @@ def crossing_of(forward: Sequence[Node], values: Values) -> list[int]:
     made = {name: at for at, node in enumerate(forward) for name in node.results if name is not None}
     last: dict[str, int] = {}
     for at, node in enumerate(forward):
-        if not values.is_view(node.results[0] or ""):
-            last.update(dict.fromkeys(values.read_by(node) - values.trained, at))
+        if not is_view(node):
+            last.update(dict.fromkeys(values.read_by(node) & made.keys(), at))
     change = [0] * (len(forward) + 1)
     for name, at in last.items():
         change[made[name]] += 1
