@@ -149,8 +149,8 @@ def _compared(kind: _Kind, a: str, b: str, wanted: Callable[[int], bool], output
 def _compared_checkpoints(a: str, b: str) -> "Compared":
     from sambasim.report.compare import Fact
     from sambasim.report.compare.tensors import compare_files
+    from sambasim.runtime.checkpoint.changes import differences
     from sambasim.runtime.checkpoint.format import check
-    from sambasim.runtime.checkpoint.resume import differences
 
     ours, theirs = check(Path(a)), check(Path(b))
     apart = differences(ours.manifest, theirs.manifest)

@@ -14,8 +14,9 @@ from sambasim.ir.types import SymbolKind
 from sambasim.records.metrics import EvaluationRecord, SummaryRecord
 from sambasim.runtime import torch_process_group
 from sambasim.runtime.capacity import keep_freed_memory
+from sambasim.runtime.checkpoint.choose import AUTO, IF_ANY, NEWEST, nothing_in, settle_if_any
 from sambasim.runtime.checkpoint.folder import FolderLock, claim
-from sambasim.runtime.checkpoint.resume import AUTO, IF_ANY, NEWEST, find, nothing_in, restore, settle_if_any
+from sambasim.runtime.checkpoint.resume import find, restore
 from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.debug_numerics import Probes
 from sambasim.runtime.determinism import Stream, derive, repeatable, seed_everything

@@ -35,7 +35,7 @@ from sambasim.records.digests import (
     is_recording,
     replica_file,
 )
-from sambasim.runtime.checkpoint.resume import leaves
+from sambasim.runtime.checkpoint.changes import leaves
 from sambasim.runtime.observer import StepRecorder
 from sambasim.runtime.outcome import exempt
 from sambasim.runtime.plan import Plan

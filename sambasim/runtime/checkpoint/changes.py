@@ -1,0 +1,210 @@
+"""What differs between a checkpoint and the run that resumes it: what may differ, and what would change bits."""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from pydantic import JsonValue
+
+from sambasim.errors import CheckpointError, OptionError, SambasimError
+from sambasim.options.load import show
+from sambasim.pef import peek
+from sambasim.runtime.checkpoint.format import Manifest
+
+_WITHOUT_EFFECT = ("training.evaluate", "data.workers", "data.prefetch_factor", "data.persistent_workers")
+
+_SOURCE = "data.source"
+_LENGTH = ("training.epochs", "training.steps")
+"""The length of a run changes no step of it, unless the learning rate schedule depends on it."""
+
+_SAMPLE_ORDER = (
+    "data.source",
+    "data.args",
+    "data.samples",
+    "data.evaluation_fraction",
+    "data.shuffle",
+    "training.seed",
+)
+"""Options that determine which samples are left of an epoch."""
+
+_SAMPLES = "samples of the data"
+_RUN_FIELDS = {
+    "world_size": "replicas",
+    "samples": _SAMPLES,
+    "threads": "threads of a rank",
+    "engine": "engine",
+    "gradient_sync": "gradient sync",
+    "torch": "torch",
+    "cpu": "vector instructions",
+}
+_PEF_PARTS = {
+    "graph": "its graph",
+    "source": "source lines of its model",
+    "weights": "its initial weights",
+    "data_source": "its data source",
+    "compile_options": "the options it was compiled with",
+    "training_defaults": "its training defaults",
+    "metadata": "its metadata",
+}
+
+_MOST_OPTIONS = 4
+
+
+_OF_MESH = frozenset(
+    {
+        *("data_parallel", "world_size", "tensor_parallel", "n_chips", "pipeline_stages", "micro_batches", "schedule"),
+        *("tensor_plan", "zero", "recompute", "gradient_groups", "opt_level", "arch", "num_tiles"),
+    }
+)
+"""Compile options that do not change the model: a PEF that differs in them goes on where the other was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`name` was `before` and is `now`, which may change the bits of training if `alters_bits`."""
+
+    name: str
+    before: str
+    now: str
+    alters_bits: bool
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.now} (checkpoint: {self.before})"
+
+
+def check_pef(saved: Manifest, now: Manifest, pef: Path, where: str) -> list[Change]:
+    """The compile options that differ, where they do not change the model. Raises CheckpointError if the two are of
+    different PEFs otherwise, and says what differs. `pef` is the file of `now`: if that of `saved` is near it, the
+    error names it."""
+    if saved.pef.digest == now.pef.digest:
+        if saved.tensors != now.tensors:
+            what = f"the checkpoint names the PEF {now.pef.name}, but does not hold the tensors of that PEF"
+            raise CheckpointError(what, where=where, remedy="use another checkpoint")
+        return []
+    if found := _other_mesh(saved, now):
+        return found
+    reasons = []
+    if saved.pef.name != now.pef.name:
+        reasons.append(f"its name is {saved.pef.name!r}")
+    if saved.pef.batch_size != now.pef.batch_size:
+        reasons.append(f"its batch size is {saved.pef.batch_size} and not {now.pef.batch_size}")
+    right = "the PEF that it was trained with"
+    for path in sorted({*pef.parent.glob("*.pef"), *pef.parent.parent.glob("*/*.pef")}):
+        with suppress(SambasimError, OSError):  # of a file that is no PEF
+            if peek(path).digest == saved.pef.digest:
+                right = f"--pef {path}, {right}"
+                break
+    before, after = saved.pef.compile_options, now.pef.compile_options
+    reasons += [f"{name}: {old} → {new}" for name, old, new in _compile_options(before, after)]
+    parts = [
+        text for part, text in _PEF_PARTS.items() if getattr(saved.pef.parts, part) != getattr(now.pef.parts, part)
+    ]
+    if not reasons:
+        reasons.append(f"these differ: {', '.join(parts) or 'the version of sambasim'}")
+    raise CheckpointError(
+        f"the checkpoint is of another PEF than {now.pef.name}: {'; '.join(reasons)}",
+        where=where,
+        remedy=f"run {right}, or compile it as it was; or start from the beginning with another --checkpoint-dir",
+    )
+
+
+def _other_mesh(saved: Manifest, now: Manifest) -> list[Change]:
+    """The compile options that differ, if they do not change the model, its loss, its optimizer, or how many samples a
+    replica takes in a step."""
+    differ = _compile_options(saved.pef.compile_options, now.pef.compile_options)
+    same_tensors = {name: one.whole for name, one in saved.tensors.items()} == {
+        name: one.whole for name, one in now.tensors.items()
+    }
+    same_model = same_tensors and saved.pef.operators_sha256 == now.pef.operators_sha256
+    if (
+        not same_model
+        or _fixed(saved) != _fixed(now)
+        or any(name.split(".")[0] not in _OF_MESH for name, _, _ in differ)
+    ):
+        return []
+    return [Change(name, before, after, alters_bits=True) for name, before, after in differ]
+
+
+def _fixed(manifest: Manifest) -> list[object]:
+    """What another mesh must not change: the loss, the optimizer, and the samples of a replica in a step."""
+    options = dict(leaves(manifest.options))
+    loss = [value for name, value in options.items() if name.startswith("loss")]
+    sizes = [options.get(f"training.{name}") for name in ("batch_size", "accumulation_steps")]
+    samples = math.prod(size for size in sizes if isinstance(size, int))
+    return [loss, options.get("optimizer.name"), samples]
+
+
+def _compile_options(before: Mapping[str, JsonValue], now: Mapping[str, JsonValue]) -> list[tuple[str, str, str]]:
+    """The options with other values, before and now; the name of a PEF is none of them."""
+    old, new = dict(leaves(before)), dict(leaves(now))
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name) and name != "pef_name"]
+    return [(name, _shown(old.get(name)), _shown(new.get(name))) for name in names]
+
+
+def check_epoch(saved: Manifest, now: Manifest, found: list[Change], where: str) -> None:
+    """Raises OptionError if a change `found` affects which samples are left of the epoch of `saved`."""
+    if not saved.position.used:
+        return
+    before, after = (PurePath(str(dict(leaves(one.options)).get(_SOURCE))) for one in (saved, now))
+    for change in found:
+        if change.name == _SOURCE and before.name == after.name:
+            continue  # in another folder: enough to resume, not to promise bits
+        if change.name == _SAMPLES or change.name.startswith(_SAMPLE_ORDER):
+            raise OptionError(
+                f"the checkpoint lies within epoch {saved.position.epoch + 1}, and {change}: "
+                "which samples are left of that epoch is unknown",
+                where=where,
+                remedy="resume with the options that the checkpoint was written with, or from the end of an epoch",
+            )
+
+
+def check_exact(found: list[Change], where: str) -> None:
+    bits = [change for change in found if change.alters_bits]
+    if bits:
+        more = f"; and {len(bits) - _MOST_OPTIONS} more" if len(bits) > _MOST_OPTIONS else ""
+        raise OptionError(
+            "--exact: the run would not have the bits of an uninterrupted run: "
+            f"{'; '.join(map(str, bits[:_MOST_OPTIONS]))}{more}",
+            where=where,
+            remedy="resume with the options that the checkpoint was written with, or leave out --exact",
+        )
+
+
+def changes(saved: Manifest, now: Manifest) -> list[Change]:
+    """What differs between the run that wrote a checkpoint and this one, of the same PEF."""
+    pairs = [(name, getattr(saved.run, field), getattr(now.run, field)) for field, name in _RUN_FIELDS.items()]
+    run = [Change(name, str(before), str(after), alters_bits=True) for name, before, after in pairs if before != after]
+    return [*run, *_options(saved, now)]
+
+
+def differences(a: Manifest, b: Manifest) -> list[Change]:
+    """What differs between any two checkpoints: their PEFs, positions and runs."""
+    pairs = [("PEF", *(f"{one.pef.name} {one.pef.digest[:12]}" for one in (a, b)))]
+    pairs += [(name, *(str(getattr(one.position, name)) for one in (a, b))) for name in ("step", "epoch", "used")]
+    found = [Change(name, before, now, alters_bits=True) for name, before, now in pairs if before != now]
+    return [*found, *changes(a, b)]
+
+
+def _options(saved: Manifest, now: Manifest) -> Iterator[Change]:
+    before, after = dict(leaves(saved.options)), dict(leaves(now.options))
+    by_progress = after.get("training.schedule.name") in ("linear", "cosine")
+    needs_length = by_progress and after.get("training.schedule.total_steps") is None
+    for name in {**before, **after}:
+        if before.get(name) != after.get(name):
+            alters = name not in _WITHOUT_EFFECT and (name not in _LENGTH or needs_length)
+            yield Change(name, _shown(before.get(name)), _shown(after.get(name)), alters_bits=alters)
+
+
+def leaves(table: Mapping[str, JsonValue], prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
+    """The values in nested tables, by dotted name."""
+    for name, value in table.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _shown(value: JsonValue) -> str:
+    return "none" if value is None else show(value)
