@@ -166,30 +166,40 @@ def test_a_tied_parameter_is_sent_back_once_all_slices_are_updated(tmp_path: Pat
 
 
 def test_a_checkpoint_of_one_mesh_goes_on_by_another(tmp_path: Path) -> None:
-    """From stages to one rank and back, and to slices of ZeRO: the bits of an uninterrupted run. From whole weights to
-    cut ones and back: about the same loss."""
+    """From stages to one rank and back, to another schedule, and to slices of ZeRO: the bits of an uninterrupted run,
+    which --exact promises. From whole weights to cut ones and back: about the same loss."""
     sizes = ((1, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1))
     whole, stages, cut, pairs = (compiled("many_words", tmp_path / str(one), Mesh(*one)) for one in sizes)
     by_zero = compiled("many_words", tmp_path / "zero", Mesh(2, 1, 1), "parallel.zero=3")
     train(2, [run_of("half", stages, steps=2, checkpoint={"dir": str(tmp_path / "saved")})])
     train(1, [run_of("half", whole, steps=2, accumulation=MICRO_BATCHES, checkpoint={"dir": str(tmp_path / "alone")})])
     train(4, [run_of("half", pairs, steps=2, checkpoint={"dir": str(tmp_path / "pairs")})])
-    resumed, of_alone, of_pairs = (
-        dict[str, Any](steps=4, checkpoint={"resume": str(tmp_path / name / "step-0000000002")})
-        for name in ("saved", "alone", "pairs")
+    cut_stages = compiled("many_words", tmp_path / "cut_stages", Mesh(1, 2, 2), "parallel.recompute='full'")
+    schedule = compiled("many_words", tmp_path / "schedule", Mesh(1, 2, 1), "parallel.schedule='zb-h1'")
+    train(1, [run_of("half", cut_stages, steps=2, emulate=1, checkpoint={"dir": str(tmp_path / "cut")})])
+    resumed, of_alone, of_pairs, of_cut = (
+        dict[str, Any](steps=4, checkpoint={"resume": str(tmp_path / name / "step-0000000002"), "exact": True})
+        for name in ("saved", "alone", "pairs", "cut")
     )
     alone: dict[str, Any] = {"accumulation": MICRO_BATCHES, "emulate": 1}
+    by_tensors = resumed | {"checkpoint": resumed["checkpoint"] | {"exact": False}}
     found = train(
         2,
         [
             run_of("all", stages, steps=4),
             run_of("stages", stages, **of_alone),
-            run_of("cut", cut, **resumed, **alone),
+            run_of("schedule", schedule, **resumed),
+            run_of("cut", cut, **by_tensors, **alone),
             run_of("whole", whole, **resumed, **alone),
             run_of("zero", by_zero, **of_pairs, accumulation=MICRO_BATCHES),
+            run_of("of_cut", cut, **of_cut, **alone),
+            run_of("all_cut", cut, steps=4, **alone),
         ],
     )
-    assert found["whole"].outcome[:2] == found["stages"].outcome[:2] == found["all"].outcome[:2]
+    for way in ("whole", "stages", "schedule"):
+        assert found[way].outcome[:2] == found["all"].outcome[:2]
+        assert not any("bits may differ" in line for line in found[way].notices)
+    assert found["of_cut"].outcome[:2] == found["all_cut"].outcome[:2]
     assert found["cut"].summary.loss_last == pytest.approx(found["all"].summary.loss_last, rel=1e-4)
     assert any(line.startswith("changed since the checkpoint: n_chips = 2") for line in found["cut"].notices)
     assert found["zero"].outcome[:2] == train(4, [run_of("all", pairs, steps=4)])["all"].outcome[:2]

@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from sambasim.errors import CheckpointError, OptionError, SambasimError
 from sambasim.options.load import show
 from sambasim.pef import peek
-from sambasim.runtime.checkpoint.format import Manifest
+from sambasim.runtime.checkpoint.format import EXACT_SYNC, Manifest
 
 _WITHOUT_EFFECT = ("training.evaluate", "data.workers", "data.prefetch_factor", "data.persistent_workers")
 
@@ -59,6 +59,10 @@ _OF_MESH = frozenset(
     }
 )
 """Compile options that do not change the model: a PEF that differs in them goes on where the other was."""
+_OF_RANKS = frozenset({"pipeline_stages", "schedule", "zero", "recompute"})
+"""Those of them that change no bit: see "What is equal" in docs/parallelism.md."""
+_OF_MICRO_STEPS = frozenset({"micro_batches", "training.batch_size", "training.accumulation_steps"})
+"""Options that together change no bit if the micro-steps stay what they were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +128,29 @@ def _other_mesh(saved: Manifest, now: Manifest) -> list[Change]:
         or any(name.split(".")[0] not in _OF_MESH for name, _, _ in differ)
     ):
         return []
-    return [Change(name, before, after, alters_bits=True) for name, before, after in differ]
+    return [Change(name, before, after, alters_bits=_alters_bits(name, saved, now)) for name, before, after in differ]
+
+
+def _alters_bits(name: str, saved: Manifest, now: Manifest) -> bool:
+    """Whether the option called `name` decides more than which rank computes what, and when."""
+    if any(one.run.engine != "plain" or one.run.gradient_sync != EXACT_SYNC for one in (saved, now)):
+        return True
+    same_micro_steps = saved.pef.batch_size == now.pef.batch_size and _samples(saved) == _samples(now)
+    return name not in _OF_RANKS and not (name in _OF_MICRO_STEPS and same_micro_steps)
 
 
 def _fixed(manifest: Manifest) -> list[object]:
     """What another mesh must not change: the loss, the optimizer, and the samples of a replica in a step."""
     options = dict(leaves(manifest.options))
     loss = [value for name, value in options.items() if name.startswith("loss")]
+    return [loss, options.get("optimizer.name"), _samples(manifest)]
+
+
+def _samples(manifest: Manifest) -> int:
+    """The samples of a replica in a step."""
+    options = dict(leaves(manifest.options))
     sizes = [options.get(f"training.{name}") for name in ("batch_size", "accumulation_steps")]
-    samples = math.prod(size for size in sizes if isinstance(size, int))
-    return [loss, options.get("optimizer.name"), samples]
+    return math.prod(size for size in sizes if isinstance(size, int))
 
 
 def _compile_options(before: Mapping[str, JsonValue], now: Mapping[str, JsonValue]) -> list[tuple[str, str, str]]:
@@ -193,7 +210,8 @@ def _options(saved: Manifest, now: Manifest) -> Iterator[Change]:
     needs_length = by_progress and after.get("training.schedule.total_steps") is None
     for name in {**before, **after}:
         if before.get(name) != after.get(name):
-            alters = name not in _WITHOUT_EFFECT and (name not in _LENGTH or needs_length)
+            is_harmless = name in _WITHOUT_EFFECT or (name in _LENGTH and not needs_length)
+            alters = not is_harmless and _alters_bits(name, saved, now)
             yield Change(name, _shown(before.get(name)), _shown(after.get(name)), alters_bits=alters)
 
 

@@ -35,6 +35,7 @@ FORMAT_VERSION = "3.1"
 SAVED_KINDS = (SymbolKind.PARAMETER, SymbolKind.OPTIMIZER_STATE, SymbolKind.BUFFER)
 MAX_MANIFEST_BYTES = 64 * MIB
 MOST_RANKS = 1 << 20
+EXACT_SYNC = "fixed order of addition"
 
 _KEY = pattern(r"(.+)\[([0-9]{1,18}):([0-9]{1,18})\]")
 
@@ -182,7 +183,7 @@ def describe(setup: Setup, samples: int) -> Manifest:
             samples=samples,
             threads=setup.threads,
             engine=setup.options.engine,
-            gradient_sync="gloo" if setup.host_sync == "gloo" and setup.shards > 1 else "fixed order of addition",
+            gradient_sync="gloo" if setup.host_sync == "gloo" and setup.shards > 1 else EXACT_SYNC,
             torch=torch.__version__,
             cpu=setup.instructions,
         ),

@@ -163,7 +163,7 @@ def test_a_pef_of_the_same_model_for_another_mesh_goes_on_with_a_notice(tmp_path
     now, new = compiled(tmp_path, "new", zero=3, opt_level="o3", tensor_plan={"layers.*.up": "colwise"})
     found = check_pef(saved, now, new, "here")
     assert [one.name for one in found] == ["pipeline_stages", "opt_level", "zero", "tensor_plan.layers.*.up"]
-    with pytest.raises(OptionError, match="zero"):
+    with pytest.raises(OptionError, match="opt_level = "):
         check_exact(found, "here")
     fewer = {name: tensor for name, tensor in now.tensors.items() if name != "net__bias"}
     edited = now.pef.model_copy(update={"operators_sha256": "f" * 64})
@@ -171,3 +171,37 @@ def test_a_pef_of_the_same_model_for_another_mesh_goes_on_with_a_notice(tmp_path
     for changed in ({"tensors": fewer}, {"pef": edited}, {"options": larger}):
         with pytest.raises(CheckpointError, match="of another PEF than new"):
             check_pef(saved, now.model_copy(update=changed), new, "here")
+
+
+def of_steps(one: Manifest, batch_size: int, accumulation: int, micro_batches: int) -> Manifest:
+    """`one`, with steps of so many micro-steps."""
+    training = one.options["training"]
+    assert isinstance(training, dict)
+    sizes = {**training, "batch_size": batch_size, "accumulation_steps": accumulation}
+    pef = {"batch_size": batch_size // micro_batches, "operators_sha256": one.pef.operators_sha256}
+    return one.model_copy(update={"options": {**one.options, "training": sizes}, "pef": one.pef.model_copy(update=pef)})
+
+
+def refused_by_exact(saved: Manifest, now: Manifest, pef: Path) -> bool:
+    try:
+        check_exact([*check_pef(saved, now, pef, "here"), *changes(saved, now)], "here")
+    except OptionError:
+        return True
+    return False
+
+
+def test_exact_allows_what_only_says_which_rank_computes_what(tmp_path: Path) -> None:
+    """Stages, their schedule, recomputation and ZeRO, if micro-steps stay; not by another engine."""
+    saved, _ = compiled(tmp_path, "old", pipeline_stages=2, micro_batches=4, schedule="1f1b")
+    now, new = compiled(tmp_path, "new", recompute="full", zero=3, schedule="zb-h1", pipeline_stages=4)
+    saved, alone = of_steps(saved, 16, 1, 4), of_steps(now, 4, 4, 1)
+    assert {one.name for one in changes(saved, alone)} == {"training.batch_size", "training.accumulation_steps"}
+    assert not refused_by_exact(saved, alone, new)
+    assert refused_by_exact(saved, of_steps(now, 8, 2, 1), new), "the micro-steps are twice as large"
+    run = SAVED.run.model_copy(update={"engine": "inductor"})
+    before, after = (one.model_copy(update={"run": run}) for one in (saved, alone))
+    assert refused_by_exact(before, after, new)
+    others: dict[str, JsonValue] = {"n_chips": 2, "opt_level": "o1", "gradient_groups": "parameter", "world_size": 2}
+    for name, value in others.items():
+        other, path = compiled(tmp_path, "other", zero=3, **{name: value})
+        assert refused_by_exact(saved, of_steps(other, 4, 4, 1), path), name
