@@ -1,9 +1,8 @@
 """Model, example batch, loss, optimizer and options in; one PEF out."""
 
-import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from sambasim.compiler.capture import (
 )
 from sambasim.compiler.effects import refuse_lost_effects
 from sambasim.compiler.explain import explained
+from sambasim.compiler.identity import digests_of_model
 from sambasim.compiler.passes import Fits, Partition, Pass, Place, run_pipeline
 from sambasim.compiler.pipeline.pipeline_parallel import PipelineParallel
 from sambasim.compiler.precision import STORED, inputs_in, stored_in
@@ -44,7 +44,6 @@ from sambasim.errors import CaptureError, OptionError
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.spec import load_device
 from sambasim.ir.dataflow import gathers
-from sambasim.ir.graph import Argument, SectionKind, TorchConstant
 from sambasim.ir.mesh import TENSOR
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import Schedule, make, read_csv
@@ -145,7 +144,7 @@ def assemble(
     notices: list[str] = []
     program = run_pipeline(built.program, pipeline(options, updates, model, notices.append), watch.begin)
     watch.begin("write the PEF")
-    facts = {**(metadata or {}), "operators_sha256": _operators_sha256(built.program)}
+    facts = {**(metadata or {}), **digests_of_model(built.program, built.weights)}
     written = write(options.pef_path, _document(program, model, options, facts), built.weights)
     watch.end()
     notices += _notices(program, model)
@@ -264,27 +263,6 @@ def _document(program: Program, model: nn.Module, options: CompileOptions, metad
         training_defaults=options.training_defaults(),
         metadata={**metadata, **ours, **_exemptions(model)},
     )
-
-
-def _operators_sha256(captured: Program) -> str:
-    """What tells one model from another with the same tensors, whatever the batch size and the mesh: the operators of
-    its forward, with their modules and all arguments but numbers of elements."""
-    graph = captured.training or captured.evaluation
-    forward = [
-        (node.operator, node.module, [*_settings(node.args), *_settings(value for _, value in node.kwargs)])
-        for section in graph.sections
-        if section.kind is SectionKind.FWD
-        for node in graph.section_nodes(section)
-    ]
-    return hashlib.sha256(repr(forward).encode()).hexdigest()
-
-
-def _settings(arguments: Iterable[Argument]) -> Iterator[object]:
-    for one in arguments:
-        if isinstance(one, tuple):
-            yield from _settings(one)
-        elif isinstance(one, (bool, float, str, TorchConstant)):
-            yield one
 
 
 def _exemptions(model: nn.Module) -> dict[str, str]:

@@ -121,7 +121,8 @@ def _other_mesh(saved: Manifest, now: Manifest) -> list[Change]:
     same_tensors = {name: one.whole for name, one in saved.tensors.items()} == {
         name: one.whole for name, one in now.tensors.items()
     }
-    same_model = same_tensors and saved.pef.operators_sha256 == now.pef.operators_sha256
+    same_integers = saved.pef.integers_sha256 == now.pef.integers_sha256 or saved.pef.batch_size != now.pef.batch_size
+    same_model = same_tensors and same_integers and saved.pef.operators_sha256 == now.pef.operators_sha256
     if (
         not same_model
         or _fixed(saved) != _fixed(now)

@@ -1,4 +1,4 @@
-"""The format of a checkpoint, 3.1: `checkpoint.json`, pieces of tensors, and reading them, all checked first."""
+"""The format of a checkpoint, 3.2: `checkpoint.json`, pieces of tensors, and reading them, all checked first."""
 
 import hashlib
 import math
@@ -31,7 +31,7 @@ from sambasim.runtime.training import Totals
 from sambasim.units import MIB
 
 FORMAT_NAME: Final = "sambasim-checkpoint"
-FORMAT_VERSION = "3.1"
+FORMAT_VERSION = "3.2"
 SAVED_KINDS = (SymbolKind.PARAMETER, SymbolKind.OPTIMIZER_STATE, SymbolKind.BUFFER)
 MAX_MANIFEST_BYTES = 64 * MIB
 MOST_RANKS = 1 << 20
@@ -53,7 +53,8 @@ class PefModel(StrictModel):
     batch_size: Count
     parts: PartDigests
     compile_options: dict[str, JsonValue]
-    operators_sha256: str  # of the model, whatever its mesh
+    operators_sha256: str  # of the model, whatever its mesh and batch size
+    integers_sha256: str  # of those of its operators that may depend on `batch_size`
 
 
 class PositionModel(StrictModel):
@@ -175,6 +176,7 @@ def describe(setup: Setup, samples: int) -> Manifest:
             parts=part_digests(setup.document),
             compile_options=dict(setup.document.compile_options),
             operators_sha256=setup.document.metadata.get("operators_sha256", ""),
+            integers_sha256=setup.document.metadata.get("integers_sha256", ""),
         ),
         position=PositionModel(step=0, epoch=0, used=0),
         progress=ProgressModel(samples=0, loss_first=None, first_nonfinite_step=None, skipped_steps=0),

@@ -57,6 +57,7 @@ def manifest(step: int = 50) -> Manifest:
             parts=PARTS,
             compile_options={"dtype": "fp32"},
             operators_sha256="e" * 64,
+            integers_sha256="d" * 64,
         ),
         position=PositionModel(step=step, epoch=1, used=16),
         progress=ProgressModel(samples=400, loss_first=float("inf"), first_nonfinite_step=None, skipped_steps=0),

@@ -167,8 +167,11 @@ def test_a_pef_of_the_same_model_for_another_mesh_goes_on_with_a_notice(tmp_path
         check_exact(found, "here")
     fewer = {name: tensor for name, tensor in now.tensors.items() if name != "net__bias"}
     edited = now.pef.model_copy(update={"operators_sha256": "f" * 64})
+    reshaped = now.pef.model_copy(update={"integers_sha256": "f" * 64})
+    smaller = reshaped.model_copy(update={"batch_size": 2})
+    assert check_pef(saved, now.model_copy(update={"pef": smaller}), new, "here"), "integers are those of a batch size"
     larger = {**now.options, "training": {"batch_size": 8, "accumulation_steps": 3}}
-    for changed in ({"tensors": fewer}, {"pef": edited}, {"options": larger}):
+    for changed in ({"tensors": fewer}, {"pef": edited}, {"pef": reshaped}, {"options": larger}):
         with pytest.raises(CheckpointError, match="of another PEF than new"):
             check_pef(saved, now.model_copy(update=changed), new, "here")
 
