@@ -5,9 +5,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from sambasim.compiler.compile import Stopwatch, assemble, capture_model
 from sambasim.compiler.front import build_model, example_batch
+from sambasim.data.sources import open_source
+from sambasim.options.run import RunOptions
+from sambasim.runtime.checkpoint.format import Checkpoint
+from sambasim.runtime.checkpoint.format import check as check_checkpoint
+from sambasim.runtime.checkpoint.resume import restore
+from sambasim.runtime.replica import input_specs
+from sambasim.runtime.run_observer import RunObserver
+from sambasim.runtime.setup import set_up
+from sambasim.runtime.single_rank import single_rank
+from sambasim.runtime.team import assemble as assemble_team
 from tests.mpi.training import EACH_ALONE, TWO_NODES, Run, Trained, run_of, train
 from tests.support.examples import example_options
 from tests.support.mpi import run_mpi
@@ -25,6 +37,7 @@ VARIANTS: dict[str, tuple[tuple[str, ...], int]] = {
     "plain": ((), OF_A_CHIP),
     "chips": (BATCH, CHIPS * OF_A_CHIP),
     "one": (BATCH, CHIPS * OF_A_CHIP),
+    "stages alone": (IN_STAGES, OF_A_CHIP * MICRO_BATCHES),
     "stages": ((*BATCH, *IN_STAGES), CHIPS * OF_A_CHIP * MICRO_BATCHES),
 }
 """By name: the options, and the batch of a replica. Only `one` is not data parallel."""
@@ -81,6 +94,48 @@ def test_two_chips_have_the_bits_of_two_replicas(pefs: dict[str, Path], tmp_path
     del found["half"]
     check(found, 2)
     assert any("per chip; those of the first chip" in notice for notice in found["device"].notices)
+
+
+def restored(pef: Path, checkpoint: Checkpoint) -> list[Tensor]:
+    """By rank along dp: the running mean of two replicas of `pef` after `checkpoint` was restored."""
+    options = RunOptions.model_validate({"pef": str(pef), "threads": 1, "emulate_replicas": 2})
+    setup = set_up(pef, options, single_rank("here"))
+    source = open_source(setup.resolved.data, tuple(input_specs(setup.program)))
+    team = assemble_team(setup, [source] * len(setup.ranks), RunObserver())
+    restore(setup, team, checkpoint)
+    holders = [one for one in team.replicas if MEAN in one.memory.program.symbols]
+    return [one.memory.tensor(MEAN).clone() for one in sorted(holders, key=lambda one: one.replica)]
+
+
+MEAN = "resnet__bn__running_mean"
+
+
+def test_a_checkpoint_of_chips_goes_on_without_them_and_back(pefs: dict[str, Path], tmp_path: Path) -> None:
+    """A replica goes on with the buffers of its first chip, and its chips with those of the replica. Steps count
+    replicas, not chips."""
+    chips, alone = pefs["resnet chips"], pefs["resnet stages alone"]
+    folders = {name: {"dir": str(tmp_path / name)} for name in ("chips", "alone")}
+    resumed = {"resume": str(tmp_path / "chips" / "step-0000000001")}
+    how: dict[str, Any] = {"emulate": 2, "accumulation": 1}
+    found = train(
+        1,
+        [
+            run_of("chips", chips, steps=1, checkpoint=folders["chips"], **how),
+            run_of("alone", alone, steps=2, checkpoint=folders["alone"] | resumed, **how),
+        ],
+    )
+    line = "changed since the checkpoint: replicas = 2 (checkpoint: 2 of 2 chips)"
+    assert line in found["alone"].notices
+    assert found["alone"].summary.samples == 2 * found["chips"].summary.samples
+    of_chips = check_checkpoint(tmp_path / "chips" / "step-0000000001")
+    means = {name: one for name, one in of_chips.tensors() if name.endswith(MEAN)}
+    of_replica = [[means[f"replica {one}/{chip}{MEAN}"] for chip in ("", "chip 1/")] for one in range(2)]
+    assert not of_replica[0][0].equal(of_replica[0][1])
+    for pef, expected in ((chips, [*of_replica[0], *of_replica[1]]), (alone, [one[0] for one in of_replica])):
+        assert all(map(torch.equal, restored(pef, of_chips), expected))
+    of_alone = check_checkpoint(tmp_path / "alone" / "step-0000000002")
+    of_replica = [[one] * 2 for name, one in of_alone.tensors() if name.endswith(MEAN)]
+    assert all(map(torch.equal, restored(chips, of_alone), [*of_replica[0], *of_replica[1]]))
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ _SAMPLE_ORDER = (
 
 _SAMPLES = "samples of the data"
 _RUN_FIELDS = {
-    "world_size": "replicas",
+    "replicas_and_chips": "replicas",
     "samples": _SAMPLES,
     "threads": "threads of a rank",
     "engine": "engine",

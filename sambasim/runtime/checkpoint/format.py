@@ -80,15 +80,27 @@ class ProgressModel(StrictModel):
 
 
 class RunModel(StrictModel):
-    """What decides the bits of a run besides its options. `samples` is the size of the training data."""
+    """What decides the bits of a run besides its options. `chips`: those that share the batch of a replica; `samples`:
+    the size of the training data."""
 
-    world_size: Annotated[int, Field(ge=1, le=MOST_RANKS)]
+    replicas: Annotated[int, Field(ge=1, le=MOST_RANKS)]
+    chips: Annotated[int, Field(ge=1, le=MOST_RANKS)]
     samples: Count
     threads: Annotated[int, Field(ge=1)]
     engine: str
     gradient_sync: str
     torch: str
     cpu: str
+
+    @model_validator(mode="after")
+    def _chips_are_ranks(self) -> Self:
+        if self.replicas * self.chips > MOST_RANKS:
+            raise ValueError(f"{self.replicas} replicas of {self.chips} chips")
+        return self
+
+    @property
+    def replicas_and_chips(self) -> str:
+        return f"{self.replicas} of {self.chips} chips" if self.chips > 1 else str(self.replicas)
 
 
 class TensorModel(StrictModel):
@@ -181,7 +193,8 @@ def describe(setup: Setup, samples: int) -> Manifest:
         position=PositionModel(step=0, epoch=0, used=0),
         progress=ProgressModel(samples=0, loss_first=None, first_nonfinite_step=None, skipped_steps=0),
         run=RunModel(
-            world_size=setup.shards,
+            replicas=setup.replicas,
+            chips=setup.program.chips,
             samples=samples,
             threads=setup.threads,
             engine=setup.options.engine,
@@ -219,9 +232,10 @@ def piece_key(name: str, start: int, stop: int) -> str:
     return f"{name}[{start}:{stop}]"
 
 
-def buffer_name(replica: int, name: str) -> str:
-    """The name in a shard before the range: `replica 1/bn__running_mean`. Every replica has buffers of its own."""
-    return f"replica {replica}/{name}"
+def buffer_name(replica: int, chip: int, name: str) -> str:
+    """The name in a shard before the range: `replica 1/bn__running_mean`. Every replica has buffers of its own,
+    and every chip that shares its batch: `replica 1/chip 1/bn__running_mean` is of the second one."""
+    return f"replica {replica}/{f'chip {chip}/' if chip else ''}{name}"
 
 
 def part_name(name: str, cuts: Sequence[Cut], at: Mapping[str, int]) -> str:
@@ -358,8 +372,8 @@ def _all_tensors(manifest: Manifest) -> Iterator[tuple[str, TensorModel]]:
         for positions in product(*(range(cut.parts) for cut in model.cuts)):
             part = part_name(name, model.cuts, dict(zip(axes, positions, strict=True)))
             if model.kind is SymbolKind.BUFFER:
-                for replica in range(manifest.run.world_size):
-                    yield buffer_name(replica, part), model
+                for replica, chip in product(range(manifest.run.replicas), range(manifest.run.chips)):
+                    yield buffer_name(replica, chip, part), model
             else:
                 yield part, model
 

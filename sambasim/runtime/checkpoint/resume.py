@@ -67,9 +67,10 @@ def _same_scaling(saved: Manifest, now: Manifest) -> bool:
 
 
 def restore(setup: Setup, team: Team, checkpoint: Checkpoint) -> None:
-    """Collective. Make `checkpoint` the state of `team`. A replica that it does not have gets the buffers of replica 0.
-    A rank restores the parameters in its memory, and the optimizer states of the slices that it updates."""
-    program = setup.program
+    """Collective. Make `checkpoint` the state of `team`. A replica that it does not have gets the buffers of replica 0,
+    and a chip those of the first. A rank restores the parameters in its memory, and the optimizer states of the slices
+    that it updates."""
+    program, run = setup.program, checkpoint.manifest.run
     kept = {id(one.memory): one for one in team.replicas if one.memory.has_own_parameters}
     own = [(one.memory, one.rank) for one in kept.values()]
     own += [(one.transport.memory, one.rank) for one in team.first if one.transport.memory is not one.memory]
@@ -84,9 +85,10 @@ def restore(setup: Setup, team: Team, checkpoint: Checkpoint) -> None:
             for one in team.replicas:
                 if symbol.name not in one.memory.program.symbols:
                     continue
-                saved = one.replica if one.replica < checkpoint.manifest.run.world_size else 0
+                replica, chip = divmod(one.replica, program.chips)
+                prefix = buffer_name(replica if replica < run.replicas else 0, chip if chip < run.chips else 0, "")
                 at, flat = setup.mesh.coordinates(one.rank), one.memory.tensor(symbol.name).view(-1)
-                checkpoint.read_part(symbol.name, symbol.cuts, at, 0, flat, prefix=buffer_name(saved, ""))
+                checkpoint.read_part(symbol.name, symbol.cuts, at, 0, flat, prefix=prefix)
     for one in team.first:
         transport, at = one.transport, setup.mesh.coordinates(one.rank)
         for piece in pieces_of(one.memory.program, transport.memory, transport.kept, at):

@@ -159,7 +159,8 @@ class Saver:
                     continue
                 part = part_name(name, tensor.cuts, at)
                 if tensor.kind is SymbolKind.BUFFER:
-                    whole.append((buffer_name(one.replica, part), one.memory.tensor(name)))
+                    place = divmod(one.replica, program.chips)
+                    whole.append((buffer_name(*place, part), one.memory.tensor(name)))
                 elif tensor.kind is SymbolKind.PARAMETER and name not in trained and one.replica == 0:
                     whole.append((part, one.memory.tensor(name)))
         return pieces | {piece_key(name, 0, tensor.numel()): tensor.view(-1) for name, tensor in whole}

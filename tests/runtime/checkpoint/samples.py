@@ -62,7 +62,8 @@ def manifest(step: int = 50) -> Manifest:
         position=PositionModel(step=step, epoch=1, used=16),
         progress=ProgressModel(samples=400, loss_first=float("inf"), first_nonfinite_step=None, skipped_steps=0),
         run=RunModel(
-            world_size=len(REPLICAS),
+            replicas=len(REPLICAS),
+            chips=1,
             samples=384,
             threads=1,
             engine="plain",
@@ -84,7 +85,7 @@ def tensors() -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for number, (name, model) in enumerate(manifest().tensors.items()):
         if model.kind is SymbolKind.BUFFER:
-            found |= {buffer_name(replica, name): torch.tensor([replica]) for replica in REPLICAS}
+            found |= {buffer_name(replica, 0, name): torch.tensor([replica]) for replica in REPLICAS}
         else:
             found[name] = torch.arange(math.prod(model.shape)) + 0.5 * number
     return found

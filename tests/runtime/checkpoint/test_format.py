@@ -65,7 +65,8 @@ CASES: dict[str, tuple[Damage, str]] = {
     "a shard elsewhere": (fields(lambda found: found["shards"].update({f"../{SHARD}": found["shards"][SHARD]})), ".."),
     "a shorter tensor": (fields(lambda found: found["tensors"]["net__bias"].update(shape=[9])), "10 of 9 elements"),
     "an unknown tensor": (fields(lambda found: found["tensors"].pop("net__bias")), "net__bias[0:10] is no piece"),
-    "a third replica": (fields(lambda found: found["run"].update(world_size=3)), "elements of replica 2/net__steps"),
+    "a third replica": (fields(lambda found: found["run"].update(replicas=3)), "elements of replica 2/net__steps"),
+    "too many chips": (fields(lambda found: found["run"].update(chips=1 << 20)), f"2 replicas of {1 << 20} chips"),
     "too many parts": (
         fields(lambda found: found["tensors"]["net__bias"].update(cuts=[{"axis": "tp", "dim": 0, "parts": 1 << 40}])),
         f"it is cut into {1 << 40} parts",

@@ -87,7 +87,13 @@ def with_options(table: str, **changed: object) -> Manifest:
 
 
 def test_exact_refuses_what_would_change_bits() -> None:
-    changed = (with_run(world_size=4), with_run(threads=2), with_run(torch="3.0"), with_options("optimizer", lr=0.2))
+    changed = (
+        with_run(replicas=4),
+        with_run(chips=2),
+        with_run(threads=2),
+        with_run(torch="3.0"),
+        with_options("optimizer", lr=0.2),
+    )
     for now in changed:
         with pytest.raises(OptionError, match="would not have the bits of an uninterrupted run"):
             check_exact(changes(SAVED, now), "here")
