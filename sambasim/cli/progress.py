@@ -90,7 +90,9 @@ class RunProgress(RunObserver):
         if taken:
             self._print_result(summary, taken)
         else:
-            print(f"nothing was left to do: the checkpoint is of step {summary.steps}, the last one of the run")
+            beyond = self._start.plan.beyond if self._start else None
+            where = f"beyond {beyond}" if beyond else "the last one of the run"
+            print(f"nothing was left to do: the checkpoint is at step {summary.steps}, {where}")
             print("to train longer: --epochs N or --steps N")
         print(f"weights_sha256 {summary.weights_sha256}")
         print(f"state_sha256   {summary.state_sha256}", flush=True)

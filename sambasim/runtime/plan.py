@@ -23,7 +23,7 @@ BEGINNING = Position()
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The steps of a run; `steps` is the number of the last one, also in a resumed run. `left_out` counts the samples
-    of a whole epoch that no replica uses."""
+    of a whole epoch that no replica uses; `beyond` is the end that the options set, if `start` is past it."""
 
     world_size: int
     batch_size: int
@@ -33,6 +33,7 @@ class Plan:
     steps: int
     left_out: int
     start: Position = BEGINNING
+    beyond: str | None = None
 
     @property
     def global_batch_size(self) -> int:
@@ -93,7 +94,15 @@ def plan(samples: int, world_size: int, training: TrainingOptions, start: Positi
         steps=max(training.steps or by_epochs, start.step),
         left_out=samples - steps_per_epoch * training.accumulation_steps * training.batch_size * world_size,
         start=start,
+        beyond=_beyond(training, start),
     )
+
+
+def _beyond(training: TrainingOptions, start: Position) -> str | None:
+    if training.steps:
+        return f"--steps {training.steps}" if start.step > training.steps else None
+    epochs = training.epochs or 1
+    return f"--epochs {epochs}" if start.epoch + (start.used > 0) > epochs else None
 
 
 def _whole_steps(samples: int, world_size: int, batch_size: int, accumulation_steps: int) -> int:

@@ -73,6 +73,10 @@ def test_by_steps_and_at_the_end(pef: Path, tmp_path: Path) -> None:
     summary = run(pef, tmp_path, *TWO, *flags)
     assert names(tmp_path / "saved") == ["step-0000000006", "step-0000000007"]
     assert summary["checkpoint"] == "saved/step-0000000007"
+    for steps, where in (("7", "the last one of the run"), ("5", "beyond --steps 5")):
+        again = ["--steps", steps, "--resume", "saved/step-0000000007", "--no-evaluate"]
+        outcome = sambasim([*RUN[3:], "--pef", str(pef), *TWO, *again], tmp_path)
+        assert f"nothing was left to do: the checkpoint is at step 7, {where}\n" in outcome.stdout
 
 
 def test_by_time_on_all_ranks(pef: Path, tmp_path: Path) -> None:

@@ -86,10 +86,13 @@ def test_a_run_by_steps_ends_in_the_midst_of_an_epoch_and_can_be_made_longer() -
 def test_what_is_over_stays_over() -> None:
     training = TrainingOptions(batch_size=2, epochs=2)
     over = Position(8, 2)
-    assert plan(9, 1, training, over).epochs == 2
+    assert (plan(9, 1, training, over).epochs, plan(9, 1, training, over).beyond) == (2, None)
     assert positions(plan(9, 1, training, over)) == []
     shorter = training.model_copy(update={"epochs": 1})
     assert positions(plan(9, 1, shorter, over)) == []
+    assert plan(9, 1, shorter, over).beyond == plan(9, 1, shorter, Position(5, 1, 2)).beyond == "--epochs 1"
+    by_steps = [training.model_copy(update={"steps": steps}) for steps in (7, 8)]
+    assert [plan(9, 1, one, over).beyond for one in by_steps] == ["--steps 7", None]
 
 
 def test_too_few_samples_for_a_step_are_refused() -> None:
