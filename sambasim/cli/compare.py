@@ -139,11 +139,14 @@ def _compared(kind: _Kind, a: str, b: str, wanted: Callable[[int], bool], output
         return compare_files("weights", a, b, (_weights(Path(a)), _weights(Path(b))))
     from functools import partial
 
-    from sambasim.pef import locate, map_weights, read
+    from sambasim.pef import check as check_pef
+    from sambasim.pef import locate, map_weights
 
     paths = locate(a, output_folder), locate(b, output_folder)
-    ours, theirs = ((str(path), read(path)) for path in paths)
-    return compare_pefs(ours, theirs, (partial(map_weights, paths[0]), partial(map_weights, paths[1])))
+    ours, theirs = ((str(path), check_pef(path)) for path in paths)
+    return compare_pefs(
+        ours, theirs, (partial(map_weights, paths[0], check=False), partial(map_weights, paths[1], check=False))
+    )
 
 
 def _compared_checkpoints(a: str, b: str) -> "Compared":

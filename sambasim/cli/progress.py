@@ -120,9 +120,8 @@ class RunProgress(RunObserver):
                 print(f"warning: {skipped}: their loss was not finite, first at step {summary.first_nonfinite_step}")
             else:
                 mark = "warning: " if summary.skipped_steps == summary.steps else ""
-                print(
-                    f"{mark}{skipped}: gradients were not finite in float16; the loss scale is {summary.loss_scale:g}"
-                )
+                what = "gradients were" if summary.first_nonfinite_step is None else "the loss or gradients were"
+                print(f"{mark}{skipped}: {what} not finite in float16; the loss scale is {summary.loss_scale:g}")
         if summary.first_nonfinite_step is not None and not (summary.skipped_steps and summary.loss_scale is None):
             print(f"warning: the loss was not finite at step {summary.first_nonfinite_step}, the first such step")
         if failed := summary.failed_checkpoints:

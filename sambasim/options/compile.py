@@ -123,7 +123,7 @@ class ParallelOptions(ParallelFlags, Options):
             yield Problem("schedule", "needs a pipeline", "add --pipeline-stages 2", show(self.schedule))
         if 1 < self.micro_batches < self.pipeline_stages and not self.schedule.endswith(".csv"):
             what = f"cannot keep {self.pipeline_stages} stages busy"
-            remedy = f"--micro-batches N with a multiple of {self.pipeline_stages}; 1 is plain model parallelism"
+            remedy = f"--micro-batches N of at least {self.pipeline_stages}; 1 is plain model parallelism"
             yield Problem("micro_batches", what, remedy, str(self.micro_batches))
         if self.zero != 1 and not (self.data_parallel or self.chips > 1):
             yield Problem("zero", "needs data parallelism", "add --data-parallel", str(self.zero))

@@ -155,7 +155,7 @@ def _members(archive: zipfile.ZipFile, path: Path) -> tuple[zipfile.ZipInfo, zip
     members = archive.infolist()
     if [member.filename for member in members] != [WEIGHTS_MEMBER, MANIFEST_MEMBER]:
         names = ", ".join(ascii(member.filename)[:40] for member in members[:4])
-        what = f"it has {len(members)} members ({names}), and must have {WEIGHTS_MEMBER} and {MANIFEST_MEMBER}"
+        what = f"it has {len(members)} members ({names}), and must have {WEIGHTS_MEMBER}, then {MANIFEST_MEMBER}"
         raise refusal(path, Rule.MEMBERS, what, remedy=_NOT_OURS)
     for member in members:
         if member.compress_type != zipfile.ZIP_STORED or member.flag_bits or member.file_size != member.compress_size:

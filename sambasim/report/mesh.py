@@ -34,7 +34,11 @@ def mesh_report(steps: Sequence[MeshStep]) -> list[RenderableType]:
     ]
     kinds = [kind for kind in ActionKind if any(_seconds(first, rank, kind) for rank in range(len(first.ranks)))]
     names = [kind.name.lower().replace("_", " ") for kind in kinds]
-    stages = plain_table("a micro-batch, by rank along pp", ["rank"], ["sections", *names, "update"])
+    stages = plain_table(
+        "a micro-batch, by rank along pp" if len(first.ranks) > 1 else "a pass",
+        ["rank"],
+        ["sections", *names, "update"],
+    )
     for rank, one in enumerate(first.ranks):
         times = [format_seconds(_seconds(first, rank, kind)) for kind in kinds]
         add_row(stages, str(rank), str(len(one.alone.sections)), *times, format_seconds(one.update_s))

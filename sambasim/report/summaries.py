@@ -203,7 +203,8 @@ def notes_of_mean_step(summary: SummaryRecord, *, predicted: bool) -> list[str]:
     """What to know of its measured figures, and with `predicted` of the others, or the reason why there are none."""
     lines = []
     if summary.emulated:
-        which = f"all {summary.world_size} replicas" if summary.world_size > 1 else "all ranks of the replica"
+        several = any(axis != DATA_PARALLEL for axis in summary.mesh)
+        which = f"all {prod(summary.mesh.values())} ranks" if several else f"all {summary.world_size} replicas"
         lines.append(f"measured: one process, which executed {which} in turn")
     if not predicted:
         return lines

@@ -225,7 +225,8 @@ class TrainingJob:
                 if self._saver is not None and not self._losses.is_skipping:
                     self._saver.save_if_due(position, trainer.totals, due=trainer.requested == SAVE)
         scaling = self._setup.resolved.training.loss_scale
-        if trainer.totals.loss_scale is None or not scaling.dynamic:  # a dynamic scale may be on its way down
+        # Of skipped steps whose loss was finite, a dynamic scale may be on its way down.
+        if trainer.totals.loss_scale is None or not scaling.dynamic or self._losses.is_skipping:
             self._losses.check_run(trainer.totals.steps, trainer.totals.skipped_steps)
         if self._saver is not None:
             self._saver.at_end(position, trainer.totals)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sambasim.cli.run import run_command
@@ -67,6 +67,15 @@ def test_below_the_minimum_the_run_ends(pef: Path) -> None:
     assert isinstance(origin, NumericsError)
     assert "gradient" in origin.what
     assert "inf" in origin.what
+
+
+def test_a_loss_that_is_never_finite_trains_nothing(pef: Path, tmp_path: Path) -> None:
+    weights = {name: torch.full_like(one, torch.nan) for name, one in _train(pef, tmp_path, 2.0**10, 1)[1].items()}
+    save_file(weights, tmp_path / "nan.safetensors")
+    run = ["--pef", str(pef), "--no-evaluate", "--steps", "2", "--on-nonfinite", "skip"]
+    error = CliRunner().invoke(run_command, [*run, "--weights", str(tmp_path / "nan.safetensors")]).exception
+    assert isinstance(error, NumericsError)
+    assert error.what.startswith("nothing was trained: in all 2 steps the loss or the gradients")
 
 
 @pytest.mark.parametrize("flag", [["--debug-numerics"], ["--on-nonfinite", "skip"]])
