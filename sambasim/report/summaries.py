@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -203,8 +204,8 @@ def notes_of_mean_step(summary: SummaryRecord, *, predicted: bool) -> list[str]:
     """What to know of its measured figures, and with `predicted` of the others, or the reason why there are none."""
     lines = []
     if summary.emulated:
-        several = any(axis != DATA_PARALLEL for axis in summary.mesh)
-        which = f"all {prod(summary.mesh.values())} ranks" if several else f"all {summary.world_size} replicas"
+        ranks = max(prod(summary.mesh.values()), summary.world_size)
+        which = f"all {ranks} {'ranks' if ranks > summary.world_size else 'replicas'}"
         lines.append(f"measured: one process, which executed {which} in turn")
     if not predicted:
         return lines
