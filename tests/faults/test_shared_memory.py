@@ -61,6 +61,20 @@ def test_too_little_shared_memory_ends_the_run_before_training(folder: Path) -> 
 
 
 @privileged
+def test_groups_of_a_mesh_that_allocate_at_the_same_time_are_counted_together(tmp_path: Path) -> None:
+    """Two groups along dp, and two along tp, each of which would fit alone."""
+    init = "self.up = nn.Linear(8, 1 << 18)\nself.down = nn.Linear(1 << 18, 24)\nself.out = nn.Linear(24, 3)"
+    forward = "return self.out(self.down(self.up(x).relu()))"
+    (tmp_path / "net.py").write_text(net(forward, init=init, samples=SAMPLES))
+    mesh = ["--data-parallel", "--tensor-parallel", "weight", "--n-chips", "2"]
+    run_job([*SAMBASIM, *shlex.split(COMPILE), *shlex.split(NAMED_LOSS), *mesh], cwd=tmp_path).check()
+    job = [mpirun(), "-np", "4", *SAMBASIM, *_RUN, "--steps", "1"]
+    fragments = ("error[machine] (every rank): the replicas of this node need ", "/dev/shm has ")
+    needed, there = _check(run_job(_with_shared_memory(112 * MIB, job), cwd=tmp_path), fragments)
+    assert needed / 2 < there < needed
+
+
+@privileged
 @pytest.mark.parametrize("size_bytes", [16 * MIB, whole_case(MIB)])
 def test_too_little_for_mpi_itself_ends_the_run_before_mpi_starts(folder: Path, size_bytes: int) -> None:
     """At some sizes, MPICH itself dies of a signal without a message."""
@@ -75,7 +89,7 @@ LIMITS: Mapping[str, tuple[str, ...]] = {
     "space 0": ("rank 0 cannot map: Cannot allocate memory: its address space has ", "left (ulimit -v)"),
     "space 1": ("rank 1 cannot map: Cannot allocate memory: its address space has ", "left (ulimit -v)"),
     "files 0": ("rank 0 cannot map: File too large: a file may have 1.0 MiB (ulimit -f)",),
-    "mpi": ("MPI makes no shared window of 512.0 MiB for the replicas of this node: ", "/dev/shm has "),
+    "mpi": ("MPI cannot create a shared window of 512.0 MiB for the replicas of this node: ", "/dev/shm has "),
 }
 
 
