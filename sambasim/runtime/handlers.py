@@ -190,9 +190,8 @@ def _copy(nodes: Sequence[Node], binding: Binding) -> Instruction:
     symbol = transport.program.symbols[str(node.args[1])]
     tensor, is_shared = binding.tensor_of(symbol.name), symbol.kind in SHARED_KINDS
     if line.position != source:
-        is_written = not is_shared or transport.memory.has_own_parameters
-        received = line.recv(source, tag, symbol.type)
-        return communicating(node, binding, _Received(received, tensor if is_written else None))
+        # Ranks that share their parameters all write the same bytes.
+        return communicating(node, binding, _Received(line.recv(source, tag, symbol.type), tensor))
     message = line.send(target, tag)
 
     def send() -> None:
@@ -206,9 +205,9 @@ def _copy(nodes: Sequence[Node], binding: Binding) -> Instruction:
 
 @final
 class _Received(Communication):
-    """Copies what `message` brings into `tensor`, which is None where another rank of the node does."""
+    """Copies what `message` brings into `tensor`."""
 
-    def __init__(self, message: Communication, tensor: Tensor | None) -> None:
+    def __init__(self, message: Communication, tensor: Tensor) -> None:
         self._message = message
         self._tensor = tensor
 
@@ -217,7 +216,7 @@ class _Received(Communication):
 
     def finish(self) -> None:
         value = self._message.finish()
-        if self._tensor is not None and isinstance(value, Tensor):
+        if isinstance(value, Tensor):
             self._tensor.copy_(value)
 
 

@@ -73,9 +73,25 @@ def test_a_loss_that_is_never_finite_trains_nothing(pef: Path, tmp_path: Path) -
     weights = {name: torch.full_like(one, torch.nan) for name, one in _train(pef, tmp_path, 2.0**10, 1)[1].items()}
     save_file(weights, tmp_path / "nan.safetensors")
     run = ["--pef", str(pef), "--no-evaluate", "--steps", "2", "--on-nonfinite", "skip"]
+    run += ["--metrics", str(tmp_path / "metrics")]
     error = CliRunner().invoke(run_command, [*run, "--weights", str(tmp_path / "nan.safetensors")]).exception
     assert isinstance(error, NumericsError)
     assert error.what.startswith("nothing was trained: in all 2 steps the loss or the gradients")
+    steps = [json.loads(line) for line in (tmp_path / "metrics").read_text().splitlines()]
+    assert [one["loss_scale"] for one in steps if one["kind"] == "step"] == [2.0**16] * 2  # it is not the scale's fault
+
+
+@pytest.mark.parametrize(("changed", "scale"), [([], 2.0**9), (["--set", "training.loss_scale.start=256.0"], 2.0**8)])
+def test_a_resumed_run_goes_on_with_the_scale_unless_it_sets_another(
+    pef: Path, tmp_path: Path, changed: list[str], scale: float
+) -> None:
+    options = ["--set", "training.loss_scale.start=512.0", "--set", "training.loss_scale.window=3"]
+    run = ["--pef", str(pef), *options, "--no-evaluate", "--checkpoint-dir", str(tmp_path / "checkpoints")]
+    assert CliRunner().invoke(run_command, [*run, "--steps", "2"]).exit_code == 0
+    again = [*run, *changed, "--steps", "4", "--resume", "--metrics", str(tmp_path / "metrics")]
+    assert CliRunner().invoke(run_command, again).exit_code == 0
+    steps = [json.loads(line) for line in (tmp_path / "metrics").read_text().splitlines()]
+    assert [one["loss_scale"] for one in steps if one["kind"] == "step"] == [scale, 1024.0 if not changed else scale]
 
 
 @pytest.mark.parametrize("flag", [["--debug-numerics"], ["--on-nonfinite", "skip"]])

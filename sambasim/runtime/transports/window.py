@@ -273,7 +273,7 @@ class WindowReduce(Overlapped):
                 self._network.receive()
             self._finish(self._pending.pop())
         if self._optimizers is None:
-            # From here on, parameters may be changed.
+            # The update comes next, and changes parameters: no rank may still read them in its pass.
             self._flags.wait(Counter.PROGRESS, self._done + self._window.pass_length)
         else:
             self._window.spread()
