@@ -1,6 +1,6 @@
 """The handler table: how the runtime executes each operator of a program."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias, final
@@ -12,6 +12,7 @@ from sambasim.collectives.slices import pieces
 from sambasim.errors import InternalError
 from sambasim.ir.dataflow import axis_of, groups_of
 from sambasim.ir.graph import Argument, Node, Ref
+from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import ParameterGroup
 from sambasim.ir.stages import ends_of
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS, Cut, TensorType
@@ -87,29 +88,34 @@ def nothing(*operands: object) -> None:
     """A communication that this rank does not take part in."""
 
 
-_PRODUCTS = frozenset(f"aten.{name}.default" for name in (
-    "addmm", "baddbmm", "bmm", "convolution", "convolution_backward", "mm",
-))  # fmt: skip
-
-
 def _aten(nodes: Sequence[Node], binding: Binding) -> Instruction:
     """An operator of torch. Products of float16 are computed in float32 and rounded once: torch's float16 kernels for
     CPUs without such instructions are 4 to 40 times slower (torch 2.13)."""
     (node,) = nodes
     instruction = aten_instruction(node, binding.registers, binding.stores)
-    types = [binding.values[name].dtype for name in node.results if name is not None]
-    if node.operator in _PRODUCTS and "float16" in types:
-        return replace(instruction, function=partial(_in_float32, instruction.function))
-    return instruction
+    if OPERATORS[node.operator].flops is None:
+        return instruction
+    types = [None if name is None else binding.values[name].dtype for name in node.results]
+    narrow = frozenset(position for position, dtype in enumerate(types) if dtype == "float16")
+    return replace(instruction, function=partial(_in_float32, instruction.function, narrow)) if narrow else instruction
 
 
-def _in_float32(function: Callable[..., object], *operands: object, out: Tensor | None = None) -> object:
-    result = function(*[one.float() if isinstance(one, Tensor) else one for one in operands])
+def _in_float32(
+    function: Callable[..., object], narrow: Collection[int], *operands: object, out: Tensor | None = None
+) -> object:
+    """Call `function` with float32 for float16, and round the results at the positions `narrow`."""
+    result = function(*map(_widened, operands))
     if isinstance(result, tuple):
-        return tuple(one.half() if isinstance(one, Tensor) else one for one in result)
+        return tuple(
+            one.half() if position in narrow and isinstance(one, Tensor) else one for position, one in enumerate(result)
+        )
     if not isinstance(result, Tensor):
         return result
     return result.half() if out is None else out.copy_(result)
+
+
+def _widened(operand: object) -> object:
+    return operand.float() if isinstance(operand, Tensor) and operand.dtype is torch.float16 else operand
 
 
 def _named(nodes: Sequence[Node], binding: Binding) -> list[ParameterGroup]:

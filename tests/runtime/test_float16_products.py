@@ -1,0 +1,190 @@
+"""Products of float16: every product operator of the table computes in float32, whatever graph holds it."""
+
+# torch.utils._python_dispatch is untyped.
+# mypy: no-disallow-untyped-calls
+
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sambasim.ir.graph import Argument, Node, Ref
+from sambasim.ir.operators import OPERATORS
+from sambasim.ir.types import TensorType
+from sambasim.runtime.handlers import Binding, handler_of
+from sambasim.runtime.instructions import Instruction, RegisterFile, find_operator
+
+
+def r(*shape: int) -> Tensor:
+    """Numbers of float16, the same for equal shapes."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).half()
+
+
+ROWS, IMAGE = r(6, 5), r(2, 4, 9, 9)
+HEADS = (r(2, 3, 8, 16), r(2, 3, 6, 16), r(2, 3, 6, 16))
+MASK = torch.ones(8, 6, dtype=torch.bool).tril()
+ATTENDED = (r(2, 3, 8, 16), *HEADS, r(2, 3, 8, 16), r(2, 3, 8).float(), 0.0, False)
+WEIGHTS = {gates: [r(4 * gates, 5), r(4 * gates, 4), r(4 * gates), r(4 * gates)] for gates in (1, 3, 4)}
+RECURRENT = (True, 1, 0.0, False, False, True)
+STRIDES = ([2, 2], [1, 1], [1, 1], False, [0, 0], 1)
+PROJECTIONS = (r(24, 8), r(24), r(8, 8), r(8))
+ENCODER = (8, 2, *PROJECTIONS, False, False, 1e-5, r(8), r(8), r(8), r(8), r(16, 8), r(16), r(8, 16), r(8))
+ONEDNN = (r(7, 3, 5), *WEIGHTS[4], r(1, 3, 4), r(1, 3, 4))
+SETTINGS: tuple[object, ...] = (False, [], 2, 4, 1, True, False, False, True)
+*OUTPUTS, WORKSPACE = torch.ops.aten.mkldnn_rnn_layer(*(one.float() for one in ONEDNN), *SETTINGS)
+MADE = [one.half() for one in OUTPUTS]
+
+CALLS: Mapping[str, Sequence[object]] = {
+    "mm.default": (ROWS, r(5, 7)),
+    "bmm.default": (r(2, 3, 5), r(2, 5, 7)),
+    "matmul.default": (r(4, 2, 3, 5), r(5, 7)),
+    "mv.default": (ROWS, r(5)),
+    "dot.default": (r(300), r(300)),
+    "vdot.default": (r(300), r(300)),
+    "inner.default": (ROWS, r(7, 5)),
+    "linear.default": (r(2, 3, 5), r(7, 5), r(7)),
+    "linalg_matmul.default": (ROWS, r(5, 7)),
+    "linalg_vecdot.default": (ROWS, r(6, 5)),
+    "addmm.default": (r(7), ROWS, r(5, 7)),
+    "baddbmm.default": (r(2, 3, 7), r(2, 3, 5), r(2, 5, 7)),
+    "addmv.default": (r(6), ROWS, r(5)),
+    "_addmm_activation.default": (r(7), ROWS, r(5, 7)),
+    "outer.default": (r(5), r(7)),
+    "ger.default": (r(5), r(7)),
+    "kron.default": (ROWS, r(2, 2)),
+    "einsum.default": ("bij,bkj->bik", [r(2, 3, 5), r(2, 7, 5)]),
+    "tensordot.default": (r(2, 3, 5), r(3, 5, 7), [1, 2], [0, 1]),
+    "linear_backward.default": (ROWS, r(6, 7), r(7, 5), [True, True, True]),
+    "_trilinear.default": (ROWS, r(7, 5, 3), r(6, 3), [1, 3], [0], [1, 2], [2, 3]),
+    "bilinear.default": (ROWS, r(6, 3), r(7, 5, 3), r(7)),
+    "cdist.default": (ROWS, r(7, 5)),
+    "_cdist_forward.default": (ROWS, r(7, 5), 2.0, None),
+    "_cdist_backward.default": (r(6, 7), ROWS, r(7, 5), 2.0, r(6, 7).abs()),
+    "convolution.default": (IMAGE, r(6, 4, 3, 3), None, *STRIDES),
+    "_convolution.default": (IMAGE, r(6, 4, 3, 3), None, *STRIDES, False, True, True, True),
+    "conv1d.default": (r(2, 4, 9), r(6, 4, 3), r(6)),
+    "conv1d.padding": (r(2, 4, 9), r(6, 4, 3), r(6), [1], "same"),
+    "conv2d.default": (IMAGE, r(6, 4, 3, 3), r(6)),
+    "conv2d.padding": (IMAGE, r(6, 4, 3, 3), r(6), [1, 1], "same"),
+    "conv3d.default": (r(2, 4, 5, 5, 5), r(6, 4, 3, 3, 3), r(6)),
+    "conv3d.padding": (r(2, 4, 5, 5, 5), r(6, 4, 3, 3, 3), r(6), [1, 1, 1], "same"),
+    "conv_transpose1d.default": (r(2, 4, 9), r(4, 6, 3)),
+    "conv_transpose2d.input": (IMAGE, r(4, 6, 3, 3)),
+    "conv_transpose3d.input": (r(2, 4, 5, 5, 5), r(4, 6, 3, 3, 3)),
+    "convolution_backward.default": (r(2, 6, 5, 5), IMAGE, r(6, 4, 3, 3), [6], *STRIDES, [True, True, True]),
+    "scaled_dot_product_attention.default": (*HEADS, MASK),
+    "_scaled_dot_product_attention_math.default": (*HEADS, MASK),
+    "_scaled_dot_product_flash_attention_for_cpu.default": HEADS,
+    "_scaled_dot_product_flash_attention_for_cpu_backward.default": ATTENDED,
+    "_transformer_encoder_layer_fwd.default": (r(2, 3, 8), *ENCODER),
+    "_native_multi_head_attention.default": (*(r(2, 3, 8),) * 3, 8, 2, *PROJECTIONS),
+    "lstm.input": (r(3, 7, 5), [r(1, 3, 4), r(1, 3, 4)], WEIGHTS[4], *RECURRENT),
+    "gru.input": (r(3, 7, 5), r(1, 3, 4), WEIGHTS[3], *RECURRENT),
+    "rnn_tanh.input": (r(3, 7, 5), r(1, 3, 4), WEIGHTS[1], *RECURRENT),
+    "rnn_relu.input": (r(3, 7, 5), r(1, 3, 4), WEIGHTS[1], *RECURRENT),
+    "lstm_cell.default": (r(3, 5), [r(3, 4), r(3, 4)], *WEIGHTS[4]),
+    "gru_cell.default": (r(3, 5), r(3, 4), *WEIGHTS[3]),
+    "rnn_tanh_cell.default": (r(3, 5), r(3, 4), *WEIGHTS[1]),
+    "rnn_relu_cell.default": (r(3, 5), r(3, 4), *WEIGHTS[1]),
+    "mkldnn_rnn_layer.default": (*ONEDNN, *SETTINGS),
+    "mkldnn_rnn_layer_backward.default": (
+        *(*ONEDNN, *MADE, *MADE),
+        False,
+        2,
+        4,
+        1,
+        True,
+        True,
+        False,
+        [],
+        False,
+        WORKSPACE,
+    ),
+}
+WITHOUT_KERNEL = {"linear_backward.default"}
+"""On a CPU; a program that holds it cannot run."""
+
+
+class Dtypes(TorchDispatchMode):
+    """The dtypes that kernels other than conversions read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # torch's
+        if function is not torch.ops.aten._to_copy.default:
+            self.read |= {one.dtype for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
+        return function(*args, **(kwargs or {}))
+
+
+def tensors_of(result: object) -> list[Tensor]:
+    return [one for one in pytree.tree_leaves(result) if isinstance(one, Tensor)]
+
+
+def mapped(change: Callable[[Tensor], Tensor], args: Sequence[object]) -> list[object]:
+    return list(pytree.tree_map_only(Tensor, change, tuple(args)))
+
+
+def bound(name: str, args: Sequence[object], dtypes: Sequence[str]) -> tuple[Instruction, list[object]]:
+    """The instruction of a node of the operator with results of these dtypes, and the values of its operands."""
+    registers, tensors = RegisterFile(), dict[str, Tensor]()
+
+    def argument(value: object) -> Argument:
+        if isinstance(value, Tensor):
+            tensors[f"t{len(tensors)}"] = value
+            return Ref(f"t{len(tensors) - 1}")
+        if isinstance(value, tuple | list):
+            return tuple(map(argument, value))
+        assert value is None or isinstance(value, bool | int | float | str)
+        return value
+
+    values = {f"y{number}": TensorType(dtype, ()) for number, dtype in enumerate(dtypes)}
+    node = Node("n", name, tuple(map(argument, args)), (), tuple(values))
+    instruction = handler_of(name)([node], Binding(registers, values, {}, tensors.__getitem__))
+    for symbol, tensor in tensors.items():
+        registers.initial[registers.value(symbol)] = tensor
+    return instruction, [registers.initial[operand] for operand in instruction.operands]
+
+
+def widened(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype is torch.float16 else tensor
+
+
+def test_every_product_of_the_table_is_called_here() -> None:
+    assert {f"aten.{name}" for name in CALLS} == {name for name, one in OPERATORS.items() if one.flops is not None}
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in WITHOUT_KERNEL])
+def test_a_product_of_float16_is_that_of_float32_rounded_once(name: str) -> None:
+    operator, args = find_operator(f"aten.{name}"), CALLS[name]
+    wide = tensors_of(operator(*mapped(widened, args)))
+    expected = [one.half() if one.is_floating_point() else one for one in wide]
+    dtypes = [str(one.dtype).removeprefix("torch.") for one in expected]
+    instruction, operands = bound(f"aten.{name}", args, dtypes)
+    with Dtypes() as kernels:
+        found = tensors_of(instruction.function(*operands))
+    assert torch.float32 in kernels.read
+    assert torch.float16 not in kernels.read
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype is other.dtype
+        if one.is_floating_point():  # not so oneDNN's workspace, parts of which are never written
+            assert torch.equal(one, other)
+
+
+def test_results_that_the_program_keeps_in_float32_are_not_rounded() -> None:
+    name = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+    instruction, operands = bound(name, HEADS, ["float16", "float32"])
+    attended, sums = tensors_of(instruction.function(*operands))
+    expected = tensors_of(find_operator(name)(*mapped(widened, HEADS)))
+    assert torch.equal(attended, expected[0].half())
+    assert torch.equal(sums, expected[1])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_other_dtypes_call_the_kernel_itself(dtype: str) -> None:
+    instruction, _ = bound("aten.mm.default", CALLS["mm.default"], [dtype])
+    assert instruction.function is torch.mm
