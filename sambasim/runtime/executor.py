@@ -269,7 +269,7 @@ class Executor:
         exposed_s += perf_counter() - began_s
         norm = None if self._norm is None else live[self._norm]
         norm = norm if isinstance(norm, float) else None
-        applied = norm is None or optimizers.factor(norm) is not None
+        applied = norm is None or not optimizers.skips(norm)
         return Updated(shared.losses, shared.request, norm, exposed_s, hidden_s, began_ns, waited_s, applied)
 
     @property

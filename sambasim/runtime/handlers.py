@@ -287,8 +287,8 @@ def _total_norm(nodes: Sequence[Node], binding: Binding) -> Instruction:
 
 
 def _optimizer(nodes: Sequence[Node], binding: Binding) -> Instruction:
-    """One optimizer step on the owned slice, if gradients have not overflowed. Clipped gradients are read twice: in
-    pieces that stay in the caches."""
+    """One optimizer step on the owned slice, if gradients have not overflowed. Without master weights, clipped
+    gradients are read twice: in pieces that stay in the caches."""
     (node,) = nodes
     optimizers = binding.optimizers
     if optimizers is None:
@@ -297,7 +297,8 @@ def _optimizer(nodes: Sequence[Node], binding: Binding) -> Instruction:
     start, stop = binding.connected.owned(group)
     gradient = binding.connected.memory.region(group, "gradient")
     clips = any(isinstance(one, Ref) for one in node.args)
-    limit = CHUNK_ELEMENTS * torch.get_num_threads() if clips else max(stop - start, 1)
+    rereads = clips and not optimizers.has_masters
+    limit = CHUNK_ELEMENTS * torch.get_num_threads() if rereads else max(stop - start, 1)
     updates: list[tuple[Tensor, SliceUpdate]] = [
         (gradient[a:b], optimizers.slice(group, a, b)) for a, b in pieces(start, stop, limit)
     ]
@@ -311,7 +312,7 @@ def _optimizer(nodes: Sequence[Node], binding: Binding) -> Instruction:
         return bound(node, binding, partial(step, piece))
 
     def clip_and_update(norm: float) -> None:
-        factor = optimizers.factor(norm)
+        factor = optimizers.clip(norm)
         if factor is None:
             return
         for piece, step in updates:

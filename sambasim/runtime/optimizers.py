@@ -69,8 +69,8 @@ class Scalars:
         self.step = 0
         self.number = torch.zeros(())
         self.keywords: dict[str, float | bool] = {}
-        self.unscale = 1.0
-        """By what 16-bit gradients are multiplied in float32: the inverse of the loss scale, a power of two."""
+        self.factor = 1.0
+        """By what gradients are multiplied in float32, for master weights: that of clipping, over the loss scale."""
         self._last_given: tuple[Hyperparameters, float, bool] | None = None
 
     def begin(self, step: int, rate: float) -> None:
@@ -189,8 +189,6 @@ def wide_update(
     def update_slice(narrow_gradient: Tensor) -> None:
         for where, gradient, copies, compute, roundings in updates:
             gradient.copy_(narrow_gradient[where])
-            if scalars.unscale != 1.0:
-                gradient.mul_(scalars.unscale)
             for value, place in copies:
                 value.copy_(place)
             compute(gradient)
@@ -218,8 +216,8 @@ def master_update(
             master.copy_(parameter)
         for where, gradient, compute in updates:
             gradient.copy_(narrow_gradient[where])
-            if scalars.unscale != 1.0:
-                gradient.mul_(scalars.unscale)
+            if scalars.factor != 1.0:
+                gradient.mul_(scalars.factor)
             compute(gradient)
             parameter[where].copy_(master[where])
 
@@ -251,22 +249,30 @@ class Optimizers:
         self._rounding_seed = None if seed is None else int(seed)
         self._scratch: list[Tensor] = []
         self.scales_loss = LOSS_SCALE in arguments
+        self.has_masters = all(MASTER in one.states for one in program.optimizers)
         self.loss_scale = 1.0
 
     def begin(self, step: int, rate: float, loss_scale: float = 1.0) -> None:
         for scalars in self._scalars:
             scalars.begin(step, rate)
-        if loss_scale != self.loss_scale:
-            self.loss_scale = loss_scale
-            for scalars in self._scalars:
-                scalars.unscale = 1 / loss_scale
+        self.loss_scale = loss_scale
 
-    def factor(self, norm: float) -> float | None:
-        """What clipping multiplies gradients of this norm by, as torch does; None if the update must be skipped."""
-        if self.scales_loss and not math.isfinite(norm):
+    def skips(self, norm: float) -> bool:
+        """Whether gradients of this norm have overflowed, so that the update must be skipped."""
+        return self.scales_loss and not math.isfinite(norm)
+
+    def clip(self, norm: float) -> float | None:
+        """Clip gradients of this norm, as torch does. Returns what the caller must multiply them by: 1 with master
+        weights, whose updates do that in float32; None if the update must be skipped."""
+        if self.skips(norm):
             return None
         bound = self._scalars[0].hyperparameters.get("max_grad_norm")
-        return 1.0 if bound is None else coefficient(norm, bound)
+        factor = 1.0 if bound is None else coefficient(norm, bound)
+        if not self.has_masters:
+            return factor
+        for scalars in self._scalars:
+            scalars.factor = factor / self.loss_scale
+        return 1.0
 
     def slice(self, group: ParameterGroup, start: int, stop: int, divisor: int = 1) -> SliceUpdate:
         """A function that updates elements `start` to `stop` of `group`, multiples of 64, in every step. It divides the

@@ -1,14 +1,16 @@
 """Promise one in bf16 and fp16: device sync, host sync and emulation give the same bits, however optimizer steps round,
 and also where steps are skipped because gradients overflow."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sambasim.compiler.front import compile_from_options
 from tests.mpi.test_exactness import check_apart, check_exact
 from tests.mpi.test_resume import check_resumed, resumed_runs
-from tests.mpi.training import TWO_NODES, train
+from tests.mpi.training import EXACT, TWO_NODES, WAYS, run_of, train
 from tests.support.examples import EXAMPLES, example_options
 from tests.support.whole import is_whole, whole_case
 
@@ -21,7 +23,9 @@ VARIANTS = {
     "nearest": (_BF16, *_ADAM),
     "stochastic": (_BF16, *_ADAM, "compile.stochastic_rounding=true"),  # it must end elsewhere than "nearest"
     "master": (_BF16, *_ADAM, "compile.master_weights=true"),
+    "master-clipped": (_BF16, *_CLIPPED, "compile.master_weights=true"),
     "fp16": (_FP16, *_ADAM),
+    "fp16-clipped": (_FP16, *_CLIPPED, "optimizer.lr=0.002"),
     "fp16-overflows": (_FP16, *_CLIPPED, *_OVERFLOWS),
 }
 _OF_ANOTHER_KIND = ("optimizer.momentum=", "optimizer.nesterov=", "optimizer.weight_decay=")
@@ -44,6 +48,15 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.mark.parametrize(("np", "nodes"), [whole_case(2, {}), whole_case(3, {}), whole_case(4, {}), (4, TWO_NODES)])
 def test_device_host_and_emulation_are_equal(np: int, nodes: dict[str, str], compiled: list[Path]) -> None:
     check_apart(check_exact(np, compiled, nodes))
+
+
+def test_parameter_servers_and_mpi_clip_as_devices_of_one_node_do(compiled: list[Path]) -> None:
+    ways: dict[str, Mapping[str, Any]] = {**{way: WAYS[way] for way in EXACT}, "emulated": {"emulate": 2}}
+    paths = [path for path in compiled if path.stem.endswith(("fp16-clipped", "master-clipped"))]
+    found = train(
+        2, [run_of(f"{path.stem} {way}", path, steps=3, **how) for path in paths for way, how in ways.items()]
+    )
+    assert [len({found[f"{path.stem} {way}"].outcome for way in ways}) for path in paths] == [1] * len(paths)
 
 
 def test_they_go_on_from_a_checkpoint_over_two_nodes(compiled: list[Path], tmp_path: Path) -> None:

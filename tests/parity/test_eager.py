@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sambasim.compiler.front import compile_from_options
 from sambasim.data.sources import open_source
-from sambasim.ir.program import Program
+from sambasim.ir.program import MASTER, Program
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS
 from sambasim.options.run import RunOptions, resolve_run
 from sambasim.pef import map_weights, read
@@ -26,7 +27,7 @@ from sambasim.runtime.training import Trainer
 from sambasim.runtime.transports.in_process import Hub, InProcess
 from tests.parity.conftest import Variant
 from tests.support.eager import CONSTANT_RATE, EagerReplica, PaddedOptimizer, make_optimizer
-from tests.support.examples import EXAMPLES, OPTIMIZERS
+from tests.support.examples import EXAMPLES, OPTIMIZERS, example_options
 
 STEPS = 5
 EPSILON = torch.finfo(torch.float32).eps
@@ -191,6 +192,29 @@ def test_clipping_follows_its_rule_bit_for_bit_and_torch_closely(
             torch.testing.assert_close(clipped, parameter.grad, rtol=1e-6, atol=0.0)
         padded.step()
         assert _differing(ours.memory, eager.state()) == [], f"step {step}"
+
+
+@pytest.mark.parametrize("dtype", [("dtype=fp16",), ("dtype=bf16", "master_weights=true")])
+def test_with_master_weights_clipping_is_computed_in_float32(dtype: Sequence[str], tmp_path: Path) -> None:
+    """And of float16 together with the loss scale. Gradients in memory stay as they are."""
+    chosen = (*(f"compile.{one}" for one in dtype), "optimizer.lr=0.05", "optimizer.max_grad_norm=0.05")
+    cleared = ("optimizer.momentum=", "optimizer.nesterov=", "optimizer.weight_decay=")
+    path = compile_from_options(example_options("logistic_regression", tmp_path, *cleared, *chosen)).path
+    ours = Ours(path, _options(path))
+    masters = [nn.Parameter(parameter.float()) for parameter in ours.regions("parameter")]
+    optimizer = torch.optim.SGD(masters, lr=0.05, fused=True)
+    for step in range(STEPS):
+        record = ours.trainer.step(0)
+        assert record.grad_norm is not None
+        assert record.grad_norm > 0.05, "otherwise nothing is clipped"
+        factor = 0.05 / (record.grad_norm + 1e-6) / (record.loss_scale or 1.0)
+        for master, gradient in zip(masters, ours.regions("gradient"), strict=True):
+            assert gradient.dtype is not torch.float32
+            master.grad = gradient.float() * factor
+        optimizer.step()
+        for master, found, parameter in zip(masters, ours.regions(MASTER), ours.regions("parameter"), strict=True):
+            assert torch.equal(master, found), f"step {step}"
+            assert torch.equal(master.to(parameter.dtype), parameter), f"step {step}"
 
 
 def _norm(gradients: Sequence[Tensor], program: Program) -> float:

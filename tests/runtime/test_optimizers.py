@@ -210,7 +210,7 @@ def test_master_weights_are_those_of_float32_and_parameters_their_roundings(kind
         )
         for a, b in slices
     ]
-    trained.scalars.unscale = 1 / 16
+    trained.scalars.factor = 1 / 16
     for step, gradient in enumerate(expected.gradients, start=1):
         expected.scalars.begin(step, 1.0)
         slice_update(wide, others, expected.scalars)(gradient.float())

@@ -5,10 +5,9 @@ from sambasim.ir.dataflow import axis_of, groups_of, pass_and_update
 from sambasim.ir.graph import Graph, Node, Ref, SectionKind, node_references
 from sambasim.ir.mesh import PIPELINE
 from sambasim.ir.operators import OPERATORS, OperatorKind
-from sambasim.ir.program import LOSS_SCALE, Program
+from sambasim.ir.program import LOSS_SCALE, MASTER, Program
 from sambasim.ir.stages import copied
 from sambasim.ir.types import SymbolKind
-from sambasim.ir.verify.groups import is_narrow
 from sambasim.ir.verify.values import require
 
 _SECTION_KINDS = {
@@ -99,7 +98,7 @@ def _verify_norm(program: Program, training: Graph) -> None:
         count = training.values[squares[0].results[0] or ""].numel
         require(count == reached, 11, f"{squares[0].name} has {count} sums for {reached} blocks")
     scales = any(argument.name == LOSS_SCALE for argument in program.runtime_arguments)
-    unscales = bool(norms) and all(map(is_narrow, program.groups))
+    unscales = bool(norms) and all(MASTER in one.states for one in program.optimizers)
     require(unscales or not scales, 11, "the loss is scaled, and gradients are not all checked and unscaled")
     require(len(squares) == len(norms) <= 1, 11, f"{len(squares)} nodes sum squares for {len(norms)} norms")
     operands: tuple[Ref, ...] = ()

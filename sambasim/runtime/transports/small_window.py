@@ -125,7 +125,7 @@ class _Step(Communication):
         norm = None
         if self._clips:
             norm = total_norm(self._square_sums()) / self._optimizers.loss_scale
-            factor = self._optimizers.factor(norm)
+            factor = self._optimizers.clip(norm)
             if factor is None:
                 return norm
             for mean in self._means if factor < 1.0 else ():
