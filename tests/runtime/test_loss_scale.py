@@ -1,6 +1,7 @@
 """The dynamic loss scale, and training in float16 with it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from sambasim.cli.run import run_command
 from sambasim.compiler.front import compile_from_options
-from sambasim.errors import NumericsError
+from sambasim.errors import InvariantError, NumericsError
+from sambasim.ir.verify.training import verify_training
 from sambasim.options.training import LossScaleOptions
 from sambasim.pef import map_weights, read
 from sambasim.runtime.loss_scale import LossScale
@@ -119,6 +121,14 @@ def pef(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_from_options(
         example_options("logistic_regression", tmp_path_factory.mktemp("fp16"), *cleared, *chosen)
     ).path
+
+
+def test_only_master_weights_can_unscale_gradients(pef: Path) -> None:
+    program = read(pef).program
+    verify_training(program)
+    narrow = tuple(replace(one, states=one.states[1:]) for one in program.optimizers)
+    with pytest.raises(InvariantError, match="the loss is scaled, and gradients are not all checked and unscaled"):
+        verify_training(replace(program, optimizers=narrow))
 
 
 def _train(pef: Path, folder: Path, start: float, steps: int) -> tuple[list[dict[str, object]], dict[str, Tensor]]:
