@@ -10,7 +10,7 @@ from rich.text import Text
 from sambasim.hardware.placement import Location
 from sambasim.ir.schedule import ActionKind
 from sambasim.report.mesh_records import NOTE, MeshRecord, mesh_record
-from sambasim.report.output import Chart, Curve, add_row, json_line, log_chart, plain_table
+from sambasim.report.output import Curve, add_row, json_line, plain_table, speed_chart
 from sambasim.simulation.mesh import MeshStep
 from sambasim.simulation.prediction import zero_note
 from sambasim.units import format_bytes, format_rate, format_seconds
@@ -105,19 +105,12 @@ SCALING_COLUMNS = (
 
 
 def scaling_rows(steps: Sequence[MeshStep]) -> Iterator[tuple[str, ...]]:
-    for step, efficiency in zip(steps, _efficiencies(steps), strict=True):
+    for step in steps:
         yield (
             *(str(step.mesh), step.path or "none", str(step.mesh.world_size), str(step.placement.nodes)),
-            *(format_seconds(step.predicted_s), format_rate(step.samples_per_s), f"{efficiency:.1%}"),
+            *(format_seconds(step.predicted_s), format_rate(step.samples_per_s), f"{step.efficiency:.1%}"),
             *(format_seconds(step.exposed_sync_s), format_seconds(step.hidden_sync_s)),
         )
-
-
-def _efficiencies(steps: Sequence[MeshStep]) -> list[float]:
-    """The samples/s of a rank, relative to those of the fewest ranks."""
-    fewest = min(steps, key=lambda step: step.mesh.world_size)
-    alone = fewest.samples_per_s / fewest.mesh.world_size
-    return [step.samples_per_s / step.mesh.world_size / alone for step in steps]
 
 
 def _scaling_table(steps: Sequence[MeshStep]) -> Table:
@@ -130,28 +123,19 @@ def _scaling_table(steps: Sequence[MeshStep]) -> Table:
 def mesh_csv_rows(steps: Sequence[MeshStep]) -> list[dict[str, object]]:
     """One flat row for each step; times by axis have a column each."""
     rows = []
-    for step, efficiency in zip(steps, _efficiencies(steps), strict=True):
+    for step in steps:
         fields = mesh_record(step).model_dump(exclude={"name", "mesh", "axes", "each_rank", "backed_by"})
         waited = {f"predicted_waited_{axis}_s": seconds for axis, seconds in fields.pop("predicted_waited_s").items()}
-        rows.append({"mesh": str(step.mesh), **fields, "predicted_efficiency": efficiency, **waited})
+        rows.append({"mesh": str(step.mesh), **fields, "predicted_efficiency": step.efficiency, **waited})
     return rows
 
 
 def mesh_plot(of_sizes: Sequence[Sequence[MeshStep]]) -> str:
     """Samples/s over ranks as an SVG. By batch size: a curve for each way to sync, from the steps without sync on, and
-    a straight line through the fewest ranks."""
+    a straight line through one replica."""
     first = of_sizes[0][0]
     curves = [curve for steps in of_sizes for curve in _curves(steps, several=len(of_sizes) > 1)]
-    return log_chart(
-        Chart(
-            title=f"{first.program.name}, each rank on {first.budget.where}: predicted, not measured",
-            x_title="ranks",
-            y_title="samples per second",
-            x_words=lambda ranks: f"{ranks:.0f}",
-            y_words=format_rate,
-            curves=curves,
-        )
-    )
+    return speed_chart(f"{first.program.name}, each rank on {first.budget.where}", "ranks", curves)
 
 
 def _curves(steps: Sequence[MeshStep], *, several: bool) -> Iterator[Curve]:
@@ -161,8 +145,9 @@ def _curves(steps: Sequence[MeshStep], *, several: bool) -> Iterator[Curve]:
     for step in sorted(steps, key=lambda one: one.mesh.world_size):
         points.setdefault(step.path, []).append((step.mesh.world_size, step.samples_per_s))
     alone = points.pop(None, [])
-    (count, speed), *_ = alone or min(points.values())
     for path, found in points.items():
         yield Curve(f"sync by {path}{batch}", [*alone, *found])
     counts = sorted({step.mesh.world_size for step in steps})
-    yield Curve(f"linear{batch}", [(ranks, ranks / count * speed) for ranks in counts], is_bound=True)
+    one = max((step.of_one_replica for step in steps), key=lambda one: one.samples_per_s)
+    speed = one.samples_per_s / one.mesh.world_size
+    yield Curve(f"linear{batch}", [(ranks, ranks * speed) for ranks in counts], is_bound=True)

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sambasim.bounded import printable
+from sambasim.units import format_rate
 
 
 def plain_table(title: str, words: Iterable[str], numbers: Iterable[str]) -> Table:
@@ -84,6 +85,20 @@ class _Axis:
 
     def at(self, value: float) -> float:
         return self.start + (self.stop - self.start) * math.log(value / self.least) / math.log(self.most / self.least)
+
+
+def speed_chart(title: str, x_title: str, curves: Sequence[Curve]) -> str:
+    """Predicted samples/s over a number of ranks or replicas as an SVG."""
+    return log_chart(
+        Chart(
+            title=f"{title}: predicted, not measured",
+            x_title=x_title,
+            y_title="samples per second",
+            x_words=lambda count: f"{count:.0f}",
+            y_words=format_rate,
+            curves=curves,
+        )
+    )
 
 
 def log_chart(chart: Chart) -> str:

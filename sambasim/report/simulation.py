@@ -13,7 +13,7 @@ from sambasim.hardware.budget import load_calibration
 from sambasim.records import Record
 from sambasim.records.trace import TraceProcess, TraceSpan, trace_json
 from sambasim.records.trace import Track as Shown
-from sambasim.report.output import Chart, Curve, add_row, json_line, log_chart, plain_table
+from sambasim.report.output import Curve, add_row, json_line, plain_table, speed_chart
 from sambasim.simulation.prediction import Prediction, backing_of, is_recurrent, likely_s, zero_note
 from sambasim.simulation.scaling import ScaledStep, Span, Track
 from sambasim.simulation.step import PredictedStep, TimedSection
@@ -233,16 +233,7 @@ def scaling_plot(title: str, records: Sequence[ScalingRecord]) -> str:
         alone = rows[0].predicted_samples_per_s / rows[0].predicted_efficiency / rows[0].replicas
         counts = sorted({row.replicas for row in rows})
         curves.append(Curve(f"no sync, batch {batch_size}", [(n, n * alone) for n in counts], is_bound=True))
-    return log_chart(
-        Chart(
-            title=f"{title}: predicted, not measured",
-            x_title="replicas",
-            y_title="samples per second",
-            x_words=lambda replicas: f"{replicas:.0f}",
-            y_words=format_rate,
-            curves=curves,
-        )
-    )
+    return speed_chart(title, "replicas", curves)
 
 
 MOST_SHOWN = 4

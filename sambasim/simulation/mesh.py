@@ -14,7 +14,7 @@ from sambasim.ir.graph import SectionKind
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Mesh, copy_mesh, mesh_of
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import Action, Schedule, Span, make, timeline
-from sambasim.simulation.ranks import Cost, PricedRank, RankStep, price_ranks, rank_step
+from sambasim.simulation.ranks import Cost, PricedRank, RankStep, part_of, price_ranks, rank_step
 from sambasim.simulation.step import MODEL_KINDS
 from sambasim.simulation.sync import SyncPath, Traffic
 
@@ -162,6 +162,20 @@ class MeshStep:
     @property
     def samples_per_s(self) -> float:
         return self.replicas * self.micro_steps * self.program.replica_batch_size / self.predicted_s
+
+    @cached_property
+    def of_one_replica(self) -> "MeshStep":
+        """The step of the first replica alone. Its chips that share a batch sync as here."""
+        if self.path is None:
+            return self
+        priced = [PricedRank(one.program, one.alone) for one in self.ranks]
+        placement = part_of(self.placement, range(self.program.ranks_of_replica))
+        return mesh_step(self.program, priced, placement, self.path, self.micro_steps)
+
+    @property
+    def efficiency(self) -> float:
+        """The samples/s of a replica, relative to those of one alone; it may exceed 1 if replicas share the update."""
+        return self.samples_per_s / self.replicas / self.of_one_replica.samples_per_s
 
     def of_kind_s(self, kind: SectionKind) -> float:
         """All sections of `kind` in the step; of REDUCE and GATHER also what overlaps."""

@@ -116,7 +116,7 @@ def rank_step(priced: PricedRank, placement: Placement, path: SyncPath, mesh: Me
     program, alone = priced.program, priced.alone
     graph = _training(program)
     model = [section for section in graph.sections if section.kind in MODEL_KINDS]
-    replicas = _part(placement, mesh.group(rank, DATA_PARALLEL))
+    replicas = part_of(placement, mesh.group(rank, DATA_PARALLEL))
     scaled = scale(program, alone, replicas, path, in_passes=False)
     gathered = _gathered(program, alone, replicas) if scaled.path is SyncPath.HOST else []
     copies = copies_of(graph, program, placement, mesh, rank)
@@ -145,7 +145,7 @@ def _complete(costs: Mapping[tuple[ActionKind, int], Cost]) -> Mapping[tuple[Act
     return {(kind, stage): Cost(0.0, 0.0, {}) for kind in ActionKind for stage in stages} | dict(costs)
 
 
-def _part(placement: Placement, ranks: Sequence[int]) -> Placement:
+def part_of(placement: Placement, ranks: Sequence[int]) -> Placement:
     """The placement of some ranks."""
     if placement.node_of is None and len(ranks) == placement.replicas:
         return placement

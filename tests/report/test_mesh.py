@@ -18,9 +18,11 @@ from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.ir.schedule import Action
 from sambasim.pef import peek, read
 from sambasim.records.metrics import read_run
+from sambasim.report import mesh
 from sambasim.report.inspect import contents
 from sambasim.report.mesh_records import mesh_record
 from sambasim.report.mesh_trace import mesh_trace, title_of
+from sambasim.report.output import Curve, speed_chart
 from sambasim.simulation.mesh import MeshStep, predict_mesh
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_bytes, format_seconds
@@ -169,6 +171,48 @@ def test_simulate_writes_rows_a_plot_and_a_trace(pef: Path, tmp_path: Path) -> N
     assert "pp 1, tp 1" in printed
     assert "node 0 RDU 3" in printed
     assert "not validated" in printed
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Curve]:
+    """The curves of plots."""
+    curves: list[Curve] = []
+
+    def draw(title: str, x_title: str, found: list[Curve]) -> str:
+        curves[:] = found
+        return speed_chart(title, x_title, found)
+
+    monkeypatch.setattr(mesh, "speed_chart", draw)
+    return curves
+
+
+def test_speed_is_relative_to_one_replica_whichever_were_asked_for(pef: Path, drawn: list[Curve]) -> None:
+    one = predicted(pef)
+    several = [predicted(pef, replicas, sync) for replicas in (2, 4) for sync in (SyncPath.HOST, SyncPath.RDU)]
+    assert one.efficiency == 1
+    for row, step in zip(mesh.mesh_csv_rows(several), several, strict=True):
+        assert row["predicted_efficiency"] == step.samples_per_s / step.replicas / one.samples_per_s
+        assert 0 < step.efficiency < 1
+    for steps in (several, [one, *several]):
+        mesh.mesh_plot([steps])
+        assert drawn[-1].is_bound
+        line = dict(drawn[-1].points)
+        assert (line[8], line[16]) == pytest.approx((2 * one.samples_per_s, 4 * one.samples_per_s))
+
+
+def test_chips_that_share_a_batch_sync_in_one_replica_too(tmp_path: Path, drawn: list[Curve]) -> None:
+    """So each path has its own base, and the straight line is that of the quicker one."""
+    rows = tmp_path / "rows.csv"
+    files = ["--csv", str(rows), "--plot", str(tmp_path / "rows.svg")]
+    simulate(Path("configs/parallelism/batch.toml"), "--replicas", "2,1", *files)
+    with rows.open(encoding="utf-8", newline="") as text:
+        of_two, of_one = ([next(lines), next(lines)] for lines in [csv.DictReader(text)] * 2)
+    assert [row["sync"] for row in of_one] == ["host", "rdu"]
+    for two, one in zip(of_two, of_one, strict=True):
+        speeds = [float(row["predicted_samples_per_s"]) for row in (two, one)]
+        assert float(one["predicted_efficiency"]) == 1
+        assert float(two["predicted_efficiency"]) == pytest.approx(speeds[0] / 2 / speeds[1])
+    assert drawn[-1].points[0] == (2, max(float(row["predicted_samples_per_s"]) for row in of_one))
 
 
 @pytest.fixture(scope="module")

@@ -200,8 +200,8 @@ def _axes(record: MeshRecord) -> ui.Part:
 
 def _scaling(steps: Sequence[MeshStep]) -> ui.Part:
     lead = (
-        "Each replica has its own batch, so the global batch grows with the number of ranks. The efficiency is the "
-        "speed of a rank relative to the fewest ranks."
+        "Each replica has its own batch, so the global batch grows with the number of ranks. The efficiency is "
+        "relative to the samples/s of one replica."
     )
     table = _table(SCALING_COLUMNS, scaling_rows(steps))
     counts = sorted({step.mesh.world_size for step in steps})
