@@ -55,8 +55,8 @@ CUTS: tuple[Fault, ...] = (
     ),
     Fault(
         "heads that chips do not divide",
-        f"{TRAIN} --tensor-parallel weight --n-chips 3",
-        ("4 attention heads cannot be divided over 3 ranks", "where: net.py:", "--n-chips 2 or 4, or leave out"),
+        f"{TRAIN} --tensor-parallel weight --n-chips 8",
+        ("4 attention heads cannot be divided over 8 ranks", "where: net.py:", "--n-chips 2 or 4, or leave out"),
         ATTENTION,
     ),
     Fault(

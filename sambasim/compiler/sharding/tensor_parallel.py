@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import gcd
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from sambasim.compiler.names import GRADIENT_SUFFIX
 from sambasim.compiler.sharding.layouts import WHOLE, Layout, cut, cut_of, fits, part_type
@@ -11,14 +11,14 @@ from sambasim.compiler.sharding.named_plan import Named, general, plan_by_name, 
 from sambasim.compiler.sharding.plan import Plan, find_plan, propagate
 from sambasim.compiler.sharding.rules import RULES
 from sambasim.errors import OptionError
-from sambasim.ir.graph import Graph, Ref, node_references
+from sambasim.ir.graph import Graph, Node, Ref, node_references
 from sambasim.ir.mesh import TENSOR, Axis
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.ir.verify import Progress
 from sambasim.options.load import one_of, refusal
-from sambasim.units import format_bytes
+from sambasim.units import counted, format_bytes
 
 _MOST_NAMES = 4
 _USUAL = (2, 4, 8)
@@ -97,7 +97,6 @@ class TensorParallel:
         return plan_by_name(program, graph, TENSOR, self.ranks, names)
 
     def _found(self, program: Program, graph: Graph) -> Plan:
-        _check_heads(program, graph, self.ranks)
         plan = find_plan(program, graph, TENSOR, self.ranks)
         names = read_names(program, graph, self.ranks, self.styles_of_model)
         missed = [name for name in names.layouts if name not in plan.layouts]
@@ -106,13 +105,11 @@ class TensorParallel:
             plan = find_plan(program, graph, TENSOR, self.ranks, start)
         if self.styles_of_model:
             self.tell(_about_model(program, names, missed))
+        undivided = _undivided_heads(program, graph, self.ranks)
         if not plan.layouts:
-            possible = [str(ranks) for ranks in _USUAL if find_plan(program, graph, TENSOR, ranks).layouts]
-            raise OptionError(
-                f"no tensor of {program.name} can be cut over {self.ranks} ranks: no two products with only "
-                "operators between them that work on parts, in sizes that divide evenly",
-                remedy=f"{f'--n-chips {one_of(possible)}, or ' if possible else ''}leave out --tensor-parallel",
-            )
+            raise _nothing_cut(program, graph, self.ranks, undivided)
+        for heads in undivided:
+            self.tell(f"whole on every rank: {heads}, which cannot be divided over {self.ranks} ranks")
         return plan
 
     def _cut(self, symbol: Symbol, layout: Layout) -> Symbol:
@@ -120,20 +117,44 @@ class TensorParallel:
         return replace(symbol, type=type_, cuts=cut_of(layout, TENSOR, self.ranks))
 
 
-def _check_heads(program: Program, graph: Graph, ranks: int) -> None:
-    """Raises OptionError for attention with several heads that `ranks` does not divide."""
+class _Heads(NamedTuple):
+    """How many heads an attention has: of queries, and of keys and values, which may be fewer."""
+
+    query: int
+    key: int
+
+    def __str__(self) -> str:
+        if self.query == self.key:
+            return counted(self.query, "attention head")
+        return f"{counted(self.query, 'query head')} and {counted(self.key, 'key head')}"
+
+
+def _undivided_heads(program: Program, graph: Graph, ranks: int) -> Mapping[_Heads, Node]:
+    """Those that `ranks` does not divide, each with the first attention that has them."""
+    found: dict[_Heads, Node] = {}
     for node in graph.nodes:
         if OPERATORS[node.operator].kind is OperatorKind.ATTENTION:
             names = [one.name for one in node.args[:3] if isinstance(one, Ref)]
             shapes = [(graph.values.get(name) or program.symbols[name].type).shape for name in names]
-            heads = gcd(*(shape[1] for shape in shapes if len(shape) == 4))
-            if heads > 1 and heads % ranks:
-                divisors = [str(number) for number in range(2, heads + 1) if heads % number == 0]
-                raise OptionError(
-                    f"{heads} attention heads cannot be divided over {ranks} ranks",
-                    where=None if node.source is None else str(node.source),
-                    remedy=f"--n-chips {one_of(divisors)}, or leave out --tensor-parallel",
-                )
+            heads = [shape[1] for shape in shapes if len(shape) == 4]
+            if any(number % ranks for number in heads):
+                found.setdefault(_Heads(max(heads), min(heads)), node)
+    return found
+
+
+def _nothing_cut(program: Program, graph: Graph, ranks: int, undivided: Mapping[_Heads, Node]) -> OptionError:
+    what = (
+        f"no tensor of {program.name} can be cut over {ranks} ranks: no two products with only operators between them "
+        "that work on parts, in sizes that divide evenly"
+    )
+    where, tried = None, set(_USUAL)
+    for heads, node in list(undivided.items())[:1]:
+        what = f"{heads} cannot be divided over {ranks} ranks, and no other tensor of {program.name} can be cut"
+        where = None if node.source is None else str(node.source)
+        tried |= {number for number in range(2, heads.key + 1) if gcd(*heads) % number == 0}
+    possible = [str(number) for number in sorted(tried) if find_plan(program, graph, TENSOR, number).layouts]
+    remedy = f"{f'--n-chips {one_of(possible)}, or ' if possible else ''}leave out --tensor-parallel"
+    return OptionError(what, where=where, remedy=remedy)
 
 
 def _given_out(graph: Graph, symbol: Symbol, layouts: Mapping[str, Layout]) -> Layout:

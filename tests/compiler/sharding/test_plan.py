@@ -63,6 +63,22 @@ class Masked(nn.Module):
         return F.mse_loss(self.o(mixed.transpose(1, 2).reshape(4, 6, 16)), target)
 
 
+class Grouped(nn.Module):
+    """Attention whose key heads serve several query heads, and a feed-forward layer."""
+
+    def __init__(self, query: int, key: int) -> None:
+        super().__init__()
+        self.heads = query, key
+        self.q, self.k, self.v = (nn.Linear(16, 4 * heads) for heads in (query, key, key))
+        self.o, self.up, self.down = nn.Linear(4 * query, 16), nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        q, k, v = (part(x).unflatten(-1, (-1, 4)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        mixed = F.scaled_dot_product_attention(q, k, v, enable_gqa=len(set(self.heads)) > 1)
+        x = x + self.o(mixed.transpose(1, 2).flatten(2))
+        return F.mse_loss(x + self.down(self.up(x).relu()), target)
+
+
 class Traps(nn.Module):
     """What rules once got wrong: a number added to a sum over ranks, joined sums, GLU, shuffled channels, a table that
     scales gradients by frequency, and two losses of one target."""
@@ -240,9 +256,24 @@ def test_a_gpt_is_cut_as_in_megatron(tmp_path: Path) -> None:
     assert {name.partition("__")[2]: layout for name, layout in of_forward.layouts.items()}.items() >= blocks.items()
 
 
-def test_heads_that_ranks_do_not_divide_are_refused() -> None:
-    built, _ = built_from(Attention(), x=torch.randn(4, 6, 16), target=torch.randn(4, 6, 16))
-    with pytest.raises(OptionError, match="4 attention heads cannot be divided over 8 ranks") as raised:
+@pytest.mark.parametrize(
+    ("heads", "ranks", "told"),
+    [((3, 3), 2, "3 attention heads"), ((8, 2), 4, "8 query heads and 2 key heads")],
+)
+def test_heads_that_ranks_do_not_divide_stay_whole(heads: tuple[int, int], ranks: int, told: str) -> None:
+    torch.manual_seed(0)
+    built, inputs = built_from(Grouped(*heads), x=torch.randn(4, 6, 16), target=torch.randn(4, 6, 16))
+    notices: list[str] = []
+    program = TensorParallel(ranks, tell=notices.append)(built.program)
+    assert plan_of(built, ranks) == {"up__weight": cut(0), "up__bias": cut(0), "down__weight": cut(1)}
+    assert notices[0] == f"whole on every rank: {told}, which cannot be divided over {ranks} ranks"
+    assert notices[1].startswith("whole on every rank: q.weight (")
+    check_gradients_of(program, built, inputs)
+
+
+def test_heads_that_ranks_do_not_divide_are_refused_if_nothing_else_can_be_cut() -> None:
+    built, _ = built_from(Masked((6, 6)), x=torch.randn(4, 6, 16), target=torch.randn(4, 6, 16))
+    with pytest.raises(OptionError, match="4 attention heads cannot be divided over 8 ranks, and no other") as raised:
         TensorParallel(8)(built.program)
     assert raised.value.remedy == "--n-chips 2 or 4, or leave out --tensor-parallel"
 
