@@ -163,8 +163,10 @@ def _given_out(graph: Graph, symbol: Symbol, layouts: Mapping[str, Layout]) -> L
 
 
 def _about_model(program: Program, names: Named, missed: list[str]) -> str:
-    said = "tp_plan of the model is not used: the search cuts all weights that it names"
-    if missed:
+    said = "tp_plan of the model is not used: the search cuts all weights that the plan can cut"
+    if not names.layouts:
+        said = "tp_plan of the model is not used: it can cut no weight"
+    elif missed:
         names_of = dict.fromkeys(_general_name(program.symbols[name]) for name in missed)
         said = f"tp_plan of the model is used, because the search alone leaves weights whole: {_first(list(names_of))}"
     ignored = [f"{one.name.removeprefix('parallel.tensor_plan.')} {one.what}" for one in names.problems]

@@ -153,6 +153,9 @@ class Gated(nn.Module):
         return loss
 
 
+ODD_IS_WHOLE = 'of it, these have no effect: "odd" odd.weight has 5 columns, which 2 chips do not divide'
+
+
 class Wrapped(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -180,6 +183,22 @@ def test_the_plan_of_a_model_adds_to_what_the_search_cuts() -> None:
         "whole on every rank: inner.odd.weight (160 B)",
     ]
     check_gradients_of(program, built, inputs)
+
+
+@pytest.mark.parametrize(
+    ("styles", "said"),
+    [
+        ({"up": "colwise"}, "the search cuts all weights that the plan can cut"),
+        ({"up": "colwise", "odd": "colwise"}, f"the search cuts all weights that the plan can cut; {ODD_IS_WHOLE}"),
+        ({"odd": "colwise"}, f"it can cut no weight; {ODD_IS_WHOLE}"),
+    ],
+)
+def test_a_plan_that_is_not_used_is_not_said_to_cut_more_than_it_can(styles: Mapping[str, str], said: str) -> None:
+    built, _ = built_from(Gated(), x=torch.randn(4, 8))
+    notices: list[str] = []
+    program = TensorParallel(2, {}, styles, notices.append)(built.program)
+    assert layouts_of(program) == {"up": cut(0), "down": cut(1)}
+    assert notices[0] == f"tp_plan of the model is not used: {said}"
 
 
 @pytest.mark.parametrize(("ranks", "key_heads", "used"), [(2, 2, False), (4, 2, True), (2, 1, True)])
