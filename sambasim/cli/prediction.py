@@ -1,6 +1,7 @@
 """What `simulate`, `tilestat` and `report` predict, for a PEF or for a model that is captured on tensors without
 memory."""
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,12 +13,13 @@ from sambasim.costs.cut import Level
 from sambasim.errors import OptionError, PefError
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.spec import ALIASES, ClusterSpec, DeviceSpec, arch_of, load_cluster, load_device
+from sambasim.ir.mesh import copy_mesh
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.options.flags import LARGEST_COUNT, MOST_MICRO_STEPS
 from sambasim.pef import PefDocument, locate, read
 from sambasim.pef.archive import COMPILE_AGAIN
-from sambasim.simulation.mesh import MeshStep, mesh_step
+from sambasim.simulation.mesh import MeshStep, has_several_ranks, mesh_step
 from sambasim.simulation.prediction import Prediction, placements, predict
 from sambasim.simulation.ranks import price_ranks
 from sambasim.simulation.sync import SyncPath
@@ -74,6 +76,14 @@ def predictions(question: Question, *, quiet: bool) -> list[Prediction]:
     """For each batch size, one device of the first replica, and all replicas if they have one rank. Raises OptionError
     for invalid arguments, if possible before the capture of a model."""
     device, cluster, subject = _resolved(question, quiet=quiet)
+    for _, program in subject.programs:
+        if has_several_ranks(program):
+            mesh = copy_mesh(program.mesh)
+            raise OptionError(
+                f"this is a prediction for one device, and a replica of {program.name} has {mesh.world_size} ranks "
+                f"({mesh})",
+                remedy=f"sambasim simulate {shlex.quote(question.subject)} predicts all of its ranks",
+            )
     with _pef_errors(question.subject):
         return _of_one_rank(question, device, cluster, subject)
 

@@ -149,6 +149,7 @@ def _check_ranks(options: "RunOptions", header: "PefHeader", ranks: int, command
         options.emulate_replicas or replicas,
         minimum,
         replica=None if whole else header.replica,
+        processes=ranks - servers,
         command=command,
         data_parallel=header.data_parallel,
         emulated=options.emulate_replicas is not None,

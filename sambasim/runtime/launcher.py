@@ -169,10 +169,11 @@ def check_world_size(
     data_parallel: bool,
     emulated: bool = False,
     replica: "Mesh | None" = None,
+    processes: int = 1,
 ) -> None:
     """Raise LaunchError if a PEF cannot run with `world_size` replicas. `minimum`: the number that it was compiled for
     (`-ws`); `data_parallel`: whether it has REDUCE and GATHER sections between replicas; `replica`: the mesh of the
-    processes of one; None if it is one process."""
+    ranks of one, if each should be a process of its own; `processes`: how many were started then."""
     ranks_of_replica = 1 if replica is None else replica.world_size
     if world_size < minimum:
         ranks = minimum * ranks_of_replica
@@ -182,8 +183,7 @@ def check_world_size(
             f"and {_started(world_size, emulated, 'replica')}",
             remedy=_emulating(command, minimum)
             if emulated
-            else f"mpirun -np {ranks} {shlex.join(command)}"
-            + _or_whole(world_size * ranks_of_replica, replica, minimum, command),
+            else f"mpirun -np {ranks} {shlex.join(command)}" + _or_whole(processes, replica, minimum, command),
         )
     if world_size > 1 and not data_parallel:
         started = _started(world_size if emulated else world_size * ranks_of_replica, emulated, "rank")

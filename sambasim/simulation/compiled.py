@@ -10,7 +10,7 @@ from sambasim.hardware.placement import Placement
 from sambasim.ir.graph import Section, SectionKind
 from sambasim.ir.program import Program
 from sambasim.simulation.scaling import ScaledStep, scale
-from sambasim.simulation.step import MODEL_KINDS, check_one_rank, pieces_as_compiled, price_pieces
+from sambasim.simulation.step import MODEL_KINDS, pieces_as_compiled, price_pieces
 from sambasim.simulation.sync import SyncPath
 
 
@@ -67,9 +67,8 @@ def predict_compiled(
     path: SyncPath,
     micro_steps: int = 1,
 ) -> CompiledStep:
-    """The step of `program` on all replicas of `placement`. Raises MachineError if it does not fit, PefError for
-    invalid arguments."""
-    check_one_rank(program)
+    """The step of `program` on all replicas of `placement`, of one rank each. Raises MachineError if it does not
+    fit, PefError for invalid arguments."""
     graph = program.training or program.evaluation
     work = work_of(graph, program.symbols)
     check_chip(graph, work, budget)

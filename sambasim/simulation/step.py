@@ -10,10 +10,8 @@ from sambasim.costs.cut import Level, Piece, cut
 from sambasim.costs.fit import Need, check_chip, check_memory, need_of
 from sambasim.costs.price import Bound, Load, SectionPrice, load_of, price_of
 from sambasim.costs.work import Work, at_batch_size, device_bytes_of, stage_ranges, work_of
-from sambasim.errors import OptionError
 from sambasim.hardware.budget import Budget, Calibration
 from sambasim.ir.graph import Graph, SectionKind
-from sambasim.ir.mesh import copy_mesh
 from sambasim.ir.program import MASTER, Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 
@@ -133,9 +131,9 @@ def predict_step(
     batch_size: int | None = None,
     micro_steps: int = 1,
 ) -> PredictedStep:
-    """The step of `program` on one replica. For another `batch_size` the work is scaled; `micro_steps` run before one
-    update. Raises MachineError if it does not fit on `budget`, PefError for invalid arguments."""
-    check_one_rank(program)
+    """The step of `program` on one replica of one rank; `simulation.mesh` is for several. For another `batch_size` the
+    work is scaled; `micro_steps` run before one update. Raises MachineError if it does not fit on `budget`, PefError
+    for invalid arguments."""
     graph, samples = program.training or program.evaluation, batch_size or program.batch_size
     work = at_batch_size(work_of(graph, program.symbols), program.batch_size, samples)
     check_chip(graph, work, budget)
@@ -149,17 +147,6 @@ def predict_step(
         return step
     # Another partition may be faster if not everything fits into HBM.
     return min(step, cut_for(slowed(budget, step.tiers.rest)), key=lambda one: one.device_s)
-
-
-def check_one_rank(program: Program) -> None:
-    """For predictions of one device. `simulation.mesh` is for a copy of the model on several ranks."""
-    mesh = copy_mesh(program.mesh)
-    if mesh.world_size > 1:
-        raise OptionError(
-            f"this is a prediction for one device, and a replica of {program.name} has {mesh.world_size} ranks "
-            f"({mesh})",
-            remedy=f"once it is compiled, sambasim simulate {program.name} predicts all of its ranks",
-        )
 
 
 def pieces_as_compiled(graph: Graph, work: Work) -> list[Piece]:

@@ -227,6 +227,17 @@ def test_a_row_for_each_tile_of_the_replica(tilestat: Tilestat) -> None:
     assert "\x1b" not in printed
 
 
+@pytest.mark.parametrize("subject", ["configs/parallelism/tensor.toml", "PEF"])
+def test_several_ranks_are_for_simulate_with_the_same_subject(subject: str, tmp_path: Path) -> None:
+    if subject == "PEF":
+        subject = str(in_stages("char_gpt", tmp_path))
+    result = CliRunner().invoke(sambasim, ["tilestat", subject])
+    assert isinstance(result.exception, OptionError)
+    assert "has 2 ranks" in result.exception.what
+    assert result.exception.remedy == f"sambasim simulate {subject} predicts all of its ranks"
+    assert CliRunner().invoke(sambasim, ["simulate", subject], catch_exceptions=False).exit_code == 0
+
+
 def test_shares_add_up_and_what_is_unknown_is_null(tilestat: Tilestat) -> None:
     printed = tilestat("digits", "--num-tiles", "2", "--json")
     assert printed.count("\n") == 1

@@ -231,7 +231,7 @@ RUNS: tuple[Fault, ...] = (
     Fault(
         "one device for a PEF of several",
         "tilestat --pef stages",
-        ("a replica of stages has 2 ranks (pp 2)", "sambasim simulate stages predicts all of its ranks"),
+        ("a replica of stages has 2 ranks (pp 2)", "try:   sambasim simulate stages predicts all of its ranks"),
     ),
     Fault(
         "a prediction of inference on chips",

@@ -117,6 +117,19 @@ def test_ranks_that_are_no_whole_replicas_are_refused(minimum: int, replica: dic
     assert replicas_of(3, Mesh(replica), minimum, command=command, whole=True) == 3
 
 
+def test_processes_may_be_replicas_only_if_as_many_were_started() -> None:
+    def remedy(processes: int) -> str | None:
+        with pytest.raises(LaunchError) as error:
+            check_world_size(
+                1, 2, command=COMMAND[:2], data_parallel=True, replica=Mesh({"pp": 2, "tp": 2}), processes=processes
+            )
+        return error.value.remedy
+
+    whole = "; or for 4 replicas: mpirun -np 4 sambasim run --one-process-per-replica"
+    assert remedy(1) == "mpirun -np 8 sambasim run"
+    assert remedy(4) == f"mpirun -np 8 sambasim run{whole}"
+
+
 @pytest.mark.parametrize("typed", [["--emulate-replicas", "3"], ["--emulate_replicas=3"]])
 def test_an_emulation_is_put_right_by_its_own_flag(typed: list[str]) -> None:
     command = ["sambasim", "run", *typed, "--pef", "net"]
