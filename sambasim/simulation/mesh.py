@@ -114,7 +114,7 @@ class MeshStep:
             idle_s=self.micro_steps * max(0.0, self.pass_s - sum(cost.predicted_s for cost in costs)),
             update_host_s=rank.update_host_s,
             update_s=rank.update_s,
-            sync_after_s=self._after_s - rank.update_host_s - rank.update_s,
+            sync_after_s=max(self._after_s - rank.update_host_s - rank.update_s, 0.0),
         )
 
     @cached_property
