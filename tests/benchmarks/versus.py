@@ -228,10 +228,12 @@ def main(arguments: Sequence[str]) -> int:
             candidate.compile()
             start(candidate)  # builds what is built at the first use
         figures: list[dict[str, list[float]]] = [defaultdict(list), defaultdict(list)]
+        pairs = list(zip(candidates, figures, strict=True))
         for round_number in range(args.rounds):
             for measure in measurements:
                 print(f"round {round_number + 1}: {measure.__name__}", file=sys.stderr, flush=True)
-                for candidate, measured in zip(candidates, figures, strict=True):
+                # What ran before has an effect, so each is first in every second round.
+                for candidate, measured in pairs if round_number % 2 == 0 else pairs[::-1]:
                     for name, value in measure(candidate).items():
                         measured[name].append(value)
     lines, worse = table(*figures)
