@@ -26,7 +26,7 @@ VARIANTS = {
     "master-clipped": (_BF16, *_CLIPPED, "compile.master_weights=true"),
     "fp16": (_FP16, *_ADAM),
     # With the default scale, all of the few steps of some examples would overflow.
-    "fp16-clipped": (_FP16, *_CLIPPED, "training.loss_scale.start=512"),
+    "fp16-clipped": (_FP16, *_CLIPPED, "optimizer.lr=0.002", "training.loss_scale.start=512"),
     "fp16-overflows": (_FP16, *_CLIPPED, *_OVERFLOWS),
 }
 _MOST_IN_A_JOB = 24
