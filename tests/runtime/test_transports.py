@@ -20,6 +20,7 @@ def both(cores: int) -> tuple[NodeFlags, NodeFlags]:
             allocate_shared=lambda size_bytes: window,
             all_gather_object=lambda own: (set(range(cores)),) * 2,
         )
+        communicator.job = communicator
         return NodeFlags(cast(Communicator, communicator), SimpleNamespace(observer=None, replica=rank))
 
     return of(0), of(1)
