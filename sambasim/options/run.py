@@ -187,7 +187,7 @@ def resolve_run(
     merged = build(StoredOptions, _merge(_without_replaced(before, options.overrides), options.overrides))
     if problems := _switched(stored.optimizer, merged.optimizer):
         raise refusal(problems)
-    was, now = dict(_leaves(before)), dict(_leaves(merged.model_dump(mode="json")))
+    was, now = dict(leaves(before)), dict(leaves(merged.model_dump(mode="json")))
     changed = tuple(
         f"{name} = {show(value)} (compiled: {'none' if was.get(name) is None else show(was[name])})"
         for name, value in now.items()
@@ -206,9 +206,9 @@ def _stored(training_defaults: Mapping[str, object], data_source: Mapping[str, o
 
 
 def _compiled_in(overrides: Mapping[str, object], before: Mapping[str, object]) -> list[Problem]:
-    was = dict(_leaves(before))
+    was = dict(leaves(before))
     problems: list[Problem] = []
-    for name, value in _leaves(overrides):
+    for name, value in leaves(overrides):
         section = name.partition(".")[0]
         if section in ("compile", "model", "parallel"):
             problems.append(_compile_again(name, "is compiled into the PEF", value))
@@ -270,9 +270,10 @@ def _merge(under: Mapping[str, object], over: Mapping[str, object]) -> dict[str,
     return merged
 
 
-def _leaves(mapping: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    for name, value in mapping.items():
+def leaves(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """The values in nested tables, by dotted name."""
+    for name, value in table.items():
         if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
+            yield from leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value

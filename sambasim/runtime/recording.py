@@ -23,6 +23,7 @@ from sambasim.ir.graph import Graph, Section, node_references
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.grammar import StepRange, step_range
+from sambasim.options.run import leaves
 from sambasim.pef.weights import bytes_of
 from sambasim.records.digests import (
     REPLICA_FILES,
@@ -35,7 +36,6 @@ from sambasim.records.digests import (
     is_recording,
     replica_file,
 )
-from sambasim.runtime.checkpoint.changes import leaves
 from sambasim.runtime.observer import StepRecorder
 from sambasim.runtime.outcome import exempt
 from sambasim.runtime.plan import Plan
@@ -164,7 +164,10 @@ def _options(setup: Setup) -> dict[str, bool | int | float | str | None]:
     named = {name: value for name, value in leaves(tables) if value != {}}
     if setup.options.weights is not None:
         named["weights"] = str(setup.options.weights)
-    return {name: repr(value) if isinstance(value, list | dict) else value for name, value in named.items()}
+    return {
+        name: value if value is None or isinstance(value, int | float | str) else repr(value)
+        for name, value in named.items()
+    }
 
 
 @contextmanager

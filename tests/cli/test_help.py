@@ -15,7 +15,7 @@ from sambasim.errors import OptionError
 from sambasim.options.compile import compile_options
 from sambasim.options.flags import flags_of
 from sambasim.options.load import assign, given_flags
-from sambasim.options.run import _leaves, resolve_run, run_options
+from sambasim.options.run import leaves, resolve_run, run_options
 
 OPTIONS = compile_options(None, None, [], {})
 
@@ -61,7 +61,7 @@ def test_every_flag_sets_its_option(command: click.Command) -> None:
         needed = [] if command is compile_command or keyword == "pef" else ["--pef", "net"]
         given = command.make_context("x", [*typed, *needed]).params
         (flag,) = given_flags({keyword: given[keyword]}, settings)
-        assert dict(_leaves(assign({}, [flag]))) == {setting.name: value}
+        assert dict(leaves(assign({}, [flag]))) == {setting.name: value}
         assert flag.origin == setting.flag.typed
 
 

@@ -10,6 +10,7 @@ from pydantic import JsonValue
 
 from sambasim.errors import CheckpointError, OptionError, SambasimError
 from sambasim.options.load import show
+from sambasim.options.run import leaves
 from sambasim.pef import peek
 from sambasim.runtime.checkpoint.format import EXACT_SYNC, Manifest
 
@@ -216,14 +217,5 @@ def _options(saved: Manifest, now: Manifest) -> Iterator[Change]:
             yield Change(name, _shown(before.get(name)), _shown(after.get(name)), alters_bits=alters)
 
 
-def leaves(table: Mapping[str, JsonValue], prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
-    """The values in nested tables, by dotted name."""
-    for name, value in table.items():
-        if isinstance(value, dict) and value:
-            yield from leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-def _shown(value: JsonValue) -> str:
+def _shown(value: object) -> str:
     return "none" if value is None else show(value)
