@@ -83,6 +83,12 @@ class NumericsError(UserError):
     code = "numerics"
 
 
+class AssertionFailedError(UserError):
+    """An assertion of the model does not hold."""
+
+    code = "assertion"
+
+
 class LaunchError(UserError):
     """The job was started with a number of ranks, or by a launcher, that cannot work."""
 

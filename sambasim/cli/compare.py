@@ -153,7 +153,7 @@ def _compared_checkpoints(a: str, b: str) -> "Compared":
     from sambasim.report.compare import Fact
     from sambasim.report.compare.tensors import compare_files
     from sambasim.runtime.checkpoint.changes import differences
-    from sambasim.runtime.checkpoint.format import check
+    from sambasim.runtime.checkpoint.content import check
 
     ours, theirs = check(Path(a)), check(Path(b))
     apart = differences(ours.manifest, theirs.manifest)

@@ -139,6 +139,7 @@ def _in_words(report: "PredictionRecord") -> str:
     lines = [f"predicted {which} of {report.data} in {format_seconds(report.prediction_s)} (measured)"]
     if report.weights is None:
         lines.append("notice: with the weights of the PEF, as they were compiled; --weights FILE reads trained ones")
+    lines += [f"notice: {notice}" for notice in report.notices]
     lines += [f"loss {report.loss:.4f}"] if report.loss is not None else []
     lines += [f"accuracy {report.accuracy:.2%}"] if report.accuracy is not None else []
     lines += [f"outputs written to {report.predictions}"] if report.predictions else []

@@ -22,6 +22,7 @@ from sambasim.compiler.capture import (
 from sambasim.compiler.effects import refuse_lost_effects
 from sambasim.compiler.explain import explained
 from sambasim.compiler.identity import digests_of_model
+from sambasim.compiler.names import source_files
 from sambasim.compiler.passes import Fits, Partition, Pass, Place, run_pipeline
 from sambasim.compiler.pipeline.pipeline_parallel import PipelineParallel
 from sambasim.compiler.precision import STORED, inputs_in, stored_in
@@ -37,7 +38,7 @@ from sambasim.compiler.step import (
     run_eagerly,
     training_loss,
 )
-from sambasim.compiler.tensors import check_tensors, made_contiguous
+from sambasim.compiler.tensors import check_model, made_contiguous
 from sambasim.compiler.trial import buffers_of_plain_tensors, rare_collections, variables_are_tensors
 from sambasim.compiler.update import AddDataParallel, AttachOptimizers, Update
 from sambasim.errors import CaptureError, OptionError
@@ -50,6 +51,7 @@ from sambasim.ir.schedule import Schedule, make, read_csv
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
 from sambasim.pef import PefDocument, write
 from sambasim.pef.lookup import record_compiled
+from sambasim.pef.sources import SOURCES, record
 from sambasim.units import counted, format_bytes
 
 _GRU_EXACT_MULTIPLE = 32
@@ -119,7 +121,7 @@ def capture_model(
     inputs = inputs_in(dtype, inputs)
     try:
         with buffers_of_plain_tensors(model):
-            check_tensors(model, training=not options.inference)
+            check_model(model, training=not options.inference, replicas=options.data_parallel or options.chips > 1)
             with rare_collections(), stored_in(dtype, model), made_contiguous(model), variables_are_tensors():
                 loss = None if options.inference else options.loss
                 mean = training_loss(loss.name, loss.args) if loss else None
@@ -145,6 +147,7 @@ def assemble(
     program = run_pipeline(built.program, pipeline(options, updates, model, notices.append), watch.begin)
     watch.begin("write the PEF")
     facts = {**(metadata or {}), **digests_of_model(built.program, built.weights)}
+    facts[SOURCES] = record(program, source_files(model), options.model.target or "")
     written = write(options.pef_path, _document(program, model, options, facts), built.weights)
     watch.end()
     notices += _notices(program, model)

@@ -1,14 +1,18 @@
 """What a capture would lose silently: state that forward() assigns, gradient hooks, and backwards of the user's own."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from sambasim.compiler.calls import Calls, draws_of_python
 from sambasim.compiler.explain import Finding, Obstacle, all_findings, user_frame, where_of
+from sambasim.compiler.names import is_library_file
 from sambasim.compiler.tensors import NO_HOOK
 from sambasim.compiler.trial import replaced, trial
 
@@ -17,6 +21,7 @@ _ASSIGNED = Obstacle(
     'keep it in a buffer, self.register_buffer("ema", torch.zeros(())), and change that in place: self.ema.copy_(…)',
 )
 _HOOK = Obstacle("a gradient hook, which a graph does not call", NO_HOOK)
+_INFERENCE_MODE = Obstacle("torch.inference_mode(), through which a graph would send gradients", "torch.no_grad()")
 _NO_BACKWARD = "write its forward with PyTorch's own differentiable operators, and leave the backward to autograd"
 
 
@@ -34,21 +39,28 @@ def lost_effects(step: nn.Module, inputs: Sequence[Tensor], *, fake: bool = True
     inputs and the random generators are left as they are. Returns None if the call fails."""
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
     convert: Callable[[Tensor], Tensor] = mode.from_tensor if mode else _cloned
-    effects = _Effects(step.training)
-    try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(trial(step, convert))
-            given = [convert(tensor) for tensor in inputs]
-            if mode:
-                stack.enter_context(mode)
-            stack.enter_context(effects.recorded())
+    effects, calls = _Effects(step.training), Calls(fake=fake)
+
+    def call() -> None:
+        given = [convert(tensor.clone()) for tensor in inputs]  # of each call its own, which no other may read
+        calls.begin(given)
+        with mode or contextlib.nullcontext(), calls:
             step(*given)
-            if effects.written:  # is it state, or made anew by every call?
-                effects.next_call()
-                step(*given)
+
+    try:
+        with trial(step, convert), effects.recorded():
+            with draws_of_python(effects.findings):
+                call()
+            for _ in range(2):  # what the first call alone does may fill a cache
+                if calls.finding is not None:
+                    effects.next_call()
+                    call()
+            if calls.finding is not None and not effects.findings:
+                effects.findings.append(calls.finding)
             if effects.written and step.training:
                 effects.next_call(only_written=True)
-                step.eval()(*given)
+                step.eval()
+                call()
     except (Exception, SystemExit):
         return effects.findings or None
     return effects.findings
@@ -133,6 +145,13 @@ class _Effects:
                 self._calls(Obstacle(what, _NO_BACKWARD))
             return apply.__func__(cls, *args, **kwargs)
 
+        enter = torch.inference_mode.__enter__
+
+        def entered(block: torch.inference_mode) -> None:
+            if _is_users_block(sys._getframe(1)):
+                self._calls(_INFERENCE_MODE)
+            enter(block)
+
         def hooked(register: Callable[..., object]) -> Callable[..., object]:
             def registered(tensor: Tensor, *args: Any, **kwargs: Any) -> object:
                 self._calls(_HOOK)
@@ -145,11 +164,22 @@ class _Effects:
                 (nn.Module, "__setattr__", assigned),
                 (nn.Module, "__getattribute__", read),
                 (torch.autograd.Function, "apply", classmethod(applied)),
+                (torch.inference_mode, "__enter__", entered),
                 (Tensor, "register_hook", hooked(Tensor.register_hook)),
                 (Tensor, "register_post_accumulate_grad_hook", hooked(Tensor.register_post_accumulate_grad_hook)),
             ):
                 stack.enter_context(replaced(owner, name, substitute))
             yield
+
+
+def _is_users_block(frame: FrameType | None) -> bool:
+    """Whether the user's code has entered a block of torch, by `with` or by a decorator; torch enters some itself."""
+    while frame is not None and frame.f_code.co_filename == _DECORATORS:
+        frame = frame.f_back
+    return frame is not None and not is_library_file(frame.f_code.co_filename)
+
+
+_DECORATORS = torch.utils._contextlib.__file__
 
 
 def _cloned(tensor: Tensor) -> Tensor:

@@ -264,5 +264,8 @@ def user_frame() -> FrameType | None:
 
 
 def where_of(frame: FrameType) -> str:
-    file, line = frame.f_code.co_filename, frame.f_lineno
+    return line_of(frame.f_code.co_filename, frame.f_lineno)
+
+
+def line_of(file: str, line: int) -> str:
     return f"{file}:{line}: {linecache.getline(file, line).strip()}"

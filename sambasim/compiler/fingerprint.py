@@ -7,7 +7,7 @@ import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from sambasim.compiler.precision import STORED, default_type, inputs_in
 from sambasim.compiler.step import EvaluationStep, TrainingStep
 from sambasim.compiler.trial import replaced, trial, written
 from sambasim.compiler.update import Update
+from sambasim.pef.sources import code_digest
 from sambasim.pef.weights import bytes_of
 
 _MOST_BYTES = 256 << 20
@@ -260,7 +261,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         if (code.co_filename, code.co_name) == _IMPORTING:
             self._importing += {"call": 1, "return": -1}.get(event, 0)
         elif event == "call" and not self._importing and _is_users(code.co_filename):
-            self.code.add(_code_digest(code))
+            self.code.add(code_digest(code))
 
 
 def _form(tensor: Tensor) -> str:
@@ -277,19 +278,3 @@ def _is_users(file: str) -> bool:
     if is_library_file(file) or file.startswith(_SAMBA):
         return False
     return not any(folder in Path(file).parts for folder in _INSTALLED)
-
-
-def _code_digest(code: CodeType) -> str:
-    """Equal for functions that Python runs alike, whatever their lines, comments and names of variables."""
-    constants = [_constant_text(constant) for constant in code.co_consts]
-    return hashlib.sha256(repr((code.co_name, code.co_code, constants, code.co_names)).encode()).hexdigest()
-
-
-def _constant_text(constant: object) -> str:
-    if isinstance(constant, CodeType):
-        return _code_digest(constant)
-    if isinstance(constant, frozenset):
-        return f"{sorted(map(repr, constant))}"
-    if isinstance(constant, tuple):
-        return f"{[_constant_text(one) for one in constant]}"
-    return repr(constant)

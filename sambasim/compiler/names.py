@@ -124,9 +124,24 @@ def source_line(node: fx.Node) -> SourceLine | None:
     line = line_in(node.meta.get("stack_trace") or "")
     if line is None:
         return None
-    folders = [entry for entry in (*sys.path, os.getcwd()) if entry and line.file.startswith(f"{entry.rstrip('/')}/")]
-    file = os.path.relpath(line.file, max(folders, key=len)) if folders else os.path.basename(line.file)
-    return replace(line, file=file)
+    return replace(line, file=_imported_as(line.file))
+
+
+def _imported_as(path: str) -> str:
+    """`path` relative to the folder from which Python imported it."""
+    folders = [entry for entry in (*sys.path, os.getcwd()) if entry and path.startswith(f"{entry.rstrip('/')}/")]
+    return os.path.relpath(path, max(folders, key=len)) if folders else os.path.basename(path)
+
+
+def source_files(model: nn.Module) -> set[str]:
+    """The files of the user's classes in `model`, as in source lines."""
+    files = {inspect.getsourcefile(type(module)) for module in model.modules() if _is_written(type(module))}
+    return {_imported_as(file) for file in files if file is not None and not is_library_file(file)}
+
+
+def _is_written(cls: type) -> bool:
+    """Whether `cls` comes from a file, and was not made in a prompt or by code."""
+    return hasattr(sys.modules.get(cls.__module__), "__file__")
 
 
 def read_by(node: fx.Node) -> str | None:

@@ -25,9 +25,10 @@ def dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def check_tensors(model: nn.Module, *, training: bool) -> None:
-    """Raises one ModelError that names every module and tensor of `model` that a PEF cannot hold, or not train."""
-    problems = [*_storage_problems(model), *(_training_problems(model) if training else ())]
+def check_model(model: nn.Module, *, training: bool, replicas: bool) -> None:
+    """Raises one ModelError that names every module and tensor of `model` that a PEF cannot hold, or not train, or not
+    on several `replicas`."""
+    problems = [*_storage_problems(model), *(_training_problems(model, replicas) if training else ())]
     if len(problems) == 1:
         raise ModelError(problems[0][0], remedy=problems[0][1])
     if problems:
@@ -51,7 +52,7 @@ def _storage_problems(model: nn.Module) -> Iterator[tuple[str, str]]:
                 yield f"the {kind} {name} is {dtype_name(tensor)}, which a PEF cannot hold", remedy
 
 
-def _training_problems(model: nn.Module) -> Iterator[tuple[str, str]]:
+def _training_problems(model: nn.Module, replicas: bool) -> Iterator[tuple[str, str]]:
     parameters = list(model.parameters())
     if not parameters:
         yield "the model has no parameters to train", "compile it with --inference"
@@ -68,6 +69,12 @@ def _training_problems(model: nn.Module) -> Iterator[tuple[str, str]]:
             yield f"the {named} is wrapped in {type(module).__name__}", remedy
         if vars(module).get("_backward_hooks") or vars(module).get("_backward_pre_hooks"):
             yield f"the {named} has a backward hook, which a graph does not call", NO_HOOK
+        if isinstance(module, nn.SyncBatchNorm) and replicas:
+            remedy = (
+                "nn.BatchNorm1d, 2d or 3d, with statistics of each replica's own batch; or compile for one replica, "
+                "without --data-parallel and --tensor-parallel batch"
+            )
+            yield f"the {named} is SyncBatchNorm, whose statistics are those of all replicas together", remedy
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             kind = type(module).__name__
             what = f"the module {name} is {kind}(sparse=True), whose gradient is sparse; a PEF holds dense ones"

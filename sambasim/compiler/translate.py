@@ -13,11 +13,13 @@ from sambasim.compiler.names import UniqueNames, layer_name, module_path, source
 from sambasim.compiler.tensors import REAL_NUMBERS, dtype_name
 from sambasim.errors import OperatorError
 from sambasim.ir.graph import TORCH_CONSTANTS, Argument, Node, Ref, SourceLine, TorchConstant, node_references
-from sambasim.ir.operators import OPERATORS
+from sambasim.ir.operators import ASSERTION, OPERATORS
 from sambasim.ir.types import DTYPE_BYTES, TensorType
 
-_ASSERTIONS = {"aten._assert_tensor_metadata.default", "aten._assert_async.msg"}
-"""Operators that only check: dtypes and shapes, which hold for good once the trace has passed them, and values."""
+_OF_METADATA = "aten._assert_tensor_metadata.default"
+"""Checks dtypes and shapes, which hold for good once the trace has passed them."""
+
+_ASSERTIONS = {"aten._assert_async.default", "aten._assert_async.msg"}
 
 _REFUSED = "refused"
 """Stands for the results of a refused operator, so that the rest of the graph can be checked too."""
@@ -79,8 +81,10 @@ class _Translator:
         operator = str(node.target)
         if node.target is getitem:
             self._value_of[node] = self._result_of.get(_item(node), _REFUSED)
-        elif operator in _ASSERTIONS:
+        elif operator == _OF_METADATA:
             return
+        elif operator in _ASSERTIONS:
+            self._assert(node)
         elif operator in _ALIASES:
             self._value_of[node] = self._value_of[node.all_input_nodes[0]]
         elif operator not in OPERATORS or operator.startswith("sambasim."):
@@ -88,6 +92,15 @@ class _Translator:
             self._value_of[node] = _REFUSED
         else:
             self._emit(node, operator)
+
+    def _assert(self, node: fx.Node) -> None:
+        condition, *message = node.args
+        if not isinstance(condition, fx.Node) or condition not in self._value_of:
+            return  # of the trace's own, on a number
+        name = self._names.take(symbol_name(self._prefix, ".".join(filter(None, (module_path(node), "assert")))))
+        kwargs = (("message", str(message[0])),) if message else ()
+        args = (self._argument(condition),)
+        self._done.nodes.append(Node(name, ASSERTION, args, kwargs, (), module_path(node), source_line(node)))
 
     def _emit(self, node: fx.Node, operator: str) -> None:
         backward = node.meta.get("partitioner_tag") == "is_backward"
@@ -157,12 +170,13 @@ class _Translator:
         raise OperatorError(what, remedy=remedy)
 
     def _drop_dead_code(self) -> Translation:
-        """Drops nodes that nothing reads, except those that draw random numbers: eager PyTorch draws them too. Changes
-        and returns `self._done`."""
+        """Drops nodes that nothing reads, except assertions, and what draws random numbers: eager PyTorch draws them
+        too. Changes and returns `self._done`."""
         done = self._done
         needed, kept = set(done.outputs), []
         for node in reversed(done.nodes):
-            if OPERATORS[node.operator].draws_random_numbers or needed & set(node.results):
+            has_effect = node.operator == ASSERTION or OPERATORS[node.operator].draws_random_numbers
+            if has_effect or needed & set(node.results):
                 kept.append(node)
                 needed |= set(node_references(node))
         done.nodes = kept[::-1]

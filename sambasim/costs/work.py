@@ -185,11 +185,14 @@ def device_bytes_of(type_: TensorType) -> int:
     return type_.numel * _DEVICE_BYTES[type_.dtype]
 
 
+_NO_STAGE = (OperatorKind.OPTIMIZER, OperatorKind.COLLECTIVE, OperatorKind.GENERATOR, OperatorKind.CHECK)
+
+
 def _stages(graph: Graph, types: Mapping[str, TensorType], base_of: dict[str, str]) -> Iterator[Stage]:
     """The stages in order. Adds to `base_of`: by view, its base."""
     for index, node in enumerate(graph.nodes):
         operator = OPERATORS[node.operator]
-        if operator.kind in (OperatorKind.OPTIMIZER, OperatorKind.COLLECTIVE, OperatorKind.GENERATOR):
+        if operator.kind in _NO_STAGE:
             continue
         read = [name for name in dict.fromkeys(node_references(node)) if name in types]
         results = [name for name in node.results if name is not None]

@@ -36,6 +36,7 @@ class OperatorKind(StrEnum):
     COLLECTIVE = "collective"
     MEMORY = "memory"  # made when a program is loaded; no PEF may hold it
     GENERATOR = "generator"  # the state of torch's generator of random numbers
+    CHECK = "check"  # an assertion of the model, which raises if it does not hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,9 @@ class Operator:
     names: tuple[str, ...]
     flops: count.Flops | None = None
     draws_random_numbers: bool = False
+
+
+ASSERTION = "check.true"
 
 
 def _aten(names: str) -> tuple[str, ...]:
@@ -257,6 +261,7 @@ COMPOSITES = (
     )),
     Operator(OperatorKind.MEMORY, ("memory.release",)),
     Operator(OperatorKind.GENERATOR, ("random.state", "random.set_state")),
+    Operator(OperatorKind.CHECK, (ASSERTION,)),
 )  # fmt: skip
 
 TABLE = (*PRODUCTS, *POINTWISE, *REDUCTIONS, *PICTURES, *LOSSES, *MOVES, *RANDOM, *COMPOSITES)

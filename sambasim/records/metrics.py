@@ -182,6 +182,7 @@ class PredictionRecord(Record):
     accuracy: float | None
     prediction_s: float
     predictions: str | None
+    notices: list[str]
 
 
 _KINDS: Mapping[str, type[Line]] = {

@@ -25,6 +25,7 @@ from sambasim.options.grammar import InputSpec
 from sambasim.options.run import RunOptions, resolve_run
 from sambasim.options.training import DataOptions, LossOptions
 from sambasim.pef import map_weights, read
+from sambasim.pef.sources import changed
 from sambasim.records.metrics import EvaluationRecord, PredictionRecord
 from sambasim.runtime.capacity import check_node_memory, default_threads
 from sambasim.runtime.determinism import Stream, derive, repeatable, seed_everything
@@ -275,6 +276,7 @@ class PredictionJob:
             accuracy=found.accuracy,
             prediction_s=time.perf_counter() - began_s,
             predictions=None if self._options.predictions is None else str(self._options.predictions),
+            notices=list(changed(self._document)) if topology.rank == 0 else [],
         )
 
     def _evaluator(self) -> Evaluator:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from sambasim.collectives.slices import pieces
-from sambasim.errors import InternalError
+from sambasim.errors import AssertionFailedError, InternalError
 from sambasim.ir.dataflow import axis_of, groups_of
 from sambasim.ir.graph import Argument, Node, Ref
-from sambasim.ir.operators import OPERATORS
+from sambasim.ir.operators import ASSERTION, OPERATORS
 from sambasim.ir.program import ParameterGroup
 from sambasim.ir.stages import ends_of
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS, Cut, TensorType
@@ -258,6 +258,22 @@ def _set_generator_state(nodes: Sequence[Node], binding: Binding) -> Instruction
     return bound(nodes[0], binding, lambda state: torch.set_rng_state(state.clone()))
 
 
+def _assertion(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    (node,) = nodes
+    message = dict(node.kwargs).get("message")
+
+    def check(condition: Tensor) -> None:
+        if not condition:
+            said = f": {message}" if message else ""
+            raise AssertionFailedError(
+                f"an assertion of the model does not hold{said}",
+                where=str(node.source) if node.source else node.module,
+                remedy="check the samples and the learning rate; --debug-numerics finds what first is not finite",
+            )
+
+    return bound(node, binding, check)
+
+
 def _square_sums(nodes: Sequence[Node], binding: Binding) -> Instruction:
     """The sums of squares of all gradients, by block; zero for blocks that other ranks sum. Of gradients that several
     ranks of a replica have, the first one sums the squares."""
@@ -336,6 +352,7 @@ HANDLERS: Mapping[str, Handler] = {
     "memory.release": _release,
     "random.state": _generator_state,
     "random.set_state": _set_generator_state,
+    ASSERTION: _assertion,
     "opt.square_sums": _square_sums,
     "opt.total_norm": _total_norm,
     **{f"opt.{kind}": _optimizer for kind in OPTIMIZERS},

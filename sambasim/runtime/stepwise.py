@@ -22,7 +22,7 @@ from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.replica import place_inputs
 from sambasim.runtime.replica_memory import ReplicaMemory
-from sambasim.runtime.tracing import SectionClock
+from sambasim.runtime.section_clock import SectionClock
 from sambasim.runtime.transports.base import BytesMoved, Transport
 from sambasim.runtime.transports.factory import Way, connect, connect_here
 from sambasim.runtime.transports.in_process import finished, run_together

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler.tensors import check_tensors
+from sambasim.compiler.tensors import check_model
 from sambasim.errors import OptionError, PefError
 from sambasim.hardware.placement import inventory_of, place_replicas
 from sambasim.ir.graph import Node, node_references
@@ -155,7 +155,8 @@ def _trace_graph(
         fields |= {"tensor_parallel": None, "n_chips": None}
     losses = _losses(document, loss_indices)
     asked = request(model, inputs, optimizers, fields, inference=predicts, loss_indices=losses, chips=chips)
-    check_tensors(model, training=bool(asked.updates))
+    replicas = document.program.data_parallel is not None
+    check_model(model, training=bool(asked.updates), replicas=replicas)
     weights = dict(map_weights(path))
     if not _is_known(document, asked):
         capture_and_compare(document, asked, weights)

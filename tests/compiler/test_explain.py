@@ -218,10 +218,25 @@ def hooks(net: Any, h: Tensor) -> Tensor:
     return h
 
 
+def inference_mode(net: Any, h: Tensor) -> Tensor:
+    with torch.inference_mode():  # here
+        return h + net.linear.weight.sum()
+
+
+@torch.inference_mode()
+def decorated(h: Tensor) -> Tensor:
+    return h + 1
+
+
+def calls_what_is_decorated(net: Any, h: Tensor) -> Tensor:
+    return h + decorated(h).clone()  # here
+
+
 LOST: tuple[tuple[Callable[[Any, Tensor], Tensor], str], ...] = (
     *((then, STATE) for then in (assigns_a_buffer, overwrites_a_buffer, counts, keeps_a_hidden_state)),
     (keeps_for_evaluation, STATE), (replaces_a_parameter, STATE),
     (has_its_own_backward, "the backward of Reversed"), (hooks, "a gradient hook"),
+    (inference_mode, "torch.inference_mode()"), (calls_what_is_decorated, "torch.inference_mode()"),
 )  # fmt: skip
 
 
@@ -334,6 +349,29 @@ def test_a_wrapped_model_is_refused_with_what_syncs_here(tmp_path: Path) -> None
         compiled(Wrapped(net), tmp_path)
     assert "--data-parallel" in str(caught.value.remedy)
     assert compiled(nn.DataParallel(net), tmp_path).program.training is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "is_refused"),
+    [
+        ({}, False),
+        ({"data_parallel": True}, True),
+        ({"tensor_parallel": "batch", "n_chips": 2, "training": {"batch_size": 4}}, True),
+        ({"inference": True}, False),
+    ],
+)
+def test_statistics_over_all_replicas_are_refused_on_several(
+    options: dict[str, Any], is_refused: bool, tmp_path: Path
+) -> None:
+    net = Net(changes_in_place)
+    net.norm = nn.SyncBatchNorm(3)
+    if not is_refused:
+        compiled(net, tmp_path, **options)
+        return
+    with pytest.raises(
+        ModelError, match="the module norm is SyncBatchNorm, whose statistics are those of all replicas"
+    ):
+        compiled(net, tmp_path, **options)
 
 
 def test_a_model_that_cannot_run_one_sample_compiles_and_says_so(tmp_path: Path) -> None:

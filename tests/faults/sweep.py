@@ -19,8 +19,8 @@ from pathlib import Path
 import click
 
 from sambasim.errors import SambasimError
+from sambasim.runtime.checkpoint.content import check
 from sambasim.runtime.checkpoint.folder import checkpoints_in
-from sambasim.runtime.checkpoint.format import check
 from sambasim.runtime.supervision.supervisor import LEAST_LIMIT_S
 from tests.support.mpi import SAMBASIM, Result, mpirun, run_job
 

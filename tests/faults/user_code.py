@@ -121,7 +121,7 @@ USER_CODE: tuple[Fault, ...] = (
     ),
     _model(
         "random numbers of NumPy",
-        (f"{_STEP}: Python code that depends on the value of a tensor", "net.py:20: return", "torch.rand"),
+        (f"{_STEP}: random numbers of Python or NumPy", "net.py:20: return", "torch.rand"),
         net("return self.linear(x) * np.random.rand()", before="import numpy as np\n\n\n"),
     ),
     _model(

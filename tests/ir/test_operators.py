@@ -17,7 +17,7 @@ from sambasim.ir.types import TensorType
 from sambasim.optimizers import OPTIMIZERS
 
 ATEN = sorted(name for name in OPERATORS if name.startswith("aten."))
-COMPOSITES = {
+COMPOSITES = {"check.true",
     "comm.reduce_scatter", "comm.all_gather", "comm.all_reduce", "comm.broadcast", "comm.send", "comm.recv",
     "comm.shard", "comm.index", "comm.copy", "memory.release", "random.state", "random.set_state",
     "opt.square_sums", "opt.total_norm", *(f"opt.{kind}" for kind in OPTIMIZERS),

@@ -12,8 +12,8 @@ from sambasim.compiler.compile import Stopwatch, assemble, capture_model
 from sambasim.compiler.front import build_model, example_batch
 from sambasim.data.sources import open_source
 from sambasim.options.run import RunOptions
-from sambasim.runtime.checkpoint.format import Checkpoint
-from sambasim.runtime.checkpoint.format import check as check_checkpoint
+from sambasim.runtime.checkpoint.content import Checkpoint
+from sambasim.runtime.checkpoint.content import check as check_checkpoint
 from sambasim.runtime.checkpoint.resume import restore
 from sambasim.runtime.replica import input_specs
 from sambasim.runtime.run_observer import RunObserver

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from sambasim.runtime.checkpoint.content import check
 from sambasim.runtime.checkpoint.folder import LOCK_FILE, checkpoints_in
-from sambasim.runtime.checkpoint.format import check
 from tests.faults.command import sambasim
 from tests.support.examples import CompiledExample
 from tests.support.mpi import SAMBASIM, codes_of_signalled, is_open_mpi, job_environ, mpirun, run_mpi

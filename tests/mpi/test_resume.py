@@ -11,7 +11,7 @@ from sambasim.pef import peek
 from sambasim.records.digests import read_recording
 from sambasim.records.metrics import SummaryRecord
 from sambasim.report.compare.runs import compare_runs
-from sambasim.runtime.checkpoint.format import check
+from sambasim.runtime.checkpoint.content import check
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.run_observer import RunObserver, RunObservers
 from sambasim.runtime.setup import set_up

@@ -12,9 +12,9 @@ from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import TensorType
 from sambasim.records.metrics import PredictedRecord, StepRecord
-from sambasim.runtime import outcome
-from sambasim.runtime.outcome import predicted, predicted_record
+from sambasim.runtime import predicted as predicted_module
 from sambasim.runtime.plan import Plan, Position
+from sambasim.runtime.predicted import predicted, predicted_record
 from sambasim.runtime.recording import UNWRITTEN, Seen, seen_of_sections
 from sambasim.runtime.run_observer import MetricsFile, Start, Step
 from sambasim.simulation.compiled import CompiledStep
@@ -172,5 +172,5 @@ def test_a_mistake_of_ours_does_not_lose_the_run(monkeypatch: pytest.MonkeyPatch
     def broken(*_: object) -> None:
         raise KeyError("x")
 
-    monkeypatch.setattr(outcome, "predict_compiled", broken)
+    monkeypatch.setattr(predicted_module, "predict_compiled", broken)
     assert predict(SN30) == (None, "this is a mistake of sambasim's own, please report it: KeyError: 'x'")

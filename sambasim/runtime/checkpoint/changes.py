@@ -12,7 +12,7 @@ from sambasim.errors import CheckpointError, OptionError, SambasimError
 from sambasim.options.load import show
 from sambasim.options.run import leaves
 from sambasim.pef import peek
-from sambasim.runtime.checkpoint.format import EXACT_SYNC, Manifest
+from sambasim.runtime.checkpoint.manifest import EXACT_SYNC, Manifest
 
 _WITHOUT_EFFECT = ("training.evaluate", "data.workers", "data.prefetch_factor", "data.persistent_workers")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from sambasim.errors import CheckpointError, OptionError
 from sambasim.runtime.checkpoint import folder
-from sambasim.runtime.checkpoint.format import Checkpoint, check_content
+from sambasim.runtime.checkpoint.content import Checkpoint, check_content
 from sambasim.runtime.ranks import Communicator
 
 AUTO = "auto"

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from sambasim.ir.types import SymbolKind
 from sambasim.runtime.checkpoint.changes import changes, check_epoch, check_exact, check_pef
 from sambasim.runtime.checkpoint.choose import check_empty, check_newest, choose
-from sambasim.runtime.checkpoint.format import Checkpoint, Manifest, buffer_name, describe, pieces_of
+from sambasim.runtime.checkpoint.content import Checkpoint, buffer_name, pieces_of
+from sambasim.runtime.checkpoint.manifest import Manifest, describe
 from sambasim.runtime.loss_scale import LossScale
 from sambasim.runtime.plan import Position
 from sambasim.runtime.setup import Setup

@@ -22,17 +22,9 @@ from sambasim.ir.types import SymbolKind
 from sambasim.options.grammar import Unit
 from sambasim.records.metrics import CheckpointRecord
 from sambasim.runtime.checkpoint import folder
+from sambasim.runtime.checkpoint.content import Piece, buffer_name, part_name, piece_key, pieces_of
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
-from sambasim.runtime.checkpoint.format import (
-    Manifest,
-    Piece,
-    ShardModel,
-    buffer_name,
-    describe,
-    part_name,
-    piece_key,
-    pieces_of,
-)
+from sambasim.runtime.checkpoint.manifest import Manifest, ShardModel, describe
 from sambasim.runtime.nonfinite import LossWatch
 from sambasim.runtime.plan import Plan, Position
 from sambasim.runtime.ranks import Communicator

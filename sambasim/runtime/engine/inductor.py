@@ -26,7 +26,7 @@ from torch.library import Library
 
 from sambasim.errors import MachineError
 from sambasim.ir.graph import Argument, Node, Ref, SectionKind, node_references
-from sambasim.ir.operators import OPERATORS
+from sambasim.ir.operators import ASSERTION, OPERATORS
 from sambasim.runtime.engine.routes import find_routes
 from sambasim.runtime.engine.straight_line import Part, by_part
 from sambasim.runtime.engine.units import Region, Steps, choose_units
@@ -103,6 +103,8 @@ def fake_values(nodes: Sequence[Node], symbols: Mapping[str, Tensor]) -> dict[st
     values: dict[str, Tensor] = {name: mode.from_tensor(tensor) for name, tensor in symbols.items()}
     with mode:
         for node in nodes:
+            if node.operator == ASSERTION:
+                continue
             returned = find_operator(node.operator)(*_given(node, values), **_keywords(node, values))
             several = returned if isinstance(returned, tuple | list) else [returned]
             values.update((name, value) for name, value in zip(node.results, several, strict=True) if name)

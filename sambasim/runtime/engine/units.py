@@ -35,6 +35,8 @@ class Region:
     outputs: tuple[str, ...]
 
 
+_ALONE = (OperatorKind.RECURRENT, OperatorKind.CHECK)
+
 Step = Region | int
 """A region, or the position of a node that keeps its own kernel."""
 
@@ -87,7 +89,7 @@ class Steps:
         for position in range(unit.start, unit.stop):
             if position in self.taken or position in last:
                 continue
-            if OPERATORS[self.nodes[position].operator].kind is OperatorKind.RECURRENT:
+            if OPERATORS[self.nodes[position].operator].kind in _ALONE:
                 draft += [tuple(together)] if together else []
                 draft.append(position)
                 together = []

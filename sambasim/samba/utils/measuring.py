@@ -20,7 +20,7 @@ from sambasim.errors import OptionError
 from sambasim.hardware.placement import inventory_of, place_replicas
 from sambasim.ir.graph import Section, SectionKind
 from sambasim.ir.program import Program
-from sambasim.runtime.outcome import predicted
+from sambasim.runtime.predicted import predicted
 from sambasim.samba import context
 from sambasim.samba.checks.arguments import checks_keywords
 from sambasim.samba.checks.findings import app_line

@@ -12,17 +12,9 @@ from torch import Tensor
 
 from sambasim.ir.types import SymbolKind
 from sambasim.pef.document import PartDigests
+from sambasim.runtime.checkpoint.content import buffer_name, piece_key
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
-from sambasim.runtime.checkpoint.format import (
-    Manifest,
-    PefModel,
-    PositionModel,
-    ProgressModel,
-    RunModel,
-    TensorModel,
-    buffer_name,
-    piece_key,
-)
+from sambasim.runtime.checkpoint.manifest import Manifest, PefModel, PositionModel, ProgressModel, RunModel, TensorModel
 from sambasim.runtime.checkpoint.saver import write
 from sambasim.runtime.single_rank import single_rank
 

@@ -1,0 +1,59 @@
+"""An assertion of the model ends a run in the step in which it does not hold, with its line, on every path."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.mpi import mpirun, run_job
+
+MODEL = """\
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 16)
+        self.middle = nn.Linear(16, 16)
+        self.last = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.middle(self.first(x).relu()).relu()
+        assert h.abs().max() < 50, "activations are too large"
+        return self.last(h)
+
+def samples(large: int = 37) -> TensorDataset:
+    x = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+    x[large:] *= 1e4
+    return TensorDataset(x, torch.arange(64) % 5)
+"""
+COMPILED = (
+    *("net.py:Net", "--set", "data.source=net.py:samples", "--set", "loss.name=cross_entropy"),
+    *("--set", "optimizer.name=sgd", "--set", "data.shuffle=false", "-b", "4", "--pef-name", "net"),
+)
+PATHS = {
+    "plain": ("", ""),
+    "inductor": ("", "--engine inductor"),
+    "emulated": ("--data-parallel", "--emulate-replicas 2"),
+    "pipeline": ("--pipeline-stages 2 --micro-batches 2", "2 ranks"),
+    "tensor": ("--tensor-parallel weight --n-chips 2", "2 ranks"),
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_an_assertion_that_does_not_hold_ends_the_run(path: str, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(MODEL)
+    compiled, ran = PATHS[path]
+    sambasim = (sys.executable, "-m", "sambasim")
+    made = run_job([*sambasim, "compile", *COMPILED, *compiled.split()], cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    run = [*sambasim, "run", "--pef", "net", "--no-evaluate"]
+    command = [mpirun(), "-np", "2", *run] if ran == "2 ranks" else [*run, *ran.split()]
+    for large, code in (("64", 0), ("37", 2)):
+        ended = run_job([*command, "--set", f"data.args.large={large}"], timeout=120, cwd=tmp_path)
+        assert ended.returncode == code, ended.stderr
+        assert ("error[assertion]" in ended.stderr) is (code != 0)
+    assert "an assertion of the model does not hold: activations are too large" in ended.stderr
+    assert 'where: net.py:14: assert h.abs().max() < 50, "activations are too large"' in ended.stderr
