@@ -40,10 +40,12 @@ class Captures:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A program, and the tensors of the model by symbol: parameters, buffers and constants."""
+    """A program, and the tensors of the model by symbol: parameters, buffers and constants. `checkpointed`: the model
+    asks for activation checkpointing somewhere."""
 
     program: Program
     weights: Mapping[str, Tensor]
+    checkpointed: bool = False
 
 
 def build(name: str, model: nn.Module, inputs: Mapping[str, Tensor], captures: Captures, batch_size: int) -> Built:
@@ -101,7 +103,8 @@ class _Builder:
             device_bytes=0,
         )
         verify(program, Progress.CAPTURED)
-        return Built(program, self._weights)
+        checkpointed = captures.training is not None and captures.training.is_checkpointed
+        return Built(program, self._weights, checkpointed)
 
     def _add(self, symbol: Symbol) -> None:
         self._symbols[symbol.name] = symbol
@@ -149,9 +152,7 @@ class _Builder:
         for target, node in {str(node.target): node for node in nodes if node.op == "get_attr"}.items():
             if target not in captured.constants and target.removeprefix(_STEP_PREFIX) not in self._symbol_of_path:
                 raise CaptureError(  # torch keeps such a block as a graph of its own
-                    "a block of forward() has settings of its own, torch.autocast, say, which a PEF cannot hold",
-                    where=read_by(node),
-                    remedy="leave them out: --dtype says what the numbers are stored in",
+                    "a block of forward() has settings of its own, which a PEF cannot hold", where=read_by(node)
                 )
             symbol_of[target] = self._symbol_of_target(target, captured, node)
         return symbol_of

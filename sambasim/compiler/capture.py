@@ -1,13 +1,13 @@
 """Captures a module as functional FX graphs; the one file that uses torch's export machinery. The training step goes
-through strict export and AOTAutograd's joint trace, which is private and tested with `TESTED_TORCH`."""
+through Dynamo and AOTAutograd's joint trace, which is private and tested with `TESTED_TORCH`."""
 
 import contextlib
 import io
 import logging
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import asdict, dataclass
 from itertools import count
 from operator import attrgetter
 
@@ -17,10 +17,11 @@ from torch._dynamo import functional_export
 from torch._functorch._aot_autograd import descriptors as aot
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch.export import ExportedProgram
+from torch.export._trace import DEFAULT_EXPORT_DYNAMO_CONFIG, _ignore_backend_decomps, _restore_state_dict
 from torch.export.graph_signature import InputKind, OutputKind
 
 from sambasim.compiler.explain import tracer_error
-from sambasim.compiler.names import read_by
+from sambasim.compiler.names import own_name, read_by
 from sambasim.compiler.precision import check_rounded, default_type, widen
 from sambasim.compiler.trial import as_written, replaced
 from sambasim.errors import CaptureError
@@ -38,6 +39,21 @@ _DECOMPOSED_IN_PYTHON = (
 )
 """Operators that torch's Python kernels take apart while tracing. Those kernels lose the dropout between recurrent
 layers, unroll time, change bits or are slower; without them the trace records the operator that eager PyTorch runs."""
+
+
+def _mean_over(axes: int) -> Callable[[Tensor, Sequence[int]], Tensor]:
+    """Adaptive pooling as torch's own kernel does it, but without `as_strided`, which only orders the memory."""
+    pooled = getattr(torch.ops.aten, f"_adaptive_avg_pool{axes}d").default
+
+    def pool(x: Tensor, sizes: Sequence[int]) -> Tensor:
+        is_mean = all(size == 1 for size in sizes)
+        result: Tensor = x.mean(tuple(range(-axes, 0)), keepdim=True) if is_mean else pooled(x, sizes)
+        return result
+
+    return pool
+
+
+_POOLS = {getattr(torch.ops.aten, f"adaptive_avg_pool{axes}d").default: _mean_over(axes) for axes in (2, 3)}
 
 
 _GUARDS = "_suggest_or_raise_constraint_violation"
@@ -64,6 +80,11 @@ class CapturedGraph:
     constants: dict[str, Tensor]
 
     @property
+    def is_checkpointed(self) -> bool:
+        """Whether a part of it was under torch.utils.checkpoint."""
+        return any("recompute" in node.meta for node in self.graph.nodes)
+
+    @property
     def losses(self) -> tuple[int, ...]:
         """The indices of the outputs from which the backward starts; the first output's if there is no backward."""
         return tuple(sorted(int(role.name) for role in self.inputs.values() if role.kind == "tangent")) or (0,)
@@ -74,11 +95,8 @@ def capture_training(step: nn.Module, inputs: Sequence[Tensor], *, narrow: torch
     float32 where it would not do: see `precision`. Raises CaptureError, with the user's line, for what cannot be
     traced."""
     with _tracing("training step"):
-        exported = _export(step, inputs, strict=True)
-        if narrow is not None:
-            widen(exported.graph_module)
-        module = exported.module(check_guards=False)
-        lifted = _lift_constants(module, narrow)
+        module = _traced(step, inputs) if narrow is None else _widened(step, inputs)
+        lifted = _lift_constants(module, {name for name, _ in step.named_buffers(remove_duplicate=False)}, narrow)
         with contextlib.ExitStack() as stack, default_type(torch.float32 if narrow else torch.get_default_dtype()):
             stack.enter_context(_kernels_of_eager())
             joint = aot_export_joint_with_descriptors(stack, module, tuple(inputs))
@@ -118,8 +136,8 @@ def capture_evaluation(
             with default_type(torch.float32):
                 exported = exported.run_decompositions({})
         else:
-            operators = [node.target for node in exported.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
-            if any(operator._schema.is_mutable for operator in operators):
+            called = [node.target for node in exported.graph.nodes if node.op == "call_function"]
+            if any(map(_is_to_be_taken_apart, called)):
                 exported = exported.run_decompositions({})
     kinds = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer", InputKind.CONSTANT_TENSOR: "constant"}
     index = count()
@@ -140,6 +158,13 @@ def capture_evaluation(
     return CapturedGraph(exported.graph, roles, tuple(outputs), constants)
 
 
+def _is_to_be_taken_apart(called: object) -> bool:
+    """Whether an operator changes its operands, or is a block of others, as under torch.autocast."""
+    if isinstance(called, torch._ops.OpOverload):
+        return called._schema.is_mutable
+    return isinstance(called, torch._ops.HigherOrderOperator)
+
+
 def _check_constants(exported: ExportedProgram, narrow: torch.dtype) -> None:
     """Raises CaptureError for constants of another type than `narrow`, but for those that the forward itself
     makes: those are copied before they are read, and rounded there."""
@@ -154,7 +179,13 @@ def _check_constants(exported: ExportedProgram, narrow: torch.dtype) -> None:
 
 
 def _export(step: nn.Module, inputs: Sequence[Tensor], *, strict: bool) -> ExportedProgram:
-    # Where strict export fails, it prints the graph so far on top of its message.
+    with _quiet():
+        return torch.export.export(step, tuple(inputs), strict=strict)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Where Dynamo fails, it prints the graph so far on top of its message."""
     dropped = io.StringIO()
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stderr(dropped))
@@ -162,13 +193,33 @@ def _export(step: nn.Module, inputs: Sequence[Tensor], *, strict: bool) -> Expor
         stack.enter_context(as_written())
         if hasattr(functional_export, _GUARDS):  # an untested torch may build guards in another way
             stack.enter_context(replaced(functional_export, _GUARDS, lambda *args: None))
-        return torch.export.export(step, tuple(inputs), strict=strict)
+        yield
 
 
-def _lift_constants(module: fx.GraphModule, narrow: torch.dtype | None) -> dict[str, Tensor]:
-    """Make buffers of the tensors that `module` reads and the model does not have, since the joint trace has buffers as
-    inputs. Raises CaptureError for those that are not rounded."""
-    known = {name for name, _ in module.named_buffers()}
+def _traced(step: nn.Module, inputs: Sequence[Tensor]) -> fx.GraphModule:
+    """What strict export starts from: calls of torch, with the user's own autograd Functions whole."""
+    given = [tensor.clone() for tensor in inputs]  # one tensor given twice would be one input
+    settings = asdict(DEFAULT_EXPORT_DYNAMO_CONFIG)
+    with _quiet(), torch._dynamo.config.patch(settings), _ignore_backend_decomps():
+        module = functional_export._dynamo_graph_capture_for_export(step)(*given)
+    _restore_state_dict(step, module)
+    own = {name for name, _ in step.named_parameters(remove_duplicate=False)}
+    for name, _ in module.named_parameters():
+        if name not in own:
+            raise CaptureError(f"the training step reads {own_name(name)}, a parameter that is none of the model's")
+    return module
+
+
+def _widened(step: nn.Module, inputs: Sequence[Tensor]) -> fx.GraphModule:
+    """The step in operators of ATen, with float32 where a narrow type would not do."""
+    exported = _export(step, inputs, strict=True)
+    widen(exported.graph_module)
+    return exported.module(check_guards=False)
+
+
+def _lift_constants(module: fx.GraphModule, known: Set[str], narrow: torch.dtype | None) -> dict[str, Tensor]:
+    """Make buffers of the tensors that `module` reads and that are no buffers of the model, which are `known`, since
+    the joint trace has buffers as inputs. Raises CaptureError for those that are not rounded."""
     constants = {}
     for node in module.graph.nodes:
         is_new = node.op == "get_attr" and node.target not in known
@@ -210,7 +261,8 @@ def _role(description: object) -> Role:
 
 @contextlib.contextmanager
 def _kernels_of_eager() -> Iterator[None]:
-    keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    keys = (torch._C.DispatchKey.Autograd, composite)
     removed = []
     for name in _DECOMPOSED_IN_PYTHON:
         packet, overload = name.split(".")
@@ -219,11 +271,17 @@ def _kernels_of_eager() -> Iterator[None]:
             if key in operator.py_kernels:
                 removed.append((operator, key, operator.py_kernels.pop(key)))
         operator._dispatch_cache.clear()
+    for operator, pool in _POOLS.items():
+        operator.py_kernels[composite] = pool
+        operator._dispatch_cache.clear()
     try:
         yield
     finally:
         for operator, key, kernel in removed:
             operator.py_kernels[key] = kernel
+            operator._dispatch_cache.clear()
+        for operator in _POOLS:
+            del operator.py_kernels[composite]
             operator._dispatch_cache.clear()
 
 

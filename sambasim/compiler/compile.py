@@ -151,6 +151,8 @@ def assemble(
     written = write(options.pef_path, _document(program, model, options, facts), built.weights)
     watch.end()
     notices += _notices(program, model)
+    if built.checkpointed and options.recompute == "none":
+        notices.append("activation checkpointing of the model has no effect; --recompute full has one")
     if why := record_compiled(written.digest):
         notices.append(f"cannot record that this account compiled the PEF ({why}): `sambasim run` will ask for --trust")
     return Compiled(options.pef_path, program, written.digest, tuple(notices), watch.phases_s)
@@ -243,7 +245,7 @@ def _captured(
 ) -> CapturedGraph:
     """The captured graph of a step. Raises an error if a capture would lose something that the model does. After a
     failed capture PyTorch runs the model once, because its messages are better than a tracer's."""
-    is_checked = refuse_lost_effects(step, tensors)
+    is_checked = refuse_lost_effects(step, tensors, keeps_backwards=narrow is None)
     capture = capture_training if isinstance(step, TrainingStep) else capture_evaluation
     try:
         captured = capture(step, tensors, narrow=narrow)
@@ -252,7 +254,7 @@ def _captured(
     if isinstance(step, TrainingStep) and not starts_a_backward(captured, any_shape=step.any_loss):
         check_loss(loss_in(run_eagerly(step, tensors)), loss_name, any_shape=step.any_loss)
     if not is_checked:
-        refuse_lost_effects(step, tensors, fake=False)
+        refuse_lost_effects(step, tensors, fake=False, keeps_backwards=narrow is None)
     return captured
 
 

@@ -25,21 +25,25 @@ _INFERENCE_MODE = Obstacle("torch.inference_mode(), through which a graph would 
 _NO_BACKWARD = "write its forward with PyTorch's own differentiable operators, and leave the backward to autograd"
 
 
-def refuse_lost_effects(step: nn.Module, inputs: Sequence[Tensor], *, fake: bool = True) -> bool:
+def refuse_lost_effects(
+    step: nn.Module, inputs: Sequence[Tensor], *, fake: bool = True, keeps_backwards: bool = True
+) -> bool:
     """Raises CaptureError if a capture would lose something that a call of `step` does. Returns False if the call
-    failed, as fake tensors have no values."""
-    findings = lost_effects(step, inputs, fake=fake)
+    failed, as fake tensors have no values. `keeps_backwards`: a capture keeps backwards of the user's own."""
+    findings = lost_effects(step, inputs, fake=fake, keeps_backwards=keeps_backwards)
     if findings:
         raise all_findings(findings, step.training)
     return findings is not None
 
 
-def lost_effects(step: nn.Module, inputs: Sequence[Tensor], *, fake: bool = True) -> Sequence[Finding] | None:
+def lost_effects(
+    step: nn.Module, inputs: Sequence[Tensor], *, fake: bool = True, keeps_backwards: bool = True
+) -> Sequence[Finding] | None:
     """What `step` does in its mode that a capture would lose silently; with `fake`, nothing is computed. The model, the
     inputs and the random generators are left as they are. Returns None if the call fails."""
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
     convert: Callable[[Tensor], Tensor] = mode.from_tensor if mode else _cloned
-    effects, calls = _Effects(step.training), Calls(fake=fake)
+    effects, calls = _Effects(step.training, keeps_backwards), Calls(fake=fake)
 
     def call() -> None:
         given = [convert(tensor.clone()) for tensor in inputs]  # of each call its own, which no other may read
@@ -74,10 +78,11 @@ class _Effects:
     """Records what modules are assigned, and what else a graph would lose. A number or tensor is state if a call reads
     it before it assigns it; a buffer that a state_dict holds is state in any case."""
 
-    def __init__(self, training: bool) -> None:
+    def __init__(self, training: bool, keeps_backwards: bool) -> None:
         self.findings: list[Finding] = []
         self.written: dict[tuple[int, str], str] = {}
         self._training = training
+        self._keeps_backwards = keeps_backwards
         self._touched: set[tuple[int, str]] = set()
         self._read: set[tuple[int, str]] = set()
         self._only_written = False
@@ -140,8 +145,8 @@ class _Effects:
             return get_attribute(module, name)
 
         def applied(cls: type, *args: Any, **kwargs: Any) -> object:
-            if cls.__module__ not in _REFUSED_BY_NAME:
-                what = f"the backward of {cls.__qualname__}, a torch.autograd.Function, which a graph does not keep"
+            if not self._keeps_backwards and cls.__module__ not in _REFUSED_BY_NAME:
+                what = f"the backward of {cls.__qualname__}, a torch.autograd.Function, with --dtype bf16 or fp16"
                 self._calls(Obstacle(what, _NO_BACKWARD))
             return apply.__func__(cls, *args, **kwargs)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, fx, nn
 
-from sambasim.compiler.names import own_name
+from sambasim.compiler.names import own_name, read_by
 from sambasim.errors import CaptureError, ModelError
 from sambasim.ir.operators import OPERATORS, OperatorKind
 
@@ -70,8 +70,21 @@ def check_rounded(path: str, value: Tensor, narrow: torch.dtype, where: str | No
 
 def widen(module: fx.GraphModule) -> None:
     """Change `module`: losses and the operators of `ADDING` take float32, and what torch's default type made narrow
-    is made in float32 and rounded. The types behind a loss are not updated: trace it again."""
+    is made in float32 and rounded. The types behind a loss are not updated: trace it again. Raises CaptureError for
+    torch.autocast."""
+    for block in module.modules():  # those under torch.no_grad are modules of their own
+        if isinstance(block, fx.GraphModule):
+            _widen(block)
+
+
+def _widen(module: fx.GraphModule) -> None:
     for node in list(module.graph.nodes):
+        if str(node.target) == "wrap_with_autocast":
+            raise CaptureError(
+                "a block of forward() has settings of its own, torch.autocast, and --dtype has others",
+                where=read_by(node),
+                remedy="leave out one of both: torch.autocast, or --dtype, which says what all numbers are stored in",
+            )
         operator = OPERATORS.get(str(node.target))
         if node.op != "call_function" or operator is None:
             continue

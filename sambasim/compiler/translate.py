@@ -63,6 +63,7 @@ class _Translator:
         self._result_of: dict[tuple[fx.Node, int], str] = {}
         self._done = Translation()
         self._refused: dict[str, SourceLine | None] = {}
+        self._backward: set[fx.Node] = set()
         for node in captured.graph.nodes:
             if node.op == "placeholder":
                 self._value_of[node] = symbol_of[node.name]
@@ -103,7 +104,9 @@ class _Translator:
         self._done.nodes.append(Node(name, ASSERTION, args, kwargs, (), module_path(node), source_line(node)))
 
     def _emit(self, node: fx.Node, operator: str) -> None:
-        backward = node.meta.get("partitioner_tag") == "is_backward"
+        backward = node.meta.get("partitioner_tag") == "is_backward" or not self._backward.isdisjoint(
+            node.all_input_nodes  # a backward of the user's own has no tag
+        )
         module = module_path(node)
         short = layer_name(node, operator) or operator.split(".")[1].lstrip("_")
         if backward and "backward" not in short:
@@ -111,6 +114,7 @@ class _Translator:
         path = ".".join(part for part in (module, short) if part)
         name = self._names.take(symbol_name(self._prefix, path))
         if backward:
+            self._backward.add(node)
             self._done.backward.add(name)
         args = tuple(self._argument(argument) for argument in node.args)
         kwargs = tuple((key, self._argument(value)) for key, value in node.kwargs.items())

@@ -32,8 +32,8 @@ def _options(folder: Path = Path("out"), **changes: object) -> CompileOptions:
     return CompileOptions.model_validate({**plain, **changes})
 
 
-def built(model: nn.Module, inputs: Mapping[str, Tensor] = INPUTS) -> Built:
-    return capture_model(model, inputs, _options(), by_keyword=False, watch=Stopwatch(print))
+def built(model: nn.Module, inputs: Mapping[str, Tensor] = INPUTS, options: CompileOptions | None = None) -> Built:
+    return capture_model(model, inputs, options or _options(), by_keyword=False, watch=Stopwatch(print))
 
 
 def constants(built: Built) -> dict[str, list[float]]:
@@ -42,7 +42,8 @@ def constants(built: Built) -> dict[str, list[float]]:
 
 
 def _assembled(model: nn.Module, folder: Path, inputs: Mapping[str, Tensor] = INPUTS, **changes: object) -> Program:
-    return assemble(built(model, inputs), model, _options(folder, **changes), Stopwatch(print)).program
+    options = _options(folder, **changes)
+    return assemble(built(model, inputs, options), model, options, Stopwatch(print)).program
 
 
 class Net(nn.Module):
@@ -278,10 +279,11 @@ class UnderAutocast(Net):
         return h.square().mean()
 
 
-def test_a_block_with_settings_of_its_own_is_refused() -> None:
-    with pytest.raises(CaptureError, match=r"settings of its own, torch\.autocast, say") as caught:
-        built(UnderAutocast())
-    assert "--dtype" in str(caught.value.remedy)
+def test_a_block_with_settings_of_its_own_is_refused_in_a_narrow_type(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=r"settings of its own, torch\.autocast, and --dtype has others") as caught:
+        _assembled(UnderAutocast(), tmp_path, dtype="bf16")
+    assert caught.value.where is not None
+    assert caught.value.where.endswith("h: Tensor = self.lin(x)")
 
 
 class CutOff(Net):

@@ -235,7 +235,7 @@ def calls_what_is_decorated(net: Any, h: Tensor) -> Tensor:
 LOST: tuple[tuple[Callable[[Any, Tensor], Tensor], str], ...] = (
     *((then, STATE) for then in (assigns_a_buffer, overwrites_a_buffer, counts, keeps_a_hidden_state)),
     (keeps_for_evaluation, STATE), (replaces_a_parameter, STATE),
-    (has_its_own_backward, "the backward of Reversed"), (hooks, "a gradient hook"),
+    (hooks, "a gradient hook"),
     (inference_mode, "torch.inference_mode()"), (calls_what_is_decorated, "torch.inference_mode()"),
 )  # fmt: skip
 
@@ -294,6 +294,12 @@ def test_what_is_lost_is_found_with_its_line(then: Callable[[Any, Tensor], Tenso
     assert findings[0][0].startswith(what)
     assert findings[0][1].startswith(f"{__file__}:")
     assert findings[0][1].endswith("# here")
+
+
+def test_a_backward_of_the_users_own_is_lost_in_a_narrow_type(tmp_path: Path) -> None:
+    assert compiled(Net(has_its_own_backward), tmp_path).program.training is not None
+    with pytest.raises(CaptureError, match=r"the backward of Reversed, a torch\.autograd\.Function, with --dtype"):
+        compiled(Net(has_its_own_backward), tmp_path, dtype="bf16")
 
 
 @EITHER

@@ -112,14 +112,6 @@ USER_CODE: tuple[Fault, ...] = (
         net("with torch.no_grad():\n    self.linear.weight.clamp_(-1, 1)\nreturn self.linear(x)"),
     ),
     _model(
-        "activation checkpointing",
-        (f"{_STEP}: activation checkpointing", "net.py:20: return checkpoint(self.linear, x", "call the block itself"),
-        net(
-            "return checkpoint(self.linear, x, use_reentrant=False)",
-            before="from torch.utils.checkpoint import checkpoint\n\n\n",
-        ),
-    ),
-    _model(
         "random numbers of NumPy",
         (f"{_STEP}: random numbers of Python or NumPy", "net.py:20: return", "torch.rand"),
         net("return self.linear(x) * np.random.rand()", before="import numpy as np\n\n\n"),

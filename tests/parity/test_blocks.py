@@ -1,0 +1,152 @@
+"""What a forward may hold beside operators: each is captured, and a step of it has the bits of eager PyTorch."""
+
+# Calling a module gives Any.
+# mypy: no-warn-return-any
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils import checkpoint
+
+from sambasim.compiler.compile import compile_model
+from sambasim.options.compile import CompileOptions
+from sambasim.runtime.executor import Executor, tangent_of
+from tests.support.loaded import loaded
+
+CHECKPOINTING = "activation checkpointing of the model has no effect; --recompute full has one"
+
+
+class Rounded(torch.autograd.Function):
+    """The straight-through estimator."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class Clipped(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.sign()
+
+    @staticmethod
+    def setup_context(context: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        context.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        (x,) = context.saved_tensors
+        return torch.where(x.abs() < 1, gradient, 0.0)
+
+
+class Scaled(torch.autograd.Function):
+    """Of two outputs, and with an argument that is no tensor."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, weight: Tensor, shift: float) -> tuple[Tensor, Tensor]:
+        context.save_for_backward(x, weight)
+        return x * weight, x + shift
+
+    @staticmethod
+    def backward(context: Any, scaled: Tensor, shifted: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight = context.saved_tensors
+        of_weight = (scaled * x).sum(0) if context.needs_input_grad[1] else None
+        return scaled * weight + shifted, of_weight, None
+
+
+def straight_through(net: "Net", h: Tensor) -> Tensor:
+    return Rounded.apply(h)  # type: ignore[no-untyped-call]  # torch's, untyped
+
+
+def with_a_context(net: "Net", h: Tensor) -> Tensor:
+    return Clipped.apply(h)  # type: ignore[no-untyped-call]  # torch's, untyped
+
+
+def of_two_outputs(net: "Net", h: Tensor) -> Tensor:
+    scaled, shifted = Scaled.apply(h, net.first.bias, 0.5)  # type: ignore[no-untyped-call]  # torch's, untyped
+    return scaled + shifted
+
+
+def either_branch(net: "Net", h: Tensor) -> Tensor:
+    return torch.cond(h.sum() > 0, lambda a: a * 2, lambda a: (a * 3).tanh(), (h,))
+
+
+def in_bfloat16(net: "Net", h: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return net.middle(h).float() + h
+
+
+def without_autocast(net: "Net", h: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
+        return net.middle(h)
+
+
+def checkpointed(net: "Net", h: Tensor) -> Tensor:
+    return checkpoint.checkpoint(lambda a: functional.dropout(net.middle(a).relu()), h, use_reentrant=False)
+
+
+def checkpointed_by_an_older_way(net: "Net", h: Tensor) -> Tensor:
+    return checkpoint.checkpoint(lambda a: net.middle(a).relu(), h, use_reentrant=True)
+
+
+def pooled_after_a_transpose(net: "Net", h: Tensor) -> Tensor:
+    return nn.AdaptiveAvgPool1d(1)(h.view(-1, 2, 4).transpose(1, 2)).flatten(1).repeat(1, 2)
+
+
+def pooled_in_channels_last(net: "Net", h: Tensor) -> Tensor:
+    pictures = h.view(-1, 8, 1, 1).expand(-1, 8, 3, 3).contiguous(memory_format=torch.channels_last)
+    return nn.AdaptiveAvgPool2d((1, 1))(pictures).flatten(1) + nn.AdaptiveAvgPool2d((2, 1))(pictures).mean((2, 3))
+
+
+BLOCKS: tuple[tuple[Callable[["Net", Tensor], Tensor], tuple[str, ...]], ...] = (
+    *((block, ()) for block in (
+        straight_through, with_a_context, of_two_outputs, either_branch, in_bfloat16, without_autocast,
+        pooled_after_a_transpose, pooled_in_channels_last,
+    )),
+    (checkpointed, (CHECKPOINTING,)), (checkpointed_by_an_older_way, (CHECKPOINTING,)),
+)  # fmt: skip
+
+
+class Net(nn.Module):
+    def __init__(self, block: Callable[["Net", Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 5)
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.cross_entropy(self.last(self.block(self, self.first(x))), torch.arange(len(x)))
+
+
+@pytest.mark.parametrize(("block", "notices"), BLOCKS, ids=[block.__name__ for block, _ in BLOCKS])
+def test_a_step_has_the_bits_of_eager_pytorch(
+    block: Callable[[Net, Tensor], Tensor], notices: tuple[str, ...], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    net, x = Net(block), torch.randn(4, 8)
+    options = {"model": {"target": "net:Net"}, "optimizer": {"name": "sgd"}, "output_folder": tmp_path}
+    compiled = compile_model(
+        net, {"x": x}, CompileOptions.model_validate(options | {"training": {"batch_size": 4}}), by_keyword=False
+    )
+    assert [one for one in compiled.notices if "without a gradient" not in one] == list(notices)
+    program, memory = loaded(compiled.path, {"x": x})
+    assert program.training is not None
+    assert program.loss is not None
+    torch.manual_seed(1)
+    loss = Executor(program.training, program, memory.tensor).run(tangent_of(program, 1.0))[program.loss]
+    torch.manual_seed(1)
+    eager = net(x)
+    eager.backward()
+    assert torch.equal(loss, eager.detach())
+    for member in (member for group in program.groups for member in group.members):
+        wanted = net.get_parameter(program.symbols[member.parameter].torch_names[0]).grad
+        assert wanted is not None
+        assert torch.equal(memory.tensor(member.gradient), wanted), member.parameter
