@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sambasim.cli.shared import FILE, PanelCommand, PanelOption, field_options, kept_imports, no_argument
+from sambasim.cli.shared import (
+    FILE,
+    PanelCommand,
+    PanelOption,
+    check_one_pef,
+    field_options,
+    kept_imports,
+    pef_argument,
+)
 from sambasim.cli.terminal import exit_code_of, report_error, survive_closed_stdout
 from sambasim.errors import OptionError
 from sambasim.options.flags import DATA, TRAINING, flags_of
@@ -49,7 +57,7 @@ class _RunCommand(PanelCommand):
 
 
 @click.command("run", cls=_RunCommand)
-@no_argument("--pef")
+@pef_argument
 @field_options("run")
 @click.option(
     "--output-folder", type=FILE, default=Path("out"), cls=PanelOption, panel=DATA, help=_OUT, show_default=True
@@ -68,6 +76,7 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
     """
     from sambasim.options.run import run_options
 
+    check_one_pef()
     options = run_options(flags, overrides)
     if not (options.inference or options.json_output):  # what these print comes last, and is what was asked for
         survive_closed_stdout()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import click
+from click.core import ParameterSource
 
 from sambasim.bounded import one_line
 from sambasim.errors import MachineError, OptionError
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 FILE = click.Path(path_type=Path)
+_ONE_PEF = "name one PEF: a path, or a name found as out/NAME/NAME.pef"
 
 
 class PanelOption(click.Option):
@@ -102,6 +104,26 @@ def no_argument(flag: str) -> Callable[[F], F]:
     return lambda function: argument(function)
 
 
+def pef_argument(function: F) -> F:
+    """A decorator for a command with the required flag `--pef NAME`: NAME may also be an argument."""
+
+    def take(ctx: click.Context, parameter: click.Parameter, given: str | None) -> None:
+        if given is not None:
+            ctx.default_map = {"pef": given}
+
+    # Eager: known before the flag asks for its default.
+    return click.argument("given", metavar="[PEF]", required=False, is_eager=True, expose_value=False, callback=take)(
+        function
+    )
+
+
+def check_one_pef() -> None:
+    """Raises UsageError if a command with `pef_argument` was given an argument and the flag."""
+    ctx = click.get_current_context()
+    if ctx.default_map and ctx.get_parameter_source("pef") is ParameterSource.COMMANDLINE:
+        raise click.UsageError(_ONE_PEF, ctx)
+
+
 pef_flag = click.option("-p", "--pef", "named", help="The same as the argument, spelled as in `run`.")
 
 output_folder = click.option(
@@ -124,9 +146,7 @@ cluster = click.option("--cluster", help="Nodes and links: a name that `sambasim
 def one_pef(argument: str | None, flag: str | None) -> str:
     given = [name for name in (argument, flag) if name is not None]
     if len(given) != 1:
-        raise click.UsageError(
-            "name one PEF: a path, or a name found as out/NAME/NAME.pef", click.get_current_context()
-        )
+        raise click.UsageError(_ONE_PEF, click.get_current_context())
     return given[0]
 
 

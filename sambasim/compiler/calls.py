@@ -29,6 +29,9 @@ _STATE = Obstacle(
     'keep it in a buffer, self.register_buffer("steps", torch.zeros(())), and change that in place: self.steps.add_(1)',
 )
 _RANDOM = Obstacle("random numbers of Python or NumPy", "draw them by PyTorch: torch.rand(())")
+_GENERATOR = Obstacle(
+    "a torch.Generator of its own, whose state a graph does not keep", "leave out generator=, which draws from torch's"
+)
 _LIFTED = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 _MOST_BYTES = 1 << 20
 """The size up to which tensors that no operator has made are compared by content."""
@@ -49,6 +52,8 @@ class Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         self._alive: list[Tensor] = []  # so that no other tensor gets the storage of one that is gone
         self._reads_old: list[Place] = []
         self._numpy = _state_of_numpy()
+        self.of_generators: list[Finding] = []
+        """Where numbers are drawn from a generator of the user's own."""
 
     def begin(self, inputs: Sequence[Tensor]) -> None:
         self._calls.append([])
@@ -79,6 +84,9 @@ class Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         number, frame = len(self._calls), user_frame()
         place = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
         given = tree_leaves((args, kwargs or {}))
+        if any(isinstance(leaf, torch.Generator) for leaf in given):
+            finding = _found(_GENERATOR, place)
+            self.of_generators += [finding] if finding not in self.of_generators else []
         storages = {_storage(leaf) for leaf in given if _is_dense(leaf)}
         if any(self._made_in.get(storage) == number - 1 for storage in storages):
             self._reads_old.append(place)

@@ -6,10 +6,11 @@ import io
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from itertools import count
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -20,10 +21,11 @@ from torch.export import ExportedProgram
 from torch.export._trace import DEFAULT_EXPORT_DYNAMO_CONFIG, _ignore_backend_decomps, _restore_state_dict
 from torch.export.graph_signature import InputKind, OutputKind
 
+from sambasim.compiler.branches import Followed, Recorded, modules_marked
 from sambasim.compiler.explain import tracer_error
 from sambasim.compiler.names import own_name, read_by
 from sambasim.compiler.precision import check_rounded, default_type, widen
-from sambasim.compiler.trial import as_written, replaced
+from sambasim.compiler.trial import as_written, replaced, trial
 from sambasim.errors import CaptureError
 
 TESTED_TORCH = ("2.13.0",)
@@ -51,6 +53,11 @@ def _mean_over(axes: int) -> Callable[[Tensor, Sequence[int]], Tensor]:
         return result
 
     return pool
+
+
+def _check_matrix(info: Tensor, api_name: str, *, is_matrix: bool) -> None:
+    """What torch.linalg does to raise an error; by torch's own way it has an order of its own in the graph."""
+    torch._assert_async((info == 0).all(), f"{api_name} does not work for this matrix: it is singular, say")
 
 
 _POOLS = {getattr(torch.ops.aten, f"adaptive_avg_pool{axes}d").default: _mean_over(axes) for axes in (2, 3)}
@@ -100,15 +107,41 @@ def capture_training(step: nn.Module, inputs: Sequence[Tensor], *, narrow: torch
         with contextlib.ExitStack() as stack, default_type(torch.float32 if narrow else torch.get_default_dtype()):
             stack.enter_context(_kernels_of_eager())
             joint = aot_export_joint_with_descriptors(stack, module, tuple(inputs))
-    graph = joint.graph_module.graph
+    return _described(joint.graph_module, lifted)
+
+
+def capture_by_running(step: nn.Module, inputs: Sequence[Tensor]) -> CapturedGraph:
+    """The graph of `step` as Python runs it, where its branches on values may be followed: see `branches`. In
+    evaluation mode, the forward alone. Raises CaptureError."""
+    recorded = Recorded()
+    with _tracing("training step" if step.training else "evaluation graph"), as_written():
+        with trial(step, _copied), torch.no_grad(), recorded:
+            step(*(tensor.clone() for tensor in inputs))
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_kernels_of_eager())
+            stack.enter_context(trial(step, lambda tensor: tensor))
+            stack.enter_context(modules_marked(step))
+            stack.enter_context(torch.set_grad_enabled(step.training))
+            with Followed(recorded):
+                joint = aot_export_joint_with_descriptors(stack, step, tuple(tensor.clone() for tensor in inputs))
+    return _described(joint.graph_module, {})
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    copy = tensor.detach().clone()
+    return nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
+
+
+def _described(module: fx.GraphModule, lifted: Mapping[str, Tensor]) -> CapturedGraph:
+    graph = module.graph
     roles = {node.name: _role(node.meta["desc"]) for node in graph.nodes if node.op == "placeholder"}
     output = next(iter(reversed(graph.nodes)))
     described = zip(output.args[0], output.meta["desc"], strict=True)
     outputs = tuple((value, _role(description)) for value, description in described if value is not None)
     targets = (node.target for node in graph.nodes if node.op == "get_attr")
-    made = {target: attrgetter(target)(joint.graph_module) for target in targets}
+    made = {target: attrgetter(target)(module) for target in targets}
     constants = {target: value for target, value in made.items() if isinstance(value, Tensor)}
-    return CapturedGraph(graph, roles, outputs, lifted | constants)
+    return CapturedGraph(graph, roles, outputs, {**lifted, **constants})
 
 
 def starts_a_backward(captured: CapturedGraph, *, any_shape: bool) -> bool:
@@ -140,6 +173,8 @@ def capture_evaluation(
             if any(map(_is_to_be_taken_apart, called)):
                 exported = exported.run_decompositions({})
     kinds = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer", InputKind.CONSTANT_TENSOR: "constant"}
+    if any(spec.kind not in (InputKind.USER_INPUT, *kinds) for spec in exported.graph_signature.input_specs):
+        raise CaptureError("the evaluation graph reads an object that is no tensor")
     index = count()
     roles = {
         spec.arg.name: Role("input", str(next(index)))
@@ -271,8 +306,11 @@ def _kernels_of_eager() -> Iterator[None]:
             if key in operator.py_kernels:
                 removed.append((operator, key, operator.py_kernels.pop(key)))
         operator._dispatch_cache.clear()
-    for operator, pool in _POOLS.items():
-        operator.py_kernels[composite] = pool
+    added: list[tuple[Any, Any, Callable[..., object]]]
+    added = [(operator, composite, pool) for operator, pool in _POOLS.items()]
+    added.append((torch.ops.aten._linalg_check_errors.default, torch._C.DispatchKey.AutogradCPU, _check_matrix))
+    for operator, key, kernel in added:
+        operator.py_kernels[key] = kernel
         operator._dispatch_cache.clear()
     try:
         yield
@@ -280,8 +318,8 @@ def _kernels_of_eager() -> Iterator[None]:
         for operator, key, kernel in removed:
             operator.py_kernels[key] = kernel
             operator._dispatch_cache.clear()
-        for operator in _POOLS:
-            del operator.py_kernels[composite]
+        for operator, key, _ in added:
+            del operator.py_kernels[key]
             operator._dispatch_cache.clear()
 
 

@@ -15,6 +15,7 @@ from sambasim.compiler.build import Built, Captures, build
 from sambasim.compiler.capture import (
     TESTED_TORCH,
     CapturedGraph,
+    capture_by_running,
     capture_evaluation,
     capture_training,
     starts_a_backward,
@@ -236,7 +237,7 @@ def _capture(step: TrainingStep, tensors: tuple[Tensor, ...], options: CompileOp
         watch.begin("capture the evaluation graph at batch 1")
         with suppress(CaptureError):  # not every sound model runs on one sample; `_notices` says so
             ones = tuple(tensor[:1].clone() for tensor in tensors)
-            single = capture_evaluation(evaluation_step, ones, narrow=narrow)
+            single = _traced_or_run(evaluation_step, ones, narrow)
     return Captures(training, evaluation, single, per_sample_loss=by_sample is not None)
 
 
@@ -246,9 +247,8 @@ def _captured(
     """The captured graph of a step. Raises an error if a capture would lose something that the model does. After a
     failed capture PyTorch runs the model once, because its messages are better than a tracer's."""
     is_checked = refuse_lost_effects(step, tensors, keeps_backwards=narrow is None)
-    capture = capture_training if isinstance(step, TrainingStep) else capture_evaluation
     try:
-        captured = capture(step, tensors, narrow=narrow)
+        captured = _traced_or_run(step, tensors, narrow)
     except CaptureError as error:
         raise explained(error, step, tensors, loss_name) from error
     if isinstance(step, TrainingStep) and not starts_a_backward(captured, any_shape=step.any_loss):
@@ -256,6 +256,18 @@ def _captured(
     if not is_checked:
         refuse_lost_effects(step, tensors, fake=False, keeps_backwards=narrow is None)
     return captured
+
+
+def _traced_or_run(step: nn.Module, tensors: Sequence[Tensor], narrow: torch.dtype | None) -> CapturedGraph:
+    """The captured graph of a step: traced, or else as Python runs it. Raises the CaptureError of the trace."""
+    capture = capture_training if isinstance(step, TrainingStep) else capture_evaluation
+    try:
+        return capture(step, tensors, narrow=narrow)
+    except CaptureError as error:
+        if narrow is None:
+            with suppress(CaptureError):
+                return capture_by_running(step, tensors)
+        raise error
 
 
 def _document(program: Program, model: nn.Module, options: CompileOptions, metadata: Mapping[str, str]) -> PefDocument:

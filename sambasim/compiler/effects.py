@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
 from sambasim.compiler.calls import Calls, draws_of_python
 from sambasim.compiler.explain import Finding, Obstacle, all_findings, user_frame, where_of
@@ -21,6 +22,11 @@ _ASSIGNED = Obstacle(
     'keep it in a buffer, self.register_buffer("ema", torch.zeros(())), and change that in place: self.ema.copy_(…)',
 )
 _HOOK = Obstacle("a gradient hook, which a graph does not call", NO_HOOK)
+_SAVED = Obstacle("hooks on the tensors that are saved for the backward, which a graph does not call", "leave them out")
+_SEEDED = Obstacle(
+    "a seed or a state of the generator of random numbers, which a graph does not set",
+    "draw the numbers once, and keep them in a buffer: self.register_buffer(name, torch.randn(…))",
+)
 _INFERENCE_MODE = Obstacle("torch.inference_mode(), through which a graph would send gradients", "torch.no_grad()")
 _NO_BACKWARD = "write its forward with PyTorch's own differentiable operators, and leave the backward to autograd"
 
@@ -59,6 +65,7 @@ def lost_effects(
                 if calls.finding is not None:
                     effects.next_call()
                     call()
+            effects.findings += calls.of_generators
             if calls.finding is not None and not effects.findings:
                 effects.findings.append(calls.finding)
             if effects.written and step.training:
@@ -125,8 +132,12 @@ class _Effects:
             self._find(_ASSIGNED, where_of(frame))
 
     def _calls(self, obstacle: Obstacle) -> None:
+        if self._training and not self._only_written:
+            self._find_here(obstacle)
+
+    def _find_here(self, obstacle: Obstacle) -> None:
         frame = user_frame()
-        if self._training and not self._only_written and frame is not None:
+        if frame is not None:
             self._find(obstacle, where_of(frame))
 
     @contextlib.contextmanager
@@ -157,6 +168,21 @@ class _Effects:
                 self._calls(_INFERENCE_MODE)
             enter(block)
 
+        save = saved_tensors_hooks.__enter__
+
+        def saved(block: saved_tensors_hooks) -> None:
+            if _is_users_block(sys._getframe(1)) and not isinstance(block, save_on_cpu):
+                self._calls(_SAVED)
+            save(block)
+
+        def seeded(set_state: Callable[..., object]) -> Callable[..., object]:
+            def called(*args: Any, **kwargs: Any) -> object:
+                if _is_users_block(sys._getframe(1)):
+                    self._find_here(_SEEDED)
+                return set_state(*args, **kwargs)
+
+            return called
+
         def hooked(register: Callable[..., object]) -> Callable[..., object]:
             def registered(tensor: Tensor, *args: Any, **kwargs: Any) -> object:
                 self._calls(_HOOK)
@@ -170,6 +196,9 @@ class _Effects:
                 (nn.Module, "__getattribute__", read),
                 (torch.autograd.Function, "apply", classmethod(applied)),
                 (torch.inference_mode, "__enter__", entered),
+                (saved_tensors_hooks, "__enter__", saved),
+                *((torch, name, seeded(getattr(torch, name))) for name in ("manual_seed", "seed", "set_rng_state")),
+                (torch.random, "fork_rng", seeded(torch.random.fork_rng)),
                 (Tensor, "register_hook", hooked(Tensor.register_hook)),
                 (Tensor, "register_post_accumulate_grad_hook", hooked(Tensor.register_post_accumulate_grad_hook)),
             ):

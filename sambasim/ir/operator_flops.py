@@ -109,6 +109,12 @@ def einsum(node: Node, type_of: TypeOf) -> int:
     return 2 * prod(extents.values())
 
 
+def factorization(node: Node, type_of: TypeOf) -> int:
+    """2 m n min(m, n) for each matrix: the order of LU, QR and singular values, whose constants differ."""
+    *batch, rows, columns = (1, 1, *_shape(node, type_of, 0))
+    return 2 * prod(batch) * rows * columns * min(rows, columns)
+
+
 def trilinear(node: Node, type_of: TypeOf) -> int:
     """`aten._trilinear` multiplies three tensors, each with dimensions inserted, and sums: 3 for each combination."""
     extents: list[int] = []

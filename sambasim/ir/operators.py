@@ -19,6 +19,7 @@ class OperatorKind(StrEnum):
     CONVOLUTION = "convolution"
     ATTENTION = "attention"
     RECURRENT = "recurrent"
+    FACTORIZATION = "factorization"
     POINTWISE = "pointwise"
     REDUCTION = "reduction"
     SCAN = "scan"
@@ -92,6 +93,17 @@ PRODUCTS = (
     Operator(OperatorKind.RECURRENT, _aten("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"), count.recurrent_cell),
     Operator(OperatorKind.RECURRENT, _aten("mkldnn_rnn_layer"), count.recurrent_layer(1)),
     Operator(OperatorKind.RECURRENT, _aten("mkldnn_rnn_layer_backward"), count.recurrent_layer(2)),
+)  # fmt: skip
+
+FACTORIZATIONS = (
+    Operator(OperatorKind.FACTORIZATION, _aten("""
+        linalg_cholesky linalg_cholesky_ex cholesky linalg_inv linalg_inv_ex inverse
+        linalg_solve linalg_solve_ex _linalg_solve_ex linalg_solve_triangular triangular_solve
+        linalg_lu linalg_lu_factor linalg_lu_factor_ex linalg_lu_solve lu_unpack
+        linalg_det _linalg_det det logdet linalg_slogdet _linalg_slogdet slogdet
+        linalg_svd _linalg_svd linalg_svdvals linalg_qr linalg_eigh _linalg_eigh linalg_eigvalsh
+        linalg_pinv linalg_matrix_exp matrix_exp cholesky_solve cholesky_inverse
+    """), count.factorization),
 )  # fmt: skip
 
 POINTWISE = (
@@ -264,7 +276,7 @@ COMPOSITES = (
     Operator(OperatorKind.CHECK, (ASSERTION,)),
 )  # fmt: skip
 
-TABLE = (*PRODUCTS, *POINTWISE, *REDUCTIONS, *PICTURES, *LOSSES, *MOVES, *RANDOM, *COMPOSITES)
+TABLE = (*PRODUCTS, *FACTORIZATIONS, *POINTWISE, *REDUCTIONS, *PICTURES, *LOSSES, *MOVES, *RANDOM, *COMPOSITES)
 
 OPERATORS: Mapping[str, Operator] = MappingProxyType({name: operator for operator in TABLE for name in operator.names})
 """By full name: `aten.addmm.default`, `opt.adamw`, `comm.reduce_scatter`."""

@@ -65,12 +65,19 @@ def test_every_flag_sets_its_option(command: click.Command) -> None:
         assert flag.origin == setting.flag.typed
 
 
+def test_a_pef_is_named_once(tmp_path: Path) -> None:
+    for typed in (["net"], ["--pef", "net"], ["net", "--steps", "3"]):
+        with pytest.raises(OptionError, match="net"):  # which is not there
+            sambasim.main(["run", *typed, "--output-folder", str(tmp_path)], prog_name="x", standalone_mode=False)
+    for typed in (["net", "--pef", "net"], ["net", "other"], []):
+        with pytest.raises(click.UsageError):
+            sambasim.main(["run", *typed], prog_name="x", standalone_mode=False)
+
+
 @pytest.mark.parametrize(
     ("typed", "told"),
     [
-        (["run", "net"], "sambasim run takes no argument, and 'net' is one\n  try:   use --pef net"),
-        (["run", "net", "--steps", "3"], "use --pef net"),
-        (["devices", "net"], "use --pef net"),
+        (["devices", "net"], "sambasim devices takes no argument, and 'net' is one\n  try:   use --pef net"),
         (["validate", "1 layer"], "use --only '1 layer'"),
     ],
 )

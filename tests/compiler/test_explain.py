@@ -232,10 +232,32 @@ def calls_what_is_decorated(net: Any, h: Tensor) -> Tensor:
     return h + decorated(h).clone()  # here
 
 
+def seeds(net: Any, h: Tensor) -> Tensor:
+    torch.manual_seed(3)  # here
+    return h + torch.randn(3)
+
+
+def forks(net: Any, h: Tensor) -> Tensor:
+    with torch.random.fork_rng(devices=[]):  # here
+        return h + torch.randn(3)
+
+
+def draws_from_its_own(net: Any, h: Tensor) -> Tensor:
+    return h + torch.randn(3, generator=GENERATOR)  # here
+
+
+def changes_what_is_saved(net: Any, h: Tensor) -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved * 2, lambda saved: saved):  # here
+        return h.sigmoid()
+
+
+GENERATOR = torch.Generator().manual_seed(1)
+
 LOST: tuple[tuple[Callable[[Any, Tensor], Tensor], str], ...] = (
     *((then, STATE) for then in (assigns_a_buffer, overwrites_a_buffer, counts, keeps_a_hidden_state)),
     (keeps_for_evaluation, STATE), (replaces_a_parameter, STATE),
-    (hooks, "a gradient hook"),
+    (hooks, "a gradient hook"), (changes_what_is_saved, "hooks on the tensors that are saved"),
+    (seeds, "a seed"), (forks, "a seed"), (draws_from_its_own, "a torch.Generator of its own"),
     (inference_mode, "torch.inference_mode()"), (calls_what_is_decorated, "torch.inference_mode()"),
 )  # fmt: skip
 

@@ -33,6 +33,13 @@ COMPILED = (
     *("net.py:Net", "--set", "data.source=net.py:samples", "--set", "loss.name=cross_entropy"),
     *("--set", "optimizer.name=sgd", "--set", "data.shuffle=false", "-b", "4", "--pef-name", "net"),
 )
+RAISING = """\
+        if h.abs().max() >= 50:
+            raise ValueError("activations are too large")
+"""
+ASSERTING = """\
+        assert h.abs().max() < 50, "activations are too large"
+"""
 PATHS = {
     "plain": ("", ""),
     "inductor": ("", "--engine inductor"),
@@ -40,6 +47,18 @@ PATHS = {
     "pipeline": ("--pipeline-stages 2 --micro-batches 2", "2 ranks"),
     "tensor": ("--tensor-parallel weight --n-chips 2", "2 ranks"),
 }
+
+
+def test_a_branch_that_raises_ends_the_run_too(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(MODEL.replace(ASSERTING, RAISING))
+    sambasim = (sys.executable, "-m", "sambasim")
+    assert run_job([*sambasim, "compile", *COMPILED], cwd=tmp_path).returncode == 0
+    for large, code in (("64", 0), ("37", 2)):
+        run = [*sambasim, "run", "net", "--no-evaluate", "--set", f"data.args.large={large}"]
+        ended = run_job(run, timeout=120, cwd=tmp_path)
+        assert ended.returncode == code, ended.stderr
+    assert "raise ValueError('activations are too large')" in ended.stderr
+    assert "where: net.py:14: if h.abs().max() >= 50:" in ended.stderr
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -3,6 +3,7 @@
 # Calling a module gives Any.
 # mypy: no-warn-return-any
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,10 +108,43 @@ def pooled_in_channels_last(net: "Net", h: Tensor) -> Tensor:
     return nn.AdaptiveAvgPool2d((1, 1))(pictures).flatten(1) + nn.AdaptiveAvgPool2d((2, 1))(pictures).mean((2, 3))
 
 
+def raises_where_values_are_large(net: "Net", h: Tensor) -> Tensor:
+    if not torch.isfinite(h).all() or (h.abs() > 1e3).any():
+        raise ValueError("too large")
+    return h
+
+
+def warns_where_values_are_large(net: "Net", h: Tensor) -> Tensor:
+    if h.abs().max() > 1e3:
+        logging.getLogger(__name__).warning("%s", h.abs().max().item())
+    return net.middle(h)
+
+
+def masked_as_torch_detects(net: "Net", h: Tensor) -> Tensor:
+    """Torch compares the mask with a causal one."""
+    x = h.view(-1, 2, 4)
+    mask = nn.Transformer.generate_square_subsequent_mask(2)
+    return net.encoder(x, mask=mask, src_key_padding_mask=x[:, :, 0] > 1e3).flatten(1)
+
+
+def factorized(net: "Net", h: Tensor) -> Tensor:
+    matrix = h.T @ h + torch.eye(8)
+    lower = torch.linalg.cholesky(matrix)
+    q, r = torch.linalg.qr(matrix)
+    solved = torch.linalg.solve(matrix, h.T).T + torch.cholesky_solve(h.T, lower).T
+    return solved @ torch.linalg.inv(matrix) + torch.linalg.slogdet(matrix)[1] + (q @ r).mean(0) + matrix.logdet()
+
+
+def decomposed(net: "Net", h: Tensor) -> Tensor:
+    u, s, v = torch.linalg.svd(h, full_matrices=False)
+    return (u * s) @ v + torch.linalg.eigvalsh(h.T @ h + torch.diag(torch.arange(1.0, 9.0)))
+
+
 BLOCKS: tuple[tuple[Callable[["Net", Tensor], Tensor], tuple[str, ...]], ...] = (
     *((block, ()) for block in (
         straight_through, with_a_context, of_two_outputs, either_branch, in_bfloat16, without_autocast,
-        pooled_after_a_transpose, pooled_in_channels_last,
+        pooled_after_a_transpose, pooled_in_channels_last, raises_where_values_are_large,
+        warns_where_values_are_large, masked_as_torch_detects, factorized, decomposed,
     )),
     (checkpointed, (CHECKPOINTING,)), (checkpointed_by_an_older_way, (CHECKPOINTING,)),
 )  # fmt: skip
@@ -120,6 +154,7 @@ class Net(nn.Module):
     def __init__(self, block: Callable[["Net", Tensor], Tensor]) -> None:
         super().__init__()
         self.first, self.middle, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 5)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 1)
         self.block = block
 
     def forward(self, x: Tensor) -> Tensor:

@@ -8,9 +8,10 @@ from itertools import groupby, islice
 from types import CodeType
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from sambasim.errors import DataError, InternalError, MachineError, PefError, SambasimError
+from sambasim.errors import AssertionFailedError, DataError, InternalError, MachineError, PefError, SambasimError
 from sambasim.ir.dataflow import axis_of
 from sambasim.ir.graph import Node
 from sambasim.ir.mesh import DATA_PARALLEL
@@ -164,6 +165,8 @@ def operator_error(
             where=where,
             remedy="compile for a smaller --batch-size, or start fewer ranks on this host",
         )
+    if isinstance(raised, torch.linalg.LinAlgError):
+        return AssertionFailedError(said, where=where, remedy="add a small number to the diagonal of the matrix")
     suspects = [found for symbol in inputs if (found := _unseen(symbol, tensors[symbol.name]))]
     if suspects:
         return DataError(
