@@ -41,11 +41,12 @@ class Captures:
 @dataclass(frozen=True, slots=True)
 class Built:
     """A program, and the tensors of the model by symbol: parameters, buffers and constants. `checkpointed`: the model
-    asks for activation checkpointing somewhere."""
+    asks for activation checkpointing somewhere; `cast_twice`: parameters that PyTorch would cast once, see capture."""
 
     program: Program
     weights: Mapping[str, Tensor]
     checkpointed: bool = False
+    cast_twice: tuple[str, ...] = ()
 
 
 def build(name: str, model: nn.Module, inputs: Mapping[str, Tensor], captures: Captures, batch_size: int) -> Built:
@@ -103,8 +104,9 @@ class _Builder:
             device_bytes=0,
         )
         verify(program, Progress.CAPTURED)
-        checkpointed = captures.training is not None and captures.training.is_checkpointed
-        return Built(program, self._weights, checkpointed)
+        if captures.training is None:
+            return Built(program, self._weights)
+        return Built(program, self._weights, captures.training.is_checkpointed, captures.training.cast_twice)
 
     def _add(self, symbol: Symbol) -> None:
         self._symbols[symbol.name] = symbol
@@ -151,8 +153,12 @@ class _Builder:
                 symbol_of[name] = self._symbol_of_target(role.name, captured, placeholders.get(name))
         for target, node in {str(node.target): node for node in nodes if node.op == "get_attr"}.items():
             if target not in captured.constants and target.removeprefix(_STEP_PREFIX) not in self._symbol_of_path:
+                is_cond = any(str(user.target) == "cond" for user in node.users)
+                block = "torch.cond" if is_cond else "a block of forward() with settings of its own"
                 raise CaptureError(  # torch keeps such a block as a graph of its own
-                    "a block of forward() has settings of its own, which a PEF cannot hold", where=read_by(node)
+                    f"{block}, which a PEF cannot hold",
+                    where=read_by(node),
+                    remedy="compute both sides, and choose by torch.where(condition, a, b)" if is_cond else None,
                 )
             symbol_of[target] = self._symbol_of_target(target, captured, node)
         return symbol_of

@@ -6,6 +6,7 @@ import io
 import logging
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from itertools import count
@@ -63,6 +64,8 @@ def _check_matrix(info: Tensor, api_name: str, *, is_matrix: bool) -> None:
 _POOLS = {getattr(torch.ops.aten, f"adaptive_avg_pool{axes}d").default: _mean_over(axes) for axes in (2, 3)}
 
 
+fx.node.has_side_effect(torch.ops.aten._assert_async.default)  # torch itself says so of the one with a message
+
 _GUARDS = "_suggest_or_raise_constraint_violation"
 """Where strict export builds guards for dynamic shapes, in a quarter of its time. Ours are static."""
 
@@ -90,6 +93,17 @@ class CapturedGraph:
     def is_checkpointed(self) -> bool:
         """Whether a part of it was under torch.utils.checkpoint."""
         return any("recompute" in node.meta for node in self.graph.nodes)
+
+    @property
+    def cast_twice(self) -> tuple[str, ...]:
+        """The parameters that several lines under torch.autocast read: PyTorch casts them once."""
+        casts: Counter[str] = Counter()
+        for node in self.graph.nodes:
+            forward = node.meta.get("partitioner_tag") == "is_forward"
+            if forward and node.target is torch.ops.aten._to_copy.default and node.args[0].name in self.inputs:
+                role = self.inputs[node.args[0].name]
+                casts[role.name] += role.kind == "parameter"
+        return tuple(name.removeprefix("model.") for name, count in casts.items() if count > 1)
 
     @property
     def losses(self) -> tuple[int, ...]:
@@ -132,8 +146,29 @@ def _copied(tensor: Tensor) -> Tensor:
     return nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
 
 
+def _drop_as_eager(graph: fx.Graph) -> None:
+    """Eager PyTorch scales a dropout's mask before it multiplies a gradient by it, which in 16 bits is rounded."""
+    aten = torch.ops.aten
+    for node in graph.find_nodes(op="call_function", target=aten.native_dropout_backward.default):
+        gradient, mask, scale = node.args
+        if node.meta["val"].element_size() != _16_BITS:
+            continue
+        with graph.inserting_before(node):
+            cast = graph.call_function(aten._to_copy.default, (mask,), {"dtype": node.meta["val"].dtype})
+            scaled = graph.call_function(aten.mul.Scalar, (cast, scale))
+            product = graph.call_function(aten.mul.Tensor, (gradient, scaled))
+        for made in (cast, scaled, product):
+            made.meta = dict(node.meta)
+        node.replace_all_uses_with(product)
+        graph.erase_node(node)
+
+
+_16_BITS = 2
+
+
 def _described(module: fx.GraphModule, lifted: Mapping[str, Tensor]) -> CapturedGraph:
     graph = module.graph
+    _drop_as_eager(graph)
     roles = {node.name: _role(node.meta["desc"]) for node in graph.nodes if node.op == "placeholder"}
     output = next(iter(reversed(graph.nodes)))
     described = zip(output.args[0], output.meta["desc"], strict=True)

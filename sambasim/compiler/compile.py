@@ -55,6 +55,11 @@ from sambasim.pef.lookup import record_compiled
 from sambasim.pef.sources import SOURCES, record
 from sambasim.units import counted, format_bytes
 
+_CHECKPOINTING = (
+    "torch.utils.checkpoint in the model saves no memory here, and --recompute full does; buffers that it would change "
+    "twice a step, such as BatchNorm statistics, change once"
+)
+
 _GRU_EXACT_MULTIPLE = 32
 """Hidden sizes of a GRU that are multiples of this give the bits of eager PyTorch: see docs/concepts.md."""
 
@@ -152,8 +157,13 @@ def assemble(
     written = write(options.pef_path, _document(program, model, options, facts), built.weights)
     watch.end()
     notices += _notices(program, model)
-    if built.checkpointed and options.recompute == "none":
-        notices.append("activation checkpointing of the model has no effect; --recompute full has one")
+    if built.checkpointed:
+        notices.append(_CHECKPOINTING)
+    if built.cast_twice:
+        notices.append(
+            f"read several times under torch.autocast: {', '.join(built.cast_twice)}; PyTorch adds up their gradients "
+            "in the narrow type, so results may differ from PyTorch's in the last bits of that type"
+        )
     if why := record_compiled(written.digest):
         notices.append(f"cannot record that this account compiled the PEF ({why}): `sambasim run` will ask for --trust")
     return Compiled(options.pef_path, program, written.digest, tuple(notices), watch.phases_s)

@@ -9,11 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.utils import checkpoint
+from torch.utils.checkpoint import CheckpointFunction
 
 from sambasim.compiler.calls import Calls, draws_of_python
 from sambasim.compiler.explain import Finding, Obstacle, all_findings, user_frame, where_of
 from sambasim.compiler.names import is_library_file
+from sambasim.compiler.step import loss_in
 from sambasim.compiler.tensors import NO_HOOK
 from sambasim.compiler.trial import replaced, trial
 
@@ -23,6 +27,14 @@ _ASSIGNED = Obstacle(
 )
 _HOOK = Obstacle("a gradient hook, which a graph does not call", NO_HOOK)
 _SAVED = Obstacle("hooks on the tensors that are saved for the backward, which a graph does not call", "leave them out")
+_NO_ZEROS = Obstacle(
+    "set_materialize_grads(False), where a graph has zeros", "leave it out: an unused output has a gradient of zeros"
+)
+_CHECKPOINTED = Obstacle(
+    "activation checkpointing that changes results: use_reentrant=True of inputs without a gradient, or "
+    "preserve_rng_state=False",
+    "use_reentrant=False, and leave out preserve_rng_state",
+)
 _SEEDED = Obstacle(
     "a seed or a state of the generator of random numbers, which a graph does not set",
     "draw the numbers once, and keep them in a buffer: self.register_buffer(name, torch.randn(…))",
@@ -55,7 +67,11 @@ def lost_effects(
         given = [convert(tensor.clone()) for tensor in inputs]  # of each call its own, which no other may read
         calls.begin(given)
         with mode or contextlib.nullcontext(), calls:
-            step(*given)
+            outputs = step(*given)
+            wanted = [one for one in step.parameters() if one.requires_grad] if step.training else []
+            if wanted and any(output.requires_grad for output in outputs):
+                with contextlib.suppress(Exception):  # a capture says what is wrong with a backward
+                    torch.autograd.grad(loss_in(outputs).sum(), wanted, allow_unused=True)
 
     try:
         with trial(step, convert), effects.recorded():
@@ -156,6 +172,10 @@ class _Effects:
             return get_attribute(module, name)
 
         def applied(cls: type, *args: Any, **kwargs: Any) -> object:
+            if cls is CheckpointFunction:
+                needs = any(isinstance(one, Tensor) and one.requires_grad for one in args[2:])
+                if not (needs and args[1]):
+                    self._calls(_CHECKPOINTED)
             if not self._keeps_backwards and cls.__module__ not in _REFUSED_BY_NAME:
                 what = f"the backward of {cls.__qualname__}, a torch.autograd.Function, with --dtype bf16 or fp16"
                 self._calls(Obstacle(what, _NO_BACKWARD))
@@ -167,6 +187,20 @@ class _Effects:
             if _is_users_block(sys._getframe(1)):
                 self._calls(_INFERENCE_MODE)
             enter(block)
+
+        checkpointed = checkpoint._checkpoint_without_reentrant_generator
+
+        def checkpoints(function: Callable[..., object], preserve_rng_state: bool = True, *args: Any, **kw: Any) -> Any:
+            if not preserve_rng_state:
+                self._calls(_CHECKPOINTED)
+            return checkpointed(function, preserve_rng_state, *args, **kw)
+
+        materialize = FunctionCtx.set_materialize_grads
+
+        def materializes(context: FunctionCtx, value: bool) -> None:
+            if not value:
+                self._calls(_NO_ZEROS)
+            materialize(context, value)
 
         save = saved_tensors_hooks.__enter__
 
@@ -197,6 +231,8 @@ class _Effects:
                 (torch.autograd.Function, "apply", classmethod(applied)),
                 (torch.inference_mode, "__enter__", entered),
                 (saved_tensors_hooks, "__enter__", saved),
+                (checkpoint, "_checkpoint_without_reentrant_generator", checkpoints),
+                (FunctionCtx, "set_materialize_grads", materializes),
                 *((torch, name, seeded(getattr(torch, name))) for name in ("manual_seed", "seed", "set_rng_state")),
                 (torch.random, "fork_rng", seeded(torch.random.fork_rng)),
                 (Tensor, "register_hook", hooked(Tensor.register_hook)),

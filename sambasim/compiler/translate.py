@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from operator import getitem
+from types import BuiltinFunctionType, FunctionType
 from typing import cast
 
 import torch
@@ -79,7 +80,8 @@ class _Translator:
         return self._drop_dead_code()
 
     def _call(self, node: fx.Node) -> None:
-        operator = str(node.target)
+        is_function = isinstance(node.target, FunctionType | BuiltinFunctionType)
+        operator = getattr(node.target, "__name__", "") if is_function else str(node.target)
         if node.target is getitem:
             self._value_of[node] = self._result_of.get(_item(node), _REFUSED)
         elif operator == _OF_METADATA:
@@ -99,14 +101,19 @@ class _Translator:
         if not isinstance(condition, fx.Node) or condition not in self._value_of:
             return  # of the trace's own, on a number
         name = self._names.take(symbol_name(self._prefix, ".".join(filter(None, (module_path(node), "assert")))))
+        if self._is_backward(node):
+            self._done.backward.add(name)
         kwargs = (("message", str(message[0])),) if message else ()
         args = (self._argument(condition),)
         self._done.nodes.append(Node(name, ASSERTION, args, kwargs, (), module_path(node), source_line(node)))
 
+    def _is_backward(self, node: fx.Node) -> bool:
+        """Also of a backward of the user's own, which has no tag."""
+        has_tag = node.meta.get("partitioner_tag") == "is_backward"
+        return has_tag or not self._backward.isdisjoint(node.all_input_nodes)
+
     def _emit(self, node: fx.Node, operator: str) -> None:
-        backward = node.meta.get("partitioner_tag") == "is_backward" or not self._backward.isdisjoint(
-            node.all_input_nodes  # a backward of the user's own has no tag
-        )
+        backward = self._is_backward(node)
         module = module_path(node)
         short = layer_name(node, operator) or operator.split(".")[1].lstrip("_")
         if backward and "backward" not in short:

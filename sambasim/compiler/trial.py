@@ -9,7 +9,7 @@ import random
 import sys
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.autograd import Variable
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 
 @contextlib.contextmanager
@@ -86,21 +86,12 @@ def replaced(owner: object, name: str, value: object) -> Iterator[None]:
 @contextlib.contextmanager
 def as_written() -> Iterator[None]:
     """torch.compile has no effect: a compiled function can be neither traced nor recorded. Where torch's compiler is
-    not imported, which would take seconds, nothing is compiled yet. torch.cond computes both branches."""
-    with replaced(torch, "cond", _both_branches):
-        if "torch._dynamo" in sys.modules:
-            with torch.compiler.set_stance("force_eager"):
-                yield
-        else:
+    not imported, which would take seconds, nothing is compiled yet."""
+    if "torch._dynamo" in sys.modules:
+        with torch.compiler.set_stance("force_eager"):
             yield
-
-
-def _both_branches(
-    pred: Tensor | bool, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Sequence[Any] = ()
-) -> Any:
-    if not isinstance(pred, Tensor):
-        return true_fn(*operands) if pred else false_fn(*operands)
-    return tree_map(lambda one, other: torch.where(pred, one, other), true_fn(*operands), false_fn(*operands))
+    else:
+        yield
 
 
 @contextlib.contextmanager

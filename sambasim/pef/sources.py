@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from types import CodeType
@@ -63,8 +64,10 @@ def _digest(path: Path) -> str | None:
     try:
         if path.stat().st_size > _MOST_BYTES:
             return None
-        code = compile(path.read_bytes(), "", "exec", dont_inherit=True)
-    except (OSError, SyntaxError, ValueError):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            code = compile(path.read_bytes(), "", "exec", dont_inherit=True)
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     return code_digest(code)
 
@@ -72,7 +75,10 @@ def _digest(path: Path) -> str | None:
 def code_digest(code: CodeType) -> str:
     """Equal for functions that Python runs alike, whatever their lines, comments and names of variables."""
     constants = [_constant_text(constant) for constant in code.co_consts]
-    return hashlib.sha256(repr((code.co_name, code.co_code, constants, code.co_names)).encode()).hexdigest()
+    taken = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
+    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    facts = code.co_name, code.co_code, constants, code.co_names, taken, arguments
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 def _constant_text(constant: object) -> str:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from sambasim.compiler.compile import Compiled, compile_model
 from sambasim.compiler.effects import lost_effects
@@ -252,11 +253,55 @@ def changes_what_is_saved(net: Any, h: Tensor) -> Tensor:
 
 
 GENERATOR = torch.Generator().manual_seed(1)
+STATE_OF_BACKWARD = {"calls": 0}
+
+
+class Faded(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Tensor, rate: float) -> Tensor:
+        context.rate = rate
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * context.rate, None  # here
+
+
+class WithoutZeros(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:
+        context.set_materialize_grads(False)  # here
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def counts_for_the_backward(net: Any, h: Tensor) -> Tensor:
+    STATE_OF_BACKWARD["calls"] += 1
+    return Faded.apply(h, 1 / STATE_OF_BACKWARD["calls"])  # type: ignore[no-untyped-call]  # torch's, untyped
+
+
+def leaves_out_zeros(net: Any, h: Tensor) -> Tensor:
+    return WithoutZeros.apply(h)  # type: ignore[no-untyped-call]  # torch's, untyped
+
+
+def checkpoints_without_random_state(net: Any, h: Tensor) -> Tensor:
+    return checkpoint(torch.sigmoid, h, use_reentrant=False, preserve_rng_state=False)  # here
+
+
+def checkpoints_without_a_gradient(net: Any, h: Tensor) -> Tensor:
+    return h + checkpoint(net.linear, torch.ones(2, 4), use_reentrant=True)  # here
+
 
 LOST: tuple[tuple[Callable[[Any, Tensor], Tensor], str], ...] = (
     *((then, STATE) for then in (assigns_a_buffer, overwrites_a_buffer, counts, keeps_a_hidden_state)),
     (keeps_for_evaluation, STATE), (replaces_a_parameter, STATE),
     (hooks, "a gradient hook"), (changes_what_is_saved, "hooks on the tensors that are saved"),
+    (counts_for_the_backward, "a value that differs from call to call"), (leaves_out_zeros, "set_materialize_grads"),
+    (checkpoints_without_random_state, "activation checkpointing that changes results"),
+    (checkpoints_without_a_gradient, "activation checkpointing that changes results"),
     (seeds, "a seed"), (forks, "a seed"), (draws_from_its_own, "a torch.Generator of its own"),
     (inference_mode, "torch.inference_mode()"), (calls_what_is_decorated, "torch.inference_mode()"),
 )  # fmt: skip
@@ -322,6 +367,16 @@ def test_a_backward_of_the_users_own_is_lost_in_a_narrow_type(tmp_path: Path) ->
     assert compiled(Net(has_its_own_backward), tmp_path).program.training is not None
     with pytest.raises(CaptureError, match=r"the backward of Reversed, a torch\.autograd\.Function, with --dtype"):
         compiled(Net(has_its_own_backward), tmp_path, dtype="bf16")
+
+
+def test_torch_cond_is_refused_with_a_rewrite(tmp_path: Path) -> None:
+    def chooses(net: Any, h: Tensor) -> Tensor:
+        chosen: Tensor = torch.cond(h.sum() > 0, lambda a: a * 2, lambda a: a.sin(), (h,))
+        return chosen
+
+    with pytest.raises(CaptureError, match=r"torch\.cond, which a PEF cannot hold") as caught:
+        compiled(Net(chooses), tmp_path)
+    assert "torch.where" in str(caught.value.remedy)
 
 
 @EITHER
