@@ -258,9 +258,14 @@ def _set_generator_state(nodes: Sequence[Node], binding: Binding) -> Instruction
     return bound(nodes[0], binding, lambda state: torch.set_rng_state(state.clone()))
 
 
+_NO_MESSAGES = ("assertion error", "Assertion failed")
+"""What torch says where the user says nothing."""
+
+
 def _assertion(nodes: Sequence[Node], binding: Binding) -> Instruction:
     (node,) = nodes
     message = dict(node.kwargs).get("message")
+    message = None if message in _NO_MESSAGES else message
 
     def check(condition: Tensor) -> None:
         if not condition:
@@ -268,7 +273,7 @@ def _assertion(nodes: Sequence[Node], binding: Binding) -> Instruction:
             raise AssertionFailedError(
                 f"an assertion of the model does not hold{said}",
                 where=str(node.source) if node.source else node.module,
-                remedy="check the samples and the learning rate; --debug-numerics finds what first is not finite",
+                remedy="check the samples and the learning rate",
             )
 
     return bound(node, binding, check)

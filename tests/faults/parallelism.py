@@ -76,7 +76,7 @@ CUTS: tuple[Fault, ...] = (
         f"{TRAIN} --pipeline-stages 3",
         (
             "net cannot be cut into 3 stages with parameters of their own: its forward has",
-            "use fewer --pipeline-stages: at most 2 stages",
+            "use fewer --pipeline-stages: at most 2",
         ),
         DEEP,
     ),

@@ -91,11 +91,11 @@ class Assignment:
     buffers: Mapping[str, int]
 
 
-def assign(program: Program, graph: Graph, values: Values, stages: int, budget: Budget) -> Assignment:
-    """The stages of a training step. Raises OptionError if it cannot be cut into so many."""
+def assign(program: Program, graph: Graph, values: Values, stages: int, ranks: int, budget: Budget) -> Assignment:
+    """The stages of a training step, for so many ranks. Raises OptionError if it cannot be cut into so many."""
     forward = [node for one in graph.sections if one.kind is SectionKind.FWD for node in graph.section_nodes(one)]
     backward = graph.nodes[len(forward) :]
-    ends = _cut(program, graph, forward, values, stages, budget)
+    ends = _cut(program, graph, forward, values, stages, ranks, budget)
     stage_of = {node.name: stage for stage, span in enumerate(pairwise([0, *ends])) for node in forward[slice(*span)]}
     held = {name: {stage_of[node.name]} for node in forward for name in node.results if name is not None}
     for node in forward:
@@ -140,7 +140,7 @@ _NO_STAGES = "leave out --pipeline-stages"
 
 
 def _cut(
-    program: Program, graph: Graph, forward: Sequence[Node], values: Values, stages: int, budget: Budget
+    program: Program, graph: Graph, forward: Sequence[Node], values: Values, stages: int, ranks: int, budget: Budget
 ) -> list[int]:
     """Where the stages of the forward end. Each has a parameter that none before it has."""
     seconds = _seconds(program, graph, len(forward), budget)
@@ -163,10 +163,18 @@ def _cut(
         raise OptionError(
             f"{program.name} cannot be cut into {stages} stages with parameters of their own: its forward has "
             f"{len(forward)} operators, which read {len(seen)} trained parameters",
-            remedy=f"use fewer --pipeline-stages: at most {possible} stages" if possible > 1 else _NO_STAGES,
+            remedy=_fewer(possible, stages // ranks),
         )
     found = (_balanced(places(most), total_s, owned, stages) for most in range(1, largest + 1))
     return next(ends for ends in found if ends is not None)
+
+
+def _fewer(possible: int, of_rank: int) -> str:
+    """The remedy, if so many stages are possible and the schedule has `of_rank` on each rank."""
+    if possible // of_rank > 1:
+        each = f" of {of_rank} stages each" if of_rank > 1 else ""
+        return f"use fewer --pipeline-stages: at most {possible // of_rank}{each}"
+    return "use --schedule 1f1b, with one stage on each rank" if possible > 1 else _NO_STAGES
 
 
 def _seconds(program: Program, graph: Graph, count: int, budget: Budget) -> list[float]:

@@ -273,7 +273,7 @@ def test_more_stages_than_layers_are_refused() -> None:
     built, _ = built_from(Turned(), x=torch.randn(4, 5, 6), target=torch.randn(4, 5, 6))
     with pytest.raises(OptionError, match="cannot be cut into 5 stages with parameters of their own") as raised:
         cut(built, 5)
-    assert raised.value.remedy == "use fewer --pipeline-stages: at most 2 stages"
+    assert raised.value.remedy == "use fewer --pipeline-stages: at most 2"
     cut(built, 2)
 
 
