@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sambasim.ir.graph import Argument, Node, Ref
-from sambasim.ir.operators import OPERATORS
+from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.types import TensorType
 from sambasim.runtime.handlers import Binding, handler_of
 from sambasim.runtime.instructions import Instruction, RegisterFile, find_operator
@@ -155,7 +155,9 @@ def widened(tensor: Tensor) -> Tensor:
 
 
 def test_every_product_of_the_table_is_called_here() -> None:
-    assert {f"aten.{name}" for name in CALLS} == {name for name, one in OPERATORS.items() if one.flops is not None}
+    factorizations = OperatorKind.FACTORIZATION  # torch traces none of float16
+    products = {name for name, one in OPERATORS.items() if one.flops is not None and one.kind is not factorizations}
+    assert {f"aten.{name}" for name in CALLS} == products
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in WITHOUT_KERNEL])
