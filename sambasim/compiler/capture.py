@@ -26,7 +26,7 @@ from sambasim.compiler.branches import Followed, Recorded, modules_marked
 from sambasim.compiler.explain import tracer_error
 from sambasim.compiler.names import own_name, read_by
 from sambasim.compiler.precision import check_rounded, default_type, widen
-from sambasim.compiler.trial import as_written, replaced, trial
+from sambasim.compiler.trial import as_written, cloned, replaced, trial
 from sambasim.errors import CaptureError
 
 TESTED_TORCH = ("2.13.0",)
@@ -129,7 +129,7 @@ def capture_by_running(step: nn.Module, inputs: Sequence[Tensor]) -> CapturedGra
     evaluation mode, the forward alone. Raises CaptureError."""
     recorded = Recorded()
     with _tracing("training step" if step.training else "evaluation graph"), as_written():
-        with trial(step, _copied), torch.no_grad(), recorded:
+        with trial(step, cloned), torch.set_grad_enabled(step.training), recorded:
             step(*(tensor.clone() for tensor in inputs))
         with contextlib.ExitStack() as stack:
             stack.enter_context(_kernels_of_eager())
@@ -139,11 +139,6 @@ def capture_by_running(step: nn.Module, inputs: Sequence[Tensor]) -> CapturedGra
             with Followed(recorded):
                 joint = aot_export_joint_with_descriptors(stack, step, tuple(tensor.clone() for tensor in inputs))
     return _described(joint.graph_module, {})
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    copy = tensor.detach().clone()
-    return nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
 
 
 def _drop_as_eager(graph: fx.Graph) -> None:

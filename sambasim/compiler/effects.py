@@ -19,7 +19,7 @@ from sambasim.compiler.explain import Finding, Obstacle, all_findings, user_fram
 from sambasim.compiler.names import is_library_file
 from sambasim.compiler.step import loss_in
 from sambasim.compiler.tensors import NO_HOOK
-from sambasim.compiler.trial import replaced, trial
+from sambasim.compiler.trial import cloned, replaced, trial
 
 _ASSIGNED = Obstacle(
     "state that forward() keeps by assignment, from one call to the next",
@@ -60,7 +60,7 @@ def lost_effects(
     """What `step` does in its mode that a capture would lose silently; with `fake`, nothing is computed. The model, the
     inputs and the random generators are left as they are. Returns None if the call fails."""
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
-    convert: Callable[[Tensor], Tensor] = mode.from_tensor if mode else _cloned
+    convert: Callable[[Tensor], Tensor] = mode.from_tensor if mode else cloned
     effects, calls = _Effects(step.training, keeps_backwards), Calls(fake=fake)
 
     def call() -> None:
@@ -250,11 +250,6 @@ def _is_users_block(frame: FrameType | None) -> bool:
 
 
 _DECORATORS = torch.utils._contextlib.__file__
-
-
-def _cloned(tensor: Tensor) -> Tensor:
-    clone = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    return nn.Parameter(clone, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else clone
 
 
 def _is_state(value: object) -> bool:

@@ -164,3 +164,9 @@ def written(
         value = args[index] if index < len(args) else kwargs.get(argument.name)
         if argument.name in undeclared or (argument.alias_info is not None and argument.alias_info.is_write):
             yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+
+
+def cloned(tensor: Tensor) -> Tensor:
+    """A copy that is a parameter if `tensor` is one."""
+    clone = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    return nn.Parameter(clone, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else clone

@@ -37,7 +37,7 @@ class PipelineParallel:
             raise InternalError("pipeline stages of a program without a training step")
         stages, ranks = schedule.stages, schedule.ranks
         values = values_of(training, program)
-        assignment = assign(program, training, values, stages, self.schedule.ranks, self.budget)
+        assignment = assign(program, training, values, stages, ranks, self.budget)
         owner = assignment.owner
         if self.optimizers is not None:
             sizes = {name: self._sizes(name, self.optimizers, program) for name in owner}
