@@ -149,5 +149,7 @@ def _only_reports(statement: ast.stmt) -> bool:
     if not isinstance(called, ast.Call):
         return False
     function = called.func
-    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-    return name in _REPORTS
+    if isinstance(function, ast.Attribute):  # of `warnings` or a logger: other objects may do more by such a name
+        owner = ast.unparse(function.value).lower()
+        return function.attr in _REPORTS and ("log" in owner or owner == "warnings")
+    return isinstance(function, ast.Name) and function.id in _REPORTS
