@@ -128,8 +128,8 @@ class BoundPass:
             lowered = [None if one is None else replace(one, function=function_of(one)) for one in lowered]
         parts = self._parts(lowered, nodes, engine, stores, keep)
         in_one_piece = schedule is None or schedule.backward_in_one_piece
-        self._lines = PassLines(parts, stores, keep, watches=in_one_piece)
-        self._whole_pass: dict[int, Sequence[StraightLine]] = {}
+        self._lines = PassLines(parts, self.sections, stores, keep, watches=in_one_piece)
+        self._whole_pass: dict[tuple[bool, bool, bool], Sequence[StraightLine]] = {}
         self.forward_sections = sum(section.kind is SectionKind.FWD for section in self.sections)
 
     def _parts(
@@ -170,10 +170,9 @@ class BoundPass:
     def begin(self, tangent: Tangent, batch: Mapping[str, Tensor] = _NO_BATCH) -> Registers:
         """New registers. `batch`: the inputs that do not lie in device memory, by symbol."""
         live = self.registers.initial.copy()
-        if batch:
-            for name, tensor in batch.items():
-                if self.registers.has(name):
-                    live[self.registers.value(name)] = tensor
+        for name, tensor in batch.items():
+            if self.registers.has(name):
+                live[self.registers.value(name)] = tensor
         self.set_tangents(live, tangent)
         return live
 
@@ -190,11 +189,12 @@ class BoundPass:
 
     def whole_pass(self, accumulate: bool, whole: bool, last: bool) -> Sequence[StraightLine]:
         """The code of all sections."""
-        found = self._whole_pass.get(accumulate + 2 * whole + 4 * last)
+        key = accumulate, whole, last
+        found = self._whole_pass.get(key)
         if found is None:
             found = self.code(0, len(self.sections), accumulate=accumulate, whole=whole, last=last)
             if not self._lines.is_watching:  # then it is final
-                self._whole_pass[accumulate + 2 * whole + 4 * last] = found
+                self._whole_pass[key] = found
         return found
 
     @property
@@ -204,14 +204,12 @@ class BoundPass:
 
     def outputs(self, live: Registers, places: Sequence[Place]) -> dict[str, Tensor]:
         """The tensors at `places` by symbol; copied if they share memory with a symbol."""
-        found = {}
+        found, shares_memory = {}, self._shares_memory
         for place in places:
             value = tensor_in(live, place.register)
-            is_kept = self._shares_memory.get(place.register)
-            if is_kept is None:  # an operator returns a view in every pass or in none
-                is_kept = value.untyped_storage().data_ptr() in self._kept_storages
-                self._shares_memory[place.register] = is_kept
-            found[place.symbol] = value.clone() if is_kept else value
+            if place.register not in shares_memory:  # an operator returns a view in every pass or in none
+                shares_memory[place.register] = value.untyped_storage().data_ptr() in self._kept_storages
+            found[place.symbol] = value.clone() if shares_memory[place.register] else value
         return found
 
     def store_buffers(self, live: Registers) -> None:

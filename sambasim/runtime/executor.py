@@ -19,7 +19,14 @@ from sambasim.ir.program import Program
 from sambasim.ir.schedule import Action, ActionKind
 from sambasim.ir.types import SymbolKind
 from sambasim.runtime.bound_pass import BoundPass, Tangent, tensor_in
-from sambasim.runtime.engine.straight_line import Misfit, StraightLine, merged, misfit, operator_error
+from sambasim.runtime.engine.straight_line import (
+    Misfit,
+    StraightLine,
+    merged,
+    misfit,
+    operator_error,
+    straight_lines,
+)
 from sambasim.runtime.handlers import Binding
 from sambasim.runtime.instructions import Instruction, RegisterFile, Registers
 from sambasim.runtime.lowering import lower_update
@@ -124,8 +131,9 @@ class Executor:
         registers = self._update_registers = RegisterFile()
         binding = Binding(registers, self._pass.graph.values, {}, self._tensor_of, transport, optimizers)
         parts = lower_update(self._pass.graph, self._pass.update_sections, binding)
-        self._observed_update = [StraightLine(part, accumulate=False) for part in parts]
-        self._update = [StraightLine(part, accumulate=False) for part in merged(parts)]
+        sections, done = self._pass.graph.sections, len(self._pass.sections)
+        self._observed_update = straight_lines(parts, sections, done)
+        self._update = straight_lines(merged(parts), sections, done)
         self._overlapped = [one.communication for one in self._update if isinstance(one.communication, Overlapped)]
         self._end = transport.end_step()
         norms = [node.results[0] for node in self._pass.graph.nodes if node.operator == "opt.total_norm"]
@@ -150,7 +158,7 @@ class Executor:
         live = self._live = bound.begin(tangent)
         overlapped = self._overlapped if last and self._overlaps else ()
         whole = self._observer is None and not overlapped
-        yield from self._run(bound.whole_pass(accumulate, whole, last), 0, live, overlapped)
+        yield from self._run(bound.whole_pass(accumulate, whole, last), live, self._observer, overlapped)
         outputs = bound.outputs(live, bound.returned)
         if bound.ends_with_work:
             bound.store_buffers(live)
@@ -189,7 +197,7 @@ class Executor:
             overlapped = self._overlapped if ends and self._overlaps and bound.keeps_order else ()
             whole = self._observer is None and not overlapped
             lines = bound.code(start, stop, accumulate=accumulate or number > 0, whole=whole, last=ends)
-            yield from self._run(lines, start, live, overlapped)
+            yield from self._run(lines, live, self._observer, overlapped)
             if is_forward:
                 found = [place for place in bound.of_forward if live[place.register] is not None]
                 outputs[number] |= bound.outputs(live, found)
@@ -206,7 +214,7 @@ class Executor:
         """Run the forward sections only, as `run_pass`. Activations are kept until `backward` or the next pass."""
         bound = self._pass
         live = self._live = bound.begin(None)
-        yield from self._run(bound.code(0, bound.forward_sections), 0, live)
+        yield from self._run(bound.code(0, bound.forward_sections), live, self._observer)
         outputs = bound.outputs(live, bound.of_forward)
         bound.store_buffers(live)
         return outputs
@@ -218,7 +226,8 @@ class Executor:
         bound, live = self._pass, self._live
         bound.set_tangents(live, tangent)
         first = bound.forward_sections
-        yield from self._run(bound.code(first, len(bound.sections), accumulate=accumulate), first, live)
+        lines = bound.code(first, len(bound.sections), accumulate=accumulate)
+        yield from self._run(lines, live, self._observer)
         outputs = bound.outputs(live, bound.of_backward)
         bound.end(live, accumulate=accumulate)
         self._live = []
@@ -237,26 +246,32 @@ class Executor:
     def update(self, losses: Sequence[float], request: int = 0, began_ns: int = 0) -> Steps[Updated]:
         """Run the update sections; afterwards every replica has the parameters of the next step. `losses`: of this
         rank's replica; `request`: what this rank asks of the run; `began_ns`: when the passes ended, to be returned."""
-        observed = self._observer is not None and self._observer.detailed
-        return self._end_step(self._observed_update if observed else self._update, losses, request, began_ns)
+        if self._observer is not None and self._observer.detailed:
+            return self._end_step(self._observed_update, losses, request, began_ns, self._observer)
+        return self._end_step(self._update, losses, request, began_ns)
 
     def exchange(self, losses: Sequence[float], request: int, began_ns: int) -> Steps[Updated]:
         """Exchange losses and requests, as at the end of `update`, and nothing else."""
         return self._end_step((), losses, request, began_ns)
 
     def _end_step(
-        self, update: Sequence[StraightLine], losses: Sequence[float], request: int, began_ns: int
+        self,
+        update: Sequence[StraightLine],
+        losses: Sequence[float],
+        request: int,
+        began_ns: int,
+        observer: StepObserver | None = None,
     ) -> Steps[Updated]:
         transport, optimizers, end = self._transport, self._optimizers, self._end
         if transport is None or optimizers is None or end is None:
             raise InternalError(_UNBOUND)
-        hidden_s = 0.0
+        hidden_s, norm = 0.0, None
         waited_s, self._waited_s = self._waited_s, {}
         transport.offer(losses, request)
         for one in self._overlapped:
             hidden_s += one.hidden_s
         live = self._update_registers.initial.copy()
-        yield from self._run(update, len(self._pass.sections), live)
+        yield from self._run(update, live, observer)
         exposed_s, self._waited_s = sum(self._waited_s.values()), {}
         began_s = perf_counter()
         end.begin()
@@ -267,9 +282,11 @@ class Executor:
             began_s = perf_counter()
         shared = end.finish()
         exposed_s += perf_counter() - began_s
-        norm = None if self._norm is None else live[self._norm]
-        norm = norm if isinstance(norm, float) else None
-        applied = norm is None or not optimizers.skips(norm)
+        applied = True
+        if self._norm is not None:
+            computed = live[self._norm]
+            norm = computed if isinstance(computed, float) else None
+            applied = norm is None or not optimizers.skips(norm)
         return Updated(shared.losses, shared.request, norm, exposed_s, hidden_s, began_ns, waited_s, applied)
 
     @property
@@ -293,10 +310,13 @@ class Executor:
         return held if isinstance(held, Tensor) else None
 
     def _run(
-        self, lines: Sequence[StraightLine], done: int, live: Registers, overlapped: Sequence[Overlapped] = ()
+        self,
+        lines: Sequence[StraightLine],
+        live: Registers,
+        observer: StepObserver | None,
+        overlapped: Sequence[Overlapped] = (),
     ) -> Steps[None]:
-        """Run `lines`, after `done` sections. Adds the seconds spent in communication to `_waited_s`."""
-        observer = self._observer
+        """Run `lines`; adds the seconds spent in communication to `_waited_s`."""
         is_timed = observer is not None and observer.detailed
         began_ns = perf_counter_ns() if is_timed else 0
         for line in lines:
@@ -308,7 +328,7 @@ class Executor:
                     spent_s = -perf_counter()
                     if line.begins:
                         communication.begin(*map(live.__getitem__, line.operands))
-                    if line.finishes and not communication.is_ready():
+                    if line.waits and not communication.is_ready():
                         spent_s += perf_counter()
                         while not communication.is_ready():
                             yield
@@ -322,14 +342,12 @@ class Executor:
                 raise
             except Exception as error:
                 raise self._failure(line.failed(error), error) from error
-            count = line.sections
-            if count == done:
+            if not line.ended:
                 continue
             if observer is not None:
-                observer.sections_end(self._replica, self._pass.graph.sections[done:count], began_ns)
+                observer.sections_end(self._replica, line.ended, began_ns)
             for one in overlapped:
-                one.section_done(count)
-            done = count
+                one.section_done(line.sections)
             if is_timed:
                 began_ns = perf_counter_ns()
 

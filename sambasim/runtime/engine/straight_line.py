@@ -13,13 +13,14 @@ from torch import Tensor
 
 from sambasim.errors import AssertionFailedError, DataError, InternalError, MachineError, PefError, SambasimError
 from sambasim.ir.dataflow import axis_of
-from sambasim.ir.graph import Node
+from sambasim.ir.graph import Node, Section
 from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.ir.types import Symbol
 from sambasim.ir.zero import ends_step
 from sambasim.pef.archive import COMPILE_AGAIN
 from sambasim.runtime.engine.routes import Watch, find_routes
 from sambasim.runtime.instructions import Instruction, Registers
+from sambasim.runtime.transports.base import Communication
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +113,23 @@ class Misfit(Exception):
 
 
 class StraightLine:
-    """`part` as one Python function of the registers. `accumulate`: add gradients instead of overwriting them.
-    `function` is None until `compile`; if it raises, `failed` returns the instruction."""
+    """`part` as one Python function of the registers. `ended`: the sections that end with it; `accumulate`: add
+    gradients instead of overwriting them. `function` is None until `compile`; if it raises, `failed` returns the
+    instruction."""
 
-    def __init__(self, part: Part, *, accumulate: bool) -> None:
-        self.sections = part.sections
+    def __init__(self, part: Part, ended: Sequence[Section], *, accumulate: bool) -> None:
+        self.sections, self.ended = part.sections, ended
         self.function: Callable[[Registers], None] | None = None
-        self.communication = part.instructions[0].communication if len(part.instructions) == 1 else None
-        self.operands = part.instructions[0].operands if self.communication is not None else ()
-        self.begins, self.finishes = (
-            (part.instructions[0].begins, part.instructions[0].finishes) if self.communication else (False, False)
-        )
-        self.axis = (axis_of(part.instructions[0].node) if self.communication is not None else None) or DATA_PARALLEL
+        first = part.instructions[0] if part.instructions else None
+        self.communication = first.communication if first is not None and len(part.instructions) == 1 else None
+        self.operands: Sequence[int] = ()
+        self.begins = self.waits = False  # most communications need neither
+        self.axis = DATA_PARALLEL
+        if first is not None and self.communication is not None:
+            kind = type(self.communication)
+            self.operands, self.axis = first.operands, axis_of(first.node) or DATA_PARALLEL
+            self.begins = first.begins and kind.begin is not Communication.begin
+            self.waits = first.finishes and kind.is_ready is not Communication.is_ready
         self._instructions = part.instructions
         self._keep = add if accumulate else overwrite
 
@@ -139,6 +145,17 @@ class StraightLine:
                 line = traceback.tb_lineno
             traceback = traceback.tb_next
         return self._instructions[line - _FIRST_LINE]
+
+
+def straight_lines(
+    parts: Sequence[Part], sections: Sequence[Section], done: int, *, accumulate: bool = False
+) -> list[StraightLine]:
+    """The code of `parts` of a graph with `sections`, the first `done` of which run before them."""
+    lines = []
+    for part in parts:
+        lines.append(StraightLine(part, sections[done : part.sections], accumulate=accumulate))
+        done = part.sections
+    return lines
 
 
 def misfit(instruction: Instruction) -> SambasimError:
@@ -244,10 +261,10 @@ def _tensor(value: object) -> Tensor:
 
 
 class Lines:
-    """`parts` as straight-line code."""
+    """`parts` of a pass, which consists of `sections`, as straight-line code."""
 
-    def __init__(self, parts: Sequence[Part], *, accumulate: bool) -> None:
-        self._parts, self._accumulate = parts, accumulate
+    def __init__(self, parts: Sequence[Part], sections: Sequence[Section], *, accumulate: bool) -> None:
+        self._parts, self._sections, self._accumulate = parts, sections, accumulate
         self._found: dict[tuple[int, int, bool, bool], Sequence[StraightLine]] = {}
 
     def of_sections(self, start: int, stop: int, *, whole: bool, last: bool = True) -> Sequence[StraightLine]:
@@ -262,7 +279,8 @@ class Lines:
                     parts.append(part if last else _without_end(part))
                 done = part.sections
             parts = merged(parts) if whole else parts
-            found = self._found[key] = [StraightLine(part, accumulate=self._accumulate) for part in parts]
+            found = straight_lines(parts, self._sections, start, accumulate=self._accumulate)
+            self._found[key] = found
         return found
 
 
@@ -274,13 +292,14 @@ class PassLines:
     def __init__(
         self,
         parts: Sequence[Part],
+        sections: Sequence[Section],
         stores: Mapping[str, Sequence[Tensor]],
         keep: Iterable[str],
         *,
         watches: bool = True,
     ) -> None:
-        self._parts = parts
-        self.adding = Lines(parts, accumulate=True)
+        self._parts, self._sections = parts, sections
+        self.adding = Lines(parts, sections, accumulate=True)
         flat = [one for part in parts for one in part.instructions]
         part_of = [part.sections for part in parts for _ in part.instructions]
         single = {value: places[0] for value, places in stores.items() if len(places) == 1}
@@ -318,4 +337,4 @@ class PassLines:
         for part in self._parts:
             kept = tuple(one for one in islice(rest, len(part.instructions)) if one is not None)
             parts.append(replace(part, instructions=kept))
-        return Lines(parts, accumulate=False)
+        return Lines(parts, self._sections, accumulate=False)

@@ -21,6 +21,7 @@ class StepStatus(StepObserver):
 
     def __init__(self, activity: Activity, program: Program) -> None:
         self._activity = activity
+        self._set = activity.set
         self._texts = _section_texts(program.training or program.evaluation)
         self._collectives: dict[str, bytes] = {}
         self._is_numbered = False
@@ -28,44 +29,45 @@ class StepStatus(StepObserver):
 
     def step_begins(self, step: int) -> None:
         self._activity.step(step + 1)
+        self._now = _WAITING
         self._set(_WAITING)
 
     def batch_begins(self, replica: int, micro_step: int) -> None:
+        self._now = _READING
         self._set(_READING)
 
     def pass_begins(self, replica: int, micro_step: int) -> None:
         if micro_step:  # most steps have only one, so the first is not numbered
             self._activity.micro_step(micro_step + 1)
             self._is_numbered = True
-        self._set(self._texts[0])
+        self._now = self._texts[0]
+        self._set(self._now)
 
     def sections_end(self, replica: int, sections: Sequence[Section], began_ns: int) -> None:
         ended = sections[-1].index + 1
         if ended < len(self._texts):
-            self._set(self._texts[ended])
+            self._now = self._texts[ended]
+            self._set(self._now)
 
     def pass_ends(self, replica: int, loss: float) -> None:
+        self._now = _WAITING
         self._set(_WAITING)
 
     def span_begins(self, replica: int, track: Track, name: str) -> None:
         if track is Track.COLLECTIVES:
             if name not in self._collectives:
                 self._collectives[name] = prepare(State.WAITING, f"sync with peers: {name}")
-            self._activity.set(self._collectives[name])
+            self._set(self._collectives[name])
 
     def span_ends(self, replica: int, track: Track, name: str, began_ns: int, args: SpanArgs) -> None:
         if track is Track.COLLECTIVES:
-            self._activity.set(self._now)
-
-    def _set(self, text: bytes) -> None:
-        self._now = text
-        self._activity.set(text)
+            self._set(self._now)
 
     def step_ends(self, step: int, norm: float | None) -> None:
         if self._is_numbered:
             self._activity.micro_step(0)
             self._is_numbered = False
-        self._activity.set(_REPORTING)
+        self._set(_REPORTING)
 
 
 def _section_texts(graph: Graph) -> Sequence[bytes]:

@@ -48,7 +48,7 @@ class NodeFlags:
         # Plain Python integers, read in tens of nanoseconds.
         self._words = [self._window.of(index).data.cast("q") for index in range(size)]
         self._floats = [self._window.of(index).data.cast("d") for index in range(size)]
-        self._own = self._words[self._rank]
+        self._own, self._own_floats = self._words[self._rank], self._floats[self._rank]
         self._peers = [words for index, words in enumerate(self._words) if index != self._rank]
         job = communicator.job
         self._patience = _CROWDED if job.topology.local_size > _cores_of_node(communicator) else _PATIENT
@@ -110,8 +110,8 @@ class NodeFlags:
     def put(self, slot: int, loss: float, request: int) -> None:
         """Store a loss and a request in `slot`, 0 or 1; the next published counter makes them visible."""
         at = _NUMBERS_AT + 2 * slot
-        self._floats[self._rank][at] = loss
-        self._floats[self._rank][at + 1] = request
+        self._own_floats[at] = loss
+        self._own_floats[at + 1] = request
 
     def numbers(self, slot: int) -> tuple[Sequence[float], int]:
         """The contents of `slot` of all ranks of the node: the losses by local rank, and the largest request."""
