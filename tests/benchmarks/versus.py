@@ -190,18 +190,18 @@ def _proportional_bytes(pid: int) -> int:
 
 
 def table(other: Mapping[str, Sequence[float]], this: Mapping[str, Sequence[float]]) -> tuple[list[str], int]:
-    """A line for each figure, of the medians over rounds; and how many are worse by more than LIMIT.
-
-    `noise` is half the distance of the quartiles, in units of the median, of the noisier of both.
-    """
+    """A line for each figure: the medians over all turns, the median of the ratios within a turn, because the machine's
+    speed drifts from turn to turn, and half the distance of the quartiles of these ratios. And how many ratios are above
+    LIMIT."""
     lines, worse = [f"{'figure':<60} {'other':>10} {'this':>10} {'ratio':>6} {'noise':>6}"], 0
     for name, values in other.items():
         one, two = statistics.median(values), statistics.median(this[name])
-        noise = max(_spread(values) / one, _spread(this[name]) / two)
-        is_worse = two > LIMIT * one
+        ratios = [new / old for new, old in zip(this[name], values, strict=True)]
+        ratio = statistics.median(ratios)
+        is_worse = ratio > LIMIT
         worse += is_worse
         flag = "  WORSE" if is_worse else ""
-        lines.append(f"{name:<60} {one:>10.4g} {two:>10.4g} {two / one:>6.3f} {noise:>6.1%}{flag}")
+        lines.append(f"{name:<60} {one:>10.4g} {two:>10.4g} {ratio:>6.3f} {_spread(ratios):>6.1%}{flag}")
     return lines, worse
 
 
