@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from sambasim.compiler.capture import CapturedGraph, Role
+from sambasim.compiler.captured import CapturedGraph, Role
 from sambasim.compiler.names import (
     GRADIENT_SUFFIX,
     UniqueNames,

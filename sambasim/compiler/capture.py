@@ -6,12 +6,10 @@ import io
 import logging
 import sys
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import asdict
 from itertools import count
 from operator import attrgetter
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -22,7 +20,9 @@ from torch.export import ExportedProgram
 from torch.export._trace import DEFAULT_EXPORT_DYNAMO_CONFIG, _ignore_backend_decomps, _restore_state_dict
 from torch.export.graph_signature import InputKind, OutputKind
 
+from sambasim.compiler.as_eager import drop_as_eager, kernels_of_eager
 from sambasim.compiler.branches import Followed, Recorded, modules_marked
+from sambasim.compiler.captured import CapturedGraph, Role
 from sambasim.compiler.explain import tracer_error
 from sambasim.compiler.names import own_name, read_by
 from sambasim.compiler.precision import check_rounded, default_type, widen
@@ -31,84 +31,10 @@ from sambasim.errors import CaptureError
 
 TESTED_TORCH = ("2.13.0",)
 
-_UPSAMPLINGS = (
-    *(f"upsample_{mode}" for mode in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")),
-    *(f"{kind}{axes}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for axes in (1, 2, 3)),
-)
-_DECOMPOSED_IN_PYTHON = (
-    *("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input"),
-    *("multi_margin_loss.default", "multilabel_margin_loss_forward.default"),
-    *(f"{name}.{overload}" for name in _UPSAMPLINGS for overload in ("vec", "default")),
-)
-"""Operators that torch's Python kernels take apart while tracing. Those kernels lose the dropout between recurrent
-layers, unroll time, change bits or are slower; without them the trace records the operator that eager PyTorch runs."""
-
-
-def _mean_over(axes: int) -> Callable[[Tensor, Sequence[int]], Tensor]:
-    """Adaptive pooling as torch's own kernel does it, but without `as_strided`, which only orders the memory."""
-    pooled = getattr(torch.ops.aten, f"_adaptive_avg_pool{axes}d").default
-
-    def pool(x: Tensor, sizes: Sequence[int]) -> Tensor:
-        is_mean = all(size == 1 for size in sizes)
-        result: Tensor = x.mean(tuple(range(-axes, 0)), keepdim=True) if is_mean else pooled(x, sizes)
-        return result
-
-    return pool
-
-
-def _check_matrix(info: Tensor, api_name: str, *, is_matrix: bool) -> None:
-    """What torch.linalg does to raise an error; by torch's own way it has an order of its own in the graph."""
-    torch._assert_async((info == 0).all(), f"{api_name} does not work for this matrix: it is singular, say")
-
-
-_POOLS = {getattr(torch.ops.aten, f"adaptive_avg_pool{axes}d").default: _mean_over(axes) for axes in (2, 3)}
-
-
 fx.node.has_side_effect(torch.ops.aten._assert_async.default)  # torch itself says so of the one with a message
 
 _GUARDS = "_suggest_or_raise_constraint_violation"
 """Where strict export builds guards for dynamic shapes, in a quarter of its time. Ours are static."""
-
-
-@dataclass(frozen=True, slots=True)
-class Role:
-    """What an input or output of a captured graph is; `name` is the path of the tensor in the model, or the index of
-    the input or output."""
-
-    kind: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class CapturedGraph:
-    """A functional FX graph: the roles of its placeholders by name, its outputs in order with theirs, and the constants
-    that the trace itself made."""
-
-    graph: fx.Graph
-    inputs: dict[str, Role]
-    outputs: tuple[tuple[fx.Node, Role], ...]
-    constants: dict[str, Tensor]
-
-    @property
-    def is_checkpointed(self) -> bool:
-        """Whether a part of it was under torch.utils.checkpoint."""
-        return any("recompute" in node.meta for node in self.graph.nodes)
-
-    @property
-    def cast_twice(self) -> tuple[str, ...]:
-        """The parameters that several lines under torch.autocast read: PyTorch casts them once."""
-        casts: Counter[str] = Counter()
-        for node in self.graph.nodes:
-            forward = node.meta.get("partitioner_tag") == "is_forward"
-            if forward and node.target is torch.ops.aten._to_copy.default and node.args[0].name in self.inputs:
-                role = self.inputs[node.args[0].name]
-                casts[role.name] += role.kind == "parameter"
-        return tuple(name.removeprefix("model.") for name, count in casts.items() if count > 1)
-
-    @property
-    def losses(self) -> tuple[int, ...]:
-        """The indices of the outputs from which the backward starts; the first output's if there is no backward."""
-        return tuple(sorted(int(role.name) for role in self.inputs.values() if role.kind == "tangent")) or (0,)
 
 
 def capture_training(step: nn.Module, inputs: Sequence[Tensor], *, narrow: torch.dtype | None = None) -> CapturedGraph:
@@ -119,7 +45,7 @@ def capture_training(step: nn.Module, inputs: Sequence[Tensor], *, narrow: torch
         module = _traced(step, inputs) if narrow is None else _widened(step, inputs)
         lifted = _lift_constants(module, {name for name, _ in step.named_buffers(remove_duplicate=False)}, narrow)
         with contextlib.ExitStack() as stack, default_type(torch.float32 if narrow else torch.get_default_dtype()):
-            stack.enter_context(_kernels_of_eager())
+            stack.enter_context(kernels_of_eager())
             joint = aot_export_joint_with_descriptors(stack, module, tuple(inputs))
     return _described(joint.graph_module, lifted)
 
@@ -132,7 +58,7 @@ def capture_by_running(step: nn.Module, inputs: Sequence[Tensor]) -> CapturedGra
         with trial(step, cloned), torch.set_grad_enabled(step.training), recorded:
             step(*(tensor.clone() for tensor in inputs))
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_kernels_of_eager())
+            stack.enter_context(kernels_of_eager())
             stack.enter_context(trial(step, lambda tensor: tensor))
             stack.enter_context(modules_marked(step))
             stack.enter_context(torch.set_grad_enabled(step.training))
@@ -141,29 +67,9 @@ def capture_by_running(step: nn.Module, inputs: Sequence[Tensor]) -> CapturedGra
     return _described(joint.graph_module, {})
 
 
-def _drop_as_eager(graph: fx.Graph) -> None:
-    """Eager PyTorch scales a dropout's mask before it multiplies a gradient by it, which in 16 bits is rounded."""
-    aten = torch.ops.aten
-    for node in graph.find_nodes(op="call_function", target=aten.native_dropout_backward.default):
-        gradient, mask, scale = node.args
-        if node.meta["val"].element_size() != _16_BITS:
-            continue
-        with graph.inserting_before(node):
-            cast = graph.call_function(aten._to_copy.default, (mask,), {"dtype": node.meta["val"].dtype})
-            scaled = graph.call_function(aten.mul.Scalar, (cast, scale))
-            product = graph.call_function(aten.mul.Tensor, (gradient, scaled))
-        for made in (cast, scaled, product):
-            made.meta = dict(node.meta)
-        node.replace_all_uses_with(product)
-        graph.erase_node(node)
-
-
-_16_BITS = 2
-
-
 def _described(module: fx.GraphModule, lifted: Mapping[str, Tensor]) -> CapturedGraph:
     graph = module.graph
-    _drop_as_eager(graph)
+    drop_as_eager(graph)
     roles = {node.name: _role(node.meta["desc"]) for node in graph.nodes if node.op == "placeholder"}
     output = next(iter(reversed(graph.nodes)))
     described = zip(output.args[0], output.meta["desc"], strict=True)
@@ -172,16 +78,6 @@ def _described(module: fx.GraphModule, lifted: Mapping[str, Tensor]) -> Captured
     made = {target: attrgetter(target)(module) for target in targets}
     constants = {target: value for target, value in made.items() if isinstance(value, Tensor)}
     return CapturedGraph(graph, roles, outputs, {**lifted, **constants})
-
-
-def starts_a_backward(captured: CapturedGraph, *, any_shape: bool) -> bool:
-    """Whether the training step's loss is floating-point and depends on a parameter; one number, unless `any_shape`."""
-    differentiable = any(role.kind == "tangent" for role in captured.inputs.values())
-    loss = Role("output", str(captured.losses[0]))
-    value = next(node for node, role in captured.outputs if role == loss).meta["val"]
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        return False
-    return differentiable and (any_shape or value.numel() == 1)
 
 
 def capture_evaluation(
@@ -322,35 +218,6 @@ def _role(description: object) -> Role:
         f"the traced step reads or returns something that sambasim does not know: {description}",
         remedy="a model may change its buffers, but neither its inputs nor its parameters, in forward()",
     )
-
-
-@contextlib.contextmanager
-def _kernels_of_eager() -> Iterator[None]:
-    composite = torch._C.DispatchKey.CompositeImplicitAutograd
-    keys = (torch._C.DispatchKey.Autograd, composite)
-    removed = []
-    for name in _DECOMPOSED_IN_PYTHON:
-        packet, overload = name.split(".")
-        operator = getattr(getattr(torch.ops.aten, packet), overload)
-        for key in keys:
-            if key in operator.py_kernels:
-                removed.append((operator, key, operator.py_kernels.pop(key)))
-        operator._dispatch_cache.clear()
-    added: list[tuple[Any, Any, Callable[..., object]]]
-    added = [(operator, composite, pool) for operator, pool in _POOLS.items()]
-    added.append((torch.ops.aten._linalg_check_errors.default, torch._C.DispatchKey.AutogradCPU, _check_matrix))
-    for operator, key, kernel in added:
-        operator.py_kernels[key] = kernel
-        operator._dispatch_cache.clear()
-    try:
-        yield
-    finally:
-        for operator, key, kernel in removed:
-            operator.py_kernels[key] = kernel
-            operator._dispatch_cache.clear()
-        for operator, key, _ in added:
-            del operator.py_kernels[key]
-            operator._dispatch_cache.clear()
 
 
 @contextlib.contextmanager

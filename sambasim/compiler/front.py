@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from sambasim.compiler.compile import Compiled, Stopwatch, capture_model, compile_model, pipeline, schedule_of
+from sambasim.compiler.compile import Compiled, Stopwatch, capture_model, compile_model
 from sambasim.compiler.names import forward_line, user_line
 from sambasim.compiler.passes import run_pipeline
 from sambasim.compiler.step import TARGET, forward_parameters
+from sambasim.compiler.strategy import pipeline, schedule_of
 from sambasim.data.batches import bind, collate
 from sambasim.data.sources import open_source
 from sambasim.data.user_code import check_arguments, load_object, summary

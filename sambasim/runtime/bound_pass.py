@@ -6,7 +6,6 @@ Registers of symbols hold views of device memory; a gradient is stored in its gr
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 
 Tangent: TypeAlias = Tensor | dict[str, Tensor] | None
 """The gradient that a backward starts from: of the loss, or by symbol, of several outputs."""
-
-_NO_BATCH: Mapping[str, Tensor] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +126,8 @@ class BoundPass:
         parts = self._parts(lowered, nodes, engine, stores, keep)
         in_one_piece = schedule is None or schedule.backward_in_one_piece
         self._lines = PassLines(parts, self.sections, stores, keep, watches=in_one_piece)
+        self.ends_with_work = bool(self._buffers or self._from_inputs or self._lines.is_watching)
+        """Whether `store_buffers` and `end` have anything to do."""
         self._whole_pass: dict[tuple[bool, bool, bool], Sequence[StraightLine]] = {}
         self.forward_sections = sum(section.kind is SectionKind.FWD for section in self.sections)
 
@@ -167,13 +166,18 @@ class BoundPass:
                     found[section.stage].append(changed)
         return found
 
-    def begin(self, tangent: Tangent, batch: Mapping[str, Tensor] = _NO_BATCH) -> Registers:
-        """New registers. `batch`: the inputs that do not lie in device memory, by symbol."""
+    def begin(self, tangent: Tangent) -> Registers:
+        """New registers."""
         live = self.registers.initial.copy()
+        self.set_tangents(live, tangent)
+        return live
+
+    def begin_micro_batch(self, tangent: Tangent, batch: Mapping[str, Tensor]) -> Registers:
+        """New registers. `batch`: the inputs that do not lie in device memory, by symbol."""
+        live = self.begin(tangent)
         for name, tensor in batch.items():
             if self.registers.has(name):
                 live[self.registers.value(name)] = tensor
-        self.set_tangents(live, tangent)
         return live
 
     def set_tangents(self, live: Registers, tangent: Tangent) -> None:
@@ -196,11 +200,6 @@ class BoundPass:
             if not self._lines.is_watching:  # then it is final
                 self._whole_pass[key] = found
         return found
-
-    @property
-    def ends_with_work(self) -> bool:
-        """Whether `store_buffers` and `end` have anything to do."""
-        return bool(self._buffers or self._from_inputs or self._lines.is_watching)
 
     def outputs(self, live: Registers, places: Sequence[Place]) -> dict[str, Tensor]:
         """The tensors at `places` by symbol; copied if they share memory with a symbol."""
@@ -228,6 +227,7 @@ class BoundPass:
         """After the first pass that wrote gradients: record which kernels can write directly into their memory."""
         if self._lines.is_watching and not accumulate:
             self._lines.end_watching()
+            self.ends_with_work = bool(self._buffers or self._from_inputs)
 
 
 def tensor_in(live: Registers, register: int) -> Tensor:

@@ -32,7 +32,7 @@ from sambasim.runtime.instructions import Instruction, RegisterFile, Registers
 from sambasim.runtime.lowering import lower_update
 from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.optimizers import Optimizers
-from sambasim.runtime.transports.base import EndOfStep, Overlapped, Transport
+from sambasim.runtime.transports.base import Communication, EndOfStep, Overlapped, Transport
 from sambasim.runtime.transports.in_process import finished
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ class Executor:
         self._observed_update: list[StraightLine] = []  # in more parts, so that each section is reported
         self._overlapped: list[Overlapped] = []
         self._end: EndOfStep | None = None
+        self._end_waits = False
         self._norm: int | None = None
         self._update_registers = RegisterFile()
         if self._transport is not None and self._optimizers is not None:
@@ -136,6 +137,7 @@ class Executor:
         self._update = straight_lines(merged(parts), sections, done)
         self._overlapped = [one.communication for one in self._update if isinstance(one.communication, Overlapped)]
         self._end = transport.end_step()
+        self._end_waits = type(self._end).is_ready is not Communication.is_ready
         norms = [node.results[0] for node in self._pass.graph.nodes if node.operator == "opt.total_norm"]
         self._norm = registers.value(norms[0]) if norms and norms[0] else None
 
@@ -185,7 +187,7 @@ class Executor:
         for action in actions:
             number, is_forward = action.micro_batch, action.kind is ActionKind.FORWARD
             if number not in lives:
-                lives[number] = bound.begin(tangent, batches[number])
+                lives[number] = bound.begin_micro_batch(tangent, batches[number])
             live = self._live = lives[number]
             changed = bound.changed.get(action.stage, ()) if is_forward else ()
             for one in changed:
@@ -275,7 +277,7 @@ class Executor:
         exposed_s, self._waited_s = sum(self._waited_s.values()), {}
         began_s = perf_counter()
         end.begin()
-        if not end.is_ready():
+        if self._end_waits and not end.is_ready():
             exposed_s += perf_counter() - began_s
             while not end.is_ready():
                 yield

@@ -85,7 +85,7 @@ def _zero_notices(setup: Setup, team: Team) -> list[str]:
         return [f"ZeRO {program.zero}: rank 0 keeps {', '.join(each)}"]
     if team.way is Way.DEVICE:
         what = "everything is whole" if team.transport.replicated else "whole gradients, parameters once on each node"
-        return [f"ZeRO {program.zero} has no effect with --reduce-on-rdu: {what}"]
+        return [f"ZeRO {program.zero} saves nothing more with --reduce-on-rdu: {what}"]
     return []
 
 

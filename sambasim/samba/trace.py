@@ -245,9 +245,10 @@ _OF_DATA_PARALLEL = (SymbolKind.ACCUMULATION_GROUP, SymbolKind.REDUCE_BUFFER)
 def capture_and_compare(document: PefDocument, asked: Request, weights: Mapping[str, Tensor]) -> None:
     """Compiles the model as the PEF was. Raises PefError if the program, or a constant, is another."""
     # They take seconds to import, and samba should import fast.
-    from sambasim.compiler.compile import Stopwatch, pipeline
+    from sambasim.compiler.compile import Stopwatch
     from sambasim.compiler.passes import run_pipeline
     from sambasim.compiler.sharding.tensor_parallel import TensorParallel
+    from sambasim.compiler.strategy import pipeline
 
     built = captured(asked, Stopwatch(lambda phase: None))
     passes = [

@@ -172,7 +172,7 @@ def overhead(candidate: Candidate) -> Figures:
 
 
 MEASUREMENTS = {one.__name__: one for one in (sync, steps, arithmetic, memory, start, overhead)}
-TURNS = {"sync": 4, "start": 2}
+TURNS = {"sync": 4, "start": 4}
 """How often the short ones, which vary most, are measured in a round; the others: once."""
 
 
@@ -190,9 +190,8 @@ def _proportional_bytes(pid: int) -> int:
 
 
 def table(other: Mapping[str, Sequence[float]], this: Mapping[str, Sequence[float]]) -> tuple[list[str], int]:
-    """A line for each figure: the medians over all turns, the median of the ratios within a turn, because the machine's
-    speed drifts from turn to turn, and half the distance of the quartiles of these ratios. And how many ratios are above
-    LIMIT."""
+    """A line for each figure: the medians over all turns, then the median of the ratios within a turn, because the
+    machine's speed drifts, and half the distance of their quartiles. And how many ratios are above LIMIT."""
     lines, worse = [f"{'figure':<60} {'other':>10} {'this':>10} {'ratio':>6} {'noise':>6}"], 0
     for name, values in other.items():
         one, two = statistics.median(values), statistics.median(this[name])

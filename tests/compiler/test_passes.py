@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from sambasim.compiler.compile import Stopwatch, capture_model, compile_model, pipeline
+from sambasim.compiler.compile import Stopwatch, capture_model, compile_model
 from sambasim.compiler.front import compile_shapes
 from sambasim.compiler.passes import Fits, Partition, run_pipeline
+from sambasim.compiler.strategy import pipeline
 from sambasim.compiler.update import REDUCE_BUFFER
 from sambasim.costs.cut import MOST_OF_A_MODULE, Level
 from sambasim.errors import MachineError

@@ -8,15 +8,17 @@ the optimizer states too. Another rank that reads the parameter may update it, o
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sambasim.compiler.names import parameter_of
-from sambasim.compiler.pipeline.assign import Assignment
 from sambasim.ir.graph import Graph, Node
 from sambasim.ir.mesh import PIPELINE
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.stages import pipeline_ranks, ranks_of_values
 from sambasim.ir.types import SymbolKind
+
+if TYPE_CHECKING:
+    from sambasim.compiler.pipeline.assign import Assignment  # with the device model, which an app does without
 
 _LEAST_GAIN = 0.05
 """Of the memory of the fullest rank: for less, no messages are added."""
@@ -29,7 +31,7 @@ class Sizes(NamedTuple):
     states: float
 
 
-def updaters(assignment: Assignment, sizes: Mapping[str, Sizes], ranks: int) -> Mapping[str, int]:
+def updaters(assignment: "Assignment", sizes: Mapping[str, Sizes], ranks: int) -> Mapping[str, int]:
     """By trained parameter, the stage that updates it: the one that completes its gradient, or another that reads it,
     if the fullest of `ranks` then holds clearly less."""
     owner, found = assignment.owner, dict(assignment.owner)

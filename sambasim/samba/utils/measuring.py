@@ -10,17 +10,15 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from pydantic import JsonValue
 from torch import nn
 
 from sambasim.errors import OptionError
-from sambasim.hardware.placement import inventory_of, place_replicas
 from sambasim.ir.graph import Section, SectionKind
 from sambasim.ir.program import Program
-from sambasim.runtime.predicted import predicted
 from sambasim.samba import context
 from sambasim.samba.checks.arguments import checks_keywords
 from sambasim.samba.checks.findings import app_line
@@ -30,9 +28,9 @@ from sambasim.samba.session import session
 from sambasim.samba.test import write_json
 from sambasim.samba.utils.common import get_pef_info
 from sambasim.samba.utils.parser import Arguments
-from sambasim.simulation.compiled import CompiledStep
-from sambasim.simulation.prediction import backing_of
-from sambasim.simulation.sync import SyncPath
+
+if TYPE_CHECKING:
+    from sambasim.samba.utils.prediction import Prediction
 from sambasim.units import counted, format_seconds
 
 _WARM_UP_STEPS = 3
@@ -93,7 +91,7 @@ def measure_performance(
         return sum(one.elapsed_s for one in clock.passes[-1])
 
     world = context.communicator()
-    column = _Prediction(model, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
+    column = _prediction(model, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
     predicted_s = column.step_s(forward_only=kinds is not None, graph_only=run_graph_only)
     times_s = _time_steps(graph_alone if run_graph_only else step, n_iterations, min_duration)
     median_s, slow_s = map(max, zip(*world.all_gather_object(median_and_slow(times_s)), strict=True))
@@ -169,7 +167,7 @@ def measure_sections(
     sums = median_and_slow([sum(one.elapsed_s for one in times) for times in passes])
     median_s, slow_s = map(max, zip(*world.all_gather_object(sums), strict=True))
     slowest = [max(times) for times in zip(*world.all_gather_object(medians), strict=True)]
-    column = _Prediction(model, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
+    column = _prediction(model, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
     graph = program.training or program.evaluation
     by_section_s = {} if column.step is None else column.step.by_section_s(graph.sections)
     rows = [_figure(one.sections, measured_s, by_section_s) for one, measured_s in zip(passes[0], slowest, strict=True)]
@@ -234,36 +232,10 @@ def _table(rows: Sequence[SectionFigure], predicted_s: float | None, heading: st
     return "\n".join([heading, *lines, ""])
 
 
-class _Prediction:
-    """The prediction of a step of the loaded PEF on its device.
+def _prediction(model: nn.Module, *, data_parallel: bool, reduce_on_rdu: bool) -> "Prediction":
+    from sambasim.samba.utils.prediction import Prediction  # the device model, which most runs do without
 
-    step: None without a prediction
-    figures, text: device and source of the prediction, or why there is none, for JSON and as a line
-    """
-
-    def __init__(self, model: nn.Module, *, data_parallel: bool, reduce_on_rdu: bool) -> None:
-        document, world = session.document(model), context.communicator()
-        inventory = inventory_of(document.compile_options)
-        nodes = world.node_of if data_parallel else [world.node_index]
-        placement = place_replicas(inventory, nodes, document.program.ranks_of_replica)
-        found = predicted(document.program, inventory, placement, SyncPath.RDU if reduce_on_rdu else SyncPath.HOST)
-        self.step: CompiledStep | None = None
-        if not isinstance(found, CompiledStep):
-            why = found if isinstance(found, str) else "sambasim simulate predicts a replica of several ranks"
-            self.figures: dict[str, JsonValue] = {"not_predicted": why}
-            self.text = f"no prediction for a device: {why}\n"
-        else:
-            self.step, backing = found, backing_of(inventory.device, placement.replicas)
-            self.figures = {"predicted_for": inventory.share, "predicted_backed_by": backing}
-            self.text = f"predicted: for {inventory.share}; {backing}\n"
-
-    def step_s(self, *, forward_only: bool, graph_only: bool) -> float | None:
-        """The predicted time of a measured step."""
-        if self.step is None:
-            return None
-        if forward_only:
-            return self.step.of_kind_s(SectionKind.FWD) if graph_only else self.step.forward_s
-        return self.step.graph_s if graph_only else self.step.scaled.predicted_s
+    return Prediction(model, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
 
 
 def _checked_kinds(

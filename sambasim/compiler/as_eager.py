@@ -1,0 +1,90 @@
+"""Tracing records the operators that eager PyTorch runs, where torch's tracers would record others."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+_UPSAMPLINGS = (
+    *(f"upsample_{mode}" for mode in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")),
+    *(f"{kind}{axes}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for axes in (1, 2, 3)),
+)
+_DECOMPOSED_IN_PYTHON = (
+    *("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input"),
+    *("multi_margin_loss.default", "multilabel_margin_loss_forward.default"),
+    *(f"{name}.{overload}" for name in _UPSAMPLINGS for overload in ("vec", "default")),
+)
+"""Operators that torch's Python kernels take apart while tracing. Those kernels lose the dropout between recurrent
+layers, unroll time, change bits or are slower; without them the trace records the operator that eager PyTorch runs."""
+
+
+def _mean_over(axes: int) -> Callable[[Tensor, Sequence[int]], Tensor]:
+    """Adaptive pooling as torch's own kernel does it, but without `as_strided`, which only orders the memory."""
+    pooled = getattr(torch.ops.aten, f"_adaptive_avg_pool{axes}d").default
+
+    def pool(x: Tensor, sizes: Sequence[int]) -> Tensor:
+        is_mean = all(size == 1 for size in sizes)
+        result: Tensor = x.mean(tuple(range(-axes, 0)), keepdim=True) if is_mean else pooled(x, sizes)
+        return result
+
+    return pool
+
+
+def _check_matrix(info: Tensor, api_name: str, *, is_matrix: bool) -> None:
+    """What torch.linalg does to raise an error; by torch's own way it has an order of its own in the graph."""
+    torch._assert_async((info == 0).all(), f"{api_name} does not work for this matrix: it is singular, say")
+
+
+_POOLS = {getattr(torch.ops.aten, f"adaptive_avg_pool{axes}d").default: _mean_over(axes) for axes in (2, 3)}
+
+
+@contextlib.contextmanager
+def kernels_of_eager() -> Iterator[None]:
+    """While this is open, AOTAutograd traces with the kernels above."""
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    keys = (torch._C.DispatchKey.Autograd, composite)
+    removed = []
+    for name in _DECOMPOSED_IN_PYTHON:
+        packet, overload = name.split(".")
+        operator = getattr(getattr(torch.ops.aten, packet), overload)
+        for key in keys:
+            if key in operator.py_kernels:
+                removed.append((operator, key, operator.py_kernels.pop(key)))
+        operator._dispatch_cache.clear()
+    added: list[tuple[Any, Any, Callable[..., object]]]
+    added = [(operator, composite, pool) for operator, pool in _POOLS.items()]
+    added.append((torch.ops.aten._linalg_check_errors.default, torch._C.DispatchKey.AutogradCPU, _check_matrix))
+    for operator, key, kernel in added:
+        operator.py_kernels[key] = kernel
+        operator._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for operator, key, kernel in removed:
+            operator.py_kernels[key] = kernel
+            operator._dispatch_cache.clear()
+        for operator, key, _ in added:
+            del operator.py_kernels[key]
+            operator._dispatch_cache.clear()
+
+
+def drop_as_eager(graph: fx.Graph) -> None:
+    """Eager PyTorch scales a dropout's mask before it multiplies a gradient by it, which in 16 bits is rounded."""
+    aten = torch.ops.aten
+    for node in graph.find_nodes(op="call_function", target=aten.native_dropout_backward.default):
+        gradient, mask, scale = node.args
+        if node.meta["val"].element_size() != _16_BITS:
+            continue
+        with graph.inserting_before(node):
+            cast = graph.call_function(aten._to_copy.default, (mask,), {"dtype": node.meta["val"].dtype})
+            scaled = graph.call_function(aten.mul.Scalar, (cast, scale))
+            product = graph.call_function(aten.mul.Tensor, (gradient, scaled))
+        for made in (cast, scaled, product):
+            made.meta = dict(node.meta)
+        node.replace_all_uses_with(product)
+        graph.erase_node(node)
+
+
+_16_BITS = 2

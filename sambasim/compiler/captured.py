@@ -1,0 +1,58 @@
+"""A captured graph: what a trace gives, before it is translated."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What an input or output of a captured graph is; `name` is the path of the tensor in the model, or the index of
+    the input or output."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedGraph:
+    """A functional FX graph: the roles of its placeholders by name, its outputs in order with theirs, and the constants
+    that the trace itself made."""
+
+    graph: fx.Graph
+    inputs: dict[str, Role]
+    outputs: tuple[tuple[fx.Node, Role], ...]
+    constants: dict[str, Tensor]
+
+    @property
+    def is_checkpointed(self) -> bool:
+        """Whether a part of it was under torch.utils.checkpoint."""
+        return any("recompute" in node.meta for node in self.graph.nodes)
+
+    @property
+    def cast_twice(self) -> tuple[str, ...]:
+        """The parameters that several lines under torch.autocast read: PyTorch casts them once."""
+        casts: Counter[str] = Counter()
+        for node in self.graph.nodes:
+            forward = node.meta.get("partitioner_tag") == "is_forward"
+            if forward and node.target is torch.ops.aten._to_copy.default and node.args[0].name in self.inputs:
+                role = self.inputs[node.args[0].name]
+                casts[role.name] += role.kind == "parameter"
+        return tuple(name.removeprefix("model.") for name, count in casts.items() if count > 1)
+
+    @property
+    def losses(self) -> tuple[int, ...]:
+        """The indices of the outputs from which the backward starts; the first output's if there is no backward."""
+        return tuple(sorted(int(role.name) for role in self.inputs.values() if role.kind == "tangent")) or (0,)
+
+
+def starts_a_backward(captured: CapturedGraph, *, any_shape: bool) -> bool:
+    """Whether the training step's loss is floating-point and depends on a parameter; one number, unless `any_shape`."""
+    differentiable = any(role.kind == "tangent" for role in captured.inputs.values())
+    loss = Role("output", str(captured.losses[0]))
+    value = next(node for node, role in captured.outputs if role == loss).meta["val"]
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return False
+    return differentiable and (any_shape or value.numel() == 1)

@@ -1,0 +1,82 @@
+"""What `compile` says about a program: its notices, and what is exempt from exactness."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from sambasim.compiler.build import Built
+from sambasim.compiler.capture import TESTED_TORCH
+from sambasim.compiler.sharding.named_plan import general
+from sambasim.ir.dataflow import gathers
+from sambasim.ir.mesh import TENSOR
+from sambasim.ir.program import Program
+from sambasim.units import format_bytes
+
+_CHECKPOINTING = (
+    "torch.utils.checkpoint in the model saves no memory here, and --recompute full does; buffers that it would change "
+    "twice a step, such as BatchNorm statistics, change once"
+)
+
+_GRU_EXACT_MULTIPLE = 32
+"""Hidden sizes of a GRU that are multiples of this give the bits of eager PyTorch: see docs/concepts.md."""
+
+
+def notices_of(built: Built, program: Program, model: nn.Module) -> list[str]:
+    """`program`: what became of `built`, the graphs of `model`."""
+    notices = [*_gathered(program)]
+    if built.checkpointed:
+        notices.append(_CHECKPOINTING)
+    if built.cast_twice:
+        notices.append(
+            f"read several times under torch.autocast: {', '.join(built.cast_twice)}; PyTorch adds up their gradients "
+            "in the narrow type, so results may differ from PyTorch's in the last bits of that type"
+        )
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    strided = [path for path, tensor in tensors if not tensor.is_contiguous()]
+    if strided:
+        notices.append(
+            f"stored contiguously in the PEF: {', '.join(strided)}; results equal PyTorch's on contiguous tensors, and "
+            "with the strides of the model PyTorch may differ in the last bits"
+        )
+    if torch.__version__.split("+")[0] not in TESTED_TORCH:
+        notices.append(f"torch {torch.__version__} is not among the tested releases: {', '.join(TESTED_TORCH)}")
+    if program.training is None:
+        return notices
+    if not program.per_sample_loss and program.batch_size > 1 and program.single is None:
+        notices.append(
+            "the evaluation graph cannot be captured at batch 1: the last samples, where they do not fill a batch "
+            f"of {program.batch_size}, are left out of evaluation"
+        )
+    members = (member for group in program.groups for member in group.members)
+    trained = {path for member in members for path in program.symbols[member.parameter].torch_names}
+    wanted = {path for path, parameter in model.named_parameters() if parameter.requires_grad}
+    unused = sorted(wanted - trained)
+    if unused:
+        notices.append(f"parameters without a gradient, which training leaves as they are: {', '.join(unused)}")
+    return notices
+
+
+def _gathered(program: Program) -> Iterator[str]:
+    """What the ranks along tp gather because an operator cannot work on parts."""
+    graph = program.training or program.evaluation
+    ranks = next((axis.size for axis in program.mesh if axis.name == TENSOR), 1)
+    received: Counter[str] = Counter()
+    for one in gathers(graph, TENSOR, ranks):
+        reader = f"{one.operator} of {general(one.module)}" if one.module else one.operator
+        received[reader] += one.received_bytes
+    if received:
+        each = ", ".join(f"{reader} ({format_bytes(size_bytes)})" for reader, size_bytes in received.most_common())
+        one_pass = "pass" if program.schedule is None else "micro-batch"
+        yield f"gathered along tp, {format_bytes(received.total())} a {one_pass}, to compute whole: {each}"
+
+
+def exemptions(model: nn.Module) -> dict[str, str]:
+    """Metadata of the PEF: what is exempt from exactness."""
+    sizes = {module.hidden_size for module in model.modules() if isinstance(module, nn.GRU)}
+    inexact = sorted(size for size in sizes if size % _GRU_EXACT_MULTIPLE)
+    if not inexact:
+        return {}
+    of_sizes = f"GRU of hidden size {', '.join(map(str, inexact))}"
+    return {"exempt_from_exactness": f"{of_sizes}: gradients may differ from eager in the last bits"}
