@@ -1,0 +1,11 @@
+"""The model zoo: 130 models as people train them, each compiled, run at np 1 and 2, and held against eager PyTorch.
+
+python -m tests.zoo [NAME …] [--package own] [--jobs 2] [--write docs/models.md]
+"""
+
+from tests.zoo.entry import Entry
+from tests.zoo.huggingface import HUGGINGFACE
+from tests.zoo.own import OWN
+from tests.zoo.vision import VISION
+
+ENTRIES: dict[str, Entry] = {entry.name: entry for entry in (*HUGGINGFACE, *VISION, *OWN)}

@@ -1,0 +1,266 @@
+"""Families of the package `transformers`, tiny and from their configs, with random weights; nothing is downloaded.
+
+A row names the class, the kind of its batches, and what differs from the defaults of its kind.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.zoo.entry import Batch, Entry
+
+WORDS, LENGTH, PIXELS, FRAMES, CLASSES = 64, 8, 32, 800, 4
+_SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+_TEXT = {
+    "vocab_size": WORDS, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 32, **_SPECIAL,
+}  # fmt: skip
+_GROUPED = {**_TEXT, "num_key_value_heads": 2}
+_VISION = {
+    "image_size": PIXELS, "patch_size": 8, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_labels": CLASSES,
+}  # fmt: skip
+_GPT2 = {"vocab_size": WORDS, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 4, **_SPECIAL}
+_EXPERTS = {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2}
+_BOTH_SIDES = {
+    "vocab_size": WORDS, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 32,
+    "decoder_start_token_id": 1, **_SPECIAL,
+}  # fmt: skip
+_T5 = {
+    "vocab_size": WORDS, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4,
+    "decoder_start_token_id": 0, **_SPECIAL,
+}  # fmt: skip
+_SWIN = {
+    "image_size": PIXELS, "patch_size": 2, "embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4,
+    "num_labels": CLASSES,
+}  # fmt: skip
+_SPEECH = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "conv_dim": [16, 16, 16], "conv_kernel": [10, 3, 3], "conv_stride": [5, 2, 2], "num_feat_extract_layers": 3,
+    "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "num_labels": CLASSES,
+    "classifier_proj_size": 16, "mask_time_length": 2, "mask_time_min_masks": 0,
+}  # fmt: skip
+
+
+def _words(samples: int, generator: torch.Generator) -> Tensor:
+    return torch.randint(3, WORDS, (samples, LENGTH), generator=generator)
+
+
+def _labels(samples: int, generator: torch.Generator) -> Tensor:
+    return torch.randint(CLASSES, (samples,), generator=generator)
+
+
+def _next_words(samples: int, generator: torch.Generator) -> Batch:
+    words = _words(samples, generator)
+    return {"input_ids": words, "labels": words}
+
+
+def _padded(samples: int, generator: torch.Generator) -> Batch:
+    lengths = torch.randint(4, LENGTH + 1, (samples, 1), generator=generator)
+    mask = torch.arange(LENGTH) < lengths
+    return {"input_ids": _words(samples, generator).masked_fill(~mask, 0), "attention_mask": mask.long()}
+
+
+def _masked_words(samples: int, generator: torch.Generator) -> Batch:
+    return {**_padded(samples, generator), "labels": _words(samples, generator)}
+
+
+def _sentences(samples: int, generator: torch.Generator) -> Batch:
+    return {**_padded(samples, generator), "labels": _labels(samples, generator)}
+
+
+def _images(samples: int, generator: torch.Generator) -> Batch:
+    pixels = torch.randn(samples, 3, PIXELS, PIXELS, generator=generator)
+    return {"pixel_values": pixels, "labels": _labels(samples, generator)}
+
+
+def _segmented(samples: int, generator: torch.Generator) -> Batch:
+    maps = torch.randint(CLASSES, (samples, PIXELS, PIXELS), generator=generator)
+    return {**_images(samples, generator), "labels": maps}
+
+
+def _sounds(samples: int, generator: torch.Generator) -> Batch:
+    return {
+        "input_values": torch.randn(samples, FRAMES, generator=generator),
+        "labels": _labels(samples, generator),
+    }
+
+
+def _spoken(samples: int, generator: torch.Generator) -> Batch:
+    return {
+        "input_features": torch.randn(samples, 16, 32, generator=generator),
+        "labels": _words(samples, generator),
+    }
+
+
+def _spectrograms(samples: int, generator: torch.Generator) -> Batch:
+    return {
+        "input_values": torch.randn(samples, 32, 16, generator=generator),
+        "labels": _labels(samples, generator),
+    }
+
+
+def _captions(samples: int, generator: torch.Generator) -> Batch:
+    return {"input_ids": _words(samples, generator), "pixel_values": _images(samples, generator)["pixel_values"]}
+
+
+def _series(samples: int, generator: torch.Generator) -> Batch:
+    return {
+        "past_values": torch.randn(samples, 15, generator=generator),
+        "past_time_features": torch.randn(samples, 15, 1, generator=generator),
+        "past_observed_mask": torch.ones(samples, 15),
+        "future_values": torch.randn(samples, 4, generator=generator),
+        "future_time_features": torch.randn(samples, 4, 1, generator=generator),
+    }
+
+
+def _channels(samples: int, generator: torch.Generator) -> Batch:
+    return {
+        "past_values": torch.randn(samples, 16, 2, generator=generator),
+        "future_values": torch.randn(samples, 4, 2, generator=generator),
+    }
+
+
+def _family(class_name: str, config: dict[str, Any]) -> nn.Module:
+    import transformers
+
+    kind = getattr(transformers, class_name)
+    model: nn.Module = kind(kind.config_class(**config))
+    return model
+
+
+class Contrastive(nn.Module):
+    """A model of pictures and texts with the loss between them."""
+
+    def __init__(self, class_name: str, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.both = _family(class_name, config)
+
+    def forward(self, input_ids: Tensor, pixel_values: Tensor) -> Tensor:
+        loss: Tensor = self.both(input_ids=input_ids, pixel_values=pixel_values, return_loss=True).loss
+        return loss
+
+
+def _entry(
+    class_name: str, batch: Callable[[int, torch.Generator], Batch], config: dict[str, Any], **changed: Any
+) -> Entry:
+    name = class_name.removesuffix("LMHeadModel").removesuffix("MTModel").split("For")[0] or class_name
+    name = {"Ro": "RoFormer"}.get(name, name).lower()
+    return Entry(name, "transformers", partial(_family, class_name, {**config, **changed}), batch)
+
+
+HUGGINGFACE = (
+    # Encoders of text.
+    _entry("BertForMaskedLM", _masked_words, _TEXT),
+    _entry("RobertaForSequenceClassification", _sentences, _TEXT, num_labels=CLASSES),
+    _entry("XLMRobertaForTokenClassification", _masked_words, _TEXT, num_labels=WORDS),
+    _entry("DistilBertForSequenceClassification", _sentences, {
+        "vocab_size": WORDS, "dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 32,
+        "num_labels": CLASSES,
+    }),
+    _entry("AlbertForMaskedLM", _masked_words, _TEXT, embedding_size=16),
+    _entry("ElectraForMaskedLM", _masked_words, _TEXT, embedding_size=16),
+    _entry("DebertaForSequenceClassification", _sentences, _TEXT, num_labels=CLASSES, relative_attention=True),
+    _entry("DebertaV2ForSequenceClassification", _sentences, _TEXT, num_labels=CLASSES, relative_attention=True,
+           pos_att_type=["p2c", "c2p"]),
+    _entry("XLNetForSequenceClassification", _sentences, {
+        "vocab_size": WORDS, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48, "num_labels": CLASSES,
+    }),
+    _entry("MPNetForMaskedLM", _masked_words, _TEXT),
+    _entry("FunnelForSequenceClassification", _sentences, {
+        "vocab_size": WORDS, "block_sizes": [1, 1], "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 48,
+        "num_labels": CLASSES,
+    }),
+    _entry("LongformerForSequenceClassification", _sentences, _TEXT, num_labels=CLASSES, attention_window=4),
+    _entry("BigBirdForMaskedLM", _masked_words, _TEXT, attention_type="original_full"),
+    _entry("ConvBertForMaskedLM", _masked_words, _TEXT, embedding_size=32),
+    _entry("SqueezeBertForMaskedLM", _masked_words, _TEXT, embedding_size=32),
+    _entry("MobileBertForMaskedLM", _masked_words, _TEXT, embedding_size=32, intra_bottleneck_size=32,
+           true_hidden_size=32),
+    _entry("FNetForMaskedLM", _next_words, _TEXT),
+    _entry("ModernBertForMaskedLM", _masked_words, _TEXT),
+    _entry("EsmForMaskedLM", _masked_words, _TEXT, mask_token_id=3),
+    _entry("RoFormerForMaskedLM", _masked_words, _TEXT, embedding_size=32),
+    _entry("NystromformerForMaskedLM", _masked_words, _TEXT, num_landmarks=8, segment_means_seq_len=8),
+    # Decoders of text.
+    _entry("GPT2LMHeadModel", _next_words, _GPT2),
+    _entry("GPTNeoForCausalLM", _next_words, {
+        "vocab_size": WORDS, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 32,
+        "attention_types": [[["global", "local"], 1]], "window_size": 4, **_SPECIAL,
+    }),
+    _entry("GPTNeoXForCausalLM", _next_words, _TEXT),
+    _entry("GPTJForCausalLM", _next_words, _GPT2, rotary_dim=4),
+    _entry("CodeGenForCausalLM", _next_words, _GPT2, rotary_dim=4),
+    _entry("OPTForCausalLM", _next_words, _TEXT, ffn_dim=48, word_embed_proj_dim=32),
+    _entry("BloomForCausalLM", _next_words, _TEXT, n_layer=2, n_head=4),
+    _entry("LlamaForCausalLM", _next_words, _GROUPED),
+    _entry("MistralForCausalLM", _next_words, _GROUPED, sliding_window=4),
+    _entry("Qwen2ForCausalLM", _next_words, _GROUPED),
+    _entry("Qwen3ForCausalLM", _next_words, _GROUPED, head_dim=8),
+    _entry("GemmaForCausalLM", _next_words, _GROUPED, head_dim=8),
+    _entry("Gemma2ForCausalLM", _next_words, _GROUPED, head_dim=8, sliding_window=4),
+    _entry("PhiForCausalLM", _next_words, _GROUPED),
+    _entry("Phi3ForCausalLM", _next_words, _GROUPED),
+    _entry("FalconForCausalLM", _next_words, _TEXT, new_decoder_architecture=False),
+    _entry("MptForCausalLM", _next_words, {
+        "vocab_size": WORDS, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 32, "expansion_ratio": 2,
+    }),
+    _entry("StableLmForCausalLM", _next_words, _GROUPED),
+    _entry("Olmo2ForCausalLM", _next_words, _GROUPED),
+    _entry("CohereForCausalLM", _next_words, _GROUPED),
+    _entry("MixtralForCausalLM", _next_words, _GROUPED, num_local_experts=4, num_experts_per_tok=2),
+    _entry("Qwen2MoeForCausalLM", _next_words, _GROUPED, **_EXPERTS, shared_expert_intermediate_size=24),
+    _entry("MambaForCausalLM", _next_words, {
+        "vocab_size": WORDS, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "time_step_rank": 4,
+    }),
+    # Encoders with decoders.
+    _entry("T5ForConditionalGeneration", _masked_words, _T5),
+    _entry("SwitchTransformersForConditionalGeneration", _masked_words, _T5, num_experts=4, num_sparse_encoder_layers=1,
+           num_sparse_decoder_layers=1),
+    _entry("BartForConditionalGeneration", _masked_words, _BOTH_SIDES),
+    _entry("PegasusForConditionalGeneration", _masked_words, _BOTH_SIDES),
+    _entry("MarianMTModel", _masked_words, _BOTH_SIDES),
+    _entry("LEDForConditionalGeneration", _masked_words, _BOTH_SIDES, attention_window=4,
+           max_encoder_position_embeddings=32, max_decoder_position_embeddings=32),
+    # Images.
+    _entry("ViTForImageClassification", _images, _VISION),
+    _entry("DeiTForImageClassification", _images, _VISION),
+    _entry("BeitForImageClassification", _images, _VISION),
+    _entry("Dinov2ForImageClassification", _images, _VISION),
+    _entry("SwinForImageClassification", _images, _SWIN),
+    _entry("Swinv2ForImageClassification", _images, _SWIN),
+    _entry("ConvNextForImageClassification", _images, {
+        "depths": [1, 1], "hidden_sizes": [16, 32], "num_stages": 2, "num_labels": CLASSES,
+    }),
+    _entry("ResNetForImageClassification", _images, {
+        "embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1], "num_labels": CLASSES,
+    }),
+    _entry("SegformerForSemanticSegmentation", _segmented, {
+        "num_encoder_blocks": 2, "depths": [1, 1], "sr_ratios": [2, 1], "hidden_sizes": [16, 32],
+        "num_attention_heads": [1, 2], "patch_sizes": [7, 3], "strides": [4, 2], "mlp_ratios": [2, 2],
+        "decoder_hidden_size": 32, "num_labels": CLASSES,
+    }),
+    Entry("clip", "transformers", partial(Contrastive, "CLIPModel", {
+        "text_config": _TEXT, "vision_config": _VISION, "projection_dim": 16,
+    }), _captions),
+    # Sound and time series.
+    _entry("Wav2Vec2ForSequenceClassification", _sounds, _SPEECH),
+    _entry("HubertForSequenceClassification", _sounds, _SPEECH),
+    _entry("WavLMForSequenceClassification", _sounds, _SPEECH),
+    _entry("WhisperForConditionalGeneration", _spoken, _BOTH_SIDES, num_mel_bins=16, max_source_positions=16,
+           max_target_positions=32),
+    _entry("ASTForAudioClassification", _spectrograms, _VISION, num_mel_bins=16, max_length=32, patch_size=8,
+           time_stride=8, frequency_stride=8),
+    _entry("TimeSeriesTransformerForPrediction", _series, {
+        "prediction_length": 4, "context_length": 8, "lags_sequence": [1, 2, 7], "num_time_features": 1,
+        "d_model": 16, "encoder_layers": 1, "decoder_layers": 1,
+    }),
+    _entry("PatchTSTForPrediction", _channels, {
+        "num_input_channels": 2, "context_length": 16, "patch_length": 4, "patch_stride": 4, "prediction_length": 4,
+        "d_model": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "ffn_dim": 32,
+    }),
+)  # fmt: skip

@@ -1,0 +1,142 @@
+"""Plays one entry: compile, train with `sambasim run` at np 1 and 2, and the same steps in plain PyTorch."""
+
+# Calling a module gives Any.
+# mypy: no-warn-return-any
+
+import copy
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sambasim.compiler.compile import compile_model
+from sambasim.errors import SambasimError
+from sambasim.options.compile import CompileOptions
+from sambasim.runtime.determinism import Stream, derive
+from tests.support.installation import THIS
+from tests.zoo.entry import TARGET, Batch, Entry
+
+REPLICAS, BATCH, STEPS, RATE = (1, 2), 2, 3, 0.05
+"""The third step's loss shows what two steps did to the weights."""
+
+CLOSE = 1e-6
+"""How far losses may be off, relative to eager's, so that rounding explains it."""
+
+Outcome = Literal["exact", "close", "refused", "wrong", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of an entry. `detail`: the error, or losses that differ; `code`: that of the error."""
+
+    name: str
+    package: str
+    outcome: Outcome
+    detail: str = ""
+    code: str = ""
+
+
+def play(entry: Entry, folder: Path) -> Verdict:
+    """Leaves its files in `folder`."""
+    torch.set_num_threads(1)
+    batch = entry.batch(STEPS * BATCH * max(REPLICAS))
+    save_file(batch, folder / "samples.safetensors")
+    try:
+        _compile(entry, batch, folder)
+    except SambasimError as error:
+        return Verdict(entry.name, entry.package, "refused", str(error), error.code)
+    except Exception as error:
+        return Verdict(entry.name, entry.package, "failed", f"{type(error).__name__}: {error}")
+    outcome: Outcome = "exact"
+    detail = ""
+    for replicas in REPLICAS:
+        try:
+            ours = _losses(folder, replicas)
+        except RuntimeError as error:
+            return Verdict(entry.name, entry.package, "failed", str(error))
+        theirs = list(eager_losses(entry, batch, replicas))
+        if ours != theirs:
+            off = max(abs(one - other) / max(abs(other), 1e-9) for one, other in zip(ours, theirs, strict=True))
+            outcome = "wrong" if not off <= CLOSE else outcome if outcome == "wrong" else "close"
+            detail = f"np {replicas}: {ours}, eager {theirs}"
+    return Verdict(entry.name, entry.package, outcome, detail)
+
+
+def _compile(entry: Entry, batch: Batch, folder: Path) -> None:
+    options = {
+        "model": {"target": f"tests.zoo:{entry.name}"},
+        "loss": {"name": _LOSSES[entry.loss]} if entry.loss else None,
+        "optimizer": {"name": "sgd", "lr": RATE},
+        "training": {"batch_size": BATCH, "evaluate": False},
+        "data": {"source": str(folder / "samples.safetensors"), "shuffle": False},
+        "pef_name": "zoo",
+        "output_folder": str(folder),
+        "data_parallel": True,
+    }
+    inputs = {name: tensor[:BATCH] for name, tensor in batch.items()}
+    compile_model(entry.model(), inputs, CompileOptions.model_validate(options), by_keyword=entry.loss is None)
+
+
+_LOSSES = {"cross_entropy": "cross_entropy", "mse_loss": "mse", "binary_cross_entropy_with_logits": "bce_with_logits"}
+
+
+def _losses(folder: Path, replicas: int) -> list[float]:
+    """The loss of each step of a run. Raises RuntimeError, with what it printed, if it fails."""
+    metrics = folder / "metrics.jsonl"
+    flags = ("--steps", str(STEPS), "--threads", "1", "--no-evaluate", "--metrics", str(metrics), "--reduce-on-rdu")
+    THIS.call("run", "--pef", str(folder / "zoo" / "zoo.pef"), "--json", *flags, folder=folder, np=replicas)
+    records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    metrics.unlink()
+    return [record["loss"] for record in records if record["kind"] == "step"]
+
+
+def eager_losses(entry: Entry, batch: Batch, replicas: int) -> Iterator[float]:
+    """Data-parallel training as PyTorch's documentation describes it: a copy for each replica, mean gradients."""
+    first = entry.model()
+    models = [first, *(copy.deepcopy(first) for _ in range(replicas - 1))]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=RATE) for model in models]
+    for step in range(STEPS):
+        losses = []
+        for replica, model in enumerate(models):
+            rows = [replica + replicas * (step * BATCH + row) for row in range(BATCH)]
+            torch.manual_seed(derive(0, replica, step, 0, Stream.GRAPH))
+            model.zero_grad()
+            loss = loss_of(entry, model, {name: tensor[rows] for name, tensor in batch.items()})
+            torch.autograd.backward(loss)
+            losses.append(loss.item())
+        for parameters in zip(*(model.parameters() for model in models), strict=True):
+            gradients = [one.grad for one in parameters if one.grad is not None]
+            if len(gradients) == replicas > 1:
+                mean = sum(gradients[1:], gradients[0]) / replicas
+                for one in parameters:
+                    one.grad = mean.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+        yield sum(losses) / replicas
+
+
+def loss_of(entry: Entry, model: nn.Module, batch: Batch) -> Tensor:
+    inputs = {name: tensor.clone() for name, tensor in batch.items() if name != TARGET or entry.loss is None}
+    result = _first(model(**inputs))
+    return result if entry.loss is None else getattr(functional, entry.loss)(result, batch[TARGET])
+
+
+def _first(result: object) -> Tensor:
+    """The loss of what a model returns, or its first tensor."""
+    while not isinstance(result, Tensor):
+        if isinstance(result, Mapping):
+            result = next(iter(result.values()))
+        elif dataclasses.is_dataclass(result):
+            result = getattr(result, dataclasses.fields(result)[0].name)
+        elif isinstance(result, (tuple, list)):
+            result = result[0]
+        else:
+            raise TypeError(f"a model returned {type(result).__name__}")
+    return result
