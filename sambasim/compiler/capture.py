@@ -6,28 +6,34 @@ import io
 import logging
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict
+from functools import partial
 from itertools import count
 from operator import attrgetter
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, fx, nn
 from torch._dynamo import functional_export
+from torch._dynamo.variables import torch as dynamo
 from torch._functorch._aot_autograd import descriptors as aot
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.export import ExportedProgram
 from torch.export._trace import DEFAULT_EXPORT_DYNAMO_CONFIG, _ignore_backend_decomps, _restore_state_dict
 from torch.export.graph_signature import InputKind, OutputKind
 
-from sambasim.compiler.as_eager import drop_as_eager, kernels_of_eager
-from sambasim.compiler.branches import Followed, Recorded, modules_marked
+from sambasim.compiler.as_eager import drop_as_eager, kernels_of_eager, known_shapes
+from sambasim.compiler.asked_values import Followed, Recorded
 from sambasim.compiler.captured import CapturedGraph, Role
 from sambasim.compiler.explain import tracer_error
+from sambasim.compiler.line_marks import modules_marked
 from sambasim.compiler.names import own_name, read_by
 from sambasim.compiler.precision import check_rounded, default_type, widen
-from sambasim.compiler.trial import as_written, cloned, replaced, trial
+from sambasim.compiler.trial import as_written, cloned, replaced, tied_once, trial
 from sambasim.errors import CaptureError
+from sambasim.ir.operators import OPERATORS
 
 TESTED_TORCH = ("2.13.0",)
 
@@ -51,7 +57,7 @@ def capture_training(step: nn.Module, inputs: Sequence[Tensor], *, narrow: torch
 
 
 def capture_by_running(step: nn.Module, inputs: Sequence[Tensor]) -> CapturedGraph:
-    """The graph of `step` as Python runs it, where its branches on values may be followed: see `branches`. In
+    """The graph of `step` as Python runs it, where its branches on values may be followed: see `asked_values`. In
     evaluation mode, the forward alone. Raises CaptureError."""
     recorded = Recorded()
     with _tracing("training step" if step.training else "evaluation graph"), as_written():
@@ -60,6 +66,7 @@ def capture_by_running(step: nn.Module, inputs: Sequence[Tensor]) -> CapturedGra
         with contextlib.ExitStack() as stack:
             stack.enter_context(kernels_of_eager())
             stack.enter_context(trial(step, lambda tensor: tensor))
+            stack.enter_context(tied_once(step))
             stack.enter_context(modules_marked(step))
             stack.enter_context(torch.set_grad_enabled(step.training))
             with Followed(recorded):
@@ -95,9 +102,9 @@ def capture_evaluation(
             with default_type(torch.float32):
                 exported = exported.run_decompositions({})
         else:
-            called = [node.target for node in exported.graph.nodes if node.op == "call_function"]
-            if any(map(_is_to_be_taken_apart, called)):
-                exported = exported.run_decompositions({})
+            called = {node.target for node in exported.graph.nodes if node.op == "call_function"}
+            if apart := [one for one in called if _is_to_be_taken_apart(one)]:
+                exported = exported.run_decompositions({one: _by_others(one) for one in apart if _is_composite(one)})
     kinds = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer", InputKind.CONSTANT_TENSOR: "constant"}
     if any(spec.kind not in (InputKind.USER_INPUT, *kinds) for spec in exported.graph_signature.input_specs):
         raise CaptureError("the evaluation graph reads an object that is no tensor")
@@ -120,10 +127,26 @@ def capture_evaluation(
 
 
 def _is_to_be_taken_apart(called: object) -> bool:
-    """Whether an operator changes its operands, or is a block of others, as under torch.autocast."""
-    if isinstance(called, torch._ops.OpOverload):
-        return called._schema.is_mutable
-    return isinstance(called, torch._ops.HigherOrderOperator)
+    """Whether an operator changes its operands, consists of others, or is a block of them, as under torch.autocast."""
+    if isinstance(called, OpOverload):
+        return called._schema.is_mutable or _is_composite(called)
+    return isinstance(called, HigherOrderOperator)
+
+
+def _is_composite(called: object) -> TypeGuard[OpOverload]:
+    """Whether torch defines an operator by others, and no PEF can hold it. `multiply` is another name of `mul`, say."""
+    if not isinstance(called, OpOverload) or str(called) in OPERATORS:
+        return False
+    name: str = called.name()  # type: ignore[no-untyped-call]
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSITE)
+
+
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+def _by_others(operator: OpOverload) -> Callable[..., object]:
+    """torch's definition of a composite operator."""
+    return partial(operator._op_dk, _COMPOSITE)
 
 
 def _check_constants(exported: ExportedProgram, narrow: torch.dtype) -> None:
@@ -220,6 +243,25 @@ def _role(description: object) -> Role:
     )
 
 
+_WHETHER_COMPILED = (torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, torch._dynamo.is_compiling)
+
+
+@contextlib.contextmanager
+def answers_of_eager(*, compiled: bool) -> Iterator[None]:
+    """While this is open, a model that asks whether it is exported is told that it is not, and takes the path that it
+    takes in eager PyTorch. So is one that asks whether it is compiled, unless it is to believe that."""
+    told = dict(dynamo.tracing_state_functions())
+    names = ["is_exporting"]
+    if not compiled:
+        told.update(dict.fromkeys(_WHETHER_COMPILED, False))
+        names += ["is_compiling", "is_dynamo_compiling"]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(dynamo, "tracing_state_functions", lambda: told))
+        for name in names:
+            stack.enter_context(replaced(torch.compiler, name, lambda: False))
+        yield
+
+
 @contextlib.contextmanager
 def _tracing(what: str) -> Iterator[None]:
     """What torch raises becomes a CaptureError, and what it prints beside that is dropped."""
@@ -227,7 +269,7 @@ def _tracing(what: str) -> Iterator[None]:
     logging.disable(logging.CRITICAL)  # torch logs what it raises, at length; the error below says it once
     said = io.StringIO()  # and prints the graph that it had so far
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(said):
+        with warnings.catch_warnings(), contextlib.redirect_stderr(said), known_shapes():
             warnings.simplefilter("ignore")  # about side effects of library code, which tracing keeps harmless
             yield
     except CaptureError:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from sambasim import __version__
+from sambasim.compiler.asked_values import RandomBranch
 from sambasim.compiler.build import Built, Captures, build
-from sambasim.compiler.capture import capture_by_running, capture_evaluation, capture_training
+from sambasim.compiler.capture import answers_of_eager, capture_by_running, capture_evaluation, capture_training
 from sambasim.compiler.captured import CapturedGraph, starts_a_backward
 from sambasim.compiler.effects import refuse_lost_effects
 from sambasim.compiler.explain import explained
@@ -30,7 +31,7 @@ from sambasim.compiler.step import (
     training_loss,
 )
 from sambasim.compiler.strategy import pipeline
-from sambasim.compiler.tensors import check_model, made_contiguous
+from sambasim.compiler.tensors import check_model, dense_gradients, made_contiguous
 from sambasim.compiler.trial import buffers_of_plain_tensors, rare_collections, variables_are_tensors
 from sambasim.compiler.update import Update
 from sambasim.errors import CaptureError
@@ -105,7 +106,8 @@ def capture_model(
     try:
         with buffers_of_plain_tensors(model):
             check_model(model, training=not options.inference, replicas=options.data_parallel or options.chips > 1)
-            with rare_collections(), stored_in(dtype, model), made_contiguous(model), variables_are_tensors():
+            stored = stored_in(dtype, model), made_contiguous(model), dense_gradients(model)
+            with rare_collections(), variables_are_tensors(), stored[0], stored[1], stored[2]:
                 loss = None if options.inference else options.loss
                 mean = training_loss(loss.name, loss.args) if loss else None
                 step = TrainingStep(model, tuple(inputs), mean, by_keyword, any_loss, loss_indices)
@@ -170,6 +172,8 @@ def _captured(
     is_checked = refuse_lost_effects(step, tensors, keeps_backwards=narrow is None)
     try:
         captured = _traced_or_run(step, tensors, narrow)
+    except RandomBranch:
+        raise
     except CaptureError as error:
         raise explained(error, step, tensors, loss_name) from error
     if isinstance(step, TrainingStep) and not starts_a_backward(captured, any_shape=step.any_loss):
@@ -182,13 +186,20 @@ def _captured(
 def _traced_or_run(step: nn.Module, tensors: Sequence[Tensor], narrow: torch.dtype | None) -> CapturedGraph:
     """The captured graph of a step: traced, or else as Python runs it. Raises the CaptureError of the trace."""
     capture = capture_training if isinstance(step, TrainingStep) else capture_evaluation
-    try:
-        return capture(step, tensors, narrow=narrow)
-    except CaptureError as error:
-        if narrow is None:
-            with suppress(CaptureError):
-                return capture_by_running(step, tensors)
-        raise error
+    for compiled in (False, True):  # libraries avoid what cannot be traced where they know that they are compiled
+        try:
+            with answers_of_eager(compiled=compiled):
+                return capture(step, tensors, narrow=narrow)
+        except CaptureError as error:
+            raised = error
+    if narrow is None:
+        try:
+            return capture_by_running(step, tensors)
+        except RandomBranch:
+            raise
+        except CaptureError:
+            pass
+    raise raised
 
 
 def _document(program: Program, model: nn.Module, options: CompileOptions, metadata: Mapping[str, str]) -> PefDocument:

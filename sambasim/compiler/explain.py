@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_leaves
 
 from sambasim.compiler.names import forward_line, is_library_file, line_in, user_line
 from sambasim.compiler.step import TrainingStep, check_loss, loss_in, run_eagerly
-from sambasim.compiler.tensors import REAL_NUMBERS
 from sambasim.compiler.trial import written
 from sambasim.errors import CaptureError, UserError
 
@@ -68,7 +67,6 @@ _PARAMETER = Obstacle(
     "a parameter that is changed in place",
     "make a new tensor of it, or register_buffer() what forward() changes: the optimizer alone changes parameters",
 )
-_COMPLEX = Obstacle("complex numbers, which a PEF cannot hold", REAL_NUMBERS)
 _KNOWN = (
     (("pack_padded_sequence", "PackedSequence"), _PACKED),
     (("tag_activation_checkpoint", "_checkpoint_context_fn"), _CHECKPOINTING),
@@ -180,8 +178,6 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         for tensor in written(func, args, kwargs or {}):
             obstacle = obstacle or self._changed(tensor)
         result = func(*args, **(kwargs or {}))
-        if obstacle is None and isinstance(result, Tensor) and result.is_complex():
-            obstacle = _COMPLEX
         if obstacle is not None:
             self._find(obstacle)
         return result

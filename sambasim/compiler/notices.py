@@ -9,6 +9,7 @@ from torch import nn
 from sambasim.compiler.build import Built
 from sambasim.compiler.capture import TESTED_TORCH
 from sambasim.compiler.sharding.named_plan import general
+from sambasim.compiler.tensors import sparse_embeddings
 from sambasim.ir.dataflow import gathers
 from sambasim.ir.mesh import TENSOR
 from sambasim.ir.program import Program
@@ -39,6 +40,11 @@ def notices_of(built: Built, program: Program, model: nn.Module) -> list[str]:
         notices.append(
             f"stored contiguously in the PEF: {', '.join(strided)}; results equal PyTorch's on contiguous tensors, and "
             "with the strides of the model PyTorch may differ in the last bits"
+        )
+    if sparse := ", ".join(sparse_embeddings(model)):
+        notices.append(
+            f"embeddings with sparse=True have dense gradients here: {sparse}; an optimizer with momentum, weight "
+            "decay or adaptive rates then also updates rows that no sample of a batch reads"
         )
     if torch.__version__.split("+")[0] not in TESTED_TORCH:
         notices.append(f"torch {torch.__version__} is not among the tested releases: {', '.join(TESTED_TORCH)}")

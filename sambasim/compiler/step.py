@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields, is_dataclass
 
 import torch
 from torch import Tensor, nn
@@ -101,6 +102,8 @@ def _tensors(result: object) -> list[Tensor]:
         return [tensor for item in result.values() for tensor in _tensors(item)]
     if isinstance(result, (tuple, list)):
         return [tensor for item in result for tensor in _tensors(item)]
+    if is_dataclass(result):
+        return [tensor for field in fields(result) for tensor in _tensors(getattr(result, field.name))]
     return []
 
 

@@ -75,10 +75,25 @@ def _training_problems(model: nn.Module, replicas: bool) -> Iterator[tuple[str, 
                 "without --data-parallel and --tensor-parallel batch"
             )
             yield f"the {named} is SyncBatchNorm, whose statistics are those of all replicas together", remedy
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-            kind = type(module).__name__
-            what = f"the module {name} is {kind}(sparse=True), whose gradient is sparse; a PEF holds dense ones"
-            yield what, f"leave out sparse=True: nn.{kind}({module.num_embeddings}, {module.embedding_dim})"
+
+
+def sparse_embeddings(model: nn.Module) -> Mapping[str, nn.Embedding | nn.EmbeddingBag]:
+    """The modules whose gradients are sparse, by path."""
+    modules = model.named_modules()
+    return {name: one for name, one in modules if isinstance(one, nn.Embedding | nn.EmbeddingBag) and one.sparse}
+
+
+@contextlib.contextmanager
+def dense_gradients(model: nn.Module) -> Iterator[None]:
+    """Embeddings have dense gradients, which hold zeros for the rows that no sample reads."""
+    sparse = sparse_embeddings(model).values()
+    for module in sparse:
+        module.sparse = False
+    try:
+        yield
+    finally:
+        for module in sparse:
+            module.sparse = True
 
 
 @contextlib.contextmanager

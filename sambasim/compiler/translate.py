@@ -1,6 +1,6 @@
 """From torch's FX graphs to ours: nodes with SambaFlow-style names, the user's source lines and recorded types."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import getitem
 from types import BuiltinFunctionType, FunctionType
@@ -11,11 +11,11 @@ from torch import Tensor, fx
 
 from sambasim.compiler.captured import CapturedGraph
 from sambasim.compiler.names import UniqueNames, layer_name, module_path, source_line, symbol_name
-from sambasim.compiler.tensors import REAL_NUMBERS, dtype_name
+from sambasim.compiler.tensors import dtype_name
 from sambasim.errors import OperatorError
 from sambasim.ir.graph import TORCH_CONSTANTS, Argument, Node, Ref, SourceLine, TorchConstant, node_references
 from sambasim.ir.operators import ASSERTION, OPERATORS
-from sambasim.ir.types import DTYPE_BYTES, TensorType
+from sambasim.ir.types import VALUE_BYTES, TensorType
 
 _OF_METADATA = "aten._assert_tensor_metadata.default"
 """Checks dtypes and shapes, which hold for good once the trace has passed them."""
@@ -48,9 +48,9 @@ def translate(captured: CapturedGraph, prefix: str, symbol_of: Mapping[str, str]
 def tensor_type(tensor: Tensor) -> TensorType:
     """The recorded type of a real or fake tensor. Raises OperatorError for a dtype that a PEF cannot hold."""
     dtype = dtype_name(tensor)
-    if dtype not in DTYPE_BYTES:
+    if dtype not in VALUE_BYTES:
         raise OperatorError(
-            f"a tensor of dtype {dtype} cannot be in a PEF", remedy=f"use one of {', '.join(DTYPE_BYTES)}"
+            f"a tensor of dtype {dtype} cannot be in a PEF", remedy=f"use one of {', '.join(VALUE_BYTES)}"
         )
     return TensorType(dtype, tuple(int(extent) for extent in tensor.shape))
 
@@ -123,7 +123,7 @@ class _Translator:
         if backward:
             self._backward.add(node)
             self._done.backward.add(name)
-        args = tuple(self._argument(argument) for argument in node.args)
+        args = tuple(self._argument(argument) for argument in self._relative(node, operator))
         kwargs = tuple((key, self._argument(value)) for key, value in node.kwargs.items())
         results = self._results(node, name)
         if self._value_of.get(node) != _REFUSED:
@@ -132,10 +132,20 @@ class _Translator:
                     self._refused.setdefault(f"{operator} with the {argument.kind} {argument.name}", source_line(node))
         self._done.nodes.append(Node(name, operator, args, kwargs, results, module, source_line(node)))
 
+    def _relative(self, node: fx.Node, operator: str) -> Sequence[object]:
+        """The arguments of `node`, without a storage offset: memory of a device may begin elsewhere."""
+        if operator != "aten.as_strided.default":
+            return node.args
+        base, size, stride, *offset = node.args
+        own = cast(fx.Node, base).meta["val"].storage_offset()
+        if any(one not in (None, own) for one in offset):
+            self._refused.setdefault("as_strided with a storage_offset", source_line(node))
+        return base, size, stride
+
     def _results(self, node: fx.Node, name: str) -> tuple[str | None, ...]:
         value = node.meta["val"]
         for tensor in (value,) if isinstance(value, Tensor) else value:
-            if isinstance(tensor, Tensor) and dtype_name(tensor) not in DTYPE_BYTES:
+            if isinstance(tensor, Tensor) and dtype_name(tensor) not in VALUE_BYTES:
                 self._refused.setdefault(f"{node.target}, which gives {dtype_name(tensor)}", source_line(node))
                 self._value_of[node] = _REFUSED
                 return ()
@@ -201,15 +211,15 @@ class _Translator:
 
 
 _INSTEAD = (
+    (("grouped_mm",), 'experts_implementation="batched_mm" in the config of a model of transformers'),
     (("sparse",), "leave out sparse=True: a PEF holds dense gradients only"),
-    (("complex", "fft"), REAL_NUMBERS),
 )
 
 
 def _instead_of(refused: str) -> str:
-    if not refused.startswith("aten."):
-        return "write it with PyTorch's own operators: a PEF holds no code"
     known = (rewrite for marks, rewrite in _INSTEAD if any(mark in refused for mark in marks))
+    if not refused.startswith("aten."):
+        return next(known, "write it with PyTorch's own operators: a PEF holds no code")
     return next(known, "write it with operators that have static shapes and no side effects")
 
 

@@ -71,6 +71,38 @@ def _converted(step: nn.Module, convert: Callable[[Tensor], Tensor]) -> Iterator
 
 
 @contextlib.contextmanager
+def tied_once(step: nn.Module) -> Iterator[None]:
+    """Of parameters and buffers that modules share, only the first is one: the others read it. A tracer that gives each
+    its own input would cut the tie."""
+    first: dict[int, tuple[nn.Module, str]] = {}
+    changed = []
+    for module in step.modules():
+        shared: dict[str, tuple[nn.Module, str]] = {}
+        for kind in ("_parameters", "_buffers"):
+            held = getattr(module, kind)
+            again = {name: first[id(one)] for name, one in held.items() if one is not None and id(one) in first}
+            own = {name: one for name, one in held.items() if name not in again}
+            first.update((id(one), (module, name)) for name, one in own.items() if one is not None)
+            if again:
+                changed.append((module, type(module), kind, held))
+                vars(module)[kind] = own
+                shared |= again
+        if shared:
+            read = {name: _reading(*place) for name, place in shared.items()}
+            module.__class__ = type(type(module).__name__, (type(module),), read)
+    try:
+        yield
+    finally:
+        for module, kind_of_module, kind, held in reversed(changed):
+            module.__class__ = kind_of_module
+            vars(module)[kind] = held
+
+
+def _reading(owner: nn.Module, name: str) -> property:
+    return property(lambda module: getattr(owner, name))
+
+
+@contextlib.contextmanager
 def replaced(owner: object, name: str, value: object) -> Iterator[None]:
     is_own, own = name in vars(owner), vars(owner).get(name)
     setattr(owner, name, value)

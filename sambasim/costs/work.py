@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from sambasim.ir.graph import Graph, Node, node_references, references
 from sambasim.ir.operators import OPERATORS, OperatorKind
-from sambasim.ir.types import DTYPE_BYTES, Symbol, SymbolKind, TensorType
+from sambasim.ir.types import DTYPE_BYTES, VALUE_BYTES, Symbol, SymbolKind, TensorType
 
 LANES = 32
 """Numbers that a compute unit processes at once (source: DFModel)."""
@@ -61,7 +61,7 @@ def _blocks(shape: tuple[int, ...]) -> float:
 
 
 _REALS = tuple(dtype for dtype in DTYPE_BYTES if dtype.startswith(("float", "bfloat")))
-_DEVICE_BYTES = {dtype: 2 if dtype in _REALS else min(size, 4) for dtype, size in DTYPE_BYTES.items()}
+_DEVICE_BYTES = {dtype: 2 if dtype in _REALS else min(size, 4) for dtype, size in VALUE_BYTES.items()}
 _FLOAT32_BYTES = 4
 _BATCH_NORM, _TRAINING_FLAG = "aten.batch_norm.default", 5
 """The operator, and the position of `training` in its arguments."""

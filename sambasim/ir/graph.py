@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from typing_extensions import TypeAliasType
 
-from sambasim.ir.types import DTYPE_BYTES, TensorType
+from sambasim.ir.types import VALUE_BYTES, TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class TorchConstant:
 
 
 TORCH_CONSTANTS: Mapping[str, frozenset[str]] = {
-    "dtype": frozenset(DTYPE_BYTES),
+    "dtype": frozenset(VALUE_BYTES),
     "layout": frozenset({"strided"}),
     "memory_format": frozenset({"contiguous_format", "preserve_format", "channels_last", "channels_last_3d"}),
     "device": frozenset({"cpu"}),

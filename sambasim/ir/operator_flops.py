@@ -6,7 +6,7 @@ is not what the operator takes: only a damaged or hand-made PEF can hold such a 
 """
 
 from collections.abc import Callable
-from math import prod
+from math import log2, prod
 from typing import TypeAlias
 
 from sambasim.errors import PefError
@@ -113,6 +113,15 @@ def factorization(node: Node, type_of: TypeOf) -> int:
     """2 m n min(m, n) for each matrix: the order of LU, QR and singular values, whose constants differ."""
     *batch, rows, columns = (1, 1, *_shape(node, type_of, 0))
     return 2 * prod(batch) * rows * columns * min(rows, columns)
+
+
+def fourier(node: Node, type_of: TypeOf) -> int:
+    """5 n log2 n for each transform of n complex numbers, as is usual; half of it where one side is real."""
+    given, made = _shape(node, type_of, 0), _result_numel(node, type_of)
+    dims = _argument(node, 1)
+    lengths = [given[dim] for dim in dims if isinstance(dim, int)] if isinstance(dims, tuple) else []
+    real = 1 if node.operator.startswith("aten._fft_c2c") else 2
+    return int(5 * max(prod(given), made) * log2(max(2, prod(lengths)))) // real
 
 
 def trilinear(node: Node, type_of: TypeOf) -> int:

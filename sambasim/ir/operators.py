@@ -1,7 +1,8 @@
 """The table of operators that a PEF may hold: an allow-list by full name, as a PEF comes from a file. A test compares
 every row with the schemas of torch. Left out are operators that mutate arguments, have data-dependent shapes, return
-Python numbers, address storage or files, or are for complex, sparse and quantized tensors. `index.Tensor` and `one_hot`
-are in: capture refuses a model where their shapes depend on data."""
+Python numbers, address storage or files, or are for sparse and quantized tensors. `index.Tensor` and `one_hot`
+are in: capture refuses a model where their shapes depend on data. So is `_ctc_loss.Tensor`, the second result of which
+may be smaller than its type says: only its backward reads it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ class OperatorKind(StrEnum):
     ATTENTION = "attention"
     RECURRENT = "recurrent"
     FACTORIZATION = "factorization"
+    FOURIER = "fourier"
     POINTWISE = "pointwise"
     REDUCTION = "reduction"
     SCAN = "scan"
@@ -106,6 +108,10 @@ FACTORIZATIONS = (
     """), count.factorization),
 )  # fmt: skip
 
+FOURIER = (
+    Operator(OperatorKind.FOURIER, _aten("_fft_r2c _fft_c2c _fft_c2r"), count.fourier),
+)  # fmt: skip
+
 POINTWISE = (
     Operator(OperatorKind.POINTWISE, _aten("""
         add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Tensor rsub.Scalar mul.Tensor mul.Scalar
@@ -139,6 +145,7 @@ POINTWISE = (
         tanh_backward hardtanh_backward hardsigmoid_backward hardswish_backward hardshrink_backward softshrink_backward
         softplus_backward log_sigmoid_backward glu_backward _prelu_kernel_backward logit_backward
         rrelu_with_noise_backward native_dropout_backward _masked_scale
+        complex polar angle _conj_physical conj_physical
     """)),
 )  # fmt: skip
 
@@ -146,13 +153,13 @@ REDUCTIONS = (
     Operator(OperatorKind.REDUCTION, _aten("""
         sum sum.dim_IntList sum_to_size mean mean.dim nansum nanmean prod prod.dim_int trace
         max max.dim min min.dim amax amin aminmax argmax argmin median median.dim nanmedian nanmedian.dim mode kthvalue
-        all all.dim all.dims any any.dim any.dims count_nonzero count_nonzero.dim_IntList
+        all all.dim all.dims _is_all_true _is_any_true any any.dim any.dims count_nonzero count_nonzero.dim_IntList
         var var.dim var.correction var_mean var_mean.dim var_mean.correction
         std std.dim std.correction std_mean std_mean.dim std_mean.correction
         norm.Scalar norm.ScalarOpt_dim norm.ScalarOpt_dtype norm.ScalarOpt_dim_dtype
         linalg_vector_norm linalg_matrix_norm linalg_matrix_norm.str_ord linalg_norm linalg_norm.ord_str
         frobenius_norm.dim norm_except_dim logsumexp dist pairwise_distance cosine_similarity
-        quantile quantile.scalar trapezoid.dx
+        quantile quantile.scalar trapezoid.dx histc
     """)),
     Operator(OperatorKind.SCAN, _aten("""
         cumsum cumprod cumprod_backward cummax cummin cummaxmin_backward logcumsumexp _logcumsumexp diff
@@ -215,6 +222,7 @@ LOSSES = (
         nll_loss_backward nll_loss2d_backward mse_loss_backward smooth_l1_loss_backward huber_loss_backward
         binary_cross_entropy_backward soft_margin_loss_backward multi_margin_loss_backward
         multilabel_margin_loss_backward
+        _ctc_loss _ctc_loss.Tensor _ctc_loss_backward _ctc_loss_backward.Tensor
     """)),
 )  # fmt: skip
 
@@ -227,8 +235,10 @@ MOVES = (
         split.Tensor split.sizes split_with_sizes chunk tensor_split.sections tensor_split.indices
         unsafe_split.Tensor unsafe_split_with_sizes unsafe_chunk
         atleast_1d atleast_2d atleast_3d meshgrid meshgrid.indexing
+        view_as_real view_as_complex real imag _conj conj _neg_view as_strided
     """)),
     Operator(OperatorKind.COPY, _aten("""
+        resolve_conj resolve_neg
         clone copy contiguous _to_copy to.dtype to.dtype_layout to.device to.other type_as lift_fresh_copy
         cat concat concatenate stack hstack vstack dstack column_stack row_stack block_diag cartesian_prod pad_sequence
         repeat repeat_interleave.self_int tile flip fliplr flipud roll rot90
@@ -240,7 +250,7 @@ MOVES = (
     Operator(OperatorKind.INDEXING, _aten("""
         embedding index.Tensor _unsafe_index.Tensor index_select index_copy index_fill.int_Scalar index_fill.int_Tensor
         gather take take_along_dim put scatter.src scatter.value masked_scatter masked_scatter_backward
-        one_hot sort sort.stable argsort argsort.stable msort topk bucketize.Tensor bucketize.Scalar
+        one_hot nonzero_static sort sort.stable argsort argsort.stable msort topk bucketize.Tensor bucketize.Scalar
         searchsorted.Tensor searchsorted.Scalar
         index_put _unsafe_index_put index_add index_reduce scatter_add scatter.reduce scatter.value_reduce
         scatter_reduce.two index_select_backward gather_backward
@@ -276,7 +286,18 @@ COMPOSITES = (
     Operator(OperatorKind.CHECK, (ASSERTION,)),
 )  # fmt: skip
 
-TABLE = (*PRODUCTS, *FACTORIZATIONS, *POINTWISE, *REDUCTIONS, *PICTURES, *LOSSES, *MOVES, *RANDOM, *COMPOSITES)
+TABLE = (
+    *PRODUCTS,
+    *FACTORIZATIONS,
+    *FOURIER,
+    *POINTWISE,
+    *REDUCTIONS,
+    *PICTURES,
+    *LOSSES,
+    *MOVES,
+    *RANDOM,
+    *COMPOSITES,
+)
 
 OPERATORS: Mapping[str, Operator] = MappingProxyType({name: operator for operator in TABLE for name in operator.names})
 """By full name: `aten.addmm.default`, `opt.adamw`, `comm.reduce_scatter`."""

@@ -8,7 +8,10 @@ DTYPE_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
 }  # fmt: skip
-"""Bytes of one element, by dtype name. A dtype that is not here cannot be in a PEF."""
+"""Bytes of one element, by dtype name. A symbol cannot have a dtype that is not here."""
+
+VALUE_BYTES = {**DTYPE_BYTES, "complex64": 8, "complex128": 16}
+"""The same for values of graphs: complex numbers are between operators only."""
 
 ALIGNMENT_ELEMENTS = 64
 """Every parameter starts at a multiple of this in its group, and every cut of a group lies on one: the fused optimizer
@@ -33,7 +36,7 @@ class TensorType:
 
     @property
     def size_bytes(self) -> int:
-        return self.numel * DTYPE_BYTES[self.dtype]
+        return self.numel * VALUE_BYTES[self.dtype]
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"

@@ -84,11 +84,6 @@ USER_CODE: tuple[Fault, ...] = (
         net(init="self.linear = nn.LazyLinear(3)"),
     ),
     _model(
-        "a sparse embedding",
-        ("the module table is Embedding(sparse=True)", "leave out sparse=True: nn.Embedding(10, 3)"),
-        net("return self.table((x > 0).long()).mean(1)", init="self.table = nn.Embedding(10, 3, sparse=True)"),
-    ),
-    _model(
         "a boolean mask",
         (
             f"{_STEP}: a shape that depends on the values",

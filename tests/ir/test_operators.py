@@ -191,7 +191,7 @@ def test_an_lstm_counts_each_weight_once_a_step() -> None:
 def test_products_and_no_others_have_a_formula() -> None:
     kinds = {
         OperatorKind.MATMUL, OperatorKind.CONVOLUTION, OperatorKind.ATTENTION, OperatorKind.RECURRENT,
-        OperatorKind.FACTORIZATION,
+        OperatorKind.FACTORIZATION, OperatorKind.FOURIER,
     }  # fmt: skip
     assert {name for name, one in OPERATORS.items() if (one.flops is None) == (one.kind in kinds)} == set()
 

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     with ThreadPoolExecutor(args.jobs) as pool:
         for entry, verdict in zip(chosen, pool.map(_alone, [one.name for one in chosen]), strict=True):
             outcomes[verdict.outcome] += 1
-            is_expected = verdict.code == entry.refused and verdict.outcome in ("exact", "refused")
+            is_expected = verdict.outcome == entry.expected
             unexpected += not is_expected
             detail = "" if is_expected else "  " + verdict.detail.replace("\n", " | ")[:600]
             print(f"{entry.package:<14} {entry.name:<32} {verdict.outcome}{detail}", flush=True)

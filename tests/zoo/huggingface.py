@@ -24,7 +24,9 @@ _VISION = {
     "num_attention_heads": 4, "num_labels": CLASSES,
 }  # fmt: skip
 _GPT2 = {"vocab_size": WORDS, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 4, **_SPECIAL}
-_EXPERTS = {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2}
+_EXPERTS = {
+    "moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2, "experts_implementation": "batched_mm",
+}  # fmt: skip
 _BOTH_SIDES = {
     "vocab_size": WORDS, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
     "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 32,
@@ -42,7 +44,7 @@ _SPEECH = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "conv_dim": [16, 16, 16], "conv_kernel": [10, 3, 3], "conv_stride": [5, 2, 2], "num_feat_extract_layers": 3,
     "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "num_labels": CLASSES,
-    "classifier_proj_size": 16, "mask_time_length": 2, "mask_time_min_masks": 0,
+    "classifier_proj_size": 16, "layerdrop": 0.0, "apply_spec_augment": False,
 }  # fmt: skip
 
 
@@ -212,15 +214,18 @@ HUGGINGFACE = (
     _entry("StableLmForCausalLM", _next_words, _GROUPED),
     _entry("Olmo2ForCausalLM", _next_words, _GROUPED),
     _entry("CohereForCausalLM", _next_words, _GROUPED),
-    _entry("MixtralForCausalLM", _next_words, _GROUPED, num_local_experts=4, num_experts_per_tok=2),
+    _entry("MixtralForCausalLM", _next_words, _GROUPED, num_local_experts=4, num_experts_per_tok=2,
+           experts_implementation="batched_mm"),
     _entry("Qwen2MoeForCausalLM", _next_words, _GROUPED, **_EXPERTS, shared_expert_intermediate_size=24),
+    _entry("Qwen3MoeForCausalLM", _next_words, _GROUPED, **_EXPERTS, head_dim=8),
+    _entry("GraniteForCausalLM", _next_words, _GROUPED),
+    _entry("Starcoder2ForCausalLM", _next_words, _GROUPED),
     _entry("MambaForCausalLM", _next_words, {
         "vocab_size": WORDS, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "time_step_rank": 4,
     }),
     # Encoders with decoders.
     _entry("T5ForConditionalGeneration", _masked_words, _T5),
-    _entry("SwitchTransformersForConditionalGeneration", _masked_words, _T5, num_experts=4, num_sparse_encoder_layers=1,
-           num_sparse_decoder_layers=1),
+    _entry("MT5ForConditionalGeneration", _masked_words, _T5),
     _entry("BartForConditionalGeneration", _masked_words, _BOTH_SIDES),
     _entry("PegasusForConditionalGeneration", _masked_words, _BOTH_SIDES),
     _entry("MarianMTModel", _masked_words, _BOTH_SIDES),
@@ -257,7 +262,7 @@ HUGGINGFACE = (
            time_stride=8, frequency_stride=8),
     _entry("TimeSeriesTransformerForPrediction", _series, {
         "prediction_length": 4, "context_length": 8, "lags_sequence": [1, 2, 7], "num_time_features": 1,
-        "d_model": 16, "encoder_layers": 1, "decoder_layers": 1,
+        "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0,
     }),
     _entry("PatchTSTForPrediction", _channels, {
         "num_input_channels": 2, "context_length": 16, "patch_length": 4, "patch_stride": 4, "prediction_length": 4,

@@ -6,10 +6,12 @@
 import copy
 import dataclasses
 import json
+import os
+import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from safetensors.torch import save_file
@@ -20,8 +22,9 @@ from sambasim.compiler.compile import compile_model
 from sambasim.errors import SambasimError
 from sambasim.options.compile import CompileOptions
 from sambasim.runtime.determinism import Stream, derive
-from tests.support.installation import THIS
-from tests.zoo.entry import TARGET, Batch, Entry
+from tests.support.installation import Installation
+from tests.support.mpi import ROOT
+from tests.zoo.entry import TARGET, Batch, Entry, Outcome
 
 REPLICAS, BATCH, STEPS, RATE = (1, 2), 2, 3, 0.05
 """The third step's loss shows what two steps did to the weights."""
@@ -29,29 +32,26 @@ REPLICAS, BATCH, STEPS, RATE = (1, 2), 2, 3, 0.05
 CLOSE = 1e-6
 """How far losses may be off, relative to eager's, so that rounding explains it."""
 
-Outcome = Literal["exact", "close", "refused", "wrong", "failed"]
-
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of an entry. `detail`: the error, or losses that differ; `code`: that of the error."""
+    """What became of an entry. `detail`: the error, or losses that differ."""
 
     name: str
     package: str
     outcome: Outcome
     detail: str = ""
-    code: str = ""
 
 
 def play(entry: Entry, folder: Path) -> Verdict:
     """Leaves its files in `folder`."""
     torch.set_num_threads(1)
     batch = entry.batch(STEPS * BATCH * max(REPLICAS))
-    save_file(batch, folder / "samples.safetensors")
+    save_file({name: tensor.clone() for name, tensor in batch.items()}, folder / "samples.safetensors")
     try:
         _compile(entry, batch, folder)
     except SambasimError as error:
-        return Verdict(entry.name, entry.package, "refused", str(error), error.code)
+        return Verdict(entry.name, entry.package, "refused", str(error))
     except Exception as error:
         return Verdict(entry.name, entry.package, "failed", f"{type(error).__name__}: {error}")
     outcome: Outcome = "exact"
@@ -91,10 +91,19 @@ def _losses(folder: Path, replicas: int) -> list[float]:
     """The loss of each step of a run. Raises RuntimeError, with what it printed, if it fails."""
     metrics = folder / "metrics.jsonl"
     flags = ("--steps", str(STEPS), "--threads", "1", "--no-evaluate", "--metrics", str(metrics), "--reduce-on-rdu")
-    THIS.call("run", "--pef", str(folder / "zoo" / "zoo.pef"), "--json", *flags, folder=folder, np=replicas)
+    _installed().call("run", "--pef", str(folder / "zoo" / "zoo.pef"), "--json", *flags, folder=folder, np=replicas)
     records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     metrics.unlink()
     return [record["loss"] for record in records if record["kind"] == "step"]
+
+
+def _installed() -> Installation:
+    """The sambasim of this environment, or of the one that it is beside."""
+    places = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    found = shutil.which("sambasim", path=places)
+    if found is None:
+        raise RuntimeError("sambasim is not on the path")
+    return Installation(Path(found).with_name("python"), ROOT)
 
 
 def eager_losses(entry: Entry, batch: Batch, replicas: int) -> Iterator[float]:

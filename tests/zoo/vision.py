@@ -1,5 +1,112 @@
-"""Models of torchvision and timm, with random weights and small pictures."""
+"""Models of torchvision and timm, with random weights and small pictures. `make zoo` installs the two."""
 
-from tests.zoo.entry import Entry
+from collections.abc import Callable
+from functools import cache, partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
-VISION: tuple[Entry, ...] = ()
+import torch
+from torch import Tensor, nn
+
+from tests.zoo.entry import Batch, Entry
+
+CLASSES = 4
+
+
+@cache
+def _torchvision() -> Any:
+    """torchvision, also beside a build of torch that it was not compiled for: then its operators in C++ are missing,
+    which no model here uses, and it needs two of them to be imported."""
+    spec = find_spec("torchvision")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("torchvision: start it by `make zoo`")
+    try:
+        torch.ops.load_library(next(Path(spec.origin).parent.glob("_C*")))  # type: ignore[no-untyped-call]
+    except OSError:
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", "(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+    return import_module("torchvision")
+
+
+def _of_torchvision(path: str, config: dict[str, Any]) -> nn.Module:
+    made: Any = _torchvision().models
+    for name in path.split("."):
+        made = getattr(made, name)
+    model: nn.Module = made(num_classes=CLASSES, **config)
+    return model
+
+
+def _of_timm(name: str, config: dict[str, Any]) -> nn.Module:
+    _torchvision()  # which timm imports
+    model: nn.Module = import_module("timm").create_model(name, num_classes=CLASSES, **config)
+    return model
+
+
+def _pictures(size: int, classes: Callable[[int, torch.Generator], Tensor]) -> Callable[[int, torch.Generator], Batch]:
+    def make_batch(samples: int, generator: torch.Generator) -> Batch:
+        pictures = torch.randn(samples, 3, size, size, generator=generator)
+        return {"x": pictures, "target": classes(samples, generator)}
+
+    return make_batch
+
+
+def _class(samples: int, generator: torch.Generator) -> Tensor:
+    return torch.randint(CLASSES, (samples,), generator=generator)
+
+
+def _class_of_pixels(size: int) -> Callable[[int, torch.Generator], Tensor]:
+    return lambda samples, generator: torch.randint(CLASSES, (samples, size, size), generator=generator)
+
+
+def _classifier(path: str, size: int = 64, **config: Any) -> Entry:
+    name = path.rpartition(".")[2].lower()
+    return Entry(name, "torchvision", partial(_of_torchvision, path, config), _pictures(size, _class), "cross_entropy")
+
+
+def _segmenter(name: str, size: int = 64) -> Entry:
+    build = partial(_of_torchvision, f"segmentation.{name}", {"weights_backbone": None})
+    return Entry(name, "torchvision", build, _pictures(size, _class_of_pixels(size)), "cross_entropy")
+
+
+def _of_another(name: str, size: int = 64, **config: Any) -> Entry:
+    return Entry(f"timm_{name}", "timm", partial(_of_timm, name, config), _pictures(size, _class), "cross_entropy")
+
+
+VISION = (
+    _classifier("resnet18"),
+    _classifier("resnet50"),
+    _classifier("resnext50_32x4d"),
+    _classifier("densenet121"),
+    _classifier("googlenet", init_weights=False),
+    _classifier("inception_v3", 160, init_weights=False),
+    _classifier("mobilenet_v2"),
+    _classifier("mobilenet_v3_small"),
+    _classifier("shufflenet_v2_x0_5"),
+    _classifier("squeezenet1_1"),
+    _classifier("efficientnet_b0"),
+    _classifier("mnasnet0_5"),
+    _classifier("regnet_y_400mf"),
+    _classifier("convnext_tiny"),
+    _classifier("swin_t"),
+    _classifier("swin_v2_t"),
+    _classifier("VisionTransformer", 32, image_size=32, patch_size=8, num_layers=2, num_heads=4, hidden_dim=32,
+                mlp_dim=64),
+    _classifier("MaxVit", 64, input_size=(64, 64), stem_channels=16, partition_size=2, block_channels=[16, 32],
+                block_layers=[1, 1], head_dim=8, stochastic_depth_prob=0.2),
+    _segmenter("lraspp_mobilenet_v3_large"),
+    _segmenter("deeplabv3_mobilenet_v3_large"),
+    _of_another("resnet10t"),
+    _of_another("vit_tiny_patch16_224", img_size=64),
+    _of_another("mixer_s32_224", img_size=64),
+    _of_another("convnext_atto"),
+    _of_another("ghostnet_050"),
+    _of_another("repvgg_a0"),
+    _of_another("levit_128s", img_size=128, size=128),
+    _of_another("xcit_nano_12_p16_224", img_size=64),
+    _of_another("gmlp_ti16_224", img_size=64),
+    _of_another("mobilevit_xxs"),
+    _of_another("edgenext_xx_small"),
+    _of_another("efficientnet_lite0"),
+)  # fmt: skip

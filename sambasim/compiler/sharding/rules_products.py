@@ -98,8 +98,8 @@ _MASK_POSITION = 3  # of scaled_dot_product_attention
 
 
 def attention(s: Sharder, node: Node) -> bool:
-    """By sample or by head, the first two dimensions; without dropout, which would draw otherwise. A mask is cut where
-    it is not broadcast."""
+    """By sample or by head, the first two dimensions; without dropout, which would draw otherwise. Query heads that
+    share a key head stay together. A mask is cut where it is not broadcast."""
     args = list(node.args)
     plain = node.operator == "aten.scaled_dot_product_attention.default"
     masks = [number for number in (_MASK_POSITION,) if plain and len(args) > number]
@@ -108,7 +108,7 @@ def attention(s: Sharder, node: Node) -> bool:
     if layout.kind != "cut" or layout.dim > 1 or any(isinstance(one, float) and one > 0 for one in tensors):
         return False
     heads = {s.shape(one)[1] for one in tensors if isinstance(one, Ref) and len(s.shape(one)) == 4}
-    if len(heads) != 1:
+    if layout.dim == 1 and any(count % s.ranks for count in heads):
         return False
 
     def masked(mask: Argument) -> Argument:

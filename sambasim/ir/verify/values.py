@@ -1,10 +1,12 @@
 """Values, types, sections and outputs: invariants 1 to 4, 6, 12, 14 and 15; and `require`, which states one."""
 
+from collections.abc import Mapping
+
 from sambasim.errors import InvariantError
 from sambasim.ir.graph import TORCH_CONSTANTS, Argument, Graph, TorchConstant, node_references
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
-from sambasim.ir.types import DTYPE_BYTES, Symbol, SymbolKind, TensorType
+from sambasim.ir.types import DTYPE_BYTES, VALUE_BYTES, Symbol, SymbolKind, TensorType
 
 LARGEST_BYTES = 1 << 46
 """64 TiB: more than any machine that we know of has, and far from where arithmetic on sizes could overflow."""
@@ -26,8 +28,8 @@ def symbol_of(name: str, program: Program, number: int, otherwise: str) -> Symbo
 
 
 def verify_types(program: Program) -> None:
-    def check(name: str, type_: TensorType) -> None:
-        require(type_.dtype in DTYPE_BYTES, 12, f"{name} has the unknown dtype {type_.dtype!r}")
+    def check(name: str, type_: TensorType, dtypes: Mapping[str, int] = DTYPE_BYTES) -> None:
+        require(type_.dtype in dtypes, 12, f"{name} has the unknown dtype {type_.dtype!r}")
         require(len(type_.shape) <= HIGHEST_RANK, 12, f"{name} has {len(type_.shape)} dimensions")
         require(all(0 <= extent <= LARGEST_BYTES for extent in type_.shape), 12, f"{name} has the shape {type_.shape}")
         require(type_.size_bytes <= LARGEST_BYTES, 12, f"{name} would need {type_.size_bytes} bytes")
@@ -43,7 +45,7 @@ def verify_types(program: Program) -> None:
         check(name, symbol.whole)
     for graph in program.graphs:
         for name, type_ in graph.values.items():
-            check(name, type_)
+            check(name, type_, VALUE_BYTES)
     require(program.batch_size >= 1, 12, f"the batch size is {program.batch_size}")
     for symbol in program.symbols.values():
         batched = symbol.kind is not SymbolKind.INPUT or symbol.type.shape[:1] == (program.batch_size,)

@@ -83,7 +83,7 @@ def find_routes(
         chain = _chain(value, nodes, position_of)
         maker, last = chain[0], chain[-1]
         made = nodes[maker].results[0]
-        if nodes[maker].operator not in WRITES_OUT or made is None:
+        if made is None or not _writes_out(nodes[maker]):
             continue
         aliases = aliases_of(made, nodes)
         shared = not aliases.isdisjoint(keep) or any(name != value for name in aliases if name in stored)
@@ -91,6 +91,14 @@ def find_routes(
             continue
         routes.append(Route(value, maker, tuple(chain[1:]), _unread(chain[1:], nodes, readers)))
     return routes
+
+
+def _writes_out(node: Node) -> bool:
+    """Whether its function takes the tensor to write to."""
+    if node.operator not in WRITES_OUT:
+        return False
+    _, name, overload = node.operator.split(".")
+    return builtin(node, getattr(getattr(torch.ops.aten, name), overload)._schema) is not None
 
 
 def _chain(value: str, nodes: Sequence[Node], position_of: Mapping[str, int]) -> list[int]:

@@ -205,7 +205,7 @@ def test_dropout_of_parts_drops_what_the_whole_drops() -> None:
 WITHOUT = {
     OperatorKind.RECURRENT, OperatorKind.SCAN, OperatorKind.RANDOM, OperatorKind.CREATION, OperatorKind.INDEXING,
     OperatorKind.RESIZE, OperatorKind.OPTIMIZER, OperatorKind.COLLECTIVE, OperatorKind.MEMORY,
-    OperatorKind.GENERATOR, OperatorKind.CHECK, OperatorKind.FACTORIZATION,
+    OperatorKind.GENERATOR, OperatorKind.CHECK, OperatorKind.FACTORIZATION, OperatorKind.FOURIER,
 }  # fmt: skip
 """Kinds of which most operators are computed whole by every rank."""
 

@@ -1,0 +1,248 @@
+"""Values of tensors by which Python decides, and which a capture may take from the example batch: those that libraries
+ask for, and branches that only raise or warn. The graph checks in each step that they are the same."""
+
+import ast
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum, auto
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from sambasim.compiler.explain import line_of
+from sambasim.compiler.line_marks import mark_line
+from sambasim.compiler.names import is_library_file
+from sambasim.errors import CaptureError
+
+_TORCH = str(Path(torch.__file__).parent)
+_REPORTS = {"warn", "warning", "warning_once", "warn_once", "print", "debug", "info", "error", "exception", "critical"}
+_OTHER_WAY = "a branch of forward() goes another way than for the example batch"
+_OTHER_VALUE = "forward() computes with a number, or a count of elements, that is another than for the example batch"
+_DRAWS = 1000
+"""So often is a comparison with a random number repeated, to see whether it always has one result."""
+
+
+class RandomBranch(CaptureError):
+    """A branch on random numbers."""
+
+
+class Asks(Enum):
+    """What a call asks of the values of a tensor."""
+
+    BRANCH = auto()
+    NUMBER = auto()
+    PLACES = auto()  # of the elements that are not zero
+    SELECTION = auto()  # of elements, by a mask
+
+
+class Recorded(TorchFunctionMode):
+    """Around one eager call: records what is asked of values. Raises CaptureError if the user's own code asks, other
+    than in a branch that only raises or warns, and RandomBranch for branches on random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: list[tuple[int, str | None]] = []
+        """Each answer, and what is wrong if it is another: None if nothing is."""
+        self._drawn: dict[int, tuple[Tensor, Callable[[], Any]]] = {}  # what depends on random numbers alone
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        for size in _sizes(func, args):
+            self._answer(Asks.NUMBER, size, int(size))
+        result = func(*args, **kwargs)
+        asks = _asked(func, args)
+        if asks is None:
+            self._remember(func, args, kwargs, result)
+        elif asks in (Asks.BRANCH, Asks.NUMBER):
+            self._answer(asks, args[0], int(result))
+        else:
+            mask = args[asks is Asks.SELECTION]
+            self._answer(asks, mask, int(mask.count_nonzero()))
+        return result
+
+    def _answer(self, asks: Asks, asked: Tensor, answer: int) -> None:
+        frame = _asker()
+        if id(asked) in self._drawn and not self._is_constant(asked):
+            raise RandomBranch(
+                "a branch on random numbers, such as a layer that is dropped, cannot be captured",
+                where=None if frame is None else line_of(frame.f_code.co_filename, frame.f_lineno),
+                remedy="never drop layers: layerdrop=0 in the config of a model of transformers; in a model of your "
+                "own, drop by a factor: x + keep * layer(x), with keep = torch.bernoulli(…)",
+            )
+        self.answers.append((answer, _said(frame, asks)))
+
+    def _is_constant(self, drawn: Tensor) -> bool:
+        _, again = self._drawn[id(drawn)]
+        with torch.random.fork_rng(devices=[]), torch._C.DisableTorchFunction():
+            return len({int(again()) for _ in range(_DRAWS)}) == 1
+
+    def _remember(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: object
+    ) -> None:
+        """Whether `result` depends on random numbers alone, and how it is drawn again."""
+        if not isinstance(result, Tensor) or result.numel() != 1:
+            return
+        tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
+        if func in (torch.rand, torch.randn, torch.randint, torch.rand_like):
+            self._drawn[id(result)] = result, lambda: func(*args, **kwargs)
+        elif tensors and all(id(one) in self._drawn for one in tensors):
+
+            def again() -> Any:
+                return func(*(self._drawn[id(one)][1]() if isinstance(one, Tensor) else one for one in args), **kwargs)
+
+            self._drawn[id(result)] = result, again
+
+
+class Followed(TorchFunctionMode):
+    """Around a trace: each question has the answer that was recorded, and an assertion says so. Marks what is traced
+    with the user's line."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        super().__init__()
+        self._answers = recorded.answers
+        self._next = 0
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        mark_line()
+        kwargs = kwargs or {}
+        sizes = {id(size): self._number(size) for size in _sizes(func, args)}
+        if sizes:
+            args = tree_map(lambda one: sizes.get(id(one), one), args)
+        asks = _asked(func, args)
+        if asks is Asks.BRANCH:
+            answer, said = self._answer()
+            if said is not None:
+                torch._assert_async(args[0] if answer else args[0].logical_not(), said)
+            return bool(answer)
+        if asks is Asks.NUMBER:
+            return self._number(args[0])
+        if asks is Asks.SELECTION:
+            return args[0][self._places(args[1]).unbind(1)]
+        if asks is Asks.PLACES:
+            places = self._places(args[0])
+            return places.unbind(1) if func is torch.where or kwargs.get("as_tuple") else places
+        return func(*args, **kwargs)
+
+    def _answer(self) -> tuple[int, str | None]:
+        answer = self._answers[self._next % len(self._answers)]  # the step is called several times
+        self._next += 1
+        return answer
+
+    def _number(self, asked: Tensor) -> int:
+        answer, _ = self._answer()
+        torch._assert_async(asked == answer, _OTHER_VALUE)
+        return answer
+
+    def _places(self, mask: Tensor) -> Tensor:
+        answer, _ = self._answer()
+        torch._assert_async(torch.count_nonzero(mask) == answer, _OTHER_VALUE)
+        return torch.nonzero_static(mask, size=answer)
+
+
+def _asked(func: Callable[..., Any], args: tuple[Any, ...]) -> Asks | None:
+    name = getattr(func, "__name__", "")
+    if name not in _NAMES or not args or not isinstance(args[0], Tensor):
+        return None
+    if name in ("nonzero", "where"):
+        return Asks.PLACES if len(args) == 1 else None
+    if name == "__getitem__":
+        is_mask = isinstance(args[1], Tensor) and args[1].dtype is torch.bool
+        return Asks.SELECTION if is_mask else None
+    if args[0].dtype is torch.bool:
+        return Asks.BRANCH if name in ("__bool__", "item") else None
+    is_integer = not args[0].is_floating_point() and not args[0].is_complex()
+    return Asks.NUMBER if is_integer and name != "__bool__" else None
+
+
+def _sizes(func: Callable[..., Any], args: tuple[Any, ...]) -> Sequence[Tensor]:
+    """The tensors that `func` takes for sizes, which are numbers."""
+    name = getattr(func, "__name__", "")
+    first = _SIZED_FROM.get(name)
+    if first is None:
+        return ()
+    return [one for one in tree_leaves(args[first:]) if isinstance(one, Tensor) and one.dim() == 0]
+
+
+_SIZED_FROM = {
+    **dict.fromkeys(("arange", "zeros", "ones", "full"), 0),
+    **dict.fromkeys(
+        (
+            "view",
+            "reshape",
+            "expand",
+            "repeat",
+            "narrow",
+            "as_strided",
+            "new_zeros",
+            "new_ones",
+            "new_full",
+            "new_empty",
+        ),
+        1,
+    ),
+}
+"""By function, the position of its first size."""
+
+_NAMES = ("__bool__", "item", "__int__", "__index__", "nonzero", "where", "__getitem__")
+
+
+def _asker() -> FrameType | None:
+    """The frame that asks for a value: the user's, or one of torch.nn and torch.distributions."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and not _may_ask(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+@cache
+def _may_ask(file: str) -> bool:
+    return file.startswith((f"{_TORCH}/nn/", f"{_TORCH}/distributions/")) or not is_library_file(file)
+
+
+def _said(frame: FrameType | None, asks: Asks) -> str | None:
+    """What is wrong if the answer in `frame` is another. Raises CaptureError if the user's code decides by it."""
+    if frame is None:
+        return _OTHER_WAY
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    if file.startswith(_TORCH) or "-packages" in file:
+        return _OTHER_WAY
+    if asks is not Asks.BRANCH:
+        raise CaptureError("the values of a tensor decide", where=line_of(file, line))
+    for node in _statements(file):
+        if isinstance(node, ast.Assert) and node.lineno <= line <= (node.end_lineno or line):
+            return ast.unparse(node)
+        is_test = isinstance(node, ast.If) and node.test.lineno <= line <= (node.test.end_lineno or line)
+        if is_test and isinstance(node, ast.If) and not node.orelse and all(map(_only_reports, node.body)):
+            return ast.unparse(node.body[-1]) if isinstance(node.body[-1], ast.Raise) else None
+    raise CaptureError("a branch on the value of a tensor", where=line_of(file, line))
+
+
+@cache
+def _statements(file: str) -> Iterable[ast.AST]:
+    try:
+        return tuple(ast.walk(ast.parse(Path(file).read_bytes())))
+    except (OSError, SyntaxError, ValueError):
+        return ()
+
+
+def _only_reports(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.Raise):
+        return True
+    called = statement.value if isinstance(statement, ast.Expr) else None
+    if not isinstance(called, ast.Call):
+        return False
+    function = called.func
+    if isinstance(function, ast.Attribute):  # of `warnings` or a logger: other objects may do more by such a name
+        owner = ast.unparse(function.value).lower()
+        return function.attr in _REPORTS and ("log" in owner or owner == "warnings")
+    return isinstance(function, ast.Name) and function.id in _REPORTS
