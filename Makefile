@@ -23,7 +23,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 # Tests that start MPI jobs, or many processes: `make test-fast` leaves them out.
-JOBS := tests/apps tests/golden/test_states.py tests/mpi tests/fuzz tests/parity/test_ddp.py tests/cli/test_workflow.py \
+JOBS := tests/apps tests/zoo tests/golden/test_states.py tests/mpi tests/fuzz tests/parity/test_ddp.py tests/cli/test_workflow.py \
 	$(addprefix tests/samba/,api/test_measuring.py census/test_replicas.py shim/test_scripts.py utils/test_context.py) \
 	$(addprefix tests/faults/test_,environment.py full_disk.py job_ends.py jobs.py shared_memory.py sweep.py)
 
@@ -88,7 +88,7 @@ bench: $(STAMP) ## Compare the speed with PyTorch and other tools, as ratios of 
 golden: $(STAMP) ## Write the golden files of the tests; read the difference before you commit it
 	pytest tests/golden --update-golden
 
-zoo: $(ZOO)/.installed ## Compile and train 130 models of packages and of our own, and compare them with eager PyTorch
+zoo: $(ZOO)/.installed ## Compile and train 140 models as people write them, and compare them with eager PyTorch
 	$(ZOO)/bin/python -m tests.zoo
 
 states: $(STAMP) ## Train every example by every sync path, and compare the bits with the golden file

@@ -11,6 +11,7 @@ from sambasim.compiler.captured import CapturedGraph, Role
 from sambasim.compiler.names import (
     GRADIENT_SUFFIX,
     UniqueNames,
+    forward_line,
     gradient_name,
     loss_name,
     own_name,
@@ -22,7 +23,7 @@ from sambasim.compiler.translate import Translation, tensor_type, translate
 from sambasim.errors import CaptureError, ModelError
 from sambasim.ir.graph import Graph, Output, Section, SectionKind
 from sambasim.ir.program import Program
-from sambasim.ir.types import Symbol, SymbolKind, TensorType
+from sambasim.ir.types import DTYPE_BYTES, Symbol, SymbolKind, TensorType
 from sambasim.ir.verify import Progress, verify
 
 _STEP_PREFIX = "model."  # the user's module is the attribute `model` of what is captured
@@ -240,8 +241,17 @@ class _Builder:
             name = self._names.take(gradient_name(list(self._inputs)[index]))
         else:
             name = self._outputs[index]
-        self._add(Symbol(name, SymbolKind.OUTPUT, type_))
+        self._add_output(name, type_, index)
         return name
+
+    def _add_output(self, name: str, type_: TensorType, index: int) -> None:
+        if type_.dtype not in DTYPE_BYTES:
+            raise ModelError(
+                f"output {index} of the model is {type_.dtype}: a PEF has complex numbers between operators only",
+                where=forward_line(self._model),
+                remedy="return torch.view_as_real(…) of it, or its absolute value",
+            )
+        self._add(Symbol(name, SymbolKind.OUTPUT, type_))
 
     def _forward(self, graph_name: str, captured: CapturedGraph) -> Graph:
         symbol_of = self._symbols_of(captured)
@@ -249,7 +259,7 @@ class _Builder:
         outputs = []
         for index, value in enumerate(translation.outputs):
             name = self._names.take(f"{self._prefix}__{graph_name}__outputs__{index}")
-            self._add(Symbol(name, SymbolKind.OUTPUT, self._type(translation, value)))
+            self._add_output(name, self._type(translation, value), index)
             outputs.append(Output(value, name))
         return _graph(graph_name, symbol_of, translation, outputs)
 

@@ -23,13 +23,14 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.export import ExportedProgram
 from torch.export._trace import DEFAULT_EXPORT_DYNAMO_CONFIG, _ignore_backend_decomps, _restore_state_dict
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils._pytree import tree_leaves
 
 from sambasim.compiler.as_eager import drop_as_eager, kernels_of_eager, known_shapes
 from sambasim.compiler.asked_values import Followed, Recorded
 from sambasim.compiler.captured import CapturedGraph, Role
-from sambasim.compiler.explain import tracer_error
+from sambasim.compiler.explain import SHAPE, tracer_error
 from sambasim.compiler.line_marks import modules_marked
-from sambasim.compiler.names import own_name, read_by
+from sambasim.compiler.names import own_name, read_by, source_line
 from sambasim.compiler.precision import check_rounded, default_type, widen
 from sambasim.compiler.trial import as_written, cloned, replaced, tied_once, trial
 from sambasim.errors import CaptureError
@@ -74,8 +75,19 @@ def capture_by_running(step: nn.Module, inputs: Sequence[Tensor]) -> CapturedGra
     return _described(joint.graph_module, {})
 
 
+def _check_static(graph: fx.Graph) -> None:
+    """Raises CaptureError for sizes that torch's tracers leave open."""
+    for node in graph.nodes:
+        for value in tree_leaves(node.meta.get("val")):
+            sizes = value.shape if isinstance(value, Tensor) else (value,)
+            if any(isinstance(size, (torch.SymInt, torch.SymBool, torch.SymFloat)) for size in sizes):
+                line = source_line(node)
+                raise CaptureError(SHAPE.what, where=str(line) if line else None, remedy=SHAPE.rewrite)
+
+
 def _described(module: fx.GraphModule, lifted: Mapping[str, Tensor]) -> CapturedGraph:
     graph = module.graph
+    _check_static(graph)
     drop_as_eager(graph)
     roles = {node.name: _role(node.meta["desc"]) for node in graph.nodes if node.op == "placeholder"}
     output = next(iter(reversed(graph.nodes)))
@@ -105,6 +117,7 @@ def capture_evaluation(
             called = {node.target for node in exported.graph.nodes if node.op == "call_function"}
             if apart := [one for one in called if _is_to_be_taken_apart(one)]:
                 exported = exported.run_decompositions({one: _by_others(one) for one in apart if _is_composite(one)})
+    _check_static(exported.graph)
     kinds = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer", InputKind.CONSTANT_TENSOR: "constant"}
     if any(spec.kind not in (InputKind.USER_INPUT, *kinds) for spec in exported.graph_signature.input_specs):
         raise CaptureError("the evaluation graph reads an object that is no tensor")

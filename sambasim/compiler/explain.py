@@ -45,7 +45,7 @@ _NUMBER = Obstacle(
 _VALUE = Obstacle(
     "Python code that depends on the value of a tensor", "compute with tensors only: torch.where, torch.rand"
 )
-_SHAPE = Obstacle(
+SHAPE = Obstacle(
     "a shape that depends on the values of a tensor",
     "keep every element: torch.where(mask, a, b), or a mask to multiply by, instead of a selection",
 )
@@ -74,7 +74,7 @@ _KNOWN = (
     (("Tensor.item()", "_local_scalar_dense", ".tolist()", "Tensor.tolist"), _NUMBER),
     (("data-dependent expression", "GuardOnDataDependent"), _VALUE),
     (("is mutated in the forward",), _CONSTANT),
-    (("nonzero", "dynamic shape", "Dynamic shape", "DynamicOutputShape", "masked_select", "unbacked"), _SHAPE),
+    (("nonzero", "dynamic shape", "Dynamic shape", "DynamicOutputShape", "masked_select", "unbacked"), SHAPE),
 )
 """Parts of a tracer's message, and their obstacle; the first row that fits."""
 
@@ -234,9 +234,9 @@ def _obstacle(func: OpOverload, args: tuple[Any, ...]) -> Obstacle | None:
         return _PACKED
     if name == "aten::index":  # by numbers its shape is known, by a mask it is not
         masks = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)]
-        return _SHAPE if masks else None
+        return SHAPE if masks else None
     if torch.Tag.dynamic_output_shape in func.tags:
-        return _SHAPE
+        return SHAPE
     return _NUMBER if torch.Tag.data_dependent_output in func.tags else None
 
 

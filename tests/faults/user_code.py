@@ -112,9 +112,9 @@ USER_CODE: tuple[Fault, ...] = (
         net("return self.linear(x) * np.random.rand()", before="import numpy as np\n\n\n"),
     ),
     _model(
-        "complex numbers on the way",
-        ("error[operator]: a PEF cannot hold aten._fft_r2c.default", "net.py:17: return", "the imaginary part"),
-        net("return self.linear(torch.fft.rfft(x).abs())", init="self.linear = nn.Linear(5, 3)"),
+        "a complex output",
+        ("error[model]: output 2 of the model is complex64", "net.py:16: def forward", "torch.view_as_real"),
+        net("return self.linear(x), torch.fft.rfft(x)"),
     ),
     _model(
         "an operator of the user's own",

@@ -23,8 +23,10 @@ COMPOSITES = {"check.true",
     "opt.square_sums", "opt.total_norm", *(f"opt.{kind}" for kind in OPTIMIZERS),
 }  # fmt: skip
 
-SHAPE_MAY_DEPEND_ON_DATA = {"aten.index.Tensor", "aten.one_hot.default"}
-"""Static unless the index is a mask, and unless the number of classes is missing: see `operators`."""
+SHAPE_MAY_DEPEND_ON_DATA = {
+    "aten.index.Tensor", "aten.one_hot.default", "aten._ctc_loss.default", "aten._ctc_loss.Tensor",
+}  # fmt: skip
+"""Static unless the index is a mask, and unless the number of classes is missing: see `operators`, also for CTC."""
 
 
 def overload(name: str) -> torch._ops.OpOverload:

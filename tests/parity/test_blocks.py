@@ -5,6 +5,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -144,11 +145,46 @@ def decomposed(net: "Net", h: Tensor) -> Tensor:
     return (u * s) @ v + torch.linalg.eigvalsh(h.T @ h + torch.diag(torch.arange(1.0, 9.0)))
 
 
+def of_frequencies(net: "Net", h: Tensor) -> Tensor:
+    spectrum = torch.fft.rfft(h, dim=1) * torch.view_as_complex(torch.stack((net.first.bias[:5], net.last.bias), 1))
+    return torch.fft.irfft(spectrum, n=8, dim=1) + torch.fft.fft(h).abs() + torch.fft.fft2(h).imag
+
+
+def of_overlapping_windows(net: "Net", h: Tensor) -> Tensor:
+    windows = h.contiguous().as_strided((len(h), 3, 4), (8, 2, 1))
+    return torch.cat((windows.mean(1), windows.amax(1)), 1)
+
+
+def aligned(net: "Net", h: Tensor) -> Tensor:
+    """CTC, with lengths in tensors."""
+    scores = h.view(-1, 4, 2).log_softmax(-1).transpose(0, 1)
+    count = len(h)
+    words = torch.ones(count, 2, dtype=torch.long)
+    return h + functional.ctc_loss(scores, words, torch.full((count,), 4), torch.full((count,), 2))
+
+
+def told_that_it_is_not_compiled(net: "Net", h: Tensor) -> Tensor:
+    asked = torch.compiler.is_compiling(), torch.compiler.is_exporting(), torch.compiler.is_dynamo_compiling()
+    return h * 2 if any(asked) else h.tanh()
+
+
+@dataclass
+class Pair:
+    first: Tensor
+    second: Tensor
+
+
+def in_a_dataclass(net: "Net", h: Tensor) -> Tensor:
+    pair = Pair(h.tanh(), h.relu())
+    return pair.first + pair.second
+
+
 BLOCKS: tuple[tuple[Callable[["Net", Tensor], Tensor], tuple[str, ...]], ...] = (
     *((block, ()) for block in (
         straight_through, with_a_context, of_two_outputs, in_bfloat16, dropped_in_bfloat16, without_autocast,
         pooled_after_a_transpose, pooled_in_channels_last, raises_where_values_are_large,
-        warns_where_values_are_large, masked_as_torch_detects, factorized, decomposed,
+        warns_where_values_are_large, masked_as_torch_detects, factorized, decomposed, of_frequencies,
+        of_overlapping_windows, aligned, told_that_it_is_not_compiled, in_a_dataclass,
     )),
     (checkpointed, (CHECKPOINTING,)), (checkpointed_by_an_older_way, (CHECKPOINTING,)),
 )  # fmt: skip

@@ -56,6 +56,12 @@ def test_what_a_later_section_reads_is_copied() -> None:
         assert len(positions((*TWICE, reader), (0, 0, 1, 1))) == 1
 
 
+def test_a_product_with_a_number_is_copied() -> None:
+    """Its function, torch.ops.aten.mul.Tensor, takes no tensor to write to."""
+    assert positions([Node("m", "aten.mul.Tensor", (Ref("x"), 0.5), (), ("value",))], (0,)) == []
+    assert positions([node("mul.Tensor", ("x", "x"), "value")], (0,)) == [(0, 0, ())]
+
+
 def test_what_is_handed_out_or_is_two_gradients_is_copied() -> None:
     assert positions(TWICE, (0, 0, 0), keep=["turned"]) == []
     assert positions(TWICE, (0, 0, 0), also=["product"]) == []

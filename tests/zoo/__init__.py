@@ -1,4 +1,4 @@
-"""The model zoo: 130 models as people train them, each compiled, run at np 1 and 2, and held against eager PyTorch.
+"""The model zoo: 140 models as people train them, each compiled, run at np 1 and 2, and held against eager PyTorch.
 
 python -m tests.zoo [NAME …] [--package own] [--jobs 2] [--write docs/models.md]
 """

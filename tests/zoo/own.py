@@ -363,7 +363,7 @@ class MixtureOfExperts(nn.Module):
 
 
 class RoutedExperts(MixtureOfExperts):
-    """Each expert sees its own samples only: sizes depend on values."""
+    """Each expert sees its own samples only, so sizes depend on values; all experts could be weighed instead."""
 
     def forward(self, x: Tensor) -> Tensor:
         best, chosen = self.gate(x).softmax(1).max(1)
@@ -421,7 +421,7 @@ class SelfSupervised(nn.Module):
 
 
 class StochasticDepth(nn.Module):
-    """Layers that Python's own random numbers drop: refused, with torch's as the way."""
+    """Layers that Python's own random numbers drop; a factor drawn by torch would be captured."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -132,9 +132,11 @@ def eager_losses(entry: Entry, batch: Batch, replicas: int) -> Iterator[float]:
 
 
 def loss_of(entry: Entry, model: nn.Module, batch: Batch) -> Tensor:
-    inputs = {name: tensor.clone() for name, tensor in batch.items() if name != TARGET or entry.loss is None}
-    result = _first(model(**inputs))
-    return result if entry.loss is None else getattr(functional, entry.loss)(result, batch[TARGET])
+    inputs = {name: tensor.clone() for name, tensor in batch.items()}
+    if entry.loss is None:
+        return _first(model(**inputs))
+    target = inputs.pop(TARGET)
+    return getattr(functional, entry.loss)(_first(model(*inputs.values())), target)
 
 
 def _first(result: object) -> Tensor:

@@ -80,7 +80,7 @@ VISION = (
     _classifier("resnext50_32x4d"),
     _classifier("densenet121"),
     _classifier("googlenet", init_weights=False),
-    _classifier("inception_v3", 160, init_weights=False),
+    _classifier("inception_v3", 96, init_weights=False, aux_logits=False),
     _classifier("mobilenet_v2"),
     _classifier("mobilenet_v3_small"),
     _classifier("shufflenet_v2_x0_5"),
