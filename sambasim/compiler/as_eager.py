@@ -41,17 +41,29 @@ def _check_matrix(info: Tensor, api_name: str, *, is_matrix: bool) -> None:
 
 
 def _ctc_loss(
-    mode: FakeTensorMode, operator: OpOverload, scores: Tensor, targets: Tensor, *lengths: object, **options: object
+    mode: FakeTensorMode,
+    operator: OpOverload,
+    scores: Tensor,
+    targets: Tensor,
+    of_scores: object,
+    of_targets: Tensor | Sequence[int],
+    *options: object,
+    **more: object,
 ) -> tuple[Tensor, Tensor]:
-    """The results' shapes for padded targets, of which the second depends on the longest: here, the most it can be."""
+    """The shapes of the results. The second depends on the longest target; where lengths are a tensor, and targets are
+    padded, it is the most that it can be."""
     steps, samples, _ = scores.shape
-    if targets.dim() != 2:
+    if not isinstance(of_targets, Tensor):
+        longest = max(of_targets, default=0)
+    elif targets.dim() == 2:
+        longest = targets.shape[1]
+    else:
         raise DynamicOutputShapeException(operator)
     with mode:
-        return scores.new_empty(samples), scores.new_empty(samples, steps, 2 * targets.shape[1] + 1)
+        return scores.new_empty(samples), scores.new_empty(samples, steps, 2 * longest + 1)
 
 
-_SHAPES = {torch.ops.aten._ctc_loss.Tensor: _ctc_loss}
+_SHAPES = {torch.ops.aten._ctc_loss.Tensor: _ctc_loss, torch.ops.aten._ctc_loss.default: _ctc_loss}
 """Operators whose shapes torch's tracers refuse to know."""
 
 _POOLS = {getattr(torch.ops.aten, f"adaptive_avg_pool{axes}d").default: _mean_over(axes) for axes in (2, 3)}
@@ -99,6 +111,9 @@ def known_shapes() -> Iterator[None]:
             del known[operator]
 
 
+_16_BITS = 2
+
+
 def drop_as_eager(graph: fx.Graph) -> None:
     """Eager PyTorch scales a dropout's mask before it multiplies a gradient by it, which in 16 bits is rounded."""
     aten = torch.ops.aten
@@ -116,4 +131,20 @@ def drop_as_eager(graph: fx.Graph) -> None:
         graph.erase_node(node)
 
 
-_16_BITS = 2
+def strided_in_order(graph: fx.Graph) -> None:
+    """`as_strided` of a tensor whose dimensions lie in another order in memory gets one in that order, however the
+    tensor will lie there: a rank may receive it from another, or gather its parts."""
+    aten = torch.ops.aten
+    for node in graph.find_nodes(op="call_function", target=aten.as_strided.default):
+        base = node.args[0]
+        tensor = base.meta["val"]
+        order = sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride(dim), dim))
+        turned = tensor.permute(order)
+        if tensor.is_contiguous() or not turned.is_contiguous():
+            continue
+        with graph.inserting_before(node):
+            permuted = graph.call_function(aten.permute.default, (base, order))
+            ordered = graph.call_function(aten.contiguous.default, (permuted,))
+        for made in (permuted, ordered):
+            made.meta = {**node.meta, "val": turned}
+        node.update_arg(0, ordered)

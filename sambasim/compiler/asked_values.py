@@ -5,10 +5,10 @@ import ast
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ _TORCH = str(Path(torch.__file__).parent)
 _REPORTS = {"warn", "warning", "warning_once", "warn_once", "print", "debug", "info", "error", "exception", "critical"}
 _OTHER_WAY = "a branch of forward() goes another way than for the example batch"
 _OTHER_VALUE = "forward() computes with a number, or a count of elements, that is another than for the example batch"
+_INSTALLED = {"site-packages", "dist-packages"}
 _DRAWS = 1000
 """So often is a comparison with a random number repeated, to see whether it always has one result."""
 
@@ -41,14 +42,21 @@ class Asks(Enum):
     SELECTION = auto()  # of elements, by a mask
 
 
+class _Answer(NamedTuple):
+    """`said`: what is wrong if it is another, None if nothing is; `place`: the file and line that asked."""
+
+    value: int
+    said: str | None
+    place: tuple[str, int] | None
+
+
 class Recorded(TorchFunctionMode):
     """Around one eager call: records what is asked of values. Raises CaptureError if the user's own code asks, other
     than in a branch that only raises or warns, and RandomBranch for branches on random numbers."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.answers: list[tuple[int, str | None]] = []
-        """Each answer, and what is wrong if it is another: None if nothing is."""
+        self.answers: list[_Answer] = []
         self._drawn: dict[int, tuple[Tensor, Callable[[], Any]]] = {}  # what depends on random numbers alone
 
     def __torch_function__(
@@ -77,7 +85,7 @@ class Recorded(TorchFunctionMode):
                 remedy="never drop layers: layerdrop=0 in the config of a model of transformers; in a model of your "
                 "own, drop by a factor: x + keep * layer(x), with keep = torch.bernoulli(…)",
             )
-        self.answers.append((answer, _said(frame, asks)))
+        self.answers.append(_Answer(answer, _said(frame, asks), _place(frame)))
 
     def _is_constant(self, drawn: Tensor) -> bool:
         _, again = self._drawn[id(drawn)]
@@ -94,11 +102,12 @@ class Recorded(TorchFunctionMode):
         if func in (torch.rand, torch.randn, torch.randint, torch.rand_like):
             self._drawn[id(result)] = result, lambda: func(*args, **kwargs)
         elif tensors and all(id(one) in self._drawn for one in tensors):
+            drawn = [self._drawn[id(one)][1] if isinstance(one, Tensor) else partial(_itself, one) for one in args]
+            self._drawn[id(result)] = result, lambda: func(*(draw() for draw in drawn), **kwargs)
 
-            def again() -> Any:
-                return func(*(self._drawn[id(one)][1]() if isinstance(one, Tensor) else one for one in args), **kwargs)
 
-            self._drawn[id(result)] = result, again
+def _itself(value: object) -> object:
+    return value
 
 
 class Followed(TorchFunctionMode):
@@ -120,10 +129,10 @@ class Followed(TorchFunctionMode):
             args = tree_map(lambda one: sizes.get(id(one), one), args)
         asks = _asked(func, args)
         if asks is Asks.BRANCH:
-            answer, said = self._answer()
+            way, said, _ = self._answer()
             if said is not None:
-                torch._assert_async(args[0] if answer else args[0].logical_not(), said)
-            return bool(answer)
+                torch._assert_async(args[0] if way else args[0].logical_not(), said)
+            return bool(way)
         if asks is Asks.NUMBER:
             return self._number(args[0])
         if asks is Asks.SELECTION:
@@ -133,18 +142,21 @@ class Followed(TorchFunctionMode):
             return places.unbind(1) if func is torch.where or kwargs.get("as_tuple") else places
         return func(*args, **kwargs)
 
-    def _answer(self) -> tuple[int, str | None]:
-        answer = self._answers[self._next % len(self._answers)]  # the step is called several times
+    def _answer(self) -> _Answer:
+        """The next one. Raises CaptureError if another line asks than did before."""
+        answer = self._answers[self._next % len(self._answers)] if self._answers else None  # the step runs repeatedly
         self._next += 1
+        if answer is None or answer.place != _place(_asker()):
+            raise CaptureError("forward() asks for other values of tensors each time")
         return answer
 
     def _number(self, asked: Tensor) -> int:
-        answer, _ = self._answer()
+        answer = self._answer().value
         torch._assert_async(asked == answer, _OTHER_VALUE)
         return answer
 
     def _places(self, mask: Tensor) -> Tensor:
-        answer, _ = self._answer()
+        answer = self._answer().value
         torch._assert_async(torch.count_nonzero(mask) == answer, _OTHER_VALUE)
         return torch.nonzero_static(mask, size=answer)
 
@@ -167,31 +179,20 @@ def _asked(func: Callable[..., Any], args: tuple[Any, ...]) -> Asks | None:
 def _sizes(func: Callable[..., Any], args: tuple[Any, ...]) -> Sequence[Tensor]:
     """The tensors that `func` takes for sizes, which are numbers."""
     name = getattr(func, "__name__", "")
-    first = _SIZED_FROM.get(name)
-    if first is None:
+    if name not in _SIZES:
         return ()
-    return [one for one in tree_leaves(args[first:]) if isinstance(one, Tensor) and one.dim() == 0]
+    given = [one for one in tree_leaves(args[_SIZES[name]]) if isinstance(one, Tensor)]
+    return [one for one in given if one.dim() == 0 and not one.is_floating_point()]
 
 
-_SIZED_FROM = {
-    **dict.fromkeys(("arange", "zeros", "ones", "full"), 0),
-    **dict.fromkeys(
-        (
-            "view",
-            "reshape",
-            "expand",
-            "repeat",
-            "narrow",
-            "as_strided",
-            "new_zeros",
-            "new_ones",
-            "new_full",
-            "new_empty",
-        ),
-        1,
-    ),
+_SIZES = {
+    **dict.fromkeys(("arange", "zeros", "ones"), slice(None)),
+    **dict.fromkeys(("view", "reshape", "expand", "repeat", "narrow", "as_strided"), slice(1, None)),
+    **dict.fromkeys(("new_zeros", "new_ones", "new_empty"), slice(1, None)),
+    "full": slice(1),
+    "new_full": slice(1, 2),
 }
-"""By function, the position of its first size."""
+"""By function, which of its arguments are sizes."""
 
 _NAMES = ("__bool__", "item", "__int__", "__index__", "nonzero", "where", "__getitem__")
 
@@ -204,6 +205,10 @@ def _asker() -> FrameType | None:
     return frame
 
 
+def _place(frame: FrameType | None) -> tuple[str, int] | None:
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
 @cache
 def _may_ask(file: str) -> bool:
     return file.startswith((f"{_TORCH}/nn/", f"{_TORCH}/distributions/")) or not is_library_file(file)
@@ -214,7 +219,7 @@ def _said(frame: FrameType | None, asks: Asks) -> str | None:
     if frame is None:
         return _OTHER_WAY
     file, line = frame.f_code.co_filename, frame.f_lineno
-    if file.startswith(_TORCH) or "-packages" in file:
+    if file.startswith(_TORCH) or not _INSTALLED.isdisjoint(Path(file).parts):
         return _OTHER_WAY
     if asks is not Asks.BRANCH:
         raise CaptureError("the values of a tensor decide", where=line_of(file, line))

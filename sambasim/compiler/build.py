@@ -42,7 +42,7 @@ class Captures:
 @dataclass(frozen=True, slots=True)
 class Built:
     """A program, and the tensors of the model by symbol: parameters, buffers and constants. `checkpointed`: the model
-    asks for activation checkpointing somewhere; `cast_twice`: parameters that PyTorch would cast once, see capture."""
+    asks for activation checkpointing somewhere; `cast_twice`: parameters that PyTorch casts once: see `captured`."""
 
     program: Program
     weights: Mapping[str, Tensor]

@@ -7,7 +7,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import count
 from operator import attrgetter
@@ -25,7 +25,7 @@ from torch.export._trace import DEFAULT_EXPORT_DYNAMO_CONFIG, _ignore_backend_de
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils._pytree import tree_leaves
 
-from sambasim.compiler.as_eager import drop_as_eager, kernels_of_eager, known_shapes
+from sambasim.compiler.as_eager import drop_as_eager, kernels_of_eager, known_shapes, strided_in_order
 from sambasim.compiler.asked_values import Followed, Recorded
 from sambasim.compiler.captured import CapturedGraph, Role
 from sambasim.compiler.explain import SHAPE, tracer_error
@@ -72,7 +72,11 @@ def capture_by_running(step: nn.Module, inputs: Sequence[Tensor]) -> CapturedGra
             stack.enter_context(torch.set_grad_enabled(step.training))
             with Followed(recorded):
                 joint = aot_export_joint_with_descriptors(stack, step, tuple(tensor.clone() for tensor in inputs))
-    return _described(joint.graph_module, {})
+    captured = _described(joint.graph_module, {})
+    if step.training:
+        return captured
+    outputs = tuple((value, role) for value, role in captured.outputs if role.kind == "output")
+    return replace(captured, outputs=outputs)  # without buffers that it would change
 
 
 def _check_static(graph: fx.Graph) -> None:
@@ -89,6 +93,7 @@ def _described(module: fx.GraphModule, lifted: Mapping[str, Tensor]) -> Captured
     graph = module.graph
     _check_static(graph)
     drop_as_eager(graph)
+    strided_in_order(graph)
     roles = {node.name: _role(node.meta["desc"]) for node in graph.nodes if node.op == "placeholder"}
     output = next(iter(reversed(graph.nodes)))
     described = zip(output.args[0], output.meta["desc"], strict=True)
@@ -118,6 +123,7 @@ def capture_evaluation(
             if apart := [one for one in called if _is_to_be_taken_apart(one)]:
                 exported = exported.run_decompositions({one: _by_others(one) for one in apart if _is_composite(one)})
     _check_static(exported.graph)
+    strided_in_order(exported.graph)
     kinds = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer", InputKind.CONSTANT_TENSOR: "constant"}
     if any(spec.kind not in (InputKind.USER_INPUT, *kinds) for spec in exported.graph_signature.input_specs):
         raise CaptureError("the evaluation graph reads an object that is no tensor")

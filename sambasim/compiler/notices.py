@@ -44,7 +44,8 @@ def notices_of(built: Built, program: Program, model: nn.Module) -> list[str]:
     if sparse := ", ".join(sparse_embeddings(model)):
         notices.append(
             f"embeddings with sparse=True have dense gradients here: {sparse}; an optimizer with momentum, weight "
-            "decay or adaptive rates then also updates rows that no sample of a batch reads"
+            "decay or adaptive rates then also updates rows that no sample of a batch reads, and results may differ "
+            "from PyTorch's in the last bits"
         )
     if torch.__version__.split("+")[0] not in TESTED_TORCH:
         notices.append(f"torch {torch.__version__} is not among the tested releases: {', '.join(TESTED_TORCH)}")

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import getitem
 from types import BuiltinFunctionType, FunctionType
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
@@ -123,8 +123,12 @@ class _Translator:
         if backward:
             self._backward.add(node)
             self._done.backward.add(name)
-        args = tuple(self._argument(argument) for argument in self._relative(node, operator))
-        kwargs = tuple((key, self._argument(value)) for key, value in node.kwargs.items())
+        try:
+            args = tuple(self._argument(argument) for argument in self._relative(node, operator))
+            kwargs = tuple((key, self._argument(value)) for key, value in node.kwargs.items())
+        except OperatorError as error:
+            error.where = str(source_line(node) or operator)
+            raise
         results = self._results(node, name)
         if self._value_of.get(node) != _REFUSED:
             for argument in (*args, *(value for _, value in kwargs)):
@@ -133,13 +137,16 @@ class _Translator:
         self._done.nodes.append(Node(name, operator, args, kwargs, results, module, source_line(node)))
 
     def _relative(self, node: fx.Node, operator: str) -> Sequence[object]:
-        """The arguments of `node`, without a storage offset: memory of a device may begin elsewhere."""
+        """The arguments of `node`, without a storage offset: memory of a device may begin elsewhere. Refuses
+        `as_strided` of other memory than a contiguous tensor's own, which a rank may hold in another way."""
         if operator != "aten.as_strided.default":
             return node.args
         base, size, stride, *offset = node.args
-        own = cast(fx.Node, base).meta["val"].storage_offset()
-        if any(one not in (None, own) for one in offset):
-            self._refused.setdefault("as_strided with a storage_offset", source_line(node))
+        tensor = cast(fx.Node, base).meta["val"]
+        last = sum((extent - 1) * step for extent, step in zip(cast(Any, size), cast(Any, stride), strict=True))
+        moved = any(one not in (None, tensor.storage_offset()) for one in offset)
+        if moved or not tensor.is_contiguous() or last >= tensor.numel():
+            self._refused.setdefault("as_strided of a tensor that is not contiguous", source_line(node))
         return base, size, stride
 
     def _results(self, node: fx.Node, name: str) -> tuple[str | None, ...]:
@@ -177,7 +184,9 @@ class _Translator:
                 return TorchConstant("device", argument.type)
             case list() | tuple():
                 return tuple(self._argument(item) for item in argument)
-        raise OperatorError(f"an operator takes {argument!r}, which cannot be written in a PEF")
+        what = f"an operator takes {argument!r}, which cannot be written in a PEF"
+        remedy = "give a tensor: torch.complex(real, imaginary)" if isinstance(argument, complex) else None
+        raise OperatorError(what, remedy=remedy)
 
     def _refuse(self) -> None:
         if not self._refused:
@@ -211,6 +220,7 @@ class _Translator:
 
 
 _INSTEAD = (
+    (("as_strided",), "x.contiguous().as_strided(…), without a storage_offset"),
     (("grouped_mm",), 'experts_implementation="batched_mm" in the config of a model of transformers'),
     (("sparse",), "leave out sparse=True: a PEF holds dense gradients only"),
 )

@@ -80,9 +80,12 @@ def tied_once(step: nn.Module) -> Iterator[None]:
         shared: dict[str, tuple[nn.Module, str]] = {}
         for kind in ("_parameters", "_buffers"):
             held = getattr(module, kind)
-            again = {name: first[id(one)] for name, one in held.items() if one is not None and id(one) in first}
+            again = {
+                name: first[id(one)]
+                for name, one in held.items()
+                if one is not None and first.setdefault(id(one), (module, name)) != (module, name)
+            }
             own = {name: one for name, one in held.items() if name not in again}
-            first.update((id(one), (module, name)) for name, one in own.items() if one is not None)
             if again:
                 changed.append((module, type(module), kind, held))
                 vars(module)[kind] = own

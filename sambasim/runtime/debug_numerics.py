@@ -47,7 +47,8 @@ class Count:
 
 def count(tensor: Tensor) -> Count:
     """Count the non-finite elements; integer tensors have none."""
-    if not tensor.is_floating_point() or bool(tensor.isfinite().all()):
+    is_integer = not (tensor.is_floating_point() or tensor.is_complex())
+    if is_integer or bool(tensor.isfinite().all()):
         return Count(0, 0, tensor.numel())
     return Count(int(tensor.isnan().sum()), int(tensor.isinf().sum()), tensor.numel())
 

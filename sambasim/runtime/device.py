@@ -33,7 +33,7 @@ SHARED_KINDS = (SymbolKind.PARAMETER, SymbolKind.CONSTANT)
 
 
 def bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
-    array: NDArray[np.uint8] = tensor.reshape(-1).view(torch.uint8).numpy()
+    array: NDArray[np.uint8] = tensor.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy()
     return array
 
 

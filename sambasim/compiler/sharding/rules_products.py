@@ -108,7 +108,7 @@ def attention(s: Sharder, node: Node) -> bool:
     if layout.kind != "cut" or layout.dim > 1 or any(isinstance(one, float) and one > 0 for one in tensors):
         return False
     heads = {s.shape(one)[1] for one in tensors if isinstance(one, Ref) and len(s.shape(one)) == 4}
-    if layout.dim == 1 and any(count % s.ranks for count in heads):
+    if not heads or (layout.dim == 1 and any(count % s.ranks for count in heads)):
         return False
 
     def masked(mask: Argument) -> Argument:

@@ -104,7 +104,7 @@ class _GatherMessages(Communication):
         self._requests: list[Request] = []
 
     def begin(self, *operands: object) -> None:
-        own, line = tensor_operand(operands).contiguous(), self._line
+        own, line = tensor_operand(operands).resolve_conj().resolve_neg().contiguous(), self._line
         self._tensors = [own if one == line.position else torch.empty_like(own) for one in range(line.size)]
         communicator = line.communicator
         peers = [(one, rank) for one, rank in enumerate(line.ranks) if one != line.position]

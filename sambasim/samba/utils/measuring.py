@@ -28,10 +28,10 @@ from sambasim.samba.session import session
 from sambasim.samba.test import write_json
 from sambasim.samba.utils.common import get_pef_info
 from sambasim.samba.utils.parser import Arguments
+from sambasim.units import counted, format_seconds
 
 if TYPE_CHECKING:
     from sambasim.samba.utils.prediction import Prediction
-from sambasim.units import counted, format_seconds
 
 _WARM_UP_STEPS = 3
 _FEW_STEPS = 10
