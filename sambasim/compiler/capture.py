@@ -15,7 +15,7 @@ from typing import TypeGuard
 
 import torch
 from torch import Tensor, fx, nn
-from torch._dynamo import functional_export
+from torch._dynamo import functional_export, trace_rules
 from torch._dynamo.variables import torch as dynamo
 from torch._functorch._aot_autograd import descriptors as aot
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
@@ -32,7 +32,7 @@ from sambasim.compiler.explain import SHAPE, tracer_error
 from sambasim.compiler.line_marks import modules_marked
 from sambasim.compiler.names import own_name, read_by, source_line
 from sambasim.compiler.precision import check_rounded, default_type, widen
-from sambasim.compiler.trial import as_written, cloned, replaced, tied_once, trial
+from sambasim.compiler.trial import as_written, cloned, replaced, tied_once, tracing, trial
 from sambasim.errors import CaptureError
 from sambasim.ir.operators import OPERATORS
 
@@ -269,6 +269,7 @@ _WHETHER_COMPILED = (torch.compiler.is_compiling, torch.compiler.is_dynamo_compi
 def answers_of_eager(*, compiled: bool) -> Iterator[None]:
     """While this is open, a model that asks whether it is exported is told that it is not, and takes the path that it
     takes in eager PyTorch. So is one that asks whether it is compiled, unless it is to believe that."""
+    trace_rules.get_torch_obj_rule_map()  # kept for good, so it must be made of torch's own functions
     told = dict(dynamo.tracing_state_functions())
     names = ["is_exporting"]
     if not compiled:
@@ -288,7 +289,7 @@ def _tracing(what: str) -> Iterator[None]:
     logging.disable(logging.CRITICAL)  # torch logs what it raises, at length; the error below says it once
     said = io.StringIO()  # and prints the graph that it had so far
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(said), known_shapes():
+        with warnings.catch_warnings(), contextlib.redirect_stderr(said), known_shapes(), tracing():
             warnings.simplefilter("ignore")  # about side effects of library code, which tracing keeps harmless
             yield
     except CaptureError:

@@ -174,6 +174,24 @@ def buffers_of_plain_tensors(model: nn.Module) -> Iterator[None]:
             setattr(module, name, value)
 
 
+_is_tracing = False
+
+
+@contextlib.contextmanager
+def tracing() -> Iterator[None]:
+    global _is_tracing
+    before, _is_tracing = _is_tracing, True
+    try:
+        yield
+    finally:
+        _is_tracing = before
+
+
+def is_tracing() -> bool:
+    """Whether a capture traces a model. What torch.compiler says is told to models, see `answers_of_eager`."""
+    return _is_tracing
+
+
 @contextlib.contextmanager
 def rare_collections() -> Iterator[None]:
     """Garbage collections are rare and skip what exists already: a trace makes a million objects that live until its

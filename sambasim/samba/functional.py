@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional
 from torch import Tensor
 
+from sambasim.compiler.trial import is_tracing
 from sambasim.errors import OptionError
 from sambasim.samba.checks.arguments import checks_keywords, checks_keywords_beside
 from sambasim.samba.checks.findings import KeywordError, app_line
@@ -56,7 +57,7 @@ def _naming(function: Callable[..., Tensor]) -> Callable[..., SambaTensor]:
             what = f"AP04: wrong arguments of samba.{function.__name__}: {str(error).splitlines()[0]}"
             remedy = f"give it the arguments of torch.{function.__name__}"
             raise KeywordError(what, where=app_line(), remedy=remedy) from error
-        if torch.compiler.is_compiling():
+        if is_tracing():
             # In a forward that is being traced, the tensor stays plain.
             return cast(SambaTensor, tensor)
         named = from_torch_tensor(tensor, name, batch_dim, named_dims, sized_dims, region_name)

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, NoReturn, TypeVar
 
-import torch
-
+from sambasim.compiler.trial import is_tracing
 from sambasim.errors import UserError
 from sambasim.runtime.launcher import launched_rank
 from sambasim.samba.checks.findings import app_line
@@ -120,7 +119,7 @@ class _Directive(nullcontext[None]):
 
 def _directive(name: str, why: str) -> Callable[..., Any]:
     def directive(*arguments: Any, **options: Any) -> Any:
-        if not torch.compiler.is_compiling():  # a forward that is being traced cannot print
+        if not is_tracing():  # a forward that is being traced cannot print
             say_once(name, why, app_line())
         is_decorator = len(arguments) == 1 and callable(arguments[0]) and not options
         return arguments[0] if is_decorator else _Directive()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from sambasim.compiler.trial import is_tracing
 from sambasim.errors import OptionError
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
@@ -178,7 +179,7 @@ class Session:
     @property
     def tracing(self) -> bool:
         """Whether a model's forward is being traced. Assigning has no effect."""
-        return torch.compiler.is_compiling()
+        return is_tracing()
 
     @tracing.setter
     def tracing(self, traces: bool) -> None: ...

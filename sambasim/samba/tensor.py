@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch._C import TensorBase
 
+from sambasim.compiler.trial import is_tracing
 from sambasim.errors import DataError, OptionError, WeightsError
 from sambasim.samba.checks.arguments import checks_keywords_beside
 from sambasim.samba.checks.findings import app_line
@@ -253,7 +254,7 @@ def from_torch_tensor(
 
     Raises DataError if it is no tensor, if it is complex, or if it has no dimension `batch_dim`.
     """
-    if torch.compiler.is_compiling():
+    if is_tracing():
         return cast(SambaTensor, tensor)
     return SambaTensor(tensor, None, None, name, batch_dim, named_dims, sized_dims, region_name=region_name)
 

@@ -9,8 +9,7 @@ from argparse import Namespace
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
-import torch
-
+from sambasim.compiler.trial import is_tracing
 from sambasim.errors import DataParallelError, LaunchError
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
@@ -226,7 +225,7 @@ def checks_keywords_beside(
 def _drop_unknown(called: str, keywords: dict[str, object], known: Collection[str], offered: Collection[str]) -> None:
     for name in [name for name in keywords if name not in known]:
         del keywords[name]
-        if torch.compiler.is_compiling():  # a traced forward can neither compare words nor print
+        if is_tracing():  # a traced forward can neither compare words nor print
             continue
         if _nearly(name, known):
             near = _nearly(name, offered)

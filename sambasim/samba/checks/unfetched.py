@@ -23,6 +23,7 @@ from torch import nn, serialization
 from torch.jit import _recursive
 from torch.utils.weak import WeakIdKeyDictionary
 
+from sambasim.compiler.trial import is_tracing
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.types import SymbolKind
 from sambasim.samba import context
@@ -162,7 +163,7 @@ def _of(modules: Iterable[nn.Module]) -> set[Unfetched]:
 
 def _note_forward(module: nn.Module, _: object) -> None:
     """The hook of each module: a function, so that the model can be copied and pickled."""
-    if torch.compiler.is_compiling():
+    if is_tracing():
         return
     for unfetched in _of([module]):
         if not (unfetched.model.training and torch.is_grad_enabled()):
