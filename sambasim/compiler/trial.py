@@ -188,8 +188,9 @@ def tracing() -> Iterator[None]:
 
 
 def is_tracing() -> bool:
-    """Whether a capture traces a model. What torch.compiler says is told to models, see `answers_of_eager`."""
-    return _is_tracing
+    """Whether a capture, or the user's own torch.compile, traces a model. During a capture torch.compiler says what
+    models are to believe: see `answers_of_eager`."""
+    return _is_tracing or torch.compiler.is_compiling()
 
 
 @contextlib.contextmanager
