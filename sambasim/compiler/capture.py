@@ -156,7 +156,7 @@ def _is_composite(called: object) -> TypeGuard[OpOverload]:
     """Whether torch defines an operator by others, and no PEF can hold it. `multiply` is another name of `mul`, say."""
     if not isinstance(called, OpOverload) or str(called) in OPERATORS:
         return False
-    name: str = called.name()  # type: ignore[no-untyped-call]
+    name: str = called.name()  # type: ignore[no-untyped-call]  # torch's, untyped
     return torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSITE)
 
 

@@ -106,8 +106,13 @@ def capture_model(
     try:
         with buffers_of_plain_tensors(model):
             check_model(model, training=not options.inference, replicas=options.data_parallel or options.chips > 1)
-            stored = stored_in(dtype, model), made_contiguous(model), dense_gradients(model)
-            with rare_collections(), variables_are_tensors(), stored[0], stored[1], stored[2]:
+            with (
+                rare_collections(),
+                stored_in(dtype, model),
+                made_contiguous(model),
+                dense_gradients(model),
+                variables_are_tensors(),
+            ):
                 loss = None if options.inference else options.loss
                 mean = training_loss(loss.name, loss.args) if loss else None
                 step = TrainingStep(model, tuple(inputs), mean, by_keyword, any_loss, loss_indices)

@@ -1,0 +1,166 @@
+"""Models of pictures, decisions and equations, and forms that a result may have, as people write them by hand."""
+
+# Calling a module, or what one holds, gives Any; parts of torch are untyped.
+# mypy: no-warn-return-any, disable-error-code="no-untyped-call,operator,index,arg-type"
+
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+FEATURES, CLASSES, ITEMS, LENGTH, WIDTH = 12, 5, 40, 8, 16
+
+
+class Capsules(nn.Module):
+    """Dynamic routing: einsum, and a loop without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, CLASSES, 4, 2) * 0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        predicted = torch.einsum("bni,ncdi->bncd", x.view(-1, 6, 2), self.weight)
+        logits = torch.zeros(x.shape[0], 6, CLASSES)
+        for _ in range(3):
+            total = torch.einsum("bnc,bncd->bcd", logits.softmax(2), predicted)
+            norm = total.norm(dim=-1, keepdim=True)
+            squashed = total * norm / (1 + norm.pow(2))
+            with torch.no_grad():
+                logits = logits + torch.einsum("bncd,bcd->bnc", predicted, squashed)
+        return squashed.norm(dim=-1)
+
+
+class SpatialTransformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.locate, self.features = nn.Linear(64, 6), nn.Conv2d(1, 4, 3)
+        self.head = nn.Linear(4, CLASSES)
+        nn.init.zeros_(self.locate.weight)
+        self.locate.bias.data.copy_(torch.tensor([1.0, 0, 0, 0, 1, 0]))
+
+    def forward(self, image: Tensor) -> Tensor:
+        grid = F.affine_grid(self.locate(image.flatten(1)).view(-1, 2, 3), list(image.shape), align_corners=False)
+        return self.head(self.features(F.grid_sample(image, grid, align_corners=False)).amax((2, 3)))
+
+
+class SelfSupervised(nn.Module):
+    """SimCLR: two views that a dropout makes, and a contrastive loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Linear(WIDTH, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        views = torch.cat((F.dropout(x, 0.2, self.training), F.dropout(x, 0.2, self.training)))
+        z = F.normalize(self.encoder(views), dim=1)
+        scores = (z @ z.T / 0.5).masked_fill(torch.eye(len(z), dtype=torch.bool), float("-inf"))
+        return F.cross_entropy(scores, torch.arange(len(z)).roll(len(x)))
+
+
+class StochasticDepth(nn.Module):
+    """Layers that Python's own random numbers drop; a factor drawn by torch would be captured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(FEATURES, FEATURES) for _ in range(3))
+        self.head = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if random.random() > 0.5 or not self.training:
+                x = x + torch.tanh(layer(x))
+        return self.head(x)
+
+
+class PolicyGradient(nn.Module):
+    """PPO's clipped objective with a value head and an entropy bonus, by torch.distributions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.Tanh())
+        self.policy, self.value = nn.Linear(WIDTH, CLASSES), nn.Linear(WIDTH, 1)
+
+    def forward(self, state: Tensor, action: Tensor, old: Tensor, advantage: Tensor) -> Tensor:
+        hidden = self.body(state)
+        chances = torch.distributions.Categorical(logits=self.policy(hidden))
+        ratio = (chances.log_prob(action) - old).exp()
+        clipped = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
+        return F.mse_loss(self.value(hidden).squeeze(1), advantage) - clipped - 0.01 * chances.entropy().mean()
+
+
+class NeuralField(nn.Module):
+    """Sine layers on Fourier features of coordinates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", torch.randn(2, 8) * 3)
+        self.first, self.second = nn.Linear(16, WIDTH), nn.Linear(WIDTH, 3)
+
+    def forward(self, position: Tensor) -> Tensor:
+        angles = 2 * torch.pi * position @ self.frequencies
+        return self.second(torch.sin(30 * self.first(torch.cat((angles.sin(), angles.cos()), 1)))).sigmoid()
+
+
+class OrdinaryDifferentialEquation(nn.Module):
+    """Four steps of Runge and Kutta."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.Softplus(), nn.Linear(WIDTH, FEATURES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(4):
+            k1 = self.slope(x)
+            k2 = self.slope(x + 0.125 * k1)
+            k3 = self.slope(x + 0.125 * k2)
+            x = x + 0.25 / 6 * (k1 + 2 * k2 + 2 * k3 + self.slope(x + 0.25 * k3))
+        return x
+
+
+class StateSpace(nn.Module):
+    """A diagonal linear recurrence by cumulative sums, as S4D's real part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decay, self.into, self.out = (
+            nn.Parameter(torch.rand(WIDTH)),
+            nn.Linear(FEATURES, WIDTH),
+            nn.Linear(WIDTH, CLASSES),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        times = torch.arange(x.shape[1])
+        kernel = torch.exp(-self.decay.abs()[:, None] * times)
+        padded = F.pad(self.into(x).transpose(1, 2), (LENGTH - 1, 0))
+        states = F.conv1d(padded, kernel.flip(1)[:, None], groups=WIDTH)
+        return self.out(states[:, :, -1])
+
+
+@dataclass
+class Result:
+    loss: Tensor
+    logits: Tensor
+
+
+class DataclassResult(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor, label: Tensor) -> Result:
+        logits = self.head(x)
+        return Result(F.cross_entropy(logits, label), logits)
+
+
+class MixedPrecision(nn.Module):
+    """A forward under torch.autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.second(F.gelu(self.first(x)))
