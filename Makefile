@@ -37,7 +37,7 @@ on_other_mpis = set -e; for mpi in $(OTHER_MPIS); do \
 	SAMBASIM_TEST_MPI=$$mpi $(OTHERS)/$$mpi/bin/python -m pytest $(1); done
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check faults fuzz test test-fast test-whole test-mpis smoke bench golden zoo states clean
+.PHONY: help demo check docs faults fuzz test test-fast test-whole test-mpis smoke bench golden zoo states clean
 
 help: ## Show this list
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):[^#]*## /\1\t/; s/%/N/' | \
@@ -91,6 +91,9 @@ golden: $(STAMP) ## Write the golden files of the tests; read the difference bef
 zoo: $(ZOO)/.installed ## Compile and train 140 models as people write them, and compare them with eager PyTorch
 	$(ZOO)/bin/python -m tests.zoo
 
+docs: $(VENV)/docs/.installed ## Build the documents as a site, in build/site
+	$(VENV)/docs/bin/python -m mkdocs build --strict --quiet
+
 states: $(STAMP) ## Train every example by every sync path, and compare the bits with the golden file
 	python -m tests.golden.states
 
@@ -117,6 +120,12 @@ $(ZOO)/.installed: $(STAMP)
 	$(VENV)/bin/python -m pip --python $(@D)/bin/python install --quiet --no-deps --constraint .ci/constraints.txt \
 		torchvision timm pillow
 	$(call beside_venv)
+
+$(VENV)/docs/.installed: $(STAMP)
+	rm -rf $(@D)
+	$(VENV)/bin/python -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --constraint .ci/constraints.txt mkdocs-material 'mkdocstrings[python]'
+	touch $@
 
 # The MPI comes first: with the packages of $(VENV) on the path, pip would replace the MPI there.
 $(OTHERS)/%/.installed: $(STAMP)

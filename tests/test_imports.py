@@ -20,7 +20,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 CAPTURE = "sambasim.compiler.capture"
 ONLY_IN_CAPTURE = ("torch.export", "torch._functorch", "torch._dynamo")
 LIGHT = "cli.main collectives errors hardware ir options pef records units"
-"""What may be imported without waiting for torch, numpy, MPI or plotly."""
+"""What may be imported without waiting for torch, numpy or MPI."""
 
 
 def module_of(file: Path) -> str:
@@ -76,7 +76,7 @@ def test_every_package_has_a_layer() -> None:
 
 
 def heavy_after(statements: str) -> list[str]:
-    body = f"import sys\n{statements}\nprint(*sorted({{'torch', 'mpi4py', 'numpy', 'plotly'}} & set(sys.modules)))"
+    body = f"import sys\n{statements}\nprint(*sorted({{'torch', 'mpi4py', 'numpy'}} & set(sys.modules)))"
     result = subprocess.run(
         [sys.executable, "-c", body], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True
     )

@@ -8,18 +8,25 @@ from sambasim.cli.shared import FILE, PanelCommand, PanelOption, field_options, 
 from sambasim.cli.terminal import phases, show
 from sambasim.options.flags import MODEL
 
+_FIRST = ("--config", "--data", "--loss", "--optimizer", "--batch-size", "--data-parallel")
 _CONFIG = "A TOML file with the model, data, loss, optimizer and training."
 _SET = "Set any field of the config, such as optimizer.lr=1e-3."
 
 
-@click.command("compile", cls=PanelCommand)
+@click.command("compile", cls=PanelCommand, first=_FIRST)
 @click.argument("model", required=False)
 @click.option("--config", type=FILE, cls=PanelOption, panel=MODEL, help=_CONFIG)
 @click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", cls=PanelOption, panel=MODEL, help=_SET)
 @field_options("compile")
-@click.option("--json", "json_output", is_flag=True, help="Print one JSON line instead of tables.")
+@click.option("-v", "--verbose", is_flag=True, help="Print a table too, with the times of all phases.")
+@click.option("--json", "json_output", is_flag=True, help="Print one JSON line instead.")
 def compile_command(
-    model: str | None, config: Path | None, overrides: tuple[str, ...], json_output: bool, **flags: object
+    model: str | None,
+    config: Path | None,
+    overrides: tuple[str, ...],
+    verbose: bool,
+    json_output: bool,
+    **flags: object,
 ) -> None:
     """Compile a PyTorch model into a PEF.
 
@@ -30,8 +37,7 @@ def compile_command(
     Examples:
       sambasim compile --data-parallel -ws 2
       sambasim compile --config configs/char_gpt.toml --set optimizer.lr=3e-4
-      sambasim compile net.py:Net --set data.source=net.py:samples --set loss.name=cross_entropy \\
-                       --set optimizer.name=adamw -b 32
+      sambasim compile net.py:Net --data net.py:samples --loss cross_entropy --optimizer adamw --lr 3e-4 -b 32
     """
     from sambasim.options.compile import compile_options
 
@@ -48,7 +54,7 @@ def compile_command(
     if json_output:
         print(compiled_json(*facts))
     else:
-        show(*compiled_report(*facts))
+        show(*compiled_report(*facts, details=verbose))
 
 
 def _check_one_process() -> None:

@@ -7,12 +7,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
 import click
 from pydantic import BaseModel, ConfigDict
 
+from sambasim import __version__
 from sambasim.cli.terminal import show
 from sambasim.errors import MachineError
 from sambasim.runtime import shared_memory
@@ -63,6 +65,36 @@ def examine() -> Sequence[Finding]:
     python = Finding(name="python", value=f"{platform.python_version()} ({sys.executable})")
     memory = shared_memory_space(shared_memory.free_bytes())
     return (python, torch(), library, launcher, *fit, cores(), threads(), memory, compiler(), kernels())
+
+
+def versions() -> dict[str, str]:
+    """By name, without starting MPI or importing torch."""
+    from sambasim.errors import SambasimError
+    from sambasim.runtime.communicator import linked_library
+
+    try:
+        mpi = linked_library()
+    except SambasimError:
+        mpi = "none"
+    try:
+        of_torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        of_torch = "none"
+    return {
+        "sambasim": __version__,
+        "Python": platform.python_version(),
+        "torch": of_torch,
+        "MPI": mpi,
+        "CPU": f"{_cpu()}, {len(cores_of_this_process())} of {os.cpu_count()} cores",
+    }
+
+
+def _cpu() -> str:
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def _blocker(name: str, value: str, trouble: str, remedy: str) -> Finding:

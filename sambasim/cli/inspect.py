@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command("inspect")
-@click.argument("pef", required=False)
+@click.argument("pef", required=False, shell_complete=shared.pef_names)
 @shared.pef_flag
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line with all that the tables show, and more.")
 @click.option("--section", type=int, metavar="N", help="Show only section N, with all its operators.")
@@ -110,7 +110,7 @@ def _print_section(facts: "Contents", program: "Program", index: int, as_json: b
 
 
 @click.command("verify")
-@click.argument("pef", required=False)
+@click.argument("pef", required=False, shell_complete=shared.pef_names)
 @shared.pef_flag
 @shared.output_folder
 def verify_command(pef: str | None, named: str | None, output_folder: Path) -> None:

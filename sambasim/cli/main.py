@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 
 import click
+from click.shell_completion import CompletionItem
 
-from sambasim import __version__
 from sambasim.cli.terminal import exit_code_of, report_error, set_up_streams
 
 _PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
@@ -52,6 +52,12 @@ class _LazyGroup(click.Group):
         command: click.Command = getattr(module, f"{cmd_name.replace('-', '_')}_command")
         return command
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        found = [
+            CompletionItem(name, help=text) for name, (_, text) in _COMMANDS.items() if name.startswith(incomplete)
+        ]
+        return found or click.Command.shell_complete(self, ctx, incomplete)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, panel in _PANELS.items():
             with formatter.section(title):
@@ -69,6 +75,17 @@ class _LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
+def _print_versions(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None:
+    """What a report of a bug needs: sambasim, Python, torch, MPI and CPU."""
+    if not asked:
+        return
+    from sambasim.cli.doctor import versions
+
+    for name, value in versions().items():
+        print(f"{name:<9}{value}")
+    ctx.exit()
+
+
 @click.group(
     cls=_LazyGroup,
     context_settings={
@@ -77,7 +94,9 @@ class _LazyGroup(click.Group):
         "token_normalize_func": lambda token: token.replace("_", "-"),
     },
 )
-@click.version_option(__version__, prog_name="sambasim")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_versions, help="Show the versions."
+)
 def sambasim() -> None:
     """SambaNova's SambaFlow workflow, without the hardware.
 
@@ -85,6 +104,10 @@ def sambasim() -> None:
     Compile a PyTorch model into a PEF, and train it with two replicas:
       sambasim compile --data-parallel -ws 2
       mpirun -np 2 sambasim run --reduce-on-rdu --pef out/digits/digits.pef
+
+    
+    Completion of commands, options and the names of PEFs, for bash; zsh and fish have zsh_source and fish_source:
+      eval "$(_SAMBASIM_COMPLETE=bash_source sambasim)"
     """
 
 

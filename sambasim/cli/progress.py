@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sambasim.bounded import one_line
-from sambasim.cli.terminal import is_terminal, show
+from sambasim.cli.terminal import console_of, is_terminal, show
 from sambasim.errors import MachineError, OptionError
 from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, SummaryRecord
 from sambasim.runtime.run_observer import LineFile, RunObserver, Start, Step
@@ -21,10 +21,16 @@ _LIVE_INTERVAL_S = 0.5
 
 
 class RunProgress(RunObserver):
-    def __init__(self) -> None:
+    """On a terminal one line with a bar, the last evaluation and the time that is left; else a line every few seconds.
+    With `predicts`, the end also shows what is predicted for the simulated device."""
+
+    def __init__(self, *, predicts: bool = False) -> None:
+        self._predicts = predicts
         self._start: Start | None = None
         self._bar = _progress_bar() if is_terminal(sys.stdout) else None
         self._averages = _Averages()
+        self._evaluation: EvaluationRecord | None = None
+        self._printed_s = -_PLAIN_INTERVAL_S
 
     def close(self) -> None:
         if self._bar:
@@ -59,7 +65,10 @@ class RunProgress(RunObserver):
     def stepped(self, step: Step) -> None:
         self._averages.add(step)
         if self._bar:
-            self._bar.update(self._bar.task_ids[0], completed=step.step, facts=self._averages.facts(step))
+            facts = self._averages.facts(step)
+            if self._evaluation is not None and self._evaluation.accuracy is not None:
+                facts += f"  accuracy {self._evaluation.accuracy:.1%}"
+            self._bar.update(self._bar.task_ids[0], completed=step.step, facts=facts)
             if self._averages.step_s > _LIVE_INTERVAL_S:
                 self._averages = _Averages()
         elif self._start:
@@ -69,10 +78,16 @@ class RunProgress(RunObserver):
                 self._averages = _Averages()
 
     def evaluated(self, record: EvaluationRecord) -> None:
+        self._evaluation = record
+        if self._bar is None and time.monotonic() > self._printed_s + _PLAIN_INTERVAL_S:
+            self._print_evaluation(record)
+
+    def _print_evaluation(self, record: EvaluationRecord) -> None:
         facts = [f"loss {record.loss:.4f}"] if record.loss is not None else []
         facts += [f"accuracy {record.accuracy:.2%}"] if record.accuracy is not None else []
         when = f"after step {record.step}, epoch {record.epoch}"
-        self.noted(f"{when}: held out {record.samples} samples: {', '.join(facts)}")
+        print(f"{when}: held out {record.samples} samples: {', '.join(facts)}", flush=True)
+        self._evaluation, self._printed_s = None, time.monotonic()
 
     def saved(self, record: CheckpointRecord) -> None:
         took = f"{format_bytes(record.size_bytes)} in {format_seconds(record.checkpoint_s)}"
@@ -86,6 +101,8 @@ class RunProgress(RunObserver):
 
     def ended(self, summary: SummaryRecord) -> None:
         self.close()
+        if self._evaluation is not None:
+            self._print_evaluation(self._evaluation)
         taken = summary.steps_here
         if taken:
             self._print_result(summary, taken)
@@ -113,7 +130,7 @@ class RunProgress(RunObserver):
         moved = [(kind.replace("_", " "), count) for kind, count in summary.bytes.model_dump().items() if count]
         if moved:
             print(f"sync moved {', '.join(f'{format_bytes(count)} {kind}' for kind, count in moved)}")
-        show(*step_times(summary))
+        show(*step_times(summary, predicts=self._predicts))
         if summary.skipped_steps:
             skipped = f"{summary.skipped_steps} of {summary.steps} steps were skipped"
             if summary.loss_scale is None:
@@ -148,8 +165,16 @@ class _Averages:
 
 def _progress_bar() -> "Progress":
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Column
 
-    bar = Progress(BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"), TimeRemainingColumn())
+    facts = TextColumn("{task.fields[facts]}", table_column=Column(no_wrap=True, overflow="ellipsis"))
+    bar = Progress(
+        BarColumn(bar_width=12),
+        MofNCompleteColumn(),
+        facts,
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+        console=console_of(sys.stdout),
+    )
     bar.add_task("", start=False, facts="")
     return bar
 

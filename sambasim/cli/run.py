@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from sambasim.runtime.run_observer import RunObserver
     from sambasim.runtime.supervision.supervisor import Failure
 
+_FIRST = ("--pef", "--reduce-on-rdu", "--epochs", "--lr", "--save", "--metrics")
 _OUT = "Folder in which a PEF is found by name."
 _SET = "Change any field of the config that is not compiled in, such as optimizer.lr=1e-3."
 
@@ -56,7 +57,7 @@ class _RunCommand(PanelCommand):
             raise OptionError(what, remedy=f"sambasim compile … {flag} …, and then run without it") from None
 
 
-@click.command("run", cls=_RunCommand)
+@click.command("run", cls=_RunCommand, first=_FIRST)
 @pef_argument
 @field_options("run")
 @click.option(
@@ -108,8 +109,8 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
         if supervisor.path is not None and communicator.rank == 0 and not options.json_output:
             print(f"status file: {supervisor.path} says what each rank does, and stays if one dies")
         with kept_imports():
-            from sambasim.runtime.evaluation import PredictionJob
             from sambasim.runtime.job import TrainingJob
+            from sambasim.runtime.prediction import PredictionJob
             from sambasim.runtime.setup import set_up
         result: BaseModel
         if options.inference:
@@ -161,7 +162,7 @@ def _observer(options: "RunOptions", rank: int, screen: ExitStack) -> "RunObserv
 
     members: list[RunObserver] = []
     if rank == 0 and not options.json_output:
-        progress = RunProgress()
+        progress = RunProgress(predicts=options.predict)
         screen.callback(progress.close)
         members.append(progress)
     if rank == 0 and options.metrics is not None:

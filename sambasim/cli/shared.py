@@ -4,6 +4,7 @@ import gc
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 FILE = click.Path(path_type=Path)
+_FIRST_PANEL = "Most used"
 _ONE_PEF = "name one PEF: a path, or a name found as out/NAME/NAME.pef"
 
 
@@ -29,15 +31,23 @@ class PanelOption(click.Option):
 
 
 class PanelCommand(click.Command):
+    """A command whose help shows its options in panels, with the `first` ones on top."""
+
+    def __init__(self, *args: Any, first: Sequence[str] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._first = first
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from sambasim.options.flags import OTHER, PANELS
 
-        records: dict[str, list[tuple[str, str]]] = {panel: [] for panel in PANELS}
+        panels = (_FIRST_PANEL, *PANELS)
+        records: dict[str, list[tuple[str, str]]] = {panel: [] for panel in panels}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None and isinstance(parameter, click.Option):
-                records[getattr(parameter, "panel", OTHER)].append(record)
-        for panel in filter(records.get, PANELS):
+                is_first = not set(self._first).isdisjoint(parameter.opts)
+                records[_FIRST_PANEL if is_first else getattr(parameter, "panel", OTHER)].append(record)
+        for panel in filter(records.get, panels):
             with formatter.section(panel):
                 formatter.write_dl(records[panel])
 
@@ -67,7 +77,9 @@ def _options(setting: "Setting") -> Iterator[Callable[[Any], Any]]:
     if flag.choices:
         return
     # With any default, None too, click would forget that an option is required.
-    extra: dict[str, Any] = {"required": True} if setting.default is ... else {"default": None}
+    extra: dict[str, Any] = (
+        {"required": True} if setting.default is ... and "." not in setting.name else {"default": None}
+    )
     if kind is bool:
         extra["is_flag"] = True
     elif get_origin(kind) is Literal:
@@ -76,19 +88,25 @@ def _options(setting: "Setting") -> Iterator[Callable[[Any], Any]]:
         extra["type"] = FILE if kind is Path else kind
     if flag.bare is not None:
         extra |= {"is_flag": False, "flag_value": flag.bare}
-    default = flag.default or _shown_default(setting)
+    default = "as compiled" if setting.name.startswith("overrides.") else flag.default or _shown_default(setting)
     text = f"{flag.help}  [default: {default}]" if default else flag.help
+    if setting.name == "pef":
+        extra["shell_complete"] = pef_names
     yield click.option(
         *flag.names, setting.keyword, metavar=flag.metavar, help=text, cls=PanelOption, panel=flag.panel, **extra
     )
 
 
 def _shown_default(setting: "Setting") -> str | None:
-    if setting.name.startswith("overrides."):
-        return "as compiled"
     if setting.default in (None, False, ...):
         return None
     return f"{setting.default:g}" if isinstance(setting.default, float) else str(setting.default)
+
+
+def pef_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """For completion: the names of the PEFs in the output folder."""
+    folder = Path(ctx.params.get("output_folder") or "out")
+    return sorted(path.stem for path in folder.glob(f"{escape(incomplete)}*/*.pef") if path.stem == path.parent.name)
 
 
 def no_argument(flag: str) -> Callable[[F], F]:
@@ -112,9 +130,16 @@ def pef_argument(function: F) -> F:
             ctx.default_map = {"pef": given}
 
     # Eager: known before the flag asks for its default.
-    return click.argument("given", metavar="[PEF]", required=False, is_eager=True, expose_value=False, callback=take)(
-        function
+    argument = click.argument(
+        "given",
+        metavar="[PEF]",
+        required=False,
+        is_eager=True,
+        expose_value=False,
+        callback=take,
+        shell_complete=pef_names,
     )
+    return argument(function)
 
 
 def check_one_pef() -> None:
@@ -124,7 +149,9 @@ def check_one_pef() -> None:
         raise click.UsageError(_ONE_PEF, ctx)
 
 
-pef_flag = click.option("-p", "--pef", "named", help="The same as the argument, spelled as in `run`.")
+pef_flag = click.option(
+    "-p", "--pef", "named", shell_complete=pef_names, help="The same as the argument, spelled as in `run`."
+)
 
 output_folder = click.option(
     "--output-folder",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command("simulate")
-@click.argument("subject", required=False)
+@click.argument("subject", required=False, shell_complete=shared.pef_names)
 @shared.pef_flag
 @click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="For a config or a model: set any field.")
 @shared.arch
@@ -163,7 +163,7 @@ def _show_meshes(meshes: "Sequence[Sequence[MeshStep]]", as_json: bool) -> Mappi
 
 
 @click.command("tilestat")
-@click.argument("subject", required=False)
+@click.argument("subject", required=False, shell_complete=shared.pef_names)
 @shared.pef_flag
 @shared.arch
 @shared.num_tiles
@@ -211,7 +211,7 @@ def tilestat_command(
     type=click.IntRange(1, MOST_REPLICAS),
     help="Number of replicas.  [default: as many as fit on one node]",
 )
-@click.option("-p", "--pef", help="Take device and tiles from this PEF.")
+@click.option("-p", "--pef", shell_complete=shared.pef_names, help="Take device and tiles from this PEF.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line, in SI base units.")
 @shared.output_folder
 def devices_command(

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 READER_GONE = 141
 
-_PIPED_WIDTH = 200
+_PIPED_WIDTH, _FALLBACK_WIDTH, _LEAST_WIDTH = 200, 80, 40
 
 
 def set_up_streams() -> None:
@@ -118,18 +118,51 @@ def _redirect_to_devnull(number: int, flags: int) -> None:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether `stream` ends on a terminal. Where a launcher gives every rank a pseudo terminal, its own stream
-    decides."""
-    if not stream.isatty():
-        return False
+    """Whether `stream` ends on a terminal: its own, or that of the mpirun that forwards it. Open MPI gives every rank a
+    pseudo terminal, whatever it forwards to."""
     launcher = find_launcher(os.environ)
-    if launcher is None or not launcher.is_open_mpi:
-        return True
-    try:
-        target = os.readlink(f"/proc/{os.getppid()}/fd/{stream.fileno()}")
-    except OSError:
-        return False
-    return target.startswith(("/dev/pts/", "/dev/tty", "/dev/console"))
+    if launcher is None or (stream.isatty() and not launcher.is_open_mpi):
+        return stream.isatty()
+    return _terminal_of_launcher(stream) is not None
+
+
+def _terminal_of_launcher(stream: TextIO) -> str | None:
+    """The terminal to which mpirun, an ancestor of this process, writes what it forwards of `stream`."""
+    process = os.getppid()
+    with contextlib.suppress(OSError, ValueError):
+        while process > 1:
+            name, rest = _stat(process)
+            if name.startswith(("mpirun", "mpiexec", "srun", "prterun", "orterun")):
+                target = os.readlink(f"/proc/{process}/fd/{stream.fileno()}")
+                return target if target.startswith(("/dev/pts/", "/dev/tty", "/dev/console")) else None
+            process = int(rest[1])
+    return None
+
+
+def _stat(process: int) -> tuple[str, list[str]]:
+    """The name of a process, and the fields behind it: its state, the number of its parent, …"""
+    with open(f"/proc/{process}/stat", encoding="ascii", errors="replace") as file:
+        name, _, rest = file.read().rpartition(")")
+    return name.partition("(")[2], rest.split()
+
+
+def terminal_width(stream: TextIO) -> int:
+    """Columns of the terminal on which `stream` ends; for a pipe, COLUMNS, and 200 without it."""
+    if os.environ.get("COLUMNS", "").isdecimal():
+        return max(int(os.environ["COLUMNS"]), _LEAST_WIDTH)
+    if not is_terminal(stream):
+        return _PIPED_WIDTH
+    columns = 0
+    with contextlib.suppress(OSError), open(_terminal_of_launcher(stream) or os.ttyname(stream.fileno()), "rb") as own:
+        columns = os.get_terminal_size(own.fileno()).columns
+    return columns or _FALLBACK_WIDTH
+
+
+def console_of(stream: TextIO) -> "Console":
+    """A console for `stream`, which has colours and cursor control on a terminal, that of mpirun too."""
+    from rich.console import Console
+
+    return Console(file=stream, width=terminal_width(stream), force_terminal=is_terminal(stream), highlight=False)
 
 
 class _Printable(NamedTuple):
@@ -149,9 +182,9 @@ def show(*parts: "RenderableType") -> None:
     from rich.console import Console
 
     if is_terminal(sys.stdout):
-        console = Console(highlight=False)
+        console = console_of(sys.stdout)
     else:
-        console = Console(file=io.StringIO(), width=_PIPED_WIDTH, force_terminal=False, highlight=False)
+        console = Console(file=io.StringIO(), width=terminal_width(sys.stdout), force_terminal=False, highlight=False)
     for part in parts:
         shown = printable(part) if isinstance(part, str) else _Printable(part)
         console.print(shown, markup=False, soft_wrap=isinstance(part, str))

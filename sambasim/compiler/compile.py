@@ -23,6 +23,7 @@ from sambasim.compiler.passes import run_pipeline
 from sambasim.compiler.precision import STORED, inputs_in, stored_in
 from sambasim.compiler.step import (
     EvaluationStep,
+    Loss,
     TrainingStep,
     check_loss,
     loss_in,
@@ -78,13 +79,15 @@ def compile_model(
     by_keyword: bool,
     updates: Sequence[Update] | None = None,
     any_loss: bool = False,
+    loss: Loss | None = None,
     on_phase: Callable[[str], None] = lambda phase: None,
 ) -> Compiled:
     """Compile `model` for the batch `inputs` (by name, batch first) and write `OUTPUT/NAME/NAME.pef`. `updates`
-    replaces the optimizer of `options`; with `any_loss` the loss may have any shape. A model in evaluation mode is
-    captured after `model.train()`; the model is left as it was. Raises ModelError and CaptureError."""
+    replaces the optimizer of `options`, and `loss` their loss; with `any_loss` it may have any shape. A model in
+    evaluation mode is captured after `model.train()`; the model is left as it was. Raises ModelError and CaptureError.
+    """
     watch = Stopwatch(on_phase)
-    built = capture_model(model, inputs, options, by_keyword=by_keyword, any_loss=any_loss, watch=watch)
+    built = capture_model(model, inputs, options, by_keyword=by_keyword, any_loss=any_loss, loss=loss, watch=watch)
     return assemble(built, model, options, watch, updates)
 
 
@@ -96,10 +99,11 @@ def capture_model(
     by_keyword: bool,
     watch: Stopwatch,
     any_loss: bool = False,
+    loss: Loss | None = None,
     loss_indices: tuple[int, ...] = (),
 ) -> Built:
-    """The graphs of `model`, without optimizer and data parallelism. With `any_loss`, the loss may be any output, those
-    at `loss_indices` if there are any."""
+    """The graphs of `model`, without optimizer and data parallelism. `loss` replaces that of `options`; with
+    `any_loss`, it may be any output, those at `loss_indices` if there are any."""
     modes = [(module, module.training) for module in model.modules()]
     dtype = STORED[options.dtype]
     inputs = inputs_in(dtype, inputs)
@@ -113,10 +117,8 @@ def capture_model(
                 dense_gradients(model),
                 variables_are_tensors(),
             ):
-                loss = None if options.inference else options.loss
-                mean = training_loss(loss.name, loss.args) if loss else None
-                step = TrainingStep(model, tuple(inputs), mean, by_keyword, any_loss, loss_indices)
-                captures = _capture(step, tuple(inputs.values()), options, watch)
+                step = TrainingStep(model, tuple(inputs), _mean_loss(options, loss), by_keyword, any_loss, loss_indices)
+                captures = _capture(step, tuple(inputs.values()), options, watch, loss)
                 watch.begin("translate to the graph")
                 return build(options.name, model, inputs, captures, next(iter(inputs.values())).shape[0])
     finally:
@@ -146,9 +148,17 @@ def assemble(
     return Compiled(options.pef_path, program, written.digest, tuple(notices), watch.phases_s)
 
 
-def _capture(step: TrainingStep, tensors: tuple[Tensor, ...], options: CompileOptions, watch: Stopwatch) -> Captures:
+def _mean_loss(options: CompileOptions, given: Loss | None) -> Loss | None:
+    if given is not None or options.inference or options.loss is None:
+        return given
+    return training_loss(options.loss.name, options.loss.args)
+
+
+def _capture(
+    step: TrainingStep, tensors: tuple[Tensor, ...], options: CompileOptions, watch: Stopwatch, given: Loss | None
+) -> Captures:
     narrow = STORED[options.dtype]
-    loss = None if options.inference else options.loss
+    loss = None if options.inference or given is not None else options.loss
     training = None
     if not options.inference:
         watch.begin("capture the training step")
@@ -157,8 +167,7 @@ def _capture(step: TrainingStep, tensors: tuple[Tensor, ...], options: CompileOp
         training = _captured(step, tensors, narrow, loss.name if loss else None)
     watch.begin("capture the evaluation graph")
     by_sample = per_sample_loss(loss.name, loss.args) if loss else None
-    mean = training_loss(loss.name, loss.args) if loss and by_sample is None else None
-    evaluation_step = EvaluationStep(step.model, step.names, by_sample or mean, step.by_keyword).eval()
+    evaluation_step = EvaluationStep(step.model, step.names, by_sample or step.loss, step.by_keyword).eval()
     evaluation = _captured(evaluation_step, tensors, narrow)
     single = None
     if not options.inference and by_sample is None and tensors[0].shape[0] > 1:

@@ -15,7 +15,7 @@ from sambasim.compiler.names import forward_line, user_line
 from sambasim.compiler.passes import run_pipeline
 from sambasim.compiler.step import TARGET, forward_parameters
 from sambasim.compiler.strategy import pipeline, schedule_of
-from sambasim.data.batches import bind, collate
+from sambasim.data.batches import Batch, bind, collate, flat, values_of
 from sambasim.data.sources import open_source
 from sambasim.data.user_code import check_arguments, load_object, summary
 from sambasim.errors import DataError, ModelError, OptionError, SambasimError
@@ -115,7 +115,7 @@ def build_model(options: CompileOptions) -> nn.Module:
     return model
 
 
-def example_batch(model: nn.Module, options: CompileOptions) -> tuple[dict[str, Tensor], bool]:
+def example_batch(model: nn.Module, options: CompileOptions) -> Example:
     """The first batch of the training data, by input name, and whether the model takes its inputs by name. Raises
     DataError if samples are too few, or do not fit model and loss."""
     source = open_source(options.data, None)
@@ -126,13 +126,21 @@ def example_batch(model: nn.Module, options: CompileOptions) -> tuple[dict[str, 
             remedy=f"--batch-size {len(source.train)} or less",
         )
     batch = collate(source.train.__getitems__(range(options.micro_batch_size)))
+    return inputs_of(batch, model, options.loss.name if options.loss else None, inference=options.inference)
+
+
+def inputs_of(batch: Batch, model: nn.Module, loss: str | None, *, inference: bool) -> Example:
+    """The inputs of a batch by name, the target last if there is a `loss`. Raises DataError if they do not fit."""
     by_keyword = isinstance(batch, Mapping)
-    names = list(batch) if isinstance(batch, Mapping) else _positional_names(model, batch, options)
-    if isinstance(batch, Mapping) and options.loss and TARGET in batch:
+    if by_keyword:
+        names = [name for name, _ in values_of(batch)]
+    else:
+        names = _positional_names(model, batch, has_loss=loss is not None)
+    if by_keyword and loss and TARGET in names:
         names = [name for name in names if name != TARGET] + [TARGET]
     inputs = _narrowed(bind(batch, names), model)
-    check_inputs(model, inputs, options.loss.name if options.loss else None, by_keyword=by_keyword)
-    if options.inference and options.loss:
+    check_inputs(model, inputs, loss, by_keyword=by_keyword)
+    if inference and loss:
         inputs.pop(TARGET)  # only the loss would read it
     return inputs, by_keyword
 
@@ -144,12 +152,13 @@ def _narrowed(inputs: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.float() if tensor.dtype is torch.float64 else tensor for name, tensor in inputs.items()}
 
 
-def _positional_names(model: nn.Module, batch: object, options: CompileOptions) -> list[str]:
-    count = len(batch) if isinstance(batch, (tuple, list)) else 1
+def _positional_names(model: nn.Module, batch: object, *, has_loss: bool) -> list[str]:
+    values = list(batch) if isinstance(batch, (tuple, list)) else [batch]
     parameters = [*forward_parameters(model)]
-    wanted = count - 1 if options.loss else count
+    wanted = len(values) - 1 if has_loss else len(values)
     names = parameters[:wanted] + [f"input_{index}" for index in range(len(parameters), wanted)]
-    return [*names, TARGET] if options.loss else names
+    names += [TARGET] if has_loss else []
+    return [name for top, value in zip(names, values, strict=True) for name, _ in flat(value, top)]
 
 
 def check_inputs(model: nn.Module, inputs: Mapping[str, Tensor], loss: str | None, *, by_keyword: bool) -> None:
@@ -163,7 +172,7 @@ def check_inputs(model: nn.Module, inputs: Mapping[str, Tensor], loss: str | Non
             f"the loss {loss} needs a target, and a sample gives {only}",
             remedy=f"give {wanted} in the dataset, or name no loss for a model that returns its own",
         )
-    called = given[:-1] if loss is not None else given
+    called = list(dict.fromkeys(name.partition(".")[0] for name in (given[:-1] if loss is not None else given)))
     parameters = list(inspect.signature(model.forward).parameters.values())
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
         return

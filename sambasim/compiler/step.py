@@ -33,8 +33,8 @@ class _Step(nn.Module):
         self.loss = loss
 
     def _call(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        names = self.names[: len(inputs)]
-        result = self.model(**dict(zip(names, inputs, strict=True))) if self.by_keyword else self.model(*inputs)
+        given = _nested(dict(zip(self.names[: len(inputs)], inputs, strict=True)))
+        result = self.model(**given) if self.by_keyword else self.model(*given.values())
         tensors = _tensors(result)
         if not tensors:
             kind = "None" if result is None else f"a {type(result).__name__} without a tensor in it"
@@ -93,6 +93,24 @@ class EvaluationStep(_Step):
             return self._call(inputs)
         outputs = self._call(inputs[:-1])
         return (self.loss(outputs[0], inputs[-1]), *outputs)
+
+
+def _nested(inputs: Mapping[str, Tensor]) -> dict[str, object]:
+    """The arguments of a model by name: `x.a` and `x.b` are in a dict `x`, `x.0` and `x.1` in a list."""
+    given: dict[str, object] = {}
+    for name, tensor in inputs.items():
+        first, _, rest = name.partition(".")
+        if rest:
+            within = given.setdefault(first, {})
+            if isinstance(within, dict):
+                within[rest] = tensor
+        else:
+            given[first] = tensor
+    for name, value in given.items():
+        if isinstance(value, dict):
+            inside = _nested(value)
+            given[name] = list(inside.values()) if all(key.isdecimal() for key in inside) else inside
+    return given
 
 
 def _tensors(result: object) -> list[Tensor]:
@@ -225,7 +243,7 @@ def run_eagerly(
     return result
 
 
-_NAMED: Mapping[str, Callable[..., Tensor]] = {
+NAMED_LOSSES: Mapping[str, Callable[..., Tensor]] = {
     "cross_entropy": functional.cross_entropy,
     "nll": functional.nll_loss,
     "mse": functional.mse_loss,
@@ -274,10 +292,11 @@ def per_sample_loss(name: str, args: Mapping[str, object]) -> Loss | None:
 
 def _named(name: str, args: Mapping[str, object]) -> tuple[Callable[..., Tensor], dict[str, object]]:
     """Torch's loss called `name`, and its arguments: lists, such as class weights, become tensors."""
-    if name not in _NAMED:
-        raise OptionError(f"there is no loss called {name!r}", remedy=f"loss.name takes one of {', '.join(_NAMED)}")
+    if name not in NAMED_LOSSES:
+        known = ", ".join(NAMED_LOSSES)
+        raise OptionError(f"there is no loss called {name!r}", remedy=f"loss.name takes one of {known}")
     tensors = {key: torch.tensor(value) for key, value in args.items() if isinstance(value, (list, tuple))}
-    return _NAMED[name], {**args, **tensors}
+    return NAMED_LOSSES[name], {**args, **tensors}
 
 
 def _users_loss(target: str, args: Mapping[str, object]) -> Loss:

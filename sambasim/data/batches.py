@@ -45,7 +45,7 @@ def collate(samples: Sequence[object]) -> Batch:
 
 def _widened(batch: Batch, sample: object) -> bool:
     """Whether a value of the batch is floating-point while that of its first sample is an integer."""
-    for (_, value), (_, of) in zip(_values(batch), _values(sample), strict=False):
+    for (_, value), (_, of) in zip(values_of(batch), values_of(sample), strict=False):
         if isinstance(value, Tensor) and value.is_floating_point() and _is_integer(of):
             return True
     return False
@@ -59,22 +59,37 @@ def _is_integer(value: object) -> bool:
 
 def _narrowed(batch: object, sample: object) -> Batch:
     def narrow(value: object, of: object) -> object:
+        if isinstance(of, Mapping) and isinstance(value, Mapping):
+            return {name: narrow(one, of[name]) for name, one in value.items()}
+        if isinstance(of, tuple | list) and isinstance(value, tuple | list):
+            return [narrow(one, of_one) for one, of_one in zip(value, of, strict=True)]
         return value.to(torch.float32) if type(of) is float and isinstance(value, Tensor) else value
 
-    if isinstance(sample, Mapping) and isinstance(batch, Mapping):
-        return {name: narrow(value, sample[name]) for name, value in batch.items()}
-    if isinstance(sample, tuple | list) and isinstance(batch, tuple | list):
-        return [narrow(value, of) for value, of in zip(batch, sample, strict=True)]
     narrowed = narrow(batch, sample)
-    return narrowed if isinstance(narrowed, Tensor) else [narrowed]
+    return narrowed if isinstance(narrowed, Tensor | Mapping | list) else [narrowed]
+
+
+def flat(value: object, name: str) -> Iterator[tuple[str, object]]:
+    """The values inside of dicts, tuples and lists, each with its dotted name; those of a dict in order of their keys.
+    A batch of texts is one value."""
+    if isinstance(value, Mapping):
+        for key in sorted(value, key=str):
+            yield from flat(value[key], f"{name}.{key}")
+    elif isinstance(value, tuple | list) and not all(isinstance(one, str | bytes) for one in value):
+        for index, one in enumerate(value):
+            yield from flat(one, f"{name}.{index}")
+    else:
+        yield name, value
 
 
 def bind(batch: Batch, names: Sequence[str], *, ignore_rest: bool = False) -> dict[str, Tensor]:
-    """The tensors of a batch by input name, in the order of `names`: a sequence by position, a mapping by name. Raises
-    DataError if they do not fit. `ignore_rest`: a sample may hold further values, such as labels."""
+    """The tensors of a batch by input name, in the order of `names`: a sequence by position, a mapping by name, dicts
+    and lists inside of them as `flat` has them. Raises DataError if they do not fit. `ignore_rest`: a sample may hold
+    further values, such as labels."""
     if isinstance(batch, Failure):
         raise batch.error()
     if isinstance(batch, Mapping):
+        batch = dict(values_of(batch))
         missing = [name for name in names if name not in batch]
         extra = [name for name in batch if name not in names]
         if missing or (extra and not ignore_rest):
@@ -84,7 +99,7 @@ def bind(batch: Batch, names: Sequence[str], *, ignore_rest: bool = False) -> di
             )
         values = [batch[name] for name in names]
     else:
-        values = [batch] if isinstance(batch, Tensor) else list(batch)
+        values = [value for _, value in values_of(batch)]
         values = values[: len(names)] if ignore_rest else values
         if len(values) != len(names):
             count = f"{len(values)} value{'' if len(values) == 1 else 's'}"
@@ -139,13 +154,13 @@ def check(batch: Mapping[str, Tensor], inputs: Sequence[InputSpec], batch_size: 
 
 def _disagreement(samples: Sequence[object]) -> Failure | None:
     """Which sample differs from the first one, and how; None if all agree."""
-    first = dict(_values(samples[0]))
+    first = dict(values_of(samples[0]))
     for name, value in first.items():
         if not isinstance(value, Tensor | np.ndarray | np.generic | int | float | str | bytes):
             what = f"{_called(samples, 0)} gives {_kind(value)} for {name}, which is no tensor or number"
             return Failure(what, remedy="give tensors and numbers, side by side in one tuple or dict")
     for position, sample in enumerate(samples):
-        values = dict(_values(sample))
+        values = dict(values_of(sample))
         for name in {**first, **values}:
             is_, was = _kind_of(values, name), _kind_of(first, name)
             if is_ != was:
@@ -160,12 +175,14 @@ def _called(samples: Sequence[object], position: int) -> str:
     return f"sample {position} of the batch"
 
 
-def _values(sample: object) -> Iterator[tuple[str, object]]:
-    """The values of a sample, by the name that messages give them."""
+def values_of(sample: object) -> Iterator[tuple[str, object]]:
+    """The values of a sample or a batch, by the name that messages give them."""
     if isinstance(sample, Mapping):
-        yield from ((str(name), value) for name, value in sample.items())
+        for name, value in sample.items():
+            yield from flat(value, str(name))
     elif isinstance(sample, tuple | list):
-        yield from ((f"value {position}", value) for position, value in enumerate(sample))
+        for position, value in enumerate(sample):
+            yield from flat(value, f"value {position}")
     else:
         yield "its value", sample
 

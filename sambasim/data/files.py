@@ -3,7 +3,7 @@ that an `.npz` file claims must fit into memory."""
 
 import os
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,12 +40,14 @@ class ArraysDataset(Dataset[dict[str, Tensor]]):
         return [dict(zip(self.arrays, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def open_file(path: Path, inputs: Sequence[InputSpec] | None) -> ArraysDataset:
-    """The samples of a file: the arrays named by `inputs`, or all of them in the file's order. Raises DataError."""
+def open_file(path: Path, inputs: Sequence[InputSpec] | None, optional: Collection[str] = frozenset()) -> ArraysDataset:
+    """The samples of a file: the arrays named by `inputs`, of which it may lack the `optional` ones, or all in its
+    order. Raises DataError."""
     if not path.is_file():
         raise DataError(f"there is no data file {path}", remedy="check the path, or name another: --set data.source=…")
     wanted = None if inputs is None else [spec.name for spec in inputs]
-    arrays = _open_npz(path, wanted) if path.suffix == ".npz" else _open_safetensors(path, wanted)
+    read = _open_npz if path.suffix == ".npz" else _open_safetensors
+    arrays = read(path, wanted, optional)
     if not arrays:
         raise DataError("the data file holds no arrays", where=str(path), remedy=_REMEDY)
     for name, array in arrays.items():
@@ -59,9 +61,10 @@ def open_file(path: Path, inputs: Sequence[InputSpec] | None) -> ArraysDataset:
     return ArraysDataset(arrays)
 
 
-def _choose(held: Sequence[str], wanted: Sequence[str] | None, path: Path) -> Sequence[str]:
+def _choose(held: Sequence[str], wanted: Sequence[str] | None, optional: Collection[str], path: Path) -> Sequence[str]:
     if wanted is None:
         return held
+    wanted = [name for name in wanted if name in held or name not in optional]
     missing = [name for name in wanted if name not in held]
     if missing:
         raise DataError(
@@ -73,7 +76,7 @@ def _choose(held: Sequence[str], wanted: Sequence[str] | None, path: Path) -> Se
     return wanted
 
 
-def _open_npz(path: Path, wanted: Sequence[str] | None) -> dict[str, Tensor]:
+def _open_npz(path: Path, wanted: Sequence[str] | None, optional: Collection[str]) -> dict[str, Tensor]:
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -82,7 +85,7 @@ def _open_npz(path: Path, wanted: Sequence[str] | None) -> dict[str, Tensor]:
             raise ValueError("it holds two arrays of one name")
         if sum(member.compress_size for member in members) > path.stat().st_size:
             raise ValueError("its members overlap")
-        names = _choose(list(sizes), wanted, path)
+        names = _choose(list(sizes), wanted, optional, path)
         needed = sum(sizes[name] for name in names)
         if needed > (memory := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
             raise ValueError(f"its arrays take {format_bytes(needed)}, and the machine has {format_bytes(memory)}")
@@ -95,10 +98,11 @@ def _open_npz(path: Path, wanted: Sequence[str] | None) -> dict[str, Tensor]:
         raise DataError(f"the data file cannot be read: {summary(raised)}", where=str(path), remedy=remedy) from raised
 
 
-def _open_safetensors(path: Path, wanted: Sequence[str] | None) -> dict[str, Tensor]:
+def _open_safetensors(path: Path, wanted: Sequence[str] | None, optional: Collection[str]) -> dict[str, Tensor]:
     try:
         with safe_open(path, framework="pt") as held:
-            return {name: held.get_tensor(name) for name in _choose(list(held.keys()), wanted, path)}
+            names = _choose(list(held.keys()), wanted, optional, path)
+            return {name: held.get_tensor(name) for name in names}
     except (SafetensorError, OSError) as raised:
         remedy = "write it with safetensors.torch.save_file"
         raise DataError(f"the data file cannot be read: {summary(raised)}", where=str(path), remedy=remedy) from raised

@@ -1,6 +1,6 @@
 """From data options to datasets: one for training, and optionally one for evaluation."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -22,6 +22,9 @@ SPLIT_SEED = 1998
 """A constant and not an option: every rank and every run must hold out the same samples."""
 
 
+_GIVEN = "the given data"
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """An open data source. Its datasets are map-style; a DataLoader over them needs `batches.collate`."""
@@ -32,15 +35,21 @@ class Source:
     description: str
 
 
-def open_source(options: DataOptions, inputs: InputSpecs | None) -> Source:
-    """Open the data source that `options` name. `inputs` are the PEF's, per sample; None when compiling. Raises
-    DataError."""
+def open_source(
+    options: DataOptions, inputs: InputSpecs | None, given: object = None, optional: Collection[str] = frozenset()
+) -> Source:
+    """Open the data source that `options` name, or what is `given` instead, as a data function returns it. `inputs` are
+    the PEF's, per sample; None when compiling. A file may lack those that are `optional`. Raises DataError."""
+    if given is not None:
+        return _source(_GIVEN, *_pair(given, _GIVEN), options)
     if options.source is None:
         raise DataError(
             "no data source is named", remedy="--set data.source=module:function, or FILE.npz, or synthetic"
         )
-    name = options.source
-    train, evaluation = _datasets(options, inputs)
+    return _source(options.source, *_datasets(options, inputs, optional), options)
+
+
+def _source(name: str, train: MapStyle, evaluation: MapStyle | None, options: DataOptions) -> Source:
     if evaluation is not None and options.evaluation_fraction > 0:
         asked = f"data.evaluation_fraction = {options.evaluation_fraction} asks for another"
         raise DataError(f"{name} gives an evaluation set, and {asked}", remedy="--set data.evaluation_fraction=0")
@@ -73,7 +82,9 @@ def split_indices(count: int, fraction: float) -> tuple[list[int], list[int]]:
     return sorted(order[held:]), sorted(order[:held])
 
 
-def _datasets(options: DataOptions, inputs: InputSpecs | None) -> tuple[MapStyle, MapStyle | None]:
+def _datasets(
+    options: DataOptions, inputs: InputSpecs | None, optional: Collection[str]
+) -> tuple[MapStyle, MapStyle | None]:
     name = options.source or ""
     if options.kind is SourceKind.SYNTHETIC:
         specs = inputs or options.input_specs()
@@ -85,7 +96,7 @@ def _datasets(options: DataOptions, inputs: InputSpecs | None) -> tuple[MapStyle
         seed = options.args.get("seed", 0)
         return SyntheticDataset(specs, options.samples or DEFAULT_SAMPLES, seed if isinstance(seed, int) else 0), None
     if options.kind is SourceKind.FILE:
-        return open_file(Path(name), inputs), None
+        return open_file(Path(name), inputs, optional), None
     given = call_object(BUILTIN_SOURCES.get(name, name), options.args, "data source")
     return _pair(given, name)
 

@@ -25,6 +25,7 @@ from sambasim.options.load import (
     show,
 )
 from sambasim.options.training import (
+    OF_A_SOURCE,
     DataOptions,
     LossOptions,
     LossScaleOptions,
@@ -224,12 +225,35 @@ def compile_options(
         given.insert(0, Given(("model", "target"), target, "the MODEL argument"))
     if config is None and all(list(path) != ["model", "target"] for path, _, _ in given):
         config = QUICK_START
-    written = {} if config is None else absolute_names(read_toml(config), config.parent)
+    written = {} if config is None else _without_replaced(absolute_names(read_toml(config), config.parent), given)
     where = None if config is None else str(config)
     file = build(CompileFile, absolute_names(assign(written, given), Path.cwd()), where=where, given=given)
     if file.model.target is None:
         remedy = "sambasim compile path/file.py:NAME, or model.target in the config"
         raise OptionError("no model is named", where=where, remedy=remedy)
+    return _whole(file, where, given)
+
+
+def _without_replaced(config: Mapping[str, object], given: Sequence[Given]) -> dict[str, object]:
+    """`config` without what does not go with values that are `given`: the arguments of another data source, and epochs
+    beside steps."""
+    replaced = {("data", "source"): OF_A_SOURCE, ("training", "steps"): ("epochs",), ("training", "epochs"): ("steps",)}
+    tables = dict(config)
+    for (name, field), dropped in replaced.items():
+        table = tables.get(name)
+        if isinstance(table, Mapping) and any(tuple(path) == (name, field) for path, _, _ in given):
+            tables[name] = {key: value for key, value in table.items() if key not in dropped}
+    return tables
+
+
+def options_in_python(tables: Mapping[str, object], flags: Mapping[str, object]) -> CompileOptions:
+    """The options of a compile in Python: flags by keyword override `tables`, which have the layout of a config. Raises
+    OptionError, which lists all mistakes."""
+    given = given_flags(flags, flags_of("compile"))
+    return _whole(build(CompileFile, absolute_names(assign(tables, given), Path.cwd()), given=given), None, given)
+
+
+def _whole(file: CompileFile, where: str | None, given: Sequence[Given]) -> CompileOptions:
     parts = {name: getattr(file, name) for name in Sections.model_fields}
     for table in (file.compile, file.parallel):
         parts |= {name: getattr(table, name) for name in type(table).model_fields}

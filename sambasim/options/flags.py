@@ -99,16 +99,30 @@ NUMERICS, OTHER = "Numerics", "Other"
 PANELS = (MODEL, DATA, TRAINING, PARALLEL, DEVICE, OUTPUT, CHECKPOINTS, INFERENCE, NUMERICS, OTHER)
 
 
+_OF_OPTIMIZER = "that of the optimizer in torch"
+
+
 class DataFlags(Fields):
     """Fields of `[data]`."""
 
     source: Annotated[
         str | None,
-        Flag("--data", "Read another data source: module:function, FILE.npz, FILE.safetensors or synthetic.", DATA),
+        Flag(
+            "--data", "The data source: module:function, file.py:NAME, FILE.npz, FILE.safetensors or synthetic.", DATA
+        ),
     ] = None
     workers: Annotated[
         int, Limits(ge=0, le=MOST_WORKERS), Flag("--workers", "Worker processes of each rank that read data.", DATA)
     ] = 0
+
+
+class LossFlags(Fields):
+    """Fields of `[loss]`."""
+
+    name: Annotated[
+        str,
+        Flag("--loss", "Loss of outputs and target: cross_entropy, mse, … or module:function.", TRAINING, "compile"),
+    ]
 
 
 class TrainingFlags(Fields):
@@ -117,8 +131,8 @@ class TrainingFlags(Fields):
     batch_size: Annotated[
         Count, Flag("-b --batch-size", "Samples that one replica takes in one micro-step.", MODEL, only="compile")
     ] = 1
-    epochs: Annotated[Count | None, Flag("--epochs", "Passes over the data.", TRAINING, only="run")] = None
-    steps: Annotated[Count | None, Flag("--steps", "Optimizer steps, instead of epochs.", TRAINING, only="run")] = None
+    epochs: Annotated[Count | None, Flag("--epochs", "Passes over the data.", TRAINING)] = None
+    steps: Annotated[Count | None, Flag("--steps", "Optimizer steps, instead of epochs.", TRAINING)] = None
     accumulation_steps: Annotated[
         int,
         Limits(ge=1, le=MOST_MICRO_STEPS),
@@ -126,9 +140,7 @@ class TrainingFlags(Fields):
     ] = 1
     seed: Annotated[
         Seed,
-        Flag(
-            "--seed", "Seed of the order of samples, of dropout and of all other random numbers.", TRAINING, only="run"
-        ),
+        Flag("--seed", "Seed of the order of samples, of dropout and of all other random numbers.", TRAINING),
     ] = 0
     evaluate: Annotated[
         bool,
@@ -139,12 +151,15 @@ class TrainingFlags(Fields):
 class OptimizerFlags(Fields):
     """Fields of `[optimizer]`."""
 
-    lr: Annotated[float, Limits(ge=0), Flag("--lr", "Learning rate.", TRAINING)] = 1e-3
+    name: Annotated[str, Flag("--optimizer", "Optimizer: sgd, adam, adamw, adagrad or lion.", TRAINING, "compile")]
+    lr: Annotated[float, Limits(ge=0), Flag("--lr", "Learning rate.", TRAINING, default=_OF_OPTIMIZER)] = 1e-3
     momentum: Annotated[Annotated[float, Limits(ge=0)] | None, Flag("--momentum", "Momentum of SGD.", TRAINING)] = None
-    weight_decay: Annotated[float, Limits(ge=0), Flag("--weight-decay", "Weight decay.", TRAINING)] = 0.0
+    weight_decay: Annotated[
+        float, Limits(ge=0), Flag("--weight-decay", "Weight decay.", TRAINING, default=_OF_OPTIMIZER)
+    ] = 0.0
     max_grad_norm: Annotated[
         Annotated[float, Limits(gt=0)] | None,
-        Flag("--max-grad-norm", "Clip the norm of all gradients to this; the PEF must have clipping.", TRAINING),
+        Flag("--max-grad-norm", "Clip the norm of all gradients to this; a run needs a PEF with clipping.", TRAINING),
     ] = None
 
 
@@ -407,6 +422,10 @@ class RunFlags(Fields):
     json_output: Annotated[bool, Flag("--json", "Print the summary as one JSON line, and nothing else.", OUTPUT)] = (
         False
     )
+    predict: Annotated[
+        bool,
+        TrainingFlag("--predict", "Print at the end what is predicted for the simulated device, too.", OUTPUT),
+    ] = False
     inference: Annotated[bool, Flag("--inference", "Predict instead of training.", INFERENCE)] = False
     predictions: Annotated[
         FilePath | None, Flag("--predictions FILE.safetensors", "With --inference: write the outputs here.", INFERENCE)
@@ -425,7 +444,14 @@ class Setting(NamedTuple):
 
 
 _TABLES: Mapping[Command, Mapping[str, type]] = {
-    "compile": {"compile": BuildFlags, "parallel": ParallelFlags, "training": TrainingFlags},
+    "compile": {
+        "compile": BuildFlags,
+        "parallel": ParallelFlags,
+        "data": DataFlags,
+        "loss": LossFlags,
+        "optimizer": OptimizerFlags,
+        "training": TrainingFlags,
+    },
     "run": {
         "": RunFlags,
         "overrides.data": DataFlags,

@@ -22,7 +22,7 @@ from sambasim.options.load import (
     refusal,
     show,
 )
-from sambasim.options.training import DataOptions, LossOptions, OptimizerOptions, TrainingOptions
+from sambasim.options.training import OF_A_SOURCE, DataOptions, LossOptions, OptimizerOptions, TrainingOptions
 
 DEFAULT_EVERY = "10min"
 DEFAULT_KEEP = 3
@@ -245,7 +245,7 @@ def _without_replaced(before: Mapping[str, object], overrides: Mapping[str, obje
     new_data, new_training = _table(overrides.get("data")), _table(overrides.get("training"))
     dropped: tuple[str, ...] = ()
     if new_data.get("source", data["source"]) != data["source"]:
-        dropped = ("source", "args", "inputs", "samples", "evaluation_fraction")
+        dropped = OF_A_SOURCE
     if new_data.get("workers") == 0:
         dropped += ("prefetch_factor", "persistent_workers")
     data = {name: value for name, value in data.items() if name not in dropped}

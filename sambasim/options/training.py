@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from sambasim.optimizers import OPTIMIZERS
-from sambasim.options.flags import LARGEST_COUNT, Count, DataFlags, OptimizerFlags, TrainingFlags
+from sambasim.options.flags import LARGEST_COUNT, Count, DataFlags, LossFlags, OptimizerFlags, TrainingFlags
 from sambasim.options.grammar import (
     SYNTHETIC,
     InputSpec,
@@ -83,6 +83,9 @@ class DataOptions(DataFlags, Options):
                 yield Problem("persistent_workers", "needs workers", "--set data.workers=1")
 
 
+OF_A_SOURCE = ("source", "args", "inputs", "samples", "evaluation_fraction")
+"""The fields of `[data]` that are about one data source; another one resets them."""
+
 LOSS_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "cross_entropy": ("ignore_index", "label_smoothing"),
     "mse": (),
@@ -96,11 +99,10 @@ LOSS_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 """The losses of `torch.nn.functional` that have a name here, and the arguments that each takes."""
 
 
-class LossOptions(Options):
+class LossOptions(LossFlags, Options):
     """The `[loss]` table: a key of LOSS_ARGUMENTS, or a callable `(outputs, target) -> mean loss`, which gives no loss
     per sample."""
 
-    name: str
     args: JsonTable = Field(default_factory=dict)
 
     @field_validator("name")
@@ -132,7 +134,6 @@ class OptimizerOptions(OptimizerFlags, Options):
     """The `[optimizer]` table. A field that the optimizer does not take is None. `max_grad_norm` clips the norm of all
     gradients."""
 
-    name: str
     dampening: float | None = None
     nesterov: bool | None = None
     betas: Annotated[tuple[_Beta, _Beta], Field(strict=False)] | None = None

@@ -19,6 +19,8 @@ from sambasim.units import format_bytes, format_count
 _MOST_SYMBOLS = 40
 _MOST_SOURCES = 3
 _MOST_EFFECTS = 4
+_SHOWN = 16
+"""Digits of a digest; `verify` and --json have all 64, which do not fit in a table."""
 
 
 def inspection(facts: Contents, *, everything: bool) -> RenderableType:
@@ -76,8 +78,8 @@ def summary_table(facts: Contents) -> Table:
         ("file", format_bytes(facts.file_bytes)),
         ("device memory", f"{format_bytes(facts.device_bytes)} for each {holder}"),
         *_zero_rows(facts),
-        ("digest", facts.digest),
-        ("weights sha256", facts.weights_sha256),
+        ("digest", f"{facts.digest[:_SHOWN]}…"),
+        ("weights sha256", f"{facts.weights_sha256[:_SHOWN]}…"),
     ]
     return _pairs(facts.name, rows)
 

@@ -21,7 +21,7 @@ from sambasim.ir.types import SymbolKind
 from sambasim.records.collectives import DEFINITIONS, CollectivesRecord, SizeRecord
 from sambasim.records.metrics import PredictedRecord, SummaryRecord
 from sambasim.report.output import Chart, Curve, add_row, log_chart, plain_table
-from sambasim.units import GIGA, format_bytes, format_rate, format_seconds
+from sambasim.units import GIGA, counted, format_bytes, format_rate, format_seconds
 
 _LEAST_SHARE = 0.01
 """Phases with less than this share of the time are added up."""
@@ -66,8 +66,44 @@ def compiled_json(
 
 
 def compiled_report(
-    program: Program, path: Path, digest: str, notices: Sequence[str], phases_s: Mapping[str, float]
+    program: Program,
+    path: Path,
+    digest: str,
+    notices: Sequence[str],
+    phases_s: Mapping[str, float],
+    *,
+    details: bool = False,
 ) -> list[RenderableType]:
+    """What was compiled, where it is, and what runs it, in five lines and a line for each notice; `details`: as a
+    table, too."""
+    graph = program.training or program.evaluation
+    kinds = ", ".join(f"{count} {kind}" for kind, count in graph.section_counts.items())
+    took = f"compiled in {format_seconds(sum(phases_s.values()))} (measured)"
+    parts: list[RenderableType] = []
+    if details:
+        parts += [_compiled_table(program, path, phases_s), f"digest           {digest}"]
+    parts.append(
+        f"{program.name}: {_parameter_count(program):,} parameters, {len(graph.nodes)} operators in "
+        f"{len(graph.sections)} sections ({kinds}); {took}"
+    )
+    if program.ranks_of_replica > 1 or program.data_parallel:
+        parts.append(f"runs on {_ranks_in_words(program)}, each with {format_bytes(program.device_bytes)}")
+    return [
+        *parts,
+        *(f"notice: {notice}" for notice in notices),
+        f"PEF file {path.absolute()} created",
+        "Compilation succeeded",
+        f"next: {next_command(program, path)}",
+    ]
+
+
+def _ranks_in_words(program: Program) -> str:
+    at_run_time = any(axis.at_run_time for axis in program.mesh)
+    replicas = f"at least {counted(program.world_size, 'replica')}" if at_run_time else "1 replica"
+    return f"{replicas} of {program.ranks_of_replica} ranks" if program.ranks_of_replica > 1 else replicas
+
+
+def _compiled_table(program: Program, path: Path, phases_s: Mapping[str, float]) -> Table:
     graph = program.training or program.evaluation
     sections = ", ".join(f"{count} {kind}" for kind, count in graph.section_counts.items())
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -93,14 +129,7 @@ def compiled_report(
     table.add_row("device memory", f"{format_bytes(program.device_bytes)} a {_holder(program)}")
     table.add_row("file size", format_bytes(path.stat().st_size))
     table.add_row("time", "\n".join(_phase_lines(phases_s)))
-    return [
-        table,
-        f"digest           {digest}",
-        *(f"notice: {notice}" for notice in notices),
-        f"PEF file {path.absolute()} created",
-        "Compilation succeeded",
-        f"next: {next_command(program, path)}",
-    ]
+    return table
 
 
 def chips_in_words(chips: int, batch_size: int) -> str:
@@ -217,13 +246,14 @@ def notes_of_mean_step(summary: SummaryRecord, *, predicted: bool) -> list[str]:
     return lines
 
 
-def step_times(summary: SummaryRecord) -> list[RenderableType]:
-    """The mean step of a run. Without a prediction, the reason."""
-    (name, *columns), *rows = mean_step(summary, summary.predicted)
+def step_times(summary: SummaryRecord, *, predicts: bool = False) -> list[RenderableType]:
+    """The mean step of a run, measured, and with `predicts` beside it what is predicted for devices, or why not."""
+    (name, *columns), *rows = mean_step(summary, summary.predicted if predicts else None)
     table = plain_table("mean step", [name], columns)
     for row in rows:
         add_row(table, *row)
-    return [table, printable("\n".join(notes_of_mean_step(summary, predicted=True)))]
+    notes = notes_of_mean_step(summary, predicted=predicts)
+    return [table, *([printable("\n".join(notes))] if notes else [])]
 
 
 def collectives_report(record: CollectivesRecord) -> RenderableType:

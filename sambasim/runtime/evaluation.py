@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from itertools import zip_longest
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -16,29 +15,19 @@ from torch.utils.data import DataLoader, Subset
 
 from sambasim.data.batches import batches_of, bind, check, collate
 from sambasim.data.datasets import WatchedDataset
-from sambasim.data.sources import open_source
 from sambasim.errors import InternalError
-from sambasim.ir.mesh import Mesh, copy_mesh
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.grammar import InputSpec
-from sambasim.options.run import RunOptions, resolve_run
 from sambasim.options.training import DataOptions, LossOptions
-from sambasim.pef import map_weights, read
-from sambasim.pef.sources import changed
-from sambasim.records.metrics import EvaluationRecord, PredictionRecord
-from sambasim.runtime.capacity import check_node_memory, default_threads
-from sambasim.runtime.determinism import Stream, derive, repeatable, seed_everything
-from sambasim.runtime.device import DeviceMemory, private_storage
+from sambasim.records.metrics import EvaluationRecord
+from sambasim.runtime.determinism import Stream, derive, seed_everything
+from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.executor import Executor, Steps, outputs_in_order
-from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.replica import input_specs, place_weights
-from sambasim.runtime.setup import check_sources, check_trusted
+from sambasim.runtime.replica import input_specs
 from sambasim.runtime.supervision.status_file import UNWATCHED, Activity
 from sambasim.runtime.transports.base import Transport
-from sambasim.runtime.transports.factory import programs_of
-from sambasim.runtime.transports.in_process import Hub, InProcess, run_together
-from sambasim.runtime.weights import load_weights, write_tensors
+from sambasim.runtime.transports.in_process import run_together
 
 TARGET = "target"
 
@@ -223,92 +212,3 @@ def record(sums: Sums, step: int, epoch: int, has_loss: bool, began_s: float) ->
         accuracy=sums.correct / sums.classified if sums.classified else None,
         evaluation_s=time.perf_counter() - began_s,
     )
-
-
-class PredictionJob:
-    """`run --inference`: predicts the held-out samples, or all if none are held out, distributed over the ranks."""
-
-    def __init__(
-        self, path: Path, options: RunOptions, communicator: Communicator, activity: Activity = UNWATCHED
-    ) -> None:
-        self._activity = activity
-        self._path = path
-        self._options = options
-        self._communicator = communicator
-        self._document = read(path)
-        self._program = self._document.program
-        self._resolved = resolve_run(options, self._document.training_defaults, self._document.data_source)
-        check_trusted(path, self._document, options, communicator)
-
-    def run(self) -> PredictionRecord:
-        with repeatable(self._options.threads or default_threads(self._communicator, 1)):
-            return self._predict()
-
-    def _predict(self) -> PredictionRecord:
-        began_s = time.perf_counter()
-        topology = self._communicator.topology
-        seed = self._resolved.training.seed
-        self._activity.does("opening the data")
-        seed_everything(derive(seed, 0, 0, 0, Stream.SOURCE))
-        source = open_source(self._resolved.data, tuple(input_specs(self._program)))
-        self._activity.waits("waiting for peers to open the data")
-        check_sources(self._communicator, [source], Mesh({}))
-        seed_everything(derive(seed, topology.rank, 0, 0, Stream.DATA))
-        dataset = source.evaluation or source.train
-        total, kept = Sums(), []
-        for sums, outputs in self._evaluator().predict(dataset, topology.rank, topology.world_size):
-            total += sums
-            if self._options.predictions is not None:
-                kept.append(outputs)
-        self._activity.waits("waiting for peers to predict")
-        of_all = sum(self._communicator.all_gather_object(total), Sums())
-        found = record(of_all, 0, 0, self._program.loss is not None, began_s)
-        if self._options.predictions is not None:
-            self._activity.takes_long("saving the predictions")
-            self._save(self._options.predictions, kept)
-        return PredictionRecord(
-            pef_digest=self._document.digest,
-            data=source.name,
-            held_out=source.evaluation is not None,
-            weights=None if self._options.weights is None else str(self._options.weights),
-            samples=found.samples,
-            loss=found.loss,
-            accuracy=found.accuracy,
-            prediction_s=time.perf_counter() - began_s,
-            predictions=None if self._options.predictions is None else str(self._options.predictions),
-            notices=list(changed(self._document)) if topology.rank == 0 else [],
-        )
-
-    def _evaluator(self) -> Evaluator:
-        program = self._program
-        check_node_memory(self._communicator, program.device_bytes * copy_mesh(program.mesh).world_size)
-        weights = dict(map_weights(self._path))
-        if self._options.weights is not None:
-            weights |= load_weights(self._options.weights, program)
-        mesh = copy_mesh(program.mesh)  # this process plays all ranks that hold the model
-        programs = programs_of(program, mesh, range(mesh.world_size))
-        memories = [DeviceMemory(one, private_storage(one.device_bytes)) for one in programs]
-        for rank, memory in enumerate(memories):
-            place_weights(memory.program, memory, weights, mesh.coordinates(rank))
-        hub = Hub(len(memories))
-        transports = [InProcess(memory.program, memories, hub, rank, mesh) for rank, memory in enumerate(memories)]
-        evaluator = Evaluator(program, memories, self._resolved.loss, self._resolved.data, self._activity, transports)
-        evaluator.use_buffers([buffers_of(memory.program, memory) for memory in memories])
-        return evaluator
-
-    def _save(self, path: Path, batches: list[list[Tensor]]) -> None:
-        """Collective. Save the outputs of all samples in dataset order, as `output_0`, `output_1`, …"""
-        own = [torch.cat(parts) for parts in zip(*batches, strict=True)]
-        everybody = self._communicator.gather_object(own)
-        if everybody is None:
-            return
-        columns = zip(*[parts for parts in everybody if parts], strict=True)  # a rank may have no samples
-        tensors = {f"output_{index}": _interleave(parts) for index, parts in enumerate(columns)}
-        write_tensors(path, tensors, "the predictions", "--predictions FILE.safetensors")
-
-
-def _interleave(parts: tuple[Tensor, ...]) -> Tensor:
-    whole = parts[0].new_empty((sum(part.shape[0] for part in parts), *parts[0].shape[1:]))
-    for rank, part in enumerate(parts):
-        whole[rank :: len(parts)] = part
-    return whole

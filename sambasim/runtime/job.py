@@ -41,7 +41,8 @@ from sambasim.runtime.weights import save_weights, state_dict
 
 class TrainingJob:
     """Trains a PEF. Collective: every rank creates one and calls `run`. `activity` is this rank's line of the status
-    file; remedies repeat `command`, which was typed without mpirun."""
+    file; remedies repeat `command`, which was typed without mpirun; `data` replaces the data source. With
+    `keeps_weights`, every rank has the trained `weights` after the run, named as in the model's state_dict."""
 
     def __init__(
         self,
@@ -49,8 +50,14 @@ class TrainingJob:
         observer: RunObserver,
         activity: Activity = UNWATCHED,
         command: Sequence[str] = ("sambasim", "run", "…"),
+        data: object = None,
+        *,
+        keeps_weights: bool = False,
     ) -> None:
         self._activity = activity
+        self._data = data
+        self._keeps_weights = keeps_weights
+        self.weights: Mapping[str, Tensor] = {}
         self._setup = setup
         self._communicator = setup.communicator
         self._observer = observer
@@ -113,11 +120,13 @@ class TrainingJob:
                 evaluation = self._epochs(trainer, evaluator, sources, steps, team, observers)
             self._activity.waits("comparing the weights")
             summary = summarize(setup, team, start, trainer.totals, evaluation, self._saver)
-            if setup.options.save is not None:
+            if setup.options.save is not None or self._keeps_weights:
                 self._activity.takes_long("saving the weights")
                 trained = state_dict(program, whole_tensors(setup, team))
-                if setup.is_first:
+                if setup.is_first and setup.options.save is not None:
                     save_weights(setup.options.save, trained)
+                if self._keeps_weights:
+                    self.weights = self._communicator.broadcast_object(trained)
             self._activity.does("reporting the summary")
             self._observer.ended(summary)
             if self._saver is not None and setup.options.save is None:
@@ -163,7 +172,7 @@ class TrainingJob:
         setup, sources = self._setup, []
         for _ in setup.ranks:
             seed_everything(derive(setup.seed, 0, 0, 0, Stream.SOURCE))
-            sources.append(open_source(setup.resolved.data, tuple(input_specs(setup.program))))
+            sources.append(open_source(setup.resolved.data, tuple(input_specs(setup.program)), self._data))
         self._activity.waits("waiting for peers to open the data")
         check_sources(self._communicator, sources, setup.mesh)
         return sources

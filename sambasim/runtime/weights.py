@@ -71,12 +71,18 @@ def load_weights(path: Path, program: Program) -> Mapping[str, Tensor]:
         raise WeightsError(
             f"{path} is no safetensors file: {error}", remedy="--weights takes what --save wrote"
         ) from error
+    return fitting(tensors, program, str(path))
+
+
+def fitting(tensors: Mapping[str, Tensor], program: Program, source: str) -> Mapping[str, Tensor]:
+    """The parameters and buffers of `program`, by symbol, from `tensors` by the names of a state_dict. Raises
+    WeightsError, which names their `source`, if unfit."""
     wanted = [symbol for symbol in program.symbols.values() if symbol.kind in _SAVED and symbol.torch_names]
     names = {name for symbol in wanted for name in symbol.torch_names}
     missing = [symbol.torch_names[0] for symbol in wanted if symbol.torch_names[0] not in tensors]
     unknown = [name for name in tensors if name not in names]
     if missing or unknown:
-        raise _misfit(path, program, f"missing {_few(missing)}; not in the model {_few(unknown)}")
+        raise _misfit(source, program, f"missing {_few(missing)}; not in the model {_few(unknown)}")
     loaded = {symbol.name: tensors[symbol.torch_names[0]] for symbol in wanted}
     other = [
         f"{symbol.torch_names[0]} is {given} and not {symbol.whole}"
@@ -84,12 +90,12 @@ def load_weights(path: Path, program: Program) -> Mapping[str, Tensor]:
         if (given := _type(loaded[symbol.name])) != str(symbol.whole)
     ]
     if other:
-        raise _misfit(path, program, _few(other))
+        raise _misfit(source, program, _few(other))
     return loaded
 
 
-def _misfit(path: Path, program: Program, why: str) -> WeightsError:
-    what = f"{path} does not fit the PEF {program.name}: {why}"
+def _misfit(source: str, program: Program, why: str) -> WeightsError:
+    what = f"{source} does not fit the PEF {program.name}: {why}"
     return WeightsError(what, remedy="use the weights of a run of this model")
 
 

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
+from sambasim.compiler.torch_optimizers import NOT_IN_A_PEF, options_of_group, plain_number
 from sambasim.errors import OptionError
-from sambasim.optimizers import OPTIMIZERS
-from sambasim.options.load import build
 from sambasim.options.training import OptimizerOptions
 from sambasim.samba.checks.arguments import checks_keywords_beside
 from sambasim.samba.notices import no_such_name
@@ -21,14 +20,6 @@ from sambasim.samba.notices import no_such_name
 __all__ = ["SGD", "Adam", "AdamW"]
 
 Parameters: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
-
-_NOT_IN_A_PEF: Mapping[str, str] = {
-    "amsgrad": "leave it out",
-    "maximize": "leave it out, and let the model return the negated loss",
-    "capturable": "leave it out: it is for graphs of another device",
-    "differentiable": "leave it out",
-}
-"""Options of torch's optimizers that a PEF does not have, with remedies."""
 
 
 class _OnDevice(torch.optim.Optimizer):
@@ -83,14 +74,7 @@ class _OnDevice(torch.optim.Optimizer):
 
     def _options_of(self, group: Mapping[str, Any], index: int) -> OptimizerOptions:
         where = f"samba.optim.{type(self).__name__}, parameter group {index}"
-        for option, remedy in _NOT_IN_A_PEF.items():
-            if group.get(option):
-                raise OptionError(f"the optimizer of a PEF does not have {option}", where=where, remedy=remedy)
-        if self.kind == "adam" and group.get("decoupled_weight_decay"):
-            what = "Adam with decoupled_weight_decay is AdamW"
-            raise OptionError(what, where=where, remedy="samba.optim.AdamW")
-        numbers = {field: plain_number(group[field]) for field in (*OPTIMIZERS[self.kind].defaults, "max_grad_norm")}
-        return build(OptimizerOptions, {"name": self.kind, **numbers}, where=where)
+        return options_of_group(self.kind, group, where, plain_number(group["max_grad_norm"]))
 
 
 class SGD(_OnDevice, torch.optim.SGD):
@@ -128,13 +112,6 @@ def _clip_first(
     return (itself,), {"closure": compute_and_clip}
 
 
-def plain_number(value: Any) -> Any:
-    """A value of a group: of a tensor of one element the number, of a list a tuple."""
-    if isinstance(value, tuple | list):
-        return tuple(map(plain_number, value))
-    return value.item() if isinstance(value, Tensor) else value
-
-
 def __getattr__(name: str) -> object:
     raise no_such_name("sambasim.samba.optim", name, ("SGD", "Adam", "AdamW"))
 
@@ -142,5 +119,5 @@ def __getattr__(name: str) -> object:
 for _one, _of_torch in ((SGD, torch.optim.SGD), (Adam, torch.optim.Adam), (AdamW, torch.optim.AdamW)):
     # Each has its own check of keywords, because torch's optimizers take different ones.
     _taken = tuple(inspect.signature(_of_torch).parameters)
-    _checks = checks_keywords_beside(f"samba.optim.{_one.__name__}", _taken, refused_later=_NOT_IN_A_PEF)
+    _checks = checks_keywords_beside(f"samba.optim.{_one.__name__}", _taken, refused_later=NOT_IN_A_PEF)
     _one.__init__ = _checks(_OnDevice.__init__)  # type: ignore[method-assign]  # the same, checked

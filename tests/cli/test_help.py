@@ -6,6 +6,8 @@ from typing import get_args
 
 import click
 import pytest
+import torch
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from sambasim.cli.compile import compile_command
@@ -103,3 +105,38 @@ def test_a_number_out_of_range(flag: str, number: str) -> None:
     flags = {name: value for name, value in params.items() if name in flags_of("run")}
     with pytest.raises(OptionError, match="must be"):
         resolve_run(run_options(flags, []), OPTIONS.training_defaults(), OPTIONS.data_source())
+
+
+@pytest.mark.parametrize("command", ["compile", "run"])
+def test_six_options_come_first(command: str) -> None:
+    shown = CliRunner().invoke(sambasim, [command, "--help"]).stdout
+    first = shown.partition("Most used:")[2].partition("\n\n")[0]
+    assert len(re.findall(r"^  -", first, re.MULTILINE)) == 6
+    assert shown.index("Example") < shown.index("Most used:") < shown.index("Training:")
+
+
+def test_a_typing_error_gets_the_nearest_name() -> None:
+    assert "Did you mean 'inspect'?" in CliRunner().invoke(sambasim, ["inspct"]).output
+    assert "'--batch-size'" in CliRunner().invoke(sambasim, ["compile", "--batchsize", "3"]).output
+
+
+def test_the_version_names_what_a_report_of_a_bug_needs() -> None:
+    shown = CliRunner().invoke(sambasim, ["--version"]).stdout
+    assert [line.split()[0] for line in shown.splitlines()] == ["sambasim", "Python", "torch", "MPI", "CPU"]
+    assert f"torch    {torch.__version__}\n" in shown
+
+
+def test_completion_knows_commands_options_and_pefs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("net", "nest", "other"):
+        (tmp_path / "out" / name).mkdir(parents=True)
+        (tmp_path / "out" / name / f"{name}.pef").touch()
+    monkeypatch.chdir(tmp_path)
+
+    def completed(*typed: str) -> list[str]:
+        shell = ShellComplete(sambasim, {}, "sambasim", "_SAMBASIM_COMPLETE")
+        return [item.value for item in shell.get_completions([*typed[:-1]], typed[-1])]
+
+    assert completed("in") == ["inspect"]
+    assert completed("run", "--reduce") == ["--reduce-on-rdu"]
+    for typed in (["run", "--pef"], ["run"], ["inspect"], ["verify"], ["simulate"], ["devices", "--pef"]):
+        assert completed(*typed, "ne") == ["nest", "net"], typed

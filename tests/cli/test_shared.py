@@ -3,41 +3,51 @@
 import os
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
 
 from sambasim.cli.terminal import is_terminal
-from tests.support.mpi import run_job
+from tests.support.mpi import mpirun, run_job
 
 OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
 MPICH = {"PMI_SIZE": "2", "PMI_RANK": "0"}
 
 
-@pytest.mark.parametrize(
-    ("environ", "of_launcher", "expected"),
-    [
-        ({}, "/tmp/log.txt", True),
-        (MPICH, "/tmp/log.txt", True),
-        (OPEN_MPI, "/dev/pts/3", True),
-        (OPEN_MPI, "/tmp/log.txt", False),
-        (OPEN_MPI, None, False),
-    ],
-)
-def test_the_stream_of_a_launcher_counts_that_gives_its_ranks_terminals(
-    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], of_launcher: str | None, expected: bool
+@pytest.mark.parametrize(("environ", "expected"), [({}, True), (MPICH, True), (OPEN_MPI, False)])
+def test_a_pseudo_terminal_of_open_mpi_is_none(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], expected: bool
 ) -> None:
-    def link(path: str) -> str:
-        if of_launcher is None:
-            raise PermissionError(path)
-        return of_launcher
-
+    """Open MPI gives one to every rank; that of mpirun counts, and no mpirun started this process."""
     monkeypatch.setattr(os, "environ", environ)
-    monkeypatch.setattr(os, "readlink", link)
     master, slave = os.openpty()
     with open(slave, "w") as stream:
         assert is_terminal(stream) is expected
     os.close(master)
+
+
+_WIDTH = "import sys; from sambasim.cli.terminal import *; print(is_terminal(sys.stdout), terminal_width(sys.stdout))"
+
+
+@pytest.mark.parametrize(("columns", "expected"), [(None, "True 93"), ("70", "True 70")])
+def test_ranks_know_the_terminal_of_mpirun(columns: str | None, expected: str) -> None:
+    master, slave = os.openpty()
+    termios.tcsetwinsize(slave, (24, 93))
+    env = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    env |= {} if columns is None else {"COLUMNS": columns}
+    command = [mpirun(), "-np", "2", sys.executable, "-c", _WIDTH]
+    subprocess.run(command, stdout=slave, stdin=subprocess.DEVNULL, env=env, timeout=60, check=True)
+    assert os.read(master, 1000).decode().split("\r\n")[:2] == [expected, expected]
+    os.close(slave)
+    os.close(master)
+
+
+def test_ranks_whose_output_is_piped_are_on_no_terminal() -> None:
+    command = [mpirun(), "-np", "2", sys.executable, "-c", _WIDTH]
+    env = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60, check=True)
+    assert done.stdout.splitlines() == ["False 200", "False 200"]
 
 
 def test_a_pipe_that_takes_output_in_parts_gets_all_of_it() -> None:

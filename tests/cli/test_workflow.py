@@ -5,10 +5,12 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+import sambasim as ss
 from sambasim.quickstart.digits import DigitsClassifier, digits
 from sambasim.records.metrics import PredictionRecord, SummaryRecord
 from tests.faults.command import Outcome, sambasim
@@ -98,6 +100,20 @@ def test_weights_are_saved_loaded_and_predicted_with(folder: Path) -> None:
     assert (found.samples, found.accuracy) == (360, trained.evaluation.accuracy)
     predictions = load_file(folder / "out.safetensors")
     torch.testing.assert_close(predictions["output_0"], logits)
+
+
+def test_a_training_pef_predicts_samples_without_labels(folder: Path) -> None:
+    images = digits()[1].images[:40]
+    np.savez(folder / "images.npz", image=images.numpy())
+    predict = ["run", "digits", "--inference", "--data", "images.npz", "--predictions", "images.safetensors"]
+    printed = _done(sambasim(predict, folder)).stdout
+    assert "notice: no loss, because the samples have no target" in printed
+    assert "accuracy" not in printed
+    model = DigitsClassifier()
+    model.load_state_dict(ss.load(folder / "out/digits/digits.pef").weights)
+    assert torch.allclose(load_file(folder / "images.safetensors")["output_0"], model.eval()(images), atol=1e-6)
+    refused = sambasim(["run", "digits", "--data", "images.npz", "--emulate-replicas", "2"], folder)
+    assert "lacks target" in refused.stderr
 
 
 def test_an_inference_pef_holds_no_training(folder: Path) -> None:

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import plotly.graph_objects
 import pytest
 
 from sambasim.costs.cut import Level
@@ -22,7 +23,7 @@ from sambasim.simulation.prediction import Prediction, predict
 from tests.pef.samples import inference_program, sample_program
 
 DIGEST = "0123456789abcdef" * 4
-MOST_BYTES = 6_000_000
+MOST_BYTES = 1_500_000
 PREDICTED = ["summary", "timeline", "sections", "pipeline", "memory", "scaling", "operators", "grounds"]
 MEASURED = ["measured", "learning", "run-time", "run-mean", "run-summary"]
 
@@ -123,6 +124,9 @@ def test_it_has_every_part(text: str) -> None:
     assert isinstance(figures, dict)
     assert set(figures) <= set(page.ids("div"))
     assert len(figures) == 9
+    for figure in figures.values():
+        plotly.graph_objects.Figure(**figure)  # raises for a property that plotly does not know
+        assert {trace["type"] for trace in figure["data"]} <= {"scatter", "bar"}, "what the basic bundle draws"
     assert "logreg.py" in page.scripts[0]
     assert "return self.lin_layer(x)" in page.scripts[0]
 

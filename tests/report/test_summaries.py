@@ -36,7 +36,7 @@ def run(**changes: object) -> SummaryRecord:
 
 
 def printed(record: SummaryRecord, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    show(*step_times(record))
+    show(*step_times(record, predicts=True))
     return [line for line in capsys.readouterr().out.splitlines() if line.strip()]
 
 
@@ -70,6 +70,13 @@ def test_what_is_not_the_same_on_both_sides_is_said(capsys: pytest.CaptureFixtur
 def test_a_run_without_a_prediction_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(run(predicted=None, not_predicted="one replica needs too much"), capsys)
     assert lines[-1:] == ["no predicted times: one replica needs too much"]
+
+
+def test_only_what_was_measured_is_shown_unless_predictions_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    show(*step_times(run()))
+    shown = capsys.readouterr().out
+    assert "measured on this machine" in shown
+    assert "predict" not in shown
 
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -15,7 +15,7 @@ from sambasim.report.page.overview import caveat, facts_line, grounds, memory, s
 from sambasim.report.page.replicas import scaling, timeline
 from sambasim.report.page.run import measured_parts, mesh_facts
 from sambasim.report.page.sections import operators, pipeline, sections_part
-from sambasim.report.page.ui import Html, Part, element, for_script, joined, plotly_script
+from sambasim.report.page.ui import Html, Part, element, for_script, joined
 from sambasim.simulation.mesh import MeshStep
 from sambasim.simulation.prediction import Prediction
 
@@ -68,7 +68,7 @@ def measured_page(run: RunRecords, name: str) -> str:
 
 
 def _page(name: str, facts: Sequence[tuple[str, str]], note: Html, parts: Sequence[Part]) -> str:
-    library, script = plotly_script(), _own("page.js")
+    library, script = _own("plotly-basic.min.js"), _own("page.js")
     data: dict[str, object] = {key: value for part in parts for key, value in part.data.items()}
     data["figures"] = {id_: drawn for part in parts for id_, drawn in part.figures.items()}
     of = (element("div", element("dt", key), element("dd", value, title=value)) for key, value in facts)

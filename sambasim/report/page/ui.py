@@ -2,13 +2,11 @@
 
 import html
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
-
-import plotly.graph_objects
-import plotly.offline
 
 from sambasim.costs.price import Bound
 from sambasim.ir.graph import SectionKind
@@ -123,13 +121,8 @@ def bars(count: int, gap: float) -> tuple[dict[str, object], float]:
     return ({"color": "white", "width": 0.5}, gap) if count <= _MOST_APART else ({"width": 0}, 0.0)
 
 
-def plotly_script() -> Html:
-    """The plotly library, to be inlined. It contains no `</script`."""
-    return Html(str(plotly.offline.get_plotlyjs()))
-
-
 def figure(traces: Sequence[Trace], **layout: object) -> Figure:
-    """A figure in the style of the page. Raises ValueError for a property that plotly does not know."""
+    """A figure in the style of the page."""
     style = {
         "template": {},
         "font": _FONT,
@@ -140,9 +133,7 @@ def figure(traces: Sequence[Trace], **layout: object) -> Figure:
         "legend": LEGEND,
         "dragmode": "zoom",
     }
-    drawn = plotly.graph_objects.Figure(data=list(map(dict, traces)), layout=style | layout)
-    checked: Figure = json.loads(drawn.to_json())
-    return checked
+    return {"data": list(map(dict, traces)), "layout": style | layout}
 
 
 def axis(title: str, **more: object) -> dict[str, object]:
@@ -150,7 +141,9 @@ def axis(title: str, **more: object) -> dict[str, object]:
 
 
 def lines(name: str, x: Sequence[float], y: Sequence[float | None], **more: object) -> Trace:
-    return {"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y, **more}
+    """A line with gaps where a value is None or not finite."""
+    drawn = [None if value is None or not math.isfinite(value) else value for value in y]
+    return {"type": "scatter", "mode": "lines", "name": name, "x": x, "y": drawn, **more}
 
 
 MOST_SPANS = 5000

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from glob import escape
 from pathlib import Path
 from typing import Self
 
@@ -120,13 +121,16 @@ class StatusFile:
 
     @classmethod
     def create(cls, folders: Sequence[Path], name: str, local_size: int) -> Self:
-        """A new file in the first of `folders` that can be written. Raises MachineError if none can."""
+        """A new file in the first of `folders` that can be written, in place of those of earlier runs that were killed.
+        Raises MachineError if none can."""
         reasons = []
         for folder in folders:
             path = folder / name
             try:
                 _write(path, local_size)
-                return cls(path)
+                created = cls(path)
+                _remove_earlier(folder, name)
+                return created
             except (OSError, ValueError) as error:
                 with suppress(OSError):
                     path.unlink()
@@ -177,6 +181,21 @@ def prepare(state: State, doing: str) -> bytes:
 def name_of(title: str, host_name: str, pid: int) -> str:
     """The name of a status file; `pid` is that of the rank that creates it."""
     return "-".join(part for part in (title, "ranks", re.sub(r"[^\w.]", "_", host_name), str(pid)) if part) + ".txt"
+
+
+def _remove_earlier(folder: Path, name: str) -> None:
+    """Remove the files of earlier runs of this PEF on this host, of which no process is left."""
+    for path in folder.glob(f"{escape(name.rpartition('-')[0])}-*.txt"):
+        creator = path.stem.rpartition("-")[2]
+        if path.name == name or not creator.isdecimal() or _exists(int(creator)):
+            continue
+        with suppress(OSError, ValueError):
+            if not any(_exists(status.pid) for status in StatusFile(path).ranks()):
+                path.unlink()
+
+
+def _exists(pid: int) -> bool:
+    return pid > 0 and os.path.exists(f"/proc/{pid}")
 
 
 def _write(path: Path, local_size: int) -> None:

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 
+from sambasim.compiler.torch_optimizers import plain_number
 from sambasim.ir.graph import SectionKind
 from sambasim.runtime.weights import tensor_sha256
 from sambasim.samba import context
 from sambasim.samba.checks.findings import Finding, app_line, reporter
 from sambasim.samba.machine import Machine
-from sambasim.samba.optim import plain_number
 from sambasim.samba.request import Optimizer
 
 _OPTIONS = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "betas", "eps", "max_grad_norm")

@@ -1,5 +1,8 @@
 """The status file of a node: each rank writes its own line only, and other ranks and people can read it."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,3 +86,23 @@ def test_the_first_folder_that_can_be_written_is_taken(tmp_path: Path) -> None:
 def test_each_host_and_run_has_a_file_name_of_its_own() -> None:
     assert name_of("net", "node7.cluster", 12) == "net-ranks-node7.cluster-12.txt"
     assert name_of("", "a/b", 12) == "ranks-a_b-12.txt"
+
+
+def test_a_new_file_takes_the_place_of_those_of_runs_that_were_killed(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+
+    def of(title: str, host: str, creator: int, rank: int) -> Path:
+        made = StatusFile.create([tmp_path], name_of(title, host, creator), 1)
+        made.activity(0).begin(0, host, rank)
+        return made.path
+
+    others = [of("other", "a", ended.pid, ended.pid), of("net", "b", ended.pid, ended.pid)]
+    killed, alive = of("net", "a", ended.pid, ended.pid), of("net", "a", os.getpid(), os.getpid())
+    assert not killed.exists()
+    assert alive.exists()
+    orphans = of("net", "a", ended.pid, os.getpid())  # its creator has ended, and another rank lives
+    assert of("net", "a", os.getppid(), os.getppid()).exists()
+    assert orphans.exists()
+    assert alive.exists()
+    assert all(path.exists() for path in others), "of another PEF, and of another host"

@@ -1,0 +1,127 @@
+"""What a script gives as live objects, as the rest of sambasim takes it: batches, data sets, losses and optimizers."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from sambasim.compiler.step import NAMED_LOSSES, Loss
+from sambasim.compiler.torch_optimizers import options_of_optimizer
+from sambasim.data.batches import Batch, values_of
+from sambasim.data.files import ArraysDataset
+from sambasim.errors import DataError, OptionError
+from sambasim.options.training import LOSS_ARGUMENTS
+
+_MODULES: Mapping[type[nn.Module], str] = {
+    nn.CrossEntropyLoss: "cross_entropy",
+    nn.NLLLoss: "nll",
+    nn.MSELoss: "mse",
+    nn.L1Loss: "l1",
+    nn.SmoothL1Loss: "smooth_l1",
+    nn.HuberLoss: "huber",
+    nn.BCEWithLogitsLoss: "bce_with_logits",
+    nn.KLDivLoss: "kl_div",
+}
+
+
+def batch_of(example: object) -> Batch:
+    """A batch of tensors: one, several by position, or by name. Raises DataError for values without a common first
+    axis."""
+    for name, value in values_of(example):
+        if not isinstance(value, Tensor | np.ndarray):
+            what = f"{name} of the example is of type {type(value).__name__}, which is no tensor"
+            raise DataError(what, remedy="give tensors or numpy arrays, side by side in one tuple or dict")
+    batch: Batch = _each(example, torch.as_tensor)
+    sizes = {name: len(value) if value.ndim else 0 for name, value in values_of(batch) if isinstance(value, Tensor)}
+    if not sizes or 0 in sizes.values() or len(set(sizes.values())) > 1:
+        found = ", ".join(f"{name} has {size or 'none'}" for name, size in sizes.items()) or "there is none"
+        raise DataError(
+            f"the first axis of every value of the example must be the samples of one batch: {found}",
+            remedy="give what a DataLoader gives: (x, target), or {name: tensor}",
+        )
+    return batch
+
+
+def size_of(batch: Batch) -> int:
+    return next(len(value) for _, value in values_of(batch) if isinstance(value, Tensor))
+
+
+def first_samples(batch: Batch, count: int) -> Batch:
+    first: Batch = _each(batch, lambda tensor: tensor[:count])
+    return first
+
+
+def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """`value` with `change` of each tensor inside of dicts, tuples and lists."""
+    if isinstance(value, Mapping):
+        return {str(name): _each(one, change) for name, one in value.items()}
+    if isinstance(value, tuple | list):
+        return [_each(one, change) for one in value]
+    return change(value)
+
+
+def data_of(data: object) -> object:
+    """`data` as a data function returns it: tensors and arrays become a data set. Raises DataError for a DataLoader."""
+    if isinstance(data, DataLoader):
+        raise DataError(
+            "data is a DataLoader, and sambasim makes the batches itself",
+            remedy="data=loader.dataset; the batch size is that of the example when the model was compiled",
+        )
+    if isinstance(data, tuple) and all(isinstance(one, Tensor | np.ndarray) for one in data) and data:
+        tensors = [torch.as_tensor(one) for one in data]
+        sizes = [len(one) if one.ndim else 0 for one in tensors]
+        if len(set(sizes)) > 1:
+            found = ", ".join(map(str, sizes))
+            raise DataError(f"data are arrays of {found} samples", remedy="give as many samples in each of them")
+        return TensorDataset(*tensors)
+    if isinstance(data, tuple) and len(data) == 2:
+        return tuple(map(data_of, data))
+    if isinstance(data, Mapping):
+        return ArraysDataset({str(name): torch.as_tensor(value) for name, value in data.items()})
+    if isinstance(data, Tensor | np.ndarray):
+        return TensorDataset(torch.as_tensor(data))
+    return data
+
+
+def loss_of(loss: object) -> tuple[dict[str, object] | None, Loss | None]:
+    """The `[loss]` table of a loss that has a name here, which gives an accuracy too, and else a function. Raises
+    OptionError for what cannot be called."""
+    if loss is None:
+        return None, None
+    if isinstance(loss, str):
+        return {"name": loss}, None
+    name = _MODULES.get(type(loss)) if isinstance(loss, nn.Module) else None
+    if name is not None and _is_plain(loss, name):
+        return {"name": name, "args": {one: getattr(loss, one) for one in LOSS_ARGUMENTS[name]}}, None
+    for name, function in NAMED_LOSSES.items():
+        if loss is function and name != "kl_div":  # whose mean is that of elements
+            return {"name": name}, None
+    if isinstance(loss, type) or not callable(loss):
+        raise OptionError(
+            f"loss is {loss!r}, which is no loss function",
+            remedy="a name such as 'cross_entropy', torch.nn.CrossEntropyLoss(), or a function of outputs and target",
+        )
+    called: Callable[..., Any] = loss
+    return None, lambda outputs, target: called(outputs, target)
+
+
+def _is_plain(loss: Any, name: str) -> bool:
+    """Whether its mean is that of the loss called `name`: over all elements, without weights."""
+    mean = "batchmean" if name == "kl_div" else "mean"
+    weights = [getattr(loss, one, None) for one in ("weight", "pos_weight")]
+    return loss.reduction == mean and all(one is None for one in weights)
+
+
+def optimizer_of(optimizer: object, model: nn.Module) -> dict[str, object]:
+    """The `[optimizer]` table. Raises OptionError for what is neither a name nor an optimizer of torch."""
+    if isinstance(optimizer, str):
+        return {"name": optimizer}
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return options_of_optimizer(optimizer, model).model_dump(exclude_none=True)
+    raise OptionError(
+        f"optimizer is of type {type(optimizer).__name__}",
+        remedy="a name such as 'adamw', or torch.optim.AdamW(model.parameters(), lr=1e-3)",
+    )

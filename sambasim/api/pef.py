@@ -1,0 +1,136 @@
+"""Compile a live model in Python, or load what was compiled."""
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sambasim.api.given import batch_of, first_samples, loss_of, optimizer_of, size_of
+from sambasim.api.ranks import on_first
+from sambasim.cli.terminal import phases
+from sambasim.compiler.compile import compile_model
+from sambasim.compiler.front import inputs_of
+from sambasim.errors import ModelError
+from sambasim.ir.program import Program
+from sambasim.options.compile import options_in_python
+from sambasim.pef import PefDocument, locate, map_weights, peek, read
+from sambasim.report.inspect import Contents, contents
+from sambasim.report.inspect_tables import inspection, summary_table
+from sambasim.report.shown import Shown, Tables
+from sambasim.report.summaries import next_command
+from sambasim.runtime.weights import state_dict
+
+
+class Pef(Shown):
+    """A compiled model on disk: its program, its weights, and how it was compiled. `notices` are those of `compile`."""
+
+    def __init__(self, path: Path, notices: tuple[str, ...] = ()) -> None:
+        self.path = path
+        self.notices = notices
+
+    @cached_property
+    def document(self) -> PefDocument:
+        return read(self.path)
+
+    @property
+    def program(self) -> Program:
+        return self.document.program
+
+    @property
+    def name(self) -> str:
+        return self.program.name
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the PEF, in hexadecimal."""
+        return self.document.digest
+
+    @property
+    def command(self) -> str:
+        """The command that runs it."""
+        return next_command(self.program, self.path)
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """Copies of its parameters and buffers, by the names of the model's `state_dict`."""
+        held = dict(map_weights(self.path))
+        return dict(state_dict(self.program, held.__getitem__))
+
+    @cached_property
+    def contents(self) -> Contents:
+        """What `sambasim inspect --json` prints."""
+        return contents(self.path, peek(self.path), self.document)
+
+    def inspect(self, *, everything: bool = False) -> Tables:
+        """Its sections, operators and sizes; with `everything` also symbols, runtime arguments and options."""
+        return Tables([inspection(self.contents, everything=everything)], self.contents)
+
+    def parts(self) -> list[RenderableType]:
+        return [summary_table(self.contents), *(f"notice: {notice}" for notice in self.notices)]
+
+    def __repr__(self) -> str:
+        graph = self.program.training or self.program.evaluation
+        return f"Pef({str(self.path)!r}: {len(graph.sections)} sections, {len(graph.nodes)} operators)"
+
+
+def compile(
+    model: nn.Module,
+    example: object,
+    *,
+    loss: str | Callable[..., Any] | None = None,
+    optimizer: str | Optimizer = "adamw",
+    name: str | None = None,
+    quiet: bool = False,
+    **options: Any,
+) -> Pef:
+    """Capture the training step of a live model, and write it as `out/NAME/NAME.pef`, with the model's weights.
+
+    example: one batch of a replica, batch first: `(x, target)` by position, or `{"x": x, "target": y}` by name
+    loss: a name (`"cross_entropy"`), a loss of torch, or a function `(outputs, target) -> mean`, for which the last
+        value of the example is the target; None for a model that returns its loss first
+    optimizer: a name, whose options are flags (`lr=3e-4`), or an optimizer of torch with one parameter group
+    name: of the PEF; by default that of the model's class, in lower case
+    quiet: print no progress
+    options: flags of `sambasim compile` by keyword, such as `data_parallel=True, world_size=2, output_folder="out"`
+
+    The model is not changed. Under mpirun rank 0 compiles, and every rank returns the PEF. Raises OptionError,
+    ModelError, CaptureError and DataError.
+    """
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"the model is of type {type(model).__name__}, not a torch.nn.Module")
+
+    def compiled() -> Pef:
+        batch = batch_of(example)
+        table, function = loss_of(loss)
+        tables: dict[str, object] = {"training": {"batch_size": size_of(batch)}}
+        if not options.get("inference"):
+            tables["optimizer"] = optimizer_of(optimizer, model)
+        if table is not None:
+            tables["loss"] = table
+        flags = {"pef_name": name or type(model).__name__.lower(), **options}
+        chosen = options_in_python(tables, flags)
+        named = None if loss is None else chosen.loss.name if chosen.loss else getattr(loss, "__name__", "given")
+        micro = first_samples(batch, chosen.micro_batch_size)
+        inputs, by_keyword = inputs_of(micro, model, named, inference=chosen.inference)
+        with phases(quiet=quiet) as on_phase:
+            given = None if chosen.inference else function
+            done = compile_model(model, inputs, chosen, by_keyword=by_keyword, loss=given, on_phase=on_phase)
+        return Pef(done.path, done.notices)
+
+    return on_first(compiled)
+
+
+def load(pef: str | Path, *, output_folder: str | Path = "out") -> Pef:
+    """The PEF at a path, or NAME for `out/NAME/NAME.pef`. Raises OptionError if there is none, PefError if it is not
+    valid."""
+    found = Pef(locate(str(pef), Path(output_folder)))
+    found.document  # noqa: B018 (reads it, and checks it)
+    return found
+
+
+def opened(pef: Pef | str | Path) -> Pef:
+    return pef if isinstance(pef, Pef) else load(pef)

@@ -1,0 +1,132 @@
+"""Predict with a PEF, and predict what a device would do, in Python."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from torch import Tensor
+
+from sambasim.api.given import data_of
+from sambasim.api.pef import Pef, opened
+from sambasim.api.ranks import command, connected, supervised
+from sambasim.api.training import Run
+from sambasim.cli.prediction import Question, paths, predicted
+from sambasim.cli.run_checks import checked_pef
+from sambasim.options.run import run_options
+from sambasim.records.metrics import PredictionRecord
+from sambasim.report.mesh import mesh_json, mesh_report
+from sambasim.report.shown import Shown, Tables
+from sambasim.report.simulation import scaling_records, scaling_table, simulation_json, simulation_report
+from sambasim.runtime.prediction import PredictionJob
+from sambasim.units import format_seconds
+
+_SLOWEST = 10
+
+
+class Prediction(Shown):
+    """The outputs of the model for all samples, in the order of the data, and the mean loss and accuracy where samples
+    have labels. `record` is what `sambasim run --inference --json` prints."""
+
+    def __init__(self, outputs: list[Tensor], record: PredictionRecord) -> None:
+        self.outputs = outputs
+        self.record = record
+        self.loss = record.loss
+        self.accuracy = record.accuracy
+
+    def parts(self) -> list[RenderableType]:
+        return ["\n".join([repr(self), *(f"notice: {notice}" for notice in self.record.notices)])]
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{list(output.shape)}" for output in self.outputs)
+        facts = [f"{self.record.samples} samples in {format_seconds(self.record.prediction_s)} (measured)"]
+        facts += [f"outputs {shapes}"] if shapes else []
+        facts += [f"loss {self.loss:.4f}"] if self.loss is not None else []
+        facts += [f"accuracy {self.accuracy:.2%}"] if self.accuracy is not None else []
+        return f"Prediction({', '.join(facts)})"
+
+
+def predict(
+    pef: Pef | str | Path,
+    data: object = None,
+    *,
+    weights: Run | Mapping[str, Tensor] | str | Path | None = None,
+    **options: Any,
+) -> Prediction:
+    """Run the model of a PEF on a data set, in evaluation mode. Under mpirun, ranks share the samples.
+
+    data: as for `run`; labels may be left out. Of a pair, the second is predicted
+    weights: a run, a `state_dict`, or a file of `--save`; None for those in the PEF
+    options: flags of `sambasim run --inference` by keyword, such as `threads=4`
+
+    Raises OptionError, DataError, and WeightsError for weights of another model.
+    """
+    world, given = connected(), opened(pef)
+    flags: dict[str, object] = {"pef": str(given.path), "inference": True, **options}
+    if isinstance(data, str):
+        flags["data"] = data
+    if isinstance(weights, str | Path):
+        flags["weights"] = Path(weights)
+    chosen = run_options(flags, ())
+    path, mesh = checked_pef(chosen, Path("out"), world, command())
+    live = None if isinstance(data, str) else data_of(data)
+    held = weights.weights if isinstance(weights, Run) else weights if isinstance(weights, Mapping) else None
+    with supervised(world, path, mesh, chosen.sync_timeout) as activity:
+        job = PredictionJob(path, chosen, world, activity, live, held, keeps_outputs=True)
+        record = job.run()
+        outputs = world.broadcast_object(job.outputs)
+    return Prediction(outputs, record)
+
+
+class Simulation(Tables):
+    """What is predicted for a device, one record for each batch size or number of ranks, as `sambasim simulate --json`
+    prints it. Nothing of it is measured."""
+
+    record: list[dict[str, Any]]
+
+    @property
+    def step_s(self) -> float:
+        """The predicted seconds of a step, of the first record."""
+        return float(self.record[0]["predicted_s"])
+
+
+def simulate(
+    pef: Pef | str | Path,
+    *,
+    arch: str | None = None,
+    num_tiles: int | None = None,
+    level: str | None = None,
+    batch_sizes: Sequence[int] = (),
+    replicas: Sequence[int] = (1,),
+    sync: str = "host,rdu",
+    cluster: str | None = None,
+) -> Simulation:
+    """Predict a training step on a device: its time, its limits, its scaling. Nothing is run.
+
+    pef: a PEF, or a config (`"net.toml"`) or a model (`"net.py:Net"`), which is captured without memory
+    arch, num_tiles, level, batch_sizes: the device, the tiles of a replica, `"o0"` to `"o3"`, the samples of a replica;
+        by default as compiled
+    replicas, sync, cluster: numbers of replicas, by which paths they sync, and the machine
+
+    Raises OptionError, and PefError for a PEF that is not valid.
+    """
+    question = Question(
+        subject=str(pef.path if isinstance(pef, Pef) else pef),
+        output_folder=Path("out"),
+        arch=arch,
+        num_tiles=num_tiles,
+        level=level,
+        batch_sizes=tuple(batch_sizes),
+        replicas=tuple(replicas),
+        cluster=cluster,
+    )
+    ways = paths(sync)
+    found = predicted(question, ways, quiet=True)
+    if found.meshes:
+        lines = [line for steps in found.meshes for line in mesh_json(steps)]
+        return Simulation([part for steps in found.meshes for part in mesh_report(steps)], list(map(json.loads, lines)))
+    parts = [part for facts in found.alone for part in simulation_report(facts, _SLOWEST)]
+    rows = [row for facts in found.alone for row in scaling_records(facts, ways)]
+    tables = [scaling_table(rows)] if len(rows) > 1 else []
+    return Simulation([*parts, *tables], [json.loads(simulation_json(facts, ways)) for facts in found.alone])

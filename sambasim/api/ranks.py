@@ -1,0 +1,102 @@
+"""The ranks of a script: this process alone, or those that mpirun started, which all call the same functions."""
+
+import os
+import random
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar, cast
+
+import numpy as np
+import torch
+
+from sambasim.cli.terminal import exit_code_of, report_error
+from sambasim.errors import SambasimError
+from sambasim.ir.mesh import Mesh
+from sambasim.runtime.communicator import connect
+from sambasim.runtime.launcher import find_launcher
+from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.single_rank import single_rank
+from sambasim.runtime.supervision.status_file import Activity
+from sambasim.runtime.supervision.supervisor import Failure, Supervisor
+
+T = TypeVar("T")
+
+_FIRST_REPORTS_S = 2.0
+
+
+def connected() -> Communicator:
+    """Collective at its first call. The ranks that mpirun started; else one, without MPI."""
+    launcher = find_launcher(os.environ)
+    return single_rank(socket.gethostname()) if launcher is None or launcher.world_size == 1 else _of_mpirun()
+
+
+@cache
+def _of_mpirun() -> Communicator:
+    """From now on an exception that ends this process ends the others too, which would wait for it."""
+    world, hook = connect(command()), sys.excepthook
+
+    def end_all(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if world.rank:
+            time.sleep(_FIRST_REPORTS_S)  # an error that all ranks have is printed by the first
+        hook(kind, error, trace)
+        world.abort(1)
+
+    sys.excepthook = end_all
+    return world
+
+
+def command() -> list[str]:
+    """What was typed, without mpirun."""
+    return ["python", *sys.argv]
+
+
+def on_first(work: Callable[[], T]) -> T:
+    """Collective. What `work` returns, or raises, on rank 0."""
+    world = connected()
+    found: tuple[T | None, SambasimError | None] | None = None
+    if world.rank == 0:
+        try:
+            found = work(), None
+        except SambasimError as error:
+            if world.world_size == 1:
+                raise
+            found = None, error
+    result, failure = world.broadcast_object(found)
+    if failure is not None:
+        raise failure
+    return cast("T", result)
+
+
+@contextmanager
+def supervised(world: Communicator, path: Path, mesh: Mesh, timeout_s: float) -> Iterator[Activity]:
+    """Collective. Within the block, an error of one rank ends all of them, and is printed once; one rank alone raises
+    it. `mesh`: that of the ranks. Random numbers of this process are as before afterwards."""
+    with _kept_random_state(), Supervisor(world, report=_report, exit_code=exit_code_of) as supervisor:
+        supervisor.start([path.resolve().parent, Path(tempfile.gettempdir())], path.stem, timeout_s, mesh)
+        yield supervisor.activity
+        supervisor.finish()
+    supervisor.release()
+    world.barrier()  # the status file of the next run has the same name
+    world.close()
+
+
+def _report(failure: Failure) -> None:
+    report_error(failure.error, failure.reporter, [("doing", failure.doing)] if failure.doing else [])
+
+
+@contextmanager
+def _kept_random_state() -> Iterator[None]:
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])

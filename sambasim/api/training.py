@@ -1,0 +1,142 @@
+"""Train a PEF in Python."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from torch import Tensor, nn
+
+from sambasim.api.given import data_of
+from sambasim.api.pef import Pef, opened
+from sambasim.api.ranks import command, connected, supervised
+from sambasim.cli.progress import RunProgress
+from sambasim.cli.run_checks import checked_pef
+from sambasim.errors import LaunchError, OptionError
+from sambasim.options.run import RunOptions, run_options
+from sambasim.records.metrics import EvaluationRecord, SummaryRecord
+from sambasim.report.shown import Shown, sparkline
+from sambasim.report.summaries import step_times
+from sambasim.runtime.job import TrainingJob
+from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.run_observer import MetricsFile, RunObserver, RunObservers, Step
+from sambasim.runtime.setup import set_up
+from sambasim.units import format_seconds
+
+
+class Run(Shown):
+    """A run that has ended: the loss of each step, the evaluations, the trained weights by the names of the model's
+    `state_dict`, and the `summary` of `sambasim run --json`."""
+
+    def __init__(
+        self,
+        name: str,
+        losses: list[float],
+        evaluations: list[EvaluationRecord],
+        weights: Mapping[str, Tensor],
+        summary: SummaryRecord,
+    ) -> None:
+        self.name = name
+        self.losses = losses
+        self.evaluations = evaluations
+        self.weights = dict(weights)
+        self.summary = summary
+
+    def load_into(self, model: nn.Module) -> nn.Module:
+        """Gives `model` the trained weights, and returns it."""
+        model.load_state_dict(self.weights)
+        return model
+
+    @cached_property
+    def accuracy(self) -> float | None:
+        """Of the last evaluation."""
+        return self.evaluations[-1].accuracy if self.evaluations else None
+
+    def parts(self) -> list[RenderableType]:
+        lines = [repr(self), f"loss {sparkline(self.losses)}"]
+        for one in self.evaluations[-1:]:
+            facts = [f"loss {one.loss:.4f}"] if one.loss is not None else []
+            facts += [f"accuracy {one.accuracy:.2%}"] if one.accuracy is not None else []
+            lines.append(f"held out {one.samples} samples: {', '.join(facts)}")
+        return ["\n".join(lines), *(step_times(self.summary) if self.losses else ())]
+
+    def __repr__(self) -> str:
+        summary = self.summary
+        replicas = f"{summary.world_size} replica{'s' * (summary.world_size > 1)}"
+        took = f"{len(self.losses)} steps on {replicas} in {format_seconds(summary.training_s)} (measured)"
+        return f"Run({self.name}: {took}, loss {summary.loss_first:.4f} -> {summary.loss_last:.4f})"
+
+
+def run(
+    pef: Pef | str | Path,
+    data: object = None,
+    *,
+    replicas: int | None = None,
+    quiet: bool = False,
+    **options: Any,
+) -> Run:
+    """Train a PEF, in this process or as the ranks of `mpirun -np N python SCRIPT`; any number of times.
+
+    data: arrays or tensors side by side, `(x, target)` or `{"x": x, "target": y}`; a map-style data set; a pair of
+        them, to train and to evaluate; a string as for `--data`; None for what the PEF names
+    replicas: how many this process runs in turn, by default the fewest that the PEF allows; under mpirun, its ranks
+    quiet: print no progress
+    options: flags of `sambasim run` by keyword, such as `epochs=3, lr=1e-3, reduce_on_rdu=True, save="w.safetensors"`
+
+    Each call starts from the weights of the PEF, or those of `weights="FILE"`. The bits are the same in one process and
+    under mpirun. Raises OptionError, LaunchError, DataError and NumericsError.
+    """
+    world, given = connected(), opened(pef)
+    chosen = _options(given, data, replicas, options, world)
+    path, mesh = checked_pef(chosen, Path("out"), world, command())
+    recorder = _Recorder()
+    observers: list[RunObserver] = [recorder]
+    if world.rank == 0 and not quiet:
+        observers.append(RunProgress(predicts=chosen.predict))
+    if world.rank == 0 and chosen.metrics is not None:
+        observers.append(MetricsFile(chosen.metrics))
+    with supervised(world, path, mesh, chosen.sync_timeout) as activity:
+        setup = set_up(path, chosen, world)
+        live = None if isinstance(data, str) else data_of(data)
+        job = TrainingJob(setup, RunObservers(observers), activity, command(), live, keeps_weights=True)
+        summary = job.run()
+    return Run(given.name, recorder.losses, recorder.evaluations, job.weights, summary)
+
+
+def _options(
+    pef: Pef, data: object, replicas: int | None, options: Mapping[str, object], world: Communicator
+) -> RunOptions:
+    """Raises OptionError for flags that are not for Python, LaunchError if mpirun started other replicas."""
+    instead = {"emulate_replicas": "replicas=N", "inference": "sambasim.predict", "pef": "the first argument"}
+    instead |= {"predictions": "sambasim.predict", "json": "the summary of the result"}
+    for name in options:
+        if name in instead:
+            raise OptionError(f"sambasim.run takes no {name}", remedy=f"it is {instead[name]}")
+    flags: dict[str, object] = {"pef": str(pef.path), **options}
+    if isinstance(data, str):
+        flags["data"] = data
+    ranks, of_replica = world.world_size, pef.program.ranks_of_replica
+    if ranks == 1:
+        count = replicas or pef.program.world_size
+        return run_options(flags | ({"emulate_replicas": count} if count * of_replica > 1 else {}), ())
+    chosen = run_options(flags, ())
+    started = (ranks - (chosen.parameter_servers or 0)) // (1 if chosen.one_process_per_replica else of_replica)
+    if replicas not in (None, started):
+        raise LaunchError(
+            f"replicas is {replicas}, and mpirun started {started}",
+            remedy="leave out replicas, or start as many ranks as they need",
+        )
+    return chosen
+
+
+class _Recorder(RunObserver):
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.evaluations: list[EvaluationRecord] = []
+
+    def stepped(self, step: Step) -> None:
+        self.losses.append(step.loss)
+
+    def evaluated(self, record: EvaluationRecord) -> None:
+        self.evaluations.append(record)

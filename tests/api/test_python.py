@@ -1,0 +1,286 @@
+"""The Python API in one process: live models, losses, optimizers and data, any number of runs."""
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import sambasim as ss
+from sambasim.errors import DataError, ModelError, OptionError, WeightsError
+from sambasim.report.shown import sparkline
+
+POINTS = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
+LABELS = (POINTS.norm(dim=1) > 1.2).long()
+TRAIN, HELD_OUT = (POINTS[:320], LABELS[:320]), (POINTS[320:], LABELS[320:])
+BATCH = (POINTS[:32], LABELS[:32])
+
+
+def net() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pefs")
+
+
+@pytest.fixture(scope="module")
+def pef(folder: Path) -> ss.Pef:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    two: dict[str, Any] = {"data_parallel": True, "world_size": 2, "name": "net"}
+    return compiled(folder, model, loss=nn.CrossEntropyLoss(), optimizer=optimizer, **two)
+
+
+def compiled(folder: Path, model: nn.Module, example: object = BATCH, **options: Any) -> ss.Pef:
+    return ss.compile(model, example, quiet=True, output_folder=folder, **{"name": "other", **options})
+
+
+def trained(pef: ss.Pef, data: object = TRAIN, **options: Any) -> ss.Run:
+    return ss.run(pef, data, quiet=True, **{"steps": 4, **options})
+
+
+def test_the_names_are_loaded_at_their_first_use() -> None:
+    code = "import sys, sambasim as ss; print(dir(ss), 'torch' in sys.modules); ss.Pef; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    names = ["Pef", "Prediction", "Run", "SambasimError", "Simulation", "compile", "load", "predict", "run", "simulate"]
+    assert done.stdout == f"{sorted([*names, '__version__'])} False\nTrue\n"
+    assert sorted(vars(ss)["__all__"]) == names
+    stub = Path(str(ss.__file__)).with_suffix(".pyi").read_text(encoding="utf-8")
+    assert all(f"import {name} as {name}\n" in stub for name in names)
+    with pytest.raises(AttributeError, match="it has Pef, Prediction"):
+        ss.compiled  # type: ignore[attr-defined]  # noqa: B018 (the name is wrong)
+
+
+def test_a_pef_has_the_weights_of_the_live_model_and_loads_again(pef: ss.Pef, folder: Path) -> None:
+    expected = net().state_dict()
+    assert list(pef.weights) == list(expected)
+    assert all(torch.equal(pef.weights[name], expected[name]) for name in expected)
+    assert ss.load(pef.path).digest == ss.load("net", output_folder=folder).digest == pef.digest
+    assert (pef.name, pef.program.world_size) == ("net", 2)
+    assert pef.command == f"mpirun -np 2 sambasim run --reduce-on-rdu --pef {pef.path}"
+
+
+def test_results_are_shown_as_tables(pef: ss.Pef, capsys: pytest.CaptureFixture[str]) -> None:
+    run = trained(pef, (TRAIN, HELD_OUT))
+    for shown in (pef, pef.inspect(everything=True), run, ss.simulate(pef)):
+        Console(width=100).print(shown)
+        assert len(capsys.readouterr().out.splitlines()) > 3
+        assert shown._repr_html_().startswith("<pre")
+        assert "\x1b" not in shown._repr_html_()
+    assert repr(pef).startswith(f"Pef('{pef.path}': ")
+    assert "BCKWD" in str(pef.inspect()) == repr(pef.inspect())
+    assert "net: 4 steps on 2 replicas in " in repr(run)
+    assert "held out 80 samples: loss" in str(run)
+
+
+def test_runs_are_repeatable_in_one_process_and_leave_random_numbers_alone(pef: ss.Pef) -> None:
+    torch.manual_seed(5), np.random.seed(5), random.seed(5)
+    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # type: ignore[index]
+    first, second, other = trained(pef), trained(pef), trained(pef, lr=1e-4)
+    assert first.summary.state_sha256 == second.summary.state_sha256 != other.summary.state_sha256
+    assert first.losses == second.losses
+    assert len(first.losses) == first.summary.steps == 4
+    assert first.summary.world_size == 2
+    assert first.summary.emulated
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert random.getstate() == before[2]
+    assert np.array_equal(before[1], np.random.get_state()[1])  # type: ignore[index]
+
+
+def test_one_replica_has_the_bits_of_eager_pytorch(folder: Path) -> None:
+    model, data = net(), BATCH
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = trained(compiled(folder, model, loss=functional.cross_entropy, optimizer=optimizer, name="one"), data)
+    losses = []
+    torch.set_num_threads(run.summary.threads)
+    for epoch in range(4):
+        order = torch.randperm(32, generator=torch.Generator().manual_seed(epoch))
+        loss = functional.cross_entropy(model(data[0][order]), data[1][order])
+        losses.append(loss.item())
+        loss.backward()  # type: ignore[no-untyped-call]  # of torch
+        optimizer.step()
+        optimizer.zero_grad()
+    assert run.losses == losses
+    weights = run.load_into(net()).state_dict()
+    assert all(torch.allclose(weights[name], one, rtol=0, atol=1e-7) for name, one in model.state_dict().items())
+
+
+def _squares(outputs: Tensor, target: Tensor) -> Tensor:
+    return (outputs.softmax(1)[:, 1] - target).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"),
+    [
+        ("cross_entropy", "cross_entropy"),
+        (nn.CrossEntropyLoss(label_smoothing=0.1), "cross_entropy"),
+        (functional.cross_entropy, "cross_entropy"),
+        (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0])), None),
+        (_squares, None),
+        (lambda outputs, target: _squares(outputs, target), None),
+    ],
+)
+def test_losses_are_names_modules_and_functions(folder: Path, loss: Any, name: str | None) -> None:
+    model = net()
+    one = compiled(folder, model, loss=loss, optimizer="sgd", lr=0.0)
+    stored = one.document.training_defaults["loss"]
+    assert (stored and stored["name"]) == name  # type: ignore[index, call-overload]
+    run = trained(one, BATCH, steps=1)
+    function = functional.cross_entropy if isinstance(loss, str) else loss
+    assert run.losses[0] == pytest.approx(function(model(BATCH[0]), BATCH[1]).item(), rel=1e-6)
+
+
+class _ByName(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = self.layer(x)
+        return functional.cross_entropy(outputs, target), outputs
+
+
+def test_data_are_given_by_position_by_name_and_as_data_sets(folder: Path) -> None:
+    one = compiled(folder, _ByName(), {"x": BATCH[0].numpy(), "target": BATCH[1].numpy()}, optimizer="sgd")
+    named: dict[str, object] = {"x": POINTS.numpy(), "target": LABELS.numpy()}
+    digests = {trained(one, data).summary.state_sha256 for data in (named, [*_samples()])}
+    by_position = compiled(folder, _ByName(), BATCH, optimizer="sgd", name="position")
+    sets = ((POINTS, LABELS), (POINTS.numpy(), LABELS.numpy()), TensorDataset(POINTS, LABELS))
+    digests = {trained(by_position, data).summary.state_sha256 for data in sets}
+    assert len(digests) == 1
+
+
+def _samples() -> list[dict[str, Tensor]]:
+    return [{"x": x, "target": label} for x, label in zip(POINTS, LABELS, strict=True)]
+
+
+class _Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, given: dict[str, Any], scale: Tensor) -> Tensor:
+        first, second = given["pair"]
+        outputs: Tensor = self.layer(torch.cat([first, second, given["one"]], 1) * scale)
+        return outputs
+
+
+def test_inputs_may_be_dicts_and_lists_inside_of_each_other(folder: Path) -> None:
+    """By position and by name, with the bits of the model itself."""
+
+    class Samples:
+        def __len__(self) -> int:
+            return 64
+
+        def __getitem__(self, index: int) -> tuple[object, ...]:
+            point = POINTS[index]
+            return {"pair": [point[:1], point[1:]], "one": point[:1]}, torch.ones(1), LABELS[index]
+
+    class Named(Samples):
+        def __getitem__(self, index: int) -> Any:
+            given, scale, label = super().__getitem__(index)
+            return {"scale": scale, "given": given, "target": label}
+
+    def batch(samples: Any, size: int) -> Any:
+        return next(iter(DataLoader(samples, batch_size=size)))
+
+    model = _Nested()
+    given, scale, labels = batch(Samples(), 64)
+    expected = model(given, scale)
+    for data in (Samples(), Named()):
+        one = compiled(folder, model, batch(data, 8), loss="cross_entropy", optimizer="sgd", lr=0.0)
+        names = [name for name in one.program.symbols if name.startswith("given")]
+        assert names == ["given.one", "given.pair.0", "given.pair.1"]
+        found = ss.predict(one, data)
+        assert torch.allclose(found.outputs[0], expected, atol=1e-6)
+        assert found.loss == pytest.approx(functional.cross_entropy(expected, labels).item(), rel=1e-6)
+        assert trained(one, data, steps=8).losses[0] == trained(one, data, steps=8).losses[0]
+
+
+def test_prediction_needs_no_labels(pef: ss.Pef) -> None:
+    run = trained(pef)
+    with_labels, without = ss.predict(pef, HELD_OUT, weights=run), ss.predict(pef, HELD_OUT[0], weights=run.weights)
+    expected = run.load_into(net()).eval()(HELD_OUT[0])
+    assert torch.equal(with_labels.outputs[0], without.outputs[0])
+    assert torch.allclose(without.outputs[0], expected, atol=1e-6)
+    assert with_labels.loss == pytest.approx(functional.cross_entropy(expected, HELD_OUT[1]).item(), rel=1e-5)
+    assert (without.loss, without.accuracy) == (None, None)
+    assert without.record.notices == ["no loss, because the samples have no target"]
+    assert "accuracy" in repr(with_labels)
+    assert "no target" in str(without)
+    with pytest.raises(WeightsError, match="the given weights does not fit the PEF net: missing"):
+        ss.predict(pef, HELD_OUT, weights={"other": torch.zeros(1)})
+
+
+def test_predictions_of_devices_are_records(pef: ss.Pef) -> None:
+    found = ss.simulate(pef, arch="sn10", replicas=[1, 8], batch_sizes=[32, 64])
+    assert [one["batch_size"] for one in found.record] == [32, 64]
+    assert found.step_s == found.record[0]["predicted_s"] > 0
+    assert [row["replicas"] for row in found.record[0]["scaling"]] == [1, 8, 8]
+
+
+def test_a_replica_of_several_ranks_runs_in_one_process(folder: Path) -> None:
+    one = compiled(folder, net(), loss="cross_entropy", name="stages", pipeline_stages=2, micro_batches=2)
+    assert trained(one).summary.mesh == {"pp": 2}
+    assert ss.simulate(one).step_s > 0
+
+
+PARAMETERS = [*net().parameters()]
+GROUPS = [{"params": [nn.Parameter(torch.zeros(1))]}, {"params": [nn.Parameter(torch.zeros(1))]}]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: ss.compile(3, BATCH), ModelError, "the model is of type int"),  # type: ignore[arg-type]
+        (lambda: ss.compile(net(), (POINTS[:3], LABELS[:2])), DataError, "value 0 has 3, value 1 has 2"),
+        (lambda: ss.compile(net(), {"x": "text"}), DataError, "x of the example is of type str"),
+        (lambda: ss.compile(net(), BATCH, loss="mce"), OptionError, "loss.name"),
+        (lambda: ss.compile(net(), BATCH, loss=nn.CrossEntropyLoss), OptionError, "which is no loss function"),
+        (lambda: ss.compile(net(), BATCH, loss="mse", optimizer="adamv"), OptionError, "did you mean adam"),
+        (lambda: ss.compile(net(), BATCH, optimizer=torch.optim.Rprop(PARAMETERS)), OptionError, "no optimizer Rprop"),
+        (lambda: ss.compile(net(), BATCH, optimizer=torch.optim.SGD(GROUPS)), OptionError, "2 parameter groups"),
+        (lambda: ss.compile(net(), BATCH, optimizer=torch.optim.SGD(PARAMETERS)), ModelError, "does not update 0.w"),
+        (lambda: ss.compile(net(), BATCH, loss="mse", word_size=2), OptionError, "word_size"),
+        (lambda: ss.load("nothing"), OptionError, "there is no PEF 'nothing'"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said(call: Callable[[], object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        (DataLoader(TensorDataset(POINTS)), {}, "data is a DataLoader"),
+        ((POINTS, LABELS[:5]), {}, "arrays of 400, 5 samples"),
+        (TRAIN, {"emulate_replicas": 2}, "it is replicas=N"),
+        (TRAIN, {"replicas": 1}, "at least 2"),
+        (TRAIN, {"stepz": 1}, "stepz: is not a flag"),
+        (None, {}, "no data source is named"),
+    ],
+)
+def test_what_is_wrong_with_a_run_is_said(pef: ss.Pef, data: object, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ss.SambasimError, match=message):
+        ss.run(pef, data, quiet=True, **options)
+    assert len(trained(pef).losses) == 4, "the next run works"
+
+
+def test_a_sparkline_shows_the_course_of_numbers() -> None:
+    assert sparkline([8, 7, 6, 5, 4, 3, 2, 1]) == "█▇▆▅▄▃▂▁"
+    assert sparkline([]) == ""
+    assert sparkline([float("nan"), 1.0, 1.0]) == "▁▁"
+    assert len(sparkline([float(one) for one in range(1000)])) == 40

@@ -1,0 +1,63 @@
+"""The Python API under mpirun: a script gives the bits of one process, and an error ends every rank."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.mpi import run_mpi
+
+SCRIPT = """
+import json, os, sys
+import torch
+from torch import nn
+import sambasim as ss
+
+torch.manual_seed(3)
+points = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
+labels = (points.norm(dim=1) > 1.2).long()
+model = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
+pef = ss.compile(model, (points[:32], labels[:32]), loss="cross_entropy", name="net", data_parallel=True,
+                 world_size=2, quiet=True)
+found = []
+for options in ({}, {"lr": 1e-4}, {"reduce_on_rdu": len(sys.argv) > 1}):
+    run = ss.run(pef, (points, labels), replicas=2, steps=5, threads=1, quiet=True, **options)
+    sums = {name: one.double().sum().item() for name, one in run.weights.items()}
+    found.append([run.summary.state_sha256, run.summary.sync, run.losses, sums])
+outputs = ss.predict(pef, points[:33], weights=run).outputs
+found.append(outputs[0].sum().item())
+print(json.dumps(found))
+"""
+
+
+def test_a_script_has_the_bits_of_one_process(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    alone = run_mpi(1, [sys.executable, "script.py"], cwd=tmp_path, timeout=120).check()
+    both = run_mpi(2, [sys.executable, "script.py", "device"], cwd=tmp_path, timeout=120).check()
+    of_one = json.loads(alone.stdout)
+    first, second = map(json.loads, both.stdout.splitlines())
+    assert first == second, "every rank has the results"
+    assert [one[1] for one in of_one[:3]] == ["emulated"] * 3
+    assert [one[1] for one in first[:3]] == ["host", "host", "device"]
+    for alone_, spread in zip(of_one[:3], first[:3], strict=True):
+        assert (alone_[0], alone_[2], alone_[3]) == (spread[0], spread[2], spread[3])
+    assert of_one[3] == pytest.approx(first[3], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (("labels[:32])", "labels[:31])"), "value 0 has 32, value 1 has 31"),
+        (("replicas=2", "replicas=3"), "replicas is 3, and mpirun started 2"),
+        (("found.append(outputs", "raise ValueError(os.getpid()) if ss else found.append(outputs"), "ValueError"),
+        (("(points, labels), replicas", "(points[: 400 - 64 * int(os.environ['PMI_RANK'])], labels[: 400 - 64 * "
+          "int(os.environ['PMI_RANK'])]), replicas"), "400 samples to train, but"),
+    ],
+)  # fmt: skip
+def test_an_error_ends_every_rank(tmp_path: Path, change: tuple[str, str], expected: str) -> None:
+    assert change[0] in SCRIPT
+    (tmp_path / "script.py").write_text(SCRIPT.replace(*change))
+    result = run_mpi(2, [sys.executable, "script.py"], cwd=tmp_path, timeout=120)
+    assert result.returncode != 0
+    assert expected in result.stderr
