@@ -92,7 +92,8 @@ zoo: $(ZOO)/.installed ## Compile and train 140 models as people write them, and
 	$(ZOO)/bin/python -m tests.zoo
 
 docs: $(VENV)/docs/.installed ## Build the documents as a site, in build/site
-	$(VENV)/docs/bin/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 states: $(STAMP) ## Train every example by every sync path, and compare the bits with the golden file
 	python -m tests.golden.states

@@ -89,13 +89,13 @@ def compile(
 ) -> Pef:
     """Capture the training step of a live model, and write it as `out/NAME/NAME.pef`, with the model's weights.
 
-    example: one batch of a replica, batch first: `(x, target)` by position, or `{"x": x, "target": y}` by name
-    loss: a name (`"cross_entropy"`), a loss of torch, or a function `(outputs, target) -> mean`, for which the last
-        value of the example is the target; None for a model that returns its loss first
-    optimizer: a name, whose options are flags (`lr=3e-4`), or an optimizer of torch with one parameter group
-    name: of the PEF; by default that of the model's class, in lower case
-    quiet: print no progress
-    options: flags of `sambasim compile` by keyword, such as `data_parallel=True, world_size=2, output_folder="out"`
+    - `example`: one batch of a replica, batch first: `(x, target)` by position, or `{"x": x, "target": y}` by name
+    - `loss`: a name (`"cross_entropy"`), a loss of torch, or a function `(outputs, target) -> mean`, for which the last
+      value of the example is the target; None for a model that returns its loss first
+    - `optimizer`: a name, whose options are flags (`lr=3e-4`), or an optimizer of torch with one parameter group
+    - `name`: of the PEF; by default that of the model's class, in lower case
+    - `quiet`: print no progress
+    - `options`: flags of `sambasim compile` by keyword, such as `data_parallel=True, world_size=2, output_folder="out"`
 
     The model is not changed. Under mpirun rank 0 compiles, and every rank returns the PEF. Raises OptionError,
     ModelError, CaptureError and DataError.

@@ -56,9 +56,9 @@ def predict(
 ) -> Prediction:
     """Run the model of a PEF on a data set, in evaluation mode. Under mpirun, ranks share the samples.
 
-    data: as for `run`; labels may be left out. Of a pair, the second is predicted
-    weights: a run, a `state_dict`, or a file of `--save`; None for those in the PEF
-    options: flags of `sambasim run --inference` by keyword, such as `threads=4`
+    - `data`: as for `run`; labels may be left out. Of a pair, the second is predicted
+    - `weights`: a run, a `state_dict`, or a file of `--save`; None for those in the PEF
+    - `options`: flags of `sambasim run --inference` by keyword, such as `threads=4`
 
     Raises OptionError, DataError, and WeightsError for weights of another model.
     """
@@ -104,10 +104,10 @@ def simulate(
 ) -> Simulation:
     """Predict a training step on a device: its time, its limits, its scaling. Nothing is run.
 
-    pef: a PEF, or a config (`"net.toml"`) or a model (`"net.py:Net"`), which is captured without memory
-    arch, num_tiles, level, batch_sizes: the device, the tiles of a replica, `"o0"` to `"o3"`, the samples of a replica;
-        by default as compiled
-    replicas, sync, cluster: numbers of replicas, by which paths they sync, and the machine
+    - `pef`: a PEF, or a config (`"net.toml"`) or a model (`"net.py:Net"`), which is captured without memory
+    - `arch`, `num_tiles`, `level`, `batch_sizes`: the device, tiles of a replica, `"o0"` to `"o3"`, samples of a
+      replica; by default as compiled
+    - `replicas`, `sync`, `cluster`: numbers of replicas, by which paths they sync, and the machine
 
     Raises OptionError, and PefError for a PEF that is not valid.
     """

@@ -78,11 +78,11 @@ def run(
 ) -> Run:
     """Train a PEF, in this process or as the ranks of `mpirun -np N python SCRIPT`; any number of times.
 
-    data: arrays or tensors side by side, `(x, target)` or `{"x": x, "target": y}`; a map-style data set; a pair of
-        them, to train and to evaluate; a string as for `--data`; None for what the PEF names
-    replicas: how many this process runs in turn, by default the fewest that the PEF allows; under mpirun, its ranks
-    quiet: print no progress
-    options: flags of `sambasim run` by keyword, such as `epochs=3, lr=1e-3, reduce_on_rdu=True, save="w.safetensors"`
+    - `data`: arrays or tensors side by side, `(x, target)` or `{"x": x, "target": y}`; a map-style data set; a pair of
+      them, to train and to evaluate; a string as for `--data`; None for what the PEF names
+    - `replicas`: how many this process runs, by default the fewest that the PEF allows; under mpirun, its ranks
+    - `quiet`: print no progress
+    - `options`: flags of `sambasim run` by keyword, such as `epochs=3, lr=1e-3, save="w.safetensors"`
 
     Each call starts from the weights of the PEF, or those of `weights="FILE"`. The bits are the same in one process and
     under mpirun. Raises OptionError, LaunchError, DataError and NumericsError.

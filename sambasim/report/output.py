@@ -5,23 +5,58 @@ import io
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import cycle
 from xml.sax.saxutils import escape
 
 from rich.box import SIMPLE_HEAD
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Column, Table
 from rich.text import Text
 
 from sambasim.bounded import printable
 from sambasim.units import format_rate
+
+_LEAST_WORDS = 16
+"""The narrowest that a column of words gets before columns of numbers are left out."""
+
+
+class FittingTable(Table):
+    """A table that leaves out its last columns of numbers where there is no room, and says so: cut numbers would be
+    wrong ones."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        shown, left_out = copy(self), list[str]()
+        shown.columns = [*self.columns]
+        while shown._excess(console, options) > 0 and sum(map(_is_number, shown.columns)) > 1:
+            last = next(column for column in reversed(shown.columns) if _is_number(column))
+            shown.columns.remove(last)
+            left_out.insert(0, str(last.header))
+        yield from Table.__rich_console__(shown, console, options)
+        if left_out:
+            yield Text(f"for a wider terminal: {', '.join(left_out)}")
+
+    def _excess(self, console: Console, options: ConsoleOptions) -> int:
+        """By how much it is wider than `options` allow, once its words are as narrow as can be."""
+        wide = options.update(max_width=_ANY_WIDTH)
+        widths = [(_is_number(one), self._measure_column(console, wide, one).maximum) for one in self.columns]
+        least = sum(width if is_number else min(width, _LEAST_WORDS) for is_number, width in widths)
+        return least + self._extra_width - options.max_width
+
+
+_ANY_WIDTH = 10_000
+
+
+def _is_number(column: Column) -> bool:
+    return column.justify == "right"
 
 
 def plain_table(title: str, words: Iterable[str], numbers: Iterable[str]) -> Table:
     """An empty table. Columns of `words` are left-aligned, those of `numbers` right-aligned."""
     heading = Text(printable(title), style="bold")
     # rich wraps a title to the width of its table, and some tables are narrow.
-    table = Table(title=heading, title_justify="left", min_width=len(heading), box=SIMPLE_HEAD, pad_edge=False)
+    table = FittingTable(title=heading, title_justify="left", min_width=len(heading), box=SIMPLE_HEAD, pad_edge=False)
     for name in words:
         table.add_column(name, overflow="fold")
     for name in numbers:

@@ -127,9 +127,9 @@ def test_the_first_operator_that_differs_is_told_with_its_line(tmp_path: Path) -
     nodes[2] = replace(nodes[2], operator="aten._softmax.default")
     found = compared(tmp_path, with_training(replace(graph, nodes=tuple(nodes))))
     assert found.graphs == (
-        "the training graph: operator 2, section 0 FWD logreg__fwd_0: "
-        "`%log_softmax = aten._log_softmax.default(%addmm, 1, False) : float32[4, 2]` in A, "
-        "`%log_softmax = aten._softmax.default(%addmm, 1, False) : float32[4, 2]` in B",
+        "the training graph: operator 2, section 0 FWD logreg__fwd_0\n"
+        "  A: `%log_softmax = aten._log_softmax.default(%addmm, 1, False) : float32[4, 2]`\n"
+        "  B: `%log_softmax = aten._softmax.default(%addmm, 1, False) : float32[4, 2]`",
     )
     assert found.verdict == f"they differ in {found.graphs[0]}"
 

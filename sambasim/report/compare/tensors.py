@@ -217,9 +217,8 @@ def _first_difference(a: Graph, b: Graph) -> str | None:
     places = numbers(a), numbers(b)
     for position, (one, other) in enumerate(zip_longest(a.nodes, b.nodes)):
         if numbered(one, places[0]) != numbered(other, places[1]):
-            return (
-                f"operator {position}{_section(a, b, position)}: {_node_text(a, one)} in A, {_node_text(b, other)} in B"
-            )
+            where = f"operator {position}{_section(a, b, position)}"
+            return f"{where}\n  A: {_node_text(a, one)}\n  B: {_node_text(b, other)}"
     for left, right in zip_longest(a.outputs, b.outputs):
         if numbered_output(left, places[0]) != numbered_output(right, places[1]):
             return f"{(left or right).symbol} is a different value"
