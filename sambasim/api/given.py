@@ -1,4 +1,4 @@
-"""What a script gives as live objects, as the rest of sambasim takes it: batches, data sets, losses and optimizers."""
+"""Converts what a script gives, tensors, data sets, losses and optimizers of torch, to data sets and options."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -30,18 +30,15 @@ _MODULES: Mapping[type[nn.Module], str] = {
 def batch_of(example: object) -> Batch:
     """A batch of tensors: one, several by position, or by name. Raises DataError for values without a common first
     axis."""
-    for name, value in values_of(example):
-        if not isinstance(value, Tensor | np.ndarray):
-            what = f"{name} of the example is of type {type(value).__name__}, which is no tensor"
-            raise DataError(what, remedy="give tensors or numpy arrays, side by side in one tuple or dict")
-    batch: Batch = _each(example, torch.as_tensor)
-    sizes = {name: len(value) if value.ndim else 0 for name, value in values_of(batch) if isinstance(value, Tensor)}
+    named = {name: _tensor(value, f"{name} of the example") for name, value in values_of(example)}
+    sizes = {name: len(tensor) if tensor.ndim else 0 for name, tensor in named.items()}
     if not sizes or 0 in sizes.values() or len(set(sizes.values())) > 1:
         found = ", ".join(f"{name} has {size or 'none'}" for name, size in sizes.items()) or "there is none"
         raise DataError(
             f"the first axis of every value of the example must be the samples of one batch: {found}",
             remedy="give what a DataLoader gives: (x, target), or {name: tensor}",
         )
+    batch: Batch = _each(example, torch.as_tensor)
     return batch
 
 
@@ -57,33 +54,50 @@ def first_samples(batch: Batch, count: int) -> Batch:
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:
     """`value` with `change` of each tensor inside of dicts, tuples and lists."""
     if isinstance(value, Mapping):
-        return {str(name): _each(one, change) for name, one in value.items()}
+        return {name: _each(one, change) for name, one in value.items()}
     if isinstance(value, tuple | list):
-        return [_each(one, change) for one in value]
+        changed = [_each(one, change) for one in value]
+        return type(value)(*changed) if hasattr(value, "_fields") else type(value)(changed)
     return change(value)
 
 
+def _tensor(value: object, name: str) -> Tensor:
+    """Raises DataError for what is no tensor, number or array of numbers."""
+    try:
+        if isinstance(value, Tensor | np.ndarray | np.generic | int | float):
+            return torch.as_tensor(value).detach()
+    except (TypeError, ValueError):  # an array of objects
+        pass
+    what = f"{name} is of type {type(value).__name__}, which is no tensor"
+    raise DataError(what, remedy="give tensors or arrays of numbers, side by side in one tuple or dict")
+
+
 def data_of(data: object) -> object:
-    """`data` as a data function returns it: tensors and arrays become a data set. Raises DataError for a DataLoader."""
+    """`data` as a data function returns it: tensors and arrays become a data set. Raises DataError for a DataLoader, a
+    class, and arrays that differ in their number of samples."""
     if isinstance(data, DataLoader):
         raise DataError(
             "data is a DataLoader, and sambasim makes the batches itself",
             remedy="data=loader.dataset; the batch size is that of the example when the model was compiled",
         )
-    if isinstance(data, tuple) and all(isinstance(one, Tensor | np.ndarray) for one in data) and data:
-        tensors = [torch.as_tensor(one) for one in data]
-        sizes = [len(one) if one.ndim else 0 for one in tensors]
-        if len(set(sizes)) > 1:
-            found = ", ".join(map(str, sizes))
-            raise DataError(f"data are arrays of {found} samples", remedy="give as many samples in each of them")
-        return TensorDataset(*tensors)
+    if isinstance(data, type):
+        raise DataError(f"data is the class {data.__name__}", remedy=f"give an instance: data={data.__name__}(…)")
+    if isinstance(data, tuple) and data and all(isinstance(one, Tensor | np.ndarray) for one in data):
+        return TensorDataset(*_arrays({f"array {index}": one for index, one in enumerate(data)}).values())
     if isinstance(data, tuple) and len(data) == 2:
         return tuple(map(data_of, data))
     if isinstance(data, Mapping):
-        return ArraysDataset({str(name): torch.as_tensor(value) for name, value in data.items()})
-    if isinstance(data, Tensor | np.ndarray):
-        return TensorDataset(torch.as_tensor(data))
-    return data
+        return ArraysDataset(_arrays(data))
+    return TensorDataset(*_arrays({"data": data}).values()) if isinstance(data, Tensor | np.ndarray) else data
+
+
+def _arrays(given: Mapping[Any, object]) -> dict[str, Tensor]:
+    arrays = {str(name): _tensor(value, str(name)) for name, value in given.items()}
+    sizes = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
+    if not sizes or 0 in sizes.values() or len(set(sizes.values())) > 1:
+        found = ", ".join(f"{name} has {size or 'none'}" for name, size in sizes.items()) or "there is none"
+        raise DataError(f"the first axis of each array must be the samples: {found}", remedy="give as many in each")
+    return arrays
 
 
 def loss_of(loss: object) -> tuple[dict[str, object] | None, Loss | None]:
@@ -94,6 +108,11 @@ def loss_of(loss: object) -> tuple[dict[str, object] | None, Loss | None]:
     if isinstance(loss, str):
         return {"name": loss}, None
     name = _MODULES.get(type(loss)) if isinstance(loss, nn.Module) else None
+    if name is not None and getattr(loss, "reduction", "mean") == "sum":
+        raise OptionError(
+            f"{type(loss).__name__} gives a sum, and a loss is a mean: replicas average their gradients",
+            remedy=f"torch.nn.{type(loss).__name__}(), and a learning rate for the mean",
+        )
     if name is not None and _is_plain(loss, name):
         return {"name": name, "args": {one: getattr(loss, one) for one in LOSS_ARGUMENTS[name]}}, None
     for name, function in NAMED_LOSSES.items():

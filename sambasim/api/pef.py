@@ -14,7 +14,7 @@ from sambasim.api.ranks import on_first
 from sambasim.cli.terminal import phases
 from sambasim.compiler.compile import compile_model
 from sambasim.compiler.front import inputs_of
-from sambasim.errors import ModelError
+from sambasim.errors import ModelError, OptionError
 from sambasim.ir.program import Program
 from sambasim.options.compile import options_in_python
 from sambasim.pef import PefDocument, locate, map_weights, peek, read
@@ -24,17 +24,31 @@ from sambasim.report.shown import Shown, Tables
 from sambasim.report.summaries import next_command
 from sambasim.runtime.weights import state_dict
 
+_EVALUATING = "the model was in evaluation mode; it is trained in training mode, with dropout and BatchNorm"
+_STATE = "the optimizer has taken steps before; its states, such as momentum, begin at zero here"
+
 
 class Pef(Shown):
     """A compiled model on disk: its program, its weights, and how it was compiled. `notices` are those of `compile`."""
 
     def __init__(self, path: Path, notices: tuple[str, ...] = ()) -> None:
-        self.path = path
+        self.path = path.absolute()
         self.notices = notices
+        self.digest: str = peek(path).digest
+        """SHA-256 of the PEF, in hexadecimal."""
 
     @cached_property
     def document(self) -> PefDocument:
+        self.check()
         return read(self.path)
+
+    def check(self) -> None:
+        """Raises OptionError if the file holds another PEF by now."""
+        if (now := peek(self.path).digest) != self.digest:
+            raise OptionError(
+                f"{self.path} was compiled again: it has the digest {now[:12]}, and was {self.digest[:12]}",
+                remedy="give each PEF a name of its own: sambasim.compile(…, name=…)",
+            )
 
     @property
     def program(self) -> Program:
@@ -45,11 +59,6 @@ class Pef(Shown):
         return self.program.name
 
     @property
-    def digest(self) -> str:
-        """SHA-256 of the PEF, in hexadecimal."""
-        return self.document.digest
-
-    @property
     def command(self) -> str:
         """The command that runs it."""
         return next_command(self.program, self.path)
@@ -57,6 +66,7 @@ class Pef(Shown):
     @property
     def weights(self) -> dict[str, Tensor]:
         """Copies of its parameters and buffers, by the names of the model's `state_dict`."""
+        self.check()
         held = dict(map_weights(self.path))
         return dict(state_dict(self.program, held.__getitem__))
 
@@ -101,7 +111,11 @@ def compile(
     ModelError, CaptureError and DataError.
     """
     if not isinstance(model, nn.Module):
-        raise ModelError(f"the model is of type {type(model).__name__}, not a torch.nn.Module")
+        remedy = f"give an instance: {model.__name__}(…)" if isinstance(model, type) else "give the model itself"
+        raise ModelError(f"the model is of type {type(model).__name__}, not a torch.nn.Module", remedy=remedy)
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
+    if isinstance(model, nn.DataParallel):
+        model = model.module
 
     def compiled() -> Pef:
         batch = batch_of(example)
@@ -114,12 +128,22 @@ def compile(
         flags = {"pef_name": name or type(model).__name__.lower(), **options}
         chosen = options_in_python(tables, flags)
         named = None if loss is None else chosen.loss.name if chosen.loss else getattr(loss, "__name__", "given")
+        if chosen.training.batch_size != size_of(batch):
+            raise OptionError(
+                f"batch_size is {chosen.training.batch_size}, and the example has {size_of(batch)} samples",
+                remedy="leave it out: the example is one batch of a replica",
+            )
         micro = first_samples(batch, chosen.micro_batch_size)
-        inputs, by_keyword = inputs_of(micro, model, named, inference=chosen.inference)
+        inputs, by_keyword, arguments = inputs_of(micro, model, named, inference=chosen.inference)
+        given = None if chosen.inference else function
+        notices = [_EVALUATING] if not (model.training or chosen.inference) else []
+        if isinstance(optimizer, Optimizer) and optimizer.state:
+            notices.append(_STATE)
         with phases(quiet=quiet) as on_phase:
-            given = None if chosen.inference else function
-            done = compile_model(model, inputs, chosen, by_keyword=by_keyword, loss=given, on_phase=on_phase)
-        return Pef(done.path, done.notices)
+            done = compile_model(
+                model, inputs, chosen, by_keyword=by_keyword, arguments=arguments, loss=given, on_phase=on_phase
+            )
+        return Pef(done.path, (*notices, *done.notices))
 
     return on_first(compiled)
 
@@ -128,9 +152,12 @@ def load(pef: str | Path, *, output_folder: str | Path = "out") -> Pef:
     """The PEF at a path, or NAME for `out/NAME/NAME.pef`. Raises OptionError if there is none, PefError if it is not
     valid."""
     found = Pef(locate(str(pef), Path(output_folder)))
-    found.document  # noqa: B018 (reads it, and checks it)
+    read(found.path)  # raises for a PEF that is not valid
     return found
 
 
 def opened(pef: Pef | str | Path) -> Pef:
-    return pef if isinstance(pef, Pef) else load(pef)
+    """Raises OptionError for a Pef that was compiled again."""
+    found = pef if isinstance(pef, Pef) else load(pef)
+    found.check()
+    return found

@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
-from torch import Tensor
+from torch import Tensor, nn
 
 from sambasim.api.given import data_of
 from sambasim.api.pef import Pef, opened
 from sambasim.api.ranks import command, connected, supervised
 from sambasim.api.training import Run
-from sambasim.cli.prediction import Question, paths, predicted
+from sambasim.cli.prediction import Question, counts, paths, predicted
 from sambasim.cli.run_checks import checked_pef
+from sambasim.errors import OptionError
+from sambasim.options.flags import LARGEST_COUNT, MOST_REPLICAS
 from sambasim.options.run import run_options
 from sambasim.records.metrics import PredictionRecord
 from sambasim.report.mesh import mesh_json, mesh_report
@@ -51,32 +53,44 @@ def predict(
     pef: Pef | str | Path,
     data: object = None,
     *,
-    weights: Run | Mapping[str, Tensor] | str | Path | None = None,
+    weights: Run | nn.Module | Mapping[str, Tensor] | str | Path | None = None,
     **options: Any,
 ) -> Prediction:
     """Run the model of a PEF on a data set, in evaluation mode. Under mpirun, ranks share the samples.
 
     - `data`: as for `run`; labels may be left out. Of a pair, the second is predicted
-    - `weights`: a run, a `state_dict`, or a file of `--save`; None for those in the PEF
+    - `weights`: a run, a model, a `state_dict`, or a file of `--save`; None for those in the PEF
     - `options`: flags of `sambasim run --inference` by keyword, such as `threads=4`
 
     Raises OptionError, DataError, and WeightsError for weights of another model.
     """
     world, given = connected(), opened(pef)
     flags: dict[str, object] = {"pef": str(given.path), "inference": True, **options}
-    if isinstance(data, str):
-        flags["data"] = data
+    if isinstance(data, str | Path):
+        flags["data"] = str(data)
     if isinstance(weights, str | Path):
         flags["weights"] = Path(weights)
     chosen = run_options(flags, ())
     path, mesh = checked_pef(chosen, Path("out"), world, command())
-    live = None if isinstance(data, str) else data_of(data)
-    held = weights.weights if isinstance(weights, Run) else weights if isinstance(weights, Mapping) else None
+    live = None if isinstance(data, str | Path) else data_of(data)
+    held = None if isinstance(weights, str | Path) else _tensors_of(weights)
     with supervised(world, path, mesh, chosen.sync_timeout) as activity:
         job = PredictionJob(path, chosen, world, activity, live, held, keeps_outputs=True)
         record = job.run()
         outputs = world.broadcast_object(job.outputs)
     return Prediction(outputs, record)
+
+
+def _tensors_of(weights: object) -> Mapping[str, Tensor] | None:
+    if isinstance(weights, Run):
+        return weights.weights
+    if isinstance(weights, nn.Module):
+        return weights.state_dict()
+    if weights is None or isinstance(weights, Mapping):
+        return weights
+    raise OptionError(
+        f"weights is of type {type(weights).__name__}", remedy="a run, a model, a state_dict, or a file of --save"
+    )
 
 
 class Simulation(Tables):
@@ -97,9 +111,9 @@ def simulate(
     arch: str | None = None,
     num_tiles: int | None = None,
     level: str | None = None,
-    batch_sizes: Sequence[int] = (),
-    replicas: Sequence[int] = (1,),
-    sync: str = "host,rdu",
+    batch_sizes: int | Sequence[int] = (),
+    replicas: int | Sequence[int] = 1,
+    sync: str | Sequence[str] = "host,rdu",
     cluster: str | None = None,
 ) -> Simulation:
     """Predict a training step on a device: its time, its limits, its scaling. Nothing is run.
@@ -117,11 +131,11 @@ def simulate(
         arch=arch,
         num_tiles=num_tiles,
         level=level,
-        batch_sizes=tuple(batch_sizes),
-        replicas=tuple(replicas),
+        batch_sizes=_numbers("batch_sizes", batch_sizes),
+        replicas=_numbers("replicas", replicas),
         cluster=cluster,
     )
-    ways = paths(sync)
+    ways = paths(sync if isinstance(sync, str) else ",".join(sync))
     found = predicted(question, ways, quiet=True)
     if found.meshes:
         lines = [line for steps in found.meshes for line in mesh_json(steps)]
@@ -130,3 +144,8 @@ def simulate(
     rows = [row for facts in found.alone for row in scaling_records(facts, ways)]
     tables = [scaling_table(rows)] if len(rows) > 1 else []
     return Simulation([*parts, *tables], [json.loads(simulation_json(facts, ways)) for facts in found.alone])
+
+
+def _numbers(name: str, given: int | Sequence[int]) -> tuple[int, ...]:
+    text = str(given) if isinstance(given, int) else ",".join(map(str, given))
+    return counts(text or None, name, MOST_REPLICAS if name == "replicas" else LARGEST_COUNT)

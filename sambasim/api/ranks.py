@@ -45,8 +45,11 @@ def _of_mpirun() -> Communicator:
     def end_all(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if world.rank:
             time.sleep(_FIRST_REPORTS_S)  # an error that all ranks have is printed by the first
-        hook(kind, error, trace)
-        world.abort(1)
+        if isinstance(error, SambasimError):
+            report_error(error, f"rank {world.rank}")
+        else:
+            hook(kind, error, trace)
+        world.abort(exit_code_of(error))
 
     sys.excepthook = end_all
     return world
@@ -60,18 +63,21 @@ def command() -> list[str]:
 def on_first(work: Callable[[], T]) -> T:
     """Collective. What `work` returns, or raises, on rank 0."""
     world = connected()
-    found: tuple[T | None, SambasimError | None] | None = None
-    if world.rank == 0:
-        try:
-            found = work(), None
-        except SambasimError as error:
-            if world.world_size == 1:
-                raise
-            found = None, error
-    result, failure = world.broadcast_object(found)
-    if failure is not None:
-        raise failure
-    return cast("T", result)
+    if world.rank:
+        result, failure = world.broadcast_object(cast("tuple[T, Exception | None]", None))
+        if failure is not None:
+            raise failure
+        return result
+    try:
+        result = work()
+    except Exception as error:
+        sent = (
+            error if isinstance(error, SambasimError) else RuntimeError(f"on rank 0: {type(error).__name__}: {error}")
+        )
+        world.broadcast_object((None, sent))
+        raise
+    world.broadcast_object((result, None))
+    return result
 
 
 @contextmanager
@@ -79,7 +85,8 @@ def supervised(world: Communicator, path: Path, mesh: Mesh, timeout_s: float) ->
     """Collective. Within the block, an error of one rank ends all of them, and is printed once; one rank alone raises
     it. `mesh`: that of the ranks. Random numbers of this process are as before afterwards."""
     with _kept_random_state(), Supervisor(world, report=_report, exit_code=exit_code_of) as supervisor:
-        supervisor.start([path.resolve().parent, Path(tempfile.gettempdir())], path.stem, timeout_s, mesh)
+        if world.world_size > 1:  # it also cancels the timer of this process's faulthandler
+            supervisor.start([path.resolve().parent, Path(tempfile.gettempdir())], path.stem, timeout_s, mesh)
         yield supervisor.activity
         supervisor.finish()
     supervisor.release()

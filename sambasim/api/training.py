@@ -13,7 +13,8 @@ from sambasim.api.pef import Pef, opened
 from sambasim.api.ranks import command, connected, supervised
 from sambasim.cli.progress import RunProgress
 from sambasim.cli.run_checks import checked_pef
-from sambasim.errors import LaunchError, OptionError
+from sambasim.data.user_code import summary
+from sambasim.errors import DataError, LaunchError, OptionError, WeightsError
 from sambasim.options.run import RunOptions, run_options
 from sambasim.records.metrics import EvaluationRecord, SummaryRecord
 from sambasim.report.shown import Shown, sparkline
@@ -22,7 +23,7 @@ from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.run_observer import MetricsFile, RunObserver, RunObservers, Step
 from sambasim.runtime.setup import set_up
-from sambasim.units import format_seconds
+from sambasim.units import counted, format_seconds
 
 
 class Run(Shown):
@@ -44,8 +45,12 @@ class Run(Shown):
         self.summary = summary
 
     def load_into(self, model: nn.Module) -> nn.Module:
-        """Gives `model` the trained weights, and returns it."""
-        model.load_state_dict(self.weights)
+        """Gives `model` the trained weights, and returns it. Raises WeightsError for another model."""
+        try:
+            model.load_state_dict(self.weights)
+        except RuntimeError as error:
+            what = f"the weights of {self.name} do not fit the model: {summary(error)}"
+            raise WeightsError(what, remedy="give the model that was compiled") from error
         return model
 
     @cached_property
@@ -64,7 +69,7 @@ class Run(Shown):
     def __repr__(self) -> str:
         summary = self.summary
         replicas = f"{summary.world_size} replica{'s' * (summary.world_size > 1)}"
-        took = f"{len(self.losses)} steps on {replicas} in {format_seconds(summary.training_s)} (measured)"
+        took = f"{counted(len(self.losses), 'step')} on {replicas} in {format_seconds(summary.training_s)} (measured)"
         return f"Run({self.name}: {took}, loss {summary.loss_first:.4f} -> {summary.loss_last:.4f})"
 
 
@@ -85,7 +90,8 @@ def run(
     - `options`: flags of `sambasim run` by keyword, such as `epochs=3, lr=1e-3, save="w.safetensors"`
 
     Each call starts from the weights of the PEF, or those of `weights="FILE"`. The bits are the same in one process and
-    under mpirun. Raises OptionError, LaunchError, DataError and NumericsError.
+    under mpirun. Raises OptionError, LaunchError, DataError and NumericsError; under mpirun, an error of one rank in
+    training is printed once, and ends all ranks.
     """
     world, given = connected(), opened(pef)
     chosen = _options(given, data, replicas, options, world)
@@ -98,7 +104,7 @@ def run(
         observers.append(MetricsFile(chosen.metrics))
     with supervised(world, path, mesh, chosen.sync_timeout) as activity:
         setup = set_up(path, chosen, world)
-        live = None if isinstance(data, str) else data_of(data)
+        live = None if isinstance(data, str | Path) else data_of(data)
         job = TrainingJob(setup, RunObservers(observers), activity, command(), live, keeps_weights=True)
         summary = job.run()
     return Run(given.name, recorder.losses, recorder.evaluations, job.weights, summary)
@@ -114,11 +120,15 @@ def _options(
         if name in instead:
             raise OptionError(f"sambasim.run takes no {name}", remedy=f"it is {instead[name]}")
     flags: dict[str, object] = {"pef": str(pef.path), **options}
-    if isinstance(data, str):
-        flags["data"] = data
+    if isinstance(data, str | Path):
+        flags["data"] = str(data)
+    if data is None and pef.document.data_source.get("source") is None and "data" not in options:
+        raise DataError(f"the PEF {pef.name} names no data", remedy="data=(inputs, targets), or a data set")
+    if replicas is not None and (type(replicas) is not int or replicas < 1):
+        raise OptionError(f"replicas is {replicas!r}", remedy="a whole number of at least 1")
     ranks, of_replica = world.world_size, pef.program.ranks_of_replica
     if ranks == 1:
-        count = replicas or pef.program.world_size
+        count = pef.program.world_size if replicas is None else replicas
         return run_options(flags | ({"emulate_replicas": count} if count * of_replica > 1 else {}), ())
     chosen = run_options(flags, ())
     started = (ranks - (chosen.parameter_servers or 0)) // (1 if chosen.one_process_per_replica else of_replica)

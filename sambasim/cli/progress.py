@@ -175,7 +175,7 @@ def _progress_bar() -> "Progress":
         TimeRemainingColumn(compact=True, elapsed_when_finished=True),
         console=console_of(sys.stdout),
     )
-    bar.add_task("", start=False, facts="")
+    bar.add_task("", start=False, total=None, facts="")
     return bar
 
 

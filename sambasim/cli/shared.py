@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from sambasim.bounded import one_line
 from sambasim.errors import MachineError, OptionError
@@ -103,10 +104,12 @@ def _shown_default(setting: "Setting") -> str | None:
     return f"{setting.default:g}" if isinstance(setting.default, float) else str(setting.default)
 
 
-def pef_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """For completion: the names of the PEFs in the output folder."""
+def pef_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """For completion: the names of the PEFs in the output folder; without one that fits, any file."""
     folder = Path(ctx.params.get("output_folder") or "out")
-    return sorted(path.stem for path in folder.glob(f"{escape(incomplete)}*/*.pef") if path.stem == path.parent.name)
+    found = [] if "/" in incomplete else folder.glob(f"{escape(incomplete)}*/*.pef")
+    names = sorted(path.stem for path in found if path.stem == path.parent.name)
+    return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]
 
 
 def no_argument(flag: str) -> Callable[[F], F]:

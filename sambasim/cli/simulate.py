@@ -323,7 +323,7 @@ def _predict(rows: "Sequence[Row]", report_phase: Callable[[str], None]) -> "lis
 
 
 def _captured(row: "Row") -> "Program":
-    from sambasim.compiler.front import compile_shapes
+    from sambasim.compiler.front import Example, compile_shapes
     from sambasim.options.compile import CompileOptions
     from sambasim.options.training import OptimizerOptions, TrainingOptions
     from sambasim.published.models import MODELS
@@ -337,5 +337,5 @@ def _captured(row: "Row") -> "Program":
         num_tiles=row.tiles,
     )
     return compile_shapes(
-        lambda: make(**row.args), lambda model: (batch(row.batch_size, **row.args), True), options, any_loss=True
+        lambda: make(**row.args), lambda model: Example(batch(row.batch_size, **row.args), True), options, any_loss=True
     )

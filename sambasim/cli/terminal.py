@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 READER_GONE = 141
 
+_DIGITS = 6  # of COLUMNS: more would be no width
 _PIPED_WIDTH, _FALLBACK_WIDTH, _LEAST_WIDTH = 200, 80, 40
 
 
@@ -127,14 +128,21 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 def _terminal_of_launcher(stream: TextIO) -> str | None:
-    """The terminal to which mpirun, an ancestor of this process, writes what it forwards of `stream`."""
-    process = os.getppid()
+    """The terminal to which mpirun, an ancestor of this process, writes what it forwards of `stream`. None for another
+    stream than those of mpirun, such as one that a shell has redirected."""
+    process, is_forwarded = os.getppid(), stream.isatty()
     with contextlib.suppress(OSError, ValueError):
-        while process > 1:
+        number = stream.fileno()
+        own = os.readlink(f"/proc/self/fd/{number}")
+        while process >= 1 and number in (1, 2):
             name, rest = _stat(process)
             if name.startswith(("mpirun", "mpiexec", "srun", "prterun", "orterun")):
-                target = os.readlink(f"/proc/{process}/fd/{stream.fileno()}")
-                return target if target.startswith(("/dev/pts/", "/dev/tty", "/dev/console")) else None
+                target = os.readlink(f"/proc/{process}/fd/{number}")
+                on_terminal = target.startswith(("/dev/pts/", "/dev/tty", "/dev/console"))
+                return target if is_forwarded and on_terminal else None
+            # The other end of a rank's pipe has the same name, and is held by the helper of mpirun on this host.
+            held = (os.readlink(one) for one in os.scandir(f"/proc/{process}/fd"))
+            is_forwarded = is_forwarded or (own.startswith(("pipe:", "socket:")) and own in held)
             process = int(rest[1])
     return None
 
@@ -148,8 +156,9 @@ def _stat(process: int) -> tuple[str, list[str]]:
 
 def terminal_width(stream: TextIO) -> int:
     """Columns of the terminal on which `stream` ends; for a pipe, COLUMNS, and 200 without it."""
-    if os.environ.get("COLUMNS", "").isdecimal():
-        return max(int(os.environ["COLUMNS"]), _LEAST_WIDTH)
+    asked = os.environ.get("COLUMNS", "")
+    if asked.isdecimal() and len(asked) < _DIGITS and int(asked) > 0:
+        return max(int(asked), _LEAST_WIDTH)
     if not is_terminal(stream):
         return _PIPED_WIDTH
     columns = 0
@@ -162,7 +171,8 @@ def console_of(stream: TextIO) -> "Console":
     """A console for `stream`, which has colours and cursor control on a terminal, that of mpirun too."""
     from rich.console import Console
 
-    return Console(file=stream, width=terminal_width(stream), force_terminal=is_terminal(stream), highlight=False)
+    is_one, width = is_terminal(stream), terminal_width(stream)
+    return Console(file=stream, width=width, force_terminal=is_one, force_jupyter=False, highlight=False)
 
 
 class _Printable(NamedTuple):
@@ -184,7 +194,8 @@ def show(*parts: "RenderableType") -> None:
     if is_terminal(sys.stdout):
         console = console_of(sys.stdout)
     else:
-        console = Console(file=io.StringIO(), width=terminal_width(sys.stdout), force_terminal=False, highlight=False)
+        width = terminal_width(sys.stdout)
+        console = Console(file=io.StringIO(), width=width, force_terminal=False, force_jupyter=False, highlight=False)
     for part in parts:
         shown = printable(part) if isinstance(part, str) else _Printable(part)
         console.print(shown, markup=False, soft_wrap=isinstance(part, str))

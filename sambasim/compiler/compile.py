@@ -18,7 +18,7 @@ from sambasim.compiler.effects import refuse_lost_effects
 from sambasim.compiler.explain import explained
 from sambasim.compiler.identity import digests_of_model
 from sambasim.compiler.names import source_files
-from sambasim.compiler.notices import exemptions, notices_of
+from sambasim.compiler.notices import exemptions, notice_of_shapes, notices_of
 from sambasim.compiler.passes import run_pipeline
 from sambasim.compiler.precision import STORED, inputs_in, stored_in
 from sambasim.compiler.step import (
@@ -80,6 +80,7 @@ def compile_model(
     updates: Sequence[Update] | None = None,
     any_loss: bool = False,
     loss: Loss | None = None,
+    arguments: Mapping[str, object] | None = None,
     on_phase: Callable[[str], None] = lambda phase: None,
 ) -> Compiled:
     """Compile `model` for the batch `inputs` (by name, batch first) and write `OUTPUT/NAME/NAME.pef`. `updates`
@@ -87,7 +88,9 @@ def compile_model(
     evaluation mode is captured after `model.train()`; the model is left as it was. Raises ModelError and CaptureError.
     """
     watch = Stopwatch(on_phase)
-    built = capture_model(model, inputs, options, by_keyword=by_keyword, any_loss=any_loss, loss=loss, watch=watch)
+    built = capture_model(
+        model, inputs, options, by_keyword=by_keyword, any_loss=any_loss, loss=loss, arguments=arguments, watch=watch
+    )
     return assemble(built, model, options, watch, updates)
 
 
@@ -101,9 +104,10 @@ def capture_model(
     any_loss: bool = False,
     loss: Loss | None = None,
     loss_indices: tuple[int, ...] = (),
+    arguments: Mapping[str, object] | None = None,
 ) -> Built:
     """The graphs of `model`, without optimizer and data parallelism. `loss` replaces that of `options`; with
-    `any_loss`, it may be any output, those at `loss_indices` if there are any."""
+    `any_loss`, it may be any output, those at `loss_indices` if there are any. `arguments`: see `step`."""
     modes = [(module, module.training) for module in model.modules()]
     dtype = STORED[options.dtype]
     inputs = inputs_in(dtype, inputs)
@@ -117,7 +121,8 @@ def capture_model(
                 dense_gradients(model),
                 variables_are_tensors(),
             ):
-                step = TrainingStep(model, tuple(inputs), _mean_loss(options, loss), by_keyword, any_loss, loss_indices)
+                mean = _mean_loss(options, loss)
+                step = TrainingStep(model, tuple(inputs), mean, by_keyword, any_loss, loss_indices, arguments)
                 captures = _capture(step, tuple(inputs.values()), options, watch, loss)
                 watch.begin("translate to the graph")
                 return build(options.name, model, inputs, captures, next(iter(inputs.values())).shape[0])
@@ -143,6 +148,7 @@ def assemble(
     written = write(options.pef_path, _document(program, model, options, facts), built.weights)
     watch.end()
     notices += notices_of(built, program, model)
+    notices += notice_of_shapes(program, options.loss.name if options.loss else None)
     if why := record_compiled(written.digest):
         notices.append(f"cannot record that this account compiled the PEF ({why}): `sambasim run` will ask for --trust")
     return Compiled(options.pef_path, program, written.digest, tuple(notices), watch.phases_s)
@@ -167,7 +173,8 @@ def _capture(
         training = _captured(step, tensors, narrow, loss.name if loss else None)
     watch.begin("capture the evaluation graph")
     by_sample = per_sample_loss(loss.name, loss.args) if loss else None
-    evaluation_step = EvaluationStep(step.model, step.names, by_sample or step.loss, step.by_keyword).eval()
+    evaluation_step = EvaluationStep(step.model, step.names, by_sample or step.loss, step.by_keyword, step.arguments)
+    evaluation_step.eval()
     evaluation = _captured(evaluation_step, tensors, narrow)
     single = None
     if not options.inference and by_sample is None and tensors[0].shape[0] > 1:

@@ -3,7 +3,9 @@
 import inspect
 import random
 import warnings
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +17,7 @@ from sambasim.compiler.names import forward_line, user_line
 from sambasim.compiler.passes import run_pipeline
 from sambasim.compiler.step import TARGET, forward_parameters
 from sambasim.compiler.strategy import pipeline, schedule_of
-from sambasim.data.batches import Batch, bind, collate, flat, values_of
+from sambasim.data.batches import Batch, bind, collate, flat, in_place_of_values
 from sambasim.data.sources import open_source
 from sambasim.data.user_code import check_arguments, load_object, summary
 from sambasim.errors import DataError, ModelError, OptionError, SambasimError
@@ -24,8 +26,13 @@ from sambasim.options.compile import CompileOptions
 from sambasim.options.load import check_output_file
 from sambasim.units import counted
 
-Example = tuple[Mapping[str, Tensor], bool]
-"""A batch of inputs by name, and whether the model takes its inputs by name."""
+
+class Example(NamedTuple):
+    """A batch of inputs by name, and whether the model takes its arguments by name; `arguments`: see `step`."""
+
+    inputs: Mapping[str, Tensor]
+    by_keyword: bool
+    arguments: Mapping[str, object] | None = None
 
 
 def compile_from_options(options: CompileOptions, on_phase: Callable[[str], None] = lambda phase: None) -> Compiled:
@@ -36,8 +43,8 @@ def compile_from_options(options: CompileOptions, on_phase: Callable[[str], None
     on_phase("build the model")
     model = build_model(options)
     on_phase("read an example batch")
-    inputs, by_keyword = example_batch(model, options)
-    return compile_model(model, inputs, options, by_keyword=by_keyword, on_phase=on_phase)
+    inputs, by_keyword, arguments = example_batch(model, options)
+    return compile_model(model, inputs, options, by_keyword=by_keyword, arguments=arguments, on_phase=on_phase)
 
 
 def shapes_from_options(options: CompileOptions, on_phase: Callable[[str], None] = lambda phase: None) -> Program:
@@ -74,11 +81,13 @@ def compile_shapes(
         # Torch reads the address of a copied tensor, and warns itself that a fake one has none.
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
         model = make()
-    inputs, by_keyword = example(model)
+    inputs, by_keyword, arguments = example(model)
     shapes: dict[str, Tensor] = {name: mode.from_tensor(tensor) for name, tensor in inputs.items()}
     if batch_size is not None:
         shapes = {name: shape.new_empty((batch_size, *shape.shape[1:])) for name, shape in shapes.items()}
-    built = capture_model(model, shapes, options, by_keyword=by_keyword, any_loss=any_loss, watch=watch)
+    built = capture_model(
+        model, shapes, options, by_keyword=by_keyword, any_loss=any_loss, arguments=arguments, watch=watch
+    )
     return run_pipeline(built.program, pipeline(options, model=model), watch.begin)
 
 
@@ -132,17 +141,25 @@ def example_batch(model: nn.Module, options: CompileOptions) -> Example:
 def inputs_of(batch: Batch, model: nn.Module, loss: str | None, *, inference: bool) -> Example:
     """The inputs of a batch by name, the target last if there is a `loss`. Raises DataError if they do not fit."""
     by_keyword = isinstance(batch, Mapping)
-    if by_keyword:
-        names = [name for name, _ in values_of(batch)]
+    if isinstance(batch, Mapping):
+        given = {str(name): value for name, value in batch.items()}
+        if loss and TARGET in given:
+            given[TARGET] = given.pop(TARGET)
     else:
-        names = _positional_names(model, batch, has_loss=loss is not None)
-    if by_keyword and loss and TARGET in names:
-        names = [name for name in names if name != TARGET] + [TARGET]
+        values = list(batch) if isinstance(batch, (tuple, list)) else [batch]
+        given = dict(zip(_positional_names(model, len(values), has_loss=loss is not None), values, strict=True))
+    check_inputs(model, list(given), loss, by_keyword=by_keyword)
+    names = [name for top, value in given.items() for name, _ in flat(value, top)]
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise DataError(f"two values of a sample are both called {twice[0]}", remedy="give them keys without dots")
     inputs = _narrowed(bind(batch, names), model)
-    check_inputs(model, inputs, loss, by_keyword=by_keyword)
+    if loss and names[-1] != TARGET:
+        raise DataError("the target of a loss is one tensor, and a sample gives several", remedy="give one, or no loss")
     if inference and loss:
         inputs.pop(TARGET)  # only the loss would read it
-    return inputs, by_keyword
+    arguments = {top: in_place_of_values(value, top) for top, value in given.items() if not loss or top != TARGET}
+    is_flat = all(top == name for top, name in arguments.items())
+    return Example(inputs, by_keyword, None if is_flat else arguments)
 
 
 def _narrowed(inputs: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
@@ -152,19 +169,16 @@ def _narrowed(inputs: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.float() if tensor.dtype is torch.float64 else tensor for name, tensor in inputs.items()}
 
 
-def _positional_names(model: nn.Module, batch: object, *, has_loss: bool) -> list[str]:
-    values = list(batch) if isinstance(batch, (tuple, list)) else [batch]
+def _positional_names(model: nn.Module, count: int, *, has_loss: bool) -> list[str]:
     parameters = [*forward_parameters(model)]
-    wanted = len(values) - 1 if has_loss else len(values)
+    wanted = count - 1 if has_loss else count
     names = parameters[:wanted] + [f"input_{index}" for index in range(len(parameters), wanted)]
-    names += [TARGET] if has_loss else []
-    return [name for top, value in zip(names, values, strict=True) for name, _ in flat(value, top)]
+    return [*names, TARGET] if has_loss else names
 
 
-def check_inputs(model: nn.Module, inputs: Mapping[str, Tensor], loss: str | None, *, by_keyword: bool) -> None:
-    """Raises DataError unless `model.forward` takes what a sample gives: `inputs`, of which the last one is the target
+def check_inputs(model: nn.Module, given: Sequence[str], loss: str | None, *, by_keyword: bool) -> None:
+    """Raises DataError unless `model.forward` takes what a sample gives, by name, of which the last one is the target
     where the config names a `loss`."""
-    given = list(inputs)
     if loss is not None and (given[-1] != TARGET or len(given) == 1):
         only = f"{', '.join(given)} by name" if by_keyword else "one value"
         wanted = f'{{"x": x, "{TARGET}": label}}' if by_keyword else "(x, label)"
@@ -172,7 +186,7 @@ def check_inputs(model: nn.Module, inputs: Mapping[str, Tensor], loss: str | Non
             f"the loss {loss} needs a target, and a sample gives {only}",
             remedy=f"give {wanted} in the dataset, or name no loss for a model that returns its own",
         )
-    called = list(dict.fromkeys(name.partition(".")[0] for name in (given[:-1] if loss is not None else given)))
+    called = given[:-1] if loss is not None else given
     parameters = list(inspect.signature(model.forward).parameters.values())
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
         return

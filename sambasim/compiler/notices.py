@@ -9,6 +9,7 @@ from torch import nn
 from sambasim.compiler.build import Built
 from sambasim.compiler.capture import TESTED_TORCH
 from sambasim.compiler.sharding.named_plan import general
+from sambasim.compiler.step import TARGET
 from sambasim.compiler.tensors import sparse_embeddings
 from sambasim.ir.dataflow import gathers
 from sambasim.ir.mesh import TENSOR
@@ -22,6 +23,24 @@ _CHECKPOINTING = (
 
 _GRU_EXACT_MULTIPLE = 32
 """Hidden sizes of a GRU that are multiples of this give the bits of eager PyTorch: see docs/concepts.md."""
+
+
+_BROADCAST = ("mse", "l1", "smooth_l1", "huber")
+"""Losses that take an output and a target of different shapes."""
+
+
+def notice_of_shapes(program: Program, loss: str | None) -> Iterator[str]:
+    """A notice where the first output and the target of a loss differ in shape. PyTorch only warns: the loss is then
+    over all pairs, and mostly a mistake."""
+    outputs = [one.symbol for one in program.evaluation.outputs[1:]]
+    if program.training is None or loss not in _BROADCAST or not outputs or TARGET not in program.symbols:
+        return
+    given, wanted = (program.symbols[name].whole.shape for name in (outputs[0], TARGET))
+    if given != wanted:
+        yield (
+            f"the output of the model has shape {list(given)} and the target {list(wanted)}: {loss} broadcasts them, "
+            "over pairs of samples that do not belong together; give both one shape"
+        )
 
 
 def notices_of(built: Built, program: Program, model: nn.Module) -> list[str]:

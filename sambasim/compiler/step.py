@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, is_dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,15 +26,28 @@ TARGET = "target"
 
 
 class _Step(nn.Module):
-    def __init__(self, model: nn.Module, names: Sequence[str], loss: Loss | None, by_keyword: bool) -> None:
+    """`arguments`: the names of inputs in place of the tensors of each argument of the model, for a model that takes
+    tensors in dicts, tuples or lists; None where each input is an argument."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        names: Sequence[str],
+        loss: Loss | None,
+        by_keyword: bool,
+        arguments: Mapping[str, object] | None = None,
+    ) -> None:
         super().__init__()
         self.model = model
         self.names = tuple(names)
         self.by_keyword = by_keyword
+        self.arguments = arguments
         self.loss = loss
 
     def _call(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        given = _nested(dict(zip(self.names[: len(inputs)], inputs, strict=True)))
+        given: dict[str, object] = dict(zip(self.names[: len(inputs)], inputs, strict=True))
+        if self.arguments is not None:
+            given = {name: _filled(value, given) for name, value in self.arguments.items()}
         result = self.model(**given) if self.by_keyword else self.model(*given.values())
         tensors = _tensors(result)
         if not tensors:
@@ -58,8 +72,9 @@ class TrainingStep(_Step):
         by_keyword: bool,
         any_loss: bool = False,
         loss_indices: tuple[int, ...] = (),
+        arguments: Mapping[str, object] | None = None,
     ) -> None:
-        super().__init__(model, names, loss, by_keyword)
+        super().__init__(model, names, loss, by_keyword, arguments)
         self.any_loss = any_loss
         self.loss_indices = loss_indices
         self.named_loss = named_loss(model) if any_loss else None
@@ -95,22 +110,15 @@ class EvaluationStep(_Step):
         return (self.loss(outputs[0], inputs[-1]), *outputs)
 
 
-def _nested(inputs: Mapping[str, Tensor]) -> dict[str, object]:
-    """The arguments of a model by name: `x.a` and `x.b` are in a dict `x`, `x.0` and `x.1` in a list."""
-    given: dict[str, object] = {}
-    for name, tensor in inputs.items():
-        first, _, rest = name.partition(".")
-        if rest:
-            within = given.setdefault(first, {})
-            if isinstance(within, dict):
-                within[rest] = tensor
-        else:
-            given[first] = tensor
-    for name, value in given.items():
-        if isinstance(value, dict):
-            inside = _nested(value)
-            given[name] = list(inside.values()) if all(key.isdecimal() for key in inside) else inside
-    return given
+def _filled(names: object, given: Mapping[str, object]) -> object:
+    """`names` with the tensor of each name in its place."""
+    if isinstance(names, Mapping):
+        return {key: _filled(one, given) for key, one in names.items()}
+    if isinstance(names, tuple | list):
+        kind: Any = type(names)
+        tensors = [_filled(one, given) for one in names]
+        return kind(*tensors) if hasattr(names, "_fields") else kind(tensors)
+    return given[str(names)]
 
 
 def _tensors(result: object) -> list[Tensor]:

@@ -194,6 +194,8 @@ def _extent(tensor: Tensor) -> int:
 def _address(tensor: Tensor) -> tuple[int, int]:
     """The memory that a tensor is in, and its first byte in it. All real tensors are in memory 0; each storage of a
     fake one is a memory of its own."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return id(tensor), 0  # within torch.vmap it has no memory of its own
     if isinstance(tensor, FakeTensor):
         return int(tensor.untyped_storage()._cdata), int(tensor.storage_offset()) * tensor.element_size()
     return 0, tensor.data_ptr()

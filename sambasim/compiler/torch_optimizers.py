@@ -44,6 +44,12 @@ def options_of_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> 
             f"{name} does not update {left[0]}" + (f" and {len(left) - 1} more" if len(left) > 1 else ""),
             remedy=f"make it from all of them, torch.optim.{name}(model.parameters(), …), or freeze the others",
         )
+    own = {id(parameter) for parameter in model.parameters()}
+    if others := len(given - own):
+        raise ModelError(
+            f"{name} also updates {others} parameters that the model does not have",
+            remedy=f"torch.optim.{name}(model.parameters(), …), made for this model",
+        )
     return options_of_group(kind, group, f"torch.optim.{name}")
 
 

@@ -4,7 +4,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.util import get_temp_dir
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -70,16 +70,31 @@ def _narrowed(batch: object, sample: object) -> Batch:
 
 
 def flat(value: object, name: str) -> Iterator[tuple[str, object]]:
-    """The values inside of dicts, tuples and lists, each with its dotted name; those of a dict in order of their keys.
-    A batch of texts is one value."""
+    """The values inside of dicts, tuples and lists, each with its dotted name; those of a dict in order of their keys,
+    whatever order the dict has. A batch of texts is one value."""
     if isinstance(value, Mapping):
         for key in sorted(value, key=str):
             yield from flat(value[key], f"{name}.{key}")
-    elif isinstance(value, tuple | list) and not all(isinstance(one, str | bytes) for one in value):
+    elif isinstance(value, tuple | list) and not _is_text(value):
         for index, one in enumerate(value):
             yield from flat(one, f"{name}.{index}")
     else:
         yield name, value
+
+
+def in_place_of_values(value: object, name: str) -> object:
+    """`value` with the name that `flat` gives it in place of each value, in the same dicts, tuples and lists."""
+    if isinstance(value, Mapping):
+        return {key: in_place_of_values(one, f"{name}.{key}") for key, one in value.items()}
+    if isinstance(value, tuple | list) and not _is_text(value):
+        kind: Any = type(value)
+        names = [in_place_of_values(one, f"{name}.{index}") for index, one in enumerate(value)]
+        return kind(*names) if hasattr(value, "_fields") else kind(names)
+    return name
+
+
+def _is_text(value: Sequence[object]) -> bool:
+    return bool(value) and all(isinstance(one, str | bytes) for one in value)
 
 
 def bind(batch: Batch, names: Sequence[str], *, ignore_rest: bool = False) -> dict[str, Tensor]:

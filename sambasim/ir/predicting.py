@@ -11,13 +11,16 @@ from sambasim.ir.types import SymbolKind
 
 def without_loss(program: Program) -> Program:
     """`program` for inference without its loss, and without the inputs that only the loss reads. Assertions and random
-    draws that do not depend on those inputs stay."""
-    if program.loss is None:
-        return program
+    draws stay, but for assertions on those inputs. A program that gives only its loss, or draws random numbers for
+    them, is returned as it is."""
     whole, outputs = program.evaluation, program.evaluation.outputs[1:]
+    if program.loss is None or not outputs:
+        return program
     wanted = {output.value for output in outputs}
     read = _read(whole.nodes, wanted)
     effects = _effects(whole.nodes, [name for name in whole.inputs if name not in read])
+    if effects is None:
+        return program
     read = _read(whole.nodes, wanted, effects)
     nodes, sections = list[Node](), list[Section]()
     for section in whole.sections:
@@ -33,9 +36,8 @@ def without_loss(program: Program) -> Program:
         outputs=outputs,
         sections=tuple(sections),
     )
-    return replace(
-        program, symbols=symbols, training=None, evaluation=evaluation, single=None, loss=None, per_sample_loss=False
-    )
+    # The training graph stays: a pipeline's ranks hold what it says.
+    return replace(program, symbols=symbols, evaluation=evaluation, single=None, loss=None, per_sample_loss=False)
 
 
 def _read(nodes: Sequence[Node], wanted: Iterable[str], effects: Iterable[str] = ()) -> set[str]:
@@ -44,20 +46,32 @@ def _read(nodes: Sequence[Node], wanted: Iterable[str], effects: Iterable[str] =
     for node in reversed(nodes):
         if _is_kept(node, read, named):
             read.update(node_references(node))
+            if node.operator == "comm.recv":
+                read.add(_message(node))
     return read
 
 
 def _is_kept(node: Node, read: set[str], effects: Iterable[str]) -> bool:
+    if node.operator == "comm.send":
+        return _message(node) in read
     return node.name in effects or not read.isdisjoint(node.results)
 
 
-def _effects(nodes: Sequence[Node], left_out: Sequence[str]) -> set[str]:
-    """The names of the nodes that check or draw something, and do not depend on the inputs `left_out`."""
+def _message(node: Node) -> str:
+    """What a send and its receive have in common."""
+    return f"message {dict(node.kwargs)['tag']}"
+
+
+def _effects(nodes: Sequence[Node], left_out: Sequence[str]) -> set[str] | None:
+    """The names of the nodes that check or draw something, without checks that depend on the inputs `left_out`. None if
+    a draw depends on them: without it, later draws would be others."""
     depends, effects = set[str | None](left_out), set[str]()
     for node in nodes:
         operator = OPERATORS[node.operator]
         if not depends.isdisjoint(node_references(node)):
             depends.update(node.results)
+            if operator.draws_random_numbers:
+                return None
         elif operator.draws_random_numbers or operator.kind in (OperatorKind.CHECK, OperatorKind.GENERATOR):
             effects.add(node.name)
     return effects

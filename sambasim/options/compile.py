@@ -167,7 +167,7 @@ class CompileOptions(Sections, ParallelOptions, BuildOptions):
             what = f"is for fp16; with {self.dtype} the loss is not scaled"
             yield Problem("training.loss_scale", what, "add --dtype fp16, or leave it out")
         if self.optimizer is None and not self.inference:
-            remedy = "--set optimizer.name=adamw (or --inference)"
+            remedy = "--optimizer adamw (or --inference)"
             yield Problem("optimizer.name", "is missing, and training needs one", remedy)
 
     def _inference_problems(self) -> Iterator[Problem]:
@@ -235,13 +235,24 @@ def compile_options(
 
 
 def _without_replaced(config: Mapping[str, object], given: Sequence[Given]) -> dict[str, object]:
-    """`config` without what does not go with values that are `given`: the arguments of another data source, and epochs
-    beside steps."""
-    replaced = {("data", "source"): OF_A_SOURCE, ("training", "steps"): ("epochs",), ("training", "epochs"): ("steps",)}
+    """`config` without what does not go with values that are `given`: the arguments of another data source, loss or
+    optimizer, and epochs beside steps."""
+    values = {tuple(path): value for path, value, _ in given}
+    of_optimizer = set(OptimizerOptions.model_fields) - {"lr", "weight_decay", "max_grad_norm"}
+    replaced = {
+        ("data", "source"): OF_A_SOURCE,
+        ("loss", "name"): ("name", "args"),
+        ("optimizer", "name"): of_optimizer,
+        ("training", "steps"): ("epochs",),
+        ("training", "epochs"): ("steps",),
+    }
     tables = dict(config)
     for (name, field), dropped in replaced.items():
         table = tables.get(name)
-        if isinstance(table, Mapping) and any(tuple(path) == (name, field) for path, _, _ in given):
+        if not isinstance(table, Mapping) or (name, field) not in values:
+            continue
+        new = absolute_names({name: {field: values[name, field]}}, Path.cwd())[name]
+        if new != {field: table.get(field)}:
             tables[name] = {key: value for key, value in table.items() if key not in dropped}
     return tables
 

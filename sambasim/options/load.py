@@ -162,7 +162,8 @@ def given_flags(flags: Mapping[str, object], known: Mapping[str, Setting]) -> li
     `known`."""
     unknown = next((keyword for keyword in flags if keyword not in known), None)
     if unknown is not None:
-        raise refusal([Problem(unknown, f"is not a flag; they are {', '.join(known)}")])
+        guess = did_you_mean(nearest(unknown, known))
+        raise refusal([Problem(unknown, "is not a flag" + ("" if guess else f"; they are {', '.join(known)}"), guess)])
     settings = [(known[keyword], value) for keyword, value in flags.items() if value is not None]
     return [Given(setting.name.split("."), value, setting.flag.typed) for setting, value in settings]
 
@@ -270,7 +271,7 @@ def _explain(error: ValidationError, model_class: type[BaseModel]) -> list[Probl
         elif kind == "missing" and isinstance(item["loc"][-1], int):
             problems.append(Problem(name, "has too few values", given=show(given)))
         elif kind == "missing":
-            problems.append(Problem(name, "is missing", f"--set {name}=…"))
+            problems.append(Problem(name, "is missing", _MISSING.get(name, f"--set {name}=…")))
         elif kind == "literal_error":
             choices = re.findall(r"'([^']*)'", context["expected"])
             guess = nearest(given, choices) if isinstance(given, str) else None
@@ -285,6 +286,7 @@ def _explain(error: ValidationError, model_class: type[BaseModel]) -> list[Probl
     return problems
 
 
+_MISSING = {"optimizer.name": "--optimizer adamw", "loss.name": "--loss cross_entropy"}
 _KINDS = {
     "int_type": "a whole number", "int_from_float": "a whole number",
     "float_type": "a number", "finite_number": "a finite number",

@@ -191,7 +191,7 @@ def resolve_run(
     changed = tuple(
         f"{name} = {show(value)} (compiled: {'none' if was.get(name) is None else show(was[name])})"
         for name, value in now.items()
-        if value is not None and value != was.get(name)
+        if value not in (None, {}) and value != was.get(name)
     )
     return ResolvedRun(options, merged.data, merged.loss, merged.optimizer, merged.training, changed)
 

@@ -10,11 +10,12 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from sambasim.bounded import printable
 
 _PRE = '<pre style="line-height:normal;white-space:pre;overflow-x:auto">{code}</pre>'
-_HTML_WIDTH = 120
+_HTML_WIDTH, _LEAST_WIDTH = 120, 40
+_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class Shown:
-    """What `parts` returns is how it looks."""
+    """A result that is shown as its `parts`, text and tables."""
 
     def parts(self) -> Sequence[RenderableType]:
         raise NotImplementedError
@@ -24,14 +25,28 @@ class Shown:
             yield printable(part) if isinstance(part, str) else part
 
     def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=shutil.get_terminal_size().columns, highlight=False)
-        console.print(self, markup=False)
-        return "\n".join(line.rstrip() for line in _written(console).splitlines())
+        text = io.StringIO()
+        width = max(_LEAST_WIDTH, shutil.get_terminal_size().columns)
+        _console(text, width, record=False).print(self, markup=False)
+        return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
     def _repr_html_(self) -> str:
-        console = Console(file=io.StringIO(), width=_HTML_WIDTH, record=True, highlight=False)
+        console = _console(io.StringIO(), _HTML_WIDTH, record=True)
         console.print(self, markup=False)
         return console.export_html(inline_styles=True, code_format=_PRE)
+
+
+def _console(text: io.StringIO, width: int, *, record: bool) -> Console:
+    """A console of plain text, whatever the environment says. In a notebook, rich would display and not write."""
+    return Console(
+        file=text,
+        width=width,
+        record=record,
+        force_terminal=False,
+        force_jupyter=False,
+        color_system=None,
+        highlight=False,
+    )
 
 
 class Tables(Shown):
@@ -59,10 +74,3 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
     least, most = min(means), max(means)
     scale = (len(_BLOCKS) - 1) / (most - least) if most > least else 0.0
     return "".join(_BLOCKS[round((mean - least) * scale)] for mean in means)
-
-
-_BLOCKS = "▁▂▃▄▅▆▇█"
-
-
-def _written(console: Console) -> str:
-    return console.file.getvalue() if isinstance(console.file, io.StringIO) else ""

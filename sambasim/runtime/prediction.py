@@ -138,7 +138,7 @@ def _lacks(sample: object, names: Sequence[str], labels: Collection[str]) -> boo
     given = dict(values_of(sample))
     if isinstance(sample, Mapping):
         return any(name not in given for name in labels)
-    return len(given) <= len(names) - len(labels)
+    return len(given) < len(names)
 
 
 def _interleave(parts: tuple[Tensor, ...]) -> Tensor:

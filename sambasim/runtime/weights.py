@@ -71,7 +71,7 @@ def load_weights(path: Path, program: Program) -> Mapping[str, Tensor]:
         raise WeightsError(
             f"{path} is no safetensors file: {error}", remedy="--weights takes what --save wrote"
         ) from error
-    return fitting(tensors, program, str(path))
+    return fitting(tensors, program, f"the weights in {path}")
 
 
 def fitting(tensors: Mapping[str, Tensor], program: Program, source: str) -> Mapping[str, Tensor]:
@@ -95,7 +95,7 @@ def fitting(tensors: Mapping[str, Tensor], program: Program, source: str) -> Map
 
 
 def _misfit(source: str, program: Program, why: str) -> WeightsError:
-    what = f"{source} does not fit the PEF {program.name}: {why}"
+    what = f"{source} do not fit the PEF {program.name}: {why}"
     return WeightsError(what, remedy="use the weights of a run of this model")
 
 

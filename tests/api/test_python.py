@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -156,6 +156,7 @@ def test_data_are_given_by_position_by_name_and_as_data_sets(folder: Path) -> No
     one = compiled(folder, _ByName(), {"x": BATCH[0].numpy(), "target": BATCH[1].numpy()}, optimizer="sgd")
     named: dict[str, object] = {"x": POINTS.numpy(), "target": LABELS.numpy()}
     digests = {trained(one, data).summary.state_sha256 for data in (named, [*_samples()])}
+    assert len(digests) == 1
     by_position = compiled(folder, _ByName(), BATCH, optimizer="sgd", name="position")
     sets = ((POINTS, LABELS), (POINTS.numpy(), LABELS.numpy()), TensorDataset(POINTS, LABELS))
     digests = {trained(by_position, data).summary.state_sha256 for data in sets}
@@ -209,6 +210,45 @@ def test_inputs_may_be_dicts_and_lists_inside_of_each_other(folder: Path) -> Non
         assert trained(one, data, steps=8).losses[0] == trained(one, data, steps=8).losses[0]
 
 
+class _Ordered(nn.Module):
+    """Sees in which containers and in which order its inputs are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, extras: dict[str, Tensor], by_key: dict[Any, Any], pair: Any) -> Tensor:
+        assert extras == {}
+        assert isinstance(pair, _Pair)
+        assert list(by_key) == [2, 10, "a.b"]
+        outputs: Tensor = self.layer(torch.cat([*by_key.values(), pair.second], 1))
+        return outputs
+
+
+class _Pair(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+def test_the_model_gets_its_containers_as_they_are(folder: Path) -> None:
+    """Keys of any kind in the order of the example, empty dicts, and named tuples."""
+
+    class Samples:
+        def __len__(self) -> int:
+            return 32
+
+        def __getitem__(self, index: int) -> tuple[object, ...]:
+            x, y = POINTS[index][:1], POINTS[index][1:]
+            order = {2: x, 10: y, "a.b": x + y} if index % 2 == 0 else {"a.b": x + y, 10: y, 2: x}
+            return {}, order, _Pair(x, y), LABELS[index]
+
+    model = _Ordered()
+    batch = next(iter(DataLoader(cast("Any", Samples()), batch_size=32)))
+    one = compiled(folder, model, batch, loss="cross_entropy", optimizer="sgd")
+    expected = model(*batch[:3])
+    assert torch.allclose(ss.predict(one, Samples()).outputs[0], expected, atol=1e-6)
+
+
 def test_prediction_needs_no_labels(pef: ss.Pef) -> None:
     run = trained(pef)
     with_labels, without = ss.predict(pef, HELD_OUT, weights=run), ss.predict(pef, HELD_OUT[0], weights=run.weights)
@@ -220,7 +260,13 @@ def test_prediction_needs_no_labels(pef: ss.Pef) -> None:
     assert without.record.notices == ["no loss, because the samples have no target"]
     assert "accuracy" in repr(with_labels)
     assert "no target" in str(without)
-    with pytest.raises(WeightsError, match="the given weights does not fit the PEF net: missing"):
+    of_module = ss.predict(pef, HELD_OUT[0], weights=run.load_into(net()))
+    assert torch.equal(of_module.outputs[0], without.outputs[0])
+    with pytest.raises(OptionError, match="weights is of type int"):
+        ss.predict(pef, HELD_OUT, weights=42)  # type: ignore[arg-type]
+    with pytest.raises(WeightsError, match="do not fit the model"):
+        run.load_into(nn.Linear(2, 2))
+    with pytest.raises(WeightsError, match="the given weights do not fit the PEF net: missing"):
         ss.predict(pef, HELD_OUT, weights={"other": torch.zeros(1)})
 
 
@@ -229,6 +275,69 @@ def test_predictions_of_devices_are_records(pef: ss.Pef) -> None:
     assert [one["batch_size"] for one in found.record] == [32, 64]
     assert found.step_s == found.record[0]["predicted_s"] > 0
     assert [row["replicas"] for row in found.record[0]["scaling"]] == [1, 8, 8]
+
+
+class _Skipping(nn.Module):
+    """The last stage of a pipeline reads the input too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 16), nn.Linear(18, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.second(torch.cat([self.first(x).relu(), x], 1))
+        return outputs
+
+
+@pytest.mark.parametrize("model", [net, _Skipping])
+def test_a_pipeline_predicts_without_labels(folder: Path, model: Callable[[], nn.Module]) -> None:
+    live = model()
+    one = compiled(folder, live, loss="cross_entropy", name="predicting", pipeline_stages=2, micro_batches=2)
+    assert torch.allclose(ss.predict(one, HELD_OUT[0]).outputs[0], live(HELD_OUT[0]), atol=1e-6)
+
+
+def test_a_model_that_gives_only_its_loss_needs_labels(folder: Path) -> None:
+    class Only(_ByName):
+        def forward(self, x: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]  # it gives no outputs
+            return super().forward(x, target)[0]
+
+    with pytest.raises(DataError, match=r"a sample has \(x\), and the inputs are \(x, target\)"):
+        ss.predict(compiled(folder, Only(), {"x": BATCH[0], "target": BATCH[1]}), {"x": POINTS})
+
+
+def test_a_pef_that_was_compiled_again_is_not_taken_for_the_first(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = compiled(folder, net(), loss="cross_entropy", name="twice")
+    monkeypatch.chdir(folder)
+    assert trained(first).losses, "wherever the script is"
+    second = compiled(folder, net(), loss="cross_entropy", name="twice", lr=0.5)
+    assert trained(second).losses
+    for use in (trained, ss.predict):
+        with pytest.raises(OptionError, match="was compiled again"):
+            use(first, TRAIN)
+
+
+def test_notices_say_what_is_not_as_in_the_script(folder: Path) -> None:
+    model = net().eval()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(BATCH[0]).sum().backward()
+    optimizer.step()
+    one = compiled(folder, model, (POINTS[:32], POINTS[:32, :1]), loss="mse", optimizer=optimizer)
+    assert len(one.notices) == 3
+    assert "evaluation mode" in one.notices[0]
+    assert "begin at zero" in one.notices[1]
+    assert "shape [32, 2] and the target [32, 1]: mse broadcasts them" in one.notices[2]
+
+
+def test_in_a_notebook_results_are_shown_once(pef: ss.Pef, monkeypatch: pytest.MonkeyPatch) -> None:
+    """rich displays by itself where get_ipython is that of a kernel."""
+    kernel = type("ZMQInteractiveShell", (), {})
+    monkeypatch.setattr("builtins.get_ipython", kernel, raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "1")
+    assert "batch size" in str(pef)
+    assert "\x1b" not in str(pef)
 
 
 def test_a_replica_of_several_ranks_runs_in_one_process(folder: Path) -> None:
@@ -253,7 +362,10 @@ GROUPS = [{"params": [nn.Parameter(torch.zeros(1))]}, {"params": [nn.Parameter(t
         (lambda: ss.compile(net(), BATCH, optimizer=torch.optim.Rprop(PARAMETERS)), OptionError, "no optimizer Rprop"),
         (lambda: ss.compile(net(), BATCH, optimizer=torch.optim.SGD(GROUPS)), OptionError, "2 parameter groups"),
         (lambda: ss.compile(net(), BATCH, optimizer=torch.optim.SGD(PARAMETERS)), ModelError, "does not update 0.w"),
-        (lambda: ss.compile(net(), BATCH, loss="mse", word_size=2), OptionError, "word_size"),
+        (lambda: ss.compile(net(), BATCH, loss="mse", word_size=2), OptionError, "did you mean world_size"),
+        (lambda: ss.compile(net(), BATCH, loss="mse", batch_size=64), OptionError, "the example has 32 samples"),
+        (lambda: ss.compile(net(), BATCH, loss=nn.MSELoss(reduction="sum")), OptionError, "a loss is a mean"),
+        (lambda: ss.compile(nn.ReLU, BATCH), ModelError, "an instance: ReLU"),  # type: ignore[arg-type]
         (lambda: ss.load("nothing"), OptionError, "there is no PEF 'nothing'"),
     ],
 )  # fmt: skip
@@ -266,11 +378,15 @@ def test_what_is_wrong_is_said(call: Callable[[], object], error: type[Exception
     ("data", "options", "message"),
     [
         (DataLoader(TensorDataset(POINTS)), {}, "data is a DataLoader"),
-        ((POINTS, LABELS[:5]), {}, "arrays of 400, 5 samples"),
+        ((POINTS, LABELS[:5]), {}, "array 0 has 400, array 1 has 5"),
         (TRAIN, {"emulate_replicas": 2}, "it is replicas=N"),
         (TRAIN, {"replicas": 1}, "at least 2"),
         (TRAIN, {"stepz": 1}, "stepz: is not a flag"),
-        (None, {}, "no data source is named"),
+        ({"x": POINTS, "target": LABELS[:5]}, {}, "x has 400, target has 5"),
+        (TensorDataset, {}, "data is the class TensorDataset"),
+        (TRAIN, {"replicas": 0}, "replicas is 0"),
+        (TRAIN, {"learning_rate": 1}, "learning_rate"),
+        (None, {}, "names no data"),
     ],
 )
 def test_what_is_wrong_with_a_run_is_said(pef: ss.Pef, data: object, options: dict[str, Any], message: str) -> None:

@@ -140,3 +140,4 @@ def test_completion_knows_commands_options_and_pefs(tmp_path: Path, monkeypatch:
     assert completed("run", "--reduce") == ["--reduce-on-rdu"]
     for typed in (["run", "--pef"], ["run"], ["inspect"], ["verify"], ["simulate"], ["devices", "--pef"]):
         assert completed(*typed, "ne") == ["nest", "net"], typed
+        assert completed(*typed, "/") == ["/"], "the shell completes files"

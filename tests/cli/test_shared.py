@@ -27,7 +27,11 @@ def test_a_pseudo_terminal_of_open_mpi_is_none(
     os.close(master)
 
 
-_WIDTH = "import sys; from sambasim.cli.terminal import *; print(is_terminal(sys.stdout), terminal_width(sys.stdout))"
+_WIDTH = """
+import os, sys
+from sambasim.cli.terminal import is_terminal, terminal_width
+os.write(1, f"{is_terminal(sys.stdout)} {terminal_width(sys.stdout)}\\n".encode())
+"""
 
 
 @pytest.mark.parametrize(("columns", "expected"), [(None, "True 93"), ("70", "True 70")])

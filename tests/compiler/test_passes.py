@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sambasim.compiler.compile import Stopwatch, capture_model, compile_model
-from sambasim.compiler.front import compile_shapes
+from sambasim.compiler.front import Example, compile_shapes
 from sambasim.compiler.passes import Fits, Partition, run_pipeline
 from sambasim.compiler.strategy import pipeline
 from sambasim.compiler.update import REDUCE_BUFFER
@@ -59,7 +59,7 @@ BUDGET = budget_of(load_device("sn30"), load_calibration())
 def test_data_parallelism_adds_groups_a_buffer_sections_and_arguments() -> None:
     clipped = OptimizerOptions(name="sgd", max_grad_norm=1.0)
     options = _options(optimizer=clipped, data_parallel=True, world_size=2)
-    program = compile_shapes(LogReg, lambda model: (INPUTS, False), options)
+    program = compile_shapes(LogReg, lambda model: Example(INPUTS, False), options)
     assert program.training is not None
     kinds = list(dict.fromkeys(section.kind.value for section in program.training.sections))
     assert kinds == ["FWD", "BCKWD", "REDUCE", "GRADNORM", "OPT", "GATHER"]
@@ -91,7 +91,7 @@ class Sequences(nn.Module):
 def test_a_gradient_group_for_each_parameter_as_in_a_public_pef_of_an_lstm() -> None:
     inputs = {"x": torch.zeros(4, 3, 28), "target": torch.zeros(4, dtype=torch.int64)}
     options = _options(data_parallel=True, gradient_groups="parameter")
-    program = compile_shapes(Sequences, lambda model: (inputs, False), options)
+    program = compile_shapes(Sequences, lambda model: Example(inputs, False), options)
     members = [[member.parameter for member in group.members] for group in program.groups]
     assert sorted(members) == sorted([s.name] for s in program.symbols.values() if s.kind is SymbolKind.PARAMETER)
     assert len(members) == 6
@@ -190,7 +190,7 @@ def _compiled(model: type[nn.Module], rows: int, *args: int, tiles: int | None =
     training = TrainingOptions(batch_size=rows)
     options = _options(optimizer=OptimizerOptions(name="adamw"), training=training, loss=None, num_tiles=tiles)
     inputs = {"x": torch.zeros(1, args[0]).expand(rows, args[0])}
-    return compile_shapes(lambda: model(*args), lambda _: (inputs, False), options)
+    return compile_shapes(lambda: model(*args), lambda _: Example(inputs, False), options)
 
 
 def test_tensors_between_sections_need_room_in_ddr() -> None:
@@ -234,7 +234,7 @@ GPT = {"heads": 2, "layers": 2, "length": 16, "vocabulary": 100}
 def _fake(width: int) -> Program:
     make, batch = MODELS["gpt2"]
     return compile_shapes(
-        lambda: make(width=width, **GPT), lambda _: (batch(4, width=width, **GPT), True), OPTIONS, any_loss=True
+        lambda: make(width=width, **GPT), lambda _: Example(batch(4, width=width, **GPT), True), OPTIONS, any_loss=True
     )
 
 

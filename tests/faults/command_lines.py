@@ -93,7 +93,7 @@ COMMAND_LINES: tuple[Fault, ...] = (
         "weights of another model",
         _WEIGHTS + " --inference --predictions p.safetensors",
         (
-            "w.safetensors does not fit the PEF net: missing linear.bias; not in the model head.weight, norm.bias",
+            "w.safetensors do not fit the PEF net: missing linear.bias; not in the model head.weight, norm.bias",
             "use the weights of a run of this model",
         ),
         prepare=_save({"linear.weight": torch.ones(3, 8), "head.weight": torch.ones(2), "norm.bias": torch.ones(3)}),

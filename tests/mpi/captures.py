@@ -22,7 +22,7 @@ def captured(example: str) -> tuple[Built, nn.Module]:
     """Of one micro-batch: what one rank accumulates over, and what goes through a pipeline."""
     options = example_options(example, Path(), *EXAMPLES[example])
     model = build_model(options)
-    inputs, by_keyword = example_batch(model, options)
+    inputs, by_keyword, _ = example_batch(model, options)
     watch = Stopwatch(lambda phase: None)
     return capture_model(model, inputs, options, by_keyword=by_keyword, watch=watch), model
 

@@ -50,7 +50,7 @@ def pefs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, overrides in EXAMPLES.items():
         options = example_options(name, Path(), *overrides)
         model = build_model(options)
-        inputs, by_keyword = example_batch(model, options)
+        inputs, by_keyword, _ = example_batch(model, options)
         watch = Stopwatch(lambda phase: None)
         built = capture_model(model, inputs, options, by_keyword=by_keyword, watch=watch)
         for variant, (cut, batch_size) in VARIANTS.items():

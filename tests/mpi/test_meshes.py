@@ -72,7 +72,7 @@ def _options(model: str, folder: Path, *overrides: str, batch_size: int = MICRO_
 def captured(model: str) -> tuple[Built, nn.Module]:
     options = _options(model, Path())
     net = build_model(options)
-    inputs, by_keyword = example_batch(net, options)
+    inputs, by_keyword, _ = example_batch(net, options)
     watch = Stopwatch(lambda phase: None)
     return capture_model(net, inputs, options, by_keyword=by_keyword, watch=watch), net
 

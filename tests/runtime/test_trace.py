@@ -37,7 +37,7 @@ def test_the_first_steps_are_left_out_where_there_are_enough(asked: int | None, 
 def pef(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = example_options("logistic_regression", tmp_path_factory.mktemp("trace"))
     model = build_model(options)
-    inputs, by_keyword = example_batch(model, options)
+    inputs, by_keyword, _ = example_batch(model, options)
     return compile_model(model, inputs, options, by_keyword=by_keyword).path
 
 

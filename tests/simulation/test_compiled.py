@@ -27,7 +27,7 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     options = example_options(name, tmp_path_factory.mktemp(name))
     options = options.model_copy(update={"opt_level": level, "num_tiles": tiles, "data_parallel": True})
     model = build_model(options)
-    inputs, by_keyword = example_batch(model, options)
+    inputs, by_keyword, _ = example_batch(model, options)
     path = compile_model(model, inputs, options, by_keyword=by_keyword).path
     return read(path).program, level, budget_of(DEVICE, CALIBRATION, tiles)
 

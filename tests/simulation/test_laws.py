@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sambasim.compiler.front import compile_shapes
+from sambasim.compiler.front import Example, compile_shapes
 from sambasim.costs.cut import Level
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.spec import load_device
@@ -62,7 +62,7 @@ def _compiled(make: Callable[[], nn.Module], shape: tuple[int, ...], *, inferenc
         pef_name="law",
         inference=inference,
     )
-    return compile_shapes(make, lambda _: ({"x": torch.zeros(shape)}, False), options)
+    return compile_shapes(make, lambda _: Example({"x": torch.zeros(shape)}, False), options)
 
 
 def _step(program: Program, level: Level = "o3", tiles: int | None = None) -> PredictedStep:

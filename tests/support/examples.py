@@ -75,7 +75,7 @@ def _compile_all(folder: Path) -> None:
     for name in EXAMPLES:
         options = example_options(name, folder)
         model = build_model(options)
-        inputs, by_keyword = example_batch(model, options)
+        inputs, by_keyword, _ = example_batch(model, options)
         watch = Stopwatch(lambda phase: None)
         built = capture_model(model, inputs, options, by_keyword=by_keyword, watch=watch)
         for example, optimizer, clipped, pef in _variants():

@@ -7,6 +7,7 @@
 a few bytes, without a system call.
 """
 
+import fcntl
 import mmap
 import os
 import re
@@ -116,8 +117,10 @@ class StatusFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with path.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), 0)
+        self._file = path.open("r+b")  # stays open: its lock shows other runs that this process lives
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(self._file, fcntl.LOCK_SH)
+        self._memory = mmap.mmap(self._file.fileno(), 0)
 
     @classmethod
     def create(cls, folders: Sequence[Path], name: str, local_size: int) -> Self:
@@ -184,18 +187,12 @@ def name_of(title: str, host_name: str, pid: int) -> str:
 
 
 def _remove_earlier(folder: Path, name: str) -> None:
-    """Remove the files of earlier runs of this PEF on this host, of which no process is left."""
+    """Remove the files of earlier runs of this PEF on this host that no process has open."""
     for path in folder.glob(f"{escape(name.rpartition('-')[0])}-*.txt"):
-        creator = path.stem.rpartition("-")[2]
-        if path.name == name or not creator.isdecimal() or _exists(int(creator)):
-            continue
-        with suppress(OSError, ValueError):
-            if not any(_exists(status.pid) for status in StatusFile(path).ranks()):
+        if path.name != name and path.stem.rpartition("-")[2].isdecimal():
+            with suppress(OSError), path.open("r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while a process has it open
                 path.unlink()
-
-
-def _exists(pid: int) -> bool:
-    return pid > 0 and os.path.exists(f"/proc/{pid}")
 
 
 def _write(path: Path, local_size: int) -> None:

@@ -114,7 +114,7 @@ class Odd(nn.Module):
 
 def captured(options: CompileOptions) -> tuple[Built, dict[str, Tensor]]:
     model = build_model(options)
-    inputs, by_keyword = example_batch(model, options)
+    inputs, by_keyword, _ = example_batch(model, options)
     built = capture_model(model, inputs, options, by_keyword=by_keyword, watch=Stopwatch(lambda phase: None))
     return built, dict(inputs)
 

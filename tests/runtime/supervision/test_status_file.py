@@ -1,6 +1,5 @@
 """The status file of a node: each rank writes its own line only, and other ranks and people can read it."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -88,21 +87,22 @@ def test_each_host_and_run_has_a_file_name_of_its_own() -> None:
     assert name_of("", "a/b", 12) == "ranks-a_b-12.txt"
 
 
+_KILLED = """
+import sys
+from pathlib import Path
+from sambasim.runtime.supervision.status_file import StatusFile
+for name in sys.argv[2:]:
+    StatusFile.create([Path(sys.argv[1])], name, 1).activity(0).begin(0, "a", 1)
+"""
+
+
 def test_a_new_file_takes_the_place_of_those_of_runs_that_were_killed(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
-        ended.wait()
-
-    def of(title: str, host: str, creator: int, rank: int) -> Path:
-        made = StatusFile.create([tmp_path], name_of(title, host, creator), 1)
-        made.activity(0).begin(0, host, rank)
-        return made.path
-
-    others = [of("other", "a", ended.pid, ended.pid), of("net", "b", ended.pid, ended.pid)]
-    killed, alive = of("net", "a", ended.pid, ended.pid), of("net", "a", os.getpid(), os.getpid())
-    assert not killed.exists()
-    assert alive.exists()
-    orphans = of("net", "a", ended.pid, os.getpid())  # its creator has ended, and another rank lives
-    assert of("net", "a", os.getppid(), os.getppid()).exists()
-    assert orphans.exists()
-    assert alive.exists()
-    assert all(path.exists() for path in others), "of another PEF, and of another host"
+    killed, others = name_of("net", "a", 71), [name_of("other", "a", 72), name_of("net", "b", 73)]
+    subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path), killed, *others], timeout=60, check=True)
+    assert (tmp_path / killed).exists()
+    alive = StatusFile.create([tmp_path], name_of("net", "a", 74), 1)
+    assert not (tmp_path / killed).exists()
+    created = StatusFile.create([tmp_path], name_of("net", "a", 75), 1)
+    assert alive.path.exists()
+    assert created.path.exists()
+    assert all((tmp_path / name).exists() for name in others), "of another PEF, and of another host"
