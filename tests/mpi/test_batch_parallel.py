@@ -178,7 +178,8 @@ def test_a_job_that_does_not_fit_the_chips_is_refused(
 
 def test_reports_count_replicas_and_chips(pefs: dict[str, Path]) -> None:
     path = str(pefs["char_gpt chips"])
-    ran = run_mpi(1, [sys.executable, "-m", "sambasim", "run", "--pef", path, "--steps", "1"], timeout=120).check()
+    command = [sys.executable, "-m", "sambasim", "run", "--pef", path, "--steps", "1", "--predict"]
+    ran = run_mpi(1, command, timeout=120).check()
     assert "batch 8 × 1 replica of 2 chips = global batch 8; " in ran.stdout
     assert "simulated: 2 ranks on node 0, RDUs 0-1 of " in ran.stdout
     assert "predicted for SN30" in ran.stdout

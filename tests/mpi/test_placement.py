@@ -67,7 +67,7 @@ def test_every_replica_has_an_rdu_and_a_prediction(folder: Path, np: int) -> Non
 
 
 def test_the_placement_is_printed_first_and_both_times_at_the_end(folder: Path) -> None:
-    lines = run_mpi(2, RUN, cwd=folder).check().stdout.splitlines()
+    lines = run_mpi(2, [*RUN, "--predict"], cwd=folder).check().stdout.splitlines()
     first_step = next(index for index, line in enumerate(lines) if line.startswith("step 1/"))
     assert "simulated: 2 replicas on node 0, RDUs 0-1 of cluster sn30-8" in lines[:first_step]
     (heading,) = [index for index, line in enumerate(lines) if "measured on this machine" in line]

@@ -58,7 +58,7 @@ REFUSED = [
     (["data.source=synthetic", "data.inputs.x='float32 3'"], "must be a dtype and the shape of one sample"),
     (["data.source=synthetic", "data.inputs.x='float32[3] < 4'"], "which only integers can have; float32 is not"),
     (["data.source=synthetic", "data.inputs.x='int8[] < 1000'"], "must have a bound from 1 to 127"),
-    (["training.steps=5"], "cannot be given together with epochs, 3"),
+    (["training.steps=5", "training.epochs=3"], "cannot be given together with epochs, 3"),
     (["training.schedule.name=step"], "training.schedule.step_size: is missing"),
     (["training.schedule.total_steps=5", "training.schedule.warmup_steps=5"], "must be below total_steps, 5"),
     (["parallel.world_size=2"], "needs data parallelism"),
@@ -92,6 +92,31 @@ def test_is_refused_in_these_words(tmp_path: Path, overrides: Sequence[str], tex
     assert text in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"steps": 5}, {"training": {"steps": 5, "epochs": None}}),
+        ({"data": "digits"}, {"data": {"args": {}, "evaluation_fraction": 0.0}}),
+        ({"data": "net.py:samples"}, {"data": {"args": {"n": 3}, "evaluation_fraction": 0.5}}),
+        ({"loss": "nll"}, {"loss": {"args": {}}}),
+        ({"optimizer": "sgd"}, {"optimizer": {"betas": None, "lr": 0.5, "momentum": 0.0}}),
+    ],
+)
+def test_a_flag_replaces_what_does_not_go_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, object], expected: dict[str, dict[str, object]]
+) -> None:
+    config = tmp_path / "net.toml"
+    config.write_text(
+        '[model]\ntarget = "net.py:Net"\n[data]\nsource = "net.py:samples"\nargs = { n = 3 }\n'
+        'evaluation_fraction = 0.5\n[loss]\nname = "cross_entropy"\nargs = { label_smoothing = 0.1 }\n'
+        '[optimizer]\nname = "adamw"\nlr = 0.5\nbetas = [0.8, 0.9]\n[training]\nepochs = 3\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    options = compile_options(config, None, [], flags).model_dump()
+    for table, fields in expected.items():
+        assert {name: options[table][name] for name in fields} == fields
+
+
 def test_all_problems_are_in_one_error_with_their_remedies(tmp_path: Path) -> None:
     config = tmp_path / "net.toml"
     config.write_text(SOUND.replace("epochs = 3", "epochs = 0\nbatchsize = 4").replace('"adamw"', '"adamw"\nlr = -1'))
@@ -115,14 +140,16 @@ def test_a_flag_that_is_wrong_is_not_blamed_on_a_file() -> None:
         compile_options(None, None, [], {"world_size": 2})
     assert caught.value.what == "parallel.world_size = 2 (from --world-size): needs data parallelism"
     assert (caught.value.remedy, caught.value.where) == ("add --data-parallel", None)
-    with pytest.raises(OptionError, match=r"worldsize: is not a flag; they are pef_name"):
+    with pytest.raises(OptionError, match=r"(?s)worldsize: is not a flag.*did you mean world_size"):
         compile_options(None, None, [], {"worldsize": 2})
+    with pytest.raises(OptionError, match=r"zzz: is not a flag; they are pef_name"):
+        compile_options(None, None, [], {"zzz": 2})
 
 
 def test_training_without_an_optimizer_is_refused_and_inference_is_not() -> None:
     with pytest.raises(OptionError, match=r"optimizer.name: is missing, and training needs one") as caught:
         compile_options(None, "net.py:Net", [], {})
-    assert caught.value.remedy == "--set optimizer.name=adamw (or --inference)"
+    assert caught.value.remedy == "--optimizer adamw (or --inference)"
     assert compile_options(None, "net.py:Net", [], {"inference": True}).optimizer is None
 
 
