@@ -89,7 +89,7 @@ golden: $(STAMP) ## Write the golden files of the tests; read the difference bef
 	pytest tests/golden --update-golden
 
 zoo: $(ZOO)/.installed ## Compile and train 140 models as people write them, and compare them with eager PyTorch
-	$(ZOO)/bin/python -m tests.zoo
+	python -m tests.zoo --vision $(ZOO)/bin/python
 
 docs: $(VENV)/docs/.installed ## Build the documents as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/python -m mkdocs build --strict --quiet

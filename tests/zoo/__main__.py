@@ -22,6 +22,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo", description=__doc__)
     parser.add_argument("names", nargs="*", help="Entries; default: all.")
     parser.add_argument("--package", help="Only those of this package: transformers, torchvision, timm, own.")
+    parser.add_argument("--vision", default=sys.executable, help="Python with torchvision and timm. Default: this one.")
     parser.add_argument("--jobs", type=int, default=2, help="How many at a time. Default: 2.")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
@@ -34,7 +35,8 @@ def main(arguments: Sequence[str]) -> int:
     outcomes: Counter[str] = Counter()
     unexpected = 0
     with ThreadPoolExecutor(args.jobs) as pool:
-        for entry, verdict in zip(chosen, pool.map(_alone, [one.name for one in chosen]), strict=True):
+        pythons = [args.vision if one.package in ("torchvision", "timm") else sys.executable for one in chosen]
+        for entry, verdict in zip(chosen, pool.map(_alone, [one.name for one in chosen], pythons), strict=True):
             outcomes[verdict.outcome] += 1
             is_expected = verdict.outcome == entry.expected
             unexpected += not is_expected
@@ -44,9 +46,9 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if unexpected else 0
 
 
-def _alone(name: str) -> Verdict:
+def _alone(name: str, python: str) -> Verdict:
     """Plays an entry in a process of its own."""
-    argv = [sys.executable, "-m", "tests.zoo", "--alone", name]
+    argv = [python, "-m", "tests.zoo", "--alone", name]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
