@@ -89,6 +89,14 @@ def _check_static(graph: fx.Graph) -> None:
                 raise CaptureError(SHAPE.what, where=str(line) if line else None, remedy=SHAPE.rewrite)
 
 
+def _checked(constants: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`constants`. Raises CaptureError for values of this call, which a trace of torch.vmap takes for constants."""
+    if any(map(torch._C._functorch.is_functorch_wrapped_tensor, constants.values())):
+        what = "torch.vmap over tensors that the model has made cannot be captured"
+        raise CaptureError(what, remedy="write the operation on the whole batch, such as a product by torch.bmm")
+    return constants
+
+
 def _described(module: fx.GraphModule, lifted: Mapping[str, Tensor]) -> CapturedGraph:
     graph = module.graph
     _check_static(graph)
@@ -101,7 +109,7 @@ def _described(module: fx.GraphModule, lifted: Mapping[str, Tensor]) -> Captured
     targets = (node.target for node in graph.nodes if node.op == "get_attr")
     made = {target: attrgetter(target)(module) for target in targets}
     constants = {target: value for target, value in made.items() if isinstance(value, Tensor)}
-    return CapturedGraph(graph, roles, outputs, {**lifted, **constants})
+    return CapturedGraph(graph, roles, outputs, _checked({**lifted, **constants}))
 
 
 def capture_evaluation(
@@ -142,7 +150,7 @@ def capture_evaluation(
         elif spec.kind is not OutputKind.BUFFER_MUTATION:
             raise CaptureError(f"the evaluation graph has an output of the kind {spec.kind.name}")
     constants = {name: value for name, value in exported.constants.items() if isinstance(value, Tensor)}
-    return CapturedGraph(exported.graph, roles, tuple(outputs), constants)
+    return CapturedGraph(exported.graph, roles, tuple(outputs), _checked(constants))
 
 
 def _is_to_be_taken_apart(called: object) -> bool:

@@ -199,6 +199,8 @@ def _captured(
         raise explained(error, step, tensors, loss_name) from error
     if isinstance(step, TrainingStep) and not starts_a_backward(captured, any_shape=step.any_loss):
         check_loss(loss_in(run_eagerly(step, tensors)), loss_name, any_shape=step.any_loss)
+    if narrow is None and captured.mixes_types:
+        run_eagerly(step, tensors)  # raises PyTorch's error, with the line
     if not is_checked:
         refuse_lost_effects(step, tensors, fake=False, keeps_backwards=narrow is None)
     return captured

@@ -140,6 +140,8 @@ def explained(error: CaptureError, step: nn.Module, inputs: Sequence[Tensor], lo
             torch.autograd.grad(loss_in(outputs).sum(), wanted, allow_unused=True)
     if watch.findings:
         return all_findings(watch.findings, step.training)
+    if not step.training and "autograd.grad" in (error.where or ""):
+        error.remedy = "with torch.enable_grad(): around it and what it reads; evaluation is captured without gradients"
     line = forward_line(step.get_submodule("model"))
     error.where = error.where or (None if line is None or is_library_file(line) else line)
     return error

@@ -105,9 +105,14 @@ class EvaluationStep(_Step):
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         if self.loss is None:
-            return self._call(inputs)
+            return _without_gradients(self._call(inputs))
         outputs = self._call(inputs[:-1])
-        return (self.loss(outputs[0], inputs[-1]), *outputs)
+        return _without_gradients((self.loss(outputs[0], inputs[-1]), *outputs))
+
+
+def _without_gradients(outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """A model may turn gradients on, to differentiate in its forward."""
+    return tuple(output.detach() if output.requires_grad else output for output in outputs)
 
 
 def _filled(names: object, given: Mapping[str, object]) -> object:

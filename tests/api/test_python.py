@@ -366,6 +366,7 @@ GROUPS = [{"params": [nn.Parameter(torch.zeros(1))]}, {"params": [nn.Parameter(t
         (lambda: ss.compile(net(), BATCH, loss="mse", batch_size=64), OptionError, "the example has 32 samples"),
         (lambda: ss.compile(net(), BATCH, loss=nn.MSELoss(reduction="sum")), OptionError, "a loss is a mean"),
         (lambda: ss.compile(nn.ReLU, BATCH), ModelError, "an instance: ReLU"),  # type: ignore[arg-type]
+        (lambda: ss.compile(net().double(), BATCH, loss="mse"), ModelError, "same dtype"),
         (lambda: ss.load("nothing"), OptionError, "there is no PEF 'nothing'"),
     ],
 )  # fmt: skip

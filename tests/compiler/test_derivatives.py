@@ -1,0 +1,57 @@
+"""Models that differentiate, or map over a batch, in their forward."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sambasim as ss
+
+X = torch.linspace(-1, 1, 16)[:, None]
+
+
+class Derivative(nn.Module):
+    """The derivative of a network fits the target, as in physics-informed networks."""
+
+    def __init__(self, *, turns_on: bool) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.turns_on = turns_on
+
+    def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.set_grad_enabled(self.turns_on or torch.is_grad_enabled()):
+            x = x.detach().requires_grad_(True)
+            value = self.net(x)
+            (slope,) = torch.autograd.grad(value.sum(), x, create_graph=True)
+            return (slope - target).square().mean(), value
+
+
+class Mapped(nn.Module):
+    """A weight for each sample, made by the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.make, self.layer = nn.Linear(1, 8), nn.Linear(1, 4)
+
+    def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        weights = self.make(x).view(-1, 2, 4)
+        outputs = torch.vmap(lambda weight, row: weight @ row)(weights, torch.vmap(torch.relu)(self.layer(x)))
+        return (outputs - target).square().mean(), outputs
+
+
+@pytest.mark.parametrize("model", [Derivative(turns_on=True), Mapped()], ids=["derivative", "mapped"])
+def test_they_train_and_predict_as_in_pytorch(tmp_path: Path, model: nn.Module) -> None:
+    one = ss.compile(model, (X, X), optimizer="sgd", lr=0.1, output_folder=tmp_path, quiet=True)
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(0))
+    run = ss.run(one, (X, X), steps=1, quiet=True)
+    torch.set_num_threads(run.summary.threads)
+    assert run.losses == [model(X[order], X[order])[0].item()]
+    assert torch.allclose(ss.predict(one, (X, X)).outputs[0], model(X, X)[1], atol=1e-6)
+
+
+def test_a_derivative_without_gradients_is_told_how_to_turn_them_on(tmp_path: Path) -> None:
+    with pytest.raises(ss.SambasimError) as caught:
+        ss.compile(Derivative(turns_on=False), (X, X), output_folder=tmp_path, quiet=True)
+    assert "autograd.grad" in str(caught.value.where)
+    assert "with torch.enable_grad()" in str(caught.value.remedy)
