@@ -72,6 +72,9 @@ def _tensor(value: object, name: str) -> Tensor:
     raise DataError(what, remedy="give tensors or arrays of numbers, side by side in one tuple or dict")
 
 
+_ARRAY = (Tensor, np.ndarray)
+
+
 def data_of(data: object) -> object:
     """`data` as a data function returns it: tensors and arrays become a data set. Raises DataError for a DataLoader, a
     class, and arrays that differ in their number of samples."""
@@ -82,13 +85,16 @@ def data_of(data: object) -> object:
         )
     if isinstance(data, type):
         raise DataError(f"data is the class {data.__name__}", remedy=f"give an instance: data={data.__name__}(…)")
-    if isinstance(data, tuple) and data and all(isinstance(one, Tensor | np.ndarray) for one in data):
+    are_arrays = isinstance(data, tuple | list) and bool(data) and all(isinstance(one, _ARRAY) for one in data)
+    if isinstance(data, list) and are_arrays and len({(str(one.dtype), one.shape[1:]) for one in data}) > 1:
+        data = tuple(data)  # samples would be alike
+    if isinstance(data, tuple) and are_arrays:
         return TensorDataset(*_arrays({f"array {index}": one for index, one in enumerate(data)}).values())
     if isinstance(data, tuple) and len(data) == 2:
         return tuple(map(data_of, data))
     if isinstance(data, Mapping):
         return ArraysDataset(_arrays(data))
-    return TensorDataset(*_arrays({"data": data}).values()) if isinstance(data, Tensor | np.ndarray) else data
+    return TensorDataset(*_arrays({"data": data}).values()) if isinstance(data, _ARRAY) else data
 
 
 def _arrays(given: Mapping[Any, object]) -> dict[str, Tensor]:

@@ -158,7 +158,8 @@ def test_data_are_given_by_position_by_name_and_as_data_sets(folder: Path) -> No
     digests = {trained(one, data).summary.state_sha256 for data in (named, [*_samples()])}
     assert len(digests) == 1
     by_position = compiled(folder, _ByName(), BATCH, optimizer="sgd", name="position")
-    sets = ((POINTS, LABELS), (POINTS.numpy(), LABELS.numpy()), TensorDataset(POINTS, LABELS))
+    arrays = (POINTS.numpy(), LABELS.numpy())
+    sets = ((POINTS, LABELS), arrays, [POINTS, LABELS], TensorDataset(POINTS, LABELS))
     digests = {trained(by_position, data).summary.state_sha256 for data in sets}
     assert len(digests) == 1
 

@@ -12,7 +12,7 @@ from sambasim.pef import read
 from tests.mpi.training import EACH_ALONE, TWO_NODES, run_of, train
 from tests.support.examples import VARIANTS, CompiledExample, example_options
 from tests.support.mpi import RANKS
-from tests.support.whole import is_whole, whole_case
+from tests.support.whole import is_whole, whole, whole_case
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +56,7 @@ def test_device_host_and_emulation_are_equal_for_every_example(np: int, paths: l
     check_apart(check_exact(np, paths))
 
 
+@whole
 def test_they_are_equal_with_two_threads_too(few: list[Path]) -> None:
     check_apart(check_exact(2, few if is_whole() else few[:3], threads=2))
 

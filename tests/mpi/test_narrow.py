@@ -12,7 +12,7 @@ from tests.mpi.test_exactness import check_apart, check_exact
 from tests.mpi.test_resume import check_resumed, resumed_runs
 from tests.mpi.training import EXACT, TWO_NODES, WAYS, run_of, train
 from tests.support.examples import EXAMPLES, example_options
-from tests.support.whole import is_whole, whole_case
+from tests.support.whole import is_whole, whole, whole_case
 
 _ADAM = ("optimizer.name=adam", "optimizer.lr=0.003")
 _BF16, _FP16 = "compile.dtype=bf16", "compile.dtype=fp16"
@@ -63,6 +63,7 @@ def test_parameter_servers_and_mpi_clip_as_devices_of_one_node_do(compiled: list
     assert [len({found[f"{path.stem} {way}"].outcome for way in ways}) for path in paths] == [1] * len(paths)
 
 
+@whole
 def test_they_go_on_from_a_checkpoint_over_two_nodes(compiled: list[Path], tmp_path: Path) -> None:
     for start in range(0, len(compiled), _MOST_IN_A_JOB):
         runs = resumed_runs(4, compiled[start : start + _MOST_IN_A_JOB], tmp_path)

@@ -31,7 +31,11 @@ def pefs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 
 @pytest.mark.parametrize(
     ("np", "env", "ways"),
-    [(2, {}, ("device", "mpi", "gloo", "server")), (2, EACH_ALONE, ("device",)), whole_case(3, {}, ("servers",))],
+    [
+        (2, {}, ("device", "mpi", "gloo", "server")),
+        whole_case(2, EACH_ALONE, ("device",)),
+        whole_case(3, {}, ("servers",)),
+    ],
     ids=["one node", "two nodes", "own server"],
 )
 def test_all_ways_of_syncing_skip_alike(
