@@ -19,6 +19,7 @@ from sambasim.units import format_bytes, format_count
 _MOST_SYMBOLS = 40
 _MOST_SOURCES = 3
 _MOST_EFFECTS = 4
+_LONGEST_SYMBOL = 32
 _SHOWN = 16
 """Digits of a digest; `verify` and --json have all 64, which do not fit in a table."""
 
@@ -195,6 +196,8 @@ def groups_table(facts: Contents) -> Table:
     for row in facts.groups:
         size = format_bytes(row.size_bytes)
         wrapper = row.gradient_symbol or "not reduced"
+        if len(wrapper) > _LONGEST_SYMBOL:  # it ends in a hash; --all has all of it
+            wrapper = f"{wrapper[:_LONGEST_SYMBOL]}…"
         add_row(
             table, row.name, row.optimizer, row.dtype, str(row.parameters), format_count(row.elements), size, wrapper
         )

@@ -1,0 +1,57 @@
+"""The commands of the README and of each page of docs/, run as typed, in one folder."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.mpi import job_environ
+from tests.support.whole import whole_case
+from tests.test_docs import _BLOCK, PAGES, README, ROOT, TEXTS
+
+_ELSEWHERE = re.compile(r"git |cd |make |source |pytest |mpirun (--host|-x) |srun |sambasim validate|.*…")
+"""What is not for one folder of this machine, or takes minutes."""
+
+TIMEOUT_S = 300
+
+
+def _scripts(text: str) -> list[str]:
+    """The commands of each console or bash block."""
+    scripts = []
+    for language, body in _BLOCK.findall(text):
+        lines = body.splitlines() if language in ("console", "bash") else []
+        if any(line.startswith("$ ") for line in lines):
+            lines = [line[2:] for line in lines if line.startswith("$ ")]
+        if kept := [line for line in lines if not _ELSEWHERE.match(line)]:
+            scripts.append("\n".join(kept))
+    return scripts
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the pages have before them: the model and the config of the tutorial, and the examples."""
+    folder = tmp_path_factory.mktemp("pages")
+    for name in ("examples", "configs"):
+        (folder / name).symlink_to(ROOT / name)
+    (config,) = (body for language, body in _BLOCK.findall(TEXTS[README]) if language == "toml")
+    model = next(
+        body for language, body in _BLOCK.findall(TEXTS[ROOT / "docs" / "tutorial.md"]) if language == "python"
+    )
+    (folder / "net.toml").write_text(config, encoding="utf-8")
+    (folder / "net.py").write_text(model, encoding="utf-8")
+    return folder
+
+
+_PATHS = [page for page in PAGES if _scripts(TEXTS[page])]
+
+
+@pytest.mark.parametrize("page", [page if page.stem == "tutorial" else whole_case(page) for page in _PATHS])
+def test_the_commands_of_a_page_work(page: Path, folder: Path) -> None:
+    env = job_environ("pages")
+    for script in _scripts(TEXTS[page]):
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=folder, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{script}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
