@@ -1,6 +1,7 @@
 """Converts what a script gives, tensors, data sets, losses and optimizers of torch, to data sets and options."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -30,14 +31,7 @@ _MODULES: Mapping[type[nn.Module], str] = {
 def batch_of(example: object) -> Batch:
     """A batch of tensors: one, several by position, or by name. Raises DataError for values without a common first
     axis."""
-    named = {name: _tensor(value, f"{name} of the example") for name, value in values_of(example)}
-    sizes = {name: len(tensor) if tensor.ndim else 0 for name, tensor in named.items()}
-    if not sizes or 0 in sizes.values() or len(set(sizes.values())) > 1:
-        found = ", ".join(f"{name} has {size or 'none'}" for name, size in sizes.items()) or "there is none"
-        raise DataError(
-            f"the first axis of every value of the example must be the samples of one batch: {found}",
-            remedy="give what a DataLoader gives: (x, target), or {name: tensor}",
-        )
+    _tensors(dict(values_of(example)), "the example")
     batch: Batch = _each(example, torch.as_tensor)
     return batch
 
@@ -61,15 +55,26 @@ def _each(value: Any, change: Callable[[Any], Any]) -> Any:
     return change(value)
 
 
-def _tensor(value: object, name: str) -> Tensor:
-    """Raises DataError for what is no tensor, number or array of numbers."""
-    try:
-        if isinstance(value, Tensor | np.ndarray | np.generic | int | float):
-            return torch.as_tensor(value).detach()
-    except (TypeError, ValueError):  # an array of objects
-        pass
-    what = f"{name} is of type {type(value).__name__}, which is no tensor"
-    raise DataError(what, remedy="give tensors or arrays of numbers, side by side in one tuple or dict")
+def _tensors(given: Mapping[Any, object], what: str) -> dict[str, Tensor]:
+    """The values as tensors. Raises DataError for other values, and if they differ in their number of samples."""
+    tensors: dict[str, Tensor] = {}
+    for name, value in given.items():
+        with suppress(TypeError, ValueError):  # an array of objects
+            if isinstance(value, Tensor | np.ndarray | np.generic | int | float):
+                tensors[str(name)] = torch.as_tensor(value).detach()
+        if str(name) not in tensors:
+            raise DataError(
+                f"{name} of {what} is of type {type(value).__name__}, which is no tensor",
+                remedy="give tensors or arrays of numbers, side by side in one tuple or dict",
+            )
+    sizes = {name: len(tensor) if tensor.ndim else 0 for name, tensor in tensors.items()}
+    if not sizes or 0 in sizes.values() or len(set(sizes.values())) > 1:
+        found = ", ".join(f"{name} has {size or 'none'}" for name, size in sizes.items()) or "there is none"
+        raise DataError(
+            f"the first axis of every value of {what} must be the samples: {found}",
+            remedy="give (x, target) or {name: tensor}, with as many samples in each",
+        )
+    return tensors
 
 
 _ARRAY = (Tensor, np.ndarray)
@@ -89,21 +94,12 @@ def data_of(data: object) -> object:
     if isinstance(data, list) and are_arrays and len({(str(one.dtype), one.shape[1:]) for one in data}) > 1:
         data = tuple(data)  # samples would be alike
     if isinstance(data, tuple) and are_arrays:
-        return TensorDataset(*_arrays({f"array {index}": one for index, one in enumerate(data)}).values())
+        return TensorDataset(*_tensors(dict(values_of(data)), "data").values())
     if isinstance(data, tuple) and len(data) == 2:
         return tuple(map(data_of, data))
     if isinstance(data, Mapping):
-        return ArraysDataset(_arrays(data))
-    return TensorDataset(*_arrays({"data": data}).values()) if isinstance(data, _ARRAY) else data
-
-
-def _arrays(given: Mapping[Any, object]) -> dict[str, Tensor]:
-    arrays = {str(name): _tensor(value, str(name)) for name, value in given.items()}
-    sizes = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
-    if not sizes or 0 in sizes.values() or len(set(sizes.values())) > 1:
-        found = ", ".join(f"{name} has {size or 'none'}" for name, size in sizes.items()) or "there is none"
-        raise DataError(f"the first axis of each array must be the samples: {found}", remedy="give as many in each")
-    return arrays
+        return ArraysDataset(_tensors(data, "data"))
+    return TensorDataset(*_tensors({"the array": data}, "data").values()) if isinstance(data, _ARRAY) else data
 
 
 def loss_of(loss: object) -> tuple[dict[str, object] | None, Loss | None]:

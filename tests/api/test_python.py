@@ -380,7 +380,7 @@ def test_what_is_wrong_is_said(call: Callable[[], object], error: type[Exception
     ("data", "options", "message"),
     [
         (DataLoader(TensorDataset(POINTS)), {}, "data is a DataLoader"),
-        ((POINTS, LABELS[:5]), {}, "array 0 has 400, array 1 has 5"),
+        ((POINTS, LABELS[:5]), {}, "value 0 has 400, value 1 has 5"),
         (TRAIN, {"emulate_replicas": 2}, "it is replicas=N"),
         (TRAIN, {"replicas": 1}, "at least 2"),
         (TRAIN, {"stepz": 1}, "stepz: is not a flag"),
