@@ -23,6 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ.pop("COLUMNS", None)  # pytest-xdist sets it for its workers
     # Tests record what they compile in an account of their own. Workers of pytest-xdist and subprocesses inherit it.
     if not hasattr(config, "workerinput"):
         state = tempfile.TemporaryDirectory(prefix="sambasim-state-")

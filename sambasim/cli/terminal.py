@@ -168,11 +168,11 @@ def terminal_width(stream: TextIO) -> int:
 
 
 def console_of(stream: TextIO) -> "Console":
-    """A console for `stream`, which has colours and cursor control on a terminal, that of mpirun too."""
+    """A console for `stream`, which has colours and cursor control if it is on a terminal, also under mpirun."""
     from rich.console import Console
 
-    is_one, width = is_terminal(stream), terminal_width(stream)
-    return Console(file=stream, width=width, force_terminal=is_one, force_jupyter=False, highlight=False)
+    on_terminal, width = is_terminal(stream), terminal_width(stream)
+    return Console(file=stream, width=width, force_terminal=on_terminal, force_jupyter=False, highlight=False)
 
 
 class _Printable(NamedTuple):

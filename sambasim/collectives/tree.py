@@ -69,7 +69,7 @@ def is_subtree(ranks: Sequence[int], world_size: int) -> bool:
 
 
 def blocks(node_of: Sequence[int]) -> Blocks:
-    """The nodes of a world in which rank r is on node `node_of[r]`."""
+    """The `Blocks` of a job whose rank r is on node `node_of[r]`."""
     members: list[list[int]] = [[] for _ in range(max(node_of) + 1)]
     for rank, node in enumerate(node_of):
         members[node].append(rank)

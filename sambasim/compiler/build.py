@@ -18,7 +18,7 @@ from sambasim.compiler.names import (
     read_by,
     symbol_name,
 )
-from sambasim.compiler.tensors import check_constant, check_memory, model_tensor, model_tensors
+from sambasim.compiler.tensors import check_constant, check_memory, memory_order, model_tensor, model_tensors
 from sambasim.compiler.translate import Translation, tensor_type, translate
 from sambasim.errors import CaptureError, ModelError
 from sambasim.ir.graph import Graph, Output, Section, SectionKind
@@ -177,7 +177,8 @@ class _Builder:
         if itself is not None and itself not in self._paths_of_changed_buffers():
             return self._symbol_of_path[itself]
         check_constant(path, tensor, self._tensors, where)
-        value, type_ = tensor.detach(), tensor_type(tensor)
+        value = tensor.detach().permute(memory_order(tensor))  # see `captured.restore_strides`
+        type_ = tensor_type(value)
         for name in self._lifted:
             if self._symbols[name].type == type_ and torch.equal(_bytes(self._weights[name]), _bytes(value)):
                 return name

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 from sambasim.compiler.as_eager import drop_as_eager, kernels_of_eager, known_shapes, strided_in_order
 from sambasim.compiler.asked_values import Followed, Recorded
-from sambasim.compiler.captured import CapturedGraph, Role
+from sambasim.compiler.captured import CapturedGraph, Role, restore_strides
 from sambasim.compiler.explain import SHAPE, tracer_error
 from sambasim.compiler.line_marks import modules_marked
 from sambasim.compiler.names import own_name, read_by, source_line
@@ -109,7 +109,7 @@ def _described(module: fx.GraphModule, lifted: Mapping[str, Tensor]) -> Captured
     targets = (node.target for node in graph.nodes if node.op == "get_attr")
     made = {target: attrgetter(target)(module) for target in targets}
     constants = {target: value for target, value in made.items() if isinstance(value, Tensor)}
-    return CapturedGraph(graph, roles, outputs, _checked({**lifted, **constants}))
+    return restore_strides(CapturedGraph(graph, roles, outputs, _checked({**lifted, **constants})))
 
 
 def capture_evaluation(
@@ -150,7 +150,7 @@ def capture_evaluation(
         elif spec.kind is not OutputKind.BUFFER_MUTATION:
             raise CaptureError(f"the evaluation graph has an output of the kind {spec.kind.name}")
     constants = {name: value for name, value in exported.constants.items() if isinstance(value, Tensor)}
-    return CapturedGraph(exported.graph, roles, tuple(outputs), _checked(constants))
+    return restore_strides(CapturedGraph(exported.graph, roles, tuple(outputs), _checked(constants)))
 
 
 def _is_to_be_taken_apart(called: object) -> bool:
@@ -275,16 +275,16 @@ _WHETHER_COMPILED = (torch.compiler.is_compiling, torch.compiler.is_dynamo_compi
 
 @contextlib.contextmanager
 def answers_of_eager(*, compiled: bool) -> Iterator[None]:
-    """While this is open, a model that asks whether it is exported is told that it is not, and takes the path that it
-    takes in eager PyTorch. So is one that asks whether it is compiled, unless it is to believe that."""
-    trace_rules.get_torch_obj_rule_map()  # kept for good, so it must be made of torch's own functions
-    told = dict(dynamo.tracing_state_functions())
+    """Within this context, `is_exporting()` returns False, so that a model takes its eager path; so do `is_compiling()`
+    and `is_dynamo_compiling()`, unless it is `compiled`."""
+    trace_rules.get_torch_obj_rule_map()  # torch caches it for the process: before its functions are replaced
+    answers = dict(dynamo.tracing_state_functions())
     names = ["is_exporting"]
     if not compiled:
-        told.update(dict.fromkeys(_WHETHER_COMPILED, False))
+        answers.update(dict.fromkeys(_WHETHER_COMPILED, False))
         names += ["is_compiling", "is_dynamo_compiling"]
     with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(dynamo, "tracing_state_functions", lambda: told))
+        stack.enter_context(replaced(dynamo, "tracing_state_functions", lambda: answers))
         for name in names:
             stack.enter_context(replaced(torch.compiler, name, lambda: False))
         yield

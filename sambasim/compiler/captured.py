@@ -2,9 +2,13 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
+from operator import ne
 
 import torch
 from torch import Tensor, fx
+
+from sambasim.compiler.tensors import memory_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,30 @@ _PRODUCTS = (
     torch.ops.aten.linear.default,
     torch.ops.aten.convolution.default,
 )
+
+
+def restore_strides(captured: CapturedGraph) -> CapturedGraph:
+    """Permute the axes of constants that are dense and not contiguous, as `torch.linalg.cholesky` makes them: a PEF has
+    them in the order of their memory. The graph is changed."""
+    graph, given_out = captured.graph, {node for node, _ in captured.outputs}
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    for node in list(graph.nodes):
+        role = captured.inputs.get(node.name)
+        key = str(node.target) if node.op == "get_attr" else role.name if role is not None else ""
+        value = captured.constants.get(key)
+        if value is None or value.layout is not torch.strided or value.is_contiguous() or node in given_out:
+            continue
+        order = memory_order(value)
+        if not value.permute(order).is_contiguous():
+            continue  # it is refused
+        back = [order.index(axis) for axis in range(value.ndim)]
+        with graph.inserting_after(node) if node.op == "get_attr" else graph.inserting_before(first):
+            restored = graph.call_function(torch.ops.aten.permute.default, (node, back))
+        restored.meta = dict(node.meta)
+        node.replace_all_uses_with(restored, delete_user_cb=partial(ne, restored))
+        if isinstance(shape := node.meta.get("val"), Tensor):
+            node.meta["val"] = shape.permute(order)
+    return captured
 
 
 def starts_a_backward(captured: CapturedGraph, *, any_shape: bool) -> bool:

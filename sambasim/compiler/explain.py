@@ -147,15 +147,23 @@ def explained(error: CaptureError, step: nn.Module, inputs: Sequence[Tensor], lo
     return error
 
 
+def _rewrite(finding: Finding) -> str:
+    if "-packages" not in finding.where:
+        return finding.obstacle.rewrite
+    return (
+        f"that is code of a library: choose settings of the model that do not run it; else {finding.obstacle.rewrite}"
+    )
+
+
 def all_findings(findings: Sequence[Finding], training: bool) -> CaptureError:
     what = f"the {'training step' if training else 'evaluation graph'} cannot be captured"
     if len(findings) == 1:
         finding = findings[0]
-        return CaptureError(f"{what}: {finding.obstacle.what}", where=finding.where, remedy=finding.obstacle.rewrite)
+        return CaptureError(f"{what}: {finding.obstacle.what}", where=finding.where, remedy=_rewrite(finding))
     lines = [f"{finding.where}   ({finding.obstacle.what})" for finding in findings[:_MOST_FINDINGS]]
     if len(findings) > _MOST_FINDINGS:
         lines.append(f"and {len(findings) - _MOST_FINDINGS} more lines")
-    rewrites = dict.fromkeys(finding.obstacle.rewrite for finding in findings)
+    rewrites = dict.fromkeys(map(_rewrite, findings))
     return CaptureError(
         "\n    ".join((f"{what}, for {len(findings)} reasons:", *lines)), remedy="\n         ".join(rewrites)
     )

@@ -48,8 +48,8 @@ def compile_from_options(options: CompileOptions, on_phase: Callable[[str], None
 
 
 def shapes_from_options(options: CompileOptions, on_phase: Callable[[str], None] = lambda phase: None) -> Program:
-    """The program of what `options` name, without computing or writing anything: see `compile_shapes`. One sample of
-    the data is read, whatever the batch size."""
+    """Compile what `options` name on fake tensors, and write no file: see `compile_shapes`. One sample of the data is
+    read, whatever the batch size."""
     on_phase("build the model")
     training = options.training.model_copy(update={"batch_size": 1})
     of_one = options.model_copy(update={"training": training, "micro_batches": 1, "n_chips": 1})

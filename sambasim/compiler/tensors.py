@@ -137,7 +137,7 @@ def check_constant(path: str, value: Tensor, tensors: Mapping[str, Tensor], wher
             where=where,
             remedy=f"make it a dense tensor of one of {', '.join(DTYPE_BYTES)}",
         )
-    if not value.is_contiguous():
+    if not value.permute(memory_order(value)).is_contiguous():
         raise CaptureError(
             f"the constant {name} is not contiguous: its strides are {value.stride()}",
             where=where,
@@ -152,6 +152,12 @@ def check_constant(path: str, value: Tensor, tensors: Mapping[str, Tensor], wher
             where=where,
             remedy=f"take the view in forward(), of self.{base}",
         )
+
+
+def memory_order(tensor: Tensor) -> tuple[int, ...]:
+    """The axes of a tensor in the order in which it lies in memory, the slowest first."""
+    axes = range(tensor.ndim)
+    return tuple(axes) if tensor.is_contiguous() else tuple(sorted(axes, key=tensor.stride, reverse=True))
 
 
 def check_memory(tensors: Mapping[str, Tensor], changed: Set[str]) -> None:
@@ -171,10 +177,10 @@ def check_memory(tensors: Mapping[str, Tensor], changed: Set[str]) -> None:
             fixed = not {path, other_path} & changed and "parameter" not in (_kind(tensor), _kind(other))
             if not fixed and share_memory(tensor, other):
                 pair = f"the {_kind(tensor)} {path} and the {_kind(other)} {other_path}"
-                raise ModelError(
-                    f"{pair} are two tensors in the same memory",
-                    remedy=f"tie them as one: model.{other_path} = model.{path}, without .data; or give each its own",
-                )
+                remedy = f"tie them as one: model.{other_path} = model.{path}, without .data; or give each its own"
+                if f"{path}_orig" == other_path or f"{other_path}_orig" == path:
+                    remedy = "torch.nn.utils.parametrizations.spectral_norm, in place of torch.nn.utils.spectral_norm"
+                raise ModelError(f"{pair} are two tensors in the same memory", remedy=remedy)
 
 
 def share_memory(one: Tensor, other: Tensor) -> bool:

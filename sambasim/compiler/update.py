@@ -131,7 +131,8 @@ class AttachOptimizers:
         self, training: Graph, groups: tuple[ParameterGroup, ...], program: Program, tied: Mapping[str, Move]
     ) -> Graph:
         """`training` with an OPT section for each group, behind a GRADNORM section if gradients are clipped or may
-        overflow. Gradients of `tied` go to another rank before, and parameters come back."""
+        overflow. Before it, gradients of `tied` are copied to the rank that updates them; after it, the parameters are
+        copied back."""
         extended = _Extended(training.nodes, training.sections)
         values = dict(training.values)
         prefix = prefix_of(program.loss or "")

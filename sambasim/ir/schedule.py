@@ -309,9 +309,9 @@ def unit_cost(action: Action) -> float:
 
 
 def timeline(schedule: Schedule, seconds: Callable[[Action], float]) -> list[list[Span]]:
-    """When the actions of each rank run, if each takes `seconds`, and messages no time.
+    """When the actions of each rank run, if each takes `seconds`. Messages take no time.
 
-    Raises OptionError if the schedule has a deadlock. Every action must be there once."""
+    Raises OptionError if the schedule has a deadlock. It must have each action exactly once."""
     spans: list[list[Span]] = [[] for _ in schedule.rows]
     stops: dict[Action, float] = {}
     waiting: dict[Action, list[int]] = {}  # the ranks that wait for an action

@@ -51,12 +51,12 @@ class CheckpointOptions(CheckpointFlags, Options):
             for field in ("every", "keep", "on_failure"):
                 if getattr(self, field) is not None:
                     remedy = f"add --checkpoint-dir DIR, or leave out {_typed(f'checkpoint.{field}')}"
-                    yield Problem(field, "is about checkpoints, and none are written", remedy)
+                    yield Problem(field, "needs a folder for checkpoints, and none is given", remedy)
             if self.resume in ("newest", "auto", "if-any"):
                 remedy = "add --checkpoint-dir DIR, or name one: --resume DIR/step-…"
                 yield Problem("resume", "needs the folder of the checkpoints", remedy)
         if self.exact and self.resume is None:
-            yield Problem("exact", "is about a run that is resumed", "add --resume, or leave out --exact")
+            yield Problem("exact", "needs a run that is resumed", "add --resume, or leave out --exact")
 
 
 class RunOptions(RunFlags, Options):

@@ -51,7 +51,7 @@ def _find(file: str, target: str) -> Path | None:
     module = target.rpartition(":")[0]  # package.module:name or path/file.py:name
     beside = [str(Path(module).expanduser().parent)] if module.endswith(".py") else []
     if PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts:
-        return None  # it comes from a PEF
+        return None  # a PEF may come from anyone: no path outside of these folders
     for folder in (*beside, os.getcwd(), *sys.path):
         path = Path(folder or ".", file)
         if path.is_file():

@@ -184,6 +184,8 @@ def _packing(
 def _call_with_lists(
     function: Callable[..., object], plan: tuple[tuple[int, int, int], ...], *operands: object
 ) -> object:
+    """`plan`: position, start and stop of each list among the arguments; operands before the first start are as they
+    are."""
     arguments = list(operands[: plan[0][1]])
     for position, start, stop in plan:
         arguments[position] = list(operands[start:stop])

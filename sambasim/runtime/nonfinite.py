@@ -93,7 +93,8 @@ class LossWatch:
         )
 
     def _error(self, what: str, where: str, otherwise: str = "", flags: str = "") -> NumericsError:
-        """The error, with a command that resumes from the newest checkpoint. (Of two `--resume`, the second counts.)"""
+        """The error, with a command that resumes from the newest checkpoint, if there is one. `flags` are added to the
+        command, and the text `otherwise` follows it. A `--resume` that is added overrides an earlier one."""
         newest = self._newest()
         kept = f"; the last checkpoint is {newest}" if newest else ""
         resume = " --resume" if newest and not self._goes_on else ""

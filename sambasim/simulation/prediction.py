@@ -87,12 +87,12 @@ def backing_of(device: DeviceSpec, replicas: int = 1) -> str:
 
 
 def zero_note(program: Program) -> list[str]:
-    """What a prediction for several replicas takes of ZeRO 2 and 3."""
+    """A notice of what predictions include of ZeRO 2 and 3."""
     if program.zero <= 1:
         return []
     return [
-        f"ZeRO {program.zero} is in the times with sync by host, and has no effect on those by rdu, as in a run;"
-        " memory is that of a replica that keeps everything"
+        f"ZeRO {program.zero} is included in times with host sync; device sync ignores it, as in a run;"
+        " predicted memory is that without ZeRO"
     ]
 
 

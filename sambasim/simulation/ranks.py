@@ -93,7 +93,8 @@ class PricedRank:
 
 
 def price_ranks(program: Program, budget: Budget, calibration: Calibration) -> tuple[PricedRank, ...]:
-    """By rank along pp. Raises MachineError if one does not fit, PefError for invalid arguments."""
+    """The priced program of each rank along pp, in order. Raises MachineError if one does not fit, PefError for invalid
+    arguments."""
     found = []
     for rank in range(pipeline_ranks(program)):
         own = of_rank(program, rank)

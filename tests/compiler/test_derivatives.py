@@ -1,10 +1,11 @@
-"""Models that differentiate, or map over a batch, in their forward."""
+"""Models that differentiate, map over a batch, or ask a distribution in their forward."""
 
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributions import MultivariateNormal
 
 import sambasim as ss
 
@@ -40,7 +41,24 @@ class Mapped(nn.Module):
         return (outputs - target).square().mean(), outputs
 
 
-@pytest.mark.parametrize("model", [Derivative(turns_on=True), Mapped()], ids=["derivative", "mapped"])
+class Prior(nn.Module):
+    """Its distribution keeps a matrix that lies in memory by columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 3)
+        self.prior = MultivariateNormal(torch.zeros(3), torch.eye(3) + 0.5, validate_args=False)
+
+    def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = self.layer(x)
+        likelihood: Tensor = self.prior.log_prob(outputs)  # type: ignore[no-untyped-call]  # of torch
+        return -likelihood.mean() + (outputs - target).square().mean(), outputs
+
+
+MODELS = [Derivative(turns_on=True), Mapped(), Prior()]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)
 def test_they_train_and_predict_as_in_pytorch(tmp_path: Path, model: nn.Module) -> None:
     one = ss.compile(model, (X, X), optimizer="sgd", lr=0.1, output_folder=tmp_path, quiet=True)
     order = torch.randperm(16, generator=torch.Generator().manual_seed(0))

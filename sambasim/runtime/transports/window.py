@@ -256,6 +256,7 @@ class WindowReduce(Overlapped):
         began_s = time.perf_counter()
         while self._incomplete and self._is_complete(self._incomplete[-1], count):
             self._send(self._incomplete.pop())
+        # Both are stacks. What `_pending` has on top, and `_incomplete` has not any more, is complete and not reduced.
         while len(self._pending) > len(self._incomplete) and (self._network is None or self._network.has_received()):
             self._finish(self._pending.pop())
         self._in_pass_s += time.perf_counter() - began_s

@@ -107,8 +107,8 @@ def leave(error: BaseException, script: Path | None) -> int:
         return code
     trace = error.__traceback__ = _from_script(error.__traceback__, script)
     communicator = _joined()
-    # Joining waits for ranks that may never come, so a rank that has not joined reports first. If sambasim raised the
-    # error, it is then the same on every rank, and rank 0 reports it.
+    # Joining MPI may hang, so a rank that has not joined reports first. A SambasimError that was raised before is the
+    # same on every rank, so only rank 0 reports it.
     reported = communicator is None and (launched_rank(os.environ) == 0 or not isinstance(error, SambasimError))
     if reported:
         _report(error, script)

@@ -251,7 +251,7 @@ def _checked_kinds(
 
 
 def _is_default(batch_size: int | None) -> bool:
-    """Whether this is the default of -b: apps that do not use -b make batches of another size."""
+    """Whether `batch_size` is the default of -b: an app may ignore -b, so that its batches have another size."""
     arguments = context.current().arguments
     return (
         isinstance(arguments, Arguments)
