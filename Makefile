@@ -88,7 +88,7 @@ bench: $(STAMP) ## Compare the speed with PyTorch and other tools, as ratios of 
 golden: $(STAMP) ## Write the golden files of the tests; read the difference before you commit it
 	pytest tests/golden --update-golden
 
-zoo: $(ZOO)/.installed ## Compile and train 140 models as people write them, and compare them with eager PyTorch
+zoo: $(ZOO)/.installed ## Compile and train 137 models as people write them, and compare them with eager PyTorch
 	python -m tests.zoo --vision $(ZOO)/bin/python
 
 docs: $(VENV)/docs/.installed ## Build the documents as a site, in build/site

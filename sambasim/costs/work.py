@@ -36,6 +36,7 @@ def units_of(node: Node, types: Mapping[str, TensorType], is_fixed: Callable[[st
     kind = OPERATORS[node.operator].kind
     if kind is OperatorKind.CONVOLUTION:
         shapes = [types[name].shape for name in references(node.args) if name in types]
+        # the weight: operand 2 of the backward, 1 of the forward
         outputs, inputs, *taps = shapes[2 if node.operator.endswith("backward.default") else 1]
         return prod(taps) * _blocks((outputs, inputs))
     matrices = [name for name in references(node.args) if name in types and len(types[name].shape) >= _MATRIX]
@@ -49,8 +50,9 @@ def units_of(node: Node, types: Mapping[str, TensorType], is_fixed: Callable[[st
         return _blocks(gradients[0])
     if not matrices:
         return 1.0
-    keys = 1 if kind is OperatorKind.ATTENTION and len(matrices) > 1 else -1
-    *batch, rows, columns = types[matrices[keys]].shape
+    # Attention keeps its keys, other products their last matrix.
+    stationary = 1 if kind is OperatorKind.ATTENTION and len(matrices) > 1 else -1
+    *batch, rows, columns = types[matrices[stationary]].shape
     return _blocks((min(prod(batch) * rows, max(rows, STREAMED_ROWS)), columns))
 
 

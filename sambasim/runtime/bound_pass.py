@@ -224,7 +224,8 @@ class BoundPass:
         self.end_first(accumulate=accumulate)
 
     def end_first(self, *, accumulate: bool) -> None:
-        """After the first pass that wrote gradients: record which kernels can write directly into their memory."""
+        """After the first pass that wrote gradients: record which kernels can write directly into their memory. Later
+        passes change nothing."""
         if self._lines.is_watching and not accumulate:
             self._lines.end_watching()
             self.ends_with_work = bool(self._buffers or self._from_inputs)

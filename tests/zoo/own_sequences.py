@@ -121,7 +121,7 @@ class MixtureOfExperts(nn.Module):
 
 
 class RoutedExperts(MixtureOfExperts):
-    """Each expert sees its own samples only, so sizes depend on values; all experts could be weighed instead."""
+    """Each expert sees its own samples only, so sizes depend on values; all experts could be weighted instead."""
 
     def forward(self, x: Tensor) -> Tensor:
         best, chosen = self.gate(x).softmax(1).max(1)

@@ -23,9 +23,9 @@ _TAIL = """
 ## What a model may contain
 
 A model may hold any operator of PyTorch that has a static shape: autograd Functions, `torch.autocast`, FFT and
-`torch.linalg`, losses such as CTC, loops and branches of Python that do not depend on the values of tensors. What the
-code of a *library* decides by values is taken from the example batch, and a step where it would be otherwise ends the
-run with `error[assertion]`. Where your own code decides by values, the compile names the line and a rewrite.
+`torch.linalg`, losses such as CTC, loops and branches of Python that do not depend on the values of tensors. If the
+code of a *library* branches on values, the branch of the example batch is compiled; a step that would take another ends
+the run with `error[assertion]`. Where your own code decides by values, the compile names the line and a rewrite.
 
 Settings of `transformers` that are needed: `layerdrop=0` and `apply_spec_augment=False` in models of speech and time
 series, and `experts_implementation="batched_mm"` in mixtures of experts.
@@ -34,7 +34,7 @@ series, and `experts_implementation="batched_mm"` in mixtures of experts.
 
 def page() -> str:
     exact: dict[str, list[str]] = {}
-    other = ["## Others", "", "| model | what becomes of it | what is particular |", "|---|---|---|"]
+    other = ["## Others", "", "| model | verdict | reason |", "|---|---|---|"]
     for entry in ENTRIES.values():
         if entry.expected == "exact":
             exact.setdefault(entry.package, []).append(entry.name.removeprefix("timm_"))

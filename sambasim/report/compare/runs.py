@@ -271,9 +271,9 @@ def _evaluations(records: RunRecords) -> dict[str, object]:
 
 
 def _metrics_notes(
-    a: list[int], b: list[int], summaries: tuple[SummaryRecord | None, SummaryRecord | None]
+    steps_a: list[int], steps_b: list[int], summaries: tuple[SummaryRecord | None, SummaryRecord | None]
 ) -> Iterator[str]:
-    for name, steps, others, summary in (("A", a, b, summaries[0]), ("B", b, a, summaries[1])):
+    for name, steps, others, summary in (("A", steps_a, steps_b, summaries[0]), ("B", steps_b, steps_a, summaries[1])):
         if steps and others and steps[-1] != others[-1]:
             yield f"{name} ends after step {steps[-1]}"
         if summary is None:

@@ -139,9 +139,9 @@ def compare_pefs(
     a: tuple[str, PefDocument], b: tuple[str, PefDocument], weights: tuple[_Weights, _Weights]
 ) -> PefsCompared:
     """Compare two PEFs, each given with its path. `weights` reads their weights; it is called only if they differ."""
-    ours, theirs = a[1], b[1]
+    (_, ours), (_, theirs), (our_weights, their_weights) = a, b, weights
     same_weights = ours.weights_sha256 == theirs.weights_sha256
-    tensors, apart = (0, ()) if same_weights else compare_tensors(weights[0](), weights[1]())
+    tensors, apart = (0, ()) if same_weights else compare_tensors(our_weights(), their_weights())
     options = differing_facts(_options(ours), _options(theirs))
     symbols = tuple(_symbols(ours.program, theirs.program))
     graphs = tuple(_graphs(ours.program, theirs.program))

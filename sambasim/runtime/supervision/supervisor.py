@@ -98,7 +98,7 @@ class Supervisor:
         self._mesh = Mesh({})
         self._file: StatusFile | None = None
         self._paths: Sequence[Path] = ()
-        self._started: Sequence[bytes | None] = ()
+        self._started: Sequence[bytes | None] = ()  # when the processes of this node started, see `start_time`
         self._watchdog: Watchdog | None = None
         self.activity: Activity = UNWATCHED
 

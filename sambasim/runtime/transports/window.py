@@ -223,7 +223,8 @@ class _Work:
 
 @final
 class WindowReduce(Overlapped):
-    """Reduces `groups`; with `optimizers`, also updates them."""
+    """Reduces `groups`; with `optimizers`, also updates them: then no mean is stored in float32, because the update
+    divides the sum."""
 
     def __init__(self, window: Window, groups: Sequence[ParameterGroup], optimizers: Optimizers | None) -> None:
         self._window = window
