@@ -3,6 +3,7 @@
 import io
 import itertools
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -14,11 +15,12 @@ _HTML_WIDTH, _LEAST_WIDTH = 120, 40
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
-class Shown:
+class Shown(ABC):
     """A result that is shown as its `parts`, text and tables."""
 
+    @abstractmethod
     def parts(self) -> Sequence[RenderableType]:
-        raise NotImplementedError
+        """Text, and tables of rich."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         for part in self.parts():

@@ -16,39 +16,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import sambasim as ss
-from sambasim.errors import DataError, ModelError, OptionError, WeightsError
-from sambasim.report.shown import sparkline
-
-POINTS = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
-LABELS = (POINTS.norm(dim=1) > 1.2).long()
-TRAIN, HELD_OUT = (POINTS[:320], LABELS[:320]), (POINTS[320:], LABELS[320:])
-BATCH = (POINTS[:32], LABELS[:32])
-
-
-def net() -> nn.Module:
-    torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("pefs")
-
-
-@pytest.fixture(scope="module")
-def pef(folder: Path) -> ss.Pef:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    two: dict[str, Any] = {"data_parallel": True, "world_size": 2, "name": "net"}
-    return compiled(folder, model, loss=nn.CrossEntropyLoss(), optimizer=optimizer, **two)
-
-
-def compiled(folder: Path, model: nn.Module, example: object = BATCH, **options: Any) -> ss.Pef:
-    return ss.compile(model, example, quiet=True, output_folder=folder, **{"name": "other", **options})
-
-
-def trained(pef: ss.Pef, data: object = TRAIN, **options: Any) -> ss.Run:
-    return ss.run(pef, data, quiet=True, **{"steps": 4, **options})
+from sambasim.errors import DataError, OptionError, WeightsError
+from tests.api.live import BATCH, HELD_OUT, LABELS, POINTS, TRAIN, compiled, net, trained
 
 
 def test_the_names_are_loaded_at_their_first_use() -> None:
@@ -57,6 +26,7 @@ def test_the_names_are_loaded_at_their_first_use() -> None:
     names = ["Pef", "Prediction", "Run", "SambasimError", "Simulation", "compile", "load", "predict", "run", "simulate"]
     assert done.stdout == f"{sorted([*names, '__version__'])} False\nTrue\n"
     assert sorted(vars(ss)["__all__"]) == names
+    assert all(hasattr(ss, name) for name in names)
     stub = Path(str(ss.__file__)).with_suffix(".pyi").read_text(encoding="utf-8")
     assert all(f"import {name} as {name}\n" in stub for name in names)
     with pytest.raises(AttributeError, match="it has Pef, Prediction"):
@@ -306,6 +276,21 @@ def test_a_model_that_gives_only_its_loss_needs_labels(folder: Path) -> None:
         ss.predict(compiled(folder, Only(), {"x": BATCH[0], "target": BATCH[1]}), {"x": POINTS})
 
 
+def test_draws_for_labels_need_labels(folder: Path) -> None:
+    """Without them, the draws for the outputs would be others."""
+
+    class Noisy(_ByName):
+        def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+            smoothing = torch.rand_like(target, dtype=torch.float32)
+            outputs = self.layer(x + torch.rand_like(x))
+            return (functional.cross_entropy(outputs, target, reduction="none") * smoothing).mean(), outputs
+
+    one = compiled(folder, Noisy(), {"x": BATCH[0], "target": BATCH[1]})
+    assert len(ss.predict(one, {"x": POINTS, "target": LABELS}).outputs[0]) == len(POINTS)
+    with pytest.raises(DataError, match="the inputs are"):
+        ss.predict(one, {"x": POINTS})
+
+
 def test_a_pef_that_was_compiled_again_is_not_taken_for_the_first(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,60 +330,3 @@ def test_a_replica_of_several_ranks_runs_in_one_process(folder: Path) -> None:
     one = compiled(folder, net(), loss="cross_entropy", name="stages", pipeline_stages=2, micro_batches=2)
     assert trained(one).summary.mesh == {"pp": 2}
     assert ss.simulate(one).step_s > 0
-
-
-PARAMETERS = [*net().parameters()]
-GROUPS = [{"params": [nn.Parameter(torch.zeros(1))]}, {"params": [nn.Parameter(torch.zeros(1))]}]
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: ss.compile(3, BATCH), ModelError, "the model is of type int"),  # type: ignore[arg-type]
-        (lambda: ss.compile(net(), (POINTS[:3], LABELS[:2])), DataError, "value 0 has 3, value 1 has 2"),
-        (lambda: ss.compile(net(), {"x": "text"}), DataError, "x of the example is of type str"),
-        (lambda: ss.compile(net(), BATCH, loss="mce"), OptionError, "loss.name"),
-        (lambda: ss.compile(net(), BATCH, loss=nn.CrossEntropyLoss), OptionError, "which is no loss function"),
-        (lambda: ss.compile(net(), BATCH, loss="mse", optimizer="adamv"), OptionError, "did you mean adam"),
-        (lambda: ss.compile(net(), BATCH, optimizer=torch.optim.Rprop(PARAMETERS)), OptionError, "no optimizer Rprop"),
-        (lambda: ss.compile(net(), BATCH, optimizer=torch.optim.SGD(GROUPS)), OptionError, "2 parameter groups"),
-        (lambda: ss.compile(net(), BATCH, optimizer=torch.optim.SGD(PARAMETERS)), ModelError, "does not update 0.w"),
-        (lambda: ss.compile(net(), BATCH, loss="mse", word_size=2), OptionError, "did you mean world_size"),
-        (lambda: ss.compile(net(), BATCH, loss="mse", batch_size=64), OptionError, "the example has 32 samples"),
-        (lambda: ss.compile(net(), BATCH, loss=nn.MSELoss(reduction="sum")), OptionError, "a loss is a mean"),
-        (lambda: ss.compile(nn.ReLU, BATCH), ModelError, "an instance: ReLU"),  # type: ignore[arg-type]
-        (lambda: ss.compile(net().double(), BATCH, loss="mse"), ModelError, "same dtype"),
-        (lambda: ss.load("nothing"), OptionError, "there is no PEF 'nothing'"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_is_said(call: Callable[[], object], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        call()
-
-
-@pytest.mark.parametrize(
-    ("data", "options", "message"),
-    [
-        (DataLoader(TensorDataset(POINTS)), {}, "data is a DataLoader"),
-        ((POINTS, LABELS[:5]), {}, "value 0 has 400, value 1 has 5"),
-        (TRAIN, {"emulate_replicas": 2}, "it is replicas=N"),
-        (TRAIN, {"replicas": 1}, "at least 2"),
-        (TRAIN, {"stepz": 1}, "stepz: is not a flag"),
-        ({"x": POINTS, "target": LABELS[:5]}, {}, "x has 400, target has 5"),
-        (TensorDataset, {}, "data is the class TensorDataset"),
-        (TRAIN, {"replicas": 0}, "replicas is 0"),
-        (TRAIN, {"learning_rate": 1}, "learning_rate"),
-        (None, {}, "names no data"),
-    ],
-)
-def test_what_is_wrong_with_a_run_is_said(pef: ss.Pef, data: object, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ss.SambasimError, match=message):
-        ss.run(pef, data, quiet=True, **options)
-    assert len(trained(pef).losses) == 4, "the next run works"
-
-
-def test_a_sparkline_shows_the_course_of_numbers() -> None:
-    assert sparkline([8, 7, 6, 5, 4, 3, 2, 1]) == "█▇▆▅▄▃▂▁"
-    assert sparkline([]) == ""
-    assert sparkline([float("nan"), 1.0, 1.0]) == "▁▁"
-    assert len(sparkline([float(one) for one in range(1000)])) == 40

@@ -1,0 +1,70 @@
+"""What a script can give wrong to the Python API, and the curve of losses."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import sambasim as ss
+from sambasim.errors import DataError, ModelError, OptionError
+from sambasim.report.shown import sparkline
+from tests.api.live import BATCH, LABELS, POINTS, TRAIN, net, trained
+
+PARAMETERS = [*net().parameters()]
+GROUPS = [{"params": [nn.Parameter(torch.zeros(1))]}, {"params": [nn.Parameter(torch.zeros(1))]}]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: ss.compile(3, BATCH), ModelError, "the model is of type int"),  # type: ignore[arg-type]
+        (lambda: ss.compile(net(), (POINTS[:3], LABELS[:2])), DataError, "value 0 has 3, value 1 has 2"),
+        (lambda: ss.compile(net(), {"x": "text"}), DataError, "x of the example is of type str"),
+        (lambda: ss.compile(net(), BATCH, loss="mce"), OptionError, "loss.name"),
+        (lambda: ss.compile(net(), BATCH, loss=nn.CrossEntropyLoss), OptionError, "which is no loss function"),
+        (lambda: ss.compile(net(), BATCH, loss="mse", optimizer="adamv"), OptionError, "did you mean adam"),
+        (lambda: ss.compile(net(), BATCH, optimizer=torch.optim.Rprop(PARAMETERS)), OptionError, "no optimizer Rprop"),
+        (lambda: ss.compile(net(), BATCH, optimizer=torch.optim.SGD(GROUPS)), OptionError, "2 parameter groups"),
+        (lambda: ss.compile(net(), BATCH, optimizer=torch.optim.SGD(PARAMETERS)), ModelError, "does not update 0.w"),
+        (lambda: ss.compile(net(), BATCH, loss="mse", word_size=2), OptionError, "did you mean world_size"),
+        (lambda: ss.compile(net(), BATCH, loss="mse", batch_size=64), OptionError, "the example has 32 samples"),
+        (lambda: ss.compile(net(), BATCH, loss=nn.MSELoss(reduction="sum")), OptionError, "a loss is a mean"),
+        (lambda: ss.compile(nn.ReLU, BATCH), ModelError, "an instance: ReLU"),  # type: ignore[arg-type]
+        (lambda: ss.compile(net().double(), BATCH, loss="mse"), ModelError, "same dtype"),
+        (lambda: ss.load("nothing"), OptionError, "there is no PEF 'nothing'"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said(call: Callable[[], object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        (DataLoader(TensorDataset(POINTS)), {}, "data is a DataLoader"),
+        ((POINTS, LABELS[:5]), {}, "value 0 has 400, value 1 has 5"),
+        (TRAIN, {"emulate_replicas": 2}, "it is replicas=N"),
+        (TRAIN, {"replicas": 1}, "at least 2"),
+        (TRAIN, {"stepz": 1}, "stepz: is not a flag"),
+        ({"x": POINTS, "target": LABELS[:5]}, {}, "x has 400, target has 5"),
+        (TensorDataset, {}, "data is the class TensorDataset"),
+        (TRAIN, {"replicas": 0}, "replicas is 0"),
+        (TRAIN, {"learning_rate": 1}, "learning_rate"),
+        (None, {}, "names no data"),
+    ],
+)
+def test_what_is_wrong_with_a_run_is_said(pef: ss.Pef, data: object, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ss.SambasimError, match=message):
+        ss.run(pef, data, quiet=True, **options)
+    assert len(trained(pef).losses) == 4, "the next run works"
+
+
+def test_a_sparkline_shows_the_course_of_numbers() -> None:
+    assert sparkline([8, 7, 6, 5, 4, 3, 2, 1]) == "█▇▆▅▄▃▂▁"
+    assert sparkline([]) == ""
+    assert sparkline([float("nan"), 1.0, 1.0]) == "▁▁"
+    assert len(sparkline([float(one) for one in range(1000)])) == 40
