@@ -11,11 +11,11 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from sambasim.compiler.explain import line_of
+from sambasim.compiler.explain import CHANGED_CONSTANT, Finding, all_findings, line_of, user_frame, where_of
 from sambasim.compiler.line_marks import mark_line
 from sambasim.compiler.names import is_library_file
 from sambasim.errors import CaptureError
@@ -111,19 +111,27 @@ def _itself(value: object) -> object:
 
 
 class Followed(TorchFunctionMode):
-    """Around a trace: each question has the answer that was recorded, and an assertion says so. Marks what is traced
-    with the user's line."""
+    """Around a trace of `step`: each question has the answer that was recorded, and an assertion says so. Tensors that
+    are none of the model's are constants. Marks what is traced with the user's line."""
 
-    def __init__(self, recorded: Recorded) -> None:
+    def __init__(self, recorded: Recorded, step: nn.Module) -> None:
         super().__init__()
         self._answers = recorded.answers
         self._next = 0
+        self._step = step
+        self._of_step = {one.untyped_storage()._cdata for one in (*step.parameters(), *step.buffers())}
+        self._constants: list[tuple[Tensor, str]] = []
+        self._is_running = False
+        self._hooks = (
+            step.register_forward_pre_hook(lambda *given: self._runs(True)),
+            step.register_forward_hook(lambda *given: self._runs(False), always_call=True),
+        )
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         mark_line()
-        kwargs = kwargs or {}
+        args, kwargs = tree_map(self._as_constant, (args, kwargs or {}))
         sizes = {id(size): self._number(size) for size in _sizes(func, args)}
         if sizes:
             args = tree_map(lambda one: sizes.get(id(one), one), args)
@@ -141,6 +149,32 @@ class Followed(TorchFunctionMode):
             places = self._places(args[0])
             return places.unbind(1) if func is torch.where or kwargs.get("as_tuple") else places
         return func(*args, **kwargs)
+
+    def close(self) -> None:
+        """After the trace. Raises CaptureError for constants that were changed in place."""
+        for hook in self._hooks:
+            hook.remove()
+        changed = [Finding(CHANGED_CONSTANT, where) for constant, where in self._constants if constant._version]
+        if changed:
+            raise all_findings(changed[:1], self._step.training)
+
+    def _runs(self, is_running: bool) -> None:
+        self._is_running = is_running
+
+    def _as_constant(self, value: Any) -> Any:
+        """`value`, or the traced constant for a tensor that the trace knows nothing of, such as a global. Raises
+        CaptureError for those that may change from step to step."""
+        if not self._is_running or type(value) not in (Tensor, nn.Parameter):
+            return value
+        if torch._C._functorch.is_functorch_wrapped_tensor(value):
+            return value
+        if value.requires_grad or isinstance(value, nn.Parameter) or value.untyped_storage()._cdata in self._of_step:
+            raise CaptureError("a tensor that changes is read in another way than from its module")
+        with torch._C.DisableTorchFunction():
+            constant = torch.ops.aten.lift_fresh.default(value)
+        frame = user_frame()
+        self._constants.append((constant, "" if frame is None else where_of(frame)))
+        return constant
 
     def _answer(self) -> _Answer:
         """The next one. Raises CaptureError if another line asks than did before."""

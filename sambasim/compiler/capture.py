@@ -70,7 +70,7 @@ def capture_by_running(step: nn.Module, inputs: Sequence[Tensor]) -> CapturedGra
             stack.enter_context(tied_once(step))
             stack.enter_context(modules_marked(step))
             stack.enter_context(torch.set_grad_enabled(step.training))
-            with Followed(recorded):
+            with contextlib.closing(Followed(recorded, step)) as followed, followed:
                 joint = aot_export_joint_with_descriptors(stack, step, tuple(tensor.clone() for tensor in inputs))
     captured = _described(joint.graph_module, {})
     if step.training:
@@ -202,6 +202,7 @@ def _quiet() -> Iterator[None]:
         stack.enter_context(contextlib.redirect_stderr(dropped))
         stack.enter_context(contextlib.redirect_stdout(dropped))
         stack.enter_context(as_written())
+        stack.enter_context(torch._dynamo.config.patch(trace_numpy=False))  # its own NumPy rounds otherwise
         if hasattr(functional_export, _GUARDS):  # an untested torch may build guards in another way
             stack.enter_context(replaced(functional_export, _GUARDS, lambda *args: None))
         yield

@@ -207,7 +207,7 @@ def _captured(
 
 
 def _traced_or_run(step: nn.Module, tensors: Sequence[Tensor], narrow: torch.dtype | None) -> CapturedGraph:
-    """The captured graph of a step: traced, or else as Python runs it. Raises the CaptureError of the trace."""
+    """The captured graph of a step: traced, or else as Python runs it. Raises CaptureError."""
     capture = capture_training if isinstance(step, TrainingStep) else capture_evaluation
     for compiled in (False, True):  # libraries avoid what cannot be traced where they know that they are compiled
         try:
@@ -220,8 +220,9 @@ def _traced_or_run(step: nn.Module, tensors: Sequence[Tensor], narrow: torch.dty
             return capture_by_running(step, tensors)
         except RandomBranch:
             raise
-        except CaptureError:
-            pass
+        except CaptureError as error:
+            if error.where and error.remedy and error.__cause__ is None:  # it is ours, and no tracer's
+                raise
     raise raised
 
 

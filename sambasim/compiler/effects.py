@@ -39,6 +39,10 @@ _SEEDED = Obstacle(
     "a seed or a state of the generator of random numbers, which a graph does not set",
     "draw the numbers once, and keep them in a buffer: self.register_buffer(name, torch.randn(…))",
 )
+_VERSION = Obstacle(
+    "_version, which counts the changes of a tensor, and stays as it is in a graph",
+    'count in a buffer: self.register_buffer("steps", torch.zeros(())), and self.steps.add_(1)',
+)
 _INFERENCE_MODE = Obstacle("torch.inference_mode(), through which a graph would send gradients", "torch.no_grad()")
 _NO_BACKWARD = "write its forward with PyTorch's own differentiable operators, and leave the backward to autograd"
 
@@ -224,8 +228,16 @@ class _Effects:
 
             return registered
 
+        count_of = vars(torch._C.TensorBase)["_version"].__get__
+
+        def counted(tensor: Tensor) -> int:
+            if _is_users_block(sys._getframe(1)):
+                self._find_here(_VERSION)
+            return int(count_of(tensor))
+
         with contextlib.ExitStack() as stack:
             for owner, name, substitute in (
+                (Tensor, "_version", property(counted)),
                 (nn.Module, "__setattr__", assigned),
                 (nn.Module, "__getattribute__", read),
                 (torch.autograd.Function, "apply", classmethod(applied)),

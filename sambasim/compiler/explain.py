@@ -54,8 +54,11 @@ _PACKED = Obstacle(
     "run the recurrent layer on the padded batch, and mask its outputs: outputs * mask.unsqueeze(-1)",
 )
 _CHECKPOINTING = Obstacle("activation checkpointing", "call the block itself, without torch.utils.checkpoint")
+_NUMPY = Obstacle(
+    "NumPy, which a graph does not call", "write it with PyTorch: torch.tanh(x) instead of np.tanh(x.numpy())"
+)
 _INPUT = Obstacle("an input that is changed in place", "make a new tensor: x = x * 2 instead of x.mul_(2) or x *= 2")
-_CONSTANT = Obstacle(
+CHANGED_CONSTANT = Obstacle(
     "a tensor that is changed in place, and is no buffer of the model",
     "register it: self.register_buffer(name, tensor)",
 )
@@ -73,7 +76,8 @@ _KNOWN = (
     (("data-dependent branching", "Data-dependent branching"), _BRANCH),
     (("Tensor.item()", "_local_scalar_dense", ".tolist()", "Tensor.tolist"), _NUMBER),
     (("data-dependent expression", "GuardOnDataDependent"), _VALUE),
-    (("is mutated in the forward",), _CONSTANT),
+    (("is mutated in the forward",), CHANGED_CONSTANT),
+    (("trace_numpy",), _NUMPY),
     (("nonzero", "dynamic shape", "Dynamic shape", "DynamicOutputShape", "masked_select", "unbacked"), SHAPE),
 )
 """Parts of a tracer's message, and their obstacle; the first row that fits."""

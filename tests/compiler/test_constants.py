@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributions import Normal
 
 from sambasim.compiler.capture import capture_evaluation, capture_training
 from sambasim.compiler.precision import stored_in
@@ -34,6 +35,28 @@ def test_tensors_that_no_module_has_are_constants() -> None:
         "scattered__scales_1": [3.0, 2.0, 3.0],
         "scattered__named_scale_0": [4.0, 2.0, 3.0],
     }
+
+
+class Asked(Scattered):
+    """A distribution asks for values, and so the model is captured as Python runs it."""
+
+    def loss_of(self, y: Tensor) -> Tensor:
+        likelihood: Tensor = Normal(y.mean(), SCALE).log_prob(self.scales[0])  # type: ignore[no-untyped-call]  # torch's
+        return super().loss_of(y) - likelihood.mean()
+
+
+class Added(Asked):
+    def loss_of(self, y: Tensor) -> Tensor:
+        self.scales[0][0] += 1
+        return super().loss_of(y)
+
+
+def test_so_they_are_where_values_are_asked_for() -> None:
+    assert sorted(constants(built(Asked())).values()) == [
+        [1.0, 2.0, 3.0], [2.0, 2.0, 3.0], [3.0, 2.0, 3.0], [4.0, 2.0, 3.0],
+    ]  # fmt: skip
+    with pytest.raises(CaptureError, match="changed in place, and is no buffer of the model"):
+        built(Added())
 
 
 class Listed(Net):

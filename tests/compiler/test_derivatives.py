@@ -1,7 +1,8 @@
-"""Models that differentiate, map over a batch, or ask a distribution in their forward."""
+"""Models that differentiate, map over a batch, ask a distribution, or call NumPy in their forward."""
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -44,10 +45,10 @@ class Mapped(nn.Module):
 class Prior(nn.Module):
     """Its distribution keeps a matrix that lies in memory by columns."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, validates: bool) -> None:
         super().__init__()
         self.layer = nn.Linear(1, 3)
-        self.prior = MultivariateNormal(torch.zeros(3), torch.eye(3) + 0.5, validate_args=False)
+        self.prior = MultivariateNormal(torch.zeros(3), torch.eye(3) + 0.5, validate_args=validates)
 
     def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         outputs = self.layer(x)
@@ -55,7 +56,25 @@ class Prior(nn.Module):
         return -likelihood.mean() + (outputs - target).square().mean(), outputs
 
 
-MODELS = [Derivative(turns_on=True), Mapped(), Prior()]
+class Frequencies(nn.Module):
+    """NumPy makes a constant, which PyTorch would round otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        scales = torch.from_numpy(np.exp(np.arange(8, dtype=np.float32) / 7))
+        outputs = self.layer(torch.sin(x * scales))
+        return (outputs - target).square().mean(), outputs
+
+
+class Measured(Frequencies):
+    def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(torch.from_numpy(np.tanh(x.numpy())), target)
+
+
+MODELS = [Derivative(turns_on=True), Mapped(), Prior(validates=False), Prior(validates=True), Frequencies()]
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)
@@ -73,3 +92,10 @@ def test_a_derivative_without_gradients_is_told_how_to_turn_them_on(tmp_path: Pa
         ss.compile(Derivative(turns_on=False), (X, X), output_folder=tmp_path, quiet=True)
     assert "autograd.grad" in str(caught.value.where)
     assert "with torch.enable_grad()" in str(caught.value.remedy)
+
+
+def test_numpy_functions_of_values_are_refused_with_a_rewrite(tmp_path: Path) -> None:
+    with pytest.raises(ss.SambasimError, match="NumPy, which a graph does not call") as caught:
+        ss.compile(Measured(), (X, X), output_folder=tmp_path, quiet=True)
+    assert str(caught.value.where).endswith("np.tanh(x.numpy())), target)")
+    assert "torch.tanh(x) instead of np.tanh" in str(caught.value.remedy)

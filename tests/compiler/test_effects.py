@@ -171,6 +171,10 @@ def checkpoints_without_a_gradient(net: Any, h: Tensor) -> Tensor:
     return h + checkpoint(net.linear, torch.ones(2, 4), use_reentrant=True)  # here
 
 
+def counts_by_version(net: Any, h: Tensor) -> Tensor:
+    return h * (1 + net.linear.weight._version)  # here
+
+
 LOST: tuple[tuple[Callable[[Any, Tensor], Tensor], str], ...] = (
     *((then, STATE) for then in (assigns_a_buffer, overwrites_a_buffer, counts, keeps_a_hidden_state)),
     (keeps_for_evaluation, STATE), (replaces_a_parameter, STATE),
@@ -178,6 +182,7 @@ LOST: tuple[tuple[Callable[[Any, Tensor], Tensor], str], ...] = (
     (counts_for_the_backward, "a value that differs from call to call"), (leaves_out_zeros, "set_materialize_grads"),
     (checkpoints_without_random_state, "activation checkpointing that changes results"),
     (checkpoints_without_a_gradient, "activation checkpointing that changes results"),
+    (counts_by_version, "_version"),
     (seeds, "a seed"), (forks, "a seed"), (draws_from_its_own, "a torch.Generator of its own"),
     (inference_mode, "torch.inference_mode()"), (calls_what_is_decorated, "torch.inference_mode()"),
 )  # fmt: skip
