@@ -1,5 +1,6 @@
 """The ranks of a script: this process alone, or those that mpirun started, which all call the same functions."""
 
+import atexit
 import os
 import random
 import socket
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
 import torch
@@ -24,11 +25,9 @@ from sambasim.runtime.launcher import find_launcher
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.single_rank import single_rank
 from sambasim.runtime.supervision.status_file import Activity
-from sambasim.runtime.supervision.supervisor import Failure, Supervisor
+from sambasim.runtime.supervision.supervisor import FORWARDING_S, Failure, Supervisor
 
 T = TypeVar("T")
-
-_FIRST_REPORTS_S = 2.0
 
 
 def connected() -> Communicator:
@@ -39,20 +38,31 @@ def connected() -> Communicator:
 
 @cache
 def _of_mpirun() -> Communicator:
-    """From now on an exception that ends this process ends the others too, which would wait for it."""
-    world, hook = connect(command()), sys.excepthook
+    """From now on an exception or a sys.exit that ends this process ends the others too, which would wait for it."""
+    world, hook, leave = connect(command()), sys.excepthook, sys.exit
+
+    def report(failure: Failure) -> None:
+        if isinstance(failure.error, SambasimError):
+            _report(failure)
+        else:
+            hook(type(failure.error), failure.error, failure.error.__traceback__)
 
     def end_all(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if world.rank:
-            time.sleep(_FIRST_REPORTS_S)  # an error that all ranks have is printed by the first
-        if isinstance(error, SambasimError):
-            report_error(error, f"rank {world.rank}")
-        else:
-            hook(kind, error, trace)
-        world.abort(exit_code_of(error))
+        with Supervisor(world, report=report, exit_code=exit_code_of):
+            raise error.with_traceback(trace)
 
-    sys.excepthook = end_all
+    def leaves(code: Any = None, /) -> NoReturn:
+        if code not in (None, 0):  # the process may go on, if somebody catches the exception
+            atexit.register(_abort, world, exit_code_of(SystemExit(code)))
+        leave(code)
+
+    sys.excepthook, sys.exit = end_all, leaves
     return world
+
+
+def _abort(world: Communicator, exit_code: int) -> None:
+    time.sleep(FORWARDING_S)
+    world.abort(exit_code)
 
 
 def command() -> list[str]:

@@ -62,3 +62,13 @@ def test_an_error_ends_every_rank(tmp_path: Path, change: tuple[str, str], expec
     result = run_mpi(2, [sys.executable, "script.py"], cwd=tmp_path, timeout=120)
     assert result.returncode != 0
     assert expected in result.stderr
+
+
+def test_an_exit_of_one_rank_ends_every_rank(tmp_path: Path) -> None:
+    change = (
+        "found = []",
+        "found = []\nif ss.run(pef, (points, labels), quiet=True) and os.environ['PMI_RANK'] == '1': sys.exit(7)",
+    )
+    (tmp_path / "script.py").write_text(SCRIPT.replace(*change))
+    result = run_mpi(2, [sys.executable, "script.py"], cwd=tmp_path, timeout=120)
+    assert result.returncode == 7

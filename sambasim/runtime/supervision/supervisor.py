@@ -50,7 +50,7 @@ LEAST_LIMIT_S = 60.0
 
 _POLL_S = 0.005
 
-_FORWARDING_S = 0.3  # for the launcher to forward the report: some drop unread output when a job aborts
+FORWARDING_S = 0.3  # for the launcher to forward the report: some drop unread output when a job aborts
 
 _STDERR = 2
 
@@ -198,7 +198,7 @@ class Supervisor:
             _exit_within(ALL_EXIT_S)
             raise SystemExit(code) from None
         # The reporting rank aborts the job, this rank included. If it has died, this rank does.
-        time.sleep(_FORWARDING_S if reports else 2 * PATIENCE_S)
+        time.sleep(FORWARDING_S if reports else 2 * PATIENCE_S)
         world.abort(max(code, 1))
 
     def _death(self) -> PeerError | None:
