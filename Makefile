@@ -29,7 +29,7 @@ JOBS := tests/apps tests/zoo tests/golden/test_states.py tests/mpi tests/fuzz te
 
 # Tests that fail if a job takes too long, and so need idle cores. All others run in two processes.
 ALONE := $(addprefix tests/faults/test_,job_ends.py sweep.py)
-TWO := -n 2 --dist loadfile
+TWO := -n 3 --dist loadfile
 BESIDE := $(TWO) $(ALONE:%=--ignore=%)
 
 # The tests $(1) under each of the other MPIs, which must really be the one in use.

@@ -13,7 +13,7 @@ from tests.faults.command import outcome_of
 from tests.faults.fault import assert_contains, check_message
 from tests.faults.texts import COMPILE, NAMED_LOSS, SAMPLES, net
 from tests.support.mpi import ROOT, SAMBASIM, Result, can_play_hosts, mpirun, run_job, run_mpi
-from tests.support.whole import whole_case
+from tests.support.whole import whole, whole_case
 
 _RUN = ["run", "--pef", "net", "--reduce-on-rdu", "--metrics", "m.jsonl"]
 _LIMITED = [sys.executable, str(ROOT / "tests" / "mpi" / "bodies" / "limited.py")]
@@ -60,6 +60,7 @@ def test_too_little_shared_memory_ends_the_run_before_training(folder: Path) -> 
     (folder / "m.jsonl").unlink()
 
 
+@whole
 @privileged
 def test_groups_of_a_mesh_that_allocate_at_the_same_time_are_counted_together(tmp_path: Path) -> None:
     """Two groups along dp, and two along tp, each of which would fit alone."""

@@ -49,7 +49,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return paths
 
 
-@pytest.mark.parametrize(("np", "nodes"), [whole_case(2, {}), whole_case(3, {}), whole_case(4, {}), (4, TWO_NODES)])
+@pytest.mark.parametrize(("np", "nodes"), [(2, {}), whole_case(3, {}), whole_case(4, {}), whole_case(4, TWO_NODES)])
 def test_device_host_and_emulation_are_equal(np: int, nodes: dict[str, str], compiled: list[Path]) -> None:
     check_apart(check_exact(np, compiled, nodes))
 

@@ -106,6 +106,7 @@ def pefs(examples: list[CompiledExample]) -> Mapping[str, CompiledExample]:
     return {one.example: one for one in examples if one.optimizer == "adamw" and not one.clipped}
 
 
+@whole
 def test_with_another_number_of_data_workers_step_by_step(pefs: Mapping[str, CompiledExample], tmp_path: Path) -> None:
     (tmp_path / "drawing.py").write_text(DRAWING)
 

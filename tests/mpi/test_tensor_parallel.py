@@ -12,7 +12,7 @@ from sambasim.compiler.front import compile_from_options
 from tests.mpi.training import EACH_ALONE, TWO_NODES, Run, Trained, run_of, train
 from tests.support.examples import example_options
 from tests.support.mpi import run_mpi
-from tests.support.whole import whole_case
+from tests.support.whole import whole, whole_case
 
 EXAMPLES = {
     "char_gpt": ("optimizer.max_grad_norm=0.5",),
@@ -44,7 +44,8 @@ def runs_at(pefs: dict[str, Path], replicas: int) -> list[Run]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "env"), [(2, {}), (4, {}), whole_case(4, TWO_NODES), whole_case(4, EACH_ALONE), whole_case(6, {})]
+    ("ranks", "env"),
+    [(4, {}), whole_case(2, {}), whole_case(4, TWO_NODES), whole_case(4, EACH_ALONE), whole_case(6, {})],
 )
 def test_device_host_and_one_process_have_the_same_bits(ranks: int, env: dict[str, str], pefs: dict[str, Path]) -> None:
     found = train(ranks, runs_at(pefs, ranks // 2), env=env)
@@ -92,6 +93,7 @@ def test_a_plan_by_name_that_gathers_trains_as_the_whole_model(alone: dict[str, 
     assert summary.loss_last == pytest.approx(whole.loss_last, rel=1e-4)
 
 
+@whole
 def test_a_checkpoint_of_parts_is_resumed_and_saved_weights_are_whole(pefs: dict[str, Path], tmp_path: Path) -> None:
     """By two ranks and by one process: both go on where four steps would be."""
     path = pefs["digits 2"]

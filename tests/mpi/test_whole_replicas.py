@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tests.mpi.test_meshes import MICRO_BATCHES, MODELS, Mesh, compiled
 from tests.mpi.training import EACH_ALONE, TWO_NODES, Run, Trained, run_of, train
 from tests.support.mpi import SAMBASIM, run_mpi
-from tests.support.whole import whole_case
+from tests.support.whole import whole, whole_case
 
 WHOLE: Mapping[str, Any] = {"one_process_per_replica": True}
 SIZES = ((2, 1), (1, 2), (2, 2))
@@ -64,6 +64,7 @@ def test_other_models_on_other_nodes(model: str, processes: int, env: dict[str, 
     check(train(processes, runs, env=env))
 
 
+@whole
 def test_a_checkpoint_of_one_launch_goes_on_by_the_others(tmp_path: Path) -> None:
     """With the bits of an uninterrupted emulation, also its evaluation and its saved weights."""
     mesh, trace = Mesh(2, 2, 1), tmp_path / "trace.json"

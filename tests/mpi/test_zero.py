@@ -49,7 +49,7 @@ def check_equal(ranks: int, runs: list[Run], env: Mapping[str, str] | None = Non
 
 @pytest.mark.parametrize(
     ("ranks", "env"),
-    [(2, {}), (4, EACH_ALONE), whole_case(3, EACH_ALONE), whole_case(4, TWO_NODES), whole_case(4, {})],
+    [(4, EACH_ALONE), whole_case(2, {}), whole_case(3, EACH_ALONE), whole_case(4, TWO_NODES), whole_case(4, {})],
 )
 def test_slices_have_the_bits_of_whole_gradients_and_parameters(
     ranks: int, env: dict[str, str], pefs: dict[str, Path]

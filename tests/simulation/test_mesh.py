@@ -23,6 +23,7 @@ from sambasim.simulation.mesh import MeshStep, predict_mesh
 from sambasim.simulation.step import MODEL_KINDS
 from sambasim.simulation.sync import SyncPath
 from tests.mpi.captures import MICRO_BATCHES, compiled, in_stages
+from tests.support.whole import whole_case
 
 CALIBRATION = load_calibration()
 DEVICE = load_device("sn30")
@@ -156,7 +157,7 @@ def test_another_batch_size_of_a_pef_is_refused(paths: dict[str, Path]) -> None:
     assert "with its sections as compiled" in result.exception.what
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("batch", 2), ("pipeline", 2), ("three_axes", 4)])
+@pytest.mark.parametrize(("name", "ranks"), [("batch", 2), ("pipeline", 2), whole_case("three_axes", 4)])
 def test_a_config_is_predicted_as_its_pef(name: str, ranks: int, tmp_path: Path) -> None:
     config, runner = f"configs/parallelism/{name}.toml", CliRunner()
     several = ["--data-parallel", "--output-folder", str(tmp_path)]
