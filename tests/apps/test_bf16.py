@@ -93,6 +93,7 @@ def test_one_replica_trains_as_a_plain_loop_in_bf16_does(bf16: App) -> None:
     assert differences(bf16.weights(1), _plainly(bf16, 1, torch.bfloat16, WideSGD)) == []
 
 
+@whole
 def test_two_replicas_train_as_a_plain_loop_in_bf16_does_by_either_sync(bf16: App) -> None:
     expected = _plainly(bf16, 2, torch.bfloat16, WideSGD)
     host = bf16.weights(2, "--data-parallel")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.support.mpi import SAMBASIM, run_job, run_mpi
-from tests.support.whole import is_whole
+from tests.support.whole import is_whole, whole
 
 APP = """\
 import sys
@@ -79,6 +79,7 @@ def _assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
+@whole
 def test_either_sync_saves_the_same_and_goes_on_from_it(folder: Path) -> None:
     host = _run(folder)
     assert all(tensor.any() for tensor in host[4].values())

@@ -24,6 +24,7 @@ from sambasim.samba.machine import with_rates
 from sambasim.samba.session import session
 from tests.apps import chips
 from tests.support.mpi import run_mpi
+from tests.support.whole import whole
 
 Found = Mapping[str, Any]
 REPLICAS, CHIPS = 2, 2
@@ -57,6 +58,7 @@ def assert_equal(one: Any, other: Any) -> None:
     torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
+@whole
 @pytest.mark.parametrize("way", ["weight", "batch"])
 def test_either_sync_has_the_same_bits_on_all_replicas(way: str, folder: Path) -> None:
     for rank in range(REPLICAS):
@@ -65,6 +67,7 @@ def test_either_sync_has_the_same_bits_on_all_replicas(way: str, folder: Path) -
     assert_equal(of(folder, way, 0)["states"], of(folder, way, 1)["states"])
 
 
+@whole
 def test_weights_over_chips_have_the_bits_of_an_emulation(folder: Path) -> None:
     emulated = emulate(folder / "weight" / "weight.pef")
     program = read(folder / "weight" / "weight.pef").program
@@ -74,12 +77,14 @@ def test_weights_over_chips_have_the_bits_of_an_emulation(folder: Path) -> None:
         assert torch.equal(tensor, emulated[f"net__{name.replace('.', '__')}"]), name
 
 
+@whole
 def test_weights_over_chips_are_near_those_of_one_chip(folder: Path) -> None:
     """Also what dropout drops, at both rates, and what BatchNorm has seen."""
     for rank in range(REPLICAS):
         torch.testing.assert_close(of(folder, "weight", rank), of(folder, "plain", rank), rtol=1e-5, atol=1e-6)
 
 
+@whole
 def test_a_batch_over_chips_has_the_bits_of_a_replica_for_each_chip(folder: Path) -> None:
     of_chips = [of(folder, "of_chip", rank) for rank in range(REPLICAS * CHIPS)]
     for rank in range(REPLICAS):

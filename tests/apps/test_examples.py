@@ -55,6 +55,7 @@ class TestLogisticRegression(ExampleTests):
         assert result.stdout.count("\n") == 1
         assert '"replicas": 2, "batch_size": 32, "steps": 5' in result.stdout
 
+    @whole
     def test_chips_share_the_batch_of_a_replica(self, app: App) -> None:
         """`mpirun -np` counts replicas; without -b, the batch of a run is that of all chips of one."""
         flags, pef = ("--tensor-parallel", "batch", "--n-chips", "2"), "on_chips"

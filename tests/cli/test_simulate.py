@@ -17,6 +17,7 @@ from sambasim.hardware.spec import cluster_names, device_names, load_device
 from tests.mpi.captures import in_stages
 from tests.pef.samples import write_sample
 from tests.support.cluster import write_cluster
+from tests.support.whole import whole, whole_case
 
 Simulate = Callable[..., str]
 Tilestat = Callable[..., str]
@@ -179,6 +180,7 @@ def test_a_model_that_does_not_fit_is_refused(simulate: Simulate, tmp_path: Path
         simulate("digits", "--arch", str(file))
 
 
+@whole
 def test_a_recurrent_model_at_a_batch_larger_than_its_data(simulate: Simulate, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text("""from torch import nn
 class Net(nn.LSTM):
@@ -227,7 +229,7 @@ def test_a_row_for_each_tile_of_the_replica(tilestat: Tilestat) -> None:
     assert "\x1b" not in printed
 
 
-@pytest.mark.parametrize("subject", ["configs/parallelism/tensor.toml", "PEF"])
+@pytest.mark.parametrize("subject", [whole_case("configs/parallelism/tensor.toml"), "PEF"])
 def test_several_ranks_are_for_simulate_with_the_same_subject(subject: str, tmp_path: Path) -> None:
     if subject == "PEF":
         subject = str(in_stages("char_gpt", tmp_path))

@@ -9,6 +9,7 @@ from sambasim.compiler.identity import digests_of_model
 from tests.compiler.test_build import built as capture
 from tests.models import Batch, Case, case
 from tests.models.case import evaluate_loss
+from tests.support.whole import whole_case
 
 OPERATORS, INTEGERS = "operators_sha256", "integers_sha256"
 
@@ -26,7 +27,9 @@ class Lost(nn.Module):
         return evaluate_loss(self.case, self.model, batch)
 
 
-@pytest.mark.parametrize("name", ["normalized", "lstm", "gpt", "bert", "embedding_bag_sum", "cnn"])
+@pytest.mark.parametrize(
+    "name", ["normalized", "lstm", "gpt", "embedding_bag_sum", whole_case("bert"), whole_case("cnn")]
+)
 def test_the_operators_are_equal_for_every_batch_size(name: str) -> None:
     """With GroupNorm, whose operator has the batch size; with views, masks and recurrences."""
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.faults.texts import dataset
 from tests.support.mpi import SAMBASIM, Result, run_mpi
+from tests.support.whole import whole_case
 
 TIMEOUT_S = 2
 
@@ -55,7 +56,7 @@ def test_a_launch_that_does_not_fit_is_refused_by_every_rank(
     assert f"try:   {remedy}" in result.stderr
 
 
-@pytest.mark.parametrize(("pef", "axis"), [("cut", "tp"), ("stages", "pp")])
+@pytest.mark.parametrize(("pef", "axis"), [whole_case("cut", "tp"), ("stages", "pp")])
 def test_a_rank_that_hangs_is_found_by_those_that_wait_within_a_section(
     pef: str, axis: str, tmp_path: Path, compiled: Mapping[str, bytes]
 ) -> None:

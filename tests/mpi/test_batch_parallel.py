@@ -23,7 +23,7 @@ from sambasim.runtime.team import assemble as assemble_team
 from tests.mpi.training import EACH_ALONE, TWO_NODES, Run, Trained, run_of, train
 from tests.support.examples import example_options
 from tests.support.mpi import run_mpi
-from tests.support.whole import whole_case
+from tests.support.whole import whole, whole_case
 
 CHIPS, OF_A_CHIP, STAGES, MICRO_BATCHES = 2, 4, 2, 2
 EXAMPLES = {
@@ -148,6 +148,7 @@ def test_replicas_of_chips_have_the_bits_of_more_replicas(
     check(train(ranks, runs_of("char_gpt", pefs, ranks // CHIPS), env=env), ranks)
 
 
+@whole
 def test_pipelines_on_chips_have_the_bits_of_accumulation(pefs: dict[str, Path]) -> None:
     accumulating = run_of("accumulating", pefs["resnet plain"], accumulation=MICRO_BATCHES, emulate=CHIPS, **HOW)
     found = train(CHIPS * STAGES, [accumulating, run_of("stages", pefs["resnet stages"], reduce_on_rdu=True, **HOW)])

@@ -15,7 +15,7 @@ from sambasim.runtime.checkpoint.folder import LOCK_FILE, checkpoints_in
 from tests.faults.command import sambasim
 from tests.support.examples import CompiledExample
 from tests.support.mpi import SAMBASIM, codes_of_signalled, is_open_mpi, job_environ, mpirun, run_mpi
-from tests.support.whole import whole_case
+from tests.support.whole import whole, whole_case
 
 RUN = [*SAMBASIM, "run", "--threads", "1"]
 SLOW = """
@@ -79,6 +79,7 @@ def test_by_steps_and_at_the_end(pef: Path, tmp_path: Path) -> None:
         assert f"nothing was left to do: the checkpoint is at step 7, {where}\n" in outcome.stdout
 
 
+@whole
 def test_by_time_on_all_ranks(pef: Path, tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     flags = ["--data", "slow.py:samples", "--steps", "25", "--no-evaluate", "--metrics", "m.jsonl", "--keep", "99"]

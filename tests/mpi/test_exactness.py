@@ -88,6 +88,7 @@ def transposed_digits() -> nn.Module:
     return nn.Sequential(convolution, nn.ReLU(), nn.Flatten(), head)
 
 
+@whole
 def test_a_group_for_each_parameter_trains_to_the_same_bits(tmp_path: Path) -> None:
     """As one group for each backward section does. And parameters need not be contiguous."""
     paths = []

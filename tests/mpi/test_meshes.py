@@ -130,6 +130,7 @@ def test_each_mesh_has_the_same_bits_by_every_way(ranks: int, env: dict[str, str
         check(ranks, (model,), meshes, env, tmp_path)
 
 
+@whole
 def test_a_transposed_value_is_summed_alike_by_every_way(tmp_path: Path) -> None:
     check(2, ("transposed",), [Mesh(1, 1, 2)], {}, tmp_path)
 

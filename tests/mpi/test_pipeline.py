@@ -38,7 +38,7 @@ def whole(pefs: dict[str, Path]) -> dict[str, Trained]:
     return train(1, [run_of(name, pefs[name], **how) for name in EXAMPLES])
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [whole_case(1), 2])
 def test_a_pipeline_has_the_bits_of_accumulation(ranks: int, pefs: dict[str, Path], whole: dict[str, Trained]) -> None:
     names = [*(f"{name} {schedule}" for name, schedule in RUNS), *RECOMPUTED]
     found = train(ranks, [run_of(name, pefs[name], steps=2, accumulation=2, evaluate=True) for name in names])

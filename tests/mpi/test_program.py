@@ -28,7 +28,7 @@ from tests.mpi.training import EXACT, TWO_NODES, WAYS, Trained, of_pef, run_of, 
 from tests.support.examples import example_options
 from tests.support.ir_text import parse_program
 from tests.support.mpi import ROOT, run_mpi
-from tests.support.whole import whole_case
+from tests.support.whole import whole, whole_case
 
 BODY = ROOT / "tests" / "mpi" / "bodies" / "by_hand.py"
 REBOUND = ROOT / "tests" / "mpi" / "bodies" / "rebound.py"
@@ -158,6 +158,7 @@ def test_ranks_that_wait_for_one_another_are_an_error() -> None:
         run_together([executor.run_pass() for executor in executors], hub)
 
 
+@whole
 @pytest.mark.parametrize(("ranks", "env"), [(2, {}), whole_case(4, TWO_NODES)])
 def test_a_graph_that_is_replaced_within_a_step_changes_nothing(
     ranks: int, env: dict[str, str], pefs: dict[str, Path]

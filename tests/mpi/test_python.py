@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.mpi import run_mpi
+from tests.support.whole import whole_case
 
 SCRIPT = """
 import json, os, sys
@@ -49,8 +50,8 @@ def test_a_script_has_the_bits_of_one_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (("labels[:32])", "labels[:31])"), "value 0 has 32, value 1 has 31"),
-        (("replicas=2", "replicas=3"), "replicas is 3, and mpirun started 2"),
+        whole_case(("labels[:32])", "labels[:31])"), "value 0 has 32, value 1 has 31"),
+        whole_case(("replicas=2", "replicas=3"), "replicas is 3, and mpirun started 2"),
         (("found.append(outputs", "raise ValueError(os.getpid()) if ss else found.append(outputs"), "ValueError"),
         (("(points, labels), replicas", "(points[: 400 - 64 * int(os.environ['PMI_RANK'])], labels[: 400 - 64 * "
           "int(os.environ['PMI_RANK'])]), replicas"), "400 samples to train, but"),

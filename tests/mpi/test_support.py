@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.mpi import run_job
+from tests.support.whole import whole
 
 
+@whole
 def test_shared_memory_left_behind_fails_the_test() -> None:
     name = f"sambasim-test-{uuid.uuid4().hex}"
     try:
@@ -19,6 +21,7 @@ def test_shared_memory_left_behind_fails_the_test() -> None:
         Path("/dev/shm", name).unlink()
 
 
+@whole
 def test_a_process_left_behind_fails_the_test_and_is_ended() -> None:
     body = (
         "import subprocess, sys\n"

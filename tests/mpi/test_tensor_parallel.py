@@ -79,6 +79,7 @@ def test_a_cut_model_trains_as_the_whole_one(name: str, alone: dict[str, Trained
     assert cut.evaluation.loss == pytest.approx(whole.evaluation.loss, rel=1e-2)
 
 
+@whole
 def test_a_plan_by_name_that_gathers_trains_as_the_whole_model(alone: dict[str, Trained], tmp_path: Path) -> None:
     plan = 'parallel.tensor_plan={ tokens = "colwise", "blocks.*.mlp.2" = "colwise" }'
     cut = ("parallel.n_chips=2", 'parallel.tensor_parallel="weight"', plan)

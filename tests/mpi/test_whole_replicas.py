@@ -94,7 +94,11 @@ def test_a_checkpoint_of_one_launch_goes_on_by_the_others(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("flags", "said", "remedy"),
     [
-        ((), "at least 2 replicas of 2 ranks (-ws 2), and 1 replica was started", "; or for 2 replicas: mpirun -np 2 "),
+        whole_case(
+            (),
+            "at least 2 replicas of 2 ranks (-ws 2), and 1 replica was started",
+            "; or for 2 replicas: mpirun -np 2 ",
+        ),
         (("--host-sync", "gloo"), "--host-sync gloo syncs replicas of one rank", "leave out --host-sync"),
     ],
 )

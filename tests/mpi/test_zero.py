@@ -17,7 +17,7 @@ from sambasim.simulation.sync import SyncPath, Wire
 from tests.mpi.captures import compiled, in_stages
 from tests.mpi.training import EACH_ALONE, TWO_NODES, Run, Trained, run_of, train
 from tests.support.mpi import run_mpi
-from tests.support.whole import whole_case
+from tests.support.whole import whole, whole_case
 
 PARALLEL = ("parallel.data_parallel=true", "parallel.world_size=2")
 CLIPPED = "optimizer.max_grad_norm=0.5"
@@ -67,7 +67,7 @@ def test_slices_have_the_bits_of_whole_gradients_and_parameters(
     assert any(line.startswith("ZeRO 3 saves nothing more with --reduce-on-rdu") for line in device.notices)
 
 
-@pytest.mark.parametrize("name", ["stages", "chips"])
+@pytest.mark.parametrize("name", ["stages", whole_case("chips")])
 def test_stages_and_chips_keep_slices_too(name: str, pefs: dict[str, Path]) -> None:
     runs = [run_of(f"{name} {level}", pefs[f"{name} {level}"], steps=2, accumulation=2) for level in (1, 3)]
     played = run_of(f"{name} 3 played", pefs[f"{name} 3"], steps=2, accumulation=2, emulate=2)
@@ -93,6 +93,7 @@ def test_a_prediction_has_the_bytes_of_the_run(pefs: dict[str, Path]) -> None:
         assert summary.bytes.device_to_host + summary.bytes.host_to_device == predicted_bytes
 
 
+@whole
 def test_a_checkpoint_of_slices_is_resumed_and_saved_weights_are_whole(pefs: dict[str, Path], tmp_path: Path) -> None:
     """By slices again, and by replicas with whole parameters."""
     folder, path = {"dir": str(tmp_path / "saved")}, pefs["char_gpt 3"]

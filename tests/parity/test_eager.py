@@ -28,6 +28,7 @@ from sambasim.runtime.transports.in_process import Hub, InProcess
 from tests.parity.conftest import Variant
 from tests.support.eager import CONSTANT_RATE, EagerReplica, PaddedOptimizer, make_optimizer
 from tests.support.examples import EXAMPLES, OPTIMIZERS, example_options
+from tests.support.whole import whole_case
 
 STEPS = 5
 EPSILON = torch.finfo(torch.float32).eps
@@ -114,7 +115,7 @@ def test_they_are_with_gradient_accumulation_too(example: str, accumulation: int
     _compare(path, _options(path, accumulation=accumulation, seed=7))
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", [one if one == "char_gpt" else whole_case(one) for one in EXAMPLES])
 def test_they_are_at_two_threads_too(example: str, pefs: Mapping[Variant, Path]) -> None:
     torch.set_num_threads(2)
     path = pefs[example, "sgd", False]

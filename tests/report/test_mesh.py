@@ -30,6 +30,7 @@ from tests.faults.command import sambasim as run_command
 from tests.mpi.captures import in_stages
 from tests.report.test_page import Page
 from tests.support.trace_format import read_trace
+from tests.support.whole import whole
 
 ON_CHIPS = ("parallel.n_chips=2", 'parallel.tensor_parallel="weight"')
 SEVERAL = ("parallel.data_parallel=true", "parallel.world_size=1")
@@ -200,6 +201,7 @@ def test_speed_is_relative_to_one_replica_whichever_were_asked_for(pef: Path, dr
         assert (line[8], line[16]) == pytest.approx((2 * one.samples_per_s, 4 * one.samples_per_s))
 
 
+@whole
 def test_chips_that_share_a_batch_sync_in_one_replica_too(tmp_path: Path, drawn: list[Curve]) -> None:
     """So each path has its own base, and the straight line is that of the quicker one."""
     rows = tmp_path / "rows.csv"

@@ -23,7 +23,7 @@ from sambasim.simulation.mesh import MeshStep, predict_mesh
 from sambasim.simulation.step import MODEL_KINDS
 from sambasim.simulation.sync import SyncPath
 from tests.mpi.captures import MICRO_BATCHES, compiled, in_stages
-from tests.support.whole import whole_case
+from tests.support.whole import whole, whole_case
 
 CALIBRATION = load_calibration()
 DEVICE = load_device("sn30")
@@ -157,7 +157,7 @@ def test_another_batch_size_of_a_pef_is_refused(paths: dict[str, Path]) -> None:
     assert "with its sections as compiled" in result.exception.what
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("batch", 2), ("pipeline", 2), whole_case("three_axes", 4)])
+@pytest.mark.parametrize(("name", "ranks"), [("batch", 2), whole_case("pipeline", 2), whole_case("three_axes", 4)])
 def test_a_config_is_predicted_as_its_pef(name: str, ranks: int, tmp_path: Path) -> None:
     config, runner = f"configs/parallelism/{name}.toml", CliRunner()
     several = ["--data-parallel", "--output-folder", str(tmp_path)]
@@ -169,6 +169,7 @@ def test_a_config_is_predicted_as_its_pef(name: str, ranks: int, tmp_path: Path)
     assert json.loads(of_pef.splitlines()[0])["ranks"] == ranks
 
 
+@whole
 def test_a_config_is_captured_for_each_batch_size(tmp_path: Path) -> None:
     config, files = "configs/parallelism/batch.toml", [tmp_path / "rows.csv", tmp_path / "rows.svg"]
     command = ["simulate", config, "-b", "16,64", "--sync", "rdu"]

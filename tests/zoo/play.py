@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+import sambasim as ss
 from sambasim.compiler.compile import compile_model
 from sambasim.errors import SambasimError
 from sambasim.options.compile import CompileOptions
@@ -43,8 +44,9 @@ class Verdict:
     detail: str = ""
 
 
-def play(entry: Entry, folder: Path) -> Verdict:
-    """Leaves its files in `folder`."""
+def play(entry: Entry, folder: Path, *, in_process: bool = False) -> Verdict:
+    """Leaves its files in `folder`. With `in_process`, two replicas are those of an emulation, which has the bits of
+    two ranks."""
     torch.set_num_threads(1)
     batch = entry.batch(STEPS * BATCH * max(REPLICAS))
     save_file({name: tensor.clone() for name, tensor in batch.items()}, folder / "samples.safetensors")
@@ -58,7 +60,7 @@ def play(entry: Entry, folder: Path) -> Verdict:
     detail = ""
     for replicas in REPLICAS:
         try:
-            ours = _losses(folder, replicas)
+            ours = _losses_here(folder, replicas) if in_process else _losses(folder, replicas)
         except RuntimeError as error:
             return Verdict(entry.name, entry.package, "failed", str(error))
         theirs = list(eager_losses(entry, batch, replicas))
@@ -95,6 +97,11 @@ def _losses(folder: Path, replicas: int) -> list[float]:
     records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     metrics.unlink()
     return [record["loss"] for record in records if record["kind"] == "step"]
+
+
+def _losses_here(folder: Path, replicas: int) -> list[float]:
+    pef = ss.load(folder / "zoo" / "zoo.pef")
+    return ss.run(pef, replicas=replicas, steps=STEPS, threads=1, quiet=True).losses
 
 
 def _installed() -> Installation:

@@ -23,5 +23,5 @@ def test_a_model_does_what_the_list_says(name: str, tmp_path: Path) -> None:
     entry = ENTRIES[name]
     if entry.package != "own":
         pytest.importorskip(entry.package)
-    verdict = play(entry, tmp_path)
+    verdict = play(entry, tmp_path, in_process=True)
     assert verdict.outcome == entry.expected, verdict.detail

@@ -34,7 +34,7 @@ def test_one_replica_trains_and_saves(alone: Result) -> None:
     assert re.search(r"Epoch: 1 Loss: \d+\.\d{4}\nweights \w{64}\n$", alone.stdout), alone.stdout
 
 
-@pytest.mark.parametrize("np", [2, whole_case(4)])
+@pytest.mark.parametrize("np", [whole_case(2), whole_case(4)])
 def test_replicas_train_equally_by_either_sync(folder: Path, alone: Result, np: int) -> None:
     """They get the same samples, so they end where one replica does: the mean of equal gradients is exact."""
     (weights,) = re.findall(r"weights \w+", alone.stdout)

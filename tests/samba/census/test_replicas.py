@@ -11,6 +11,7 @@ import pytest
 from tests.samba.census.support import LogReg, OnlyOut, batch_of, imported, seeded
 from tests.support.door import open_door
 from tests.support.mpi import mpirun, run_job
+from tests.support.whole import whole
 
 SCRIPT = Path(__file__).with_name("replicas.py")
 NAMES = [
@@ -77,6 +78,7 @@ def digests(pefs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Diges
     return by_host, by_device
 
 
+@whole
 def test_both_syncs_and_both_replicas_have_the_same_weights(digests: tuple[Digests, Digests]) -> None:
     by_host, by_device = digests
     assert [*by_host] == NAMES
