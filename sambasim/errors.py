@@ -196,7 +196,7 @@ def _indented(text: str, width: int) -> str:
 
 
 def exit_code(error: BaseException, other: int) -> int:
-    """The exit code of a process that `error` ends; `other` for an error of another library."""
+    """The exit code of a process that ends with `error`; `other` for an error of another library."""
     if isinstance(error, SambasimError):
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):

@@ -194,8 +194,8 @@ def is_model(name: str) -> bool:
 def refuse_script(name: str) -> None:
     if name.endswith(".py"):
         raise OptionError(
-            f"{name} is a Python file without the name of a model",
-            remedy=f"{name}:NAME, a class or function in it; for an app, the PEF that it compiles",
+            f"{name} is a Python file, and the name of a model in it is missing",
+            remedy=f"{name}:NAME, for a class or function of that file; for an app, the PEF that it compiles",
         )
 
 

@@ -113,7 +113,7 @@ def simulate_command(
 def _show_alone(
     found: "Sequence[Prediction]", ways: "Sequence[SyncPath]", slowest: int, as_json: bool
 ) -> Mapping[str, Callable[[], str]]:
-    """Print `found`. Returns what makes the text of each file, by flag."""
+    """Print `found`. Returns, by flag, a function that makes the text of the file."""
     from sambasim.report.output import csv_text
     from sambasim.report.simulation import (
         predicted_trace,
@@ -154,10 +154,10 @@ def _show_meshes(meshes: "Sequence[Sequence[MeshStep]]", as_json: bool) -> Mappi
                 print(line)
         else:
             show(*mesh_report(steps))
-    most = max(reversed(meshes[0]), key=lambda step: step.mesh.world_size)
+    largest = max(reversed(meshes[0]), key=lambda step: step.mesh.world_size)  # of equal ones, the last
     return {
         "csv": lambda: csv_text([row for steps in meshes for row in mesh_csv_rows(steps)]),
-        "trace": lambda: mesh_trace(most),
+        "trace": lambda: mesh_trace(largest),
         "plot": lambda: mesh_plot(meshes),
     }
 

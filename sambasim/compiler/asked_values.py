@@ -257,7 +257,7 @@ def _said(frame: FrameType | None, asks: Asks) -> str | None:
         return _OTHER_WAY
     if asks is not Asks.BRANCH:
         raise CaptureError("the values of a tensor decide", where=line_of(file, line))
-    for node in _statements(file):
+    for node in _syntax_nodes(file):
         if isinstance(node, ast.Assert) and node.lineno <= line <= (node.end_lineno or line):
             return ast.unparse(node)
         is_test = isinstance(node, ast.If) and node.test.lineno <= line <= (node.test.end_lineno or line)
@@ -267,7 +267,7 @@ def _said(frame: FrameType | None, asks: Asks) -> str | None:
 
 
 @cache
-def _statements(file: str) -> Iterable[ast.AST]:
+def _syntax_nodes(file: str) -> Iterable[ast.AST]:
     try:
         return tuple(ast.walk(ast.parse(Path(file).read_bytes())))
     except (OSError, SyntaxError, ValueError):

@@ -134,7 +134,7 @@ def _imported_as(path: str) -> str:
 
 
 def source_files(model: nn.Module) -> set[str]:
-    """The files of the user's classes in `model`, as in source lines."""
+    """The files of the user's classes in `model`, named as in `source_line`."""
     files = {inspect.getsourcefile(type(module)) for module in model.modules() if _is_written(type(module))}
     return {_imported_as(file) for file in files if file is not None and not is_library_file(file)}
 

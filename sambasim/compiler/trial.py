@@ -107,13 +107,13 @@ def _reading(owner: nn.Module, name: str) -> property:
 
 @contextlib.contextmanager
 def replaced(owner: object, name: str, value: object) -> Iterator[None]:
-    is_own, own = name in vars(owner), vars(owner).get(name)
+    is_own, original = name in vars(owner), vars(owner).get(name)
     setattr(owner, name, value)
     try:
         yield
     finally:
         if is_own:
-            setattr(owner, name, own)
+            setattr(owner, name, original)
         else:  # it is inherited
             delattr(owner, name)
 

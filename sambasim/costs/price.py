@@ -19,13 +19,13 @@ class Product(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Load:
     """What one section transfers, stores and computes. `once_bytes` is the traffic that does not stream (weights and
-    their gradients), `streamed_bytes` that of the smallest streamed tensor, `buffered_bytes` one tile of each tensor
-    between stages, `rows` that of the tensor with the most."""
+    their gradients), `least_streamed_bytes` that of the smallest streamed tensor, `buffered_bytes` one tile of each
+    tensor between stages, `rows` that of the tensor with the most."""
 
     read_bytes: int
     written_bytes: int
     once_bytes: int
-    streamed_bytes: int
+    least_streamed_bytes: int
     resident_bytes: int
     buffered_bytes: int
     rows: int
@@ -83,7 +83,7 @@ def chip_bytes(load: Load) -> int:
 
 def price_of(load: Load, budget: Budget) -> SectionPrice:
     parts = max(1, ceil(load.resident_bytes / budget.chip_bytes))
-    again_s = (parts - 1) * load.streamed_bytes / budget.memory_bytes_per_s
+    again_s = (parts - 1) * load.least_streamed_bytes / budget.memory_bytes_per_s
     memory_s = load.traffic_bytes / budget.memory_bytes_per_s + again_s
     shared_s = load.product_flops / (budget.units * budget.unit_flops_per_s)
     alone_s = (p.flops / (min(p.units, budget.units) * budget.unit_flops_per_s) for p in load.products)
@@ -112,7 +112,7 @@ class GrowingLoad:
         self._parts: dict[str, float] = {}
         self._buffered: set[str] = set()
         self._read_bytes = self._once_bytes = self._resident_bytes = self._buffered_bytes = 0
-        self._streamed_bytes: int | None = None
+        self._least_streamed_bytes: int | None = None
         self._rows = 1
         self._products: list[Product] = []
         self._stages = 0
@@ -143,7 +143,7 @@ class GrowingLoad:
         self._stages += 1
 
     def _read(self, read: Read, tensor: Tensor) -> None:
-        """Views of one value count as different parts of it, until they add up to all of it."""
+        """Each new view of a value adds its share of the bytes, up to the whole value."""
         self._views.add(read.view)
         before = self._parts.get(read.value, 0.0)
         part = self._parts[read.value] = min(1.0, before + read.part)
@@ -153,8 +153,8 @@ class GrowingLoad:
             self._resident_bytes += read_bytes
             self._once_bytes += read_bytes
         elif read_bytes:
-            least = self._streamed_bytes
-            self._streamed_bytes = read_bytes if least is None else min(least, read_bytes)
+            least = self._least_streamed_bytes
+            self._least_streamed_bytes = read_bytes if least is None else min(least, read_bytes)
 
     def load(self) -> Load:
         work, last = self._work, self._work.last_reader
@@ -165,7 +165,7 @@ class GrowingLoad:
             read_bytes=self._read_bytes,
             written_bytes=sum(tensor.size_bytes for tensor in written),
             once_bytes=self._once_bytes + sum(tensor.size_bytes for tensor in written if tensor.resident),
-            streamed_bytes=self._streamed_bytes or 0,
+            least_streamed_bytes=self._least_streamed_bytes or 0,
             resident_bytes=self._resident_bytes,
             buffered_bytes=self._buffered_bytes,
             rows=self._rows,

@@ -73,11 +73,14 @@ def gathers(graph: Graph, axis: str, ranks: int) -> Sequence[Gather]:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
+    """Names of values and symbols, and regions of groups, such as "group0.gradient"."""
+
     reads: frozenset[str]
     writes: frozenset[str]
 
 
 def section_effects(program: Program, graph: Graph, section: Section) -> Effects:
+    """What a section reads of others, and what it writes for them."""
     nodes = graph.section_nodes(section)
     made = {name for node in nodes for name in node.results if name is not None}
     read = {name for node in nodes for name in node_references(node)} - made

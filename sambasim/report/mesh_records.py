@@ -124,23 +124,24 @@ def _ranks(step: MeshStep) -> Iterator[RankRecord]:
 
 
 def _axes(step: MeshStep) -> Iterator[AxisRecord]:
+    """A record for each mesh axis of several ranks: its traffic, and how long the ranks waited."""
     positions = range(len(step.ranks))
-    alike = step.program.ranks_of_replica // len(positions)
+    ranks_each = step.program.ranks_of_replica // len(positions)
     times = [step.times_of(position) for position in positions]
     for axis in (axis for axis, size in step.mesh.sizes.items() if size > 1):
         if axis == DATA_PARALLEL:
-            after = [Traffic(one.scaled.sync_s, one.scaled.received_bytes) for one in step.ranks]
-            found = [one.gathered + rest for one, rest in zip(times, after, strict=True)]
+            synced = [Traffic(one.scaled.sync_s, one.scaled.received_bytes) for one in step.ranks]
+            traffic = [one.gathered + sync for one, sync in zip(times, synced, strict=True)]
             waited_s = step.exposed_sync_s
         else:
-            found, waited_s = [one.messages[axis] for one in times], step.waited_s[axis]
+            traffic, waited_s = [one.messages[axis] for one in times], step.waited_s[axis]
             if axis == PIPELINE:
-                found = [sum(rank.copies.values(), one) for rank, one in zip(step.ranks, found, strict=True)]
-        every = sum(found, Traffic()) * alike
-        received = {wire.value: round(size_bytes) for wire, size_bytes in every.received_bytes.items() if size_bytes}
+                traffic = [sum(rank.copies.values(), one) for rank, one in zip(step.ranks, traffic, strict=True)]
+        total = sum(traffic, Traffic()) * ranks_each
+        received = {wire.value: round(size_bytes) for wire, size_bytes in total.received_bytes.items() if size_bytes}
         yield AxisRecord(
             axis=axis,
             received_bytes=received,
-            predicted_transfer_s=found[0].predicted_s,
+            predicted_transfer_s=traffic[0].predicted_s,
             predicted_waited_s=waited_s,
         )

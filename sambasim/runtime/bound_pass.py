@@ -221,9 +221,9 @@ class BoundPass:
                 destination.add_(tensor_in(live, register))
             else:
                 destination.copy_(tensor_in(live, register))
-        self.end_first(accumulate=accumulate)
+        self.record_direct_writes(accumulate=accumulate)
 
-    def end_first(self, *, accumulate: bool) -> None:
+    def record_direct_writes(self, *, accumulate: bool) -> None:
         """After the first pass that wrote gradients: record which kernels can write directly into their memory. Later
         passes change nothing."""
         if self._lines.is_watching and not accumulate:

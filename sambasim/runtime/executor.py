@@ -209,7 +209,7 @@ class Executor:
             if not left[number]:
                 del lives[number]
         self._live = []
-        bound.end_first(accumulate=accumulate)
+        bound.record_direct_writes(accumulate=accumulate)
         return outputs
 
     def forward(self) -> Steps[dict[str, Tensor]]:

@@ -140,6 +140,7 @@ class MetricsFile(RunObserver):
 
 
 def _step_of(line: str) -> float:
+    """The step of a record; infinity for a line that is not kept."""
     try:
         record = json.loads(line)
     except ValueError:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sambasim.compiler.trial import is_tracing
 from sambasim.errors import OptionError
-from sambasim.samba.checks.arguments import checks_keywords, checks_keywords_beside
+from sambasim.samba.checks.arguments import checks_keywords, checks_keywords_of
 from sambasim.samba.checks.findings import KeywordError, app_line
 from sambasim.samba.notices import no_such_name
 from sambasim.samba.tensor import SambaTensor, from_torch_tensor
@@ -37,7 +37,7 @@ _KEYWORDS = (
 def _naming(function: Callable[..., Tensor]) -> Callable[..., SambaTensor]:
     """`function` of torch that returns a SambaTensor, and also takes its description, and `shape` for `size`."""
 
-    @checks_keywords_beside(f"samba.{function.__name__}", _KEYWORDS)
+    @checks_keywords_of(f"samba.{function.__name__}", _KEYWORDS)
     def make(
         *arguments: Any,
         name: str | None = None,

@@ -14,7 +14,7 @@ from sambasim.errors import DataError, ModelError
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.samba import context
-from sambasim.samba.checks.arguments import checks_keywords_beside
+from sambasim.samba.checks.arguments import checks_keywords_of
 from sambasim.samba.checks.findings import app_line
 from sambasim.samba.tensor import SambaTensor, from_torch_tensor, host_values, to_torch
 from sambasim.units import counted
@@ -173,7 +173,7 @@ class SambaLoader:
     The loader is anything iterable. Its batches are sequences, named in order, or mappings, taken by name.
     """
 
-    @checks_keywords_beside("samba.SambaLoader", ())
+    @checks_keywords_of("samba.SambaLoader", ())
     def __init__(
         self,
         torch_loader: Iterable[Any],

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sambasim.compiler.names import GRADIENT_SUFFIX, UniqueNames, loss_name, symbol_name
 from sambasim.errors import ModelError
 from sambasim.samba import context
-from sambasim.samba.checks.arguments import checks_keywords, checks_keywords_beside
+from sambasim.samba.checks.arguments import checks_keywords, checks_keywords_of
 from sambasim.samba.checks.findings import app_line
 from sambasim.samba.notices import say_once
 from sambasim.samba.request import unwrapped
@@ -24,7 +24,7 @@ __all__ = ["lazy_param", "materialize"]
 M = TypeVar("M", bound=nn.Module)
 
 
-@checks_keywords_beside("samba.from_torch_model_", ())
+@checks_keywords_of("samba.from_torch_model_", ())
 def from_torch_model_(model: M, parent_module_prefix: str | None = None) -> M:
     """Names `model` and its parameters, in place, and returns it.
 

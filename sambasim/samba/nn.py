@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import *  # noqa: F403  # every name of torch.nn, whatever the release
 
 from sambasim.errors import DataError
-from sambasim.samba.checks.arguments import checks_keywords_beside
+from sambasim.samba.checks.arguments import checks_keywords_of
 from sambasim.samba.checks.findings import app_line
 from sambasim.samba.notices import no_such_name
 from sambasim.samba.tensor import MATERIALIZER, SambaTensor, to_torch
@@ -24,7 +24,7 @@ class SambaParameter(metaclass=_EveryParameter):
     It is no class of its own, because torch's tracing and optimizers take parameters of torch.
     """
 
-    @checks_keywords_beside("SambaParameter", ())
+    @checks_keywords_of("SambaParameter", ())
     def __new__(  # type: ignore[misc]  # it returns no SambaParameter
         cls,
         data: Tensor | None = None,

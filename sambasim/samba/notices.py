@@ -67,7 +67,7 @@ def no_such_name(module: str, name: str, known: Iterable[str]) -> AttributeError
     """The error for `module.name`, with the nearest names in `known`, or all if they are few."""
     choices = sorted(known)
     near = difflib.get_close_matches(name, choices, n=4, cutoff=0.6) or (choices if len(choices) <= 12 else [])
-    hint = f"; near it there is {', '.join(near)}" if near else ""
+    hint = f"; similar names: {', '.join(near)}" if near else ""
     return AttributeError(f"{module} has no {name}{hint}")
 
 

@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 from sambasim.compiler.torch_optimizers import NOT_IN_A_PEF, options_of_group, plain_number
 from sambasim.errors import OptionError
 from sambasim.options.training import OptimizerOptions
-from sambasim.samba.checks.arguments import checks_keywords_beside
+from sambasim.samba.checks.arguments import checks_keywords_of
 from sambasim.samba.notices import no_such_name
 
 __all__ = ["SGD", "Adam", "AdamW"]
@@ -119,5 +119,5 @@ def __getattr__(name: str) -> object:
 for _one, _of_torch in ((SGD, torch.optim.SGD), (Adam, torch.optim.Adam), (AdamW, torch.optim.AdamW)):
     # Each has its own check of keywords, because torch's optimizers take different ones.
     _taken = tuple(inspect.signature(_of_torch).parameters)
-    _checks = checks_keywords_beside(f"samba.optim.{_one.__name__}", _taken, refused_later=NOT_IN_A_PEF)
+    _checks = checks_keywords_of(f"samba.optim.{_one.__name__}", _taken, refused_later=NOT_IN_A_PEF)
     _one.__init__ = _checks(_OnDevice.__init__)  # type: ignore[method-assign]  # the same, checked

@@ -131,8 +131,8 @@ def as_mapping(name: str, value: object) -> Mapping[Any, Any]:
     if isinstance(value, Namespace):
         return vars(value)
     if not isinstance(value, Mapping):
-        what = f"{name} must have names with values, and is {type(value).__name__}"
-        raise OptionError(what, where=app_line(), remedy=f"{name}=vars(args), with what parse_app_args returned")
+        what = f"{name} must be a dictionary or a Namespace, and is {type(value).__name__}"
+        raise OptionError(what, where=app_line(), remedy=f"{name}=vars(args), for the args of parse_app_args")
     return value
 
 

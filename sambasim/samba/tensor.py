@@ -15,7 +15,7 @@ from torch._C import TensorBase
 
 from sambasim.compiler.trial import is_tracing
 from sambasim.errors import DataError, OptionError, WeightsError
-from sambasim.samba.checks.arguments import checks_keywords_beside
+from sambasim.samba.checks.arguments import checks_keywords_of
 from sambasim.samba.checks.findings import app_line
 from sambasim.samba.notices import AbsentNameError
 
@@ -53,7 +53,7 @@ class SambaTensor(Tensor):
     """On an output of a session: the session's gradients of outputs, by name."""
     _version_when_made: int | None = None
 
-    @checks_keywords_beside("samba.SambaTensor", ())
+    @checks_keywords_of("samba.SambaTensor", ())
     def __new__(
         cls,
         torch_tensor: Tensor | None = None,
@@ -241,7 +241,7 @@ _OTHER_FORMS: frozenset[Callable[..., Any]] = frozenset(
 torch.serialization.add_safe_globals([SambaTensor])
 
 
-@checks_keywords_beside("samba.from_torch_tensor", ())
+@checks_keywords_of("samba.from_torch_tensor", ())
 def from_torch_tensor(
     tensor: Tensor,
     name: str | None = None,

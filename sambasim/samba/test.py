@@ -26,7 +26,7 @@ from sambasim.pef import locate, read
 from sambasim.pef.weights import bytes_of
 from sambasim.runtime.weights import write_tensors
 from sambasim.samba import context
-from sambasim.samba.checks.arguments import checks_keywords_beside
+from sambasim.samba.checks.arguments import checks_keywords_of
 from sambasim.samba.checks.findings import app_line
 from sambasim.samba.inputs import Inputs, inputs_of, name_inputs
 from sambasim.samba.machine import rate_names
@@ -218,7 +218,7 @@ def _as_json(number: float) -> float | str:
     return number if math.isfinite(number) else str(number)
 
 
-@checks_keywords_beside("assert_close", ())
+@checks_keywords_of("assert_close", ())
 def assert_close(
     samba: Any, gold: Any, label: str, threshold: float = 3e-3, rtol: float = 0.0, visualize: bool = False
 ) -> None:

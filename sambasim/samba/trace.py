@@ -31,7 +31,7 @@ from sambasim.runtime.instructions import find_operator
 from sambasim.runtime.stepwise import StepwiseReplica
 from sambasim.samba import context
 from sambasim.samba.checks import arguments
-from sambasim.samba.checks.arguments import checks_keywords_beside
+from sambasim.samba.checks.arguments import checks_keywords_of
 from sambasim.samba.checks.findings import app_line
 from sambasim.samba.inputs import Inputs, repeatable
 from sambasim.samba.loaded import outputs_of
@@ -93,7 +93,7 @@ def trace_graph(*arguments: Any, **keywords: Any) -> tuple[SambaTensor, ...]:
     return _trace_graph(*arguments, **keywords)
 
 
-@checks_keywords_beside("trace_graph", ())
+@checks_keywords_of("trace_graph", ())
 def _trace_graph(
     model: nn.Module,
     inputs: Inputs,

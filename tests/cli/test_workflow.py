@@ -40,6 +40,7 @@ def _summary(stdout: str) -> SummaryRecord:
     return SummaryRecord.model_validate_json(stdout.strip().splitlines()[-1])
 
 
+@whole
 def test_four_replicas_train_the_quick_start(folder: Path) -> None:
     command = [*SAMBASIM, "run", "--reduce-on-rdu", "--pef", "out/digits/digits.pef", "--epochs", "2"]
     result = run_mpi(4, [*command, "--metrics", "m.jsonl"], cwd=folder, timeout=120).check()

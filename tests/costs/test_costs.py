@@ -92,7 +92,7 @@ def test_more_bytes_and_more_work_are_never_quicker(load: Load, more: int) -> No
         replace(load, read_bytes=load.read_bytes + more),
         replace(load, written_bytes=load.written_bytes + more),
         replace(load, resident_bytes=load.resident_bytes + more),
-        replace(load, streamed_bytes=load.streamed_bytes + more),
+        replace(load, least_streamed_bytes=load.least_streamed_bytes + more),
         replace(load, stages=load.stages + more % 100),
         replace(load, products=(*load.products, Product(more, 1))),
     ):
@@ -107,7 +107,7 @@ SMALL = Load(0, 0, 0, 0, 0, 0, 256, 1, ())
     [
         (replace(SMALL, products=(Product(10**15, 640),)), Bound.COMPUTE),
         (replace(SMALL, read_bytes=10**12), Bound.MEMORY),
-        (replace(SMALL, read_bytes=10**8, resident_bytes=10**9, streamed_bytes=10**8), Bound.CAPACITY),
+        (replace(SMALL, read_bytes=10**8, resident_bytes=10**9, least_streamed_bytes=10**8), Bound.CAPACITY),
         (SMALL, Bound.LAUNCH),
     ],
 )

@@ -12,6 +12,7 @@ from tests.faults.command import Outcome, outcome_of, sambasim
 from tests.faults.fault import check_message
 from tests.faults.texts import TRAIN
 from tests.support.mpi import SAMBASIM, run_mpi
+from tests.support.whole import whole
 
 _STILL = {"PYTHONDONTWRITEBYTECODE": "1"}
 _STEPS = "run --pef net --epochs 500 --no-evaluate"
@@ -31,6 +32,7 @@ def _files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
+@whole
 def test_the_disk_fills_in_the_middle_of_the_metrics_or_a_log(folder: Path) -> None:
     result = _limited(f"{_STEPS} --metrics m.jsonl --save w.safetensors", folder, 20_001)
     check_message(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.mpi import mpirun, run_job
-from tests.support.whole import whole_case
+from tests.support.whole import whole, whole_case
 
 MODEL = """\
 import torch
@@ -50,6 +50,7 @@ PATHS = {
 }
 
 
+@whole
 def test_a_branch_that_raises_ends_the_run_too(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(MODEL.replace(ASSERTING, RAISING))
     sambasim = (sys.executable, "-m", "sambasim")

@@ -159,6 +159,7 @@ def test_where_a_tied_parameter_is_updated_changes_no_bit(tmp_path: Path) -> Non
         assert all(one.outcome == first.outcome for one in others), [one.name for one in others]
 
 
+@whole
 def test_a_tied_parameter_is_sent_back_once_all_slices_are_updated(tmp_path: Path) -> None:
     """Without a norm, no rank waits for another between its update and the message."""
     path = compiled("many_words", tmp_path, Mesh(2, 2, 1), "optimizer.max_grad_norm=")

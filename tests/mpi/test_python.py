@@ -32,6 +32,8 @@ with open(f"found{os.environ.get('PMI_RANK', 0)}.json", "w") as file:
     json.dump(found, file)
 """
 
+RANK = "int(os.environ['PMI_RANK'])"
+
 
 def test_a_script_has_the_bits_of_one_process(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -53,8 +55,10 @@ def test_a_script_has_the_bits_of_one_process(tmp_path: Path) -> None:
         whole_case(("labels[:32])", "labels[:31])"), "value 0 has 32, value 1 has 31"),
         whole_case(("replicas=2", "replicas=3"), "replicas is 3, and mpirun started 2"),
         (("found.append(outputs", "raise ValueError(os.getpid()) if ss else found.append(outputs"), "ValueError"),
-        (("(points, labels), replicas", "(points[: 400 - 64 * int(os.environ['PMI_RANK'])], labels[: 400 - 64 * "
-          "int(os.environ['PMI_RANK'])]), replicas"), "400 samples to train, but"),
+        whole_case(
+            ("(points, labels), replicas", f"(points[: 400 - 64 * {RANK}], labels[: 400 - 64 * {RANK}]), replicas"),
+            "400 samples to train, but",
+        ),
     ],
 )  # fmt: skip
 def test_an_error_ends_every_rank(tmp_path: Path, change: tuple[str, str], expected: str) -> None:

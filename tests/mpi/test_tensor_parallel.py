@@ -56,6 +56,7 @@ def test_device_host_and_one_process_have_the_same_bits(ranks: int, env: dict[st
         assert device.summary.world_size == ranks // 2
 
 
+@whole
 def test_a_model_without_data_parallelism_communicates_too(tmp_path: Path) -> None:
     cut = ("parallel.n_chips=2", 'parallel.tensor_parallel="weight"')
     path = compile_from_options(example_options("digits", tmp_path, *cut, data_parallel=False)).path

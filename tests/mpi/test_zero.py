@@ -67,7 +67,7 @@ def test_slices_have_the_bits_of_whole_gradients_and_parameters(
     assert any(line.startswith("ZeRO 3 saves nothing more with --reduce-on-rdu") for line in device.notices)
 
 
-@pytest.mark.parametrize("name", ["stages", whole_case("chips")])
+@pytest.mark.parametrize("name", [whole_case("stages"), whole_case("chips")])
 def test_stages_and_chips_keep_slices_too(name: str, pefs: dict[str, Path]) -> None:
     runs = [run_of(f"{name} {level}", pefs[f"{name} {level}"], steps=2, accumulation=2) for level in (1, 3)]
     played = run_of(f"{name} 3 played", pefs[f"{name} 3"], steps=2, accumulation=2, emulate=2)

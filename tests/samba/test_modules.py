@@ -57,7 +57,7 @@ def test_what_is_no_model_is_refused() -> None:
 def test_nn_has_what_torch_nn_has() -> None:
     for name in ("Module", "functional", "init", "Parameter"):
         assert getattr(samba.nn, name) is getattr(nn, name)
-    with pytest.raises(AttributeError, match=r"^sambasim\.samba\.nn has no Linaer; near it there is Linear, "):
+    with pytest.raises(AttributeError, match=r"^sambasim\.samba\.nn has no Linaer; similar names: Linear, "):
         samba.nn.Linaer  # noqa: B018
 
 

@@ -9,7 +9,7 @@ from tests.zoo.page import PAGE, page
 from tests.zoo.play import play
 
 SAMPLE = (
-    "llama", "debertav2", "mixtral", "wav2vec2", "swinv2", "longformer",
+    "llama", "debertav2", "mixtral", "wav2vec2", "swinv2", "bart",
     "DLRM", "MessagePassing", "GradientPenalty", "SpeechCTC", "FourierMixer", "StochasticDepth",
 )  # fmt: skip
 

@@ -32,33 +32,33 @@ _WITH_ULPS = (torch.float32, torch.float16, torch.bfloat16)
 def compare_tensors(a: Tensors, b: Tensors) -> tuple[int, tuple[TensorDifference, ...]]:
     """The number of common tensors, and the differences: in the order of `a`, then tensors that only `b` has."""
     ours, theirs = dict(a), dict(b)
-    apart = [_compare_one(name, tensor, theirs.get(name)) for name, tensor in ours.items()]
-    apart += [_compare_one(name, None, tensor) for name, tensor in theirs.items() if name not in ours]
-    return len(ours.keys() & theirs.keys()), tuple(one for one in apart if one is not None)
+    differences = [_compare_one(name, tensor, theirs.get(name)) for name, tensor in ours.items()]
+    differences += [_compare_one(name, None, tensor) for name, tensor in theirs.items() if name not in ours]
+    return len(ours.keys() & theirs.keys()), tuple(one for one in differences if one is not None)
 
 
 def compare_files(
     kind: str, a: str, b: str, tensors: tuple[Tensors, Tensors], facts: tuple[Fact, ...] = ()
 ) -> TensorsCompared:
-    common, apart = compare_tensors(*tensors)
+    common, differences = compare_tensors(*tensors)
     return TensorsCompared.model_validate(
         {
             "kind": kind,
             "a": a,
             "b": b,
-            "equal": not apart and not facts,
-            "verdict": _tensors_verdict(common, apart, facts),
+            "equal": not differences and not facts,
+            "verdict": _tensors_verdict(common, differences, facts),
             "tensors": common,
             "facts": facts,
-            "differences": apart,
+            "differences": differences,
         }
     )
 
 
-def _tensors_verdict(common: int, apart: tuple[TensorDifference, ...], facts: tuple[Fact, ...]) -> str:
-    if apart:
-        first = apart[0]
-        rest = f"; {len(apart) - 1} more differ" if len(apart) > 1 else ""
+def _tensors_verdict(common: int, differences: tuple[TensorDifference, ...], facts: tuple[Fact, ...]) -> str:
+    if differences:
+        first = differences[0]
+        rest = f"; {len(differences) - 1} more differ" if len(differences) > 1 else ""
         return f"they first differ in {first.name}: {tensor_difference(first)}{rest}"
     if facts:
         return f"{counted(common, 'tensor')} equal, but not: " + ", ".join(
@@ -141,7 +141,7 @@ def compare_pefs(
     """Compare two PEFs, each given with its path. `weights` reads their weights; it is called only if they differ."""
     (_, ours), (_, theirs), (our_weights, their_weights) = a, b, weights
     same_weights = ours.weights_sha256 == theirs.weights_sha256
-    tensors, apart = (0, ()) if same_weights else compare_tensors(our_weights(), their_weights())
+    tensors, differences = (0, ()) if same_weights else compare_tensors(our_weights(), their_weights())
     options = differing_facts(_options(ours), _options(theirs))
     symbols = tuple(_symbols(ours.program, theirs.program))
     graphs = tuple(_graphs(ours.program, theirs.program))
@@ -149,7 +149,7 @@ def compare_pefs(
     rest = f", and {len(options) - 1} more" if len(options) > 1 else ""
     found = [f"the options: {one.name} {one.a} and {one.b}{rest}" for one in options]
     found += [*symbols, *graphs]
-    found += [f"the weights, first {one.name}: {tensor_difference(one)}" for one in apart]
+    found += [f"the weights, first {one.name}: {tensor_difference(one)}" for one in differences]
     if equal:
         verdict = f"equal: both are {ours.program.name}, digest {ours.digest}"
     else:
@@ -163,7 +163,7 @@ def compare_pefs(
         symbols=symbols,
         graphs=graphs,
         tensors=tensors,
-        weights=apart,
+        weights=differences,
     )
 
 

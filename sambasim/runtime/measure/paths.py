@@ -174,7 +174,8 @@ def _gloo(name: str, setting: Setting) -> AllReduce:
 
 
 def copy_bound(setting: Setting) -> Measured:
-    """The copy bound: copies this rank's part between two private buffers."""
+    """The copy bound: an all-reduce in memory of n ranks moves (n + 1) / 2 buffers, so each rank copies 1 / n of that,
+    between two private buffers."""
     ranks = setting.communicator.topology.world_size
     numel = setting.operand.numel() * (ranks + 1) // (2 * ranks)
     source, target = setting.operand[:numel], setting.result[:numel]

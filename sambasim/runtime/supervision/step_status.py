@@ -24,8 +24,8 @@ class StepStatus(StepObserver):
         self._set = activity.set
         self._texts = _section_texts(program.training or program.evaluation)
         self._collectives: dict[str, bytes] = {}
-        self._is_numbered = False
-        self._now = _WAITING  # what this rank does beside communication
+        self._names_micro_step = False
+        self._now = _WAITING  # what this rank does while it does not communicate
 
     def step_begins(self, step: int) -> None:
         self._activity.step(step + 1)
@@ -39,7 +39,7 @@ class StepStatus(StepObserver):
     def pass_begins(self, replica: int, micro_step: int) -> None:
         if micro_step:  # most steps have only one, so the first is not numbered
             self._activity.micro_step(micro_step + 1)
-            self._is_numbered = True
+            self._names_micro_step = True
         self._now = self._texts[0]
         self._set(self._now)
 
@@ -64,9 +64,9 @@ class StepStatus(StepObserver):
             self._set(self._now)
 
     def step_ends(self, step: int, norm: float | None) -> None:
-        if self._is_numbered:
+        if self._names_micro_step:
             self._activity.micro_step(0)
-            self._is_numbered = False
+            self._names_micro_step = False
         self._set(_REPORTING)
 
 

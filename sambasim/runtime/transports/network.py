@@ -84,7 +84,7 @@ class Network:
 
     @span(Track.COLLECTIVES, "send to other nodes")
     def send(self, group: ParameterGroup) -> None:
-        """Begin to send `group` to other nodes, once all ranks of this node have completed it."""
+        """Begin to send `group` to other nodes. All ranks of this node must have completed it."""
         gradient = self._own.region(group, "gradient")
         for message in self._reduce.sent:
             start, stop = self._slices[group.name][message.owner]

@@ -223,8 +223,8 @@ class _Work:
 
 @final
 class WindowReduce(Overlapped):
-    """Reduces `groups`; with `optimizers`, also updates them: then no mean is stored in float32, because the update
-    divides the sum."""
+    """Reduces `groups`; with `optimizers`, also updates them. Gradients in float32 are then divided by the update, and
+    no mean is stored."""
 
     def __init__(self, window: Window, groups: Sequence[ParameterGroup], optimizers: Optimizers | None) -> None:
         self._window = window

@@ -184,10 +184,10 @@ def checks_keywords(function: Callable[Arguments, Answer]) -> Callable[Arguments
     """
     owner, dot, name = function.__qualname__.rpartition(".")
     # `session.run` for `Session.run`: apps use an instance.
-    return checks_keywords_beside(f"{owner.lower()}{dot}{name}", ())(function)
+    return checks_keywords_of(f"{owner.lower()}{dot}{name}", ())(function)
 
 
-def checks_keywords_beside(
+def checks_keywords_of(
     called: str, passed_on: Collection[str], *, refused_later: Collection[str] = ()
 ) -> Callable[[Callable[Arguments, Answer]], Callable[Arguments, Answer]]:
     """As `checks_keywords`, under the name `called`, with further keywords that are `passed_on` to torch.

@@ -110,9 +110,9 @@ class Samplers:
     def note_run(self, kinds: Collection[SectionKind], batch: Mapping[str, Tensor]) -> None:
         """Sections of `kinds` are about to run on `batch`, which was drawn last.
 
-        A forward alone is an evaluation, and its pass is set aside: workers of a DataLoader may have drawn all of it in
-        advance. It was training after all if a backward of the same batch follows, or if the pass goes on after the
-        next optimizer step.
+        A forward alone is an evaluation, and its iteration is set aside: workers of a DataLoader may have drawn all
+        samples in advance. It was training after all if a backward of the same batch follows, or if the iteration goes
+        on after the next optimizer step.
         """
         backward = SectionKind.BCKWD in kinds
         if SectionKind.FWD not in kinds:

@@ -33,7 +33,7 @@ class Trained:
 
 
 def trained(machine: Machine, *, read: bool = True) -> Trained:
-    """What this rank trains; without `read`, no weights, because those of the device are not the trained ones."""
+    """What this rank trains. `read=False` leaves out the weights: those of the device are not the trained ones."""
     weights = {
         name: tensor_sha256(machine.replica.read(name))
         for name, symbol in machine.program.symbols.items()

@@ -13,7 +13,7 @@ import yaml
 from sambasim.errors import OptionError
 from sambasim.runtime.launcher import find_launcher, launched_rank
 from sambasim.samba import context
-from sambasim.samba.checks.arguments import checks_keywords_beside
+from sambasim.samba.checks.arguments import checks_keywords_of
 from sambasim.samba.checks.findings import app_line
 from sambasim.samba.notices import say_once
 from sambasim.samba.utils.flags import COMMANDS, COMPILE, FLAGS, RUN, TEST, WITH_PEF, Flag
@@ -51,7 +51,7 @@ class SambaConfig(Arguments):
         return dict(vars(self))
 
 
-@checks_keywords_beside("parse_app_args", ())
+@checks_keywords_of("parse_app_args", ())
 def parse_app_args(
     argv: Sequence[str] | None = None,
     dev_mode: bool = False,

@@ -25,6 +25,7 @@ from sambasim.ir.types import SymbolKind
 from sambasim.ir.verify import verify
 from tests.compiler.pipeline.test_pipeline_parallel import BUDGET, MICRO_BATCHES, crossing
 from tests.compiler.sharding.test_plan import built_from
+from tests.support.whole import whole
 
 ADAMW = Update("adamw", {"lr": 0.1, "weight_decay": 0.0, "max_grad_norm": 1.0})
 TIED = "smallgpt__tokens__weight"
@@ -75,6 +76,7 @@ def held_bytes(program: Program) -> int:
     return sum(one.type.size_bytes for one in program.symbols.values() if one.kind in kinds)
 
 
+@whole
 def test_no_rank_of_four_holds_more_than_two_fifths_of_a_tied_gpt() -> None:
     parameters = [one for one in small_gpt().program.symbols.values() if one.kind is SymbolKind.PARAMETER]
     sizes = {one.name: one.type.size_bytes for one in parameters}

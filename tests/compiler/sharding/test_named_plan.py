@@ -203,7 +203,7 @@ def test_a_plan_that_is_not_used_is_not_said_to_cut_more_than_it_can(styles: Map
 
 
 @pytest.mark.parametrize(
-    ("ranks", "key_heads", "used"), [whole_case(2, 2, False), whole_case(4, 2, True), (2, 1, True)]
+    ("ranks", "key_heads", "used"), [whole_case(2, 2, False), whole_case(4, 2, True), whole_case(2, 1, True)]
 )
 def test_tp_plan_of_a_llama_is_used_where_the_search_cuts_less(ranks: int, key_heads: int, used: bool) -> None:
     transformers = pytest.importorskip("transformers")

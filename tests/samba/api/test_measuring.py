@@ -15,7 +15,7 @@ from sambasim.simulation.prediction import backing_of
 from sambasim.units import format_seconds
 from tests.samba.api.conftest import BATCH, Net, imported
 from tests.support.mpi import run_job, run_mpi
-from tests.support.whole import whole_case
+from tests.support.whole import whole, whole_case
 
 APP = """\
 import sys
@@ -144,6 +144,7 @@ def _measured(folder: Path, command: str, *flags: str, np: int = 1, pef: str = "
     return figures
 
 
+@whole
 def test_the_driver_compiles_and_measures(folder: Path) -> None:
     files = ["--bench-report-json", "bench.json", "--compiled-stats-json", "stats.json", "--run-graph-only"]
     figures = _measured(folder, "measure-performance", *files)
