@@ -15,6 +15,7 @@ from sambasim.ir.mesh import PIPELINE
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.grammar import InputSpec
+from sambasim.options.training import TrainingOptions
 from sambasim.records.trace import Track
 from sambasim.runtime.determinism import Stream, derive, seed_torch
 from sambasim.runtime.device import SHARED_KINDS, DeviceMemory
@@ -40,7 +41,7 @@ class Replica:
         program: Program,
         memory: DeviceMemory,
         shard: Shard | None,
-        seed: int,
+        training: TrainingOptions,
         transport: Transport,
         optimizers: Optimizers,
         engine: "Inductor | None" = None,
@@ -59,7 +60,7 @@ class Replica:
         self.observer: StepObserver | None = None
         self._detailed: StepObserver | None = None  # the same, if it wants details
         self._shard = shard
-        self._seed = seed
+        self._seed, self._micro_steps = training.seed, training.accumulation_steps
         self._loss = program.loss
         self._program = program
         kinds = program.symbols
@@ -101,7 +102,7 @@ class Replica:
         return self._shard is not None
 
     def step(
-        self, step: int, update: int, rate: float, loss_scale: float, micro_steps: int, request: Callable[[], int]
+        self, step: int, update: int, rate: float, loss_scale: float, request: Callable[[], int]
     ) -> Steps[Updated]:
         """Run step `step` (from 0) with optimizer step `update` (from 1, without skipped ones); `rate` multiplies the
         learning rates, `loss_scale` the loss of each backward. `request` is called after the passes: what this rank
@@ -115,7 +116,7 @@ class Replica:
         else:
             self.executor.begin_step(update, rate, loss_scale)
         passes = self._passes if self._program.schedule is None else self._pipelined
-        losses = (yield from passes(self._shard, step, micro_steps, loss_scale)) if self._shard is not None else []
+        losses = (yield from passes(self._shard, step, loss_scale)) if self._shard is not None else []
         ended_ns, asked = perf_counter_ns(), request()
         if guard is not None:  # exchange the losses before any gradient is reduced
             exchanged = yield from self.executor.exchange(losses, asked, ended_ns)
@@ -150,10 +151,11 @@ class Replica:
         observer.span_ends(self.rank, Track.HOST, "sync and update", began_ns, args)
         return updated
 
-    def _passes(self, shard: Shard, step: int, micro_steps: int, loss_scale: float) -> Steps[Sequence[float]]:
-        """Forward and backward on the next batches. Each backward starts from `loss_scale` / `micro_steps`, so device
-        memory then holds the scaled gradient of the mean over micro-steps. Returns a list with the mean loss."""
+    def _passes(self, shard: Shard, step: int, loss_scale: float) -> Steps[Sequence[float]]:
+        """Forward and backward on the next batches. Each backward starts from `loss_scale` divided by the micro-steps,
+        so device memory then holds the scaled gradient of their mean. Returns a list with the mean loss."""
         observer, detailed = self.observer, self._detailed
+        micro_steps = self._micro_steps
         scale = loss_scale / micro_steps
         if scale not in self._tangents:
             self._tangents[scale] = tangent_of(self._program, scale)
@@ -183,12 +185,12 @@ class Replica:
             detailed.span_ends(self.rank, Track.HOST, "forward and backward", began_ns, {})
         return [total / micro_steps]
 
-    def _pipelined(self, shard: Shard, step: int, micro_steps: int, loss_scale: float) -> Steps[Sequence[float]]:
+    def _pipelined(self, shard: Shard, step: int, loss_scale: float) -> Steps[Sequence[float]]:
         """`_passes` of a stage of a pipeline. Its loss is NaN where another rank has it."""
         observer, schedule = self.observer, self._program.schedule
         if schedule is None:
             raise InternalError("a pipeline without a schedule")
-        count = schedule.micro_batches
+        micro_steps, count = self._micro_steps, schedule.micro_batches
         actions = schedule.rows[self.transport.mesh.coordinate(self.rank, PIPELINE)]
         scale = loss_scale / (micro_steps * count)
         if scale not in self._tangents:

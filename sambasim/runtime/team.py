@@ -147,7 +147,7 @@ def _replicas(
             memory.program,
             memory,
             _shard(setup, source, transport.replica) if setup.works else None,
-            setup.seed,
+            setup.resolved.training,
             transport,
             Optimizers(memory.program, transport.memory, setup.arguments),
             engine.inductor if setup.works else None,

@@ -84,8 +84,8 @@ class Trainer:
         rate = learning_rate_factor(self._training.schedule, number, self._plan.steps)
         scale = self.totals.loss_scale
         used = 1.0 if scale is None else scale.value
-        update, micro_steps = number - self.totals.skipped_steps + 1, self._training.accumulation_steps
-        steps = [one.step(number, update, rate, used, micro_steps, self._request) for one in self._replicas]
+        update = number - self.totals.skipped_steps + 1
+        steps = [one.step(number, update, rate, used, self._request) for one in self._replicas]
         done = [finished(steps[0])] if len(steps) == 1 else run_together(steps, self._hub)
         updated = done[0]
         if observer is not None:

@@ -66,7 +66,7 @@ class Ours:
         arguments = bind_arguments(self.program, resolved.optimizer, world_size=1, rank=0, seed=0)
         optimizers = Optimizers(self.program, self.memory, arguments)
         transport = InProcess(self.program, [self.memory], Hub(1), 0)
-        replica = Replica(0, self.program, self.memory, shard, resolved.training.seed, transport, optimizers)
+        replica = Replica(0, self.program, self.memory, shard, resolved.training, transport, optimizers)
         self.trainer = Trainer([replica], steps, resolved.training, transport.hub)
         self.trainer.begin_epoch(0)
 
