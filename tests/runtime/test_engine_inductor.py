@@ -20,6 +20,7 @@ from sambasim.runtime.executor import Executor, tangent_of
 from sambasim.runtime.kernels.build import INDUCTOR_CACHE_VARIABLE, find_cpp_compiler, use_inductor_cache
 from sambasim.runtime.observer import StepObserver
 from tests.support.loaded import compile_net, loaded
+from tests.support.whole import whole
 
 SEED = 3
 BATCH = 4
@@ -45,6 +46,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+@whole
 def test_gradients_and_draws_are_those_of_the_plain_engine(tmp_path: Path, cache: Path) -> None:
     try:
         find_cpp_compiler()

@@ -96,7 +96,7 @@ def test_a_script_sees_what_python_shows_it(run: Run, way: str, tmp_path: Path) 
         ),
         whole_case("optional", 0, "goes on\n", ""),
         ("exit", 5, "", ""),
-        ("text", 1, "", "a text\n"),
+        whole_case("text", 1, "", "a text\n"),
         whole_case("well", 0, "", ""),
     ],
 )  # fmt: skip
@@ -151,7 +151,7 @@ CUDA = (
 )
 
 
-@pytest.mark.parametrize(("case", "expected"), [("first", GROUP), ("twice", GROUP), ("cuda", CUDA)])
+@pytest.mark.parametrize(("case", "expected"), [("first", GROUP), whole_case("twice", GROUP), ("cuda", CUDA)])
 def test_code_for_another_machine_gets_an_error_with_the_remedy(
     run: Run, way: str, tmp_path: Path, case: str, expected: tuple[str, str, str]
 ) -> None:
