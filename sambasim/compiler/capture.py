@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 from sambasim.compiler.as_eager import drop_as_eager, kernels_of_eager, known_shapes, strided_in_order
 from sambasim.compiler.asked_values import Followed, Recorded
-from sambasim.compiler.captured import CapturedGraph, Role, restore_strides
+from sambasim.compiler.captured import CapturedGraph, Role, complex_constants, restore_strides
 from sambasim.compiler.explain import SHAPE, tracer_error
 from sambasim.compiler.line_marks import modules_marked
 from sambasim.compiler.names import own_name, read_by, source_line
@@ -109,7 +109,7 @@ def _described(module: fx.GraphModule, lifted: Mapping[str, Tensor]) -> Captured
     targets = (node.target for node in graph.nodes if node.op == "get_attr")
     made = {target: attrgetter(target)(module) for target in targets}
     constants = {target: value for target, value in made.items() if isinstance(value, Tensor)}
-    return restore_strides(CapturedGraph(graph, roles, outputs, _checked({**lifted, **constants})))
+    return complex_constants(restore_strides(CapturedGraph(graph, roles, outputs, _checked({**lifted, **constants}))))
 
 
 def capture_evaluation(
@@ -127,9 +127,7 @@ def capture_evaluation(
             with default_type(torch.float32):
                 exported = exported.run_decompositions({})
         else:
-            called = {node.target for node in exported.graph.nodes if node.op == "call_function"}
-            if apart := [one for one in called if _is_to_be_taken_apart(one)]:
-                exported = exported.run_decompositions({one: _by_others(one) for one in apart if _is_composite(one)})
+            exported = _taken_apart(exported)
     _check_static(exported.graph)
     strided_in_order(exported.graph)
     kinds = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer", InputKind.CONSTANT_TENSOR: "constant"}
@@ -150,7 +148,19 @@ def capture_evaluation(
         elif spec.kind is not OutputKind.BUFFER_MUTATION:
             raise CaptureError(f"the evaluation graph has an output of the kind {spec.kind.name}")
     constants = {name: value for name, value in exported.constants.items() if isinstance(value, Tensor)}
-    return restore_strides(CapturedGraph(exported.graph, roles, tuple(outputs), _checked(constants)))
+    return complex_constants(restore_strides(CapturedGraph(exported.graph, roles, tuple(outputs), _checked(constants))))
+
+
+def _taken_apart(exported: ExportedProgram) -> ExportedProgram:
+    """`exported` without operators that consist of others, such as `stft`, of which one consists of the other."""
+    before: set[object] = set()
+    while True:
+        called = {node.target for node in exported.graph.nodes if node.op == "call_function"}
+        apart = {one for one in called if _is_to_be_taken_apart(one)}
+        if apart <= before:
+            return exported
+        exported = exported.run_decompositions({one: _by_others(one) for one in apart if _is_composite(one)})
+        before |= apart
 
 
 def _is_to_be_taken_apart(called: object) -> bool:

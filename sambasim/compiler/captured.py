@@ -1,12 +1,13 @@
 """A captured graph: what a trace gives, before it is translated."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import ne
 
 import torch
 from torch import Tensor, fx
+from torch._ops import OpOverload
 
 from sambasim.compiler.tensors import memory_order
 
@@ -93,6 +94,26 @@ def restore_strides(captured: CapturedGraph) -> CapturedGraph:
         if isinstance(shape := node.meta.get("val"), Tensor):
             node.meta["val"] = shape.permute(order)
     return captured
+
+
+def complex_constants(captured: CapturedGraph) -> CapturedGraph:
+    """Python's complex numbers, which a PEF cannot hold, are made of two constants where an operator takes a tensor."""
+    constants = dict(captured.constants)
+    for node in list(captured.graph.nodes):
+        if node.op != "call_function" or not isinstance(node.target, OpOverload):
+            continue
+        for index, (given, expected) in enumerate(zip(node.args, node.target._schema.arguments, strict=False)):
+            if isinstance(given, complex) and isinstance(expected.type, torch.TensorType):
+                name = f"complex_{len(constants)}"
+                parts = {f"{name}_real": torch.tensor(given.real), f"{name}_imaginary": torch.tensor(given.imag)}
+                constants |= parts
+                with captured.graph.inserting_before(node):
+                    read = [captured.graph.create_node("get_attr", part) for part in parts]
+                    number = captured.graph.call_function(torch.ops.aten.complex.default, tuple(read))
+                for made, value in zip((*read, number), (*parts.values(), torch.tensor(given)), strict=True):
+                    made.meta = {**node.meta, "val": value}
+                node.update_arg(index, number)
+    return replace(captured, constants=constants)
 
 
 def starts_a_backward(captured: CapturedGraph, *, any_shape: bool) -> bool:

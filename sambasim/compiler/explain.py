@@ -57,6 +57,9 @@ _CHECKPOINTING = Obstacle("activation checkpointing", "call the block itself, wi
 _NUMPY = Obstacle(
     "NumPy, which a graph does not call", "write it with PyTorch: torch.tanh(x) instead of np.tanh(x.numpy())"
 )
+_LENGTHS = Obstacle(
+    "ctc_loss() with lengths that are numbers", "give both lengths as tensors: torch.full((batch,), length)"
+)
 _INPUT = Obstacle("an input that is changed in place", "make a new tensor: x = x * 2 instead of x.mul_(2) or x *= 2")
 CHANGED_CONSTANT = Obstacle(
     "a tensor that is changed in place, and is no buffer of the model",
@@ -246,6 +249,8 @@ def _obstacle(func: OpOverload, args: tuple[Any, ...]) -> Obstacle | None:
     name = func._schema.name
     if name == "aten::_pack_padded_sequence":
         return _PACKED
+    if name == "aten::_ctc_loss":
+        return _LENGTHS
     if name == "aten::index":  # by numbers its shape is known, by a mask it is not
         masks = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)]
         return SHAPE if masks else None

@@ -1,4 +1,4 @@
-"""Models that differentiate, map over a batch, ask a distribution, or call NumPy in their forward."""
+"""Models that differentiate, map over a batch, ask a distribution, call NumPy or compute with complex numbers."""
 
 from pathlib import Path
 
@@ -74,7 +74,27 @@ class Measured(Frequencies):
         return super().forward(torch.from_numpy(np.tanh(x.numpy())), target)
 
 
-MODELS = [Derivative(turns_on=True), Mapped(), Prior(validates=False), Prior(validates=True), Frequencies()]
+class Spectrum(Frequencies):
+    def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        spectrum = (
+            torch.stft(x.expand(-1, 8), n_fft=4, window=torch.ones(4), return_complex=True) * torch.exp(2j * x)[0]
+        )
+        outputs = self.layer(torch.view_as_real(spectrum * (1 + 0.5j)).flatten(1)[:, :8])
+        return (outputs - target).square().mean(), outputs
+
+
+class Spoken(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 4 * 5)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        letters = self.layer(x).view(-1, 4, 5).log_softmax(-1).transpose(0, 1)
+        lengths = [4] * len(x)
+        return torch.ctc_loss(letters, torch.ones(len(x), 2, dtype=torch.int64), lengths, [2] * len(x))
+
+
+MODELS = [Derivative(turns_on=True), Mapped(), Prior(validates=False), Prior(validates=True), Frequencies(), Spectrum()]
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)
@@ -99,3 +119,9 @@ def test_numpy_functions_of_values_are_refused_with_a_rewrite(tmp_path: Path) ->
         ss.compile(Measured(), (X, X), output_folder=tmp_path, quiet=True)
     assert str(caught.value.where).endswith("np.tanh(x.numpy())), target)")
     assert "torch.tanh(x) instead of np.tanh" in str(caught.value.remedy)
+
+
+def test_numbers_as_lengths_of_a_ctc_loss_are_refused_with_a_rewrite(tmp_path: Path) -> None:
+    with pytest.raises(ss.SambasimError, match="ctc_loss\\(\\) with lengths that are numbers") as caught:
+        ss.compile(Spoken(), (X, X), output_folder=tmp_path, quiet=True)
+    assert "give both lengths as tensors" in str(caught.value.remedy)
