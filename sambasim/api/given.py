@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from sambasim.compiler.step import NAMED_LOSSES, Loss
+from sambasim.compiler.step import NAMED_LOSSES, Loss, first_tensor
 from sambasim.compiler.torch_optimizers import options_of_optimizer
 from sambasim.data.batches import Batch, values_of
 from sambasim.data.files import ArraysDataset
@@ -126,7 +126,9 @@ def loss_of(loss: object) -> tuple[dict[str, object] | None, Loss | None]:
             remedy="a name such as 'cross_entropy', torch.nn.CrossEntropyLoss(), or a function of outputs and target",
         )
     called: Callable[..., Any] = loss
-    return None, lambda outputs, target: called(outputs, target)
+    if type(loss).__module__.startswith("torch.nn."):  # they take one tensor, as those with names do
+        return None, lambda result, target: called(first_tensor(result), target)
+    return None, lambda result, target: called(result, target)
 
 
 def _is_plain(loss: Any, name: str) -> bool:

@@ -314,7 +314,8 @@ def _predict(rows: "Sequence[Row]", report_phase: Callable[[str], None]) -> "lis
             programs[key] = _captured(row)
         report_phase(f"predict {row.name}, {row.level}")
         device = load_device(row.device)
-        found = predict(programs[key], device, row.tiles, row.level, load_cluster(device.cluster), (row.replicas,))
+        cluster = load_cluster(device.cluster)
+        found = predict(programs[key], device, row.tiles, row.level, cluster, (row.replicas,), mapped_by=row.mapped_by)
         step, (scaled,) = found.alone, found.scaled[SyncPath.RDU]
         sections = sum(section.kind in MODEL_KINDS for section in step.sections)
         predicted = row.figure_of(step.device_s, scaled.predicted_s)

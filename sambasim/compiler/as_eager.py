@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from operator import getitem
 from typing import Any
 
 import torch
@@ -129,6 +130,25 @@ def drop_as_eager(graph: fx.Graph) -> None:
             made.meta = dict(node.meta)
         node.replace_all_uses_with(product)
         graph.erase_node(node)
+
+
+_VECTORS = {
+    torch.ops.aten._linalg_svd.default: ("compute_uv", 2, {0, 2}),
+    torch.ops.aten._linalg_eigh.default: ("compute_v", 2, {1}),
+}
+"""Operators of singular and eigenvalues: the name and place of the argument that asks for vectors, and which results
+they are."""
+
+
+def values_alone(graph: fx.Graph) -> None:
+    """Eager PyTorch computes no vectors where only the values are read, which then have other bits; a trace does."""
+    for target, (name, place, vectors) in _VECTORS.items():
+        for node in graph.find_nodes(op="call_function", target=target):
+            if all(user.target is getitem and user.args[1] not in vectors for user in node.users):
+                if len(node.args) > place:
+                    node.update_arg(place, False)
+                else:
+                    node.update_kwarg(name, False)
 
 
 def strided_in_order(graph: fx.Graph) -> None:

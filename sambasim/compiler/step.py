@@ -19,7 +19,8 @@ from sambasim.compiler.trial import as_written
 from sambasim.data.user_code import load_object, summary
 from sambasim.errors import ModelError, OptionError, SambasimError
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Any, Tensor], Tensor]
+"""Of what the model returns, and the target."""
 
 TARGET = "target"
 """The name of the loss's second operand, where the config names the loss."""
@@ -44,7 +45,8 @@ class _Step(nn.Module):
         self.arguments = arguments
         self.loss = loss
 
-    def _call(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _call(self, inputs: Sequence[Tensor]) -> tuple[object, tuple[Tensor, ...]]:
+        """What the model returns, and the tensors in it."""
         given: dict[str, object] = dict(zip(self.names[: len(inputs)], inputs, strict=True))
         if self.arguments is not None:
             given = {name: _filled(value, given) for name, value in self.arguments.items()}
@@ -57,7 +59,7 @@ class _Step(nn.Module):
                 where=forward_line(self.model),
                 remedy="return a loss, (loss, outputs…), or outputs with the loss named: --set loss.name=cross_entropy",
             )
-        return tuple(tensors)
+        return result, tuple(tensors)
 
 
 class TrainingStep(_Step):
@@ -81,17 +83,19 @@ class TrainingStep(_Step):
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         if self.any_loss:
-            tensors = self._call(inputs)
+            _, tensors = self._call(inputs)
             losses = losses_among(tensors, self.loss_indices, self.named_loss)
             # A backward cannot start from a view of what is returned before it, as a loss of samples may be.
             if len(losses) > 1 or (losses[0] > 0 and tensors[losses[0]].ndim > 0):
                 tensors = tuple(one.clone() for one in tensors)
             return tuple(one if index in losses else one.detach() for index, one in enumerate(tensors))
         if self.loss is None:
-            loss, *outputs = self._call(inputs)
+            result, tensors = self._call(inputs)
+            _check_one_loss(result)
+            loss, *outputs = loss_first(result, tensors)
         else:
-            outputs = list(self._call(inputs[:-1]))
-            loss = self.loss(outputs[0], inputs[-1])
+            result, tensors = self._call(inputs[:-1])
+            loss, outputs = self.loss(result, inputs[-1]), list(tensors)
         if not isinstance(loss, Tensor):
             raise ModelError(
                 f"the loss function returns a {type(loss).__name__}, not a tensor",
@@ -105,9 +109,34 @@ class EvaluationStep(_Step):
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         if self.loss is None:
-            return _without_gradients(self._call(inputs))
-        outputs = self._call(inputs[:-1])
-        return _without_gradients((self.loss(outputs[0], inputs[-1]), *outputs))
+            return _without_gradients(loss_first(*self._call(inputs)))
+        result, outputs = self._call(inputs[:-1])
+        return _without_gradients((self.loss(result, inputs[-1]), *outputs))
+
+
+def loss_first(result: object, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """`tensors`, with the one called "loss" first if the model returns a dictionary."""
+    loss = result.get("loss") if isinstance(result, Mapping) else None
+    if not isinstance(loss, Tensor):
+        return tensors
+    return (loss, *(one for one in tensors if one is not loss))
+
+
+def _check_one_loss(result: object) -> None:
+    """Raises ModelError for a dictionary of several losses, such as those of torchvision's detectors."""
+    if isinstance(result, Mapping) and "loss" not in result:
+        able = {name: one for name, one in result.items() if isinstance(one, Tensor) and one.requires_grad}
+        names = [str(name) for name, one in able.items() if one.numel() == 1]
+        if len(names) > 1:
+            raise ModelError(
+                f"the model returns several losses: {', '.join(names)}",
+                remedy='add them up, and return the sum as "loss"',
+            )
+
+
+def first_tensor(result: object) -> Any:
+    """The outputs that a loss with a name takes, of all that a model returns."""
+    return next(iter(_tensors(result)), result)
 
 
 def _without_gradients(outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -272,18 +301,18 @@ _IGNORED_BY_TORCH = -100
 
 
 def training_loss(name: str, args: Mapping[str, object]) -> Loss:
-    """`loss(outputs, target) -> mean`: a named loss of torch, or the callable at `module:name`. Raises OptionError for
-    other names."""
+    """`loss(result, target) -> mean`: a named loss of torch, which takes the first output, or the callable at
+    `module:name`, which takes what the model returns. Raises OptionError for other names."""
     if ":" in name:
         return _users_loss(name, args)
     function, arguments = _named(name, args)
     # kl_div's "mean" divides by elements, and torch itself warns that it is not the divergence; batchmean is.
     reduction = "batchmean" if name == "kl_div" else "mean"
-    return lambda outputs, target: function(outputs, target, reduction=reduction, **arguments)
+    return lambda result, target: function(first_tensor(result), target, reduction=reduction, **arguments)
 
 
 def per_sample_loss(name: str, args: Mapping[str, object]) -> Loss | None:
-    """`loss(outputs, target) -> float[batch]`: the mean over each sample's counted elements (for kl_div the sum); None
+    """`loss(result, target) -> float[batch]`: the mean over each sample's counted elements (for kl_div the sum); None
     for a user's callable. The mean over samples is the training loss, unless `weight` is given or samples differ in how
     many elements are counted."""
     if ":" in name:
@@ -292,7 +321,8 @@ def per_sample_loss(name: str, args: Mapping[str, object]) -> Loss | None:
     given = args.get("ignore_index")
     ignored = given if isinstance(given, int) else _IGNORED_BY_TORCH
 
-    def loss(outputs: Tensor, target: Tensor) -> Tensor:
+    def loss(result: object, target: Tensor) -> Tensor:
+        outputs: Tensor = first_tensor(result)
         elements = function(outputs, target, reduction="none", **arguments).reshape(outputs.shape[0], -1)
         # A sample of one element needs no divisor: its loss is already 0 if it is not counted.
         if name in _WITH_CLASSES and not target.is_floating_point() and elements.shape[1] > 1:
@@ -320,4 +350,4 @@ def _users_loss(target: str, args: Mapping[str, object]) -> Loss:
     if not callable(found):
         raise ModelError(f"the loss {target} is not callable")
     function: Callable[..., Tensor] = found
-    return lambda outputs, target: function(outputs, target, **args)
+    return lambda result, target: function(result, target, **args)

@@ -1,6 +1,6 @@
 """Cuts a graph into sections: at o0 one operator each, at o1 the fastest predicted cut with at most 8 neighbouring
-operators of one module, at o3 the fastest of all. Operators share a section if compute units and the chip suffice and
-none needs the whole batch first. A view belongs to the section after it."""
+operators of one module, at o3 the fastest of all; but one operator each where that is faster. Operators share a section
+if compute units and the chip suffice and none needs the whole batch first. A view belongs to the section after it."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Literal, TypeAlias
 
-from sambasim.costs.price import GrowingLoad, chip_bytes, price_of
+from sambasim.costs.price import GrowingLoad, chip_bytes, load_of, price_of
 from sambasim.costs.work import Work
 from sambasim.hardware.budget import Budget
 from sambasim.ir.graph import Graph, Node, Section, SectionKind
@@ -39,10 +39,12 @@ def cut(graph: Graph, work: Work, budget: Budget, level: Level) -> list[Piece]:
     ]
     part_ends = [sum(stage.node < sections[-1].stop for stage in work.stages) for _, sections in parts]
     limits = _limits(len(work.stages), part_ends)
-    if level == "o0":
-        ends = list(range(1, len(work.stages) + 1))
-    else:
-        ends = best_cut(work, budget, _within_modules(graph, work, limits) if level == "o1" else limits)
+    ends = singles = list(range(1, len(work.stages) + 1))
+    if level != "o0":
+        allowed = _within_modules(graph, work, limits) if level == "o1" else limits
+        ends = best_cut(work, budget.in_pipelines, allowed)
+        if _seconds(work, budget, singles) < _seconds(work, budget.in_pipelines, ends):
+            ends = singles
     pieces: list[Piece] = []
     start = 0
     for kind, sections in parts:
@@ -84,6 +86,10 @@ def best_cut(work: Work, budget: Budget, limits: Sequence[int]) -> list[int]:
         ends.append(stop)
         stop = begins[stop]
     return ends[::-1]
+
+
+def _seconds(work: Work, budget: Budget, ends: Sequence[int]) -> float:
+    return sum(price_of(load_of(work, *part, budget), budget).predicted_s for part in pairwise([0, *ends]))
 
 
 def _sections_from(work: Work, budget: Budget, start: int, limit: int) -> Iterator[tuple[int, float]]:

@@ -51,7 +51,8 @@ class Bound(StrEnum):
 @dataclass(frozen=True, slots=True)
 class SectionPrice:
     """Predicted seconds of one section. `compute_s` and `memory_s` overlap; `fill_s` and `launch_s` are added to the
-    longer of them. `again_s` is the part of `memory_s` for rereading, because the weights exceed the chip."""
+    longer of them. `again_s` is the part of `memory_s` for rereading, because the weights exceed the chip; `launch_s`
+    includes the load of the program as far as the section is too short to hide it."""
 
     compute_s: float
     memory_s: float
@@ -91,7 +92,8 @@ def price_of(load: Load, budget: Budget) -> SectionPrice:
     streaming_s = memory_s - load.once_bytes / budget.memory_bytes_per_s
     beats = max(1.0, load.rows / tile_rows(load.rows, budget))
     fill_s = max(compute_s, streaming_s) * (load.stages - 1) / beats
-    return SectionPrice(compute_s, memory_s, fill_s, budget.launch_s, again_s)
+    exposed_s = max(0.0, budget.load_s - max(compute_s, memory_s) - fill_s)
+    return SectionPrice(compute_s, memory_s, fill_s, budget.launch_s + exposed_s, again_s)
 
 
 def load_of(work: Work, start: int, stop: int, budget: Budget) -> Load:

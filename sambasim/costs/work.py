@@ -4,7 +4,10 @@ A device computes in bf16, whatever dtype the graph was captured in: two bytes a
 tensors are float32, as in mixed precision training. Integers have four bytes, booleans one.
 
 An operator without cost is not a stage: a view; a copy in another order, which is only an address pattern on the
-device; an operator without operands, such as one that makes a constant mask. Views of a value count as that value.
+device; a scaling by a number, which the operator before it does; an operator without operands, such as one that makes
+a constant mask. Views of a value count as that value.
+
+Dropout is made again in the backward, from its input and the seed: no mask is stored, and no dropped tensor.
 
 A product can use as many compute units as its stationary operand fills: a unit holds a block of 32 rows and 32 columns
 of it, while the other operand streams past. Stationary are weights (the taps of a convolution, the matrices of a
@@ -18,7 +21,7 @@ from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
-from sambasim.ir.graph import Graph, Node, node_references, references
+from sambasim.ir.graph import Graph, Node, SectionKind, node_references, references
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.types import DTYPE_BYTES, VALUE_BYTES, Symbol, SymbolKind, TensorType
 
@@ -76,6 +79,8 @@ _WHOLE_BATCH_FIRST = frozenset({
 })  # fmt: skip
 """Operators that need all samples before they write the first result."""
 
+_SCALINGS = ("aten.mul.Tensor", "aten.div.Tensor")
+_DROPOUT = "aten.native_dropout.default"
 _PICKS = frozenset(f"aten.{name}" for name in (
     "embedding.default", "index.Tensor", "_unsafe_index.Tensor", "index_select.default", "gather.default",
     "take.default", "take_along_dim.default",
@@ -137,7 +142,7 @@ def work_of(graph: Graph, symbols: Mapping[str, Symbol]) -> Work:
     """The work of the forward and the backward in `graph`. Raises PefError for invalid operands of a product."""
     types = {**graph.values, **{name: symbol.type for name, symbol in symbols.items()}}
     base_of: dict[str, str] = {}
-    stages = list(_stages(graph, types, base_of))
+    stages = list(_without_masks(graph, _stages(graph, types, base_of)))
     float32 = _loss_values(graph, stages, types)
     kept = frozenset(base_of.get(output.value, output.value) for output in graph.outputs)
     resident = _fixed(stages, symbols) | _gradients(graph, stages, symbols, types, base_of)
@@ -205,7 +210,8 @@ def _stages(graph: Graph, types: Mapping[str, TensorType], base_of: dict[str, st
         copies_all = operator.kind is OperatorKind.COPY and [types[name].numel for name in results] == [
             types[base].numel
         ]
-        if copies_all or operator.kind is OperatorKind.VIEW:
+        scales = node.operator in _SCALINGS and len(read) == 1 and isinstance(node.args[1], (int, float))
+        if copies_all or scales or operator.kind is OperatorKind.VIEW:
             base_of.update(dict.fromkeys(results, base))
             continue
         is_training = len(node.args) > _TRAINING_FLAG and node.args[_TRAINING_FLAG] is True
@@ -217,6 +223,25 @@ def _stages(graph: Graph, types: Mapping[str, TensorType], base_of: dict[str, st
             units=0.0,
             needs_all=node.operator in _WHOLE_BATCH_FIRST or (node.operator == _BATCH_NORM and is_training),
         )
+
+
+def _without_masks(graph: Graph, stages: Iterable[Stage]) -> Iterator[Stage]:
+    """`stages`, of which those of the backward read the input of a dropout instead of its results."""
+    backward = min((one.start for one in graph.sections if one.kind is SectionKind.BCKWD), default=len(graph.nodes))
+    inputs: dict[str, str] = {}
+    masks: set[str] = set()
+    for stage in stages:
+        if graph.nodes[stage.node].operator == _DROPOUT:
+            inputs[stage.writes[0]] = stage.reads[0].value
+            masks.update(stage.writes[1:])
+        if stage.node >= backward:
+            reads: dict[str, Read] = {}
+            for read in stage.reads:
+                if read.value not in masks:
+                    value = inputs.get(read.value, read.value)
+                    reads.setdefault(value, Read(value, read.view, read.part))
+            stage = replace(stage, reads=tuple(reads.values()))
+        yield stage
 
 
 def _reads(

@@ -2,8 +2,9 @@
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
@@ -26,8 +27,8 @@ class Count(Parameter):
 
 
 class Fit(_Table):
-    """Errors of the predictions on the `rows` used for calibration, as unsigned fractions of the published values. A
-    test compares them with `sambasim validate`."""
+    """Errors of the predictions on the `rows` used for calibration, as unsigned fractions of the published values, and
+    on rows of a width that was left out. A test compares the first with `sambasim validate`."""
 
     device: str
     arch: str
@@ -35,6 +36,8 @@ class Fit(_Table):
     mean_error: PositiveFloat
     worst_error: PositiveFloat
     worst_host_error: PositiveFloat
+    left_out_mean_error: PositiveFloat
+    left_out_worst_error: PositiveFloat
 
 
 class Calibration(_Table):
@@ -43,7 +46,9 @@ class Calibration(_Table):
     ddr_efficiency: Parameter
     hbm_efficiency: Parameter
     unit_efficiency: Parameter
+    pipeline_share: Parameter
     launch_s: Parameter
+    load_s: Parameter
     host_s_per_section: Parameter
     host_bytes_per_s: Parameter
     units_per_stage: Count
@@ -80,13 +85,20 @@ class Budget:
     stages: int
     chip_bytes: int
     unit_flops_per_s: float
+    pipeline_share: float
     memory: str
     memory_bytes_per_s: float
     capacity_bytes: int
     behind: Behind | None
     launch_s: float
+    load_s: float
     tile_rows: int
     least_tiles: int
+
+    @property
+    def in_pipelines(self) -> "Budget":
+        """The budget of sections of several operators, where units wait for the slowest stage."""
+        return replace(self, unit_flops_per_s=self.unit_flops_per_s * self.pipeline_share, pipeline_share=1.0)
 
     @property
     def off_chip(self) -> str:
@@ -94,9 +106,15 @@ class Budget:
         return "HBM and DDR" if self.behind else self.memory
 
 
-def budget_of(device: DeviceSpec, calibration: Calibration, tiles: int | None = None) -> Budget:
-    """The budget of `tiles` tiles of `device`; None for all. Tiles have equal shares of everything. Raises OptionError
-    for more tiles than there are, and where their number is not published."""
+MappedBy: TypeAlias = Literal["compiler", "vendor"]
+
+
+def budget_of(
+    device: DeviceSpec, calibration: Calibration, tiles: int | None = None, mapped_by: MappedBy = "compiler"
+) -> Budget:
+    """The budget of `tiles` tiles of `device`; None for all. Tiles have equal shares of everything. `mapped_by`: who
+    placed operators on units; the vendor, by hand, keeps all of them busy. Raises OptionError for more tiles than there
+    are, and where their number is not published."""
     share = 1.0 if tiles is None else _share(device, tiles)
     units = int(device.pcus * share)
     ddr_bytes_per_s = device.ddr_bandwidth_bytes_per_s * share * calibration.ddr_efficiency.value
@@ -108,11 +126,13 @@ def budget_of(device: DeviceSpec, calibration: Calibration, tiles: int | None = 
         stages=max(1, units // calibration.units_per_stage.value),
         chip_bytes=int(device.sram_bytes * share * calibration.buffer_share.value),
         unit_flops_per_s=device.peak_bf16_flops_per_s / device.pcus * calibration.unit_efficiency.value,
+        pipeline_share=calibration.pipeline_share.value if mapped_by == "compiler" else 1.0,
         memory="HBM" if hbm_bytes else "DDR",
         memory_bytes_per_s=hbm_bytes_per_s or ddr_bytes_per_s,
         capacity_bytes=int(device.ddr_capacity_bytes * share) + hbm_bytes,
         behind=Behind(hbm_bytes, ddr_bytes_per_s) if hbm_bytes else None,
         launch_s=calibration.launch_s.value,
+        load_s=calibration.load_s.value,
         tile_rows=calibration.tile_rows.value,
         least_tiles=calibration.least_tiles.value,
     )

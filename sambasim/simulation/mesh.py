@@ -27,15 +27,14 @@ def has_several_ranks(program: Program) -> bool:
 @dataclass(frozen=True, slots=True)
 class RankTimes:
     """The parts of a rank's step, which add up to it. In passes: on the device, on the host, in messages within the
-    replica, in parameters that ZeRO gathers, and waiting for other stages (`idle_s`). Then the update, on the host and
-    on the device, and sync that does not overlap with passes, with waiting for the rank that ends last."""
+    replica, in parameters that ZeRO gathers, and waiting for other stages (`idle_s`). Then the update,
+    and sync that does not overlap with passes, with waiting for the rank that ends last."""
 
     device_s: float
     host_s: float
     messages: Mapping[str, Traffic]
     gathered: Traffic
     idle_s: float
-    update_host_s: float
     update_s: float
     sync_after_s: float
 
@@ -112,9 +111,8 @@ class MeshStep:
             messages={axis: traffic * self.micro_steps for axis, traffic in messages.items()},
             gathered=gathered * self.micro_steps,
             idle_s=self.micro_steps * max(0.0, self.pass_s - sum(cost.predicted_s for cost in costs)),
-            update_host_s=rank.update_host_s,
             update_s=rank.update_s,
-            sync_after_s=max(self._after_s - rank.update_host_s - rank.update_s, 0.0),
+            sync_after_s=max(self._after_s - rank.update_s, 0.0),
         )
 
     @cached_property
@@ -133,7 +131,7 @@ class MeshStep:
 
     @property
     def host_s(self) -> float:
-        return self._first.host_s + self._first.update_host_s
+        return self._first.host_s
 
     @property
     def waited_s(self) -> Mapping[str, float]:

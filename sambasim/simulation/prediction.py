@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from sambasim.costs.cut import Level
 from sambasim.costs.price import Bound
 from sambasim.errors import OptionError
-from sambasim.hardware.budget import budget_of, load_calibration
+from sambasim.hardware.budget import MappedBy, budget_of, load_calibration
 from sambasim.hardware.placement import Placement, place
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec, load_device
 from sambasim.ir.graph import Graph
@@ -47,11 +47,14 @@ def predict(
     *,
     batch_size: int | None = None,
     micro_steps: int = 1,
+    mapped_by: MappedBy = "compiler",
 ) -> Prediction:
-    """Predict a step. Raises OptionError for `replicas` that do not fit on `cluster`, and as `predict_step` does."""
+    """Predict a step. `mapped_by`: see `budget_of`. Raises OptionError for `replicas` that do not fit on `cluster`, and
+    as `predict_step` does."""
     calibration = load_calibration()
     places = placements(device, tiles, cluster, replicas)
-    alone = predict_step(program, budget_of(device, calibration, tiles), level, calibration, batch_size, micro_steps)
+    budget = budget_of(device, calibration, tiles, mapped_by)
+    alone = predict_step(program, budget, level, calibration, batch_size, micro_steps)
     scaled = {path: tuple(scale(program, alone, one, path) for one in places) for path in SyncPath}
     return Prediction(program, device, tiles, level, cluster, alone, scaled)
 
@@ -75,8 +78,9 @@ def backing_of(device: DeviceSpec, replicas: int = 1) -> str:
     fit = load_calibration().fit
     if device == load_device(fit.arch):
         text = (
-            f"calibrated on {fit.rows}, which it meets within {fit.mean_error:.0%} in the mean and"
-            f" {fit.worst_error:.0%} at worst; other models may be further off"
+            f"calibrated on {fit.rows}; those of a width that was left out are predicted within"
+            f" {fit.left_out_mean_error:.0%} in the mean and {fit.left_out_worst_error:.0%} at worst; other models may"
+            " be further off"
         )
     else:
         text = (
@@ -97,8 +101,8 @@ def zero_note(program: Program) -> list[str]:
 
 
 def likely_s(prediction: Prediction) -> tuple[float, float] | None:
-    """The range of the step's time by the worst calibration error. None where no calibration row is alike: for another
-    device, without training, bound by launches, or recurrent."""
+    """The range of the step's time by the worst error of a width that was left out. None where no calibration row is
+    alike: for another device, without training, bound by launches, or recurrent."""
     fit, step = load_calibration().fit, prediction.alone
     if (
         prediction.device != load_device(fit.arch)
@@ -107,8 +111,8 @@ def likely_s(prediction: Prediction) -> tuple[float, float] | None:
         or is_recurrent(prediction)
     ):
         return None
-    least = step.device_s * (1 - fit.worst_error) + step.host_s * (1 - fit.worst_host_error)
-    most = step.device_s * (1 + fit.worst_error) + step.host_s * (1 + fit.worst_host_error)
+    least = step.device_s * (1 - fit.left_out_worst_error) + step.host_s * (1 - fit.worst_host_error)
+    most = step.device_s * (1 + fit.left_out_worst_error) + step.host_s * (1 + fit.worst_host_error)
     return least, most
 
 

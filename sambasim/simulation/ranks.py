@@ -53,21 +53,16 @@ class RankStep:
         return sum(sections) + sum(one.predicted_s for one in self.copies.values())
 
     @property
-    def update_host_s(self) -> float:
-        return self.scaled.step.update_host_s
-
-    @property
     def after_s(self) -> float:
-        """Update with the host's time to start it, and sync that does not overlap with the passes."""
-        return self.update_host_s + self.update_s + self.scaled.exposed_sync_s
+        """Update, and sync that does not overlap with the passes."""
+        return self.update_s + self.scaled.exposed_sync_s
 
     def spans_after(self, end_s: float) -> list[Span]:
         """Update and sync, if the last pass ends at `end_s`; sync that overlaps with it begins before. Gradients are
         copied before the update, and parameters when all is done."""
         backward_s = max(span.stop_s for span in self.scaled.spans if span.kind in MODEL_KINDS)
         spans = self._copied(SectionKind.REDUCE, SymbolKind.GRADIENT, end_s)
-        started_s = max((span.stop_s for span in spans), default=end_s) + self.update_host_s
-        spans.append(Span(Track.HOST, "HOST", "starting the update", started_s - self.update_host_s, started_s))
+        started_s = max((span.stop_s for span in spans), default=end_s)
         for span in self.scaled.spans:
             if span.kind not in MODEL_KINDS and span.track is not Track.HOST:
                 later_s = (started_s if span.start_s >= backward_s else end_s) - backward_s

@@ -67,7 +67,7 @@ class TimedSection:
 @dataclass(frozen=True)
 class PredictedStep:
     """A step, or the forward of a program without a training step. `start_s` and `sent_s` are host time for each
-    section that starts, and for inputs and outputs of a micro-step; `batch_size` is that of a micro-step."""
+    section of a micro-step, and for its inputs and outputs; `batch_size` is that of a micro-step."""
 
     sections: tuple[TimedSection, ...]
     budget: Budget
@@ -86,12 +86,8 @@ class PredictedStep:
         return sum(section.kind in kinds for section in self.sections) * self.start_s
 
     @property
-    def update_host_s(self) -> float:
-        return self.starts_s(set(SectionKind) - set(MODEL_KINDS))
-
-    @property
     def host_s(self) -> float:
-        return self.micro_steps * (self.starts_s(MODEL_KINDS) + self.sent_s) + self.update_host_s
+        return self.micro_steps * (self.starts_s(MODEL_KINDS) + self.sent_s)
 
     @cached_property
     def device_s(self) -> float:
@@ -176,6 +172,8 @@ def price_pieces(
     states = (one for one in program.symbols.values() if one.kind is SymbolKind.OPTIMIZER_STATE)
     tiers = tiers_of(need, sum(one.type.size_bytes for one in states), budget)
     usual = slowed(budget, tiers.rest)
+    if any(stop - start > 1 for start, stop in (piece.stages for piece in pieces)):
+        usual = usual.in_pipelines
     sections = []
     for piece in pieces:
         start, stop = piece.stages
@@ -223,4 +221,4 @@ def _exchanged_bytes(graph: Graph, program: Program) -> int:
 
 def _timed(kind: SectionKind, name: str, read_bytes: int, written_bytes: int, budget: Budget) -> TimedSection:
     load = Load(read_bytes, written_bytes, 0, read_bytes, 0, 0, 1, 1, ())
-    return TimedSection(kind, name, load, price_of(load, budget))
+    return TimedSection(kind, name, load, price_of(load, replace(budget, load_s=0.0)))  # all run one program

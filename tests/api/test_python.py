@@ -330,3 +330,34 @@ def test_a_replica_of_several_ranks_runs_in_one_process(folder: Path) -> None:
     one = compiled(folder, net(), loss="cross_entropy", name="stages", pipeline_stages=2, micro_batches=2)
     assert trained(one).summary.mesh == {"pp": 2}
     assert ss.simulate(one).step_s > 0
+
+
+class Two(nn.Module):
+    """Returns two outputs, or its losses by name."""
+
+    def __init__(self, losses: str = "") -> None:
+        super().__init__()
+        self.code, self.decode, self.losses = nn.Linear(2, 3), nn.Linear(3, 2), losses.split()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor] | dict[str, Tensor]:
+        code = self.code(x)
+        outputs = self.decode(code)
+        found = {"norm": code.square().mean(), "loss": (outputs - x).square().mean()}
+        return {name: found[name] if name in found else found["norm"] + 1 for name in self.losses} or (outputs, code)
+
+
+def test_a_function_as_loss_gets_what_the_model_returns(folder: Path) -> None:
+    def loss(result: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
+        return (result[0] - target).square().mean() + result[1].square().mean()
+
+    model, points = Two(), POINTS[:8]
+    run = ss.run(compiled(folder, model, (points, points), loss=loss), (points, points), steps=1, quiet=True)
+    assert run.losses == pytest.approx([loss(model(points), points).item()], rel=1e-6)
+
+
+def test_of_a_dictionary_the_entry_called_loss_is_trained(folder: Path) -> None:
+    model, points = Two("norm loss"), POINTS[:8]
+    run = ss.run(compiled(folder, model, (points,)), (points,), steps=1, quiet=True)
+    assert run.losses == pytest.approx([model(points)["loss"].item()], rel=1e-6)
+    with pytest.raises(ss.SambasimError, match="returns several losses: norm, other"):
+        compiled(folder, Two("norm other"), (points,))

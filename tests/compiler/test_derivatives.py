@@ -83,6 +83,16 @@ class Spectrum(Frequencies):
         return (outputs - target).square().mean(), outputs
 
 
+class Singular(Frequencies):
+    """Reads singular and eigenvalues alone, which PyTorch then computes without vectors."""
+
+    def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        rows = torch.cat((x, target, x * target), 1)
+        values = torch.cat((torch.linalg.svdvals(rows), torch.linalg.eigvalsh(rows.T @ rows)))
+        outputs = self.layer(x * values.repeat(2)[:8])
+        return (outputs - target).square().mean(), outputs
+
+
 class Spoken(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +104,15 @@ class Spoken(nn.Module):
         return torch.ctc_loss(letters, torch.ones(len(x), 2, dtype=torch.int64), lengths, [2] * len(x), 0, 1)
 
 
-MODELS = [Derivative(turns_on=True), Mapped(), Prior(validates=False), Prior(validates=True), Frequencies(), Spectrum()]
+MODELS = [
+    Derivative(turns_on=True),
+    Mapped(),
+    Prior(validates=False),
+    Prior(validates=True),
+    Frequencies(),
+    Spectrum(),
+    Singular(),
+]
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)

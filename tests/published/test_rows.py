@@ -9,7 +9,7 @@ from sambasim.cli.main import sambasim
 from sambasim.hardware.budget import load_calibration
 from tests.support.whole import whole
 
-MOST_OF_ONE, MOST_IN_THE_MEAN, MOST_SECTIONS = 0.20, 0.08, 0.25
+MOST_OF_ONE, MOST_IN_THE_MEAN, MOST_SECTIONS = 0.15, 0.06, 0.5
 
 
 def _validated(*arguments: str) -> dict[str, object]:
@@ -23,7 +23,7 @@ def test_rows_of_one_layer_are_near() -> None:
     record = _validated("--only", "1 layer")
     rows = record["rows"]
     assert isinstance(rows, list)
-    assert [row["level"] for row in rows] == ["o3", "o0"]
+    assert [row["level"] for row in rows] == ["o3", "o0", "o3"]
     for row in rows:
         assert abs(row["error"]) <= MOST_OF_ONE
         assert row["error"] == pytest.approx(row["predicted"] / row["published"] - 1)
@@ -36,7 +36,7 @@ def test_all_rows_are_near() -> None:
     rows, mean = record["rows"], record["mean_error"]
     assert isinstance(rows, list)
     assert isinstance(mean, float)
-    assert len(rows) == 8
+    assert len(rows) == 12
     assert max(abs(row["error"]) for row in rows) <= MOST_OF_ONE
     assert mean <= MOST_IN_THE_MEAN
     for row in rows:
@@ -46,9 +46,9 @@ def test_all_rows_are_near() -> None:
     assert mean == pytest.approx(fit.mean_error, abs=0.0005)
     assert max(abs(row["error"]) for row in rows) == pytest.approx(fit.worst_error, abs=0.0005)
     host = [row["predicted_host_s"] / row["published_host_s"] - 1 for row in rows if row["published_host_s"]]
-    assert len(host) == 6
+    assert len(host) == 10
     assert max(map(abs, host)) == pytest.approx(fit.worst_host_error, abs=0.0005)
-    assert record["mean_host_error"] == pytest.approx(sum(map(abs, host)) / 6)
+    assert record["mean_host_error"] == pytest.approx(sum(map(abs, host)) / 10)
 
 
 def test_a_row_that_there_is_not_is_refused_with_those_that_there_are() -> None:

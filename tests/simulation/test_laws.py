@@ -1,7 +1,7 @@
 """Laws that a predicted step obeys, on models that are captured on tensors without memory."""
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 
 import pytest
@@ -70,9 +70,8 @@ def _step(program: Program, level: Level = "o3", tiles: int | None = None) -> Pr
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("model", [_perceptron, _convolutions])
-def test_more_tiles_are_never_slower(model: object, level: Level) -> None:
-    assert callable(model)
+@pytest.mark.parametrize("model", [partial(_perceptron, 1 << 16), partial(_convolutions, 1 << 12)])
+def test_more_tiles_are_never_slower(model: Callable[[], Program], level: Level) -> None:
     seconds = [_step(model(), level, tiles).device_s for tiles in range(1, 9)]
     assert seconds == sorted(seconds, reverse=True)
     assert seconds[-1] < 0.8 * seconds[0]

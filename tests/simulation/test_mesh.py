@@ -79,15 +79,6 @@ def test_a_mesh_of_replicas_of_one_rank_has_their_times(
         assert axis.received_bytes == received_bytes
 
 
-def test_the_host_starts_every_section_of_the_update(paths: dict[str, Path]) -> None:
-    start_s = CALIBRATION.host_s_per_section.value
-    for rank in predicted(read(paths["both"]).program).ranks:
-        sections = [one.name for one in rank.alone.sections if one.kind not in MODEL_KINDS]
-        assert sections == ["gradnorm", *(group.name for group in rank.program.groups)]
-        assert rank.update_host_s == pytest.approx(len(sections) * start_s)
-        assert rank.after_s == pytest.approx(rank.update_s + rank.update_host_s)
-
-
 @pytest.mark.parametrize("name", ["stages", "split", "chips", "both"])
 def test_the_parts_of_a_step_add_up(name: str, paths: dict[str, Path]) -> None:
     program = read(paths[name]).program

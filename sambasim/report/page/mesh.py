@@ -90,7 +90,7 @@ def _shares(step: MeshStep, position: int) -> list[tuple[str, float, str, str]]:
     times = step.times_of(position)
     parts = [
         ("sections", times.device_s, ui.BLUE),
-        ("host", times.host_s + times.update_host_s, ui.INK),
+        ("host", times.host_s, ui.INK),
         *(
             (f"messages along {axis}", traffic.predicted_s, message_colour(axis))
             for axis, traffic in times.messages.items()
