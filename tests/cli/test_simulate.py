@@ -66,7 +66,7 @@ def test_predictions_are_printed_as_such(simulate: Simulate) -> None:
     assert "slowest sections" in printed
     assert "range" not in printed, "no calibration row is bound by launches, as this is"
     assert "most of the time is for section launches" in printed
-    assert "calibrated on eight published steps" in printed
+    assert "calibrated on twelve published steps" in printed
     assert "this is one replica, without REDUCE and GATHER; --replicas 2,4,8 adds them" in printed
 
 
