@@ -102,6 +102,12 @@ def data_of(data: object) -> object:
     return TensorDataset(*_tensors({"the array": data}, "data").values()) if isinstance(data, _ARRAY) else data
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model within `torch.compile` or `nn.DataParallel`, whose weights have other names."""
+    model = getattr(model, "_orig_mod", model)
+    return unwrapped(model.module) if isinstance(model, nn.DataParallel) else model
+
+
 def loss_of(loss: object) -> tuple[dict[str, object] | None, Loss | None]:
     """The `[loss]` table of a loss that has a name here, which gives an accuracy too, and else a function. Raises
     OptionError for what cannot be called."""

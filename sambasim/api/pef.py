@@ -9,11 +9,11 @@ from rich.console import RenderableType
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sambasim.api.given import batch_of, first_samples, loss_of, optimizer_of, size_of
+from sambasim.api.given import batch_of, first_samples, loss_of, optimizer_of, size_of, unwrapped
 from sambasim.api.ranks import on_first
 from sambasim.cli.terminal import phases
 from sambasim.compiler.compile import compile_model
-from sambasim.compiler.front import inputs_of
+from sambasim.compiler.front import inputs_of, refuse_torchscript
 from sambasim.errors import ModelError, OptionError
 from sambasim.ir.program import Program
 from sambasim.options.compile import options_in_python
@@ -100,8 +100,9 @@ def compile(
     """Capture the training step of a live model, and write it as `out/NAME/NAME.pef`, with the model's weights.
 
     - `example`: one batch of a replica, batch first: `(x, target)` by position, or `{"x": x, "target": y}` by name
-    - `loss`: a name (`"cross_entropy"`), a loss of torch, or a function `(outputs, target) -> mean`, for which the last
-      value of the example is the target; None for a model that returns its loss first
+    - `loss`: a name (`"cross_entropy"`) or a loss of torch, which take the model's first output, or a function of what
+      the model returns and the target; the last value of the example is the target. None for a model that returns its
+      loss first, or in a dictionary as "loss"
     - `optimizer`: a name, whose options are flags (`lr=3e-4`), or an optimizer of torch with one parameter group
     - `name`: of the PEF; by default that of the model's class, in lower case
     - `quiet`: print no progress
@@ -113,9 +114,8 @@ def compile(
     if not isinstance(model, nn.Module):
         remedy = f"give an instance: {model.__name__}(…)" if isinstance(model, type) else "give the model itself"
         raise ModelError(f"the model is of type {type(model).__name__}, not a torch.nn.Module", remedy=remedy)
-    model = getattr(model, "_orig_mod", model)  # of torch.compile
-    if isinstance(model, nn.DataParallel):
-        model = model.module
+    refuse_torchscript(model)
+    model = unwrapped(model)
 
     def compiled() -> Pef:
         batch = batch_of(example)
@@ -137,7 +137,7 @@ def compile(
         inputs, by_keyword, arguments = inputs_of(micro, model, named, inference=chosen.inference)
         given = None if chosen.inference else function
         notices = [_EVALUATING] if not (model.training or chosen.inference) else []
-        if isinstance(optimizer, Optimizer) and optimizer.state:
+        if isinstance(optimizer, Optimizer) and _has_stepped(optimizer):
             notices.append(_STATE)
         with phases(quiet=quiet) as on_phase:
             done = compile_model(
@@ -146,6 +146,11 @@ def compile(
         return Pef(done.path, (*notices, *done.notices))
 
     return on_first(compiled)
+
+
+def _has_stepped(optimizer: Optimizer) -> bool:
+    """Some optimizers make their states before their first step."""
+    return any("step" not in state or float(state["step"]) > 0 for state in optimizer.state.values())
 
 
 def load(pef: str | Path, *, output_folder: str | Path = "out") -> Pef:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 from torch import Tensor, nn
 
-from sambasim.api.given import data_of
+from sambasim.api.given import data_of, unwrapped
 from sambasim.api.pef import Pef, opened
 from sambasim.api.ranks import command, connected, supervised
 from sambasim.api.training import Run
@@ -85,7 +85,7 @@ def _tensors_of(weights: object) -> Mapping[str, Tensor] | None:
     if isinstance(weights, Run):
         return weights.weights
     if isinstance(weights, nn.Module):
-        return weights.state_dict()
+        return unwrapped(weights).state_dict()
     if weights is None or isinstance(weights, Mapping):
         return weights
     raise OptionError(

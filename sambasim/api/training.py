@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 from torch import Tensor, nn
 
-from sambasim.api.given import data_of
+from sambasim.api.given import data_of, unwrapped
 from sambasim.api.pef import Pef, opened
 from sambasim.api.ranks import command, connected, supervised
 from sambasim.cli.progress import RunProgress
@@ -47,7 +47,7 @@ class Run(Shown):
     def load_into(self, model: nn.Module) -> nn.Module:
         """Gives `model` the trained weights, and returns it. Raises WeightsError for another model."""
         try:
-            model.load_state_dict(self.weights)
+            unwrapped(model).load_state_dict(self.weights)
         except RuntimeError as error:
             what = f"the weights of {self.name} do not fit the model: {summary(error)}"
             raise WeightsError(what, remedy="give the model that was compiled") from error

@@ -35,7 +35,7 @@ from sambasim.compiler.strategy import pipeline
 from sambasim.compiler.tensors import check_model, dense_gradients, made_contiguous
 from sambasim.compiler.trial import buffers_of_plain_tensors, rare_collections, variables_are_tensors
 from sambasim.compiler.update import Update
-from sambasim.errors import CaptureError
+from sambasim.errors import CaptureError, DataError
 from sambasim.ir.program import Program
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
 from sambasim.pef import PefDocument, write
@@ -111,6 +111,9 @@ def capture_model(
     modes = [(module, module.training) for module in model.modules()]
     dtype = STORED[options.dtype]
     inputs = inputs_in(dtype, inputs)
+    if found := [name for name, tensor in inputs.items() if tensor.is_complex()]:
+        what = f"the input {found[0]} is {str(inputs[found[0]].dtype).removeprefix('torch.')}, which a PEF cannot hold"
+        raise DataError(what, remedy="give torch.view_as_real(x), and the model torch.view_as_complex(x)")
     try:
         with buffers_of_plain_tensors(model):
             check_model(model, training=not options.inference, replicas=options.data_parallel or options.chips > 1)

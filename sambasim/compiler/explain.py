@@ -40,7 +40,9 @@ _BRANCH = Obstacle(
     "a branch on the value of a tensor", "compute both sides, and choose by torch.where(condition, a, b)"
 )
 _NUMBER = Obstacle(
-    "the value of a tensor as a Python number", "keep it a tensor: leave out .item(), float(), int() and .tolist()"
+    "the value of a tensor as a Python number",
+    "keep it a tensor: leave out .item(), float(), int(), .tolist(); "
+    "a[t] of a tensor t is a.index_select(0, t.view(1))[0]",
 )
 _VALUE = Obstacle(
     "Python code that depends on the value of a tensor", "compute with tensors only: torch.where, torch.rand"

@@ -121,7 +121,13 @@ def build_model(options: CompileOptions) -> nn.Module:
         ) from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{target} gives a {type(model).__name__}, not a torch.nn.Module", remedy=remedy)
+    refuse_torchscript(model)
     return model
+
+
+def refuse_torchscript(model: nn.Module) -> None:
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ModelError("the model is one of TorchScript", remedy="give it as it was before torch.jit.script or trace")
 
 
 def example_batch(model: nn.Module, options: CompileOptions) -> Example:

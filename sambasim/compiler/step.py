@@ -241,9 +241,10 @@ def check_loss(value: Tensor, named: str | None, *, any_shape: bool) -> None:
         f"the loss {named}" if named else "the output with the loss" if any_shape else "the model's first output"
     )
     if value.numel() != 1 and not any_shape:
+        remedy = "return the loss first, or name one: --set loss.name=cross_entropy"
         raise ModelError(
             f"{described} has shape {tuple(value.shape)}, but a loss is one number",
-            remedy="return the loss first, or name one: --set loss.name=cross_entropy",
+            remedy="let the function return the mean: loss.mean()" if named else remedy,
         )
     if not value.is_floating_point():
         raise ModelError(

@@ -361,3 +361,11 @@ def test_of_a_dictionary_the_entry_called_loss_is_trained(folder: Path) -> None:
     assert run.losses == pytest.approx([model(points)["loss"].item()], rel=1e-6)
     with pytest.raises(ss.SambasimError, match="returns several losses: norm, other"):
         compiled(folder, Two("norm other"), (points,))
+
+
+def test_weights_fit_a_model_that_is_wrapped(folder: Path) -> None:
+    model = nn.DataParallel(net())
+    one = compiled(folder, model, loss="cross_entropy")
+    run = trained(one)
+    weights = ss.predict(one, POINTS, weights=run.load_into(model)).outputs[0]
+    assert torch.equal(weights, ss.predict(one, POINTS, weights=run).outputs[0])

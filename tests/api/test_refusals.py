@@ -1,6 +1,7 @@
 """What a script can give wrong to the Python API, and the curve of losses."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import sambasim as ss
 from sambasim.errors import DataError, ModelError, OptionError
 from sambasim.report.shown import sparkline
-from tests.api.live import BATCH, LABELS, POINTS, TRAIN, net, trained
+from tests.api.live import BATCH, LABELS, POINTS, TRAIN, compiled, net, trained
 
 PARAMETERS = [*net().parameters()]
 GROUPS = [{"params": [nn.Parameter(torch.zeros(1))]}, {"params": [nn.Parameter(torch.zeros(1))]}]
@@ -68,3 +69,17 @@ def test_a_sparkline_shows_the_course_of_numbers() -> None:
     assert sparkline([]) == ""
     assert sparkline([float("nan"), 1.0, 1.0]) == "▁▁"
     assert len(sparkline([float(one) for one in range(1000)])) == 40
+
+
+def test_complex_inputs_and_torchscript_are_refused(folder: Path) -> None:
+    spectra = torch.fft.fft(POINTS[:8])
+    with pytest.raises(ss.SambasimError, match="is complex64, which a PEF cannot hold"):
+        compiled(folder, net(), (spectra, LABELS[:8]), loss="cross_entropy")
+    with pytest.raises(ss.SambasimError, match="one of TorchScript"):
+        compiled(folder, torch.jit.trace(net(), POINTS[:8]), loss="cross_entropy")  # type: ignore[no-untyped-call]  # torch's
+
+
+def test_the_loss_of_each_sample_is_refused_as_that_of_the_function(folder: Path) -> None:
+    with pytest.raises(ss.SambasimError, match=r"the loss .* has shape \(32,\)") as caught:
+        compiled(folder, net(), loss=lambda outputs, target: outputs.sum(1) - target)
+    assert "let the function return the mean" in str(caught.value.remedy)
