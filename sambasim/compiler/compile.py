@@ -173,7 +173,8 @@ def _capture(
         watch.begin("capture the training step")
         if not step.model.training:
             step.model.train()
-        training = _captured(step, tensors, narrow, loss.name if loss else None)
+        name = "function" if given is not None else loss.name if loss else None
+        training = _captured(step, tensors, narrow, name)
     watch.begin("capture the evaluation graph")
     by_sample = per_sample_loss(loss.name, loss.args) if loss else None
     evaluation_step = EvaluationStep(step.model, step.names, by_sample or step.loss, step.by_keyword, step.arguments)
