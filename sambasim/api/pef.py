@@ -106,7 +106,8 @@ def compile(
     - `optimizer`: a name, whose options are flags (`lr=3e-4`), or an optimizer of torch with one parameter group
     - `name`: of the PEF; by default that of the model's class, in lower case
     - `quiet`: print no progress
-    - `options`: flags of `sambasim compile` by keyword, such as `data_parallel=True, world_size=2, output_folder="out"`
+    - `options`: flags of `sambasim compile` by keyword, such as `data_parallel=True, world_size=2`, and
+      `set={"data.shuffle": False}`
 
     The model is not changed. Under mpirun rank 0 compiles, and every rank returns the PEF. Raises OptionError,
     ModelError, CaptureError and DataError.

@@ -87,7 +87,8 @@ def run(
       them, to train and to evaluate; a string as for `--data`; None for what the PEF names
     - `replicas`: how many this process runs, by default the fewest that the PEF allows; under mpirun, its ranks
     - `quiet`: print no progress
-    - `options`: flags of `sambasim run` by keyword, such as `epochs=3, lr=1e-3, save="w.safetensors"`
+    - `options`: flags of `sambasim run` by keyword, such as `epochs=3, lr=1e-3, save="w.safetensors"`, and
+      `set={"data.shuffle": False}`
 
     Each call starts from the weights of the PEF, or those of `weights="FILE"`. The bits are the same in one process and
     under mpirun. Raises OptionError, LaunchError, DataError and NumericsError; under mpirun, an error of one rank in
@@ -120,6 +121,7 @@ def _options(
         if name in instead:
             raise OptionError(f"sambasim.run takes no {name}", remedy=f"it is {instead[name]}")
     flags: dict[str, object] = {"pef": str(pef.path), **options}
+    settings: Any = flags.pop("set", None) or {}
     if isinstance(data, str | Path):
         flags["data"] = str(data)
     if data is None and pef.document.data_source.get("source") is None and "data" not in options:
@@ -129,8 +131,8 @@ def _options(
     ranks, of_replica = world.world_size, pef.program.ranks_of_replica
     if ranks == 1:
         count = pef.program.world_size if replicas is None else replicas
-        return run_options(flags | ({"emulate_replicas": count} if count * of_replica > 1 else {}), ())
-    chosen = run_options(flags, ())
+        return run_options(flags | ({"emulate_replicas": count} if count * of_replica > 1 else {}), settings)
+    chosen = run_options(flags, settings)
     started = (ranks - (chosen.parameter_servers or 0)) // (1 if chosen.one_process_per_replica else of_replica)
     if replicas not in (None, started):
         raise LaunchError(

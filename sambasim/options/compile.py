@@ -20,6 +20,7 @@ from sambasim.options.load import (
     did_you_mean,
     given_flags,
     given_overrides,
+    given_settings,
     nearest,
     read_toml,
     show,
@@ -258,9 +259,10 @@ def _without_replaced(config: Mapping[str, object], given: Sequence[Given]) -> d
 
 
 def options_in_python(tables: Mapping[str, object], flags: Mapping[str, object]) -> CompileOptions:
-    """The options of a compile in Python: flags by keyword override `tables`, which have the layout of a config. Raises
-    OptionError, which lists all mistakes."""
-    given = given_flags(flags, flags_of("compile"))
+    """The options of a compile in Python: flags by keyword, and `set`, override `tables`, which have the layout of a
+    config. Raises OptionError, which lists all mistakes."""
+    others = {name: value for name, value in flags.items() if name != "set"}
+    given = [*given_settings(flags.get("set") or {}), *given_flags(others, flags_of("compile"))]
     return _whole(build(CompileFile, absolute_names(assign(tables, given), Path.cwd()), given=given), None, given)
 
 

@@ -157,6 +157,14 @@ def given_overrides(overrides: Sequence[str]) -> list[Given]:
     return given
 
 
+def given_settings(settings: object) -> list[Given]:
+    """What `set=` gives in Python, `{"data.shuffle": False}`, as `given_overrides` has `--set`; None removes a name.
+    Raises OptionError."""
+    if not isinstance(settings, Mapping):
+        raise OptionError(f"set is {show(settings)}, not a dictionary", remedy='set={"data.shuffle": False}')
+    return [Given(_path(str(name)), value, "set") for name, value in settings.items()]
+
+
 def given_flags(flags: Mapping[str, object], known: Mapping[str, Setting]) -> list[Given]:
     """Each flag that was given, by keyword; None is one that was not. Raises OptionError for a keyword that is not in
     `known`."""

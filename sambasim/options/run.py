@@ -19,6 +19,7 @@ from sambasim.options.load import (
     build,
     given_flags,
     given_overrides,
+    given_settings,
     refusal,
     show,
 )
@@ -156,10 +157,11 @@ def _typed(name: str) -> str:
     return next(setting.flag.typed for setting in flags_of("run").values() if setting.name == name)
 
 
-def run_options(flags: Mapping[str, object], overrides: Sequence[str]) -> RunOptions:
-    """The options of one run: flags override `--set`. Raises OptionError, which lists all mistakes; `resolve_run`
-    checks the overrides, together with the PEF."""
-    changes = [one._replace(path=["overrides", *one.path]) for one in given_overrides(overrides)]
+def run_options(flags: Mapping[str, object], overrides: Sequence[str] | Mapping[str, object]) -> RunOptions:
+    """The options of one run: flags override `--set`, which is a dictionary in Python. Raises OptionError, which lists
+    all mistakes; `resolve_run` checks the overrides, together with the PEF."""
+    found = given_overrides(overrides) if isinstance(overrides, tuple | list) else given_settings(overrides)
+    changes = [one._replace(path=["overrides", *one.path]) for one in found]
     if removed := [".".join(one.path[1:]) for one in changes if one.value is None]:
         raise OptionError(
             f"--set {removed[0]}= removes an option, which a run cannot: the PEF has it",

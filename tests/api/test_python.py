@@ -369,3 +369,15 @@ def test_weights_fit_a_model_that_is_wrapped(folder: Path) -> None:
     run = trained(one)
     weights = ss.predict(one, POINTS, weights=run.load_into(model)).outputs[0]
     assert torch.equal(weights, ss.predict(one, POINTS, weights=run).outputs[0])
+
+
+def test_settings_without_a_flag_are_given_in_a_dictionary(folder: Path) -> None:
+    model = net()
+    one = compiled(folder, model, loss="cross_entropy", optimizer="sgd", set={"optimizer.momentum": 0.5})
+    run = ss.run(one, BATCH, steps=1, quiet=True, set={"data.shuffle": False})
+    torch.set_num_threads(run.summary.threads)
+    assert run.losses == [nn.functional.cross_entropy(model(BATCH[0]), BATCH[1]).item()]
+    with pytest.raises(ss.SambasimError, match=r"data\.shufle: is not an option"):
+        ss.run(one, BATCH, quiet=True, set={"data.shufle": False})
+    with pytest.raises(ss.SambasimError, match="not a dictionary"):
+        ss.run(one, BATCH, quiet=True, set="data.shuffle=false")
