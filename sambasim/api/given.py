@@ -129,10 +129,11 @@ def loss_of(loss: object) -> tuple[dict[str, object] | None, Loss | None]:
     if isinstance(loss, type) or not callable(loss):
         raise OptionError(
             f"loss is {loss!r}, which is no loss function",
-            remedy="a name such as 'cross_entropy', torch.nn.CrossEntropyLoss(), or a function of outputs and target",
+            remedy="a name such as 'cross_entropy', torch.nn.CrossEntropyLoss(), or a function of result and target",
         )
     called: Callable[..., Any] = loss
-    if type(loss).__module__.startswith("torch.nn."):  # they take one tensor, as those with names do
+    source = getattr(loss, "func", loss)  # of functools.partial
+    if getattr(source, "__module__", "").startswith("torch.nn."):  # they take one tensor, as those with names do
         return None, lambda result, target: called(first_tensor(result), target)
     return None, lambda result, target: called(result, target)
 

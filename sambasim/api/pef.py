@@ -115,8 +115,8 @@ def compile(
     if not isinstance(model, nn.Module):
         remedy = f"give an instance: {model.__name__}(…)" if isinstance(model, type) else "give the model itself"
         raise ModelError(f"the model is of type {type(model).__name__}, not a torch.nn.Module", remedy=remedy)
-    refuse_torchscript(model)
     model = unwrapped(model)
+    refuse_torchscript(model)
 
     def compiled() -> Pef:
         batch = batch_of(example)
@@ -151,7 +151,7 @@ def compile(
 
 def _has_stepped(optimizer: Optimizer) -> bool:
     """Some optimizers make their states before their first step."""
-    return any("step" not in state or float(state["step"]) > 0 for state in optimizer.state.values())
+    return any(state and ("step" not in state or float(state["step"]) > 0) for state in optimizer.state.values())
 
 
 def load(pef: str | Path, *, output_folder: str | Path = "out") -> Pef:

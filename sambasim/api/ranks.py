@@ -6,6 +6,7 @@ import random
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,13 +33,15 @@ T = TypeVar("T")
 
 def connected() -> Communicator:
     """Collective at its first call. The ranks that mpirun started; else one, without MPI."""
+    atexit.unregister(_abort)  # somebody has caught that sys.exit
     launcher = find_launcher(os.environ)
     return single_rank(socket.gethostname()) if launcher is None or launcher.world_size == 1 else _of_mpirun()
 
 
 @cache
 def _of_mpirun() -> Communicator:
-    """From now on an exception or a sys.exit that ends this process ends the others too, which would wait for it."""
+    """From now on an exception that ends this process, or sys.exit(CODE) in its main thread, ends the others too, which
+    would wait for it."""
     world, hook, leave = connect(command()), sys.excepthook, sys.exit
 
     def report(failure: Failure) -> None:
@@ -52,7 +55,7 @@ def _of_mpirun() -> Communicator:
             raise error.with_traceback(trace)
 
     def leaves(code: Any = None, /) -> NoReturn:
-        if code not in (None, 0):  # the process may go on, if somebody catches the exception
+        if code not in (None, 0) and threading.current_thread() is threading.main_thread():
             atexit.register(_abort, world, exit_code_of(SystemExit(code)))
         leave(code)
 

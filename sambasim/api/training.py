@@ -15,6 +15,7 @@ from sambasim.cli.progress import RunProgress
 from sambasim.cli.run_checks import checked_pef
 from sambasim.data.user_code import summary
 from sambasim.errors import DataError, LaunchError, OptionError, WeightsError
+from sambasim.options.load import given_settings
 from sambasim.options.run import RunOptions, run_options
 from sambasim.records.metrics import EvaluationRecord, SummaryRecord
 from sambasim.report.shown import Shown, sparkline
@@ -122,6 +123,7 @@ def _options(
             raise OptionError(f"sambasim.run takes no {name}", remedy=f"it is {instead[name]}")
     flags: dict[str, object] = {"pef": str(pef.path), **options}
     settings: Any = flags.pop("set", None) or {}
+    given_settings(settings)  # raises for what is no dictionary
     if isinstance(data, str | Path):
         flags["data"] = str(data)
     if data is None and pef.document.data_source.get("source") is None and "data" not in options:

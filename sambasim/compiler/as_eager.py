@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from operator import getitem
 from typing import Any
 
 import torch
@@ -36,6 +35,20 @@ def _mean_over(axes: int) -> Callable[[Tensor, Sequence[int]], Tensor]:
     return pool
 
 
+def _singular_values(matrix: Tensor, *, driver: str | None = None) -> Tensor:
+    """Without vectors where no gradient is asked for; torch's own kernel computes them whenever it is traced."""
+    needs_vectors = matrix.requires_grad and torch.is_grad_enabled()
+    values: Tensor = torch.ops.aten._linalg_svd.default(matrix, False, needs_vectors, driver=driver)[1]
+    return values
+
+
+def _eigenvalues(matrix: Tensor, half: str = "L") -> Tensor:
+    """As `_singular_values`, of a symmetric matrix."""
+    needs_vectors = matrix.requires_grad and torch.is_grad_enabled()
+    values: Tensor = torch.ops.aten._linalg_eigh.default(matrix, half, needs_vectors)[0]
+    return values
+
+
 def _check_matrix(info: Tensor, api_name: str, *, is_matrix: bool) -> None:
     """What torch.linalg does to raise an error; by torch's own way it has an order of its own in the graph."""
     torch._assert_async((info == 0).all(), f"{api_name} does not work for this matrix: it is singular, say")
@@ -67,7 +80,11 @@ def _ctc_loss(
 _SHAPES = {torch.ops.aten._ctc_loss.Tensor: _ctc_loss, torch.ops.aten._ctc_loss.default: _ctc_loss}
 """Operators whose shapes torch's tracers refuse to know."""
 
-_POOLS = {getattr(torch.ops.aten, f"adaptive_avg_pool{axes}d").default: _mean_over(axes) for axes in (2, 3)}
+_COMPOSITES: dict[Any, Callable[..., object]] = {
+    **{getattr(torch.ops.aten, f"adaptive_avg_pool{axes}d").default: _mean_over(axes) for axes in (2, 3)},
+    torch.ops.aten.linalg_svdvals.default: _singular_values,
+    torch.ops.aten.linalg_eigvalsh.default: _eigenvalues,
+}
 
 
 @contextlib.contextmanager
@@ -84,7 +101,7 @@ def kernels_of_eager() -> Iterator[None]:
                 removed.append((operator, key, operator.py_kernels.pop(key)))
         operator._dispatch_cache.clear()
     added: list[tuple[Any, Any, Callable[..., object]]]
-    added = [(operator, composite, pool) for operator, pool in _POOLS.items()]
+    added = [(operator, composite, kernel) for operator, kernel in _COMPOSITES.items()]
     added.append((torch.ops.aten._linalg_check_errors.default, torch._C.DispatchKey.AutogradCPU, _check_matrix))
     for operator, key, kernel in added:
         operator.py_kernels[key] = kernel
@@ -130,25 +147,6 @@ def drop_as_eager(graph: fx.Graph) -> None:
             made.meta = dict(node.meta)
         node.replace_all_uses_with(product)
         graph.erase_node(node)
-
-
-_VECTORS = {
-    torch.ops.aten._linalg_svd.default: ("compute_uv", 2, {0, 2}),
-    torch.ops.aten._linalg_eigh.default: ("compute_v", 2, {1}),
-}
-"""Operators of singular and eigenvalues: the name and place of the argument that asks for vectors, and which results
-they are."""
-
-
-def values_alone(graph: fx.Graph) -> None:
-    """Eager PyTorch computes no vectors where only the values are read, which then have other bits; a trace does."""
-    for target, (name, place, vectors) in _VECTORS.items():
-        for node in graph.find_nodes(op="call_function", target=target):
-            if all(user.target is getitem and user.args[1] not in vectors for user in node.users):
-                if len(node.args) > place:
-                    node.update_arg(place, False)
-                else:
-                    node.update_kwarg(name, False)
 
 
 def strided_in_order(graph: fx.Graph) -> None:

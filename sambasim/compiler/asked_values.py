@@ -120,7 +120,7 @@ class Followed(TorchFunctionMode):
         self._next = 0
         self._step = step
         self._of_step = {one.untyped_storage()._cdata for one in (*step.parameters(), *step.buffers())}
-        self._constants: list[tuple[Tensor, str]] = []
+        self._constants: list[tuple[Tensor, Tensor, str]] = []
         self._is_running = False
         self._hooks = (
             step.register_forward_pre_hook(lambda *given: self._runs(True)),
@@ -151,12 +151,22 @@ class Followed(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def close(self) -> None:
-        """After the trace. Raises CaptureError for constants that were changed in place."""
         for hook in self._hooks:
             hook.remove()
-        changed = [Finding(CHANGED_CONSTANT, where) for constant, where in self._constants if constant._version]
-        if changed:
-            raise all_findings(changed[:1], self._step.training)
+
+    def check_constants(self, call: Callable[[], object]) -> None:
+        """After the trace. Raises CaptureError for constants that it changed in place, or that `call` changes, one more
+        call of the step; then they are as before."""
+        kept = [value.clone() for value, _, _ in self._constants]
+        if kept:
+            call()
+        found = None
+        for (value, traced, where), before in zip(self._constants, kept, strict=True):
+            if traced._version or not torch.equal(value, before):
+                found = found or Finding(CHANGED_CONSTANT, where)
+                value.data.copy_(before)
+        if found is not None:
+            raise all_findings([found], self._step.training)
 
     def _runs(self, is_running: bool) -> None:
         self._is_running = is_running
@@ -166,14 +176,14 @@ class Followed(TorchFunctionMode):
         CaptureError for those that may change from step to step."""
         if not self._is_running or type(value) not in (Tensor, nn.Parameter):
             return value
-        if torch._C._functorch.is_functorch_wrapped_tensor(value):
+        if torch._is_functional_tensor(value) or torch._C._functorch.is_functorch_wrapped_tensor(value):
             return value
         if value.requires_grad or isinstance(value, nn.Parameter) or value.untyped_storage()._cdata in self._of_step:
             raise CaptureError("a tensor that changes is read in another way than from its module")
         with torch._C.DisableTorchFunction():
             constant = torch.ops.aten.lift_fresh.default(value)
         frame = user_frame()
-        self._constants.append((constant, "" if frame is None else where_of(frame)))
+        self._constants.append((value, constant, "" if frame is None else where_of(frame)))
         return constant
 
     def _answer(self) -> _Answer:

@@ -25,7 +25,7 @@ from torch.export._trace import DEFAULT_EXPORT_DYNAMO_CONFIG, _ignore_backend_de
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils._pytree import tree_leaves
 
-from sambasim.compiler.as_eager import drop_as_eager, kernels_of_eager, known_shapes, strided_in_order, values_alone
+from sambasim.compiler.as_eager import drop_as_eager, kernels_of_eager, known_shapes, strided_in_order
 from sambasim.compiler.asked_values import Followed, Recorded
 from sambasim.compiler.captured import CapturedGraph, Role, complex_constants, restore_strides
 from sambasim.compiler.explain import SHAPE, tracer_error
@@ -72,6 +72,8 @@ def capture_by_running(step: nn.Module, inputs: Sequence[Tensor]) -> CapturedGra
             stack.enter_context(torch.set_grad_enabled(step.training))
             with contextlib.closing(Followed(recorded, step)) as followed, followed:
                 joint = aot_export_joint_with_descriptors(stack, step, tuple(tensor.clone() for tensor in inputs))
+        with trial(step, cloned), torch.set_grad_enabled(step.training):
+            followed.check_constants(lambda: step(*(tensor.clone() for tensor in inputs)))
     captured = _described(joint.graph_module, {})
     if step.training:
         return captured
@@ -101,7 +103,6 @@ def _described(module: fx.GraphModule, lifted: Mapping[str, Tensor]) -> Captured
     graph = module.graph
     _check_static(graph)
     drop_as_eager(graph)
-    values_alone(graph)
     strided_in_order(graph)
     roles = {node.name: _role(node.meta["desc"]) for node in graph.nodes if node.op == "placeholder"}
     output = next(iter(reversed(graph.nodes)))

@@ -105,13 +105,19 @@ def complex_constants(captured: CapturedGraph) -> CapturedGraph:
         for index, (given, expected) in enumerate(zip(node.args, node.target._schema.arguments, strict=False)):
             if isinstance(given, complex) and isinstance(expected.type, torch.TensorType):
                 name = f"complex_{len(constants)}"
-                parts = {f"{name}_real": torch.tensor(given.real), f"{name}_imaginary": torch.tensor(given.imag)}
+                value = node.meta.get("val")
+                is_wide = isinstance(value, Tensor) and value.dtype in (torch.complex128, torch.float64)
+                dtype = torch.float64 if is_wide else torch.float32
+                parts = {f"{name}_real": torch.tensor(given.real, dtype=dtype)}
+                parts[f"{name}_imaginary"] = torch.tensor(given.imag, dtype=dtype)
                 constants |= parts
                 with captured.graph.inserting_before(node):
                     read = [captured.graph.create_node("get_attr", part) for part in parts]
                     number = captured.graph.call_function(torch.ops.aten.complex.default, tuple(read))
-                for made, value in zip((*read, number), (*parts.values(), torch.tensor(given)), strict=True):
-                    made.meta = {**node.meta, "val": value}
+                for made, constant in zip(
+                    (*read, number), (*parts.values(), torch.complex(*parts.values())), strict=True
+                ):
+                    made.meta = {**node.meta, "val": constant}
                 node.update_arg(index, number)
     return replace(captured, constants=constants)
 

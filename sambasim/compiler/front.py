@@ -126,8 +126,10 @@ def build_model(options: CompileOptions) -> nn.Module:
 
 
 def refuse_torchscript(model: nn.Module) -> None:
-    if isinstance(model, torch.jit.ScriptModule):
-        raise ModelError("the model is one of TorchScript", remedy="give it as it was before torch.jit.script or trace")
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise ModelError(
+            "the model is, or contains, one of TorchScript", remedy="give it as it was before torch.jit.script or trace"
+        )
 
 
 def example_batch(model: nn.Module, options: CompileOptions) -> Example:

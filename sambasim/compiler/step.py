@@ -124,13 +124,16 @@ def loss_first(result: object, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...
 
 def _check_one_loss(result: object) -> None:
     """Raises ModelError for a dictionary of several losses, such as those of torchvision's detectors."""
+    if isinstance(result, Mapping) and isinstance(result.get("loss"), Mapping | tuple | list):
+        kind = type(result["loss"]).__name__
+        raise ModelError(f'the model returns a {kind} as "loss"', remedy='add them up, and return the sum as "loss"')
     if isinstance(result, Mapping) and "loss" not in result:
         able = {name: one for name, one in result.items() if isinstance(one, Tensor) and one.requires_grad}
         names = [str(name) for name, one in able.items() if one.numel() == 1]
         if len(names) > 1:
             raise ModelError(
                 f"the model returns several losses: {', '.join(names)}",
-                remedy='add them up, and return the sum as "loss"',
+                remedy='call the one to train "loss"; of parts, that is their sum',
             )
 
 

@@ -79,7 +79,7 @@ _WHOLE_BATCH_FIRST = frozenset({
 })  # fmt: skip
 """Operators that need all samples before they write the first result."""
 
-_SCALINGS = ("aten.mul.Tensor", "aten.div.Tensor")
+_SCALINGS = ("aten.mul.Tensor", "aten.mul.Scalar", "aten.div.Tensor", "aten.div.Scalar")
 _DROPOUT = "aten.native_dropout.default"
 _PICKS = frozenset(f"aten.{name}" for name in (
     "embedding.default", "index.Tensor", "_unsafe_index.Tensor", "index_select.default", "gather.default",
@@ -197,6 +197,7 @@ _NO_STAGE = (OperatorKind.OPTIMIZER, OperatorKind.COLLECTIVE, OperatorKind.GENER
 
 def _stages(graph: Graph, types: Mapping[str, TensorType], base_of: dict[str, str]) -> Iterator[Stage]:
     """The stages in order. Adds to `base_of`: by view, its base."""
+    outputs = {output.value for output in graph.outputs}
     for index, node in enumerate(graph.nodes):
         operator = OPERATORS[node.operator]
         if operator.kind in _NO_STAGE:
@@ -210,7 +211,13 @@ def _stages(graph: Graph, types: Mapping[str, TensorType], base_of: dict[str, st
         copies_all = operator.kind is OperatorKind.COPY and [types[name].numel for name in results] == [
             types[base].numel
         ]
-        scales = node.operator in _SCALINGS and len(read) == 1 and isinstance(node.args[1], (int, float))
+        scales = (
+            node.operator in _SCALINGS
+            and len(read) == 1
+            and isinstance(node.args[1], (int, float))
+            and types[read[0]].dtype == types[results[0]].dtype
+            and results[0] not in outputs
+        )
         if copies_all or scales or operator.kind is OperatorKind.VIEW:
             base_of.update(dict.fromkeys(results, base))
             continue
@@ -228,18 +235,24 @@ def _stages(graph: Graph, types: Mapping[str, TensorType], base_of: dict[str, st
 def _without_masks(graph: Graph, stages: Iterable[Stage]) -> Iterator[Stage]:
     """`stages`, of which those of the backward read the input of a dropout instead of its results."""
     backward = min((one.start for one in graph.sections if one.kind is SectionKind.BCKWD), default=len(graph.nodes))
-    inputs: dict[str, str] = {}
+    inputs: dict[str, Read] = {}
     masks: set[str] = set()
     for stage in stages:
         if graph.nodes[stage.node].operator == _DROPOUT:
-            inputs[stage.writes[0]] = stage.reads[0].value
+            read = stage.reads[0]
+            inputs[stage.writes[0]] = inputs.get(read.value, read)
             masks.update(stage.writes[1:])
         if stage.node >= backward:
             reads: dict[str, Read] = {}
             for read in stage.reads:
-                if read.value not in masks:
-                    value = inputs.get(read.value, read.value)
-                    reads.setdefault(value, Read(value, read.view, read.part))
+                source = inputs.get(read.value)
+                if source is not None:
+                    reads.setdefault(source.value, Read(source.value, source.view, source.part * read.part))
+                elif read.value not in masks:
+                    reads[read.value] = read
+            if not reads:  # an operator on a mask alone
+                masks.update(stage.writes)
+                continue
             stage = replace(stage, reads=tuple(reads.values()))
         yield stage
 

@@ -100,8 +100,8 @@ LOSS_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 
 
 class LossOptions(LossFlags, Options):
-    """The `[loss]` table: a key of LOSS_ARGUMENTS, or a callable `(outputs, target) -> mean loss`, which gives no loss
-    per sample."""
+    """The `[loss]` table: a key of LOSS_ARGUMENTS, or a callable of what the model returns and the target, which gives
+    no loss per sample."""
 
     args: JsonTable = Field(default_factory=dict)
 

@@ -178,9 +178,11 @@ def price_pieces(
     for piece in pieces:
         start, stop = piece.stages
         load = load_of(work, start, stop, budget) if stop > start else _NOTHING
-        sections.append(TimedSection(piece.kind, piece.name, load, price_of(load, usual), piece.nodes))
+        price = price_of(load, usual if stop > start else replace(usual, load_s=0.0))
+        sections.append(TimedSection(piece.kind, piece.name, load, price, piece.nodes))
     if not sections:
-        sections.append(TimedSection(SectionKind.FWD, "nothing", _NOTHING, price_of(_NOTHING, budget)))
+        price = price_of(_NOTHING, replace(budget, load_s=0.0))
+        sections.append(TimedSection(SectionKind.FWD, "nothing", _NOTHING, price))
     sent_bytes = _exchanged_bytes(graph, program) * samples / program.batch_size
     return PredictedStep(
         sections=(*sections, *updates(program, budget, tiers, 1)),

@@ -342,7 +342,7 @@ class Two(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor] | dict[str, Tensor]:
         code = self.code(x)
         outputs = self.decode(code)
-        found = {"norm": code.square().mean(), "loss": (outputs - x).square().mean()}
+        found: dict[str, Any] = {"norm": code.square().mean(), "loss": (outputs - x).square().mean()}
         return {name: found[name] if name in found else found["norm"] + 1 for name in self.losses} or (outputs, code)
 
 
