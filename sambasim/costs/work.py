@@ -238,10 +238,12 @@ def _without_masks(graph: Graph, stages: Iterable[Stage]) -> Iterator[Stage]:
     inputs: dict[str, Read] = {}
     masks: set[str] = set()
     for stage in stages:
-        if graph.nodes[stage.node].operator == _DROPOUT:
-            read = stage.reads[0]
-            inputs[stage.writes[0]] = inputs.get(read.value, read)
-            masks.update(stage.writes[1:])
+        node = graph.nodes[stage.node]
+        if node.operator == _DROPOUT:
+            read, dropped = stage.reads[0], node.results[0]
+            if dropped is not None:
+                inputs[dropped] = inputs.get(read.value, read)
+            masks.update(stage.writes if dropped is None else stage.writes[1:])
         if stage.node >= backward:
             reads: dict[str, Read] = {}
             for read in stage.reads:

@@ -8,8 +8,6 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
-from sambasim.hardware.budget import MappedBy
-
 
 class Row(BaseModel):
     """One published measurement.
@@ -29,7 +27,7 @@ class Row(BaseModel):
     device: Literal["sn10", "sn30", "sn40"]
     tiles: PositiveInt | None = None
     level: Literal["o0", "o1", "o3"]
-    mapped_by: MappedBy = "compiler"
+    mapped_by: Literal["compiler", "vendor"] = "compiler"
     figure: Literal["device_s", "samples_per_s", "tokens_per_s"]
     value: PositiveFloat
     host_s: PositiveFloat | None = None
