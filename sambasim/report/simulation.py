@@ -93,9 +93,8 @@ def _head(facts: Prediction) -> list[str]:
         f" {format_seconds(step.device_s)} of the device, {format_seconds(step.host_s)} of the host",
     ]
     if span := likely_s(facts):
-        head.append(
-            f"  range   {format_seconds(span[0])} to {format_seconds(span[1])}, by the worst error of a step that was left out of the calibration"
-        )
+        least, most = map(format_seconds, span)
+        head.append(f"  range   {least} to {most}, by the worst error of a step that was left out")
     head += [
         f"  speed   {format_rate(step.samples_per_s)} samples/s by one replica",
         f"  memory  {format_bytes(step.need.size_bytes)} of {format_bytes(step.budget.capacity_bytes)}:"
