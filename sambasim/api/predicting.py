@@ -70,7 +70,7 @@ def predict(
         flags["data"] = str(data)
     if isinstance(weights, str | Path):
         flags["weights"] = Path(weights)
-    chosen = run_options(flags, ())
+    chosen = run_options(flags)
     path, mesh = checked_pef(chosen, Path("out"), world, command())
     live = None if isinstance(data, str | Path) else data_of(data)
     held = None if isinstance(weights, str | Path) else _tensors_of(weights)

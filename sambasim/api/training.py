@@ -122,8 +122,7 @@ def _options(
         if name in instead:
             raise OptionError(f"sambasim.run takes no {name}", remedy=f"it is {instead[name]}")
     flags: dict[str, object] = {"pef": str(pef.path), **options}
-    settings: Any = flags.pop("set", None) or {}
-    given_settings(settings)  # raises for what is no dictionary
+    settings = given_settings(flags.pop("set", None) or {})
     if isinstance(data, str | Path):
         flags["data"] = str(data)
     if data is None and pef.document.data_source.get("source") is None and "data" not in options:

@@ -75,10 +75,11 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
       mpirun -np 3 sambasim run --host-sync parameter-server --parameter-servers 1 --pef digits
       sambasim run --pef digits --emulate-replicas 4 --steps 10
     """
+    from sambasim.options.load import given_overrides
     from sambasim.options.run import run_options
 
     check_one_pef()
-    options = run_options(flags, overrides)
+    options = run_options(flags, given_overrides(overrides))
     if not (options.inference or options.json_output):  # what these print comes last, and is what was asked for
         survive_closed_stdout()
 

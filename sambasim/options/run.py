@@ -12,14 +12,13 @@ from sambasim.errors import OptionError, PefError
 from sambasim.options.flags import SAVE_SUFFIX, CheckpointFlags, RunFlags, flags_of
 from sambasim.options.grammar import Cadence, absolute_names, parse_cadence, step_range
 from sambasim.options.load import (
+    Given,
     JsonTable,
     Options,
     Problem,
     assign,
     build,
     given_flags,
-    given_overrides,
-    given_settings,
     refusal,
     show,
 )
@@ -157,11 +156,10 @@ def _typed(name: str) -> str:
     return next(setting.flag.typed for setting in flags_of("run").values() if setting.name == name)
 
 
-def run_options(flags: Mapping[str, object], overrides: Sequence[str] | Mapping[str, object]) -> RunOptions:
-    """The options of one run: flags override `--set`, which is a dictionary in Python. Raises OptionError, which lists
-    all mistakes; `resolve_run` checks the overrides, together with the PEF."""
-    found = given_overrides(overrides) if isinstance(overrides, tuple | list) else given_settings(overrides)
-    changes = [one._replace(path=["overrides", *one.path]) for one in found]
+def run_options(flags: Mapping[str, object], settings: Sequence[Given] = ()) -> RunOptions:
+    """The options of one run: flags override `settings`, those of `--set`, or of `set` in Python. Raises OptionError,
+    which lists all mistakes; `resolve_run` checks the settings, together with the PEF."""
+    changes = [one._replace(path=["overrides", *one.path]) for one in settings]
     if removed := [".".join(one.path[1:]) for one in changes if one.value is None]:
         raise OptionError(
             f"--set {removed[0]}= removes an option, which a run cannot: the PEF has it",

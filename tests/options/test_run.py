@@ -9,6 +9,7 @@ import pytest
 
 from sambasim.errors import OptionError, PefError
 from sambasim.options.compile import compile_options
+from sambasim.options.load import given_overrides
 from sambasim.options.run import ResolvedRun, resolve_run, run_options
 
 
@@ -16,7 +17,7 @@ def run(flags: Mapping[str, object], overrides: Sequence[str] = (), compiled: Se
     """A run of the quick start, compiled with `compiled`, through JSON as a PEF carries it."""
     options = compile_options(None, None, compiled, {})
     training, data = json.loads(json.dumps([options.training_defaults(), options.data_source()]))
-    return resolve_run(run_options({"pef": "digits", **flags}, overrides), training, data)
+    return resolve_run(run_options({"pef": "digits", **flags}, given_overrides(overrides)), training, data)
 
 
 def test_without_overrides_all_is_as_compiled() -> None:
