@@ -13,6 +13,8 @@ from sambasim.hardware.budget import load_calibration
 from sambasim.records import Record
 from sambasim.records.trace import TraceProcess, TraceSpan, trace_json
 from sambasim.records.trace import Track as Shown
+from sambasim.report.advice import PRICED_IN, advice_fields, advice_lines
+from sambasim.report.findings import Findings
 from sambasim.report.output import Curve, add_row, json_line, plain_table, speed_chart
 from sambasim.simulation.prediction import Prediction, backing_of, is_recurrent, likely_s, zero_note
 from sambasim.simulation.scaling import ScaledStep, Span, Track
@@ -39,9 +41,10 @@ class ScalingRecord(Record):
     way: str
 
 
-def simulation_json(facts: Prediction, paths: Sequence[SyncPath]) -> str:
+def simulation_json(found: Findings, paths: Sequence[SyncPath]) -> str:
     """What `sambasim simulate --json` prints for one batch size."""
-    alone, (least_s, most_s) = facts.alone, likely_s(facts) or (None, None)
+    facts, alone = found.prediction, found.step
+    least_s, most_s = likely_s(facts) or (None, None)
     record = {
         "name": facts.program.name,
         "device": facts.device.name,
@@ -60,14 +63,15 @@ def simulation_json(facts: Prediction, paths: Sequence[SyncPath]) -> str:
         "predicted_most_s": most_s,
         "backed_by": backing_of(facts.device, _most_replicas(facts)),
         "cluster": facts.cluster.name,
+        **advice_fields(found.advice),
         "scaling": [record.model_dump() for record in scaling_records(facts, paths)],
         "sections": [_section_fields(section) for section in alone.sections],
     }
     return json_line(record)
 
 
-def simulation_report(facts: Prediction, slowest: int) -> list[RenderableType]:
-    step = facts.alone
+def simulation_report(found: Findings, slowest: int) -> list[RenderableType]:
+    facts, step = found.prediction, found.step
     parts: list[RenderableType] = [Text("\n".join(_head(facts)))]
     kinds = plain_table("by kind", ["kind"], ["sections", "predicted", "share"])
     for kind, seconds in step.device_s_by_kind.items():
@@ -77,7 +81,7 @@ def simulation_report(facts: Prediction, slowest: int) -> list[RenderableType]:
     for bound, seconds in step.device_s_by_bound.items():
         if seconds:
             add_row(bounds, bound_text(step, bound), format_seconds(seconds), f"{seconds / step.device_s:.0%}")
-    parts += [kinds, bounds]
+    parts += [Text("\n".join([*advice_lines(found.advice), ""])), kinds, bounds]
     if slowest:
         parts.append(_slowest_table(step, slowest))
     return [*parts, Text("\n".join(_notes(facts)))]
@@ -88,7 +92,7 @@ def _head(facts: Prediction) -> list[str]:
     what = "step   " if facts.program.training is not None else "forward"
     batch = f"batch {step.batch_size}" + (f" x {step.micro_steps} accumulated" if step.micro_steps > 1 else "")
     head = [
-        f"{facts.program.name} on {step.budget.where}, {facts.level}: predicted, not measured",
+        f"{facts.program.name} on {step.budget.where}, {facts.level}: predicted, not measured; {PRICED_IN}",
         f"  {what} {format_seconds(step.predicted_s)}, {batch}:"
         f" {format_seconds(step.device_s)} of the device, {format_seconds(step.host_s)} of the host",
     ]
@@ -153,10 +157,7 @@ def _most_replicas(facts: Prediction) -> int:
 
 def _notes(facts: Prediction) -> list[str]:
     most = _most_replicas(facts)
-    notes = [
-        backing_of(facts.device, most),
-        "on the device numbers have two bytes, but four in the loss and in optimizer states, whatever the PEF stores",
-    ]
+    notes = [backing_of(facts.device, most)]
     launch_s = facts.alone.device_s_by_bound[Bound.LAUNCH]
     if launch_s > facts.alone.device_s / 2:
         each = format_seconds(facts.alone.budget.launch_s)

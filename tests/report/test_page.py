@@ -16,6 +16,7 @@ from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.ir.graph import Graph, SourceLine
 from sambasim.ir.program import Program
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, RunRecords, StepRecord, SummaryRecord
+from sambasim.report.findings import Findings
 from sambasim.report.page import measured_page, predicted_page
 from sambasim.report.page.sections import pipeline
 from sambasim.report.page.ui import Hover, element, for_script
@@ -24,7 +25,7 @@ from tests.pef.samples import inference_program, sample_program
 
 DIGEST = "0123456789abcdef" * 4
 MOST_BYTES = 1_500_000
-PREDICTED = ["summary", "timeline", "sections", "pipeline", "memory", "scaling", "operators", "grounds"]
+PREDICTED = ["summary", "advice", "timeline", "sections", "pipeline", "memory", "scaling", "operators", "grounds"]
 MEASURED = ["measured", "learning", "run-time", "run-mean", "run-summary"]
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&lt;%{x}<a href='https://example.org'>\u202e$"
@@ -213,7 +214,7 @@ def test_html_is_escaped_where_it_enters() -> None:
 @pytest.mark.parametrize("level", ["o0", "o3"])
 def test_stages_add_up_to_their_section(level: Level) -> None:
     prediction = predicted(level=level)
-    sections = pipeline(prediction).data["pipeline"]
+    sections = pipeline(Findings(prediction)).data["pipeline"]
     work = work_of(prediction.graph, prediction.program.symbols)
     assert isinstance(sections, list)
     assert len(sections) == len(prediction.alone.sections)

@@ -3,21 +3,15 @@
 from sambasim.hardware.budget import load_calibration
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec
 from sambasim.ir.types import SymbolKind
+from sambasim.report.advice import PRICED_IN
 from sambasim.report.devices import figures_of, title_of, value_text
+from sambasim.report.findings import Findings
 from sambasim.report.page import ui
 from sambasim.report.simulation import bound_text
+from sambasim.simulation.advice import on_a_node
 from sambasim.simulation.prediction import Prediction, backing_of, zero_note
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import GIB, KIB, MIB, TIB, format_bytes, format_seconds, plain_rate
-
-
-def shown(prediction: Prediction) -> int:
-    """Index of the scaled step in the timeline: the most replicas that fit on one node, but more than one."""
-    counts = [scaled.placement.replicas for scaled in prediction.scaled[SyncPath.RDU]]
-    full = prediction.scaled[SyncPath.RDU][0].placement.per_full_node
-    several = [number for number, count in enumerate(counts) if count > 1]
-    inside = [number for number in several if counts[number] <= full]
-    return inside[-1] if inside else several[0] if several else 0
 
 
 def facts_line(prediction: Prediction, digest: str | None) -> list[tuple[str, str]]:
@@ -40,8 +34,8 @@ def caveat(prediction: Prediction) -> ui.Html:
     return ui.element("p", ui.element("b", "Predicted, not measured."), text, class_="caveat")
 
 
-def summary(prediction: Prediction) -> ui.Part:
-    alone = prediction.alone
+def summary(found: Findings) -> ui.Part:
+    prediction, alone = found.prediction, found.step
     bounds = [
         (bound_text(prediction.alone, bound), amount, format_seconds(amount), ui.BOUNDS[bound])
         for bound, amount in alone.device_s_by_bound.items()
@@ -54,7 +48,9 @@ def summary(prediction: Prediction) -> ui.Part:
     return ui.Part(
         id="summary",
         title="The step at a glance",
-        lead="Numbers are of one replica, unless they name more. The two bars divide the device time of its step.",
+        lead=(
+            f"Numbers are of one replica, unless they name more, and {PRICED_IN}. The two bars divide its device time."
+        ),
         body=ui.joined(ui.keys(_keys(prediction)), ui.element("div", by_bound, by_kind, class_="pair")),
     )
 
@@ -74,7 +70,7 @@ def _keys(prediction: Prediction) -> list[tuple[str, str, str]]:
         ("slowest section", format_seconds(slowest.price.predicted_s), which),
         ("memory", format_bytes(alone.need.size_bytes), capacity),
     ]
-    rdu, host = (prediction.scaled[path][shown(prediction)] for path in (SyncPath.RDU, SyncPath.HOST))
+    rdu, host = (prediction.scaled[path][on_a_node(prediction)] for path in (SyncPath.RDU, SyncPath.HOST))
     if prediction.program.training is not None and rdu.placement.replicas > 1:
         note = f"efficiency with sync by RDUs; {host.efficiency(alone):.0%} by hosts"
         found.append((f"on {rdu.placement.replicas} replicas", f"{rdu.efficiency(alone):.0%}", note))
@@ -108,7 +104,8 @@ _NEAR = 3
 """A limit above this multiple of the need is written in the text instead of drawn."""
 
 
-def memory(prediction: Prediction) -> ui.Part:
+def memory(found: Findings) -> ui.Part:
+    prediction = found.prediction
     need, budget = prediction.alone.need, prediction.alone.budget
     most = need.kept_bytes + max(need.residency.taken_bytes, default=0)
     limits = [("Capacity", budget.capacity_bytes, ui.VERMILLION)]

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
+from sambasim.report.findings import Findings
 from sambasim.report.page import ui
-from sambasim.report.page.overview import shown
+from sambasim.simulation.advice import on_a_node
 from sambasim.simulation.prediction import Prediction
 from sambasim.simulation.scaling import ScaledStep, Track
 from sambasim.simulation.sync import SyncPath
@@ -13,8 +14,9 @@ WAYS: Mapping[SyncPath, str] = {SyncPath.RDU: "sync by RDUs", SyncPath.HOST: "sy
 _ROW_PX, _FRAME_PX = 38, 96
 
 
-def timeline(prediction: Prediction) -> ui.Part:
-    steps = [prediction.scaled[path][shown(prediction)] for path in SyncPath]
+def timeline(found: Findings) -> ui.Part:
+    prediction = found.prediction
+    steps = [prediction.scaled[path][on_a_node(prediction)] for path in SyncPath]
     replicas = steps[0].placement.replicas
     if steps[0].path is None:
         steps = steps[:1]
@@ -108,7 +110,8 @@ _DASHES = {SyncPath.RDU: "solid", SyncPath.HOST: "dot"}
 _SYMBOLS = {SyncPath.RDU: "circle", SyncPath.HOST: "diamond"}
 
 
-def scaling(prediction: Prediction) -> ui.Part:
+def scaling(found: Findings) -> ui.Part:
+    prediction = found.prediction
     steps = prediction.scaled[SyncPath.RDU]
     if prediction.program.training is None:
         note = (

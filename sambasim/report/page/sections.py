@@ -7,6 +7,7 @@ from sambasim.costs.price import chip_bytes
 from sambasim.costs.work import Work, work_of
 from sambasim.ir.graph import Node
 from sambasim.ir.operators import OPERATORS
+from sambasim.report.findings import Findings
 from sambasim.report.page import ui
 from sambasim.report.simulation import bound_text
 from sambasim.simulation.prediction import Prediction
@@ -18,8 +19,8 @@ _MOST_NUMBERED = 32
 _LEAST_SHARE = 0.05
 
 
-def sections_part(prediction: Prediction) -> ui.Part:
-    timed = prediction.alone.sections
+def sections_part(found: Findings) -> ui.Part:
+    prediction, timed = found.prediction, found.step.sections
     numbers = list(range(len(timed)))
     shared: ui.Trace = {"type": "bar", "x": numbers, "customdata": numbers, "meta": ui.Hover.SECTIONS}
     line, gap = ui.bars(len(timed), gap=0.12)
@@ -81,8 +82,8 @@ def _section_row(prediction: Prediction, number: int, section: TimedSection) -> 
     return [*head, *times_s, *traffic_bytes, load.product_flops, *bound]
 
 
-def pipeline(prediction: Prediction) -> ui.Part:
-    timed = prediction.alone.sections
+def pipeline(found: Findings) -> ui.Part:
+    prediction, timed = found.prediction, found.step.sections
     with_stages = [number for number, section in enumerate(timed) if section.nodes[1] > section.nodes[0]]
     first = max(with_stages, key=lambda number: timed[number].price.predicted_s, default=0)
     work = work_of(prediction.graph, prediction.program.symbols)
@@ -150,7 +151,8 @@ def _stage_rows(work: Work, nodes: Sequence[int], section: TimedSection) -> list
     return found
 
 
-def operators(prediction: Prediction) -> ui.Part:
+def operators(found: Findings) -> ui.Part:
+    prediction = found.prediction
     strings: dict[str, int] = {}  # names of modules and source lines repeat often
     section_of: dict[int, int] = {}
     for number, section in enumerate(prediction.alone.sections):
