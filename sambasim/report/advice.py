@@ -2,6 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+from rich.console import RenderableType
+from rich.text import Text
+
+from sambasim.report.output import labelled
 from sambasim.simulation.advice import Advice, Change, Fitting, OnDevice, Speed
 from sambasim.units import format_bytes, format_rate, format_seconds
 
@@ -27,12 +31,14 @@ def step_text(change: Change) -> str:
     return f"{format_seconds(change.before.step_s)} -> {format_seconds(change.after.step_s)}"
 
 
-def advice_lines(advice: Advice) -> list[str]:
-    lines = ["what would make it quicker, each predicted again by itself" if advice.changes else NO_CHANGE]
+def advice_parts(advice: Advice) -> list[RenderableType]:
+    heading = "what would make it quicker, each predicted again by itself" if advice.changes else NO_CHANGE
+    rows = []
     for one in advice.changes:
-        lines.append(f"  {gain_text(one)}  {one.what}: a step of {step_text(one)}; {compared_text(one)}")
-        lines.append(f"         {how_text(one)}")
-    return [*lines, "", f"one replica on a whole RDU: {'; '.join(map(_device_text, advice.devices))}"]
+        rows.append((gain_text(one), f"{one.what}: a step of {step_text(one)}; {compared_text(one)}"))
+        rows.append(("", how_text(one)))
+    devices = f"one replica on a whole RDU: {'; '.join(map(_device_text, advice.devices))}"
+    return [Text(f"\n{heading}", style="bold"), labelled(rows), Text(f"\n{devices}\n")]
 
 
 def _device_text(one: OnDevice) -> str:

@@ -2,6 +2,7 @@
 
 from functools import cached_property
 
+from sambasim.report.headline import headline
 from sambasim.simulation.advice import Advice, advise
 from sambasim.simulation.prediction import Prediction
 
@@ -14,3 +15,7 @@ class Findings:
     @cached_property
     def advice(self) -> Advice:
         return advise(self.prediction)
+
+    @cached_property
+    def headline(self) -> str:
+        return headline(self.prediction, self.advice)

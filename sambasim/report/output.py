@@ -64,6 +64,16 @@ def plain_table(title: str, words: Iterable[str], numbers: Iterable[str]) -> Tab
     return table
 
 
+def labelled(rows: Iterable[tuple[str, str]]) -> Table:
+    """Lines of a label and a text; what wraps stays beside its label."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, text in rows:
+        add_row(grid, f"  {label}", text)
+    return grid
+
+
 def add_row(table: Table, *cells: str) -> None:
     """Add a row whose cells are never parsed as markup."""
     table.add_row(*(Text(printable(cell)) for cell in cells))

@@ -13,9 +13,10 @@ from sambasim.hardware.budget import load_calibration
 from sambasim.records import Record
 from sambasim.records.trace import TraceProcess, TraceSpan, trace_json
 from sambasim.records.trace import Track as Shown
-from sambasim.report.advice import PRICED_IN, advice_fields, advice_lines
+from sambasim.report.advice import PRICED_IN, advice_fields, advice_parts
 from sambasim.report.findings import Findings
-from sambasim.report.output import Curve, add_row, json_line, plain_table, speed_chart
+from sambasim.report.headline import mfu, mfu_text, model_flops
+from sambasim.report.output import Curve, add_row, json_line, labelled, plain_table, speed_chart
 from sambasim.simulation.prediction import Prediction, backing_of, is_recurrent, likely_s, zero_note
 from sambasim.simulation.scaling import ScaledStep, Span, Track
 from sambasim.simulation.step import PredictedStep, TimedSection
@@ -63,6 +64,9 @@ def simulation_json(found: Findings, paths: Sequence[SyncPath]) -> str:
         "predicted_most_s": most_s,
         "backed_by": backing_of(facts.device, _most_replicas(facts)),
         "cluster": facts.cluster.name,
+        "headline": found.headline,
+        "model_flops": model_flops(facts),
+        "predicted_mfu": mfu(facts),
         **advice_fields(found.advice),
         "scaling": [record.model_dump() for record in scaling_records(facts, paths)],
         "sections": [_section_fields(section) for section in alone.sections],
@@ -72,7 +76,8 @@ def simulation_json(found: Findings, paths: Sequence[SyncPath]) -> str:
 
 def simulation_report(found: Findings, slowest: int) -> list[RenderableType]:
     facts, step = found.prediction, found.step
-    parts: list[RenderableType] = [Text("\n".join(_head(facts)))]
+    title = f"{facts.program.name} on {step.budget.where}, {facts.level}: predicted, not measured; {PRICED_IN}"
+    parts: list[RenderableType] = [Text(title), Text(f"\n{found.headline}\n"), labelled(_head(found))]
     kinds = plain_table("by kind", ["kind"], ["sections", "predicted", "share"])
     for kind, seconds in step.device_s_by_kind.items():
         count = sum(step.runs(section) for section in step.sections if section.kind is kind)
@@ -81,32 +86,31 @@ def simulation_report(found: Findings, slowest: int) -> list[RenderableType]:
     for bound, seconds in step.device_s_by_bound.items():
         if seconds:
             add_row(bounds, bound_text(step, bound), format_seconds(seconds), f"{seconds / step.device_s:.0%}")
-    parts += [Text("\n".join([*advice_lines(found.advice), ""])), kinds, bounds]
+    parts += [*advice_parts(found.advice), kinds, bounds]
     if slowest:
         parts.append(_slowest_table(step, slowest))
     return [*parts, Text("\n".join(_notes(facts)))]
 
 
-def _head(facts: Prediction) -> list[str]:
-    step = facts.alone
-    what = "step   " if facts.program.training is not None else "forward"
+def _head(found: Findings) -> list[tuple[str, str]]:
+    facts, step = found.prediction, found.step
+    what = "step" if facts.program.training is not None else "forward"
     batch = f"batch {step.batch_size}" + (f" x {step.micro_steps} accumulated" if step.micro_steps > 1 else "")
-    head = [
-        f"{facts.program.name} on {step.budget.where}, {facts.level}: predicted, not measured; {PRICED_IN}",
-        f"  {what} {format_seconds(step.predicted_s)}, {batch}:"
-        f" {format_seconds(step.device_s)} of the device, {format_seconds(step.host_s)} of the host",
-    ]
+    of_device, of_host = format_seconds(step.device_s), format_seconds(step.host_s)
+    rows = [(what, f"{format_seconds(step.predicted_s)}, {batch}: {of_device} of the device, {of_host} of the host")]
     if span := likely_s(facts):
         least, most = map(format_seconds, span)
-        head.append(f"  range   {least} to {most}, by the worst error of a step that was left out")
-    head += [
-        f"  speed   {format_rate(step.samples_per_s)} samples/s by one replica",
-        f"  memory  {format_bytes(step.need.size_bytes)} of {format_bytes(step.budget.capacity_bytes)}:"
-        f" {format_bytes(step.need.kept_bytes)} kept, {format_bytes(step.need.residency.size_bytes)} between sections",
+        rows.append(("range", f"{least} to {most}, by the worst error of a step that was left out"))
+    memory = f"{format_bytes(step.need.size_bytes)} of {format_bytes(step.budget.capacity_bytes)}"
+    kept, between = format_bytes(step.need.kept_bytes), format_bytes(step.need.residency.size_bytes)
+    rows += [
+        ("speed", f"{format_rate(step.samples_per_s)} samples/s by one replica"),
+        ("MFU", f"{mfu(facts):.1%}: {mfu_text(facts)}"),
+        ("memory", f"{memory}: {kept} kept, {between} between sections"),
     ]
     if step.tiers.slow_bytes:
-        head.append(f"          {format_bytes(step.tiers.slow_bytes)} in DDR, because HBM is full")
-    return head
+        rows.append(("", f"{format_bytes(step.tiers.slow_bytes)} in DDR, because HBM is full"))
+    return rows
 
 
 def _slowest_table(step: PredictedStep, count: int) -> RenderableType:

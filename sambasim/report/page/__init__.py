@@ -29,7 +29,8 @@ def predicted_page(prediction: Prediction, digest: str | None, run: tuple[RunRec
     with the name of its file."""
     found = Findings(prediction)
     parts, last = [make(found) for make in _PREDICTED], grounds(prediction.device, prediction.cluster)
-    return _with_run(prediction.program.name, facts_line(prediction, digest), caveat(prediction), parts, last, run)
+    note = joined(element("p", found.headline, class_="headline"), caveat(prediction))
+    return _with_run(prediction.program.name, facts_line(prediction, digest), note, parts, last, run)
 
 
 def mesh_page(

@@ -6,10 +6,11 @@ from sambasim.ir.types import SymbolKind
 from sambasim.report.advice import PRICED_IN
 from sambasim.report.devices import figures_of, title_of, value_text
 from sambasim.report.findings import Findings
+from sambasim.report.headline import mfu, mfu_text
 from sambasim.report.page import ui
 from sambasim.report.simulation import bound_text
 from sambasim.simulation.advice import on_a_node
-from sambasim.simulation.prediction import Prediction, backing_of, zero_note
+from sambasim.simulation.prediction import Prediction, backing_of, likely_s, zero_note
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import GIB, KIB, MIB, TIB, format_bytes, format_seconds, plain_rate
 
@@ -56,18 +57,16 @@ def summary(found: Findings) -> ui.Part:
 
 
 def _keys(prediction: Prediction) -> list[tuple[str, str, str]]:
-    alone = prediction.alone
-    busy = sum(section.price.compute_s for section in alone.sections) / alone.device_s if alone.device_s else 0.0
-    slowest = max(alone.sections, key=lambda section: section.price.predicted_s)
+    alone, span = prediction.alone, likely_s(prediction)
     step = f"{format_seconds(alone.device_s)} device, {format_seconds(alone.host_s)} host"
-    bound = bound_text(prediction.alone, slowest.price.bound)
-    which = f"no. {alone.sections.index(slowest)}, {slowest.kind}, bound by {bound}"
-    capacity = f"of {format_bytes(alone.budget.capacity_bytes)} {prediction.alone.budget.off_chip}"
+    capacity = f"of {format_bytes(alone.budget.capacity_bytes)} {alone.budget.off_chip}"
     found = [
         ("step", format_seconds(alone.predicted_s), step),
+        ("range", "unknown", "no published step is like this one")
+        if span is None
+        else ("range", " to ".join(map(format_seconds, span)), "by the worst error of a step that was left out"),
         ("throughput", plain_rate(alone.samples_per_s), "samples/s, host time included"),
-        ("compute in use", f"{busy:.1%}", "of device time, by the slowest stage"),
-        ("slowest section", format_seconds(slowest.price.predicted_s), which),
+        ("MFU", f"{mfu(prediction):.1%}", mfu_text(prediction)),
         ("memory", format_bytes(alone.need.size_bytes), capacity),
     ]
     rdu, host = (prediction.scaled[path][on_a_node(prediction)] for path in (SyncPath.RDU, SyncPath.HOST))

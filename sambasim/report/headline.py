@@ -1,0 +1,95 @@
+"""What binds a predicted step, in one sentence, and how much of the device's peak the step uses."""
+
+from sambasim.costs.price import Bound
+from sambasim.costs.work import device_bytes_of
+from sambasim.ir.operators import OPERATORS
+from sambasim.ir.types import SymbolKind
+from sambasim.report.advice import NO_CHANGE, step_text
+from sambasim.simulation.advice import Advice, Change, fetched_outputs
+from sambasim.simulation.prediction import Prediction
+from sambasim.simulation.step import MODEL_KINDS
+from sambasim.units import counted, format_bytes, format_count, format_rate, format_seconds
+
+WHICH_FLOPS = "matrix products, convolutions and attention, forward and backward, without recomputation"
+
+_MADE_AGAIN = "__again"
+"""The end of the names of nodes that recomputation repeats."""
+
+
+def headline(prediction: Prediction, advice: Advice) -> str:
+    """What takes the largest part of the step, and the change that gains most."""
+    seconds, words = max(_parts(prediction), key=lambda part: part[0])
+    binds = f"{seconds / prediction.alone.predicted_s:.0%} of the step is {words}"
+    return f"{binds}; {_best(advice.changes[0]) if advice.changes else NO_CHANGE}"
+
+
+def _best(change: Change) -> str:
+    """`return only the loss: 1.77 s -> 265.3 ms`; samples/s where a step has other samples, or other hardware."""
+    where = f" ({change.where})" if change.where else ""
+    before, after = change.before, change.after
+    if before.samples == after.samples:
+        return f"{change.what}{where}: {step_text(change)}"
+    rates = f"{format_rate(before.samples_per_s)} -> {format_rate(after.samples_per_s)} samples/s"
+    return f"{change.what}{where}: {rates}"
+
+
+def _parts(prediction: Prediction) -> list[tuple[float, str]]:
+    """Seconds of the step, and what takes them."""
+    step, by_bound = prediction.alone, prediction.alone.device_s_by_bound
+    waits = {
+        Bound.COMPUTE: "sections bound by compute",
+        Bound.MEMORY: f"sections bound by {step.budget.memory}",
+        Bound.CAPACITY: "sections whose weights exceed the chip, so that tensors are read again",
+        Bound.LAUNCH: f"sections bound by their launch, at least {format_seconds(step.budget.launch_s)} each",
+    }
+    return [
+        (step.host_s, f"the host: {_host(prediction)}"),
+        *((by_bound[bound], words) for bound, words in waits.items()),
+    ]
+
+
+def _host(prediction: Prediction) -> str:
+    step, program = prediction.alone, prediction.program
+    each = "step" if step.micro_steps == 1 else "micro-step"
+    starts_s = step.starts_s(MODEL_KINDS)
+    if starts_s > step.sent_s:
+        return f"it starts {counted(round(starts_s / step.start_s), 'section')} each {each}"
+    fetched = fetched_outputs(program)
+    fetched_bytes = step.batch_size * sum(one.bytes_per_sample for one in fetched)
+    inputs = [program.symbols[name] for name in prediction.graph.inputs]
+    inputs_bytes = sum(device_bytes_of(one.type) for one in inputs if one.kind is SymbolKind.INPUT)
+    inputs_bytes = inputs_bytes * step.batch_size // program.batch_size
+    if fetched_bytes > inputs_bytes:
+        return f"it fetches {format_bytes(fetched_bytes)} of {' and '.join(one.name for one in fetched)} each {each}"
+    return f"it sends {format_bytes(inputs_bytes)} of inputs each {each}"
+
+
+def model_flops(prediction: Prediction) -> int:
+    """FLOPs of a step: see WHICH_FLOPS."""
+    step, graph = prediction.alone, prediction.graph
+    types = {**graph.values, **{name: symbol.type for name, symbol in prediction.program.symbols.items()}}
+    made_again = 0
+    for node in graph.nodes:
+        flops = OPERATORS[node.operator].flops
+        if flops is not None and node.name.endswith(_MADE_AGAIN):
+            made_again += flops(node, types.__getitem__)
+    all_flops = sum(step.runs(section) * section.load.product_flops for section in step.sections)
+    return all_flops - step.micro_steps * made_again * step.batch_size // prediction.program.batch_size
+
+
+def peak_flops_per_s(prediction: Prediction) -> float:
+    """Of the tiles in use, as published."""
+    device = prediction.device
+    share = 1.0 if prediction.tiles is None or device.tiles is None else prediction.tiles / device.tiles
+    return device.peak_bf16_flops_per_s * share
+
+
+def mfu(prediction: Prediction) -> float:
+    """Model FLOPs of a step over its whole time, host included, as a share of the peak of the tiles in use."""
+    return model_flops(prediction) / prediction.alone.predicted_s / peak_flops_per_s(prediction)
+
+
+def mfu_text(prediction: Prediction) -> str:
+    """Of what the MFU is a share, without its unit."""
+    flops, peak = (format_count(number) for number in (model_flops(prediction), peak_flops_per_s(prediction)))
+    return f"{flops}FLOP a step, of the {peak}FLOP/s of its tiles: {WHICH_FLOPS}"
