@@ -40,8 +40,8 @@ class FittingTable(Table):
     def _excess(self, console: Console, options: ConsoleOptions) -> int:
         """By how much it is wider than `options` allow, once its words are as narrow as can be."""
         wide = options.update(max_width=_ANY_WIDTH)
-        widths = [(_is_number(one), self._measure_column(console, wide, one).maximum) for one in self.columns]
-        least = sum(width if is_number else min(width, _LEAST_WORDS) for is_number, width in widths)
+        widths = [(one.no_wrap, self._measure_column(console, wide, one).maximum) for one in self.columns]
+        least = sum(width if is_whole else min(width, _LEAST_WORDS) for is_whole, width in widths)
         return least + self._extra_width - options.max_width
 
 

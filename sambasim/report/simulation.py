@@ -19,7 +19,7 @@ from sambasim.report.headline import mfu, mfu_text, model_flops
 from sambasim.report.output import Curve, add_row, json_line, labelled, plain_table, speed_chart
 from sambasim.simulation.prediction import Prediction, backing_of, is_recurrent, likely_s, zero_note
 from sambasim.simulation.scaling import ScaledStep, Span, Track
-from sambasim.simulation.step import PredictedStep, TimedSection
+from sambasim.simulation.step import PredictedStep
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_bytes, format_rate, format_seconds
 
@@ -69,7 +69,7 @@ def simulation_json(found: Findings, paths: Sequence[SyncPath]) -> str:
         "predicted_mfu": mfu(facts),
         **advice_fields(found.advice),
         "scaling": [record.model_dump() for record in scaling_records(facts, paths)],
-        "sections": [_section_fields(section) for section in alone.sections],
+        "sections": [_section_fields(found, number) for number in range(len(alone.sections))],
     }
     return json_line(record)
 
@@ -88,7 +88,7 @@ def simulation_report(found: Findings, slowest: int) -> list[RenderableType]:
             add_row(bounds, bound_text(step, bound), format_seconds(seconds), f"{seconds / step.device_s:.0%}")
     parts += [*advice_parts(found.advice), kinds, bounds]
     if slowest:
-        parts.append(_slowest_table(step, slowest))
+        parts.append(_slowest_table(found, slowest))
     return [*parts, Text("\n".join(_notes(facts)))]
 
 
@@ -113,19 +113,26 @@ def _head(found: Findings) -> list[tuple[str, str]]:
     return rows
 
 
-def _slowest_table(step: PredictedStep, count: int) -> RenderableType:
+_LONG_LINE = 40
+
+
+def _slowest_table(found: Findings, count: int) -> RenderableType:
+    step = found.step
     table = plain_table(
         "slowest sections",
-        ["section", "kind", "name"],
-        ["operators", "predicted", "compute", "memory", "fill", "launch", "traffic", "bound by"],
+        ["section", "costliest line", "kind", "name"],
+        ["predicted", "compute", "memory", "fill", "launch", "traffic", "operators", "bound by"],
     )
+    # A long path folds; another is never broken.
+    table.columns[1].no_wrap = max(map(len, found.lines)) <= _LONG_LINE
     numbered = sorted(enumerate(step.sections), key=lambda pair: -pair[1].price.predicted_s)[:count]
     for number, section in numbered:
         price = section.price
         times = map(format_seconds, (price.predicted_s, price.compute_s, price.memory_s, price.fill_s, price.launch_s))
         traffic = format_bytes(section.load.traffic_bytes)
         bound = bound_text(step, price.bound)
-        add_row(table, str(number), section.kind, section.name, str(section.operators), *times, traffic, bound)
+        words = (str(number), found.lines[number], section.kind, section.name)
+        add_row(table, *words, *times, traffic, str(section.operators), bound)
     return table
 
 
@@ -135,7 +142,8 @@ def bound_text(step: PredictedStep, bound: Bound) -> str:
     return "capacity of the chip" if bound is Bound.CAPACITY else bound.value
 
 
-def _section_fields(section: TimedSection) -> Mapping[str, object]:
+def _section_fields(found: Findings, number: int) -> Mapping[str, object]:
+    section = found.step.sections[number]
     price, load = section.price, section.load
     return {
         "kind": section.kind,
@@ -149,6 +157,7 @@ def _section_fields(section: TimedSection) -> Mapping[str, object]:
         "traffic_bytes": load.traffic_bytes,
         "product_flops": load.product_flops,
         "bound": price.bound,
+        "costliest_line": found.lines[number] or None,
     }
 
 

@@ -59,7 +59,7 @@
           continue;
         }
         const text = String((column.text || column.value)(row));
-        line.append(element("td", { className: column.number ? "number" : column.name ? "name" : "", title: text }, text));
+        line.append(element("td", { className: column.number ? "number" : column.whole ? "name whole" : column.name ? "name" : "", title: text }, text));
       }
       return line;
     }
@@ -92,9 +92,9 @@
 
   // Sections: rows of sections.py.
   const sections = (data.sections || []).map(([
-    number, kind, name, operators, compute, memory, fill, launch, predicted, read, written, resident, flops, bound, colour,
+    number, kind, name, operators, compute, memory, fill, launch, predicted, read, written, resident, flops, bound, colour, line,
   ]) => ({
-    number, kind, name, operators, compute, memory, fill, launch, predicted, read, written, resident, flops, bound, colour,
+    number, kind, name, operators, compute, memory, fill, launch, predicted, read, written, resident, flops, bound, colour, line,
   }));
   const longest = Math.max(...sections.map((section) => section.predicted), 0) || 1;
   let chosen = data.first_section || 0;
@@ -120,7 +120,8 @@
 
   const sectionTable = sections.length && liveTable("sections-rows", sections, [
     { head: "no.", value: (s) => s.number, number: true, width: "56px" },
-    { head: "kind", value: (s) => s.kind, width: "104px" },
+    { head: "costliest line", value: (s) => s.line, whole: true, width: "236px" },
+    { head: "kind", value: (s) => s.kind, width: "96px" },
     { head: "name", value: (s) => s.name, name: true },
     { head: "operators", value: (s) => s.operators, number: true, width: "90px" },
     { head: "predicted", value: (s) => s.predicted, text: (s) => seconds(s.predicted), number: true, width: "92px" },
@@ -150,7 +151,7 @@
       { head: "kind", value: (o) => o.kind, width: "112px" },
       { head: "result", value: (o) => o.type, name: true, width: "16%" },
       { head: "module", value: (o) => o.module, name: true, width: "14%" },
-      { head: "line", value: where, width: "128px" },
+      { head: "line", value: where, whole: true, width: "236px" },
       { head: "source", value: (o) => o.code, name: true },
     ], {
       words: (o) => `${o.operator} ${o.name}`,
@@ -203,20 +204,20 @@
 
   function stageTable(stages) {
     const most = Math.max(1, ...stages.map(([, , , , work]) => work));
-    const columns = [["no.", "44px", true], ["operator", "17%"], ["module", "14%"], ["source"], ["one row passed on", "94px", true], ["read from memory", "84px", true],
+    const columns = [["no.", "44px", true], ["operator", "17%"], ["line", "236px"], ["module", "12%"], ["source"], ["one row passed on", "94px", true], ["read from memory", "84px", true],
       ["weights", "80px", true], ["written to memory", "84px", true], ["products", "146px"]];
     const head = columns.map(([name, width, number]) =>
       element("th", { className: number ? "number" : "", style: `width:${width || "auto"}` }, name));
     const rows = stages.map(([node, streamed, resident, written, work, , handed], number) => {
       const o = operators[node];
-      const source = o.file ? `${where(o)}  ${o.code}` : "";
       const cell = (text, className = "", title = text) => element("td", { className, title }, text);
       const bar = element("span", { style: `display:inline-block;height:9px;width:${(32 * work) / most}px;background:#0072b2;margin-right:6px` });
       return element("tr", {},
         cell(String(number), "number"),
         cell(short(o.operator), "name", `${o.operator} → ${o.type}\n${o.name}`),
+        cell(where(o), "name whole"),
         cell(o.module, "name"),
-        cell(source, "name"),
+        cell(o.code, "name"),
         cell(orNothing(bytes)(handed), "number"),
         cell(orNothing(bytes)(streamed), "number"),
         cell(orNothing(bytes)(resident), "number"),
@@ -236,6 +237,7 @@
       fact("compute in use", percent(computeShare(section))),
       element("span", { className: "bound" }, "bound by ", bound(section))), element("p", {},
       fact("reads", bytes(section.read)), fact("weights", bytes(section.resident)), fact("writes", bytes(section.written)),
+      fact("costliest line", section.line || "none"),
       fact("on the chip", `${bytes(data.on_chip[chosen])} of ${bytes(data.chip)}`),
       fact("products", section.flops ? flops(section.flops) : "none")));
     const place = byId("pipeline-stages");
