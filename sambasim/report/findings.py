@@ -7,6 +7,7 @@ from sambasim.costs.work import Work, at_batch_size, work_of
 from sambasim.report.headline import headline
 from sambasim.report.stages import Stages, costliest_line, stages_of
 from sambasim.simulation.advice import Advice, advise
+from sambasim.simulation.folds import Fold, Run, folds_of, runs_of_step
 from sambasim.simulation.prediction import Prediction
 
 
@@ -39,3 +40,25 @@ class Findings:
         graph, budget = self.prediction.graph, self.step.budget
         found = (costliest_line(graph, rows, budget) for rows in self.stages.rows)
         return ["" if line is None else f"{line.file}:{line.line}" for line in found]
+
+    @cached_property
+    def runs(self) -> Sequence[Run]:
+        return runs_of_step(self.step, self.prediction.graph)
+
+    @cached_property
+    def folds(self) -> Sequence[Fold]:
+        return folds_of(self.step, self.prediction.graph)
+
+    @cached_property
+    def fold_of(self) -> Sequence[int]:
+        """The number of the fold of each section."""
+        of_section = {section: number for number, fold in enumerate(self.folds) for section in fold.numbers}
+        return [of_section[section] for section in range(len(self.step.sections))]
+
+    def runs_in_step(self, fold: Fold) -> int:
+        """How often sections of `fold` run in a step, micro-steps included."""
+        return sum(self.step.runs(self.step.sections[number]) for number in fold.numbers)
+
+    def fold_s(self, fold: Fold) -> float:
+        """Seconds of all these runs."""
+        return self.runs_in_step(fold) * self.step.sections[fold.numbers[0]].price.predicted_s

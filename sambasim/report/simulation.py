@@ -117,22 +117,26 @@ _LONG_LINE = 40
 
 
 def _slowest_table(found: Findings, count: int) -> RenderableType:
+    """Equal sections of repeated layers are one row, ranked by the time of all of them."""
     step = found.step
     table = plain_table(
         "slowest sections",
         ["section", "costliest line", "kind", "name"],
-        ["predicted", "compute", "memory", "fill", "launch", "traffic", "operators", "bound by"],
+        ["total", "runs", "each", "bound by", "compute", "memory", "fill", "launch", "traffic", "operators"],
     )
     # A long path folds; another is never broken.
     table.columns[1].no_wrap = max(map(len, found.lines)) <= _LONG_LINE
-    numbered = sorted(enumerate(step.sections), key=lambda pair: -pair[1].price.predicted_s)[:count]
-    for number, section in numbered:
+    for fold in sorted(found.folds, key=lambda one: -found.fold_s(one))[:count]:
+        number, runs = fold.numbers[0], found.runs_in_step(fold)
+        section, more = step.sections[number], f" x{len(fold.numbers)}" if len(fold.numbers) > 1 else ""
         price = section.price
-        times = map(format_seconds, (price.predicted_s, price.compute_s, price.memory_s, price.fill_s, price.launch_s))
-        traffic = format_bytes(section.load.traffic_bytes)
-        bound = bound_text(step, price.bound)
-        words = (str(number), found.lines[number], section.kind, section.name)
-        add_row(table, *words, *times, traffic, str(section.operators), bound)
+        times = map(format_seconds, (price.compute_s, price.memory_s, price.fill_s, price.launch_s))
+        numbers = (
+            *(format_seconds(found.fold_s(fold)), str(runs), format_seconds(price.predicted_s)),
+            *(bound_text(step, price.bound), *times),
+            *(format_bytes(section.load.traffic_bytes), str(section.operators)),
+        )
+        add_row(table, f"{number}{more}", found.lines[number], section.kind, section.name, *numbers)
     return table
 
 
@@ -158,6 +162,7 @@ def _section_fields(found: Findings, number: int) -> Mapping[str, object]:
         "product_flops": load.product_flops,
         "bound": price.bound,
         "costliest_line": found.lines[number] or None,
+        "fold": found.fold_of[number],
     }
 
 

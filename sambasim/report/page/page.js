@@ -37,7 +37,7 @@
     const words = rows.map((row) => [...columns.map((column) => (column.text || column.value)(row)), options.words ? options.words(row) : ""].join("\n").toLowerCase());
     const body = element("tbody");
     const more = element("div", { className: "more" });
-    let sorted = { column: 0, down: false };
+    let sorted = options.sorted || { column: 0, down: false };
     let limit = MOST_ROWS;
 
     const heads = columns.map((column, number) => {
@@ -70,13 +70,14 @@
       const { value } = columns[sorted.column];
       const order = (a, b) => (a === b ? 0 : a === null ? 1 : b === null ? -1 : a < b ? -1 : 1);
       found.sort((a, b) => (sorted.down ? -1 : 1) * order(value(a), value(b)));
-      body.replaceChildren(...found.slice(0, limit).map(rowOf));
+      const shown = found.slice(0, limit).flatMap((row) => (row.opened ? [row, ...row.members] : [row]));
+      body.replaceChildren(...shown.map(rowOf));
       heads.forEach(({ head, mark }, number) => {
         const here = number === sorted.column;
         mark.textContent = here ? (sorted.down ? " ↓" : " ↑") : "";
         head.ariaSort = here ? (sorted.down ? "descending" : "ascending") : "none";
       });
-      if (counter) counter.textContent = wanted.length ? `${found.length} of ${rows.length}` : `${rows.length}`;
+      if (counter) counter.textContent = wanted.length ? `${found.length} of ${rows.length}` : options.count || `${rows.length}`;
       const hidden = found.length - limit;
       const all = () => { limit = Infinity; fill(); };
       more.replaceChildren(...(hidden > 0
@@ -92,11 +93,18 @@
 
   // Sections: rows of sections.py.
   const sections = (data.sections || []).map(([
-    number, kind, name, operators, compute, memory, fill, launch, predicted, read, written, resident, flops, bound, colour, line,
+    number, kind, name, operators, compute, memory, fill, launch, predicted, read, written, resident, flops, bound, colour, line, runs,
   ]) => ({
-    number, kind, name, operators, compute, memory, fill, launch, predicted, read, written, resident, flops, bound, colour, line,
+    number, kind, name, operators, compute, memory, fill, launch, predicted, read, written, resident, flops, bound, colour, line, runs, total: runs * predicted, members: [],
   }));
-  const longest = Math.max(...sections.map((section) => section.predicted), 0) || 1;
+  // Equal sections of repeated layers are one row; its button shows them.
+  const folds = (data.folds || []).map((numbers) => (numbers.length === 1 ? sections[numbers[0]] : {
+    ...sections[numbers[0]],
+    members: numbers.map((number) => sections[number]),
+    total: numbers.reduce((sum, number) => sum + sections[number].total, 0),
+    runs: numbers.reduce((sum, number) => sum + sections[number].runs, 0),
+  }));
+  const longest = Math.max(...folds.map((fold) => fold.total), 0) || 1;
   let chosen = data.first_section || 0;
 
   function miniBar(section) {
@@ -107,7 +115,7 @@
       launch: section.launch,
     };
     const spans = data.parts.filter(([part]) => parts[part] > 0).map(([part, colour]) =>
-      element("span", { style: `width:${(100 * parts[part]) / longest}%;background:${colour}`, title: `${part} ${seconds(parts[part])}` }));
+      element("span", { style: `width:${(100 * section.runs * parts[part]) / longest}%;background:${colour}`, title: `${part} ${seconds(parts[part])}` }));
     return element("td", {}, element("div", { className: "mini" }, ...spans));
   }
 
@@ -118,20 +126,37 @@
   const computeShare = (section) => section.compute / section.predicted;
   const memoryShare = (section) => section.memory / section.predicted;
 
-  const sectionTable = sections.length && liveTable("sections-rows", sections, [
+  function runsOf(section) {
+    if (!section.members.length) return element("td", { className: "number" }, String(section.runs));
+    const label = `×${section.runs} ${section.opened ? "▾" : "▸"}`;
+    const toggle = (event) => {
+      event.stopPropagation();
+      section.opened = !section.opened;
+      sectionTable.fill();
+    };
+    const title = `${section.members.length} equal sections: ${section.opened ? "fold" : "unfold"}`;
+    return element("td", { className: "number" }, element("button", { type: "button", className: "fold", onclick: toggle, title, ariaExpanded: String(Boolean(section.opened)) }, label));
+  }
+
+  const inOpen = new Set(folds.flatMap(({ members }) => members));
+  const isChosen = (section) => section.number === chosen || (!section.opened && section.members.some(({ number }) => number === chosen));
+  const sectionTable = sections.length && liveTable("sections-rows", folds, [
     { head: "no.", value: (s) => s.number, number: true, width: "56px" },
-    { head: "costliest line", value: (s) => s.line, whole: true, width: "236px" },
-    { head: "kind", value: (s) => s.kind, width: "96px" },
+    { head: "costliest line", value: (s) => s.line, whole: true, width: "252px" },
+    { head: "total", value: (s) => s.total, text: (s) => seconds(s.total), number: true, width: "84px" },
+    { head: "runs", value: (s) => s.runs, number: true, width: "86px", cell: runsOf },
+    { head: "each", value: (s) => s.predicted, text: (s) => seconds(s.predicted), number: true, width: "84px" },
+    { head: "made of", value: (s) => s.total, text: () => "", width: "120px", cell: miniBar },
+    { head: "kind", value: (s) => s.kind, width: "98px" },
     { head: "name", value: (s) => s.name, name: true },
     { head: "operators", value: (s) => s.operators, number: true, width: "90px" },
-    { head: "predicted", value: (s) => s.predicted, text: (s) => seconds(s.predicted), number: true, width: "92px" },
-    { head: "made of", value: (s) => s.predicted, text: () => "", width: "136px", cell: miniBar },
-    { head: "compute in use", value: computeShare, text: (s) => percent(computeShare(s)), number: true, width: "82px" },
-    { head: "memory in use", value: memoryShare, text: (s) => percent(memoryShare(s)), number: true, width: "82px" },
     { head: "traffic", value: (s) => s.read + s.written, text: (s) => bytes(s.read + s.written), number: true, width: "92px" },
-    { head: "bound by", value: (s) => s.bound, width: "142px", cell: (s) => element("td", { title: s.bound }, bound(s)) },
+    { head: "bound by", value: (s) => s.bound, width: "112px", cell: (s) => element("td", { title: s.bound }, bound(s)) },
   ], {
-    row: (s) => ({ className: `open${s.number === chosen ? " chosen" : ""}`, onclick: () => choose(s.number, true) }),
+    sorted: { column: 2, down: true },
+    count: folds.length < sections.length ? `${folds.length} rows of ${sections.length} sections` : "",
+    words: (s) => s.members.map(({ name }) => name).join(" "),
+    row: (s) => ({ className: `open${s.members.length || !inOpen.has(s) ? "" : " member"}${isChosen(s) ? " chosen" : ""}`, onclick: () => choose(s.number, true) }),
   });
 
   // Operators: rows of sections.py, whose texts are indices into `strings`.
@@ -151,7 +176,7 @@
       { head: "kind", value: (o) => o.kind, width: "112px" },
       { head: "result", value: (o) => o.type, name: true, width: "16%" },
       { head: "module", value: (o) => o.module, name: true, width: "14%" },
-      { head: "line", value: where, whole: true, width: "236px" },
+      { head: "line", value: where, whole: true, width: "252px" },
       { head: "source", value: (o) => o.code, name: true },
     ], {
       words: (o) => `${o.operator} ${o.name}`,
@@ -204,7 +229,7 @@
 
   function stageTable(stages) {
     const most = Math.max(1, ...stages.map(([, , , , work]) => work));
-    const columns = [["no.", "44px", true], ["operator", "17%"], ["line", "236px"], ["module", "12%"], ["source"], ["one row passed on", "94px", true], ["read from memory", "84px", true],
+    const columns = [["no.", "44px", true], ["operator", "17%"], ["line", "252px"], ["module", "12%"], ["source"], ["one row passed on", "94px", true], ["read from memory", "84px", true],
       ["weights", "80px", true], ["written to memory", "84px", true], ["products", "146px"]];
     const head = columns.map(([name, width, number]) =>
       element("th", { className: number ? "number" : "", style: `width:${width || "auto"}` }, name));
@@ -234,7 +259,7 @@
     byId("pipeline-head").replaceChildren(element("p", {},
       fact("predicted", seconds(section.predicted)), fact("compute", seconds(section.compute)),
       fact("memory", seconds(section.memory)), fact("fill", seconds(section.fill)), fact("launch", seconds(section.launch)),
-      fact("compute in use", percent(computeShare(section))),
+      fact("compute in use", percent(computeShare(section))), fact("memory in use", percent(memoryShare(section))),
       element("span", { className: "bound" }, "bound by ", bound(section))), element("p", {},
       fact("reads", bytes(section.read)), fact("weights", bytes(section.resident)), fact("writes", bytes(section.written)),
       fact("costliest line", section.line || "none"),

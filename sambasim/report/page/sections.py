@@ -47,14 +47,15 @@ def sections_part(found: Findings) -> ui.Part:
         lead=(
             "Memory and compute overlap, so a bar shows the longer of the two, and above it the time to fill and drain "
             "the pipeline and to launch the section. Below: the share of its time in which the slowest stage computes, "
-            "coloured by the bound of the section. A click on a bar or a row shows the section in detail further down."
+            "coloured by the bound of the section. The table, the most time first, has one row for equal sections of "
+            "repeated layers. A click on a bar or a row shows the section in detail further down."
         ),
         body=ui.joined(
             ui.plot("sections-figure", 400, "Seconds and use of compute, section by section"),
             ui.live_table("sections-rows", "Search sections: name, kind, bound"),
         ),
         figures={"sections-figure": drawn},
-        data={"sections": rows, "parts": list(ui.PARTS.items())},
+        data={"sections": rows, "folds": [fold.numbers for fold in found.folds], "parts": list(ui.PARTS.items())},
     )
 
 
@@ -75,13 +76,21 @@ def _section_row(found: Findings, number: int, section: TimedSection) -> list[ob
     traffic_bytes = (load.read_bytes, load.written_bytes, load.resident_bytes)
     bound = (bound_text(found.step, price.bound), ui.BOUNDS[price.bound])
     head = (number, section.kind.value, ui.visible(section.name), section.operators)
-    return [*head, *times_s, *traffic_bytes, load.product_flops, *bound, ui.visible(found.lines[number])]
+    return [
+        *head,
+        *times_s,
+        *traffic_bytes,
+        load.product_flops,
+        *bound,
+        ui.visible(found.lines[number]),
+        found.step.runs(section),
+    ]
 
 
 def pipeline(found: Findings) -> ui.Part:
     prediction, timed = found.prediction, found.step.sections
-    with_stages = [number for number, section in enumerate(timed) if section.nodes[1] > section.nodes[0]]
-    first = max(with_stages, key=lambda number: timed[number].price.predicted_s, default=0)
+    with_stages = [fold for fold in found.folds if found.stages.rows[fold.numbers[0]]]
+    first = max(with_stages, key=found.fold_s).numbers[0] if with_stages else 0
     picker = ui.element("label", "Section ", ui.element("select", id="pipeline-choice"))
     steps = ui.element(
         "span",
