@@ -69,6 +69,7 @@ def simulation_json(found: Findings, paths: Sequence[SyncPath]) -> str:
         "predicted_mfu": mfu(facts),
         **advice_fields(found.advice),
         "scaling": [record.model_dump() for record in scaling_records(facts, paths)],
+        "tensors": [{"from": a, "to": b, "bytes": size} for (a, b), size in sorted(found.stages.tensors.items())],
         "sections": [_section_fields(found, number) for number in range(len(alone.sections))],
     }
     return json_line(record)

@@ -25,7 +25,18 @@ from tests.pef.samples import inference_program, sample_program
 
 DIGEST = "0123456789abcdef" * 4
 MOST_BYTES = 1_500_000
-PREDICTED = ["summary", "advice", "timeline", "sections", "pipeline", "memory", "scaling", "operators", "grounds"]
+PREDICTED = [
+    "summary",
+    "advice",
+    "timeline",
+    "sections",
+    "graph",
+    "pipeline",
+    "memory",
+    "scaling",
+    "operators",
+    "grounds",
+]
 MEASURED = ["measured", "learning", "run-time", "run-mean", "run-summary"]
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&lt;%{x}<a href='https://example.org'>\u202e$"

@@ -283,7 +283,26 @@
     chosen = number;
     showSection();
     sectionTable.fill();
+    markBox();
     if (scroll) byId("pipeline").scrollIntoView();
+  }
+
+  // The graph of sections: a box is chosen by a click or a key, and its curves are marked while it has the pointer.
+  const boxes = Array.from(document.querySelectorAll(".graph .box"));
+  function markBox() {
+    for (const box of boxes) {
+      box.classList.toggle("chosen", Number(box.dataset.first) <= chosen && chosen <= Number(box.dataset.last));
+    }
+  }
+  for (const box of boxes) {
+    const curves = document.querySelectorAll(`.graph path[data-from="${box.dataset.box}"], .graph path[data-to="${box.dataset.box}"]`);
+    const mark = (on) => () => curves.forEach((curve) => curve.classList.toggle("lit", on));
+    for (const [event, on] of [["mouseenter", true], ["mouseleave", false], ["focus", true], ["blur", false]]) {
+      box.addEventListener(event, mark(on));
+    }
+    const open = () => choose(Number(box.dataset.first), true);
+    box.addEventListener("click", open);
+    box.addEventListener("keydown", ({ key }) => { if (key === "Enter") open(); });
   }
 
   if (sections.length) {
@@ -296,6 +315,7 @@
         choose((chosen + Number(button.dataset.step) + sections.length) % sections.length, false));
     }
     showSection();
+    markBox();
   }
 
   // Hover texts. Plotly parses tags and entities in them, so names are escaped.
