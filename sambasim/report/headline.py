@@ -1,5 +1,7 @@
 """What binds a predicted step, in one sentence, and how much of the device's peak the step uses."""
 
+from dataclasses import dataclass
+
 from sambasim.costs.price import Bound
 from sambasim.costs.work import device_bytes_of
 from sambasim.ir.operators import OPERATORS
@@ -77,19 +79,52 @@ def model_flops(prediction: Prediction) -> int:
     return all_flops - step.micro_steps * made_again * step.batch_size // prediction.program.batch_size
 
 
-def peak_flops_per_s(prediction: Prediction) -> float:
-    """Of the tiles in use, as published."""
+@dataclass(frozen=True, slots=True)
+class Roof:
+    """The most FLOP/s and bytes/s of the tiles in use."""
+
+    flops_per_s: float
+    bytes_per_s: float
+
+    @property
+    def ridge(self) -> float:
+        """FLOPs per byte, below which memory is the limit."""
+        return self.flops_per_s / self.bytes_per_s
+
+    def at(self, flops_per_byte: float) -> float:
+        return min(self.flops_per_s, flops_per_byte * self.bytes_per_s)
+
+
+def reachable(prediction: Prediction) -> Roof:
+    """What sections reach by the calibration."""
+    budget = prediction.alone.budget
+    return Roof(budget.units * budget.unit_flops_per_s, budget.memory_bytes_per_s)
+
+
+def published(prediction: Prediction) -> Roof:
     device = prediction.device
     share = 1.0 if prediction.tiles is None or device.tiles is None else prediction.tiles / device.tiles
-    return device.peak_bf16_flops_per_s * share
+    memory = device.hbm_bandwidth_bytes_per_s or device.ddr_bandwidth_bytes_per_s
+    return Roof(device.peak_bf16_flops_per_s * share, memory * share)
+
+
+def roof_text(roof: Roof) -> str:
+    return f"{format_count(roof.flops_per_s)}FLOP/s, {format_bytes(roof.bytes_per_s)}/s"
+
+
+def roofs_text(prediction: Prediction) -> str:
+    roof, memory = reachable(prediction), prediction.alone.budget.memory
+    reached = f"{roof_text(roof)} reachable, of {roof_text(published(prediction))} published"
+    return f"{reached}; {memory} is the limit of a section below {format_rate(roof.ridge)} FLOPs per byte"
 
 
 def mfu(prediction: Prediction) -> float:
     """Model FLOPs of a step over its whole time, host included, as a share of the peak of the tiles in use."""
-    return model_flops(prediction) / prediction.alone.predicted_s / peak_flops_per_s(prediction)
+    return model_flops(prediction) / prediction.alone.predicted_s / published(prediction).flops_per_s
 
 
 def mfu_text(prediction: Prediction) -> str:
     """Of what the MFU is a share, without its unit."""
-    flops, peak = (format_count(number) for number in (model_flops(prediction), peak_flops_per_s(prediction)))
+    numbers = (model_flops(prediction), published(prediction).flops_per_s)
+    flops, peak = map(format_count, numbers)
     return f"{flops}FLOP a step, of the {peak}FLOP/s of its tiles: {WHICH_FLOPS}"

@@ -2,6 +2,7 @@
 --trace`. Everything is predicted."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -15,7 +16,7 @@ from sambasim.records.trace import TraceProcess, TraceSpan, trace_json
 from sambasim.records.trace import Track as Shown
 from sambasim.report.advice import PRICED_IN, advice_fields, advice_parts
 from sambasim.report.findings import Findings
-from sambasim.report.headline import mfu, mfu_text, model_flops
+from sambasim.report.headline import mfu, mfu_text, model_flops, published, reachable, roofs_text
 from sambasim.report.output import Curve, add_row, json_line, labelled, plain_table, speed_chart
 from sambasim.simulation.prediction import Prediction, backing_of, is_recurrent, likely_s, zero_note
 from sambasim.simulation.scaling import ScaledStep, Span, Track
@@ -67,6 +68,7 @@ def simulation_json(found: Findings, paths: Sequence[SyncPath]) -> str:
         "headline": found.headline,
         "model_flops": model_flops(facts),
         "predicted_mfu": mfu(facts),
+        "roofs": {"reachable": asdict(reachable(facts)), "published": asdict(published(facts))},
         **advice_fields(found.advice),
         "scaling": [record.model_dump() for record in scaling_records(facts, paths)],
         "tensors": [{"from": a, "to": b, "bytes": size} for (a, b), size in sorted(found.stages.tensors.items())],
@@ -107,6 +109,7 @@ def _head(found: Findings) -> list[tuple[str, str]]:
     rows += [
         ("speed", f"{format_rate(step.samples_per_s)} samples/s by one replica"),
         ("MFU", f"{mfu(facts):.1%}: {mfu_text(facts)}"),
+        ("roofs", roofs_text(facts)),
         ("memory", f"{memory}: {kept} kept, {between} between sections"),
     ]
     if step.tiers.slow_bytes:

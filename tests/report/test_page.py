@@ -30,6 +30,7 @@ PREDICTED = [
     "advice",
     "timeline",
     "sections",
+    "roofline",
     "graph",
     "pipeline",
     "memory",
@@ -135,7 +136,7 @@ def test_it_has_every_part(text: str) -> None:
     figures = page.data["figures"]
     assert isinstance(figures, dict)
     assert set(figures) <= set(page.ids("div"))
-    assert len(figures) == 9
+    assert len(figures) == 10
     for figure in figures.values():
         plotly.graph_objects.Figure(**figure)  # raises for a property that plotly does not know
         assert {trace["type"] for trace in figure["data"]} <= {"scatter", "bar"}, "what the basic bundle draws"

@@ -16,13 +16,14 @@ from sambasim.report.page.advice import advice
 from sambasim.report.page.graph import section_graph
 from sambasim.report.page.overview import caveat, facts_line, grounds, memory, summary
 from sambasim.report.page.replicas import scaling, timeline
+from sambasim.report.page.roofline import roofline
 from sambasim.report.page.run import measured_parts, mesh_facts
 from sambasim.report.page.sections import operators, pipeline, sections_part
 from sambasim.report.page.ui import Html, Part, element, for_script, joined
 from sambasim.simulation.mesh import MeshStep
 from sambasim.simulation.prediction import Prediction
 
-_PREDICTED = (summary, advice, timeline, sections_part, section_graph, pipeline, memory, scaling, operators)
+_PREDICTED = (summary, advice, timeline, sections_part, roofline, section_graph, pipeline, memory, scaling, operators)
 
 
 def predicted_page(prediction: Prediction, digest: str | None, run: tuple[RunRecords, str] | None = None) -> str:

@@ -343,6 +343,11 @@
     },
     memory: (number, place, trace) => (number === null ? "before the first section" :
       `${heading(number)}<br>predicted ${bytes(trace.y[place])} of tensors between sections`),
+    roofline: (number, place, trace) => {
+      const fold = folds.find((one) => one.number === number);
+      return `${heading(number)}${fold.runs > 1 ? `, ×${fold.runs}` : ""}<br>${name(fold.line)}<br>predicted ${seconds(fold.total)}, ` +
+        `${count(trace.y[place])}FLOP/s at ${trace.x[place].toFixed(1)} FLOPs per byte, bound by ${name(fold.bound)}`;
+    },
   };
 
   // Figures.

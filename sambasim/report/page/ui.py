@@ -110,6 +110,7 @@ class Hover(StrEnum):
     SECTIONS = "sections"
     SPANS = "spans"
     MEMORY = "memory"
+    ROOFLINE = "roofline"
 
 
 LEGEND = {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "xanchor": "left"}
