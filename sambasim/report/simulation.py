@@ -126,7 +126,20 @@ def _slowest_table(found: Findings, count: int) -> RenderableType:
     table = plain_table(
         "slowest sections",
         ["section", "costliest line", "kind", "name"],
-        ["total", "runs", "each", "bound by", "compute", "memory", "fill", "launch", "traffic", "operators"],
+        [
+            "total",
+            "runs",
+            "each",
+            "PCUs",
+            "PMUs",
+            "bound by",
+            "compute",
+            "memory",
+            "fill",
+            "launch",
+            "traffic",
+            "operators",
+        ],
     )
     # A long path folds; another is never broken.
     table.columns[1].no_wrap = max(map(len, found.lines)) <= _LONG_LINE
@@ -137,7 +150,7 @@ def _slowest_table(found: Findings, count: int) -> RenderableType:
         times = map(format_seconds, (price.compute_s, price.memory_s, price.fill_s, price.launch_s))
         numbers = (
             *(format_seconds(found.fold_s(fold)), str(runs), format_seconds(price.predicted_s)),
-            *(bound_text(step, price.bound), *times),
+            *(f"{section.unit_share:.0%}", f"{section.chip_share:.0%}", bound_text(step, price.bound), *times),
             *(format_bytes(section.load.traffic_bytes), str(section.operators)),
         )
         add_row(table, f"{number}{more}", found.lines[number], section.kind, section.name, *numbers)
@@ -165,6 +178,8 @@ def _section_fields(found: Findings, number: int) -> Mapping[str, object]:
         "traffic_bytes": load.traffic_bytes,
         "product_flops": load.product_flops,
         "bound": price.bound,
+        "unit_share": section.unit_share,
+        "chip_share": section.chip_share,
         "costliest_line": found.lines[number] or None,
         "fold": found.fold_of[number],
     }

@@ -82,6 +82,10 @@ def test_the_table_ranks_by_the_sum_and_json_keeps_every_section(
     total, each = (format_seconds(one) for one in (found.fold_s(largest), found.fold_s(largest) / 3 / count))
     assert f"{total} {found.runs_in_step(largest)} {each}" in " ".join(first)
     assert found.runs_in_step(largest) == 3 * count
+    section = found.step.sections[largest.numbers[0]]
+    assert f" {section.unit_share:.0%} {section.chip_share:.0%} " in " ".join(first)
+    assert record["sections"][largest.numbers[0]]["unit_share"] == section.unit_share
+    assert record["sections"][largest.numbers[0]]["chip_share"] == section.chip_share
 
 
 def replace_micro_steps(prediction: Prediction, micro_steps: int) -> Prediction:

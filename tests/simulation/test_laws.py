@@ -134,3 +134,16 @@ def test_the_parts_are_the_total_and_the_sections_those_of_the_compiler(model: C
     for section, group in zip(step.sections[-len(program.groups) :], program.groups, strict=True):
         states = len(program.optimizers[group.optimizer].states)
         assert section.load.traffic_bytes == 4 * group.numel * (3 + 2 * states), "each tensor is read and written once"
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("tiles", [1, 8])
+def test_shares_of_units_and_of_the_chip(level: Level, tiles: int) -> None:
+    step = _step(_perceptron(), level, tiles)
+    for section in step.sections:
+        assert 0 <= section.unit_share <= 1
+        assert (section.unit_share > 0) == (section.load.product_flops > 0)
+        assert section.chip_share * step.budget.chip_bytes == pytest.approx(
+            section.load.resident_bytes + 2 * section.load.buffered_bytes
+        )
+    assert any(section.chip_share > 0 for section in step.sections)

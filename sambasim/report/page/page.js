@@ -25,6 +25,7 @@
   const count = scaled([["T", 1e12, 1], ["G", 1e9, 1], ["M", 1e6, 1], ["k", 1e3, 1], ["", 1, 0]]);
   const flops = (value) => `${count(value)}${value < 1e3 ? " " : ""}FLOP`;
   const percent = (part) => `${(100 * part).toFixed(1)} %`;
+  const whole = (part) => `${Math.round(100 * part)} %`;
   const orNothing = (format) => (value) => (value ? format(value) : "-");
 
   // Tables: columns of {head, value, text, width, number, name, cell}; rows are sorted by `value`.
@@ -93,9 +94,9 @@
 
   // Sections: rows of sections.py.
   const sections = (data.sections || []).map(([
-    number, kind, name, operators, compute, memory, fill, launch, predicted, read, written, resident, flops, bound, colour, line, runs,
+    number, kind, name, operators, compute, memory, fill, launch, predicted, read, written, resident, flops, bound, colour, line, runs, units, chip,
   ]) => ({
-    number, kind, name, operators, compute, memory, fill, launch, predicted, read, written, resident, flops, bound, colour, line, runs, total: runs * predicted, members: [],
+    number, kind, name, operators, compute, memory, fill, launch, predicted, read, written, resident, flops, bound, colour, line, runs, units, chip, total: runs * predicted, members: [],
   }));
   // Equal sections of repeated layers are one row; its button shows them.
   const folds = (data.folds || []).map((numbers) => (numbers.length === 1 ? sections[numbers[0]] : {
@@ -139,19 +140,22 @@
   }
 
   const inOpen = new Set(folds.flatMap(({ members }) => members));
+  // The end of a name says more than its beginning.
+  const tail = (text) => (text.length > 17 ? `…${text.slice(-16)}` : text);
   const isChosen = (section) => section.number === chosen || (!section.opened && section.members.some(({ number }) => number === chosen));
   const sectionTable = sections.length && liveTable("sections-rows", folds, [
     { head: "no.", value: (s) => s.number, number: true, width: "56px" },
     { head: "costliest line", value: (s) => s.line, whole: true, width: "252px" },
     { head: "total", value: (s) => s.total, text: (s) => seconds(s.total), number: true, width: "84px" },
-    { head: "runs", value: (s) => s.runs, number: true, width: "86px", cell: runsOf },
-    { head: "each", value: (s) => s.predicted, text: (s) => seconds(s.predicted), number: true, width: "84px" },
-    { head: "made of", value: (s) => s.total, text: () => "", width: "120px", cell: miniBar },
-    { head: "kind", value: (s) => s.kind, width: "98px" },
-    { head: "name", value: (s) => s.name, name: true },
-    { head: "operators", value: (s) => s.operators, number: true, width: "90px" },
-    { head: "traffic", value: (s) => s.read + s.written, text: (s) => bytes(s.read + s.written), number: true, width: "92px" },
-    { head: "bound by", value: (s) => s.bound, width: "112px", cell: (s) => element("td", { title: s.bound }, bound(s)) },
+    { head: "runs", value: (s) => s.runs, number: true, width: "80px", cell: runsOf },
+    { head: "each", value: (s) => s.predicted, text: (s) => seconds(s.predicted), number: true, width: "80px" },
+    { head: "made of", value: (s) => s.total, text: () => "", width: "104px", cell: miniBar },
+    { head: "kind", value: (s) => s.kind, width: "92px" },
+    { head: "name", value: (s) => s.name, cell: (s) => element("td", { className: "name", title: s.name }, tail(s.name)) },
+    { head: "PCUs", value: (s) => s.units, text: (s) => whole(s.units), number: true, width: "68px" },
+    { head: "PMUs", value: (s) => s.chip, text: (s) => whole(s.chip), number: true, width: "68px" },
+    { head: "traffic", value: (s) => s.read + s.written, text: (s) => bytes(s.read + s.written), number: true, width: "90px" },
+    { head: "bound by", value: (s) => s.bound, width: "106px", cell: (s) => element("td", { title: s.bound }, bound(s)) },
   ], {
     sorted: { column: 2, down: true },
     count: folds.length < sections.length ? `${folds.length} rows of ${sections.length} sections` : "",
@@ -259,10 +263,11 @@
     byId("pipeline-head").replaceChildren(element("p", {},
       fact("predicted", seconds(section.predicted)), fact("compute", seconds(section.compute)),
       fact("memory", seconds(section.memory)), fact("fill", seconds(section.fill)), fact("launch", seconds(section.launch)),
-      fact("compute in use", percent(computeShare(section))), fact("memory in use", percent(memoryShare(section))),
+      fact("operators", String(section.operators)), fact("compute in use", percent(computeShare(section))), fact("memory in use", percent(memoryShare(section))),
       element("span", { className: "bound" }, "bound by ", bound(section))), element("p", {},
       fact("reads", bytes(section.read)), fact("weights", bytes(section.resident)), fact("writes", bytes(section.written)),
       fact("costliest line", section.line || "none"),
+      fact("PCUs", whole(section.units)), fact("PMUs", whole(section.chip)),
       fact("on the chip", `${bytes(data.on_chip[chosen])} of ${bytes(data.chip)}`),
       fact("products", section.flops ? flops(section.flops) : "none")));
     const place = byId("pipeline-stages");
