@@ -18,6 +18,7 @@ from sambasim.ir.program import Program
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, RunRecords, StepRecord, SummaryRecord
 from sambasim.report.findings import Findings
 from sambasim.report.page import measured_page, predicted_page
+from sambasim.report.page.replicas import zoomed
 from sambasim.report.page.sections import pipeline
 from sambasim.report.page.ui import Hover, element, for_script
 from sambasim.simulation.prediction import Prediction, predict
@@ -242,6 +243,31 @@ def test_stages_add_up_to_their_section(level: Level) -> None:
         assert sum(stage[4] for stage in stages) == section.load.product_flops
         assert len(stages) == section.operators
         assert all(0 <= source < to for to, stage in enumerate(stages) for source, _ in stage[5])
+
+
+@pytest.mark.parametrize(
+    ("efficiencies", "ends"),
+    [([1.0, 0.98, 1.004], (0.97, 1.01)), ([1.0, 0.9], (0.88, 1.02)), ([1.0, 0.3], (0.0, 1.09)), ([1.0], (0.99, 1.01))],
+)
+def test_the_axis_of_efficiency_is_zoomed_to_what_is_there(
+    efficiencies: list[float], ends: tuple[float, float]
+) -> None:
+    assert zoomed(efficiencies) == ends
+
+
+def test_a_zoomed_axis_says_so_and_time_can_be_seen_without_the_host() -> None:
+    prediction = predicted()
+    page = Page(predicted_page(prediction, DIGEST))
+    figures = page.data["figures"]
+    assert isinstance(figures, dict)
+    axis = figures["scaling-efficiency"]["layout"]["yaxis"]
+    assert axis["title"]["text"].endswith(f"(from {axis['range'][0]:.0%}, not from 0)") == (axis["range"][0] > 0)
+    buttons = [attributes for _, attributes in page.elements if "data-plot" in attributes]
+    assert [one["data-plot"] for one in buttons] == ["timeline-figure", "memory-figure"]
+    for button in buttons:
+        assert float(button["data-from"] or 0) == pytest.approx(prediction.alone.host_s)
+        last = figures[button["data-plot"]]["layout"]["xaxis"]["range"][1]
+        assert float(button["data-to"] or 0) == pytest.approx(last, rel=0.02)
 
 
 def test_a_forward_has_no_sync() -> None:

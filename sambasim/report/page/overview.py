@@ -143,7 +143,11 @@ def memory(found: Findings) -> ui.Part:
         id="memory",
         title="Memory over time",
         lead=lead + not_drawn,
-        body=ui.joined(ui.plot("memory-figure", 320, "Off-chip memory in use over the step"), tables),
+        body=ui.joined(
+            ui.without_host("memory-figure", prediction.alone.host_s, end_s),
+            ui.plot("memory-figure", 320, "Off-chip memory in use over the step"),
+            tables,
+        ),
         figures={"memory-figure": drawn},
     )
 

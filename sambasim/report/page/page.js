@@ -355,6 +355,16 @@
     },
   };
 
+  // Time axes with and without the host.
+  for (const button of document.querySelectorAll("[data-plot]")) {
+    button.addEventListener("click", () => {
+      const hidden = button.ariaPressed !== "true";
+      button.ariaPressed = String(hidden);
+      const range = [hidden ? Number(button.dataset.from) : 0, Number(button.dataset.to)];
+      Plotly.relayout(byId(button.dataset.plot), { "xaxis.range": range });
+    });
+  }
+
   // Figures.
   // Only these buttons: one of plotly's defaults uploads the chart to a server.
   const config = (layout) => ({

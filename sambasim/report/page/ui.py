@@ -212,6 +212,13 @@ def plot(id_: str, height: int, label: str) -> Html:
     return element("div", id=id_, class_="plot", style=f"height:{height}px", role="img", aria_label=label)
 
 
+def without_host(plot_id: str, host_s: float, last_s: float) -> Html:
+    """A button that shows the time axis of a plot from the end of the host's time to `last_s`, and back."""
+    numbers = {"data_plot": plot_id, "data_from": f"{host_s:.9g}", "data_to": f"{1.01 * last_s:.9g}"}
+    button = element("button", "Without the host", type="button", aria_pressed="false", **numbers)
+    return element("div", button, f"The host takes {format_seconds(host_s)} before the device starts.", class_="tools")
+
+
 def shares(title: str, parts: Sequence[tuple[str, float, str, str]]) -> Html:
     total = sum(amount for _, amount, _, _ in parts) or 1.0
     present = [part for part in parts if part[1] > 0]
