@@ -6,13 +6,13 @@ from sambasim.costs.price import Bound
 from sambasim.costs.work import device_bytes_of
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.types import SymbolKind
-from sambasim.report.advice import NO_CHANGE, step_text
+from sambasim.report.advice import NO_CHANGE, compared_text, step_text
 from sambasim.simulation.advice import Advice, Change, fetched_outputs
 from sambasim.simulation.prediction import Prediction
 from sambasim.simulation.step import MODEL_KINDS
 from sambasim.units import counted, format_bytes, format_count, format_rate, format_seconds
 
-WHICH_FLOPS = "matrix products, convolutions and attention, forward and backward, without recomputation"
+WHICH_FLOPS = "FLOP of products a step, forward and backward, without recomputation"
 
 _MADE_AGAIN = "__again"
 """The end of the names of nodes that recomputation repeats."""
@@ -31,8 +31,7 @@ def _best(change: Change) -> str:
     before, after = change.before, change.after
     if before.samples == after.samples:
         return f"{change.what}{where}: {step_text(change)}"
-    rates = f"{format_rate(before.samples_per_s)} -> {format_rate(after.samples_per_s)} samples/s"
-    return f"{change.what}{where}: {rates}"
+    return f"{change.what}{where}: {compared_text(change)}"
 
 
 def _parts(prediction: Prediction) -> list[tuple[float, str]]:
@@ -66,8 +65,15 @@ def _host(prediction: Prediction) -> str:
     return f"it sends {format_bytes(inputs_bytes)} of inputs each {each}"
 
 
+def range_text(span_s: tuple[float, float]) -> str:
+    """`2.97 to 3.88 s`."""
+    least, most = map(format_seconds, span_s)
+    number, _, unit = least.partition(" ")
+    return f"{number if unit == most.partition(' ')[2] else least} to {most}"
+
+
 def model_flops(prediction: Prediction) -> int:
-    """FLOPs of a step: see WHICH_FLOPS."""
+    """FLOPs of matrix products, convolutions, attention and recurrent layers in a step, without recomputation."""
     step, graph = prediction.alone, prediction.graph
     types = {**graph.values, **{name: symbol.type for name, symbol in prediction.program.symbols.items()}}
     made_again = 0
@@ -127,4 +133,4 @@ def mfu_text(prediction: Prediction) -> str:
     """Of what the MFU is a share, without its unit."""
     numbers = (model_flops(prediction), published(prediction).flops_per_s)
     flops, peak = map(format_count, numbers)
-    return f"{flops}FLOP a step, of the {peak}FLOP/s of its tiles: {WHICH_FLOPS}"
+    return f"{flops}{WHICH_FLOPS}; its tiles have {peak}FLOP/s"

@@ -16,7 +16,7 @@ from sambasim.records.trace import TraceProcess, TraceSpan, trace_json
 from sambasim.records.trace import Track as Shown
 from sambasim.report.advice import PRICED_IN, advice_fields, advice_parts
 from sambasim.report.findings import Findings
-from sambasim.report.headline import mfu, mfu_text, model_flops, published, reachable, roofs_text
+from sambasim.report.headline import mfu, mfu_text, model_flops, published, range_text, reachable, roofs_text
 from sambasim.report.output import Curve, add_row, json_line, labelled, plain_table, speed_chart
 from sambasim.simulation.prediction import Prediction, backing_of, is_recurrent, likely_s, zero_note
 from sambasim.simulation.scaling import ScaledStep, Span, Track
@@ -71,6 +71,7 @@ def simulation_json(found: Findings, paths: Sequence[SyncPath]) -> str:
         "roofs": {"reachable": asdict(reachable(facts)), "published": asdict(published(facts))},
         **advice_fields(found.advice),
         "scaling": [record.model_dump() for record in scaling_records(facts, paths)],
+        "lines": [{"line": line, "predicted_s": seconds} for line, seconds in found.line_s.items()],
         "tensors": [{"from": a, "to": b, "bytes": size} for (a, b), size in sorted(found.stages.tensors.items())],
         "sections": [_section_fields(found, number) for number in range(len(alone.sections))],
     }
@@ -102,8 +103,7 @@ def _head(found: Findings) -> list[tuple[str, str]]:
     of_device, of_host = format_seconds(step.device_s), format_seconds(step.host_s)
     rows = [(what, f"{format_seconds(step.predicted_s)}, {batch}: {of_device} of the device, {of_host} of the host")]
     if span := likely_s(facts):
-        least, most = map(format_seconds, span)
-        rows.append(("range", f"{least} to {most}, by the worst error of a step that was left out"))
+        rows.append(("range", f"{range_text(span)}, by the worst error of a step that was left out"))
     memory = f"{format_bytes(step.need.size_bytes)} of {format_bytes(step.budget.capacity_bytes)}"
     kept, between = format_bytes(step.need.kept_bytes), format_bytes(step.need.residency.size_bytes)
     rows += [
@@ -112,6 +112,8 @@ def _head(found: Findings) -> list[tuple[str, str]]:
         ("roofs", roofs_text(facts)),
         ("memory", f"{memory}: {kept} kept, {between} between sections"),
     ]
+    if found.line_s:
+        rows.insert(2, ("lines", f"{found.costliest_lines} of the device time, by the costliest line of each section"))
     if step.tiers.slow_bytes:
         rows.append(("", f"{format_bytes(step.tiers.slow_bytes)} in DDR, because HBM is full"))
     return rows

@@ -6,7 +6,7 @@ import pytest
 
 from sambasim.hardware.spec import load_device
 from sambasim.report.findings import Findings
-from sambasim.report.headline import WHICH_FLOPS, mfu, model_flops
+from sambasim.report.headline import WHICH_FLOPS, mfu, model_flops, range_text
 from sambasim.report.page import predicted_page
 from sambasim.report.simulation import simulation_json
 from sambasim.simulation.prediction import likely_s
@@ -56,7 +56,23 @@ def test_page_and_json_have_the_headline_and_the_same_figures() -> None:
     assert record["predicted_mfu"] == mfu(prediction)
     span = likely_s(prediction)
     assert span is not None
-    assert " to ".join(map(format_seconds, span)) in page.words
+    assert range_text(span) in page.words
+    assert found.costliest_lines in page.words
+    assert record["lines"][0]["line"] == next(iter(found.line_s))
     assert WHICH_FLOPS in words
     assert f"{mfu(prediction):.1%}" in page.words
     assert "unknown" in Page(predicted_page(predicted(wide(False), batch_size=8), DIGEST)).words, "bound by launches"
+
+
+def test_a_range_names_its_unit_once() -> None:
+    assert range_text((2.97, 3.876)) == "2.97 to 3.88 s"
+    assert range_text((0.9, 1.25)) == "900.0 ms to 1.25 s"
+
+
+def test_the_costliest_lines_add_up_to_the_passes() -> None:
+    found = Findings(predicted(wide(), level="o0"))
+    with_line = sum(
+        section.price.predicted_s for section, line in zip(found.step.sections, found.lines, strict=True) if line
+    )
+    assert sum(found.line_s.values()) == pytest.approx(with_line)
+    assert found.costliest_lines.startswith("tests/simulation/test_advice.py:")

@@ -31,7 +31,12 @@ def predicted_page(prediction: Prediction, digest: str | None, run: tuple[RunRec
     with the name of its file."""
     found = Findings(prediction)
     parts, last = [make(found) for make in _PREDICTED], grounds(prediction.device, prediction.cluster)
-    note = joined(element("p", found.headline, class_="headline"), caveat(prediction))
+    lines = element(
+        "p", "Costliest lines, of the device time: ", element("code", found.costliest_lines), class_="lines"
+    )
+    note = joined(
+        element("p", found.headline, class_="headline"), *([lines] if found.line_s else []), caveat(prediction)
+    )
     return _with_run(prediction.program.name, facts_line(prediction, digest), note, parts, last, run)
 
 

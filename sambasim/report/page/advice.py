@@ -10,8 +10,8 @@ from sambasim.units import format_rate, format_seconds
 def advice(found: Findings) -> ui.Part:
     changes = found.advice.changes
     lead = (
-        "Each change is predicted again by itself, with everything else as it is; those that gain more than 2 % of the "
-        "samples/s on the same hardware are listed, best first. Gains do not add up."
+        "Each change is predicted again by itself, and compared on the same hardware. Those that gain more than 2 % "
+        "are listed, best first; gains do not add up."
     )
     listed = ui.element("ol", *map(_item, changes), class_="advice") if changes else ui.element("p", NO_CHANGE)
     return ui.Part("advice", "What would make it quicker", lead, ui.joined(listed, _devices(found)))

@@ -6,7 +6,7 @@ from sambasim.ir.types import SymbolKind
 from sambasim.report.advice import PRICED_IN
 from sambasim.report.devices import figures_of, title_of, value_text
 from sambasim.report.findings import Findings
-from sambasim.report.headline import mfu, mfu_text
+from sambasim.report.headline import mfu, mfu_text, range_text
 from sambasim.report.page import ui
 from sambasim.report.simulation import bound_text
 from sambasim.simulation.advice import on_a_node
@@ -49,9 +49,7 @@ def summary(found: Findings) -> ui.Part:
     return ui.Part(
         id="summary",
         title="The step at a glance",
-        lead=(
-            f"Numbers are of one replica, unless they name more, and {PRICED_IN}. The two bars divide its device time."
-        ),
+        lead=f"One replica, unless more are named; {PRICED_IN}.",
         body=ui.joined(ui.keys(_keys(prediction)), ui.element("div", by_bound, by_kind, class_="pair")),
     )
 
@@ -64,7 +62,7 @@ def _keys(prediction: Prediction) -> list[tuple[str, str, str]]:
         ("step", format_seconds(alone.predicted_s), step),
         ("range", "unknown", "no published step is like this one")
         if span is None
-        else ("range", " to ".join(map(format_seconds, span)), "by the worst error of a step that was left out"),
+        else ("range", range_text(span), "by the worst error of a step that was left out"),
         ("throughput", plain_rate(alone.samples_per_s), "samples/s, host time included"),
         ("MFU", f"{mfu(prediction):.1%}", mfu_text(prediction)),
         ("memory", format_bytes(alone.need.size_bytes), capacity),

@@ -238,6 +238,9 @@ def _dot(colour: str) -> Html:
     return element("i", style=f"background:{colour}")
 
 
+_COLUMN_PX = 84
+
+
 def table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1, class_: str = "", above: str = ""
 ) -> Html:
@@ -254,7 +257,9 @@ def table(
 
     head = element("thead", above, element("tr", cells("th", heads)))
     body = element("tbody", *(element("tr", cells("td", row)) for row in rows))
-    return element("table", head, body, class_=class_ or None)
+    # On a narrow screen it scrolls in its own box.
+    narrowest = f"min-width:{_COLUMN_PX * len(heads)}px"
+    return element("div", element("table", head, body, class_=class_ or None, style=narrowest), class_="scroll")
 
 
 def seconds_or_none(time_s: float) -> str:
