@@ -175,12 +175,12 @@
   if (operators.length) {
     liveTable("operators-rows", operators, [
       { head: "no.", value: (o) => o.place, number: true, width: "56px" },
+      { head: "line", value: where, whole: true, width: "252px" },
       { head: "section", value: (o) => o.section, text: (o) => (o.section === null ? "-" : o.section), number: true, width: "76px" },
       { head: "operator", value: (o) => o.operator, text: (o) => short(o.operator), name: true, width: "17%" },
       { head: "kind", value: (o) => o.kind, width: "112px" },
       { head: "result", value: (o) => o.type, name: true, width: "16%" },
       { head: "module", value: (o) => o.module, name: true, width: "14%" },
-      { head: "line", value: where, whole: true, width: "252px" },
       { head: "source", value: (o) => o.code, name: true },
     ], {
       words: (o) => `${o.operator} ${o.name}`,
@@ -233,8 +233,8 @@
 
   function stageTable(stages) {
     const most = Math.max(1, ...stages.map(([, , , , work]) => work));
-    const columns = [["no.", "44px", true], ["operator", "17%"], ["line", "252px"], ["module", "12%"], ["source"], ["one row passed on", "94px", true], ["read from memory", "84px", true],
-      ["weights", "80px", true], ["written to memory", "84px", true], ["products", "146px"]];
+    const columns = [["no.", "42px", true], ["line", "246px"], ["operator", "166px"], ["source"], ["one row passed on", "92px", true], ["read from memory", "86px", true],
+      ["weights", "80px", true], ["written to memory", "86px", true], ["products", "138px"]];
     const head = columns.map(([name, width, number]) =>
       element("th", { className: number ? "number" : "", style: `width:${width || "auto"}` }, name));
     const rows = stages.map(([node, streamed, resident, written, work, , handed], number) => {
@@ -243,9 +243,8 @@
       const bar = element("span", { style: `display:inline-block;height:9px;width:${(32 * work) / most}px;background:#0072b2;margin-right:6px` });
       return element("tr", {},
         cell(String(number), "number"),
-        cell(short(o.operator), "name", `${o.operator} → ${o.type}\n${o.name}`),
         cell(where(o), "name whole"),
-        cell(o.module, "name"),
+        cell(short(o.operator), "name", `${o.operator} → ${o.type}\n${o.name}\n${o.module}`),
         cell(o.code, "name"),
         cell(orNothing(bytes)(handed), "number"),
         cell(orNothing(bytes)(streamed), "number"),

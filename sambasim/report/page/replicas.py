@@ -156,7 +156,9 @@ def _scaling_figures(prediction: Prediction, counts: Sequence[int]) -> Mapping[s
     efficiencies = {path: [step.efficiency(alone) for step in prediction.scaled[path]] for path in SyncPath}
     least, most = zoomed([value for values in efficiencies.values() for value in values])
     title = "predicted efficiency" + (f" (from {least:.0%}, not from 0)" if least else "")
-    x = ui.axis("replicas", type="log", tickvals=counts, ticktext=list(map(str, counts)), fixedrange=True)
+    x = ui.axis(
+        "replicas", type="log", tickvals=counts, ticktext=list(map(str, counts)), fixedrange=True, automargin=True
+    )
     legend = {**ui.LEGEND, "y": 1.02}
     return {
         "scaling-speed": ui.figure(
