@@ -21,7 +21,8 @@ _MADE_AGAIN = "__again"
 def headline(prediction: Prediction, advice: Advice) -> str:
     """What takes the largest part of the step, and the change that gains most."""
     seconds, words = max(_parts(prediction), key=lambda part: part[0])
-    binds = f"{seconds / prediction.alone.predicted_s:.0%} of the step is {words}"
+    step = "step" if prediction.program.training is not None else "forward"
+    binds = f"{seconds / prediction.alone.predicted_s:.0%} of the {step} is {words}"
     return f"{binds}; {_best(advice.changes[0]) if advice.changes else NO_CHANGE}"
 
 
