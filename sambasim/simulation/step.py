@@ -8,7 +8,8 @@ from functools import cached_property
 
 from sambasim.costs.cut import Level, Piece, cut
 from sambasim.costs.fit import Need, check_chip, check_memory, need_of
-from sambasim.costs.price import Bound, Load, SectionPrice, load_of, price_of
+from sambasim.costs.load import Load, load_of
+from sambasim.costs.price import Bound, SectionPrice, price_of
 from sambasim.costs.work import Work, at_batch_size, device_bytes_of, stage_ranges, work_of
 from sambasim.hardware.budget import Budget, Calibration
 from sambasim.ir.graph import Graph, SectionKind
@@ -172,8 +173,6 @@ def price_pieces(
     states = (one for one in program.symbols.values() if one.kind is SymbolKind.OPTIMIZER_STATE)
     tiers = tiers_of(need, sum(one.type.size_bytes for one in states), budget)
     usual = slowed(budget, tiers.rest)
-    if any(stop - start > 1 for start, stop in (piece.stages for piece in pieces)):
-        usual = usual.in_pipelines
     sections = []
     for piece in pieces:
         start, stop = piece.stages
@@ -188,7 +187,7 @@ def price_pieces(
         sections=(*sections, *updates(program, budget, tiers, 1)),
         budget=budget,
         batch_size=samples,
-        start_s=calibration.host_s_per_section.value,
+        start_s=budget.start_s,
         sent_s=sent_bytes / calibration.host_bytes_per_s.value,
         need=need,
         tiers=tiers,

@@ -146,7 +146,7 @@ def _scaling_figures(prediction: Prediction, counts: Sequence[int]) -> Mapping[s
         hoverinfo="skip",
     )
     speeds = {path: [step.samples_per_s for step in prediction.scaled[path]] for path in SyncPath}
-    efficiencies = {path: [step.efficiency(alone) for step in prediction.scaled[path]] for path in SyncPath}
+    efficiencies = {path: [step.efficiency for step in prediction.scaled[path]] for path in SyncPath}
     top = 1.05 * max(1.0, *(value for values in efficiencies.values() for value in values))
     x = ui.axis("replicas", type="log", tickvals=counts, ticktext=list(map(str, counts)), fixedrange=True)
     legend = {**ui.LEGEND, "y": 1.02}
@@ -170,7 +170,7 @@ def _curve(prediction: Prediction, path: SyncPath, values: Sequence[float]) -> u
     steps = prediction.scaled[path]
     texts = [
         f"<b>{step.placement.replicas} replicas, {WAYS[path]}</b><br>{plain_rate(step.samples_per_s)} samples/s, "
-        f"efficiency {step.efficiency(prediction.alone):.1%}<br>step {format_seconds(step.predicted_s)}, of which "
+        f"efficiency {step.efficiency:.1%}<br>step {format_seconds(step.predicted_s)}, of which "
         f"{format_seconds(step.exposed_sync_s)} waiting for sync<br>{step.way or 'nothing to sync'}"
         for step in steps
     ]
@@ -201,7 +201,7 @@ def _scaling_table(prediction: Prediction) -> str:
             row += [
                 format_seconds(step.predicted_s),
                 plain_rate(step.samples_per_s),
-                f"{step.efficiency(prediction.alone):.1%}",
+                f"{step.efficiency:.1%}",
                 ui.seconds_or_none(step.exposed_sync_s),
             ]
         rows.append(row)

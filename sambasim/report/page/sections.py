@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from sambasim.costs.price import chip_bytes
+from sambasim.costs.load import chip_bytes
 from sambasim.costs.work import Work, work_of
 from sambasim.ir.graph import Node
 from sambasim.ir.operators import OPERATORS
@@ -110,7 +110,7 @@ def pipeline(prediction: Prediction) -> ui.Part:
         data={
             "pipeline": [_stage_rows(work, nodes, section) for section in timed],
             "first_section": first,
-            "on_chip": [chip_bytes(section.load) for section in timed],
+            "on_chip": [chip_bytes(section.load, prediction.alone.budget) for section in timed],
             "chip": prediction.alone.budget.chip_bytes,
         },
     )
