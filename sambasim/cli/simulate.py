@@ -303,7 +303,6 @@ def _predict(rows: "Sequence[Row]", report_phase: Callable[[str], None]) -> "lis
     from sambasim.hardware.spec import load_cluster, load_device
     from sambasim.report.devices import row_record
     from sambasim.simulation.prediction import predict
-    from sambasim.simulation.step import MODEL_KINDS
     from sambasim.simulation.sync import SyncPath
 
     programs: dict[tuple[str, str, int], Program] = {}
@@ -318,9 +317,8 @@ def _predict(rows: "Sequence[Row]", report_phase: Callable[[str], None]) -> "lis
         cluster = load_cluster(device.cluster)
         found = predict(programs[key], device, row.tiles, row.level, cluster, (row.replicas,), mapped_by=row.mapped_by)
         step, (scaled,) = found.alone, found.scaled[SyncPath.RDU]
-        sections = sum(section.kind in MODEL_KINDS for section in step.sections)
         predicted = row.figure_of(step.device_s, scaled.predicted_s)
-        records.append(row_record(row, predicted, step.host_s, sections))
+        records.append(row_record(row, predicted, step))
     return records
 
 

@@ -1,5 +1,5 @@
 """Cuts a graph into sections: at o0 one operator each, at o1 the fastest predicted cut with at most 8 neighbouring
-operators of one module, at o3 the fastest of all; but one operator each where that is faster. Operators share a section
+operators of one module, at o3 the fastest of all. Operators share a section
 if compute units and the chip suffice and none needs the whole batch first. A view belongs to the section after it."""
 
 from bisect import bisect_right
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Literal, TypeAlias
 
-from sambasim.costs.price import GrowingLoad, chip_bytes, load_of, price_of
+from sambasim.costs.load import GrowingLoad, chip_bytes
+from sambasim.costs.price import price_of
 from sambasim.costs.work import Work
 from sambasim.hardware.budget import Budget
 from sambasim.ir.graph import Graph, Node, Section, SectionKind
@@ -17,6 +18,9 @@ from sambasim.ir.operators import OPERATORS, OperatorKind
 Level: TypeAlias = Literal["o0", "o1", "o3"]
 
 MOST_OF_A_MODULE = 8
+
+MOST_STAGES = 64
+"""Of a section. The time to fill a longer pipeline exceeds what fewer sections save; and a cut takes less time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +43,10 @@ def cut(graph: Graph, work: Work, budget: Budget, level: Level) -> list[Piece]:
     ]
     part_ends = [sum(stage.node < sections[-1].stop for stage in work.stages) for _, sections in parts]
     limits = _limits(len(work.stages), part_ends)
-    ends = singles = list(range(1, len(work.stages) + 1))
+    ends = list(range(1, len(work.stages) + 1))
     if level != "o0":
         allowed = _within_modules(graph, work, limits) if level == "o1" else limits
-        ends = best_cut(work, budget.in_pipelines, allowed)
-        if _seconds(work, budget, singles) < _seconds(work, budget.in_pipelines, ends):
-            ends = singles
+        ends = best_cut(work, budget, allowed)
     pieces: list[Piece] = []
     start = 0
     for kind, sections in parts:
@@ -88,21 +90,17 @@ def best_cut(work: Work, budget: Budget, limits: Sequence[int]) -> list[int]:
     return ends[::-1]
 
 
-def _seconds(work: Work, budget: Budget, ends: Sequence[int]) -> float:
-    return sum(price_of(load_of(work, *part, budget), budget).predicted_s for part in pairwise([0, *ends]))
-
-
 def _sections_from(work: Work, budget: Budget, start: int, limit: int) -> Iterator[tuple[int, float]]:
     """The sections that can begin at stage `start` and end by `limit`: end, and predicted seconds, of each."""
     growing = GrowingLoad(work, start, budget)
-    for stop in range(start + 1, min(limit, start + budget.stages) + 1):
+    for stop in range(start + 1, min(limit, start + MOST_STAGES) + 1):
         if stop > start + 1 and not growing.can_take(work.stages[stop - 1]):
             return
         growing.take()
         load = growing.load()
-        if stop > start + 1 and chip_bytes(load) > budget.chip_bytes:
+        if stop > start + 1 and chip_bytes(load, budget) > budget.chip_bytes:
             return
-        yield stop, price_of(load, budget).predicted_s
+        yield stop, price_of(load, budget).predicted_s + budget.start_s
 
 
 def _name(piece: Sequence[Node]) -> str:

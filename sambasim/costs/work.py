@@ -8,61 +8,41 @@ device; a scaling by a number, which the operator before it does; an operator wi
 a constant mask. Views of a value count as that value.
 
 Dropout is made again in the backward, from its input and the seed: no mask is stored, and no dropped tensor.
-
-A product can use as many compute units as its stationary operand fills: a unit holds a block of 32 rows and 32 columns
-of it, while the other operand streams past. Stationary are weights (the taps of a convolution, the matrices of a
-recurrent layer), gradients of weights, and, if two tensors stream, the rows of the second that are on the chip at a
-time, at least all rows of one matrix of a batch. A product uses at least one unit in each dimension.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
+from math import inf, prod
 from typing import NamedTuple
 
 from sambasim.ir.graph import Graph, Node, SectionKind, node_references, references
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.types import DTYPE_BYTES, VALUE_BYTES, Symbol, SymbolKind, TensorType
 
-LANES = 32
-"""Numbers that a compute unit processes at once (source: DFModel)."""
-
-STREAMED_ROWS = 256
-"""Rows of a streamed operand that are on the chip at a time."""
-
 _MATRIX = 2
 
 
-def units_of(node: Node, types: Mapping[str, TensorType], is_fixed: Callable[[str], bool]) -> float:
-    """How many compute units can share a product, at least 1. `is_fixed` says whether a value stays on the chip."""
-    kind = OPERATORS[node.operator].kind
-    if kind is OperatorKind.CONVOLUTION:
-        shapes = [types[name].shape for name in references(node.args) if name in types]
-        # the weight: operand 2 of the backward, 1 of the forward
-        outputs, inputs, *taps = shapes[2 if node.operator.endswith("backward.default") else 1]
-        return prod(taps) * _blocks((outputs, inputs))
-    matrices = [name for name in references(node.args) if name in types and len(types[name].shape) >= _MATRIX]
-    fixed = [types[name].shape for name in matrices if is_fixed(name)]
-    if kind is OperatorKind.RECURRENT:
-        return max(1.0, sum(map(_blocks, fixed)))
-    if fixed:
-        return _blocks(fixed[-1])
-    gradients = [types[name].shape for name in node.results if name is not None and name in types and is_fixed(name)]
-    if gradients and len(gradients[0]) >= _MATRIX:
-        return _blocks(gradients[0])
-    if not matrices:
-        return 1.0
-    # Attention keeps its keys, other products their last matrix.
-    stationary = 1 if kind is OperatorKind.ATTENTION and len(matrices) > 1 else -1
-    *batch, rows, columns = types[matrices[stationary]].shape
-    return _blocks((min(prod(batch) * rows, max(rows, STREAMED_ROWS)), columns))
+LANES = 32
+"""Numbers that a compute unit processes at once (source: DFModel)."""
 
 
-def _blocks(shape: tuple[int, ...]) -> float:
-    """The 32 by 32 blocks that an operand of `shape` fills, fractions included; at least one in each dimension."""
-    *batch, rows, columns = shape
-    return max(1, prod(batch)) * max(1.0, rows / LANES) * max(1.0, columns / LANES)
+def blocks_of(node: Node, types: Mapping[str, TensorType]) -> float:
+    """Of a convolution, the blocks of 32 inputs by 32 outputs of its weight, fractions included, for all taps."""
+    if OPERATORS[node.operator].kind is not OperatorKind.CONVOLUTION:
+        return inf
+    shapes = [types[name].shape for name in references(node.args) if name in types]
+    # the weight: operand 2 of the backward, 1 of the forward
+    outputs, inputs, *taps = shapes[2 if node.operator.endswith("backward.default") else 1]
+    return prod(taps) * max(1.0, outputs / LANES) * max(1.0, inputs / LANES)
+
+
+def columns_of(node: Node, types: Mapping[str, TensorType]) -> int:
+    """The columns of the widest result; of a convolution, its channels."""
+    shapes = [types[name].shape for name in node.results if name is not None and name in types]
+    channels = OPERATORS[node.operator].kind is OperatorKind.CONVOLUTION
+    widths = [shape[1 if channels else -1] for shape in shapes if len(shape) >= _MATRIX]
+    return max(widths, default=1)
 
 
 _REALS = tuple(dtype for dtype in DTYPE_BYTES if dtype.startswith(("float", "bfloat")))
@@ -96,14 +76,16 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """An operator that takes time on a device: its node, the values that it reads and writes, the FLOPs of its products
-    and the compute units that can share them. `needs_all`: it needs all samples before it writes a result."""
+    """An operator that takes time on a device: its node, the values that it reads and writes, the FLOPs of its product,
+    the `blocks` of the weight if that is a convolution, else infinity, and the columns of its widest result.
+    `needs_all`: it needs all samples before it writes a result."""
 
     node: int
     reads: tuple[Read, ...]
     writes: tuple[str, ...]
     product_flops: int
-    units: float
+    blocks: float
+    columns: int
     needs_all: bool
 
     @property
@@ -146,12 +128,6 @@ def work_of(graph: Graph, symbols: Mapping[str, Symbol]) -> Work:
     float32 = _loss_values(graph, stages, types)
     kept = frozenset(base_of.get(output.value, output.value) for output in graph.outputs)
     resident = _fixed(stages, symbols) | _gradients(graph, stages, symbols, types, base_of)
-    stages = [
-        replace(stage, units=units_of(graph.nodes[stage.node], types, lambda name: base_of.get(name, name) in resident))
-        if stage.product_flops
-        else stage
-        for stage in stages
-    ]
     values = dict.fromkeys(value for stage in stages for value in stage.values)
     tensors = {value: _tensor(types[value], value in float32, value in resident) for value in values}
     return Work(tuple(stages), tensors, kept)
@@ -227,7 +203,8 @@ def _stages(graph: Graph, types: Mapping[str, TensorType], base_of: dict[str, st
             reads=_reads(node, read, types, base_of),
             writes=tuple(results),
             product_flops=operator.flops(node, types.__getitem__) if operator.flops else 0,
-            units=0.0,
+            blocks=blocks_of(node, types),
+            columns=columns_of(node, types),
             needs_all=node.operator in _WHOLE_BATCH_FIRST or (node.operator == _BATCH_NORM and is_training),
         )
 

@@ -2,8 +2,9 @@
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
+from statistics import mean
 from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
@@ -26,9 +27,14 @@ class Count(Parameter):
     value: PositiveInt
 
 
+class Errors(_Table):
+    mean_error: PositiveFloat
+    worst_error: PositiveFloat
+
+
 class Fit(_Table):
     """Errors of the predictions on the `rows` used for calibration, as unsigned fractions of the published values, and
-    on rows of a width that was left out. A test compares the first with `sambasim validate`."""
+    by level, of rows of a width that was left out. A test compares the first with `sambasim validate`."""
 
     device: str
     arch: str
@@ -36,8 +42,15 @@ class Fit(_Table):
     mean_error: PositiveFloat
     worst_error: PositiveFloat
     worst_host_error: PositiveFloat
-    left_out_mean_error: PositiveFloat
-    left_out_worst_error: PositiveFloat
+    left_out: Mapping[str, Errors]
+
+    @property
+    def left_out_mean(self) -> float:
+        return mean(one.mean_error for one in self.left_out.values())
+
+    @property
+    def left_out_worst(self) -> float:
+        return max(one.worst_error for one in self.left_out.values())
 
 
 class Calibration(_Table):
@@ -46,15 +59,15 @@ class Calibration(_Table):
     ddr_efficiency: Parameter
     hbm_efficiency: Parameter
     unit_efficiency: Parameter
-    pipeline_share: Parameter
+    convolution_efficiency: Parameter
     launch_s: Parameter
     load_s: Parameter
     host_s_per_section: Parameter
     host_bytes_per_s: Parameter
-    units_per_stage: Count
-    buffer_share: Parameter
+    columns_per_unit: Count
+    placed_share: Parameter
     tile_rows: Count
-    least_tiles: Count
+    spread: Parameter
     fit: Fit
 
     def parameters(self) -> Mapping[str, Parameter]:
@@ -77,28 +90,28 @@ class Behind:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What one replica may use. `where` is for messages; `memory` is what sections stream from, HBM or DDR, at the
-    reachable rate; `capacity_bytes` includes the DDR `behind` an HBM."""
+    """What one replica may use. `where` is for messages. Operators are placed on `placeable_units` of all `units`:
+    `by_hand` on any number of them, else on one for every `columns_per_unit` of their results. `memory` is what
+    sections stream from, HBM or DDR, at the reachable rate; `capacity_bytes` includes the DDR `behind` an HBM.
+    `start_s` is host time to start a section, `spread` that of the times of replicas, as a share of a pass."""
 
     where: str
     units: int
-    stages: int
+    placeable_units: int
+    columns_per_unit: int
+    by_hand: bool
     chip_bytes: int
     unit_flops_per_s: float
-    pipeline_share: float
+    convolution_flops_per_s: float
     memory: str
     memory_bytes_per_s: float
     capacity_bytes: int
     behind: Behind | None
     launch_s: float
     load_s: float
+    start_s: float
     tile_rows: int
-    least_tiles: int
-
-    @property
-    def in_pipelines(self) -> "Budget":
-        """The budget of sections of several operators, where units wait for the slowest stage."""
-        return replace(self, unit_flops_per_s=self.unit_flops_per_s * self.pipeline_share, pipeline_share=1.0)
+    spread: float
 
     @property
     def off_chip(self) -> str:
@@ -123,18 +136,21 @@ def budget_of(
     return Budget(
         where=device.name if tiles is None else f"{tiles} of {device.tiles} tiles of {device.name}",
         units=units,
-        stages=max(1, units // calibration.units_per_stage.value),
-        chip_bytes=int(device.sram_bytes * share * calibration.buffer_share.value),
-        unit_flops_per_s=device.peak_bf16_flops_per_s / device.pcus * calibration.unit_efficiency.value,
-        pipeline_share=calibration.pipeline_share.value if mapped_by == "compiler" else 1.0,
+        placeable_units=max(1, units if mapped_by == "vendor" else int(units * calibration.placed_share.value)),
+        columns_per_unit=calibration.columns_per_unit.value,
+        by_hand=mapped_by == "vendor",
+        chip_bytes=int(device.sram_bytes * share * calibration.placed_share.value),
+        unit_flops_per_s=device.pcu_bf16_flops_per_s * calibration.unit_efficiency.value,
+        convolution_flops_per_s=device.pcu_bf16_flops_per_s * calibration.convolution_efficiency.value,
         memory="HBM" if hbm_bytes else "DDR",
         memory_bytes_per_s=hbm_bytes_per_s or ddr_bytes_per_s,
         capacity_bytes=int(device.ddr_capacity_bytes * share) + hbm_bytes,
         behind=Behind(hbm_bytes, ddr_bytes_per_s) if hbm_bytes else None,
         launch_s=calibration.launch_s.value,
         load_s=calibration.load_s.value,
+        start_s=calibration.host_s_per_section.value,
         tile_rows=calibration.tile_rows.value,
-        least_tiles=calibration.least_tiles.value,
+        spread=calibration.spread.value,
     )
 
 

@@ -58,13 +58,17 @@ class DeviceSpec(Spec):
     pcus: PositiveInt
     pmus: PositiveInt
     sram_bytes: PositiveInt
-    peak_bf16_flops_per_s: PositiveFloat
+    pcu_bf16_flops_per_s: PositiveFloat  # the peak of one
     ddr_capacity_bytes: PositiveInt
     ddr_bandwidth_bytes_per_s: PositiveFloat
     hbm_capacity_bytes: PositiveInt | None = None
     hbm_bandwidth_bytes_per_s: PositiveFloat | None = None
     cluster: str = "sn30-8"
     choices: ClassVar[frozenset[str]] = frozenset({"cluster"})
+
+    @property
+    def peak_bf16_flops_per_s(self) -> float:
+        return self.pcus * self.pcu_bf16_flops_per_s
 
     @model_validator(mode="after")
     def _hbm_has_both_figures(self) -> "DeviceSpec":

@@ -138,7 +138,6 @@ class StoredOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRun:
-    options: RunOptions
     data: DataOptions
     loss: LossOptions | None
     optimizer: OptimizerOptions | None
@@ -193,7 +192,7 @@ def resolve_run(
         for name, value in now.items()
         if value not in (None, {}) and value != was.get(name)
     )
-    return ResolvedRun(options, merged.data, merged.loss, merged.optimizer, merged.training, changed)
+    return ResolvedRun(merged.data, merged.loss, merged.optimizer, merged.training, changed)
 
 
 def _stored(training_defaults: Mapping[str, object], data_source: Mapping[str, object]) -> StoredOptions:

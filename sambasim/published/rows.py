@@ -15,6 +15,7 @@ class Row(BaseModel):
     figure: `device_s`, the device time of a training step in seconds; `samples_per_s` or `tokens_per_s` of all replicas
     host_s: host time of the same step in seconds, if published
     sections: number of sections, if published
+    units_share: share of the compute units that the section with the most uses, if published
     samples_tokens: tokens of one sample
     """
 
@@ -32,6 +33,7 @@ class Row(BaseModel):
     value: PositiveFloat
     host_s: PositiveFloat | None = None
     sections: PositiveInt | None = None
+    units_share: PositiveFloat | None = None
     replicas: PositiveInt = 1
     samples_tokens: PositiveInt = 1
     source: str

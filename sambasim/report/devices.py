@@ -1,6 +1,6 @@
 """The output of `sambasim devices` and `sambasim validate`: figures with their sources, and errors of predictions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from statistics import mean
 
@@ -8,13 +8,14 @@ from pydantic import Field
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from sambasim.hardware.budget import Budget
+from sambasim.hardware.budget import Budget, load_calibration
 from sambasim.hardware.placement import Inventory, Location, Placement
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec, LinkSpec, Spec
 from sambasim.ir.mesh import Mesh
 from sambasim.published.rows import Row
 from sambasim.records import Record
 from sambasim.report.output import add_row, json_line, plain_table
+from sambasim.simulation.step import MODEL_KINDS, PredictedStep
 from sambasim.units import format_bytes, format_count, format_seconds
 
 
@@ -142,6 +143,8 @@ class RowRecord(Record):
     predicted_host_s: float | None
     published_sections: int | None
     predicted_sections: int
+    published_units_share: float | None
+    predicted_units_share: float
     source: str
     replicas: int = Field(exclude=True)
 
@@ -153,16 +156,35 @@ class RowRecord(Record):
         return self.predicted_host_s / self.published_host_s - 1
 
 
+class ErrorRecord(Record):
+    """Errors as fractions of the published values, of the rows of one level or of host times."""
+
+    mean: float
+    worst: float
+
+    @classmethod
+    def of(cls, errors: Iterable[float]) -> "ErrorRecord":
+        found = list(map(abs, errors))
+        return cls(mean=mean(found), worst=max(found))
+
+    def __str__(self) -> str:
+        return f"{self.mean:.1%} in the mean, {self.worst:.1%} at worst"
+
+
 class ValidationRecord(Record):
-    """What `sambasim validate --json` prints. Mean errors are of absolute values."""
+    """What `sambasim validate --json` prints. Mean errors are of absolute values. `left_out` is the error of each level
+    on rows of a width that was not used for calibration."""
 
     rows: tuple[RowRecord, ...]
     mean_error: float
     mean_host_error: float | None
+    fitted: Mapping[str, ErrorRecord]
+    left_out: Mapping[str, ErrorRecord]
 
 
-def row_record(row: Row, predicted: float, host_s: float, sections: int) -> RowRecord:
-    """`row` beside its prediction, which is in the unit of the row's figure."""
+def row_record(row: Row, predicted: float, step: PredictedStep) -> RowRecord:
+    """`row` beside its prediction: `predicted`, in the unit of the row's figure, and `step`, of one replica."""
+    model = [section for section in step.sections if section.kind in MODEL_KINDS]
     return RowRecord(
         name=row.name,
         device=row.device,
@@ -173,20 +195,34 @@ def row_record(row: Row, predicted: float, host_s: float, sections: int) -> RowR
         predicted=predicted,
         error=predicted / row.value - 1,
         published_host_s=row.host_s,
-        predicted_host_s=None if row.host_s is None else host_s,
+        predicted_host_s=None if row.host_s is None else step.host_s,
         published_sections=row.sections,
-        predicted_sections=sections,
+        predicted_sections=len(model),
+        published_units_share=row.units_share,
+        predicted_units_share=max(section.price.units for section in model) / step.budget.units,
         source=row.source,
         replicas=row.replicas,
     )
 
 
 def validation(rows: Sequence[RowRecord]) -> ValidationRecord:
-    host_errors = [abs(row.host_error) for row in rows if row.host_error is not None]
+    errors: dict[str, list[float]] = {}
+    for row in rows:
+        errors.setdefault(row.level, []).append(row.error)
+        if row.host_error is not None:
+            errors.setdefault("host", []).append(row.host_error)
+        if row.published_sections is not None:
+            errors.setdefault("sections", []).append(row.predicted_sections / row.published_sections - 1)
+    fitted = {name: ErrorRecord.of(found) for name, found in errors.items()}
     return ValidationRecord(
         rows=tuple(rows),
         mean_error=mean(abs(row.error) for row in rows),
-        mean_host_error=mean(host_errors) if host_errors else None,
+        mean_host_error=fitted["host"].mean if "host" in fitted else None,
+        fitted=fitted,
+        left_out={
+            name: ErrorRecord(mean=one.mean_error, worst=one.worst_error)
+            for name, one in load_calibration().fit.left_out.items()
+        },
     )
 
 
@@ -194,7 +230,17 @@ _UNITS = {"device_s": "s", "samples_per_s": "samples/s", "tokens_per_s": "tokens
 
 
 def validation_table(record: ValidationRecord) -> Group:
-    columns = ["published", "predicted", "error", "host published", "predicted", "sections published", "predicted"]
+    columns = [
+        "published",
+        "predicted",
+        "error",
+        "host",
+        "predicted",
+        "sections",
+        "predicted",
+        "most units",
+        "predicted",
+    ]
     table = plain_table("published and predicted", ["row", "device", "level"], columns)
     for row in record.rows:
         tiles = f"{row.device}, {row.tiles} tiles" if row.tiles else row.device
@@ -202,11 +248,13 @@ def validation_table(record: ValidationRecord) -> Group:
         figures = (f"{figure:.4g} {_UNITS[row.figure]}" for figure in (row.published, row.predicted))
         host = ("" if time_s is None else f"{time_s:.3g} s" for time_s in (row.published_host_s, row.predicted_host_s))
         sections = ("" if row.published_sections is None else str(row.published_sections), str(row.predicted_sections))
-        add_row(table, row.name, place, row.level, *figures, f"{row.error:+.1%}", *host, *sections)
-    notes = [f"mean absolute error {record.mean_error:.1%}"]
-    if record.mean_host_error is not None:
-        error = f"mean absolute error of host time {record.mean_host_error:.1%}"
-        notes.append(f"{error}; device seconds exclude host time")
+        shares = row.published_units_share, row.predicted_units_share
+        units = ("" if share is None or row.published_units_share is None else f"{share:.0%}" for share in shares)
+        add_row(table, row.name, place, row.level, *figures, f"{row.error:+.1%}", *host, *sections, *units)
+    notes = ["errors of these rows, on which the model is calibrated (device seconds are without host time):"]
+    notes += [f"  {name:9}{error}" for name, error in record.fitted.items()]
+    notes.append("errors of rows of a width that was not used for calibration, each width in turn:")
+    notes += [f"  {name:9}{error}" for name, error in record.left_out.items()]
     notes += ["sources:", *(f"  {source}" for source in dict.fromkeys(row.source for row in record.rows))]
     notes.append("no publication measured gradient sync alone, so its predictions are not validated")
     return Group(table, Text("\n".join(notes)))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from sambasim.costs.price import chip_bytes
+from sambasim.costs.load import chip_bytes
 from sambasim.hardware.budget import load_calibration
 from sambasim.report.output import add_row, csv_text, plain_table
 from sambasim.simulation.prediction import Prediction
@@ -40,7 +40,7 @@ def _row(step: PredictedStep, section: TimedSection) -> Mapping[str, str | int |
         f"predicted_{memory}_write_bytes_per_s": load.written_bytes / latency_s,
         "predicted_pcu_count": budget.units,
         "predicted_pcu_utilization": products_s / latency_s,
-        "predicted_pmu_utilization": min(1.0, chip_bytes(load) / budget.chip_bytes),
+        "predicted_pmu_utilization": min(1.0, chip_bytes(load, budget) / budget.chip_bytes),
         "predicted_compute_s": price.compute_s,
         "predicted_memory_s": price.memory_s,
         "predicted_fill_s": price.fill_s,

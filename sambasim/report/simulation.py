@@ -233,7 +233,7 @@ def _scaling_record(alone: PredictedStep, scaled: ScaledStep) -> ScalingRecord:
         sync=scaled.path,
         predicted_s=scaled.predicted_s,
         predicted_samples_per_s=scaled.samples_per_s,
-        predicted_efficiency=scaled.efficiency(alone),
+        predicted_efficiency=scaled.efficiency,
         predicted_exposed_sync_s=scaled.exposed_sync_s,
         predicted_hidden_sync_s=scaled.hidden_sync_s,
         predicted_sync_share=scaled.sync_share,

@@ -128,7 +128,6 @@ class BoundPass:
         self._lines = PassLines(parts, self.sections, stores, keep, watches=in_one_piece)
         self.ends_with_work = bool(self._buffers or self._from_inputs or self._lines.is_watching)
         """Whether `store_buffers` and `end` have anything to do."""
-        self._whole_pass: dict[tuple[bool, bool, bool], Sequence[StraightLine]] = {}
         self.forward_sections = sum(section.kind is SectionKind.FWD for section in self.sections)
 
     def _parts(
@@ -190,16 +189,6 @@ class BoundPass:
         """The code of sections `start` to `stop`; `accumulate`: it adds to the gradients. See `Lines.of_sections`."""
         lines = self._lines.adding if accumulate else self._lines.writing
         return lines.of_sections(start, stop, whole=whole, last=last)
-
-    def whole_pass(self, accumulate: bool, whole: bool, last: bool) -> Sequence[StraightLine]:
-        """The code of all sections."""
-        key = accumulate, whole, last
-        found = self._whole_pass.get(key)
-        if found is None:
-            found = self.code(0, len(self.sections), accumulate=accumulate, whole=whole, last=last)
-            if not self._lines.is_watching:  # then it is final
-                self._whole_pass[key] = found
-        return found
 
     def outputs(self, live: Registers, places: Sequence[Place]) -> dict[str, Tensor]:
         """The tensors at `places` by symbol; copied if they share memory with a symbol."""

@@ -19,14 +19,8 @@ from sambasim.ir.program import Program
 from sambasim.ir.schedule import Action, ActionKind
 from sambasim.ir.types import SymbolKind
 from sambasim.runtime.bound_pass import BoundPass, Tangent, tensor_in
-from sambasim.runtime.engine.straight_line import (
-    Misfit,
-    StraightLine,
-    merged,
-    misfit,
-    operator_error,
-    straight_lines,
-)
+from sambasim.runtime.engine.operator_errors import Misfit, misfit, operator_error
+from sambasim.runtime.engine.straight_line import StraightLine, merged, straight_lines
 from sambasim.runtime.handlers import Binding
 from sambasim.runtime.instructions import Instruction, RegisterFile, Registers
 from sambasim.runtime.lowering import lower_update
@@ -160,7 +154,8 @@ class Executor:
         live = self._live = bound.begin(tangent)
         overlapped = self._overlapped if last and self._overlaps else ()
         whole = self._observer is None and not overlapped
-        yield from self._run(bound.whole_pass(accumulate, whole, last), live, self._observer, overlapped)
+        lines = bound.code(0, len(bound.sections), accumulate=accumulate, whole=whole, last=last)
+        yield from self._run(lines, live, self._observer, overlapped)
         outputs = bound.outputs(live, bound.returned)
         if bound.ends_with_work:
             bound.store_buffers(live)

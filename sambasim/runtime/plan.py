@@ -22,14 +22,16 @@ BEGINNING = Position()
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The steps of a run; `steps` is the number of the last one, also in a resumed run. `left_out` counts the samples
-    of a whole epoch that no replica uses; `beyond` is the end that the options set, if `start` is past it."""
+    """The steps of a run; `first_ends` is the last step of its first epoch and `steps` the last of all, also in a
+    resumed run. `left_out` counts the samples of a whole epoch that no replica uses; `beyond` is the end that the
+    options set, if `start` is past it."""
 
     world_size: int
     batch_size: int
     accumulation_steps: int
     samples: int
     steps_per_epoch: int
+    first_ends: int
     steps: int
     left_out: int
     start: Position = BEGINNING
@@ -50,11 +52,11 @@ class Plan:
         """The number of epochs that have begun when the run ends."""
         if self.steps <= self.start.step and not self.start.used:
             return self.start.epoch
-        after_first = max(self.steps - self._first_ends, 0)
+        after_first = max(self.steps - self.first_ends, 0)
         return self.start.epoch + 1 + -(-after_first // self.steps_per_epoch)
 
     def end_of(self, epoch: int) -> int:
-        return self._first_ends + (epoch - self.start.epoch) * self.steps_per_epoch
+        return self.first_ends + (epoch - self.start.epoch) * self.steps_per_epoch
 
     def position(self, step: int, epoch: int) -> Position:
         """The position after `step`, which belongs to `epoch`."""
@@ -62,19 +64,12 @@ class Plan:
         before = self.start.step if is_first else self.end_of(epoch - 1)
         return Position(step, epoch, (self.start.used if is_first else 0) + (step - before) * self.samples_per_step)
 
-    @property
-    def _first_ends(self) -> int:
-        return self.start.step + _whole_steps(
-            self.samples - self.start.used, self.world_size, self.batch_size, self.accumulation_steps
-        )
-
 
 def plan(samples: int, world_size: int, training: TrainingOptions, start: Position = BEGINNING) -> Plan:
     """The plan of a run on `samples`, from `start` on. Raises DataError if they are too few for one step."""
-    shape = world_size, training.batch_size, training.accumulation_steps
-    steps_per_epoch = _whole_steps(samples, *shape)
+    needed = training.batch_size * training.accumulation_steps * world_size
+    steps_per_epoch = samples // needed
     if steps_per_epoch == 0:
-        needed = training.batch_size * training.accumulation_steps * world_size
         most = samples // (training.batch_size * world_size)
         raise DataError(
             f"the training data has {samples} samples, but one step takes {needed}: batch {training.batch_size} × "
@@ -82,17 +77,18 @@ def plan(samples: int, world_size: int, training: TrainingOptions, start: Positi
             remedy=(f"--grad-accumulation-steps {most} at most; or " if most else "")
             + "use more data, fewer replicas, or compile for a smaller --batch-size",
         )
-    rest = _whole_steps(samples - start.used, *shape)
+    first_ends = start.step + (samples - start.used) // needed
     epochs_left = (training.epochs or 1) - start.epoch
-    by_epochs = start.step + (rest + (epochs_left - 1) * steps_per_epoch if epochs_left > 0 else 0)
+    by_epochs = first_ends + (epochs_left - 1) * steps_per_epoch if epochs_left > 0 else start.step
     return Plan(
         world_size=world_size,
         batch_size=training.batch_size,
         accumulation_steps=training.accumulation_steps,
         samples=samples,
         steps_per_epoch=steps_per_epoch,
+        first_ends=first_ends,
         steps=max(training.steps or by_epochs, start.step),
-        left_out=samples - steps_per_epoch * training.accumulation_steps * training.batch_size * world_size,
+        left_out=samples - steps_per_epoch * needed,
         start=start,
         beyond=_beyond(training, start),
     )
@@ -103,10 +99,6 @@ def _beyond(training: TrainingOptions, start: Position) -> str | None:
         return f"--steps {training.steps}" if start.step > training.steps else None
     epochs = training.epochs or 1
     return f"--epochs {epochs}" if start.epoch + (start.used > 0) > epochs else None
-
-
-def _whole_steps(samples: int, world_size: int, batch_size: int, accumulation_steps: int) -> int:
-    return samples // world_size // batch_size // accumulation_steps
 
 
 def learning_rate_factor(schedule: ScheduleOptions, step: int, run_steps: int) -> float:

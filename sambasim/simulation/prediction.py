@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from sambasim.costs.cut import Level
 from sambasim.costs.price import Bound
+from sambasim.costs.work import work_of
 from sambasim.errors import OptionError
 from sambasim.hardware.budget import MappedBy, budget_of, load_calibration
 from sambasim.hardware.placement import Placement, place
@@ -79,8 +81,8 @@ def backing_of(device: DeviceSpec, replicas: int = 1) -> str:
     if device == load_device(fit.arch):
         text = (
             f"calibrated on {fit.rows}; those of a width that was left out are predicted within"
-            f" {fit.left_out_mean_error:.0%} in the mean and {fit.left_out_worst_error:.0%} at worst; other models may"
-            " be further off"
+            f" {fit.left_out_mean:.0%} in the mean and {fit.left_out_worst:.0%} at worst; other models may be further"
+            " off"
         )
     else:
         text = (
@@ -101,8 +103,8 @@ def zero_note(program: Program) -> list[str]:
 
 
 def likely_s(prediction: Prediction) -> tuple[float, float] | None:
-    """The range of the step's time by the worst error of a width that was left out. None where no calibration row is
-    alike: for another device, without training, bound by launches, or recurrent."""
+    """The range of the step's time by the worst error of a width that was left out, twice that where no such step is
+    alike. None for another device, without training, bound by launches, or recurrent."""
     fit, step = load_calibration().fit, prediction.alone
     if (
         prediction.device != load_device(fit.arch)
@@ -111,9 +113,22 @@ def likely_s(prediction: Prediction) -> tuple[float, float] | None:
         or is_recurrent(prediction)
     ):
         return None
-    least = step.device_s * (1 - fit.left_out_worst_error) + step.host_s * (1 - fit.worst_host_error)
-    most = step.device_s * (1 + fit.left_out_worst_error) + step.host_s * (1 + fit.worst_host_error)
+    worst = fit.left_out_worst * (1 if _is_alike(prediction) else 2)
+    least = step.device_s * (1 - worst) + step.host_s * (1 - fit.worst_host_error)
+    most = step.device_s * (1 + worst) + step.host_s * (1 + fit.worst_host_error)
     return least, most
+
+
+LEAST_WIDTH = 480
+"""Of the published steps."""
+
+
+def _is_alike(prediction: Prediction) -> bool:
+    """Whether most FLOPs are of products as wide as those of the published steps, and not of convolutions."""
+    work = work_of(prediction.graph, prediction.program.symbols)
+    products = [stage for stage in work.stages if stage.product_flops]
+    alike = (one.product_flops for one in products if one.blocks == inf and one.columns >= LEAST_WIDTH)
+    return 2 * sum(alike) > sum(one.product_flops for one in products)
 
 
 def is_recurrent(prediction: Prediction) -> bool:

@@ -1,6 +1,6 @@
 """A step of many replicas. By rdu, a gradient group is reduced as soon as its section ends, each replica updates its
 slice, then GATHER; by host, the same after the backward, or with ZeRO 0 every replica updates everything. Transfers do
-not slow sections down.
+not slow sections down. Replicas are not equally fast: each step waits for the slowest one.
 
 By host, ZeRO 2 and 3 are nodes of passes (`simulation/zero.py`), for which sections wait."""
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
+from math import log, sqrt
 
 from sambasim.hardware.placement import Placement
 from sambasim.ir.graph import SectionKind
@@ -42,9 +43,9 @@ class Span:
 
 @dataclass(frozen=True)
 class ScaledStep:
-    """The step of each replica of `placement`. `path` is None if nothing is synced; `exposed_sync_s` is the part of
-    `sync_s` in which sections wait; `way` says how gradients are sent; `received_bytes` is what a replica receives of
-    them and of parameters."""
+    """The step of each replica of `placement`. `path` is None if nothing is synced; `sync_s` is the time of transfers,
+    `exposed_sync_s` the time in which sections wait for them and, in `slowest_s` of it, for the slowest replica; `way`
+    says how gradients are sent; `received_bytes` is what a replica receives of them and of parameters."""
 
     step: PredictedStep
     placement: Placement
@@ -54,6 +55,7 @@ class ScaledStep:
     exposed_sync_s: float
     way: str
     received_bytes: Mapping[Wire, float] = field(default_factory=dict)
+    slowest_s: float = 0.0
 
     @cached_property
     def predicted_s(self) -> float:
@@ -61,7 +63,7 @@ class ScaledStep:
 
     @property
     def hidden_sync_s(self) -> float:
-        return self.sync_s - self.exposed_sync_s
+        return self.sync_s + self.slowest_s - self.exposed_sync_s
 
     @property
     def sync_share(self) -> float:
@@ -78,8 +80,10 @@ class ScaledStep:
             return [one.predicted_s for one in self.spans if one.track is Track.LINKS and one.kind == kind]
         return [one.price.predicted_s for one in self.step.sections if one.kind is kind]
 
-    def efficiency(self, alone: PredictedStep) -> float:
-        return self.samples_per_s / self.placement.replicas / alone.samples_per_s
+    @property
+    def efficiency(self) -> float:
+        """The share of the step in which sections do not wait for other replicas."""
+        return self.step.predicted_s / self.predicted_s
 
 
 def scale(
@@ -123,14 +127,16 @@ def _by_rdu(program: Program, alone: PredictedStep, placement: Placement) -> Sca
     spans = _model(step, model)
     backward_s = spans[-1].stop_s
     ready_s = _ready_s(program, model, spans)
+    slowest_s = _slowest_s(alone, placement.replicas)
     in_order = sorted(syncs, key=lambda name: ready_s[name])
-    reduced = _on_links(SectionKind.REDUCE, {name: syncs[name].reduce for name in in_order}, ready_s)
-    update_s = max(backward_s, *(span.stop_s for span in reduced)) if reduced else backward_s
+    complete_s = {name: ready_s[name] + slowest_s for name in in_order}
+    reduced = _on_links(SectionKind.REDUCE, {name: syncs[name].reduce for name in in_order}, complete_s)
+    update_s = max([backward_s + slowest_s, *(span.stop_s for span in reduced)])
     spans += reduced + _run(update, update_s, len(model))
     gathered = _on_links(SectionKind.GATHER, _gathers(syncs), dict.fromkeys(syncs, spans[-1].stop_s))
     exposed_s = update_s - backward_s + sum(span.predicted_s for span in gathered)
     moved = [traffic for sync in syncs.values() for traffic in (sync.reduce, sync.gather)]
-    return _synced(step, placement, SyncPath.RDU, [*spans, *gathered], moved, syncs, exposed_s)
+    return _synced(step, placement, SyncPath.RDU, [*spans, *gathered], moved, syncs, slowest_s, exposed_s)
 
 
 def _by_host(
@@ -145,10 +151,11 @@ def _by_host(
     moves = moves_in_passes(cut_as(program, cut)) if zero > 1 and in_passes else []
     spans = [_host(step)]
     moved: list[Traffic] = []
+    slowest_s, waited_s = _slowest_s(alone, placement.replicas), 0.0
 
     def transfer(kind: SectionKind, names: Iterable[str]) -> None:
         of_kind = {name: syncs[name].reduce if kind is SectionKind.REDUCE else syncs[name].gather for name in names}
-        spans.extend(_on_links(kind, of_kind, dict.fromkeys(of_kind, spans[-1].stop_s)))
+        spans.extend(_on_links(kind, of_kind, dict.fromkeys(of_kind, max(spans[-1].stop_s, waited_s))))
         moved.extend(of_kind.values())
 
     for micro_step in range(step.micro_steps):
@@ -159,11 +166,12 @@ def _by_host(
             if moves and micro_step == step.micro_steps - 1:
                 transfer(SectionKind.REDUCE, moves[number].reduced)
     reduced = {name for one in moves for name in one.reduced}
+    waited_s = spans[-1].stop_s + slowest_s
     transfer(SectionKind.REDUCE, [name for name in syncs if name not in reduced])
-    spans += _run(update, spans[-1].stop_s, len(model))
+    spans += _run(update, max(spans[-1].stop_s, waited_s), len(model))
     if zero < GATHERS_IN_PASSES:
         transfer(SectionKind.GATHER, _gathers(syncs))
-    return _synced(step, placement, SyncPath.HOST, spans, moved, syncs)
+    return _synced(step, placement, SyncPath.HOST, spans, moved, syncs, slowest_s)
 
 
 def _synced(
@@ -173,14 +181,24 @@ def _synced(
     spans: Sequence[Span],
     moved: Sequence[Traffic],
     syncs: Mapping[str, GroupSync],
+    slowest_s: float,
     exposed_s: float | None = None,
 ) -> ScaledStep:
-    """`exposed_s`: how long sections wait for what is `moved`; without it, all of the time."""
+    """`exposed_s`: how long sections wait for the slowest replica and for what is `moved`; without it, all of the
+    time."""
     total = sum(moved, Traffic())
     if exposed_s is None:
-        exposed_s = total.predicted_s
+        exposed_s = total.predicted_s + slowest_s
     way = "; ".join(dict.fromkeys(sync.ways for sync in syncs.values()))
-    return ScaledStep(step, placement, path, tuple(spans), total.predicted_s, exposed_s, way, total.received_bytes)
+    times_s = total.predicted_s, exposed_s
+    return ScaledStep(step, placement, path, tuple(spans), *times_s, way, total.received_bytes, slowest_s)
+
+
+def _slowest_s(alone: PredictedStep, replicas: int) -> float:
+    """How much longer the slowest of `replicas` takes than their mean, if the times of a pass have a normal
+    distribution. Of several micro-steps one counts: the others even out."""
+    model_s = sum(one.price.predicted_s for one in alone.sections if one.kind in MODEL_KINDS)
+    return alone.budget.spread * model_s * sqrt(2 * log(replicas))
 
 
 def _without_sync(alone: PredictedStep, placement: Placement) -> ScaledStep:

@@ -8,7 +8,8 @@ from functools import cached_property
 
 from sambasim.costs.cut import Level, Piece, cut
 from sambasim.costs.fit import Need, check_chip, check_memory, need_of
-from sambasim.costs.price import Bound, Load, SectionPrice, chip_bytes, load_of, price_of
+from sambasim.costs.load import Load, chip_bytes, load_of
+from sambasim.costs.price import Bound, SectionPrice, price_of
 from sambasim.costs.work import Work, at_batch_size, device_bytes_of, stage_ranges, work_of
 from sambasim.hardware.budget import Budget, Calibration
 from sambasim.ir.graph import Graph, SectionKind
@@ -66,13 +67,13 @@ class TimedSection:
 
     @property
     def unit_share(self) -> float:
-        """The share of the compute units that its products can use."""
-        return min(1.0, sum(product.units for product in self.load.products) / self.budget.units)
+        """The share of the compute units on which its operators are placed."""
+        return self.price.units / self.budget.units
 
     @property
     def chip_share(self) -> float:
         """What its weights and buffers need of the memory on the chip; above 1, it is loaded part by part."""
-        return chip_bytes(self.load) / self.budget.chip_bytes
+        return chip_bytes(self.load, self.budget) / self.budget.chip_bytes
 
 
 @dataclass(frozen=True)
@@ -183,8 +184,6 @@ def price_pieces(
     states = (one for one in program.symbols.values() if one.kind is SymbolKind.OPTIMIZER_STATE)
     tiers = tiers_of(need, sum(one.type.size_bytes for one in states), budget)
     usual = slowed(budget, tiers.rest)
-    if any(stop - start > 1 for start, stop in (piece.stages for piece in pieces)):
-        usual = usual.in_pipelines
     sections = []
     for piece in pieces:
         start, stop = piece.stages
@@ -199,7 +198,7 @@ def price_pieces(
         sections=(*sections, *updates(program, budget, tiers, 1)),
         budget=budget,
         batch_size=samples,
-        start_s=calibration.host_s_per_section.value,
+        start_s=budget.start_s,
         sent_s=sent_bytes / calibration.host_bytes_per_s.value,
         need=need,
         tiers=tiers,

@@ -29,7 +29,7 @@ tiles = 2
 pcus = 64
 pmus = 64
 sram_bytes = 33554432
-peak_bf16_flops_per_s = 30e12
+pcu_bf16_flops_per_s = 468.75e9
 ddr_capacity_bytes = 68719476736
 ddr_bandwidth_bytes_per_s = 100e9
 cluster = "sn10-8"
@@ -38,7 +38,7 @@ tiles = "estimate"
 pcus = "estimate"
 pmus = "estimate"
 sram_bytes = "estimate"
-peak_bf16_flops_per_s = "estimate"
+pcu_bf16_flops_per_s = "estimate"
 ddr_capacity_bytes = "estimate"
 ddr_bandwidth_bytes_per_s = "estimate"
 """
@@ -67,7 +67,7 @@ def test_predictions_are_printed_as_such(simulate: Simulate) -> None:
     assert "slowest sections" in printed
     assert "range" not in printed, "no calibration row is bound by launches, as this is"
     assert "most of the time is for section launches" in printed
-    assert "calibrated on twelve published steps" in printed
+    assert "calibrated on thirteen published steps" in printed
     assert "this is one replica, without REDUCE and GATHER; --replicas 2,4,8 adds them" in printed
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain as joined
 from itertools import combinations, pairwise
+from math import inf
 
 import pytest
 import torch
@@ -16,8 +17,9 @@ from torch.nn import functional as F
 from sambasim.compiler.compile import Stopwatch, capture_model
 from sambasim.costs.cut import Level, best_cut, cut
 from sambasim.costs.fit import reside
-from sambasim.costs.price import Bound, Load, Product, SectionPrice, chip_bytes, load_of, price_of, tile_rows
-from sambasim.costs.work import LANES, Work, work_of
+from sambasim.costs.load import Load, Product, chip_bytes, load_of
+from sambasim.costs.price import Bound, SectionPrice, price_of
+from sambasim.costs.work import Work, work_of
 from sambasim.hardware.budget import Budget
 from sambasim.ir.graph import Graph, Node, Output, Ref, Section, SectionKind
 from sambasim.ir.program import Program
@@ -51,35 +53,44 @@ def graph_and_work(widths: Sequence[int]) -> tuple[Graph, Work]:
 BUDGET = Budget(
     where="a device",
     units=640,
-    stages=12,
+    placeable_units=600,
+    columns_per_unit=32,
+    by_hand=False,
     chip_bytes=10**8,
     unit_flops_per_s=1e11,
-    pipeline_share=1.0,
+    convolution_flops_per_s=1e10,
     memory="DDR",
     memory_bytes_per_s=1e11,
     capacity_bytes=10**12,
     behind=None,
     launch_s=1e-4,
     load_s=0.0,
+    start_s=0.0,
     tile_rows=256,
-    least_tiles=8,
+    spread=0.0,
 )
+
+
+def product_of(flops: int, least: int) -> Product:
+    return Product(flops, flops / BUDGET.unit_flops_per_s, least)
+
+
 counts = st.integers(0, 10**12)
-products = st.builds(Product, st.integers(1, 10**15), st.integers(1, 10**4))
+products = st.builds(lambda flops, least: product_of(flops, least), st.integers(1, 10**15), st.integers(1, 160))
 loads = st.builds(
     Load,
     *(counts, counts, st.just(0), counts, counts, st.integers(0, 10**7), st.integers(1, 10**8), st.integers(1, 24)),
     st.lists(products, max_size=4).map(tuple),
+    st.integers(0, 700),
 )
 
 
 @given(loads, st.floats(1, 100))
 def test_more_of_anything_is_never_slower(load: Load, factor: float) -> None:
     before = price_of(load, BUDGET).predicted_s
-    more_units = replace(BUDGET, units=int(BUDGET.units * factor))
+    more_units = replace(BUDGET, placeable_units=int(BUDGET.placeable_units * factor))
     for better in (
         more_units,
-        replace(BUDGET, unit_flops_per_s=BUDGET.unit_flops_per_s * factor),
         replace(BUDGET, memory_bytes_per_s=BUDGET.memory_bytes_per_s * factor),
         replace(BUDGET, chip_bytes=int(BUDGET.chip_bytes * factor)),
         replace(BUDGET, launch_s=BUDGET.launch_s / factor),
@@ -96,7 +107,7 @@ def test_more_bytes_and_more_work_are_never_quicker(load: Load, more: int) -> No
         replace(load, resident_bytes=load.resident_bytes + more),
         replace(load, least_streamed_bytes=load.least_streamed_bytes + more),
         replace(load, stages=load.stages + more % 100),
-        replace(load, products=(*load.products, Product(more, 1))),
+        replace(load, products=(*load.products, product_of(more, 1))),
     ):
         assert price_of(heavier, BUDGET).predicted_s >= before * (1 - 1e-12)
 
@@ -107,7 +118,7 @@ SMALL = Load(0, 0, 0, 0, 0, 0, 256, 1, ())
 @pytest.mark.parametrize(
     ("load", "bound"),
     [
-        (replace(SMALL, products=(Product(10**15, 640),)), Bound.COMPUTE),
+        (replace(SMALL, products=(product_of(10**15, 20),)), Bound.COMPUTE),
         (replace(SMALL, read_bytes=10**12), Bound.MEMORY),
         (replace(SMALL, read_bytes=10**8, resident_bytes=10**9, least_streamed_bytes=10**8), Bound.CAPACITY),
         (SMALL, Bound.LAUNCH),
@@ -118,29 +129,47 @@ def test_what_limits_a_section(load: Load, bound: Bound) -> None:
 
 
 def test_figures_by_hand() -> None:
-    load = Load(6 * 10**9, 4 * 10**9, 0, 10**9, 10**8, 256_000, 2560, 3, (Product(32 * 10**13, 32),))
+    load = Load(6 * 10**9, 4 * 10**9, 0, 10**9, 10**8, 256_000, 2560, 3, (product_of(32 * 10**13, 16),))
     price = price_of(load, BUDGET)
     assert price.memory_s == pytest.approx(0.1)
-    assert price.compute_s == pytest.approx(100.0), "32 of 640 units can share it"
-    assert price.fill_s == pytest.approx(100.0 * 2 / 10), "10 tiles through 3 stages"
-    assert chip_bytes(load) == 10**8 + 2 * 256_000
+    assert price.compute_s == pytest.approx(3200 / 592)
+    assert price.units == 592, "37 copies of 16 units"
+    assert price.fill_s == pytest.approx(price.compute_s * 2 / 10), "10 tiles through 3 stages"
+    by_hand = price_of(load, replace(BUDGET, by_hand=True))
+    assert by_hand.compute_s == pytest.approx(3200 / 600)
+    assert by_hand.units == pytest.approx(600)
+    short = replace(load, resident_bytes=10**7)
+    assert chip_bytes(short, BUDGET) == 10**7 + 2 * 256_000
+    assert chip_bytes(load, BUDGET) == 10**8 + 2 * 256_000 / 8, "smaller tiles, because the chip is full"
+
+
+def test_copies_stop_where_memory_is_slower() -> None:
+    load = replace(SMALL, read_bytes=10**10, products=(product_of(10**12, 100), product_of(10**11, 50)), other_units=60)
+    price = price_of(load, BUDGET)
+    assert price.compute_s == pytest.approx(price.memory_s)
+    assert price.units == 210
+    faster = price_of(load, replace(BUDGET, memory_bytes_per_s=1e12))
+    assert faster.compute_s == pytest.approx(10 / 400)
+    assert faster.units == 510, "for another copy 90 units are too few"
+
+
+@given(loads)
+def test_units_are_conserved(load: Load) -> None:
+    for budget in (BUDGET, replace(BUDGET, by_hand=True)):
+        price = price_of(load, budget)
+        assert min(load.least_units, budget.placeable_units) <= price.units <= budget.placeable_units * (1 + 1e-9)
+        one_by_one = sum(one.unit_s for one in load.products) / budget.placeable_units
+        assert price.compute_s >= one_by_one * (1 - 1e-6), "not faster than all units that only compute products"
 
 
 def test_weights_come_once_and_fill_no_pipeline() -> None:
     weights = replace(SMALL, read_bytes=10**9, once_bytes=10**9, stages=5)
     stream = replace(weights, once_bytes=0)
     assert price_of(weights, BUDGET).fill_s == pytest.approx(0.0)
-    assert price_of(stream, BUDGET).fill_s == pytest.approx(10**9 / BUDGET.memory_bytes_per_s * 4 / BUDGET.least_tiles)
+    assert price_of(stream, BUDGET).fill_s == pytest.approx(10**9 / BUDGET.memory_bytes_per_s * 4 / 5)
 
 
-@given(st.integers(1, 10**7), st.integers(1, 10**7))
-def test_a_tensor_of_more_rows_has_no_fewer_tiles(one: int, other: int) -> None:
-    few, many = sorted((one, other))
-    assert few / tile_rows(few, BUDGET) <= many / tile_rows(many, BUDGET) * (1 + 1 / BUDGET.least_tiles)
-    assert 1 <= tile_rows(few, BUDGET) <= BUDGET.tile_rows
-
-
-TIGHT = replace(BUDGET, stages=4, chip_bytes=200_000)
+TIGHT = replace(BUDGET, placeable_units=40, chip_bytes=200_000)
 
 
 def _all_cuts(count: int, forced: int) -> Iterator[list[int]]:
@@ -156,7 +185,7 @@ def _seconds(work: Work, ends: Sequence[int], budget: Budget) -> float | None:
     total_s = 0.0
     for start, stop in pairwise((0, *ends)):
         load = load_of(work, start, stop, budget)
-        fits = chip_bytes(load) <= budget.chip_bytes and stop - start <= budget.stages
+        fits = chip_bytes(load, budget) <= budget.chip_bytes and load.least_units <= budget.placeable_units
         if stop - start > 1 and not fits:
             return None
         total_s += price_of(load, budget).predicted_s
@@ -191,7 +220,7 @@ def test_the_work_of_a_cut_grows_with_the_operators(level: Level, monkeypatch: p
 
     def prices(operators: int) -> int:
         counted.clear()
-        graph, work = graph_and_work([64] * (operators + 1))
+        graph, work = graph_and_work([1024] * (operators + 1))
         cut(graph, work, BUDGET, level)
         return counted["prices"]
 
@@ -232,11 +261,11 @@ def test_views_are_no_stages(program: Program, work: Work) -> None:
     ]
 
 
-def test_products_are_counted_with_the_blocks_of_what_is_laid_out(work: Work) -> None:
+def test_products_are_counted_and_results_have_columns(work: Work) -> None:
     forward, backward = (stage for stage in work.stages if stage.product_flops)
     assert forward.product_flops == backward.product_flops == 2 * BATCH * FEATURES * CLASSES
-    assert forward.units == FEATURES // LANES
-    assert all(stage.units == 0 for stage in work.stages if not stage.product_flops)
+    assert forward.blocks == inf, "no convolution"
+    assert [stage.columns for stage in work.stages] == [CLASSES, CLASSES, 1, CLASSES, CLASSES, FEATURES]
 
 
 def test_the_loss_is_float32_and_the_rest_bf16(program: Program, work: Work) -> None:

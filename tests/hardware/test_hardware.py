@@ -19,7 +19,7 @@ def test_half_the_tiles_have_half_of_everything() -> None:
     assert half.chip_bytes == whole.chip_bytes // 2
     assert half.memory_bytes_per_s == whole.memory_bytes_per_s / 2
     assert half.capacity_bytes == whole.capacity_bytes // 2
-    assert half.stages == 12, "as in the published section counts"
+    assert half.placeable_units == 544, "85 % of 640"
     with pytest.raises(OptionError, match="--num-tiles 9 of an SN30, which has 8"):
         budget_of(device, CALIBRATION, 9)
 

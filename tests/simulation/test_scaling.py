@@ -53,8 +53,9 @@ def test_the_parts_are_the_total(replicas: int, path: SyncPath, cluster: Cluster
     scaled = _scaled(replicas, path, cluster)
     assert scaled.predicted_s == pytest.approx(max(span.stop_s for span in scaled.spans))
     assert scaled.predicted_s == pytest.approx(scaled.step.host_s + scaled.step.device_s + scaled.exposed_sync_s)
-    assert scaled.sync_s == pytest.approx(scaled.exposed_sync_s + scaled.hidden_sync_s)
+    assert scaled.sync_s + scaled.slowest_s == pytest.approx(scaled.exposed_sync_s + scaled.hidden_sync_s)
     assert scaled.hidden_sync_s >= -1e-12
+    assert 0 < scaled.efficiency <= 1
     assert _busy_s(scaled, Track.LINKS) == pytest.approx(scaled.sync_s)
     assert _busy_s(scaled, Track.SECTIONS) == pytest.approx(scaled.step.device_s)
     assert _busy_s(scaled, Track.HOST) == pytest.approx(scaled.step.host_s)
@@ -113,7 +114,7 @@ def test_more_units_and_bandwidth_are_never_slower(
 ) -> None:
     before = _scaled(replicas, path, cluster).predicted_s
     for better in (
-        replace(BUDGET, units=int(BUDGET.units * factor)),
+        replace(BUDGET, placeable_units=int(BUDGET.placeable_units * factor)),
         replace(BUDGET, memory_bytes_per_s=BUDGET.memory_bytes_per_s * factor),
         replace(BUDGET, chip_bytes=int(BUDGET.chip_bytes * factor)),
         replace(BUDGET, launch_s=BUDGET.launch_s / factor),

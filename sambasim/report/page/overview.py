@@ -69,8 +69,8 @@ def _keys(prediction: Prediction) -> list[tuple[str, str, str]]:
     ]
     rdu, host = (prediction.scaled[path][on_a_node(prediction)] for path in (SyncPath.RDU, SyncPath.HOST))
     if prediction.program.training is not None and rdu.placement.replicas > 1:
-        note = f"efficiency with sync by RDUs; {host.efficiency(alone):.0%} by hosts"
-        found.append((f"on {rdu.placement.replicas} replicas", f"{rdu.efficiency(alone):.0%}", note))
+        note = f"efficiency with sync by RDUs; {host.efficiency:.0%} by hosts"
+        found.append((f"on {rdu.placement.replicas} replicas", f"{rdu.efficiency:.0%}", note))
     return found
 
 

@@ -153,7 +153,7 @@ def _scaling_figures(prediction: Prediction, counts: Sequence[int]) -> Mapping[s
         hoverinfo="skip",
     )
     speeds = {path: [step.samples_per_s for step in prediction.scaled[path]] for path in SyncPath}
-    efficiencies = {path: [step.efficiency(alone) for step in prediction.scaled[path]] for path in SyncPath}
+    efficiencies = {path: [step.efficiency for step in prediction.scaled[path]] for path in SyncPath}
     least, most = zoomed([value for values in efficiencies.values() for value in values])
     title = "predicted efficiency" + (f" (from {least:.0%}, not from 0)" if least else "")
     x = ui.axis(
@@ -195,7 +195,7 @@ def _curve(prediction: Prediction, path: SyncPath, values: Sequence[float]) -> u
     steps = prediction.scaled[path]
     texts = [
         f"<b>{step.placement.replicas} replicas, {WAYS[path]}</b><br>{plain_rate(step.samples_per_s)} samples/s, "
-        f"efficiency {step.efficiency(prediction.alone):.1%}<br>step {format_seconds(step.predicted_s)}, of which "
+        f"efficiency {step.efficiency:.1%}<br>step {format_seconds(step.predicted_s)}, of which "
         f"{format_seconds(step.exposed_sync_s)} waiting for sync<br>{step.way or 'nothing to sync'}"
         for step in steps
     ]
@@ -226,7 +226,7 @@ def _scaling_table(prediction: Prediction) -> str:
             row += [
                 format_seconds(step.predicted_s),
                 plain_rate(step.samples_per_s),
-                f"{step.efficiency(prediction.alone):.1%}",
+                f"{step.efficiency:.1%}",
                 ui.seconds_or_none(step.exposed_sync_s),
             ]
         rows.append(row)

@@ -1,13 +1,11 @@
-"""Operators called with less work: as torch's Python functions, and with gradients written in place.
+"""Which operators can be called with less work: as torch's Python functions, and with gradients written in place.
 
 The functions that torch generates for Python call the same kernels as `torch.ops`, one to two microseconds faster.
-A kernel may round differently for a result with other strides. So the first pass records the layout that the kernel
-itself chooses; a gradient is written in place only with that layout, and otherwise copied.
 """
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import FunctionSchema, Tensor
@@ -124,51 +122,3 @@ def _unread(views: Sequence[int], nodes: Sequence[Node], readers: Mapping[str, i
             break
         unread.append(position)
     return tuple(unread)
-
-
-@dataclass(slots=True)
-class Watch:
-    """Records the layouts of the makers' results in one pass. `places`: the destination of each gradient; `outs`: for
-    each maker that can write directly, the view of the destination to write to."""
-
-    routes: Sequence[Route]
-    places: Mapping[str, Tensor]
-    seen: dict[int, Tensor] = field(default_factory=dict)
-    outs: dict[int, Tensor] = field(default_factory=dict)
-
-    def watched(self, position: int, function: Function) -> Function:
-        """`function`, the one of the node at `position`; it records its result."""
-        made = [route for route in self.routes if route.maker == position]
-        ends = [route for route in self.routes if route.last == position]
-        if not made and not ends:
-            return function
-
-        def recorded(*operands: object) -> object:
-            result = function(*operands)
-            if isinstance(result, Tensor):
-                for route in made:
-                    self.seen[route.maker] = result
-                for route in ends:
-                    self._decide(route, result)
-            return result
-
-        return recorded
-
-    def _decide(self, route: Route, value: Tensor) -> None:
-        """Let the maker write directly to the destination, if the gradient `value` views its whole result and the
-        destination can be viewed with the strides that the kernel chose."""
-        made, place = self.seen.pop(route.maker), self.places[route.value]
-        same_memory = made.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
-        from_first = made.storage_offset() == value.storage_offset()
-        alike = value.dtype == place.dtype and value.shape == place.shape and value.numel() == made.numel()
-        if same_memory and from_first and alike and value.is_contiguous() and _dense(made):
-            self.outs[route.maker] = torch.as_strided(place, made.shape, made.stride())
-
-
-def _dense(tensor: Tensor) -> bool:
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True

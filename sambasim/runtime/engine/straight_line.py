@@ -1,8 +1,11 @@
-"""A pass as straight-line Python: one generated function per part, one line per instruction."""
+"""A pass as straight-line Python: one generated function per part, one line per instruction.
 
-import re
+Kernels write gradients in place where they can. A kernel may round differently for a result with other strides, so the
+first pass records the layout that the kernel itself chooses; a gradient is written in place only with that layout.
+"""
+
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby, islice
 from types import CodeType
@@ -11,14 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sambasim.errors import AssertionFailedError, DataError, InternalError, MachineError, PefError, SambasimError
 from sambasim.ir.dataflow import axis_of
-from sambasim.ir.graph import Node, Section
+from sambasim.ir.graph import Section
 from sambasim.ir.mesh import DATA_PARALLEL
-from sambasim.ir.types import Symbol
 from sambasim.ir.zero import ends_step
-from sambasim.pef.archive import COMPILE_AGAIN
-from sambasim.runtime.engine.routes import Watch, find_routes
+from sambasim.runtime.engine.operator_errors import Misfit
+from sambasim.runtime.engine.routes import Function, Route, find_routes
 from sambasim.runtime.instructions import Instruction, Registers
 from sambasim.runtime.transports.base import Communication
 
@@ -108,10 +109,6 @@ def _split_at_communication(instructions: Sequence[Instruction]) -> Iterator[tup
 _FIRST_LINE = 3
 
 
-class Misfit(Exception):
-    """An operator did not return the tensors that its node states."""
-
-
 class StraightLine:
     """`part` as one Python function of the registers. `ended`: the sections that end with it; `accumulate`: add
     gradients instead of overwriting them. `function` is None until `compile`; if it raises, `failed` returns the
@@ -156,52 +153,6 @@ def straight_lines(
         lines.append(StraightLine(part, sections[done : part.sections], accumulate=accumulate))
         done = part.sections
     return lines
-
-
-def misfit(instruction: Instruction) -> SambasimError:
-    node = instruction.node
-    what = f"node {node.name}: {node.operator} does not return the {len(node.results)} tensors that the PEF states"
-    return PefError(what, where=str(node.source or node.operator), remedy=COMPILE_AGAIN)
-
-
-_REPORT = re.compile(r"[,.]? ?please report a bug to PyTorch\.?", re.IGNORECASE)
-_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
-
-
-def operator_error(
-    node: Node, raised: Exception, inputs: Iterable[Symbol], tensors: Mapping[str, Tensor]
-) -> SambasimError:
-    """The error for `raised`, which `node`'s operator raised while `inputs` held `tensors` (by symbol): DataError for
-    integers out of range, MachineError if memory ran out."""
-    said = _REPORT.sub("", str(raised).strip().partition("\n")[0])
-    text = f"{type(raised).__name__}: {said}"
-    where = str(node.source) if node.source else f"the operator {node.operator}"
-    if isinstance(raised, MemoryError) or any(mark in text for mark in _OUT_OF_MEMORY):
-        return MachineError(
-            f"there is not enough memory for a step: {text}",
-            where=where,
-            remedy="compile for a smaller --batch-size, or start fewer ranks on this host",
-        )
-    if isinstance(raised, torch.linalg.LinAlgError):
-        return AssertionFailedError(said, where=where, remedy="add a small number to the diagonal of the matrix")
-    suspects = [found for symbol in inputs if (found := _unseen(symbol, tensors[symbol.name]))]
-    if suspects:
-        return DataError(
-            f"the samples hold values that the model cannot take ({text}): {'; '.join(suspects)}",
-            where=where,
-            remedy="correct the samples, or enlarge the model for these values and compile it again",
-        )
-    return InternalError(f"the operator {node.operator} failed: {text}", where=where)
-
-
-def _unseen(symbol: Symbol, tensor: Tensor) -> str | None:
-    """The range of an input's integers, if it exceeds the one at compile time."""
-    if symbol.exclusive_bound is None or tensor.numel() == 0:
-        return None
-    least, largest = int(tensor.min()), int(tensor.max())
-    if least >= 0 and largest < symbol.exclusive_bound:
-        return None
-    return f"{symbol.name} goes from {least} to {largest}, and went up to {symbol.exclusive_bound - 1} when compiled"
 
 
 def _function(
@@ -282,6 +233,54 @@ class Lines:
             found = straight_lines(parts, self._sections, start, accumulate=self._accumulate)
             self._found[key] = found
         return found
+
+
+@dataclass(slots=True)
+class Watch:
+    """Records the layouts of the makers' results in one pass. `places`: the destination of each gradient; `outs`: for
+    each maker that can write directly, the view of the destination to write to."""
+
+    routes: Sequence[Route]
+    places: Mapping[str, Tensor]
+    seen: dict[int, Tensor] = field(default_factory=dict)
+    outs: dict[int, Tensor] = field(default_factory=dict)
+
+    def watched(self, position: int, function: Function) -> Function:
+        """`function`, the one of the node at `position`; it records its result."""
+        made = [route for route in self.routes if route.maker == position]
+        ends = [route for route in self.routes if route.last == position]
+        if not made and not ends:
+            return function
+
+        def recorded(*operands: object) -> object:
+            result = function(*operands)
+            if isinstance(result, Tensor):
+                for route in made:
+                    self.seen[route.maker] = result
+                for route in ends:
+                    self._decide(route, result)
+            return result
+
+        return recorded
+
+    def _decide(self, route: Route, value: Tensor) -> None:
+        """Let the maker write directly to the destination, if the gradient `value` views its whole result and the
+        destination can be viewed with the strides that the kernel chose."""
+        made, place = self.seen.pop(route.maker), self.places[route.value]
+        same_memory = made.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
+        from_first = made.storage_offset() == value.storage_offset()
+        alike = value.dtype == place.dtype and value.shape == place.shape and value.numel() == made.numel()
+        if same_memory and from_first and alike and value.is_contiguous() and _dense(made):
+            self.outs[route.maker] = torch.as_strided(place, made.shape, made.stride())
+
+
+def _dense(tensor: Tensor) -> bool:
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 class PassLines:
