@@ -24,12 +24,15 @@ _LEAST_WORDS = 16
 
 class FittingTable(Table):
     """A table that leaves out its last columns of numbers where there is no room, and says so: cut numbers would be
-    wrong ones."""
+    wrong ones. Words that should not be broken are, if else fewer than three columns of numbers had room."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         shown, left_out = copy(self), list[str]()
         shown.columns = [*self.columns]
-        while shown._excess(console, options) > 0 and sum(map(_is_number, shown.columns)) > 1:
+        while shown._excess(console, options) > 0 and (numbers := sum(map(_is_number, shown.columns))) > 1:
+            if numbers <= _KEPT_NUMBERS and any(one.no_wrap and not _is_number(one) for one in shown.columns):
+                shown.columns = [one if _is_number(one) else _foldable(one) for one in shown.columns]
+                continue
             last = next(column for column in reversed(shown.columns) if _is_number(column))
             shown.columns.remove(last)
             left_out.insert(0, str(last.header))
@@ -46,6 +49,13 @@ class FittingTable(Table):
 
 
 _ANY_WIDTH = 10_000
+_KEPT_NUMBERS = 3
+
+
+def _foldable(column: Column) -> Column:
+    changed = copy(column)
+    changed.no_wrap = False
+    return changed
 
 
 def _is_number(column: Column) -> bool:

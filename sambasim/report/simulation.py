@@ -119,9 +119,6 @@ def _head(found: Findings) -> list[tuple[str, str]]:
     return rows
 
 
-_LONG_LINE = 40
-
-
 def _slowest_table(found: Findings, count: int) -> RenderableType:
     """Equal sections of repeated layers are one row, ranked by the time of all of them."""
     step = found.step
@@ -143,8 +140,7 @@ def _slowest_table(found: Findings, count: int) -> RenderableType:
             "operators",
         ],
     )
-    # A long path folds; another is never broken.
-    table.columns[1].no_wrap = max(map(len, found.lines)) <= _LONG_LINE
+    table.columns[1].no_wrap = True
     for fold in sorted(found.folds, key=lambda one: -found.fold_s(one))[:count]:
         number, runs = fold.numbers[0], found.runs_in_step(fold)
         section, more = step.sections[number], f" x{len(fold.numbers)}" if len(fold.numbers) > 1 else ""

@@ -1,4 +1,5 @@
-"""Repeated layers of a predicted step: runs of sections that repeat, with the same kind, operators and price."""
+"""Repeated layers of a predicted step: sections of the same kind, operators, source lines and price, and runs of
+sections that repeat."""
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
@@ -24,7 +25,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """The numbers of equal sections of one run."""
+    """The numbers of equal sections, of any runs."""
 
     numbers: tuple[int, ...]
 
@@ -35,18 +36,15 @@ def runs_of_step(step: PredictedStep, graph: Graph) -> tuple[Run, ...]:
 
 def folds_of(step: PredictedStep, graph: Graph) -> tuple[Fold, ...]:
     """Each section is in one fold; in the order of their first sections."""
-    keys, found = _keys(step, graph), []
-    for run in runs_of(keys):
-        numbers: defaultdict[Hashable, list[int]] = defaultdict(list)
-        for number in range(run.start, run.stop):
-            numbers[keys[number]].append(number)
-        found += [Fold(tuple(equal)) for equal in numbers.values()]
-    return tuple(found)
+    numbers: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for number, key in enumerate(_keys(step, graph)):
+        numbers[key].append(number)
+    return tuple(Fold(tuple(equal)) for equal in numbers.values())
 
 
 def _keys(step: PredictedStep, graph: Graph) -> list[Hashable]:
-    def operators(start: int, stop: int) -> tuple[str, ...]:
-        return tuple(node.operator for node in graph.nodes[start:stop])
+    def operators(start: int, stop: int) -> tuple[Hashable, ...]:
+        return tuple((node.operator, node.source) for node in graph.nodes[start:stop])
 
     return [(one.kind, one.load, one.price, operators(*one.nodes)) for one in step.sections]
 

@@ -57,13 +57,21 @@ def test_the_page_has_the_line_of_each_section() -> None:
     assert [row[15] for row in sections] == Findings(prediction).lines
 
 
-@pytest.mark.parametrize("columns", [40, 60, 80])
-def test_a_column_that_must_stay_whole_is_not_broken(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = plain_table("slowest", ["line", "name"], ["predicted", "traffic"])
+@pytest.mark.parametrize(
+    ("columns", "numbers", "whole"), [(100, 4, True), (80, 3, True), (64, 3, False), (40, 1, False)]
+)
+def test_a_line_is_whole_where_three_numbers_have_room_beside_it(
+    columns: int, numbers: int, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads = ["total", "runs", "each", "traffic"]
+    table = plain_table("slowest", ["line", "name"], heads)
     table.columns[0].no_wrap = True
-    add_row(table, "a/module.py:1234", "a_name_that_is_long_enough_to_be_folded", "1.00 s", "123.0 MiB")
+    line = "a/module/of/mine.py:1234"
+    add_row(table, line, "a_name_that_is_long_enough_to_be_folded", "1.00 s", "36", "27.8 ms", "123.0 MiB")
     monkeypatch.setenv("COLUMNS", str(columns))
     printed = str(Tables([table], None))
-    assert "a/module.py:1234" in printed
     assert max(map(len, printed.splitlines())) <= columns
-    assert ("traffic" in printed.splitlines()[2]) == (columns > 40)
+    assert [head in printed.splitlines()[2] for head in heads] == [number < numbers for number in range(4)]
+    assert (line in printed) == whole
+    pieces = [row.split()[0] for row in printed.splitlines()[4:] if row[:2].strip()]
+    assert "".join(pieces).startswith(line), "folded, and not clipped"

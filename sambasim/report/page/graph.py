@@ -87,8 +87,7 @@ def _boxes(found: Findings) -> list[Box]:
 def _box(found: Findings, span: range, x: float, y: float) -> Box:
     step = found.step
     inside = [step.sections[number] for number in span]
-    folds = {found.fold_of[number] for number in span}
-    costliest = max((found.folds[number] for number in folds), key=found.fold_s).numbers[0]
+    costliest = max(span, key=lambda number: step.sections[number].price.predicted_s)
     seconds = sum(step.runs(section) * section.price.predicted_s for section in inside)
     shown = step.sections[costliest]
     is_update = shown.kind not in MODEL_KINDS
