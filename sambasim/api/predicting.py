@@ -18,6 +18,7 @@ from sambasim.errors import OptionError
 from sambasim.options.flags import LARGEST_COUNT, MOST_REPLICAS
 from sambasim.options.run import run_options
 from sambasim.records.metrics import PredictionRecord
+from sambasim.report.findings import Findings
 from sambasim.report.mesh import mesh_json, mesh_report
 from sambasim.report.shown import Shown, Tables
 from sambasim.report.simulation import scaling_records, scaling_table, simulation_json, simulation_report
@@ -140,10 +141,11 @@ def simulate(
     if found.meshes:
         lines = [line for steps in found.meshes for line in mesh_json(steps)]
         return Simulation([part for steps in found.meshes for part in mesh_report(steps)], list(map(json.loads, lines)))
-    parts = [part for facts in found.alone for part in simulation_report(facts, _SLOWEST)]
+    told = [Findings(facts) for facts in found.alone]
+    parts = [part for one in told for part in simulation_report(one, _SLOWEST)]
     rows = [row for facts in found.alone for row in scaling_records(facts, ways)]
     tables = [scaling_table(rows)] if len(rows) > 1 else []
-    return Simulation([*parts, *tables], [json.loads(simulation_json(facts, ways)) for facts in found.alone])
+    return Simulation([*parts, *tables], [json.loads(simulation_json(one, ways)) for one in told])
 
 
 def _numbers(name: str, given: int | Sequence[int]) -> tuple[int, ...]:

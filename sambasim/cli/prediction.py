@@ -10,7 +10,7 @@ from pathlib import Path
 from sambasim.bounded import shortened
 from sambasim.cli.terminal import phases
 from sambasim.costs.cut import Level
-from sambasim.errors import OptionError, PefError
+from sambasim.errors import MachineError, OptionError, PefError
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.spec import ALIASES, ClusterSpec, DeviceSpec, arch_of, load_cluster, load_device
 from sambasim.ir.mesh import copy_mesh
@@ -19,6 +19,7 @@ from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.options.flags import LARGEST_COUNT, MOST_MICRO_STEPS
 from sambasim.pef import PefDocument, locate, read
 from sambasim.pef.archive import COMPILE_AGAIN
+from sambasim.simulation.advice import what_fits
 from sambasim.simulation.mesh import MeshStep, has_several_ranks, mesh_step
 from sambasim.simulation.prediction import Prediction, placements, predict
 from sambasim.simulation.ranks import price_ranks
@@ -43,13 +44,14 @@ class Question:
 @dataclass(frozen=True, slots=True)
 class Subject:
     """A program for each requested batch size, and how it was compiled. If a program has another batch size, its work
-    is scaled."""
+    is scaled. `recomputed` captures a model again, with recomputation."""
 
     programs: tuple[tuple[int, Program], ...]
     arch: str
     tiles: int | None
     level: Level
     micro_steps: int
+    recomputed: Callable[[int], Program] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +99,27 @@ def _resolved(question: Question, *, quiet: bool) -> tuple[DeviceSpec, ClusterSp
 
 
 def _of_one_rank(question: Question, device: DeviceSpec, cluster: ClusterSpec, subject: Subject) -> list[Prediction]:
-    return [
-        predict(
-            program,
-            device,
-            _tiles(question, subject),
-            level_of(question.level or subject.level),
-            cluster,
-            question.replicas,
-            batch_size=size,
-            micro_steps=subject.micro_steps,
+    return [_or_what_fits(question, device, cluster, subject, size, program) for size, program in subject.programs]
+
+
+def _or_what_fits(
+    question: Question, device: DeviceSpec, cluster: ClusterSpec, subject: Subject, size: int, program: Program
+) -> Prediction:
+    """Raises MachineError, with what would fit, if the program does not."""
+    tiles, level = _tiles(question, subject), level_of(question.level or subject.level)
+    micro_steps = subject.micro_steps
+    try:
+        return predict(
+            program, device, tiles, level, cluster, question.replicas, batch_size=size, micro_steps=micro_steps
         )
-        for size, program in subject.programs
-    ]
+    except MachineError as error:
+        recomputed = None if subject.recomputed is None else subject.recomputed(size)
+        fits = what_fits(program, device, tiles, level, size, micro_steps, recomputed)
+        if not fits:
+            raise
+        from sambasim.report.advice import fitting_text
+
+        raise MachineError(error.what, where=error.where, remedy=fitting_text(fits)) from error
 
 
 def _of_mesh(
@@ -239,12 +249,18 @@ def _subject_of_model(
 
     options = [options_at(size) for size in batch_sizes] or [options_at(None)]
     first = options[0]
+
+    def recomputed(size: int) -> Program:
+        report("capture it again with recomputation")
+        return shapes_from_options(options_at(size).model_copy(update={"recompute": "full"}))
+
     return Subject(
         programs=tuple((each.training.batch_size, shapes_from_options(each, report)) for each in options),
         arch=first.arch,
         tiles=first.num_tiles,
         level=first.opt_level,
         micro_steps=first.training.accumulation_steps,
+        recomputed=recomputed if first.recompute == "none" and not first.inference else None,
     )
 
 

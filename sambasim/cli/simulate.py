@@ -114,6 +114,7 @@ def _show_alone(
     found: "Sequence[Prediction]", ways: "Sequence[SyncPath]", slowest: int, as_json: bool
 ) -> Mapping[str, Callable[[], str]]:
     """Print `found`. Returns, by flag, a function that makes the text of the file."""
+    from sambasim.report.findings import Findings
     from sambasim.report.output import csv_text
     from sambasim.report.simulation import (
         predicted_trace,
@@ -127,10 +128,10 @@ def _show_alone(
     rows = [row for facts in found for row in scaling_records(facts, ways)]
     if as_json:
         for facts in found:
-            print(simulation_json(facts, ways))
+            print(simulation_json(Findings(facts), ways))
     else:
         for facts in found:
-            show(*simulation_report(facts, slowest))
+            show(*simulation_report(Findings(facts), slowest))
         if len(rows) > 1:
             show(scaling_table(rows))
     first = found[0]

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sambasim.compiler.compile import Compiled, Stopwatch, capture_model, compile_model
 from sambasim.compiler.names import forward_line, user_line
-from sambasim.compiler.passes import run_pipeline
+from sambasim.compiler.passes import Fits, run_pipeline
 from sambasim.compiler.step import TARGET, forward_parameters
 from sambasim.compiler.strategy import pipeline, schedule_of
 from sambasim.data.batches import Batch, bind, collate, flat, in_place_of_values
@@ -72,7 +72,8 @@ def compile_shapes(
     batch_size: int | None = None,
 ) -> Program:
     """The program of the model that `make` returns, for the batch of `example`; `make` runs on fake tensors, so any
-    size is possible. `batch_size` replaces that of the example. Raises ModelError, CaptureError and MachineError."""
+    size is possible: whether it fits is not checked. `batch_size` replaces that of the example. Raises ModelError and
+    CaptureError."""
     watch = Stopwatch(on_phase)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     # A model may copy layers: copy.deepcopy asks for this, and would make each copy another mode.
@@ -88,7 +89,8 @@ def compile_shapes(
     built = capture_model(
         model, shapes, options, by_keyword=by_keyword, any_loss=any_loss, arguments=arguments, watch=watch
     )
-    return run_pipeline(built.program, pipeline(options, model=model), watch.begin)
+    passes = [one for one in pipeline(options, model=model) if not isinstance(one, Fits)]
+    return run_pipeline(built.program, passes, watch.begin)
 
 
 def build_model(options: CompileOptions) -> nn.Module:

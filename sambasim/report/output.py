@@ -40,8 +40,8 @@ class FittingTable(Table):
     def _excess(self, console: Console, options: ConsoleOptions) -> int:
         """By how much it is wider than `options` allow, once its words are as narrow as can be."""
         wide = options.update(max_width=_ANY_WIDTH)
-        widths = [(_is_number(one), self._measure_column(console, wide, one).maximum) for one in self.columns]
-        least = sum(width if is_number else min(width, _LEAST_WORDS) for is_number, width in widths)
+        widths = [(one.no_wrap, self._measure_column(console, wide, one).maximum) for one in self.columns]
+        least = sum(width if is_whole else min(width, _LEAST_WORDS) for is_whole, width in widths)
         return least + self._extra_width - options.max_width
 
 
@@ -62,6 +62,16 @@ def plain_table(title: str, words: Iterable[str], numbers: Iterable[str]) -> Tab
     for name in numbers:
         table.add_column(name, justify="right", no_wrap=True)
     return table
+
+
+def labelled(rows: Iterable[tuple[str, str]]) -> Table:
+    """Lines of a label and a text; what wraps stays beside its label."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, text in rows:
+        add_row(grid, f"  {label}", text)
+    return grid
 
 
 def add_row(table: Table, *cells: str) -> None:

@@ -2,6 +2,7 @@
 --trace`. Everything is predicted."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -13,10 +14,13 @@ from sambasim.hardware.budget import load_calibration
 from sambasim.records import Record
 from sambasim.records.trace import TraceProcess, TraceSpan, trace_json
 from sambasim.records.trace import Track as Shown
-from sambasim.report.output import Curve, add_row, json_line, plain_table, speed_chart
+from sambasim.report.advice import PRICED_IN, advice_fields, advice_parts
+from sambasim.report.findings import Findings
+from sambasim.report.headline import mfu, mfu_text, model_flops, published, range_text, reachable, roofs_text
+from sambasim.report.output import Curve, add_row, json_line, labelled, plain_table, speed_chart
 from sambasim.simulation.prediction import Prediction, backing_of, is_recurrent, likely_s, zero_note
 from sambasim.simulation.scaling import ScaledStep, Span, Track
-from sambasim.simulation.step import PredictedStep, TimedSection
+from sambasim.simulation.step import PredictedStep
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_bytes, format_rate, format_seconds
 
@@ -39,9 +43,10 @@ class ScalingRecord(Record):
     way: str
 
 
-def simulation_json(facts: Prediction, paths: Sequence[SyncPath]) -> str:
+def simulation_json(found: Findings, paths: Sequence[SyncPath]) -> str:
     """What `sambasim simulate --json` prints for one batch size."""
-    alone, (least_s, most_s) = facts.alone, likely_s(facts) or (None, None)
+    facts, alone = found.prediction, found.step
+    least_s, most_s = likely_s(facts) or (None, None)
     record = {
         "name": facts.program.name,
         "device": facts.device.name,
@@ -60,15 +65,23 @@ def simulation_json(facts: Prediction, paths: Sequence[SyncPath]) -> str:
         "predicted_most_s": most_s,
         "backed_by": backing_of(facts.device, _most_replicas(facts)),
         "cluster": facts.cluster.name,
+        "headline": found.headline,
+        "model_flops": model_flops(facts),
+        "predicted_mfu": mfu(facts),
+        "roofs": {"reachable": asdict(reachable(facts)), "published": asdict(published(facts))},
+        **advice_fields(found.advice),
         "scaling": [record.model_dump() for record in scaling_records(facts, paths)],
-        "sections": [_section_fields(section) for section in alone.sections],
+        "lines": [{"line": line, "predicted_s": seconds} for line, seconds in found.line_s.items()],
+        "tensors": [{"from": a, "to": b, "bytes": size} for (a, b), size in sorted(found.stages.tensors.items())],
+        "sections": [_section_fields(found, number) for number in range(len(alone.sections))],
     }
     return json_line(record)
 
 
-def simulation_report(facts: Prediction, slowest: int) -> list[RenderableType]:
-    step = facts.alone
-    parts: list[RenderableType] = [Text("\n".join(_head(facts)))]
+def simulation_report(found: Findings, slowest: int) -> list[RenderableType]:
+    facts, step = found.prediction, found.step
+    title = f"{facts.program.name} on {step.budget.where}, {facts.level}: predicted, not measured; {PRICED_IN}"
+    parts: list[RenderableType] = [Text(title), Text(f"\n{found.headline}\n"), labelled(_head(found))]
     kinds = plain_table("by kind", ["kind"], ["sections", "predicted", "share"])
     for kind, seconds in step.device_s_by_kind.items():
         count = sum(step.runs(section) for section in step.sections if section.kind is kind)
@@ -77,47 +90,72 @@ def simulation_report(facts: Prediction, slowest: int) -> list[RenderableType]:
     for bound, seconds in step.device_s_by_bound.items():
         if seconds:
             add_row(bounds, bound_text(step, bound), format_seconds(seconds), f"{seconds / step.device_s:.0%}")
-    parts += [kinds, bounds]
+    parts += [*advice_parts(found.advice), kinds, bounds]
     if slowest:
-        parts.append(_slowest_table(step, slowest))
+        parts.append(_slowest_table(found, slowest))
     return [*parts, Text("\n".join(_notes(facts)))]
 
 
-def _head(facts: Prediction) -> list[str]:
-    step = facts.alone
-    what = "step   " if facts.program.training is not None else "forward"
+def _head(found: Findings) -> list[tuple[str, str]]:
+    facts, step = found.prediction, found.step
+    what = "step" if facts.program.training is not None else "forward"
     batch = f"batch {step.batch_size}" + (f" x {step.micro_steps} accumulated" if step.micro_steps > 1 else "")
-    head = [
-        f"{facts.program.name} on {step.budget.where}, {facts.level}: predicted, not measured",
-        f"  {what} {format_seconds(step.predicted_s)}, {batch}:"
-        f" {format_seconds(step.device_s)} of the device, {format_seconds(step.host_s)} of the host",
-    ]
+    of_device, of_host = format_seconds(step.device_s), format_seconds(step.host_s)
+    rows = [(what, f"{format_seconds(step.predicted_s)}, {batch}: {of_device} of the device, {of_host} of the host")]
     if span := likely_s(facts):
-        least, most = map(format_seconds, span)
-        head.append(f"  range   {least} to {most}, by the worst error of a step that was left out")
-    head += [
-        f"  speed   {format_rate(step.samples_per_s)} samples/s by one replica",
-        f"  memory  {format_bytes(step.need.size_bytes)} of {format_bytes(step.budget.capacity_bytes)}:"
-        f" {format_bytes(step.need.kept_bytes)} kept, {format_bytes(step.need.residency.size_bytes)} between sections",
+        rows.append(("range", f"{range_text(span)}, by the worst error of a step that was left out"))
+    memory = f"{format_bytes(step.need.size_bytes)} of {format_bytes(step.budget.capacity_bytes)}"
+    kept, between = format_bytes(step.need.kept_bytes), format_bytes(step.need.residency.size_bytes)
+    rows += [
+        ("speed", f"{format_rate(step.samples_per_s)} samples/s by one replica"),
+        ("MFU", f"{mfu(facts):.1%}: {mfu_text(facts)}"),
+        ("roofs", roofs_text(facts)),
+        ("memory", f"{memory}: {kept} kept, {between} between sections"),
     ]
+    if found.line_s:
+        rows.insert(2, ("lines", f"{found.costliest_lines} of the device time, by the costliest line of each section"))
     if step.tiers.slow_bytes:
-        head.append(f"          {format_bytes(step.tiers.slow_bytes)} in DDR, because HBM is full")
-    return head
+        rows.append(("", f"{format_bytes(step.tiers.slow_bytes)} in DDR, because HBM is full"))
+    return rows
 
 
-def _slowest_table(step: PredictedStep, count: int) -> RenderableType:
+_LONG_LINE = 40
+
+
+def _slowest_table(found: Findings, count: int) -> RenderableType:
+    """Equal sections of repeated layers are one row, ranked by the time of all of them."""
+    step = found.step
     table = plain_table(
         "slowest sections",
-        ["section", "kind", "name"],
-        ["operators", "predicted", "compute", "memory", "fill", "launch", "traffic", "bound by"],
+        ["section", "costliest line", "kind", "name"],
+        [
+            "total",
+            "runs",
+            "each",
+            "PCUs",
+            "PMUs",
+            "bound by",
+            "compute",
+            "memory",
+            "fill",
+            "launch",
+            "traffic",
+            "operators",
+        ],
     )
-    numbered = sorted(enumerate(step.sections), key=lambda pair: -pair[1].price.predicted_s)[:count]
-    for number, section in numbered:
+    # A long path folds; another is never broken.
+    table.columns[1].no_wrap = max(map(len, found.lines)) <= _LONG_LINE
+    for fold in sorted(found.folds, key=lambda one: -found.fold_s(one))[:count]:
+        number, runs = fold.numbers[0], found.runs_in_step(fold)
+        section, more = step.sections[number], f" x{len(fold.numbers)}" if len(fold.numbers) > 1 else ""
         price = section.price
-        times = map(format_seconds, (price.predicted_s, price.compute_s, price.memory_s, price.fill_s, price.launch_s))
-        traffic = format_bytes(section.load.traffic_bytes)
-        bound = bound_text(step, price.bound)
-        add_row(table, str(number), section.kind, section.name, str(section.operators), *times, traffic, bound)
+        times = map(format_seconds, (price.compute_s, price.memory_s, price.fill_s, price.launch_s))
+        numbers = (
+            *(format_seconds(found.fold_s(fold)), str(runs), format_seconds(price.predicted_s)),
+            *(f"{section.unit_share:.0%}", f"{section.chip_share:.0%}", bound_text(step, price.bound), *times),
+            *(format_bytes(section.load.traffic_bytes), str(section.operators)),
+        )
+        add_row(table, f"{number}{more}", found.lines[number], section.kind, section.name, *numbers)
     return table
 
 
@@ -127,7 +165,8 @@ def bound_text(step: PredictedStep, bound: Bound) -> str:
     return "capacity of the chip" if bound is Bound.CAPACITY else bound.value
 
 
-def _section_fields(section: TimedSection) -> Mapping[str, object]:
+def _section_fields(found: Findings, number: int) -> Mapping[str, object]:
+    section = found.step.sections[number]
     price, load = section.price, section.load
     return {
         "kind": section.kind,
@@ -141,6 +180,10 @@ def _section_fields(section: TimedSection) -> Mapping[str, object]:
         "traffic_bytes": load.traffic_bytes,
         "product_flops": load.product_flops,
         "bound": price.bound,
+        "unit_share": section.unit_share,
+        "chip_share": section.chip_share,
+        "costliest_line": found.lines[number] or None,
+        "fold": found.fold_of[number],
     }
 
 
@@ -153,10 +196,7 @@ def _most_replicas(facts: Prediction) -> int:
 
 def _notes(facts: Prediction) -> list[str]:
     most = _most_replicas(facts)
-    notes = [
-        backing_of(facts.device, most),
-        "on the device numbers have two bytes, but four in the loss and in optimizer states, whatever the PEF stores",
-    ]
+    notes = [backing_of(facts.device, most)]
     launch_s = facts.alone.device_s_by_bound[Bound.LAUNCH]
     if launch_s > facts.alone.device_s / 2:
         each = format_seconds(facts.alone.budget.launch_s)

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from sambasim.costs.cut import Level, Piece, cut
 from sambasim.costs.fit import Need, check_chip, check_memory, need_of
-from sambasim.costs.load import Load, load_of
+from sambasim.costs.load import Load, chip_bytes, load_of
 from sambasim.costs.price import Bound, SectionPrice, price_of
 from sambasim.costs.work import Work, at_batch_size, device_bytes_of, stage_ranges, work_of
 from sambasim.hardware.budget import Budget, Calibration
@@ -51,18 +51,29 @@ def slowed(budget: Budget, part: float) -> Budget:
 
 @dataclass(frozen=True, slots=True)
 class TimedSection:
-    """A section, its load and its predicted time. `nodes` are the start and the stop of its nodes in the graph; an
-    update has none."""
+    """A section, its load and its predicted time on `budget`. `nodes` are the start and the stop of its nodes in the
+    graph; an update has none."""
 
     kind: SectionKind
     name: str
     load: Load
     price: SectionPrice
+    budget: Budget
     nodes: tuple[int, int] = (0, 0)
 
     @property
     def operators(self) -> int:
         return self.load.stages
+
+    @property
+    def unit_share(self) -> float:
+        """The share of the compute units on which its operators are placed."""
+        return self.price.units / self.budget.units
+
+    @property
+    def chip_share(self) -> float:
+        """What its weights and buffers need of the memory on the chip; above 1, it is loaded part by part."""
+        return chip_bytes(self.load, self.budget) / self.budget.chip_bytes
 
 
 @dataclass(frozen=True)
@@ -178,10 +189,10 @@ def price_pieces(
         start, stop = piece.stages
         load = load_of(work, start, stop, budget) if stop > start else _NOTHING
         price = price_of(load, usual if stop > start else replace(usual, load_s=0.0))
-        sections.append(TimedSection(piece.kind, piece.name, load, price, piece.nodes))
+        sections.append(TimedSection(piece.kind, piece.name, load, price, budget, piece.nodes))
     if not sections:
         price = price_of(_NOTHING, replace(budget, load_s=0.0))
-        sections.append(TimedSection(SectionKind.FWD, "nothing", _NOTHING, price))
+        sections.append(TimedSection(SectionKind.FWD, "nothing", _NOTHING, price, budget))
     sent_bytes = _exchanged_bytes(graph, program) * samples / program.batch_size
     return PredictedStep(
         sections=(*sections, *updates(program, budget, tiers, 1)),
@@ -222,4 +233,4 @@ def _exchanged_bytes(graph: Graph, program: Program) -> int:
 
 def _timed(kind: SectionKind, name: str, read_bytes: int, written_bytes: int, budget: Budget) -> TimedSection:
     load = Load(read_bytes, written_bytes, 0, read_bytes, 0, 0, 1, 1, ())
-    return TimedSection(kind, name, load, price_of(load, replace(budget, load_s=0.0)))  # all run one program
+    return TimedSection(kind, name, load, price_of(load, replace(budget, load_s=0.0)), budget)  # all run one program

@@ -14,6 +14,7 @@ from sambasim.cli.main import sambasim
 from sambasim.cli.simulate import devices_command
 from sambasim.errors import MachineError, OptionError
 from sambasim.hardware.spec import cluster_names, device_names, load_device
+from sambasim.units import format_seconds
 from tests.mpi.captures import in_stages
 from tests.pef.samples import write_sample
 from tests.support.cluster import write_cluster
@@ -178,6 +179,43 @@ def test_a_model_that_does_not_fit_is_refused(simulate: Simulate, tmp_path: Path
     file.write_text(DEVICE.replace("68719476736", "65536"), encoding="utf-8")
     with pytest.raises(MachineError, match=r"of DDR, and Mine has 64\.0 KiB"):
         simulate("digits", "--arch", str(file))
+
+
+def test_what_would_make_it_quicker_is_the_same_in_text_and_json(simulate: Simulate) -> None:
+    printed, record = simulate("digits"), json.loads(simulate("digits", "--json"))
+    assert "; priced in bf16, whatever dtype the PEF has" in printed.splitlines()[0]
+    assert record["priced_in"].startswith("priced in bf16")
+    assert record["advice"], "a batch of 32 is bound by launches"
+    for change in record["advice"]:
+        gain = change["predicted_samples_per_s"] / change["predicted_samples_per_s_before"]
+        assert gain > 1.02
+        assert change["predicted_gain_samples_per_s"] > 0
+        steps = " -> ".join(format_seconds(change[name]) for name in ("predicted_s_before", "predicted_s"))
+        assert f"  x{gain:.2f}  {change['change']}: a step of {steps};" in printed
+        assert change["how"] in printed
+    assert "one replica on a whole RDU: SN10: " in printed
+    assert [one["device"] for one in record["devices"]] == ["SN10", "SN30", "SN40L"]
+
+
+def test_what_would_fit_is_predicted(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("""from torch import nn
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    def forward(self, x):
+        return super().forward(x).square().mean()
+""")
+    (tmp_path / "mine.toml").write_text(DEVICE.replace("68719476736", "2097152"), encoding="utf-8")
+    data = ["--set", "data.source=synthetic", "--set", 'data.inputs={x="float32[64]"}', "--set", "optimizer.name=sgd"]
+    asked = ["--arch", str(tmp_path / "mine.toml"), "--num-tiles", "1", "-b", "2048"]
+    result = CliRunner().invoke(sambasim, ["simulate", f"{tmp_path}/net.py:Net", *data, *asked])
+    assert isinstance(result.exception, MachineError)
+    assert "1 of 2 tiles of Mine has 1.0 MiB" in result.exception.what
+    fits = str(result.exception.remedy).splitlines()
+    assert [line.partition(":")[0] for line in fits] == ["--num-tiles 2", "-b 1024"], fits
+    assert all(" samples/s (predicted), " in line for line in fits)
+    smaller = ["-b", "1024", *asked[:-2]]
+    assert CliRunner().invoke(sambasim, ["simulate", f"{tmp_path}/net.py:Net", *data, *smaller]).exit_code == 0
 
 
 @whole

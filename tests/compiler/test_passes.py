@@ -190,7 +190,8 @@ def _compiled(model: type[nn.Module], rows: int, *args: int, tiles: int | None =
     training = TrainingOptions(batch_size=rows)
     options = _options(optimizer=OptimizerOptions(name="adamw"), training=training, loss=None, num_tiles=tiles)
     inputs = {"x": torch.zeros(1, args[0]).expand(rows, args[0])}
-    return compile_shapes(lambda: model(*args), lambda _: Example(inputs, False), options)
+    program = compile_shapes(lambda: model(*args), lambda _: Example(inputs, False), options)
+    return Fits(budget_of(load_device("sn30"), load_calibration(), tiles))(program)
 
 
 def test_tensors_between_sections_need_room_in_ddr() -> None:

@@ -16,7 +16,9 @@ from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.ir.graph import Graph, SourceLine
 from sambasim.ir.program import Program
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, RunRecords, StepRecord, SummaryRecord
+from sambasim.report.findings import Findings
 from sambasim.report.page import measured_page, predicted_page
+from sambasim.report.page.replicas import zoomed
 from sambasim.report.page.sections import pipeline
 from sambasim.report.page.ui import Hover, element, for_script
 from sambasim.simulation.prediction import Prediction, predict
@@ -24,7 +26,19 @@ from tests.pef.samples import inference_program, sample_program
 
 DIGEST = "0123456789abcdef" * 4
 MOST_BYTES = 1_500_000
-PREDICTED = ["summary", "timeline", "sections", "pipeline", "memory", "scaling", "operators", "grounds"]
+PREDICTED = [
+    "summary",
+    "advice",
+    "timeline",
+    "sections",
+    "roofline",
+    "graph",
+    "pipeline",
+    "memory",
+    "scaling",
+    "operators",
+    "grounds",
+]
 MEASURED = ["measured", "learning", "run-time", "run-mean", "run-summary"]
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&lt;%{x}<a href='https://example.org'>\u202e$"
@@ -123,7 +137,7 @@ def test_it_has_every_part(text: str) -> None:
     figures = page.data["figures"]
     assert isinstance(figures, dict)
     assert set(figures) <= set(page.ids("div"))
-    assert len(figures) == 9
+    assert len(figures) == 10
     for figure in figures.values():
         plotly.graph_objects.Figure(**figure)  # raises for a property that plotly does not know
         assert {trace["type"] for trace in figure["data"]} <= {"scatter", "bar"}, "what the basic bundle draws"
@@ -213,7 +227,7 @@ def test_html_is_escaped_where_it_enters() -> None:
 @pytest.mark.parametrize("level", ["o0", "o3"])
 def test_stages_add_up_to_their_section(level: Level) -> None:
     prediction = predicted(level=level)
-    sections = pipeline(prediction).data["pipeline"]
+    sections = pipeline(Findings(prediction)).data["pipeline"]
     work = work_of(prediction.graph, prediction.program.symbols)
     assert isinstance(sections, list)
     assert len(sections) == len(prediction.alone.sections)
@@ -229,6 +243,31 @@ def test_stages_add_up_to_their_section(level: Level) -> None:
         assert sum(stage[4] for stage in stages) == section.load.product_flops
         assert len(stages) == section.operators
         assert all(0 <= source < to for to, stage in enumerate(stages) for source, _ in stage[5])
+
+
+@pytest.mark.parametrize(
+    ("efficiencies", "ends"),
+    [([1.0, 0.98, 1.004], (0.97, 1.01)), ([1.0, 0.9], (0.88, 1.02)), ([1.0, 0.3], (0.0, 1.09)), ([1.0], (0.99, 1.01))],
+)
+def test_the_axis_of_efficiency_is_zoomed_to_what_is_there(
+    efficiencies: list[float], ends: tuple[float, float]
+) -> None:
+    assert zoomed(efficiencies) == ends
+
+
+def test_a_zoomed_axis_says_so_and_time_can_be_seen_without_the_host() -> None:
+    prediction = predicted()
+    page = Page(predicted_page(prediction, DIGEST))
+    figures = page.data["figures"]
+    assert isinstance(figures, dict)
+    axis = figures["scaling-efficiency"]["layout"]["yaxis"]
+    assert axis["title"]["text"].endswith(f"(from {axis['range'][0]:.0%}, not from 0)") == (axis["range"][0] > 0)
+    buttons = [attributes for _, attributes in page.elements if "data-plot" in attributes]
+    assert [one["data-plot"] for one in buttons] == ["timeline-figure", "memory-figure"]
+    for button in buttons:
+        assert float(button["data-from"] or 0) == pytest.approx(prediction.alone.host_s)
+        last = figures[button["data-plot"]]["layout"]["xaxis"]["range"][1]
+        assert float(button["data-to"] or 0) == pytest.approx(last, rel=0.02)
 
 
 def test_a_forward_has_no_sync() -> None:

@@ -13,6 +13,7 @@ from sambasim.compiler.front import Example, compile_shapes
 from sambasim.costs.cut import Level
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.spec import load_device
+from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import OptimizerOptions, TrainingOptions
@@ -173,3 +174,17 @@ def test_the_parts_are_the_total_and_the_sections_those_of_the_compiler(model: C
     for section, group in zip(step.sections[-len(program.groups) :], program.groups, strict=True):
         states = len(program.optimizers[group.optimizer].states)
         assert section.load.traffic_bytes == 4 * group.numel * (3 + 2 * states), "each tensor is read and written once"
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("tiles", [1, 8])
+def test_shares_of_units_and_of_the_chip(level: Level, tiles: int) -> None:
+    step = _step(_perceptron(), level, tiles)
+    for section in step.sections:
+        assert 0 <= section.unit_share <= 1
+        has_operators = section.load.traffic_bytes > 0 and section.kind is not SectionKind.OPT
+        assert (section.unit_share > 0) == has_operators
+        assert section.chip_share * step.budget.chip_bytes == pytest.approx(
+            section.load.resident_bytes + 2 * section.load.buffered_bytes
+        )
+    assert any(section.chip_share > 0 for section in step.sections)

@@ -10,23 +10,34 @@ from string import Template
 
 from sambasim.hardware.spec import DeviceSpec
 from sambasim.records.metrics import RunRecords
+from sambasim.report.findings import Findings
 from sambasim.report.page import mesh
+from sambasim.report.page.advice import advice
+from sambasim.report.page.graph import section_graph
 from sambasim.report.page.overview import caveat, facts_line, grounds, memory, summary
 from sambasim.report.page.replicas import scaling, timeline
+from sambasim.report.page.roofline import roofline
 from sambasim.report.page.run import measured_parts, mesh_facts
 from sambasim.report.page.sections import operators, pipeline, sections_part
 from sambasim.report.page.ui import Html, Part, element, for_script, joined
 from sambasim.simulation.mesh import MeshStep
 from sambasim.simulation.prediction import Prediction
 
-_PREDICTED = (summary, timeline, sections_part, pipeline, memory, scaling, operators)
+_PREDICTED = (summary, advice, timeline, sections_part, roofline, section_graph, pipeline, memory, scaling, operators)
 
 
 def predicted_page(prediction: Prediction, digest: str | None, run: tuple[RunRecords, str] | None = None) -> str:
     """The page of a PEF with this digest, or of a model without a PEF. `run` adds the parts of a run of the PEF, given
     with the name of its file."""
-    parts, last = [make(prediction) for make in _PREDICTED], grounds(prediction.device, prediction.cluster)
-    return _with_run(prediction.program.name, facts_line(prediction, digest), caveat(prediction), parts, last, run)
+    found = Findings(prediction)
+    parts, last = [make(found) for make in _PREDICTED], grounds(prediction.device, prediction.cluster)
+    lines = element(
+        "p", "Costliest lines, of the device time: ", element("code", found.costliest_lines), class_="lines"
+    )
+    note = joined(
+        element("p", found.headline, class_="headline"), *([lines] if found.line_s else []), caveat(prediction)
+    )
+    return _with_run(prediction.program.name, facts_line(prediction, digest), note, parts, last, run)
 
 
 def mesh_page(

@@ -3,21 +3,16 @@
 from sambasim.hardware.budget import load_calibration
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec
 from sambasim.ir.types import SymbolKind
+from sambasim.report.advice import PRICED_IN
 from sambasim.report.devices import figures_of, title_of, value_text
+from sambasim.report.findings import Findings
+from sambasim.report.headline import mfu, mfu_text, range_text
 from sambasim.report.page import ui
 from sambasim.report.simulation import bound_text
-from sambasim.simulation.prediction import Prediction, backing_of, zero_note
+from sambasim.simulation.advice import on_a_node
+from sambasim.simulation.prediction import Prediction, backing_of, likely_s, zero_note
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import GIB, KIB, MIB, TIB, format_bytes, format_seconds, plain_rate
-
-
-def shown(prediction: Prediction) -> int:
-    """Index of the scaled step in the timeline: the most replicas that fit on one node, but more than one."""
-    counts = [scaled.placement.replicas for scaled in prediction.scaled[SyncPath.RDU]]
-    full = prediction.scaled[SyncPath.RDU][0].placement.per_full_node
-    several = [number for number, count in enumerate(counts) if count > 1]
-    inside = [number for number in several if counts[number] <= full]
-    return inside[-1] if inside else several[0] if several else 0
 
 
 def facts_line(prediction: Prediction, digest: str | None) -> list[tuple[str, str]]:
@@ -40,8 +35,8 @@ def caveat(prediction: Prediction) -> ui.Html:
     return ui.element("p", ui.element("b", "Predicted, not measured."), text, class_="caveat")
 
 
-def summary(prediction: Prediction) -> ui.Part:
-    alone = prediction.alone
+def summary(found: Findings) -> ui.Part:
+    prediction, alone = found.prediction, found.step
     bounds = [
         (bound_text(prediction.alone, bound), amount, format_seconds(amount), ui.BOUNDS[bound])
         for bound, amount in alone.device_s_by_bound.items()
@@ -54,27 +49,25 @@ def summary(prediction: Prediction) -> ui.Part:
     return ui.Part(
         id="summary",
         title="The step at a glance",
-        lead="Numbers are of one replica, unless they name more. The two bars divide the device time of its step.",
+        lead=f"One replica, unless more are named; {PRICED_IN}.",
         body=ui.joined(ui.keys(_keys(prediction)), ui.element("div", by_bound, by_kind, class_="pair")),
     )
 
 
 def _keys(prediction: Prediction) -> list[tuple[str, str, str]]:
-    alone = prediction.alone
-    busy = sum(section.price.compute_s for section in alone.sections) / alone.device_s if alone.device_s else 0.0
-    slowest = max(alone.sections, key=lambda section: section.price.predicted_s)
+    alone, span = prediction.alone, likely_s(prediction)
     step = f"{format_seconds(alone.device_s)} device, {format_seconds(alone.host_s)} host"
-    bound = bound_text(prediction.alone, slowest.price.bound)
-    which = f"no. {alone.sections.index(slowest)}, {slowest.kind}, bound by {bound}"
-    capacity = f"of {format_bytes(alone.budget.capacity_bytes)} {prediction.alone.budget.off_chip}"
+    capacity = f"of {format_bytes(alone.budget.capacity_bytes)} {alone.budget.off_chip}"
     found = [
         ("step", format_seconds(alone.predicted_s), step),
+        ("range", "unknown", "no published step is like this one")
+        if span is None
+        else ("range", range_text(span), "by the worst error of a step that was left out"),
         ("throughput", plain_rate(alone.samples_per_s), "samples/s, host time included"),
-        ("compute in use", f"{busy:.1%}", "of device time, by the slowest stage"),
-        ("slowest section", format_seconds(slowest.price.predicted_s), which),
+        ("MFU", f"{mfu(prediction):.1%}", mfu_text(prediction)),
         ("memory", format_bytes(alone.need.size_bytes), capacity),
     ]
-    rdu, host = (prediction.scaled[path][shown(prediction)] for path in (SyncPath.RDU, SyncPath.HOST))
+    rdu, host = (prediction.scaled[path][on_a_node(prediction)] for path in (SyncPath.RDU, SyncPath.HOST))
     if prediction.program.training is not None and rdu.placement.replicas > 1:
         note = f"efficiency with sync by RDUs; {host.efficiency:.0%} by hosts"
         found.append((f"on {rdu.placement.replicas} replicas", f"{rdu.efficiency:.0%}", note))
@@ -108,7 +101,8 @@ _NEAR = 3
 """A limit above this multiple of the need is written in the text instead of drawn."""
 
 
-def memory(prediction: Prediction) -> ui.Part:
+def memory(found: Findings) -> ui.Part:
+    prediction = found.prediction
     need, budget = prediction.alone.need, prediction.alone.budget
     most = need.kept_bytes + max(need.residency.taken_bytes, default=0)
     limits = [("Capacity", budget.capacity_bytes, ui.VERMILLION)]
@@ -147,7 +141,11 @@ def memory(prediction: Prediction) -> ui.Part:
         id="memory",
         title="Memory over time",
         lead=lead + not_drawn,
-        body=ui.joined(ui.plot("memory-figure", 320, "Off-chip memory in use over the step"), tables),
+        body=ui.joined(
+            ui.without_host("memory-figure", prediction.alone.host_s, end_s),
+            ui.plot("memory-figure", 320, "Off-chip memory in use over the step"),
+            tables,
+        ),
         figures={"memory-figure": drawn},
     )
 

@@ -25,6 +25,7 @@
   const count = scaled([["T", 1e12, 1], ["G", 1e9, 1], ["M", 1e6, 1], ["k", 1e3, 1], ["", 1, 0]]);
   const flops = (value) => `${count(value)}${value < 1e3 ? " " : ""}FLOP`;
   const percent = (part) => `${(100 * part).toFixed(1)} %`;
+  const whole = (part) => `${Math.round(100 * part)} %`;
   const orNothing = (format) => (value) => (value ? format(value) : "-");
 
   // Tables: columns of {head, value, text, width, number, name, cell}; rows are sorted by `value`.
@@ -37,7 +38,7 @@
     const words = rows.map((row) => [...columns.map((column) => (column.text || column.value)(row)), options.words ? options.words(row) : ""].join("\n").toLowerCase());
     const body = element("tbody");
     const more = element("div", { className: "more" });
-    let sorted = { column: 0, down: false };
+    let sorted = options.sorted || { column: 0, down: false };
     let limit = MOST_ROWS;
 
     const heads = columns.map((column, number) => {
@@ -59,7 +60,7 @@
           continue;
         }
         const text = String((column.text || column.value)(row));
-        line.append(element("td", { className: column.number ? "number" : column.name ? "name" : "", title: text }, text));
+        line.append(element("td", { className: column.number ? "number" : column.whole ? "name whole" : column.name ? "name" : "", title: text }, text));
       }
       return line;
     }
@@ -70,13 +71,14 @@
       const { value } = columns[sorted.column];
       const order = (a, b) => (a === b ? 0 : a === null ? 1 : b === null ? -1 : a < b ? -1 : 1);
       found.sort((a, b) => (sorted.down ? -1 : 1) * order(value(a), value(b)));
-      body.replaceChildren(...found.slice(0, limit).map(rowOf));
+      const shown = found.slice(0, limit).flatMap((row) => (row.opened ? [row, ...row.members] : [row]));
+      body.replaceChildren(...shown.map(rowOf));
       heads.forEach(({ head, mark }, number) => {
         const here = number === sorted.column;
         mark.textContent = here ? (sorted.down ? " ↓" : " ↑") : "";
         head.ariaSort = here ? (sorted.down ? "descending" : "ascending") : "none";
       });
-      if (counter) counter.textContent = wanted.length ? `${found.length} of ${rows.length}` : `${rows.length}`;
+      if (counter) counter.textContent = wanted.length ? `${found.length} of ${rows.length}` : options.count || `${rows.length}`;
       const hidden = found.length - limit;
       const all = () => { limit = Infinity; fill(); };
       more.replaceChildren(...(hidden > 0
@@ -92,11 +94,18 @@
 
   // Sections: rows of sections.py.
   const sections = (data.sections || []).map(([
-    number, kind, name, operators, compute, memory, fill, launch, predicted, read, written, resident, flops, bound, colour,
+    number, kind, name, operators, compute, memory, fill, launch, predicted, read, written, resident, flops, bound, colour, line, runs, units, chip,
   ]) => ({
-    number, kind, name, operators, compute, memory, fill, launch, predicted, read, written, resident, flops, bound, colour,
+    number, kind, name, operators, compute, memory, fill, launch, predicted, read, written, resident, flops, bound, colour, line, runs, units, chip, total: runs * predicted, members: [],
   }));
-  const longest = Math.max(...sections.map((section) => section.predicted), 0) || 1;
+  // Equal sections of repeated layers are one row; its button shows them.
+  const folds = (data.folds || []).map((numbers) => (numbers.length === 1 ? sections[numbers[0]] : {
+    ...sections[numbers[0]],
+    members: numbers.map((number) => sections[number]),
+    total: numbers.reduce((sum, number) => sum + sections[number].total, 0),
+    runs: numbers.reduce((sum, number) => sum + sections[number].runs, 0),
+  }));
+  const longest = Math.max(...folds.map((fold) => fold.total), 0) || 1;
   let chosen = data.first_section || 0;
 
   function miniBar(section) {
@@ -107,7 +116,7 @@
       launch: section.launch,
     };
     const spans = data.parts.filter(([part]) => parts[part] > 0).map(([part, colour]) =>
-      element("span", { style: `width:${(100 * parts[part]) / longest}%;background:${colour}`, title: `${part} ${seconds(parts[part])}` }));
+      element("span", { style: `width:${(100 * section.runs * parts[part]) / longest}%;background:${colour}`, title: `${part} ${seconds(parts[part])}` }));
     return element("td", {}, element("div", { className: "mini" }, ...spans));
   }
 
@@ -118,19 +127,40 @@
   const computeShare = (section) => section.compute / section.predicted;
   const memoryShare = (section) => section.memory / section.predicted;
 
-  const sectionTable = sections.length && liveTable("sections-rows", sections, [
+  function runsOf(section) {
+    if (!section.members.length) return element("td", { className: "number" }, String(section.runs));
+    const label = `×${section.runs} ${section.opened ? "▾" : "▸"}`;
+    const toggle = (event) => {
+      event.stopPropagation();
+      section.opened = !section.opened;
+      sectionTable.fill();
+    };
+    const title = `${section.members.length} equal sections: ${section.opened ? "fold" : "unfold"}`;
+    return element("td", { className: "number" }, element("button", { type: "button", className: "fold", onclick: toggle, title, ariaExpanded: String(Boolean(section.opened)) }, label));
+  }
+
+  const inOpen = new Set(folds.flatMap(({ members }) => members));
+  // The end of a name says more than its beginning.
+  const tail = (text) => (text.length > 17 ? `…${text.slice(-16)}` : text);
+  const isChosen = (section) => section.number === chosen || (!section.opened && section.members.some(({ number }) => number === chosen));
+  const sectionTable = sections.length && liveTable("sections-rows", folds, [
     { head: "no.", value: (s) => s.number, number: true, width: "56px" },
-    { head: "kind", value: (s) => s.kind, width: "104px" },
-    { head: "name", value: (s) => s.name, name: true },
-    { head: "operators", value: (s) => s.operators, number: true, width: "90px" },
-    { head: "predicted", value: (s) => s.predicted, text: (s) => seconds(s.predicted), number: true, width: "92px" },
-    { head: "made of", value: (s) => s.predicted, text: () => "", width: "136px", cell: miniBar },
-    { head: "compute in use", value: computeShare, text: (s) => percent(computeShare(s)), number: true, width: "82px" },
-    { head: "memory in use", value: memoryShare, text: (s) => percent(memoryShare(s)), number: true, width: "82px" },
-    { head: "traffic", value: (s) => s.read + s.written, text: (s) => bytes(s.read + s.written), number: true, width: "92px" },
-    { head: "bound by", value: (s) => s.bound, width: "142px", cell: (s) => element("td", { title: s.bound }, bound(s)) },
+    { head: "costliest line", value: (s) => s.line, whole: true, width: "252px" },
+    { head: "total", value: (s) => s.total, text: (s) => seconds(s.total), number: true, width: "84px" },
+    { head: "runs", value: (s) => s.runs, number: true, width: "80px", cell: runsOf },
+    { head: "each", value: (s) => s.predicted, text: (s) => seconds(s.predicted), number: true, width: "80px" },
+    { head: "made of", value: (s) => s.total, text: () => "", width: "104px", cell: miniBar },
+    { head: "kind", value: (s) => s.kind, width: "92px" },
+    { head: "name", value: (s) => s.name, cell: (s) => element("td", { className: "name", title: s.name }, tail(s.name)) },
+    { head: "PCUs", value: (s) => s.units, text: (s) => whole(s.units), number: true, width: "68px" },
+    { head: "PMUs", value: (s) => s.chip, text: (s) => whole(s.chip), number: true, width: "68px" },
+    { head: "traffic", value: (s) => s.read + s.written, text: (s) => bytes(s.read + s.written), number: true, width: "90px" },
+    { head: "bound by", value: (s) => s.bound, width: "106px", cell: (s) => element("td", { title: s.bound }, bound(s)) },
   ], {
-    row: (s) => ({ className: `open${s.number === chosen ? " chosen" : ""}`, onclick: () => choose(s.number, true) }),
+    sorted: { column: 2, down: true },
+    count: folds.length < sections.length ? `${folds.length} rows of ${sections.length} sections` : "",
+    words: (s) => s.members.map(({ name }) => name).join(" "),
+    row: (s) => ({ className: `open${s.members.length || !inOpen.has(s) ? "" : " member"}${isChosen(s) ? " chosen" : ""}`, onclick: () => choose(s.number, true) }),
   });
 
   // Operators: rows of sections.py, whose texts are indices into `strings`.
@@ -145,12 +175,12 @@
   if (operators.length) {
     liveTable("operators-rows", operators, [
       { head: "no.", value: (o) => o.place, number: true, width: "56px" },
+      { head: "line", value: where, whole: true, width: "252px" },
       { head: "section", value: (o) => o.section, text: (o) => (o.section === null ? "-" : o.section), number: true, width: "76px" },
       { head: "operator", value: (o) => o.operator, text: (o) => short(o.operator), name: true, width: "17%" },
       { head: "kind", value: (o) => o.kind, width: "112px" },
       { head: "result", value: (o) => o.type, name: true, width: "16%" },
       { head: "module", value: (o) => o.module, name: true, width: "14%" },
-      { head: "line", value: where, width: "128px" },
       { head: "source", value: (o) => o.code, name: true },
     ], {
       words: (o) => `${o.operator} ${o.name}`,
@@ -203,20 +233,19 @@
 
   function stageTable(stages) {
     const most = Math.max(1, ...stages.map(([, , , , work]) => work));
-    const columns = [["no.", "44px", true], ["operator", "17%"], ["module", "14%"], ["source"], ["one row passed on", "94px", true], ["read from memory", "84px", true],
-      ["weights", "80px", true], ["written to memory", "84px", true], ["products", "146px"]];
+    const columns = [["no.", "42px", true], ["line", "246px"], ["operator", "166px"], ["source"], ["one row passed on", "92px", true], ["read from memory", "86px", true],
+      ["weights", "80px", true], ["written to memory", "86px", true], ["products", "138px"]];
     const head = columns.map(([name, width, number]) =>
       element("th", { className: number ? "number" : "", style: `width:${width || "auto"}` }, name));
     const rows = stages.map(([node, streamed, resident, written, work, , handed], number) => {
       const o = operators[node];
-      const source = o.file ? `${where(o)}  ${o.code}` : "";
       const cell = (text, className = "", title = text) => element("td", { className, title }, text);
       const bar = element("span", { style: `display:inline-block;height:9px;width:${(32 * work) / most}px;background:#0072b2;margin-right:6px` });
       return element("tr", {},
         cell(String(number), "number"),
-        cell(short(o.operator), "name", `${o.operator} → ${o.type}\n${o.name}`),
-        cell(o.module, "name"),
-        cell(source, "name"),
+        cell(where(o), "name whole"),
+        cell(short(o.operator), "name", `${o.operator} → ${o.type}\n${o.name}\n${o.module}`),
+        cell(o.code, "name"),
         cell(orNothing(bytes)(handed), "number"),
         cell(orNothing(bytes)(streamed), "number"),
         cell(orNothing(bytes)(resident), "number"),
@@ -233,9 +262,11 @@
     byId("pipeline-head").replaceChildren(element("p", {},
       fact("predicted", seconds(section.predicted)), fact("compute", seconds(section.compute)),
       fact("memory", seconds(section.memory)), fact("fill", seconds(section.fill)), fact("launch", seconds(section.launch)),
-      fact("compute in use", percent(computeShare(section))),
+      fact("operators", String(section.operators)), fact("compute in use", percent(computeShare(section))), fact("memory in use", percent(memoryShare(section))),
       element("span", { className: "bound" }, "bound by ", bound(section))), element("p", {},
       fact("reads", bytes(section.read)), fact("weights", bytes(section.resident)), fact("writes", bytes(section.written)),
+      fact("costliest line", section.line || "none"),
+      fact("PCUs", whole(section.units)), fact("PMUs", whole(section.chip)),
       fact("on the chip", `${bytes(data.on_chip[chosen])} of ${bytes(data.chip)}`),
       fact("products", section.flops ? flops(section.flops) : "none")));
     const place = byId("pipeline-stages");
@@ -256,7 +287,26 @@
     chosen = number;
     showSection();
     sectionTable.fill();
+    markBox();
     if (scroll) byId("pipeline").scrollIntoView();
+  }
+
+  // The graph of sections: a box is chosen by a click or a key, and its curves are marked while it has the pointer.
+  const boxes = Array.from(document.querySelectorAll(".graph .box"));
+  function markBox() {
+    for (const box of boxes) {
+      box.classList.toggle("chosen", Number(box.dataset.first) <= chosen && chosen <= Number(box.dataset.last));
+    }
+  }
+  for (const box of boxes) {
+    const curves = document.querySelectorAll(`.graph path[data-from="${box.dataset.box}"], .graph path[data-to="${box.dataset.box}"]`);
+    const mark = (on) => () => curves.forEach((curve) => curve.classList.toggle("lit", on));
+    for (const [event, on] of [["mouseenter", true], ["mouseleave", false], ["focus", true], ["blur", false]]) {
+      box.addEventListener(event, mark(on));
+    }
+    const open = () => choose(Number(box.dataset.first), true);
+    box.addEventListener("click", open);
+    box.addEventListener("keydown", ({ key }) => { if (key === "Enter") open(); });
   }
 
   if (sections.length) {
@@ -269,6 +319,7 @@
         choose((chosen + Number(button.dataset.step) + sections.length) % sections.length, false));
     }
     showSection();
+    markBox();
   }
 
   // Hover texts. Plotly parses tags and entities in them, so names are escaped.
@@ -296,7 +347,22 @@
     },
     memory: (number, place, trace) => (number === null ? "before the first section" :
       `${heading(number)}<br>predicted ${bytes(trace.y[place])} of tensors between sections`),
+    roofline: (number, place, trace) => {
+      const fold = folds.find((one) => one.number === number);
+      return `${heading(number)}${fold.runs > 1 ? `, ×${fold.runs}` : ""}<br>${name(fold.line)}<br>predicted ${seconds(fold.total)}, ` +
+        `${count(trace.y[place])}FLOP/s at ${trace.x[place].toFixed(1)} FLOPs per byte, bound by ${name(fold.bound)}`;
+    },
   };
+
+  // Time axes with and without the host.
+  for (const button of document.querySelectorAll("[data-plot]")) {
+    button.addEventListener("click", () => {
+      const hidden = button.ariaPressed !== "true";
+      button.ariaPressed = String(hidden);
+      const range = [hidden ? Number(button.dataset.from) : 0, Number(button.dataset.to)];
+      Plotly.relayout(byId(button.dataset.plot), { "xaxis.range": range });
+    });
+  }
 
   // Figures.
   // Only these buttons: one of plotly's defaults uploads the chart to a server.

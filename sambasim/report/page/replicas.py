@@ -1,9 +1,11 @@
 """Predicted parts about data parallel replicas: the timeline of a step, and scaling."""
 
 from collections.abc import Mapping, Sequence
+from math import ceil, floor
 
+from sambasim.report.findings import Findings
 from sambasim.report.page import ui
-from sambasim.report.page.overview import shown
+from sambasim.simulation.advice import on_a_node
 from sambasim.simulation.prediction import Prediction
 from sambasim.simulation.scaling import ScaledStep, Track
 from sambasim.simulation.sync import SyncPath
@@ -13,8 +15,9 @@ WAYS: Mapping[SyncPath, str] = {SyncPath.RDU: "sync by RDUs", SyncPath.HOST: "sy
 _ROW_PX, _FRAME_PX = 38, 96
 
 
-def timeline(prediction: Prediction) -> ui.Part:
-    steps = [prediction.scaled[path][shown(prediction)] for path in SyncPath]
+def timeline(found: Findings) -> ui.Part:
+    prediction = found.prediction
+    steps = [prediction.scaled[path][on_a_node(prediction)] for path in SyncPath]
     replicas = steps[0].placement.replicas
     if steps[0].path is None:
         steps = steps[:1]
@@ -41,7 +44,10 @@ def timeline(prediction: Prediction) -> ui.Part:
         margin={"l": 148, "r": 16, "t": 34, "b": 48},
         shapes=_divider(len(_busy_tracks(steps[0]))) if len(steps) > 1 else [],
     )
-    parts = [ui.plot("timeline-figure", height, f"{title}: when host, sections and links are busy")]
+    parts = [
+        ui.without_host("timeline-figure", steps[0].step.host_s, last_s),
+        ui.plot("timeline-figure", height, f"{title}: when host, sections and links are busy"),
+    ]
     if steps[0].path is not None:
         parts.append(_waits_table(steps))
     return ui.Part("timeline", title, lead, ui.joined(*parts), {"timeline-figure": drawn})
@@ -108,7 +114,8 @@ _DASHES = {SyncPath.RDU: "solid", SyncPath.HOST: "dot"}
 _SYMBOLS = {SyncPath.RDU: "circle", SyncPath.HOST: "diamond"}
 
 
-def scaling(prediction: Prediction) -> ui.Part:
+def scaling(found: Findings) -> ui.Part:
+    prediction = found.prediction
     steps = prediction.scaled[SyncPath.RDU]
     if prediction.program.training is None:
         note = (
@@ -147,8 +154,11 @@ def _scaling_figures(prediction: Prediction, counts: Sequence[int]) -> Mapping[s
     )
     speeds = {path: [step.samples_per_s for step in prediction.scaled[path]] for path in SyncPath}
     efficiencies = {path: [step.efficiency for step in prediction.scaled[path]] for path in SyncPath}
-    top = 1.05 * max(1.0, *(value for values in efficiencies.values() for value in values))
-    x = ui.axis("replicas", type="log", tickvals=counts, ticktext=list(map(str, counts)), fixedrange=True)
+    least, most = zoomed([value for values in efficiencies.values() for value in values])
+    title = "predicted efficiency" + (f" (from {least:.0%}, not from 0)" if least else "")
+    x = ui.axis(
+        "replicas", type="log", tickvals=counts, ticktext=list(map(str, counts)), fixedrange=True, automargin=True
+    )
     legend = {**ui.LEGEND, "y": 1.02}
     return {
         "scaling-speed": ui.figure(
@@ -160,10 +170,25 @@ def _scaling_figures(prediction: Prediction, counts: Sequence[int]) -> Mapping[s
         "scaling-efficiency": ui.figure(
             [_curve(prediction, path, values) for path, values in efficiencies.items()],
             xaxis=x,
-            yaxis=ui.axis("predicted efficiency", range=[0, top], tickformat=".0%", fixedrange=True),
+            yaxis=ui.axis(title, range=[least, most], tickformat=".0%", fixedrange=True),
             legend=legend,
         ),
     }
+
+
+_ZOOM_MARGIN = 0.12
+_LEAST_SPAN = 0.05
+
+
+def zoomed(efficiencies: Sequence[float]) -> tuple[float, float]:
+    """The ends of an axis of `efficiencies` and of 100 %, at whole per cents; from 0 if that is near."""
+    least, most = min(1.0, *efficiencies), max(1.0, *efficiencies)
+    margin = max(_LEAST_SPAN, most - least) * _ZOOM_MARGIN
+    start = floor(100 * (least - margin)) / 100
+    return (0.0 if start < _NEAR_ZERO else start), ceil(100 * (most + margin)) / 100
+
+
+_NEAR_ZERO = 0.25
 
 
 def _curve(prediction: Prediction, path: SyncPath, values: Sequence[float]) -> ui.Trace:

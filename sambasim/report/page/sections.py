@@ -1,12 +1,9 @@
 """Predicted parts about sections: their times, the pipeline of a chosen section, and all operators."""
 
-from bisect import bisect_left
-from collections.abc import Sequence
-
 from sambasim.costs.load import chip_bytes
-from sambasim.costs.work import Work, work_of
 from sambasim.ir.graph import Node
 from sambasim.ir.operators import OPERATORS
+from sambasim.report.findings import Findings
 from sambasim.report.page import ui
 from sambasim.report.simulation import bound_text
 from sambasim.simulation.prediction import Prediction
@@ -18,8 +15,8 @@ _MOST_NUMBERED = 32
 _LEAST_SHARE = 0.05
 
 
-def sections_part(prediction: Prediction) -> ui.Part:
-    timed = prediction.alone.sections
+def sections_part(found: Findings) -> ui.Part:
+    timed = found.step.sections
     numbers = list(range(len(timed)))
     shared: ui.Trace = {"type": "bar", "x": numbers, "customdata": numbers, "meta": ui.Hover.SECTIONS}
     line, gap = ui.bars(len(timed), gap=0.12)
@@ -43,21 +40,23 @@ def sections_part(prediction: Prediction) -> ui.Part:
         yaxis2=ui.axis("compute in use", domain=[0, 0.3], range=[0, most], fixedrange=True, tickformat=".0%", nticks=5),
         legend={**ui.LEGEND, "traceorder": "normal"},
     )
-    rows = [_section_row(prediction, number, section) for number, section in enumerate(timed)]
+    rows = [_section_row(found, number, section) for number, section in enumerate(timed)]
     return ui.Part(
         id="sections",
         title="Sections",
         lead=(
             "Memory and compute overlap, so a bar shows the longer of the two, and above it the time to fill and drain "
             "the pipeline and to launch the section. Below: the share of its time in which the slowest stage computes, "
-            "coloured by the bound of the section. A click on a bar or a row shows the section in detail further down."
+            "coloured by the bound of the section. The table, the most time first, has one row for equal sections of "
+            "repeated layers; PCUs are those that the products of a section can use, PMUs those that its weights and "
+            "buffers need. A click on a bar or a row shows the section in detail further down."
         ),
         body=ui.joined(
             ui.plot("sections-figure", 400, "Seconds and use of compute, section by section"),
             ui.live_table("sections-rows", "Search sections: name, kind, bound"),
         ),
         figures={"sections-figure": drawn},
-        data={"sections": rows, "parts": list(ui.PARTS.items())},
+        data={"sections": rows, "folds": [fold.numbers for fold in found.folds], "parts": list(ui.PARTS.items())},
     )
 
 
@@ -71,22 +70,30 @@ def _stacked_seconds(timed: tuple[TimedSection, ...]) -> dict[str, list[float]]:
     }
 
 
-def _section_row(prediction: Prediction, number: int, section: TimedSection) -> list[object]:
+def _section_row(found: Findings, number: int, section: TimedSection) -> list[object]:
     """The fields of `sections` in page.js, in order."""
     price, load = section.price, section.load
     times_s = (price.compute_s, price.memory_s, price.fill_s, price.launch_s, price.predicted_s)
     traffic_bytes = (load.read_bytes, load.written_bytes, load.resident_bytes)
-    bound = (bound_text(prediction.alone, price.bound), ui.BOUNDS[price.bound])
+    bound = (bound_text(found.step, price.bound), ui.BOUNDS[price.bound])
     head = (number, section.kind.value, ui.visible(section.name), section.operators)
-    return [*head, *times_s, *traffic_bytes, load.product_flops, *bound]
+    return [
+        *head,
+        *times_s,
+        *traffic_bytes,
+        load.product_flops,
+        *bound,
+        ui.visible(found.lines[number]),
+        found.step.runs(section),
+        section.unit_share,
+        section.chip_share,
+    ]
 
 
-def pipeline(prediction: Prediction) -> ui.Part:
-    timed = prediction.alone.sections
-    with_stages = [number for number, section in enumerate(timed) if section.nodes[1] > section.nodes[0]]
-    first = max(with_stages, key=lambda number: timed[number].price.predicted_s, default=0)
-    work = work_of(prediction.graph, prediction.program.symbols)
-    nodes = [stage.node for stage in work.stages]
+def pipeline(found: Findings) -> ui.Part:
+    prediction, timed = found.prediction, found.step.sections
+    with_stages = [fold for fold in found.folds if found.stages.rows[fold.numbers[0]]]
+    first = max(with_stages, key=found.fold_s).numbers[0] if with_stages else 0
     picker = ui.element("label", "Section ", ui.element("select", id="pipeline-choice"))
     steps = ui.element(
         "span",
@@ -108,7 +115,7 @@ def pipeline(prediction: Prediction) -> ui.Part:
             ui.element("div", id="pipeline-stages"),
         ),
         data={
-            "pipeline": [_stage_rows(work, nodes, section) for section in timed],
+            "pipeline": found.stages.rows,
             "first_section": first,
             "on_chip": [chip_bytes(section.load, prediction.alone.budget) for section in timed],
             "chip": prediction.alone.budget.chip_bytes,
@@ -116,46 +123,13 @@ def pipeline(prediction: Prediction) -> ui.Part:
     )
 
 
-def _stage_rows(work: Work, nodes: Sequence[int], section: TimedSection) -> list[object]:
-    """A row for each stage of a section: its node, bytes streamed from memory, resident bytes read, bytes written to
-    memory, FLOPs, its reads of earlier stages (pairs of stage and bytes of one row), and the bytes of one row of all
-    that it passes on. `nodes` are the nodes of all stages of the graph."""
-    numbers = range(*(bisect_left(nodes, node) for node in section.nodes))
-    read_here = {read.value for number in numbers for read in work.stages[number].reads}
-    made: dict[str, int] = {}
-    seen: set[str] = set()
-    parts: dict[str, float] = {}
-    found: list[object] = []
-    for place, number in enumerate(numbers):
-        stage = work.stages[number]
-        streamed = resident = written = handed = 0
-        buffers: list[tuple[int, int]] = []
-        for read in stage.reads:
-            tensor = work.tensors[read.value]
-            if read.value in made:
-                buffers.append((made[read.value], tensor.row_bytes))
-            elif read.view not in seen:
-                seen.add(read.view)
-                before = parts.get(read.value, 0.0)
-                parts[read.value] = min(1.0, before + read.part)
-                read_bytes = int(tensor.size_bytes * (parts[read.value] - before))
-                resident += read_bytes if tensor.resident else 0
-                streamed += 0 if tensor.resident else read_bytes
-        for value in stage.writes:
-            made[value] = place
-            handed += work.tensors[value].row_bytes if value in read_here else 0
-            if value in work.kept or work.last_reader.get(value, -1) > numbers[-1]:
-                written += work.tensors[value].size_bytes
-        found.append([stage.node, streamed, resident, written, stage.product_flops, buffers, handed])
-    return found
-
-
-def operators(prediction: Prediction) -> ui.Part:
+def operators(found: Findings) -> ui.Part:
+    prediction = found.prediction
     strings: dict[str, int] = {}  # names of modules and source lines repeat often
     section_of: dict[int, int] = {}
     for number, section in enumerate(prediction.alone.sections):
         section_of.update(dict.fromkeys(range(*section.nodes), number))
-    working = {stage.node for stage in work_of(prediction.graph, prediction.program.symbols).stages}
+    working = {stage.node for stage in found.work.stages}
     rows = [
         [
             place,

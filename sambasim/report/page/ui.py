@@ -110,6 +110,7 @@ class Hover(StrEnum):
     SECTIONS = "sections"
     SPANS = "spans"
     MEMORY = "memory"
+    ROOFLINE = "roofline"
 
 
 LEGEND = {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "xanchor": "left"}
@@ -211,6 +212,13 @@ def plot(id_: str, height: int, label: str) -> Html:
     return element("div", id=id_, class_="plot", style=f"height:{height}px", role="img", aria_label=label)
 
 
+def without_host(plot_id: str, host_s: float, last_s: float) -> Html:
+    """A button that shows the time axis of a plot from the end of the host's time to `last_s`, and back."""
+    numbers = {"data_plot": plot_id, "data_from": f"{host_s:.9g}", "data_to": f"{1.01 * last_s:.9g}"}
+    button = element("button", "Without the host", type="button", aria_pressed="false", **numbers)
+    return element("div", button, f"The host takes {format_seconds(host_s)} before the device starts.", class_="tools")
+
+
 def shares(title: str, parts: Sequence[tuple[str, float, str, str]]) -> Html:
     total = sum(amount for _, amount, _, _ in parts) or 1.0
     present = [part for part in parts if part[1] > 0]
@@ -230,6 +238,9 @@ def _dot(colour: str) -> Html:
     return element("i", style=f"background:{colour}")
 
 
+_COLUMN_PX = 84
+
+
 def table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1, class_: str = "", above: str = ""
 ) -> Html:
@@ -246,7 +257,9 @@ def table(
 
     head = element("thead", above, element("tr", cells("th", heads)))
     body = element("tbody", *(element("tr", cells("td", row)) for row in rows))
-    return element("table", head, body, class_=class_ or None)
+    # On a narrow screen it scrolls in its own box.
+    narrowest = f"min-width:{_COLUMN_PX * len(heads)}px"
+    return element("div", element("table", head, body, class_=class_ or None, style=narrowest), class_="scroll")
 
 
 def seconds_or_none(time_s: float) -> str:

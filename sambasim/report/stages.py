@@ -1,0 +1,95 @@
+"""The operators of each section of a predicted step: what each moves, the costliest of them, and the tensors between
+sections."""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sambasim.costs.work import Work
+from sambasim.hardware.budget import Budget
+from sambasim.ir.graph import Graph, SourceLine
+from sambasim.simulation.step import TimedSection
+
+
+class StageRow(NamedTuple):
+    """A stage of a section: its node, bytes streamed from memory, resident bytes read, bytes written to memory, FLOPs,
+    its reads of earlier stages (pairs of stage and bytes of one row), and the bytes of one row of all that it passes
+    on."""
+
+    node: int
+    streamed_bytes: int
+    resident_bytes: int
+    written_bytes: int
+    flops: int
+    reads: list[tuple[int, int]]
+    row_bytes: int
+
+    @property
+    def traffic_bytes(self) -> int:
+        return self.streamed_bytes + self.resident_bytes + self.written_bytes
+
+
+class Stages(NamedTuple):
+    """`rows` are by section; `tensors` are the bytes that a section reads of what an earlier one wrote, by both
+    numbers."""
+
+    rows: list[list[StageRow]]
+    tensors: Counter[tuple[int, int]]
+
+
+def stages_of(work: Work, sections: Sequence[TimedSection]) -> Stages:
+    nodes = [stage.node for stage in work.stages]
+    tensors: Counter[tuple[int, int]] = Counter()
+    made_by: dict[str, int] = {}
+    rows = [
+        _rows(work, range(*(bisect_left(nodes, node) for node in section.nodes)), number, made_by, tensors)
+        for number, section in enumerate(sections)
+    ]
+    return Stages(rows, tensors)
+
+
+def _rows(
+    work: Work, numbers: range, section: int, made_by: dict[str, int], tensors: Counter[tuple[int, int]]
+) -> list[StageRow]:
+    read_here = {read.value for number in numbers for read in work.stages[number].reads}
+    made: dict[str, int] = {}
+    seen: set[str] = set()
+    parts: dict[str, float] = {}
+    found = []
+    for place, number in enumerate(numbers):
+        stage = work.stages[number]
+        streamed = resident = written = handed = 0
+        buffers: list[tuple[int, int]] = []
+        for read in stage.reads:
+            tensor = work.tensors[read.value]
+            if read.value in made:
+                buffers.append((made[read.value], tensor.row_bytes))
+            elif read.view not in seen:
+                seen.add(read.view)
+                before = parts.get(read.value, 0.0)
+                parts[read.value] = min(1.0, before + read.part)
+                read_bytes = int(tensor.size_bytes * (parts[read.value] - before))
+                resident += read_bytes if tensor.resident else 0
+                streamed += 0 if tensor.resident else read_bytes
+                if read.value in made_by:
+                    tensors[made_by[read.value], section] += read_bytes
+        for value in stage.writes:
+            made[value] = place
+            made_by[value] = section
+            handed += work.tensors[value].row_bytes if value in read_here else 0
+            if value in work.kept or work.last_reader.get(value, -1) > numbers[-1]:
+                written += work.tensors[value].size_bytes
+        found.append(StageRow(stage.node, streamed, resident, written, stage.product_flops, buffers, handed))
+    return found
+
+
+def costliest_line(graph: Graph, rows: Sequence[StageRow], budget: Budget) -> SourceLine | None:
+    """The line of the stage that would take most by its products or by its traffic alone, of those that have a line."""
+
+    def seconds(row: StageRow) -> float:
+        compute_s = row.flops / (budget.units * budget.unit_flops_per_s)
+        return max(compute_s, row.traffic_bytes / budget.memory_bytes_per_s)
+
+    with_line = [row for row in rows if graph.nodes[row.node].source is not None]
+    return graph.nodes[max(with_line, key=seconds).node].source if with_line else None

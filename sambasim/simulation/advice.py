@@ -1,0 +1,306 @@
+"""What would make a predicted step quicker: each change is predicted again by the same model, by itself.
+
+Samples/s are compared on the same hardware, which `compared` names. Of larger batches, and of more micro-steps in a
+step, each must gain again over the smaller one. Changes exclude each other in part, so gains do not add up.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from sambasim.costs.cut import Level
+from sambasim.costs.work import device_bytes_of
+from sambasim.errors import MachineError
+from sambasim.hardware.budget import budget_of, load_calibration
+from sambasim.hardware.placement import place
+from sambasim.hardware.spec import DeviceSpec, device_names, load_device
+from sambasim.ir.graph import Graph, Node, SectionKind, node_references
+from sambasim.ir.operators import OPERATORS, OperatorKind
+from sambasim.ir.program import Program
+from sambasim.ir.types import SymbolKind
+from sambasim.simulation.prediction import Prediction
+from sambasim.simulation.scaling import ScaledStep, scale
+from sambasim.simulation.step import PredictedStep, predict_step
+from sambasim.simulation.sync import SyncPath
+from sambasim.units import counted, format_bytes
+
+LEAST_GAIN = 0.02
+"""Changes that gain a smaller share of the samples/s are left out."""
+
+_FACTORS = (2, 4, 8)
+_SMALLEST_BATCH = 64
+"""The largest divisor of a batch that does not fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    step_s: float
+    samples_per_s: float
+
+    @property
+    def samples(self) -> int:
+        """Of one step."""
+        return round(self.step_s * self.samples_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`how` is what to type or to change in the model, `where` the line of it; `compared` is the hardware that `before`
+    and `after` have in common."""
+
+    what: str
+    how: str
+    compared: str
+    before: Speed
+    after: Speed
+    where: str | None = None
+
+    @property
+    def gain_samples_per_s(self) -> float:
+        return self.after.samples_per_s - self.before.samples_per_s
+
+    @property
+    def factor(self) -> float:
+        return self.after.samples_per_s / self.before.samples_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class OnDevice:
+    """One replica on a whole RDU of `device`; without a speed, it does not fit."""
+
+    device: str
+    speed: Speed | None
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Best first."""
+
+    changes: tuple[Change, ...]
+    devices: tuple[OnDevice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """An output of the step that is not its loss: its bytes of one sample on the device, and the line that makes it."""
+
+    name: str
+    bytes_per_sample: float
+    where: str | None
+
+
+def advise(prediction: Prediction) -> Advice:
+    families = (_only_the_loss, _batches, _tiles, _accumulation, _level, _sync, _clipping)
+    found = (change for family in families for change in family(prediction))
+    worth = [change for change in found if change.factor > 1 + LEAST_GAIN]
+    return Advice(tuple(sorted(worth, key=lambda one: -one.factor)), tuple(_devices(prediction)))
+
+
+def on_a_node(prediction: Prediction) -> int:
+    """Index of the scaled step with the most replicas that fit on one node, but more than one if there is one."""
+    counts = [scaled.placement.replicas for scaled in prediction.scaled[SyncPath.RDU]]
+    full = prediction.scaled[SyncPath.RDU][0].placement.per_full_node
+    several = [number for number, count in enumerate(counts) if count > 1]
+    inside = [number for number in several if counts[number] <= full]
+    return inside[-1] if inside else several[0] if several else 0
+
+
+def fetched_outputs(program: Program) -> list[Fetched]:
+    """What the host fetches in each training step besides losses."""
+    if program.training is None:
+        return []
+    found = []
+    for output in program.training.outputs:
+        symbol = program.symbols[output.symbol]
+        if symbol.kind is SymbolKind.OUTPUT and symbol.name != program.loss and symbol.type.numel > 1:
+            size_bytes = device_bytes_of(symbol.type)
+            found.append(
+                Fetched(symbol.name, size_bytes / program.batch_size, _line_of(program.training, output.value))
+            )
+    return found
+
+
+def _line_of(graph: Graph, value: str) -> str | None:
+    """FILE:LINE of the operator that makes `value`; views and what has no line count as what they read."""
+    maker: Mapping[str, Node] = {name: node for node in graph.nodes for name in node.results if name is not None}
+    node = maker.get(value)
+    while node is not None:
+        if node.source is not None and OPERATORS[node.operator].kind is not OperatorKind.VIEW:
+            return f"{node.source.file}:{node.source.line}"
+        node = next((maker[name] for name in node_references(node) if name in maker), None)
+    return None
+
+
+def _again(
+    prediction: Prediction,
+    *,
+    program: Program | None = None,
+    device: DeviceSpec | None = None,
+    tiles: int | None = None,
+    level: Level | None = None,
+    batch_size: int | None = None,
+) -> PredictedStep | None:
+    """The step of one replica with what is given, and everything else as in `prediction`; a `device` is taken whole.
+    None if it does not fit."""
+    alone, calibration = prediction.alone, load_calibration()
+    share = tiles if device is not None else tiles or prediction.tiles
+    budget = budget_of(device or prediction.device, calibration, share)
+    try:
+        return predict_step(
+            program or prediction.program,
+            budget,
+            level or prediction.level,
+            calibration,
+            batch_size or alone.batch_size,
+            alone.micro_steps,
+        )
+    except MachineError:
+        return None
+
+
+def _speed(step: PredictedStep | ScaledStep) -> Speed:
+    return Speed(step.predicted_s, step.samples_per_s)
+
+
+def _changed(prediction: Prediction, what: str, how: str, after: PredictedStep, where: str | None = None) -> Change:
+    """A change of one replica on its own tiles."""
+    compared = f"one replica on {prediction.alone.budget.where}"
+    return Change(what, how, compared, _speed(prediction.alone), _speed(after), where)
+
+
+def _only_the_loss(prediction: Prediction) -> Iterator[Change]:
+    program, samples = prediction.program, prediction.alone.batch_size
+    fetched = fetched_outputs(program)
+    if program.training is None or not fetched:
+        return
+    names = {one.name for one in fetched}
+    outputs = tuple(one for one in program.training.outputs if one.symbol not in names)
+    step = _again(prediction, program=replace(program, training=replace(program.training, outputs=outputs)))
+    if step is not None:
+        largest = max(fetched, key=lambda one: one.bytes_per_sample)
+        others = f" and {counted(len(fetched) - 1, 'other output')}" if len(fetched) > 1 else ""
+        size = format_bytes(largest.bytes_per_sample * samples)
+        how = f"in forward, do not return {largest.name}{others}: {size} go to the host in each micro-step"
+        yield _changed(prediction, "return only the loss", how, step, largest.where)
+
+
+def _batches(prediction: Prediction) -> Iterator[Change]:
+    alone = before = prediction.alone
+    for factor in _FACTORS:
+        size = factor * alone.batch_size
+        step = _again(prediction, batch_size=size)
+        if step is None or step.samples_per_s <= (1 + LEAST_GAIN) * before.samples_per_s:
+            return
+        memory = f"{format_bytes(step.need.size_bytes)} of {format_bytes(step.budget.capacity_bytes)}"
+        yield _changed(prediction, f"batch {size} instead of {alone.batch_size}", f"compile -b {size}: {memory}", step)
+        before = step
+
+
+def _tiles(prediction: Prediction) -> Iterator[Change]:
+    """Of all numbers of tiles, the one with which a full RDU is fastest."""
+    whole, batch = prediction.device.tiles, prediction.alone.batch_size
+    if whole is None:
+        return
+    own = prediction.tiles or whole
+    before = _full_rdu(prediction, own, prediction.alone)
+    others = [tiles for tiles in range(1, whole + 1) if whole % tiles == 0 and tiles != own]
+    steps = {tiles: _again(prediction, tiles=tiles) for tiles in others}
+    full = {tiles: _full_rdu(prediction, tiles, step) for tiles, step in steps.items() if step is not None}
+    if full:
+        tiles, after = max(full.items(), key=lambda pair: pair[1].samples_per_s)
+        replicas = whole // tiles
+        what = f"{counted(tiles, 'tile')} a replica instead of {own}"
+        how = f"compile --num-tiles {tiles}: {counted(replicas, 'replica')} on an RDU, global batch {replicas * batch}"
+        yield Change(what, how, f"one {prediction.device.name}, all tiles in use", _speed(before), _speed(after))
+
+
+def _full_rdu(prediction: Prediction, tiles: int, step: PredictedStep) -> ScaledStep:
+    """As many replicas of `tiles` tiles as one RDU has, with the faster sync."""
+    replicas = (prediction.device.tiles or tiles) // tiles
+    placement = place(replicas, prediction.device, tiles, prediction.cluster)
+    ways = [scale(prediction.program, step, placement, path) for path in SyncPath]
+    return max(ways, key=lambda one: one.samples_per_s)
+
+
+def _accumulation(prediction: Prediction) -> Iterator[Change]:
+    if prediction.program.training is None:
+        return
+    alone, index = prediction.alone, on_a_node(prediction)
+    several = prediction.scaled[SyncPath.RDU][index]
+    replicas = several.placement.replicas
+    where = alone.budget.where
+    compared = f"one replica on {where}" if replicas == 1 else f"{replicas} replicas on {where} each, sync by rdu"
+    first = before = _speed(several)
+    for factor in _FACTORS:
+        micro_steps = factor * alone.micro_steps
+        step = replace(alone, micro_steps=micro_steps)
+        after = _speed(scale(prediction.program, step, several.placement, SyncPath.RDU))
+        if after.samples_per_s <= (1 + LEAST_GAIN) * before.samples_per_s:
+            return
+        how = f"--grad-accumulation-steps {micro_steps}: one update for {micro_steps * alone.batch_size} samples"
+        yield Change(f"{micro_steps} micro-steps an update instead of {alone.micro_steps}", how, compared, first, after)
+        before = after
+
+
+def _level(prediction: Prediction) -> Iterator[Change]:
+    step = _again(prediction, level="o3") if prediction.level != "o3" else None
+    if step is not None:
+        yield _changed(prediction, f"level o3 instead of {prediction.level}", "compile --o3", step)
+
+
+def _sync(prediction: Prediction) -> Iterator[Change]:
+    host, rdu = (prediction.scaled[path][on_a_node(prediction)] for path in (SyncPath.HOST, SyncPath.RDU))
+    if rdu.path is not None:
+        compared = f"{host.placement.replicas} replicas on {host.step.budget.where} each"
+        yield Change("sync between RDUs", "run --reduce-on-rdu, not by hosts", compared, _speed(host), _speed(rdu))
+
+
+def _clipping(prediction: Prediction) -> Iterator[Change]:
+    kept = tuple(one for one in prediction.alone.sections if one.kind is not SectionKind.GRADNORM)
+    if len(kept) < len(prediction.alone.sections):
+        step = replace(prediction.alone, sections=kept)
+        yield _changed(prediction, "no clipping", "leave out --max-grad-norm: no GRADNORM section", step)
+
+
+def _devices(prediction: Prediction) -> Iterator[OnDevice]:
+    shipped = [load_device(name) for name in device_names()]
+    for device in shipped if prediction.device in shipped else [*shipped, prediction.device]:
+        step = _again(prediction, device=device)
+        yield OnDevice(device.name, None if step is None else _speed(step))
+
+
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """A change with which a program fits: what to type, and the step then."""
+
+    how: str
+    step: PredictedStep
+
+
+def what_fits(
+    program: Program,
+    device: DeviceSpec,
+    tiles: int | None,
+    level: Level,
+    batch_size: int,
+    micro_steps: int,
+    recomputed: Program | None,
+) -> list[Fitting]:
+    """For a program that does not fit: the fewest tiles with which it does, the largest half, quarter, … of the batch,
+    and the same program `recomputed`."""
+    calibration = load_calibration()
+
+    def fitting(how: str, tiles: int | None, batch_size: int, program: Program = program) -> list[Fitting]:
+        budget = budget_of(device, calibration, tiles)
+        try:
+            return [Fitting(how, predict_step(program, budget, level, calibration, batch_size, micro_steps))]
+        except MachineError:
+            return []
+
+    more = range(tiles + 1, (device.tiles or tiles) + 1) if tiles is not None else range(0)
+    counts = (count for count in more if (device.tiles or count) % count == 0)
+    on_tiles = (fitting(f"--num-tiles {count}", count, batch_size) for count in counts)
+    divisors = (2**power for power in range(1, _SMALLEST_BATCH.bit_length()))
+    sizes = dict.fromkeys(batch_size // divisor for divisor in divisors if batch_size >= divisor)
+    smaller = (fitting(f"-b {size}", tiles, size) for size in sizes)
+    again = fitting("--recompute full", tiles, batch_size, recomputed) if recomputed is not None else []
+    return [*next(filter(None, on_tiles), []), *next(filter(None, smaller), []), *again]

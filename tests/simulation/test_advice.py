@@ -1,0 +1,154 @@
+"""Advice: each change is what predicting the changed program gives, and what it asks for can be done."""
+
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sambasim.compiler.front import Example, compile_shapes
+from sambasim.costs.cut import Level
+from sambasim.hardware.spec import load_cluster, load_device
+from sambasim.ir.program import Program
+from sambasim.options.compile import CompileOptions
+from sambasim.options.training import OptimizerOptions, TrainingOptions
+from sambasim.simulation.advice import LEAST_GAIN, Advice, Change, advise, fetched_outputs, what_fits
+from sambasim.simulation.prediction import Prediction, predict
+from sambasim.simulation.sync import SyncPath
+
+BATCH, WIDTH, CLASSES = 512, 256, 40_000
+
+
+class Wide(nn.Module):
+    """Its logits take longer to fetch than all else."""
+
+    def __init__(self, gives_logits: bool) -> None:
+        super().__init__()
+        self.gives_logits = gives_logits
+        self.hidden, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        logits = self.head(torch.relu(self.hidden(x)))
+        loss = logits.float().square().mean()
+        return (loss, logits.unsqueeze(0)) if self.gives_logits else loss
+
+
+HEAD_LINE = next(
+    number
+    for number, line in enumerate(open(__file__, encoding="utf-8"), 1)  # noqa: SIM115
+    if line.strip().startswith("logits = self.head")
+)
+
+
+@cache
+def wide(gives_logits: bool = True, max_grad_norm: float | None = None, *, inference: bool = False) -> Program:
+    options = CompileOptions(
+        optimizer=OptimizerOptions(name="adamw", max_grad_norm=max_grad_norm),
+        training=TrainingOptions(batch_size=BATCH),
+        pef_name="wide",
+        inference=inference,
+    )
+    return compile_shapes(
+        lambda: Wide(gives_logits), lambda _: Example({"x": torch.zeros(BATCH, WIDTH)}, False), options
+    )
+
+
+def predicted(
+    program: Program,
+    tiles: int | None = 4,
+    level: Level = "o3",
+    replicas: tuple[int, ...] = (1,),
+    arch: str = "sn30",
+    batch_size: int | None = None,
+) -> Prediction:
+    device = load_device(arch)
+    return predict(program, device, tiles, level, load_cluster(device.cluster), replicas, batch_size=batch_size)
+
+
+def change(advice: Advice, start: str) -> Change:
+    return next(one for one in advice.changes if one.what.startswith(start))
+
+
+def starts(advice: Advice) -> list[str]:
+    return [one.what for one in advice.changes]
+
+
+def test_to_return_only_the_loss_gives_the_step_of_the_model_that_does() -> None:
+    advice = advise(predicted(wide()))
+    first = advice.changes[0]
+    assert first.what == "return only the loss"
+    assert first.where == f"tests/simulation/test_advice.py:{HEAD_LINE}"
+    (fetched,) = fetched_outputs(wide())
+    assert fetched.bytes_per_sample == 2 * CLASSES
+    assert f"do not return {fetched.name}: 39.1 MiB go to the host" in first.how
+    without = predicted(wide(False)).alone
+    assert first.after.step_s == pytest.approx(without.predicted_s)
+    assert first.after.samples_per_s == pytest.approx(without.samples_per_s)
+    assert fetched_outputs(wide(False)) == []
+    assert "return only the loss" not in starts(advise(predicted(wide(False))))
+
+
+def test_each_change_is_predicted_again_and_the_best_is_first() -> None:
+    prediction = predicted(wide(), level="o0", replicas=(1, 8, 32))
+    advice = advise(prediction)
+    factors = [one.factor for one in advice.changes]
+    assert factors == sorted(factors, reverse=True)
+    assert min(factors) > 1 + LEAST_GAIN
+    larger = change(advice, f"batch {2 * BATCH} instead")
+    again = predicted(wide(), level="o0", batch_size=2 * BATCH).alone
+    assert larger.after.step_s == pytest.approx(again.predicted_s)
+    assert larger.after.samples == 2 * BATCH
+    assert larger.compared == "one replica on 4 of 8 tiles of SN30"
+    assert change(advice, "level o3").after.step_s == pytest.approx(predicted(wide()).alone.predicted_s)
+    sync = change(advice, "sync between RDUs")
+    assert sync.compared.startswith("8 replicas"), "as many as fit on a node"
+
+
+def test_fewer_updates_gain_where_updates_take_long() -> None:
+    few = predicted(wide(False, 1.0), replicas=(8,), batch_size=8)
+    advice = advise(few)
+    unclipped = change(advice, "no clipping")
+    assert unclipped.after.step_s == pytest.approx(predicted(wide(False), batch_size=8).alone.predicted_s)
+    twice = change(advice, "2 micro-steps an update instead of 1")
+    assert twice.after.samples == 2 * 8 * 8
+    assert twice.compared.startswith("8 replicas")
+    device = few.device
+    again = predict(few.program, device, 4, "o3", few.cluster, (8,), batch_size=8, micro_steps=2)
+    assert twice.after.step_s == pytest.approx(again.scaled[SyncPath.RDU][0].predicted_s)
+
+
+def test_tiles_are_compared_on_a_full_rdu() -> None:
+    prediction = predicted(wide(False), tiles=8)
+    tiles = change(advise(prediction), "2 tiles a replica instead of 8")
+    assert tiles.compared == "one SN30, all tiles in use"
+    assert tiles.before.samples == BATCH
+    assert tiles.after.samples == 4 * BATCH
+    assert f"--num-tiles 2: 4 replicas on an RDU, global batch {4 * BATCH}" in tiles.how
+
+
+def test_devices_are_facts_and_not_advice() -> None:
+    advice = advise(predicted(wide(), tiles=None, arch="sn40"))
+    assert [one.device for one in advice.devices] == ["SN10", "SN30", "SN40L"]
+    alone = predicted(wide(), tiles=None, arch="sn40").alone
+    assert advice.devices[2].speed is not None
+    assert advice.devices[2].speed.step_s == pytest.approx(alone.predicted_s)
+    assert not any("SN10" in one.what or "tile" in one.what for one in advice.changes), "an SN40L has no tiles"
+
+
+def test_inference_has_no_advice_about_training() -> None:
+    words = " ".join(starts(advise(predicted(wide(inference=True)))))
+    assert all(word not in words for word in ("loss", "micro-steps", "sync", "clipping"))
+
+
+def test_what_fits_is_what_does_not_fail() -> None:
+    program, device = wide(), load_device("sn30")
+    need = predicted(program, tiles=1).alone.need.size_bytes
+    small = device.model_copy(update={"ddr_capacity_bytes": int(need * 0.9) * 8})
+    on_tiles, smaller = what_fits(program, small, 1, "o3", BATCH, 1, None)
+    assert on_tiles.how == "--num-tiles 2"
+    assert smaller.how == f"-b {BATCH // 2}"
+    for one in (on_tiles, smaller):
+        assert one.step.need.size_bytes <= one.step.budget.capacity_bytes
+    assert smaller.step.batch_size == BATCH // 2
+    tiny = device.model_copy(update={"ddr_capacity_bytes": 8})
+    assert what_fits(program, tiny, 1, "o3", BATCH, 1, program) == []
