@@ -21,7 +21,8 @@ _MADE_AGAIN = "__again"
 def headline(prediction: Prediction, advice: Advice) -> str:
     """What takes the largest part of the step, and the change that gains most."""
     seconds, words = max(_parts(prediction), key=lambda part: part[0])
-    binds = f"{seconds / prediction.alone.predicted_s:.0%} of the step is {words}"
+    step = "step" if prediction.program.training is not None else "forward"
+    binds = f"{seconds / prediction.alone.predicted_s:.0%} of the {step} is {words}"
     return f"{binds}; {_best(advice.changes[0]) if advice.changes else NO_CHANGE}"
 
 
@@ -102,9 +103,12 @@ class Roof:
 
 
 def reachable(prediction: Prediction) -> Roof:
-    """What sections reach by the calibration."""
-    budget = prediction.alone.budget
-    return Roof(budget.placeable_units * budget.unit_flops_per_s, budget.memory_bytes_per_s)
+    """What sections reach by the calibration: the units that operators are placed on, at the rate of the fastest kind
+    of product."""
+    step, budget = prediction.alone, prediction.alone.budget
+    products = (product for section in step.sections for product in section.load.products)
+    rate = max((product.flops / product.unit_s for product in products), default=budget.unit_flops_per_s)
+    return Roof(budget.placeable_units * rate, budget.memory_bytes_per_s)
 
 
 def published(prediction: Prediction) -> Roof:

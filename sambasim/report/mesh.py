@@ -9,6 +9,7 @@ from rich.text import Text
 
 from sambasim.hardware.placement import Location
 from sambasim.ir.schedule import ActionKind
+from sambasim.report.advice import PRICED_IN
 from sambasim.report.mesh_records import NOTE, MeshRecord, mesh_record
 from sambasim.report.output import Curve, add_row, json_line, plain_table, speed_chart
 from sambasim.simulation.mesh import MeshStep
@@ -27,7 +28,7 @@ def mesh_report(steps: Sequence[MeshStep]) -> list[RenderableType]:
     record = mesh_record(first)
     batch = f"batch {record.batch_size}" + (f" x {first.micro_steps} accumulated" if first.micro_steps > 1 else "")
     lines = [
-        f"{record.name} on {first.mesh}, each rank on {first.budget.where}: predicted, not measured",
+        f"{record.name} on {first.mesh}, each rank on {first.budget.where}: predicted, not measured; {PRICED_IN}",
         f"  step    {format_seconds(record.predicted_s)}, {batch} a replica",
         *_of_schedule(record),
         *(f"  along {axis}: rank 0 waits {format_seconds(s)} of it" for axis, s in record.predicted_waited_s.items()),

@@ -88,7 +88,7 @@ def costliest_line(graph: Graph, rows: Sequence[StageRow], budget: Budget) -> So
     """The line of the stage that would take most by its products or by its traffic alone, of those that have a line."""
 
     def seconds(row: StageRow) -> float:
-        compute_s = row.flops / (budget.units * budget.unit_flops_per_s)
+        compute_s = row.flops / (budget.placeable_units * budget.unit_flops_per_s)
         return max(compute_s, row.traffic_bytes / budget.memory_bytes_per_s)
 
     with_line = [row for row in rows if graph.nodes[row.node].source is not None]

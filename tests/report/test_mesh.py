@@ -241,6 +241,8 @@ def test_a_page_has_the_figures_of_simulate(pef: Path, text: str) -> None:
         times = [format_seconds(one[name]) for name in ("predicted_transfer_s", "predicted_waited_s")]
         assert cells[at : at + 4] == [one["axis"], bytes_text, *times]
     printed = simulate(pef, "--replicas", "2", "--sync", "rdu")
+    assert "priced in bf16, whatever dtype the PEF has" in printed.splitlines()[0]
+    assert any("priced in bf16, whatever dtype the PEF has" in word for word in page.words)
     for one in line["each_rank"]:
         at = cells.index(f"dp 0, pp {one['coordinates']['pp']}, tp {one['coordinates']['tp']}")
         row = cells[at - 1 : at + 10]

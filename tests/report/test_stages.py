@@ -1,5 +1,7 @@
 """The operators of sections: the costliest line of each, and the tensors between them."""
 
+from dataclasses import replace
+
 import pytest
 
 from sambasim.ir.graph import SectionKind
@@ -7,6 +9,7 @@ from sambasim.report.findings import Findings
 from sambasim.report.output import add_row, plain_table
 from sambasim.report.page import predicted_page
 from sambasim.report.shown import Tables
+from sambasim.report.stages import costliest_line
 from tests.report.test_page import Page
 from tests.simulation.test_advice import BATCH, CLASSES, HEAD_LINE, predicted, wide
 
@@ -22,13 +25,16 @@ def test_the_costliest_line_is_that_of_the_largest_product() -> None:
         assert line.startswith(f"{FILE}:") == works, section.name
 
 
-def test_where_memory_binds_it_is_the_line_that_moves_most() -> None:
-    found = Findings(predicted(wide(), tiles=8))
+def test_where_memory_is_slow_it_is_the_line_that_moves_most() -> None:
+    found = Findings(predicted(wide()))
     flops = [section.load.product_flops for section in found.step.sections]
-    largest = flops.index(max(flops))
-    price = found.step.sections[largest].price
-    assert price.memory_s > price.compute_s
-    assert found.lines[largest] == f"{FILE}:{HEAD_LINE + 1}", "the backward of the loss reads what the loss wrote"
+    rows, budget = found.stages.rows[flops.index(max(flops))], found.step.budget
+    slow_memory = costliest_line(found.prediction.graph, rows, replace(budget, memory_bytes_per_s=1.0))
+    slow_units = costliest_line(found.prediction.graph, rows, replace(budget, unit_flops_per_s=1.0))
+    assert slow_units is not None
+    assert slow_units.line == HEAD_LINE
+    assert slow_memory is not None
+    assert slow_memory.line == HEAD_LINE + 1, "the backward of the loss reads what the loss wrote"
 
 
 def test_tensors_go_from_the_section_that_writes_them_to_those_that_read_them() -> None:

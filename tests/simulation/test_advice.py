@@ -118,12 +118,12 @@ def test_fewer_updates_gain_where_updates_take_long() -> None:
 
 
 def test_tiles_are_compared_on_a_full_rdu() -> None:
-    prediction = predicted(wide(False), tiles=8)
-    tiles = change(advise(prediction), "2 tiles a replica instead of 8")
+    tiles = change(advise(predicted(wide(False), tiles=8, batch_size=8)), "1 tile a replica instead of 8")
     assert tiles.compared == "one SN30, all tiles in use"
-    assert tiles.before.samples == BATCH
-    assert tiles.after.samples == 4 * BATCH
-    assert f"--num-tiles 2: 4 replicas on an RDU, global batch {4 * BATCH}" in tiles.how
+    assert (tiles.before.samples, tiles.after.samples) == (8, 64)
+    assert "--num-tiles 1: 8 replicas on an RDU, global batch 64" in tiles.how
+    again = predicted(wide(False), tiles=1, replicas=(8,), batch_size=8)
+    assert tiles.after.samples_per_s == pytest.approx(max(again.scaled[path][0].samples_per_s for path in SyncPath))
 
 
 def test_devices_are_facts_and_not_advice() -> None:

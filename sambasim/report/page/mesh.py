@@ -6,6 +6,7 @@ from sambasim.hardware.spec import DeviceSpec
 from sambasim.ir.mesh import PIPELINE, TENSOR
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import Action, ActionKind
+from sambasim.report.advice import PRICED_IN
 from sambasim.report.mesh import AXIS_COLUMNS, RANK_COLUMNS, SCALING_COLUMNS, axis_rows, rank_rows, scaling_rows
 from sambasim.report.mesh_records import NOTE, MeshRecord, mesh_record
 from sambasim.report.mesh_trace import kind_of, title_of
@@ -81,7 +82,10 @@ def _summary(step: MeshStep, record: MeshRecord) -> ui.Part:
     return ui.Part(
         id="summary",
         title="The step at a glance",
-        lead=f"Numbers are of a step on {step.mesh}. The bars divide the time of the first and the last stage's ranks.",
+        lead=(
+            f"Numbers are of a step on {step.mesh}, {PRICED_IN}. The bars divide the time of the first and the last "
+            "stage's ranks."
+        ),
         body=ui.joined(ui.keys(figures), ui.element("div", *bars, class_="pair")),
     )
 

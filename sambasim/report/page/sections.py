@@ -48,8 +48,8 @@ def sections_part(found: Findings) -> ui.Part:
             "Memory and compute overlap, so a bar shows the longer of the two, and above it the time to fill and drain "
             "the pipeline and to launch the section. Below: the share of its time in which the slowest stage computes, "
             "coloured by the bound of the section. The table, the most time first, has one row for equal sections of "
-            "repeated layers; PCUs are those that the products of a section can use, PMUs those that its weights and "
-            "buffers need. A click on a bar or a row shows the section in detail further down."
+            "repeated layers; PCUs are those on which operators of a section are placed, PMUs those that its weights "
+            "and buffers need. A click on a bar or a row shows the section in detail further down."
         ),
         body=ui.joined(
             ui.plot("sections-figure", 400, "Seconds and use of compute, section by section"),
