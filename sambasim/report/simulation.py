@@ -26,8 +26,8 @@ from sambasim.units import format_bytes, format_rate, format_seconds
 
 
 class ScalingRecord(Record):
-    """One number of replicas with one way to sync; `sync` is None for one replica. The efficiency is relative to the
-    samples/s of one replica; it may exceed 1 if replicas share the update."""
+    """One number of replicas with one way to sync; `sync` is None for one replica. The efficiency is the
+    share of the step in which sections wait for no other replica."""
 
     batch_size: int
     replicas: int
@@ -206,11 +206,12 @@ def _notes(facts: Prediction) -> list[str]:
     if most > 1:
         notes.append(
             f"links are those of cluster {facts.cluster.name} (see sambasim devices), without congestion;"
-            " all replicas are equally fast"
+            " a step waits for the slowest replica"
         )
         if facts.program.training is not None:
             notes.append(
-                "each replica updates only a slice, unless ZeRO is 0 with sync by host: efficiency can exceed 100%"
+                "efficiency is the share of a step without waiting; each replica updates only a slice, unless ZeRO is 0"
+                " with sync by host"
             )
         notes += zero_note(facts.program)
     elif facts.program.data_parallel is not None:
