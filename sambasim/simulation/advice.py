@@ -89,10 +89,11 @@ class Fetched:
 
 
 def advise(prediction: Prediction) -> Advice:
-    families = (_only_the_loss, _batches, _tiles, _accumulation, _level, _sync, _clipping)
+    whole = prediction.alone if prediction.tiles is None else _again(prediction, device=prediction.device)
+    families = (_only_the_loss, _batches, _accumulation, _level, _sync, _clipping)
     found = (change for family in families for change in family(prediction))
-    worth = [change for change in found if change.factor > 1 + LEAST_GAIN]
-    return Advice(tuple(sorted(worth, key=lambda one: -one.factor)), tuple(_devices(prediction)))
+    worth = [change for change in (*found, *_tiles(prediction, whole)) if change.factor > 1 + LEAST_GAIN]
+    return Advice(tuple(sorted(worth, key=lambda one: -one.factor)), tuple(_devices(prediction, whole)))
 
 
 def on_a_node(prediction: Prediction) -> int:
@@ -195,15 +196,15 @@ def _batches(prediction: Prediction) -> Iterator[Change]:
         before = step
 
 
-def _tiles(prediction: Prediction) -> Iterator[Change]:
-    """Of all numbers of tiles, the one with which a full RDU is fastest."""
+def _tiles(prediction: Prediction, on_all: PredictedStep | None) -> Iterator[Change]:
+    """Of all numbers of tiles, the one with which a full RDU is fastest; `on_all` is the step on all tiles."""
     whole, batch = prediction.device.tiles, prediction.alone.batch_size
     if whole is None:
         return
     own = prediction.tiles or whole
     before = _full_rdu(prediction, own, prediction.alone)
     others = [tiles for tiles in range(1, whole + 1) if whole % tiles == 0 and tiles != own]
-    steps = {tiles: _again(prediction, tiles=tiles) for tiles in others}
+    steps = {tiles: on_all if tiles == whole else _again(prediction, tiles=tiles) for tiles in others}
     full = {tiles: _full_rdu(prediction, tiles, step) for tiles, step in steps.items() if step is not None}
     if full:
         tiles, after = max(full.items(), key=lambda pair: pair[1].samples_per_s)
@@ -261,10 +262,10 @@ def _clipping(prediction: Prediction) -> Iterator[Change]:
         yield _changed(prediction, "no clipping", "leave out --max-grad-norm: no GRADNORM section", step)
 
 
-def _devices(prediction: Prediction) -> Iterator[OnDevice]:
+def _devices(prediction: Prediction, own: PredictedStep | None) -> Iterator[OnDevice]:
     shipped = [load_device(name) for name in device_names()]
     for device in shipped if prediction.device in shipped else [*shipped, prediction.device]:
-        step = _again(prediction, device=device)
+        step = own if device == prediction.device else _again(prediction, device=device)
         yield OnDevice(device.name, None if step is None else _speed(step))
 
 
