@@ -112,9 +112,10 @@ purelib='import sysconfig; print(sysconfig.get_path("purelib"))'; \
 	touch $@
 endef
 
+# Python compiles modules at their first import: a third of those that pip would compile.
 $(STAMP): pyproject.toml .ci/constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --constraint .ci/constraints.txt --editable '.[$(EXTRAS)]'
+	$(VENV)/bin/python -m pip install --quiet --no-compile --constraint .ci/constraints.txt --editable '.[$(EXTRAS)]'
 	touch $(STAMP)
 
 $(ZOO)/.installed: $(STAMP)

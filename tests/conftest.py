@@ -24,6 +24,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.pop("COLUMNS", None)  # pytest-xdist sets it for its workers
+    # For the workers of pytest-xdist: three processes share the cores, and threads that spin would take them.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # Tests record what they compile in an account of their own. Workers of pytest-xdist and subprocesses inherit it.
     if not hasattr(config, "workerinput"):
         state = tempfile.TemporaryDirectory(prefix="sambasim-state-")

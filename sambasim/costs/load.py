@@ -52,6 +52,11 @@ class Load:
         return sum(product.flops for product in self.products)
 
 
+def unit_seconds(stage: Stage, budget: Budget) -> float:
+    """Of its product, on one compute unit."""
+    return stage.product_flops / (budget.unit_flops_per_s if stage.blocks == inf else budget.convolution_flops_per_s)
+
+
 def least_units(stage: Stage, budget: Budget) -> int:
     """The compute units that an operator needs: by hand one, by the compiler so many that they hold a row of what it
     writes, or an equal part of a row that is too wide for a tile."""
@@ -119,9 +124,8 @@ class GrowingLoad:
         self._rows = max(self._rows, *streamed, 1)
         least = least_units(stage, budget)
         if stage.product_flops:
-            rate = budget.unit_flops_per_s if stage.blocks == inf else budget.convolution_flops_per_s
             most = max(least, stage.blocks * max(1.0, budget.units / TILE_UNITS))
-            self._products.append(Product(stage.product_flops, stage.product_flops / rate, least, most))
+            self._products.append(Product(stage.product_flops, unit_seconds(stage, budget), least, most))
         else:
             self._other_units += least
         self._least_units += least

@@ -66,9 +66,9 @@ def _host(prediction: Prediction) -> str:
     return f"it sends {format_bytes(inputs_bytes)} of inputs each {each}"
 
 
-def range_text(span_s: tuple[float, float]) -> str:
+def range_text(least_s: float, most_s: float) -> str:
     """`2.97 to 3.88 s`."""
-    least, most = map(format_seconds, span_s)
+    least, most = format_seconds(least_s), format_seconds(most_s)
     number, _, unit = least.partition(" ")
     return f"{number if unit == most.partition(' ')[2] else least} to {most}"
 

@@ -38,7 +38,7 @@ def _row(step: PredictedStep, section: TimedSection) -> Mapping[str, str | int |
         "predicted_throughput_samples_per_s": step.batch_size / latency_s if section.kind in MODEL_KINDS else "",
         f"predicted_{memory}_read_bytes_per_s": load.read_bytes / latency_s,
         f"predicted_{memory}_write_bytes_per_s": load.written_bytes / latency_s,
-        "predicted_pcu_count": budget.units,
+        "predicted_pcu_count": round(price.units),
         "predicted_pcu_utilization": products_s / latency_s,
         "predicted_pmu_utilization": min(1.0, chip_bytes(load, budget) / budget.chip_bytes),
         "predicted_compute_s": price.compute_s,

@@ -18,7 +18,7 @@ from sambasim.report.advice import PRICED_IN, advice_fields, advice_parts
 from sambasim.report.findings import Findings
 from sambasim.report.headline import mfu, mfu_text, model_flops, published, range_text, reachable, roofs_text
 from sambasim.report.output import Curve, add_row, json_line, labelled, plain_table, speed_chart
-from sambasim.simulation.prediction import Prediction, backing_of, is_recurrent, likely_s, zero_note
+from sambasim.simulation.prediction import Prediction, backing_of, is_recurrent, likely, zero_note
 from sambasim.simulation.scaling import ScaledStep, Span, Track
 from sambasim.simulation.step import PredictedStep
 from sambasim.simulation.sync import SyncPath
@@ -26,8 +26,8 @@ from sambasim.units import format_bytes, format_rate, format_seconds
 
 
 class ScalingRecord(Record):
-    """One number of replicas with one way to sync; `sync` is None for one replica. The efficiency is relative to the
-    samples/s of one replica; it may exceed 1 if replicas share the update."""
+    """One number of replicas with one way to sync; `sync` is None for one replica. The efficiency is the
+    share of the step in which sections wait for no other replica."""
 
     batch_size: int
     replicas: int
@@ -46,7 +46,7 @@ class ScalingRecord(Record):
 def simulation_json(found: Findings, paths: Sequence[SyncPath]) -> str:
     """What `sambasim simulate --json` prints for one batch size."""
     facts, alone = found.prediction, found.step
-    least_s, most_s = likely_s(facts) or (None, None)
+    span = likely(facts)
     record = {
         "name": facts.program.name,
         "device": facts.device.name,
@@ -61,8 +61,8 @@ def simulation_json(found: Findings, paths: Sequence[SyncPath]) -> str:
         "capacity_bytes": alone.budget.capacity_bytes,
         "slow_bytes": alone.tiers.slow_bytes,
         "micro_steps": alone.micro_steps,
-        "predicted_least_s": least_s,
-        "predicted_most_s": most_s,
+        "predicted_least_s": None if span is None else span.least_s,
+        "predicted_most_s": None if span is None else span.most_s,
         "backed_by": backing_of(facts.device, _most_replicas(facts)),
         "cluster": facts.cluster.name,
         "headline": found.headline,
@@ -102,8 +102,8 @@ def _head(found: Findings) -> list[tuple[str, str]]:
     batch = f"batch {step.batch_size}" + (f" x {step.micro_steps} accumulated" if step.micro_steps > 1 else "")
     of_device, of_host = format_seconds(step.device_s), format_seconds(step.host_s)
     rows = [(what, f"{format_seconds(step.predicted_s)}, {batch}: {of_device} of the device, {of_host} of the host")]
-    if span := likely_s(facts):
-        rows.append(("range", f"{range_text(span)}, by the worst error of a step that was left out"))
+    if span := likely(facts):
+        rows.append(("range", f"{range_text(span.least_s, span.most_s)}, {span.basis}"))
     memory = f"{format_bytes(step.need.size_bytes)} of {format_bytes(step.budget.capacity_bytes)}"
     kept, between = format_bytes(step.need.kept_bytes), format_bytes(step.need.residency.size_bytes)
     rows += [
@@ -202,11 +202,12 @@ def _notes(facts: Prediction) -> list[str]:
     if most > 1:
         notes.append(
             f"links are those of cluster {facts.cluster.name} (see sambasim devices), without congestion;"
-            " all replicas are equally fast"
+            " a step waits for the slowest replica"
         )
         if facts.program.training is not None:
             notes.append(
-                "each replica updates only a slice, unless ZeRO is 0 with sync by host: efficiency can exceed 100%"
+                "efficiency is the share of a step without waiting; each replica updates only a slice, unless ZeRO is 0"
+                " with sync by host"
             )
         notes += zero_note(facts.program)
     elif facts.program.data_parallel is not None:

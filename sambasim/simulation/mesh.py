@@ -172,8 +172,8 @@ class MeshStep:
 
     @property
     def efficiency(self) -> float:
-        """The samples/s of a replica, relative to those of one alone; it may exceed 1 if replicas share the update."""
-        return self.samples_per_s / self.replicas / self.of_one_replica.samples_per_s
+        """The samples/s of a replica, relative to those of one alone; at most 1, although replicas share the update."""
+        return min(1.0, self.samples_per_s / self.replicas / self.of_one_replica.samples_per_s)
 
     def of_kind_s(self, kind: SectionKind) -> float:
         """All sections of `kind` in the step; of REDUCE and GATHER also what overlaps."""

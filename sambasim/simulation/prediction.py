@@ -102,9 +102,18 @@ def zero_note(program: Program) -> list[str]:
     ]
 
 
-def likely_s(prediction: Prediction) -> tuple[float, float] | None:
-    """The range of the step's time by the worst error of a width that was left out, twice that where no such step is
-    alike. None for another device, without training, bound by launches, or recurrent."""
+@dataclass(frozen=True, slots=True)
+class Likely:
+    """The range of a step's time, and what it is based on."""
+
+    least_s: float
+    most_s: float
+    basis: str
+
+
+def likely(prediction: Prediction) -> Likely | None:
+    """By the worst error of a width that was left out, or twice that where no such step is alike. None for another
+    device, without training, bound by launches, or recurrent."""
     fit, step = load_calibration().fit, prediction.alone
     if (
         prediction.device != load_device(fit.arch)
@@ -113,10 +122,12 @@ def likely_s(prediction: Prediction) -> tuple[float, float] | None:
         or is_recurrent(prediction)
     ):
         return None
-    worst = fit.left_out_worst * (1 if _is_alike(prediction) else 2)
-    least = step.device_s * (1 - worst) + step.host_s * (1 - fit.worst_host_error)
-    most = step.device_s * (1 + worst) + step.host_s * (1 + fit.worst_host_error)
-    return least, most
+    worst, basis = fit.left_out_worst, "by the worst error of a step that was left out"
+    if not _is_alike(prediction):
+        worst, basis = 2 * worst, f"by twice {basis.removeprefix('by ')}: they were wider, without convolutions"
+    least_s = step.device_s * (1 - worst) + step.host_s * (1 - fit.worst_host_error)
+    most_s = step.device_s * (1 + worst) + step.host_s * (1 + fit.worst_host_error)
+    return Likely(least_s, most_s, basis)
 
 
 LEAST_WIDTH = 480

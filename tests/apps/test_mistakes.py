@@ -92,8 +92,15 @@ def _line(words: str) -> str:
     return f"app.py:{LINES[words]}: {words}"
 
 
-def test_the_app_without_mistakes_has_no_finding(folder: Path) -> None:
+@pytest.fixture(scope="module")
+def right(folder: Path) -> tuple[Result, Tensor]:
+    """The app without mistakes, and the weight that it saves."""
     result = _run(folder, "--reduce-on-rdu").check()
+    return result, torch.load(folder / "weights.pt")["0.weight"]
+
+
+def test_the_app_without_mistakes_has_no_finding(right: tuple[Result, Tensor]) -> None:
+    result, _ = right
     assert sorted(result.stdout.splitlines()) == ["trained 0", "trained 1"]
     assert result.stderr == ""
 
@@ -169,12 +176,14 @@ def test_replicas_that_sync_in_different_ways_are_an_error(folder: Path, passed:
 
 
 @pytest.mark.parametrize("flags", [whole_case(()), ("--reduce-on-rdu",)], ids=["host", "device"])
-def test_replicas_with_different_weights_continue_from_replica_0(folder: Path, flags: tuple[str, ...]) -> None:
-    assert "notice: DP03" in _run(folder, *flags, seed="rank", saves=EACH).check().stderr
+def test_replicas_with_different_weights_continue_from_replica_0(
+    folder: Path, right: tuple[Result, Tensor], flags: tuple[str, ...]
+) -> None:
+    seed = f"{RIGHT['seed']} + rank"
+    assert "notice: DP03" in _run(folder, *flags, seed=seed, saves=EACH).check().stderr
     first, second = _weights(folder)
     assert torch.equal(first, second)
-    _run(folder, *flags, seed="0", saves=EACH).check()
-    assert torch.equal(first, _weights(folder)[0]), "as if all replicas had started so"
+    assert torch.equal(first, right[1]), "as if all replicas had started so"
 
 
 UNEVEN = {"sampler": "list(range(4 * rank, 4 * rank + 4))", "epoch": "if epoch and rank: break"}

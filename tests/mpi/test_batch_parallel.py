@@ -20,6 +20,7 @@ from sambasim.runtime.run_observer import RunObserver
 from sambasim.runtime.setup import set_up
 from sambasim.runtime.single_rank import single_rank
 from sambasim.runtime.team import assemble as assemble_team
+from tests.faults.command import sambasim
 from tests.mpi.training import EACH_ALONE, TWO_NODES, Run, Trained, run_of, train
 from tests.support.examples import example_options
 from tests.support.mpi import run_mpi
@@ -177,13 +178,12 @@ def test_a_job_that_does_not_fit_the_chips_is_refused(
     assert all(words in result.stderr for words in said)
 
 
-def test_reports_count_replicas_and_chips(pefs: dict[str, Path]) -> None:
+def test_reports_count_replicas_and_chips(pefs: dict[str, Path], tmp_path: Path) -> None:
     path = str(pefs["char_gpt chips"])
-    command = [sys.executable, "-m", "sambasim", "run", "--pef", path, "--steps", "1", "--predict"]
-    ran = run_mpi(1, command, timeout=120).check()
+    ran = sambasim(["run", "--pef", path, "--steps", "1", "--predict"], tmp_path)
     assert "batch 8 × 1 replica of 2 chips = global batch 8; " in ran.stdout
     assert "simulated: 2 ranks on node 0, RDUs 0-1 of " in ran.stdout
     assert "predicted for SN30" in ran.stdout
-    inspected = run_mpi(1, [sys.executable, "-m", "sambasim", "inspect", path], timeout=120).check().stdout
+    inspected = sambasim(["inspect", path], tmp_path).stdout
     assert "2, each with 4 of 8 samples" in inspected
     assert "8 for each replica" in inspected

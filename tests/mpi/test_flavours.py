@@ -9,11 +9,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sambasim.records.metrics import SummaryRecord
 from tests.faults.command import sambasim
+from tests.mpi.training import run_of, train
 from tests.support.mpi import SAMBASIM, can_play_hosts, library, mpirun, run_mpi
 
 _CHOSEN = os.environ.get("SAMBASIM_TEST_MPI")
@@ -64,8 +66,9 @@ def test_an_error_of_all_ranks_is_printed_once_though_rank_0_is_the_last() -> No
 
 
 def test_the_quick_start_ends_with_the_same_weights_by_every_sync(pef: Path) -> None:
-    device, host = _summary(pef, "--reduce-on-rdu", np=2), _summary(pef, np=2)
-    emulated = _summary(pef, "--emulate-replicas", "2")
+    ways: dict[str, dict[str, Any]] = {"device": {"reduce_on_rdu": True}, "host": {}, "emulated": {"emulate": 2}}
+    found = train(2, [run_of(way, pef, steps=20, **how) for way, how in ways.items()])
+    device, host, emulated = (found[way].summary for way in ways)
     assert (device.sync, host.sync, emulated.sync) == ("device", "host", "emulated")
     assert device.mpi == host.mpi == library()
     assert device.weights_sha256 == host.weights_sha256 == emulated.weights_sha256

@@ -8,9 +8,13 @@ import pytest
 from tests.mpi.training import EACH_ALONE, WAYS, run_of, train
 from tests.support.damaged import compiled
 from tests.support.mpi import SAMBASIM, run_mpi
-from tests.support.whole import whole_case
+from tests.support.whole import is_whole, whole_case
 
-DAMAGES: Mapping[str, Mapping[str, str]] = {"none": {}, "second": {"9": "nan"}, "last": {"47": "nan"}}
+DAMAGES: Mapping[str, Mapping[str, str]] = {
+    "none": {},
+    "second": {"9": "nan"},
+    **({"last": {"47": "nan"}} if is_whole() else {}),
+}
 """By step: the sample that is NaN. Two replicas take samples in turn, so replica 1 has number 9 in its second batch."""
 
 ONE_NAN = 'data.args={inputs={9="nan"}}'
@@ -55,7 +59,7 @@ def test_all_ways_of_syncing_skip_alike(
         kind = name.rpartition(" ")[0]
         assert (run.steps, run.skipped_steps) == (6, int("none" not in kind)), name
         assert run.state_sha256 == found[f"{kind} emulated"].state_sha256, name
-    assert len({run.state_sha256 for run in found.values()}) == 6, "a skipped step makes a difference"
+    assert len({run.state_sha256 for run in found.values()}) == len(pefs) * len(DAMAGES), "a skip shows"
 
 
 @pytest.mark.parametrize("way", [way if way == "device" else whole_case(way) for way in FLAGS])

@@ -1,6 +1,5 @@
 """`--pipeline-stages`: the bits of one rank that accumulates over the micro-batches, by every schedule and way."""
 
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.mpi.captures import EXAMPLES, MICRO_BATCHES, compiled, in_stages
-from tests.mpi.training import EACH_ALONE, TWO_NODES, Run, Trained, run_of, train
+from tests.mpi.training import EACH_ALONE, TWO_NODES, Run, run_of, train
 from tests.support.mpi import run_mpi
 from tests.support.whole import whole_case
 
@@ -32,16 +31,13 @@ def pefs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-@pytest.fixture(scope="module")
-def whole(pefs: dict[str, Path]) -> dict[str, Trained]:
-    how: dict[str, Any] = {"steps": 2, "accumulation": 2 * MICRO_BATCHES, "evaluate": True}
-    return train(1, [run_of(name, pefs[name], **how) for name in EXAMPLES])
-
-
 @pytest.mark.parametrize("ranks", [whole_case(1), 2])
-def test_a_pipeline_has_the_bits_of_accumulation(ranks: int, pefs: dict[str, Path], whole: dict[str, Trained]) -> None:
+def test_a_pipeline_has_the_bits_of_accumulation(ranks: int, pefs: dict[str, Path]) -> None:
     names = [*(f"{name} {schedule}" for name, schedule in RUNS), *RECOMPUTED]
-    found = train(ranks, [run_of(name, pefs[name], steps=2, accumulation=2, evaluate=True) for name in names])
+    how: dict[str, Any] = {"steps": 2, "evaluate": True}
+    alone = [run_of(name, pefs[name], accumulation=2 * MICRO_BATCHES, emulate=1, **how) for name in EXAMPLES]
+    found = train(ranks, [*alone, *(run_of(name, pefs[name], accumulation=2, **how) for name in names)])
+    whole = {name: found.pop(name) for name in EXAMPLES}
     for name, trained in found.items():
         assert trained.summary.mesh == {"dp": 1, "pp": 2}
         local = (" (local 0)", " (local 1)") if ranks == 2 else ("", "")
@@ -70,7 +66,7 @@ def meshes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("ranks", "names", "env"),
     [
-        (4, tuple(MESHES), {}),
+        whole_case(4, tuple(MESHES), {}),  # test_meshes has other models on these meshes
         whole_case(4, tuple(MESHES), TWO_NODES),
         whole_case(4, tuple(MESHES), EACH_ALONE),
         whole_case(8, ("pp 2 × tp 2",), {}),
@@ -93,18 +89,24 @@ def test_device_host_and_one_process_have_the_same_bits(
 
 
 def test_a_checkpoint_of_stages_is_resumed_and_saved_weights_are_whole(pefs: dict[str, Path], tmp_path: Path) -> None:
-    """By two ranks and by one process: both go on where four steps would be."""
+    """By two ranks, by one process, and by one rank without stages: all go on where four steps would be."""
     path = pefs["resnet 1f1b"]
-    folder = {"dir": str(tmp_path / "saved")}
+    saves = {"dir": str(tmp_path / "saved"), "every": "2", "keep": 2}
     through, alone = tmp_path / "stages.safetensors", tmp_path / "alone.safetensors"
-    all_steps = run_of("all", path, steps=4, save=str(through))
-    whole = train(2, [all_steps, run_of("half", path, steps=2, checkpoint=folder)])["all"]
-    shutil.copytree(tmp_path / "saved", tmp_path / "again")
-    resumed = train(2, [run_of("rest", path, steps=4, checkpoint=folder | {"resume": "newest"})])["rest"]
-    other = folder | {"dir": str(tmp_path / "again"), "resume": "newest"}
-    accumulated = run_of("alone", pefs["resnet"], steps=4, accumulation=MICRO_BATCHES, save=str(alone))
-    played = train(1, [run_of("played", path, steps=4, checkpoint=other), accumulated])["played"]
-    assert whole.outcome[:2] == resumed.outcome[:2] == played.outcome[:2]
+    resumes = {"resume": str(tmp_path / "saved" / "step-0000000002"), "exact": True}
+    all_steps = run_of("all", path, steps=4, checkpoint=saves, save=str(through))
+    of_ranks = train(2, [all_steps, run_of("rest", path, steps=4, checkpoint=resumes)])
+    accumulated: dict[str, Any] = {"steps": 4, "accumulation": MICRO_BATCHES}
+    of_one = train(
+        1,
+        [
+            run_of("played", path, steps=4, checkpoint=resumes),
+            run_of("alone", pefs["resnet"], save=str(alone), **accumulated),
+            run_of("without stages", pefs["resnet"], checkpoint=resumes, **accumulated),
+        ],
+    )
+    resumed = (of_ranks["rest"], of_one["played"], of_one["without stages"])
+    assert {one.outcome[:2] for one in resumed} == {of_ranks["all"].outcome[:2]}
     expected, found = load_file(alone), load_file(through)
     assert expected.keys() == found.keys()
     assert all(expected[name].equal(found[name]) for name in expected)

@@ -12,7 +12,7 @@ from sambasim.compiler.front import compile_from_options
 from tests.mpi.training import EACH_ALONE, TWO_NODES, Run, Trained, run_of, train
 from tests.support.examples import example_options
 from tests.support.mpi import run_mpi
-from tests.support.whole import whole, whole_case
+from tests.support.whole import is_whole, whole, whole_case
 
 EXAMPLES = {
     "char_gpt": ("optimizer.max_grad_norm=0.5",),
@@ -33,12 +33,15 @@ def pefs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
+MESHED = tuple(EXAMPLES) if is_whole() else ("char_gpt",)
+
+
 def runs_at(pefs: dict[str, Path], replicas: int) -> list[Run]:
     """By the device, through the host, and in one process; with accumulation and evaluation."""
     ways: dict[str, dict[str, Any]] = {"device": {"reduce_on_rdu": True}, "host": {}, "played": {"emulate": replicas}}
     return [
         run_of(f"{name} {way}", pefs[f"{name} 2"], steps=2, accumulation=2, evaluate=True, **how)
-        for name in EXAMPLES
+        for name in MESHED
         for way, how in ways.items()
     ]
 
@@ -49,7 +52,7 @@ def runs_at(pefs: dict[str, Path], replicas: int) -> list[Run]:
 )
 def test_device_host_and_one_process_have_the_same_bits(ranks: int, env: dict[str, str], pefs: dict[str, Path]) -> None:
     found = train(ranks, runs_at(pefs, ranks // 2), env=env)
-    for name in EXAMPLES:
+    for name in MESHED:
         device, host, played = (found[f"{name} {way}"] for way in ("device", "host", "played"))
         assert device.outcome == host.outcome == played.outcome
         assert device.summary.mesh == played.summary.mesh == {"dp": ranks // 2, "tp": 2}

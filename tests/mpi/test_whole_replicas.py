@@ -15,6 +15,7 @@ from tests.support.mpi import SAMBASIM, run_mpi
 from tests.support.whole import whole, whole_case
 
 WHOLE: Mapping[str, Any] = {"one_process_per_replica": True}
+PAIR = Mesh(2, 1, 2)
 SIZES = ((2, 1), (1, 2), (2, 2))
 """Of the axes pp and tp."""
 
@@ -54,6 +55,16 @@ def test_each_mesh_has_the_bits_of_an_emulation(levels: Sequence[int], tmp_path:
         path = compiled("gpt", tmp_path / str(mesh), mesh, f"parallel.zero={zero}")
         runs += runs_of(str(mesh), path, mesh)
     check(train(2, runs))
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of two replicas, each cut over two ranks."""
+    return compiled("bert", tmp_path_factory.mktemp("pair"), PAIR)
+
+
+def test_a_mesh_has_the_bits_of_an_emulation(pair: Path) -> None:
+    check(train(2, runs_of(str(PAIR), pair, PAIR)))
 
 
 @pytest.mark.parametrize(("processes", "env"), [whole_case(3, {}), whole_case(2, EACH_ALONE), whole_case(4, TWO_NODES)])
@@ -104,10 +115,9 @@ def test_a_checkpoint_of_one_launch_goes_on_by_the_others(tmp_path: Path) -> Non
         (("--host-sync", "gloo"), "--host-sync gloo syncs replicas of one rank", "leave out --host-sync"),
     ],
 )
-def test_what_does_not_fit_is_refused(flags: Sequence[str], said: str, remedy: str, tmp_path: Path) -> None:
-    path = compiled("bert", tmp_path, Mesh(2, 1, 2))
+def test_what_does_not_fit_is_refused(flags: Sequence[str], said: str, remedy: str, pair: Path) -> None:
     whole = ["--one-process-per-replica"] * bool(flags)
-    result = run_mpi(2, [*SAMBASIM, "run", "--pef", str(path), "--steps", "1", *whole, *flags], timeout=120)
+    result = run_mpi(2, [*SAMBASIM, "run", "--pef", str(pair), "--steps", "1", *whole, *flags], timeout=120)
     assert result.returncode == 2
     assert said in result.stderr
     assert remedy in result.stderr

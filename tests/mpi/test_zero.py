@@ -17,7 +17,7 @@ from sambasim.simulation.sync import SyncPath, Wire
 from tests.mpi.captures import compiled, in_stages
 from tests.mpi.training import EACH_ALONE, TWO_NODES, Run, Trained, run_of, train
 from tests.support.mpi import run_mpi
-from tests.support.whole import whole, whole_case
+from tests.support.whole import is_whole, whole, whole_case
 
 PARALLEL = ("parallel.data_parallel=true", "parallel.world_size=2")
 CLIPPED = "optimizer.max_grad_norm=0.5"
@@ -26,13 +26,15 @@ ON_CHIPS = ("parallel.n_chips=2", 'parallel.tensor_parallel="weight"')
 
 @pytest.fixture(scope="module")
 def pefs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """By example and level of ZeRO, and in stages and on chips."""
+    """By example and level of ZeRO, and in stages and on chips; by default, one example."""
 
     def folder() -> Path:
         return tmp_path_factory.mktemp("zero")
 
     levels = {level: (*PARALLEL, f"parallel.zero={level}") for level in range(4)}
     found = {f"char_gpt {level}": compiled("char_gpt", folder(), CLIPPED, *how) for level, how in levels.items()}
+    if not is_whole():
+        return found
     found |= {f"resnet {level}": compiled("resnet", folder(), *levels[level]) for level in (1, 3)}
     found |= {f"stages {level}": in_stages("char_gpt", folder(), *levels[level]) for level in (1, 3)}
     return found | {f"chips {level}": compiled("char_gpt", folder(), *ON_CHIPS, *levels[level]) for level in (1, 3)}

@@ -10,11 +10,12 @@ from sambasim.report.findings import Findings
 from sambasim.report.headline import WHICH_FLOPS, mfu, model_flops, range_text
 from sambasim.report.page import predicted_page
 from sambasim.report.simulation import simulation_json
-from sambasim.simulation.prediction import likely_s
+from sambasim.simulation.prediction import likely
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_seconds
 from tests.report.test_page import DIGEST, Page
 from tests.simulation.test_advice import BATCH, CLASSES, HEAD_LINE, WIDTH, predicted, wide
+from tests.simulation.test_laws import _perceptron
 
 
 def test_the_host_is_named_with_what_it_fetches_and_the_line_to_change() -> None:
@@ -58,9 +59,13 @@ def test_page_and_json_have_the_headline_and_the_same_figures() -> None:
     record = json.loads(simulation_json(found, [SyncPath.RDU]))
     assert record["headline"] == found.headline
     assert record["predicted_mfu"] == mfu(prediction)
-    span = likely_s(prediction)
+    span = likely(prediction)
     assert span is not None
-    assert range_text(span) in page.words
+    assert range_text(span.least_s, span.most_s) in page.words
+    assert span.basis in page.words
+    narrow = likely(predicted(_perceptron(1 << 20, 256), tiles=4))
+    assert narrow is not None
+    assert narrow.basis.startswith("by twice the worst error")
     assert found.costliest_lines in page.words
     assert record["lines"][0]["line"] == next(iter(found.line_s))
     assert WHICH_FLOPS in words
@@ -69,8 +74,8 @@ def test_page_and_json_have_the_headline_and_the_same_figures() -> None:
 
 
 def test_a_range_names_its_unit_once() -> None:
-    assert range_text((2.97, 3.876)) == "2.97 to 3.88 s"
-    assert range_text((0.9, 1.25)) == "900.0 ms to 1.25 s"
+    assert range_text(2.97, 3.876) == "2.97 to 3.88 s"
+    assert range_text(0.9, 1.25) == "900.0 ms to 1.25 s"
 
 
 def test_the_costliest_lines_add_up_to_the_passes() -> None:

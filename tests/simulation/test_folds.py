@@ -43,7 +43,7 @@ def test_the_longest_run_with_the_shortest_period(keys: str, runs: list[Run]) ->
     assert runs_of(keys) == runs
 
 
-@pytest.fixture(scope="module", params=["o0", "o3"])
+@pytest.fixture(scope="module", params=["o0", "o1"])
 def deep(request: pytest.FixtureRequest) -> Prediction:
     level: Level = request.param
     return predicted(_perceptron(width=1024, depth=30), level=level, tiles=1)

@@ -17,6 +17,7 @@ from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import OptimizerOptions, TrainingOptions
 from sambasim.simulation.step import PredictedStep, predict_step
+from tests.support.whole import whole_case
 
 LEVELS: tuple[Level, ...] = ("o0", "o1", "o3")
 
@@ -117,7 +118,7 @@ def test_more_units_are_never_slower_and_are_conserved(model: Callable[[], Progr
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("widths", [(31, 32, 33, 63, 64, 65), (1000, 1024, 1056, 2048)])
+@pytest.mark.parametrize("widths", [(31, 32, 33, 63, 64, 65), whole_case((1000, 1024, 1056, 2048))])
 def test_a_wider_model_is_never_quicker(widths: tuple[int, ...], level: Level) -> None:
     seconds = [_step(_perceptron(width=width), level).device_s for width in widths]
     assert seconds == sorted(seconds)

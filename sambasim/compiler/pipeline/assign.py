@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from sambasim.compiler.names import parameter_of
+from sambasim.costs.load import unit_seconds
 from sambasim.costs.work import work_of
 from sambasim.errors import OptionError
 from sambasim.hardware.budget import Budget
@@ -183,7 +184,7 @@ def _seconds(program: Program, graph: Graph, count: int, budget: Budget) -> list
     for stage in work.stages:
         if stage.node < count:
             moved_bytes = sum(work.tensors[name].size_bytes for name in stage.values)
-            compute_s = stage.product_flops / (budget.units * budget.unit_flops_per_s)
+            compute_s = unit_seconds(stage, budget) / budget.placeable_units
             seconds[stage.node] += compute_s + moved_bytes / budget.memory_bytes_per_s
     return seconds
 

@@ -204,7 +204,7 @@ def _axes(record: MeshRecord) -> ui.Part:
 
 def _scaling(steps: Sequence[MeshStep]) -> ui.Part:
     lead = (
-        "Each replica has its own batch, so the global batch grows with the number of ranks. The efficiency is "
+        "Each replica has its own batch, so the global batch grows with the number of ranks. Efficiency is "
         "relative to the samples/s of one replica."
     )
     table = _table(SCALING_COLUMNS, scaling_rows(steps))

@@ -10,7 +10,7 @@ from sambasim.report.headline import mfu, mfu_text, range_text
 from sambasim.report.page import ui
 from sambasim.report.simulation import bound_text
 from sambasim.simulation.advice import on_a_node
-from sambasim.simulation.prediction import Prediction, backing_of, likely_s, zero_note
+from sambasim.simulation.prediction import Prediction, backing_of, likely, zero_note
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import GIB, KIB, MIB, TIB, format_bytes, format_seconds, plain_rate
 
@@ -55,14 +55,14 @@ def summary(found: Findings) -> ui.Part:
 
 
 def _keys(prediction: Prediction) -> list[tuple[str, str, str]]:
-    alone, span = prediction.alone, likely_s(prediction)
+    alone, span = prediction.alone, likely(prediction)
     step = f"{format_seconds(alone.device_s)} device, {format_seconds(alone.host_s)} host"
     capacity = f"of {format_bytes(alone.budget.capacity_bytes)} {alone.budget.off_chip}"
     found = [
         ("step", format_seconds(alone.predicted_s), step),
         ("range", "unknown", "no published step is like this one")
         if span is None
-        else ("range", range_text(span), "by the worst error of a step that was left out"),
+        else ("range", range_text(span.least_s, span.most_s), span.basis),
         ("throughput", plain_rate(alone.samples_per_s), "samples/s, host time included"),
         ("MFU", f"{mfu(prediction):.1%}", mfu_text(prediction)),
         ("memory", format_bytes(alone.need.size_bytes), capacity),

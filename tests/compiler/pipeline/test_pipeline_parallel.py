@@ -158,7 +158,8 @@ def test_a_message_keeps_its_strides() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks"), [("char_gpt", 2), ("char_gpt", 4), ("resnet", 2), ("resnet", 4), ("digits", 2)]
+    ("name", "ranks"),
+    [("char_gpt", 2), whole_case("char_gpt", 4), whole_case("resnet", 2), ("resnet", 4), whole_case("digits", 2)],
 )
 def test_an_example_has_the_bits_of_accumulation(name: str, ranks: int) -> None:
     built, inputs = example(name)

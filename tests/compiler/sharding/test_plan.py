@@ -28,6 +28,7 @@ from sambasim.runtime.parts import joined
 from sambasim.runtime.replica import place_inputs, place_weights
 from sambasim.runtime.transports.in_process import Hub, InProcess, run_together
 from tests.support.examples import example_options
+from tests.support.whole import whole_case
 
 
 class Attention(nn.Module):
@@ -192,7 +193,7 @@ def test_a_cut_example_computes_the_gradients_of_the_whole_one(name: str, tmp_pa
     check_gradients(built, inputs, 2)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [whole_case(2), 4])
 def test_separate_queries_and_gates_are_cut_together(ranks: int) -> None:
     torch.manual_seed(0)
     built, inputs = built_from(Attention(), x=torch.randn(4, 6, 16), target=torch.randn(4, 6, 16))

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.support.mpi import run_mpi
+from tests.support.mpi import Result, run_job, run_mpi
 
 APP = """\
 import json
@@ -49,6 +49,28 @@ tell(told)
 """
 
 
+EACH_FORKED = """\
+import json
+import os
+import runpy
+import sys
+
+import torch.distributed
+
+from sambasim.samba.utils import argparser
+
+_, app, commands = sys.argv
+for arguments in json.loads(commands):
+    if os.fork() == 0:
+        sys.argv[:] = [app, *arguments]
+        runpy.run_path(app, run_name="__main__")
+        sys.exit()
+    _, status = os.wait()
+    assert status == 0, arguments
+"""
+"""Runs the app once for each list of arguments, in a process that has imported torch before."""
+
+
 DATA_PARALLEL = ("--pef", "net", "--data-parallel")
 JOBS: Mapping[str, tuple[int, tuple[str, ...]]] = {
     "two ranks": (2, ("run", *DATA_PARALLEL)),
@@ -65,18 +87,24 @@ JOBS: Mapping[str, tuple[int, tuple[str, ...]]] = {
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[list[object]]]:
-    """What the ranks of each job print, sorted. Several jobs run at once."""
+    """What the ranks of each job print, sorted. Several jobs run at once, and those of one rank in turn."""
     app = tmp_path_factory.mktemp("context") / "app.py"
     app.write_text(APP, encoding="utf-8")
 
-    def run(job: tuple[int, tuple[str, ...]]) -> list[list[object]]:
-        np, arguments = job
-        result = run_mpi(np, [sys.executable, str(app), *arguments], timeout=90).check()
-        assert result.stderr == ""
-        return sorted((json.loads(line) for line in result.stdout.splitlines()), key=str)
+    def printed(result: Result) -> list[list[object]]:
+        assert result.check().stderr == ""
+        return [json.loads(line) for line in result.stdout.splitlines()]
 
+    def together(job: tuple[int, tuple[str, ...]]) -> list[list[object]]:
+        np, arguments = job
+        return sorted(printed(run_mpi(np, [sys.executable, str(app), *arguments], timeout=90)), key=str)
+
+    several = {name: job for name, job in JOBS.items() if job[0] > 1}
+    alone = {name: arguments for name, (np, arguments) in JOBS.items() if np == 1}
     with ThreadPoolExecutor(3) as pool:
-        return dict(zip(JOBS, pool.map(run, JOBS.values()), strict=True))
+        told = dict(zip(several, pool.map(together, several.values()), strict=True))
+    in_turn = run_job([sys.executable, "-c", EACH_FORKED, str(app), json.dumps([*alone.values()])], timeout=90)
+    return told | {name: [line] for name, line in zip(alone, printed(in_turn), strict=True)}
 
 
 Told = Mapping[str, list[list[object]]]
