@@ -74,8 +74,15 @@ def _placed(load: Load, budget: Budget, memory_s: float) -> tuple[float, float]:
 
 
 def _copied(products: Sequence[Product], free: int, memory_s: float, there: int) -> tuple[float, float]:
-    placed = [one.least for one in products]
-    slowest = [(-one.unit_s / one.least, number) for number, one in enumerate(products)]
+    # All products reach this time, each with at most one copy more than its share of the free units.
+    surely_s = max(memory_s, sum(one.unit_s for one in products) / free, *(one.unit_s / one.most for one in products))
+    placed = [one.least * max(1, ceil(min(one.unit_s / surely_s, one.most) / one.least)) for one in products]
+    free += sum(one.least for one in products) - sum(placed)
+
+    def entry(number: int) -> tuple[float, int]:
+        return -products[number].unit_s / min(placed[number], products[number].most), number
+
+    slowest = [entry(number) for number in range(len(products))]
     heapify(slowest)
     while -slowest[0][0] > memory_s:
         number = slowest[0][1]
@@ -84,7 +91,7 @@ def _copied(products: Sequence[Product], free: int, memory_s: float, there: int)
             break
         free -= one.least
         placed[number] += one.least
-        heapreplace(slowest, (-one.unit_s / min(placed[number], one.most), number))
+        heapreplace(slowest, entry(number))
     return -slowest[0][0], there - free
 
 
