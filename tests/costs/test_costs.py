@@ -107,7 +107,7 @@ def test_more_bytes_and_more_work_are_never_quicker(load: Load, more: int) -> No
         replace(load, resident_bytes=load.resident_bytes + more),
         replace(load, least_streamed_bytes=load.least_streamed_bytes + more),
         replace(load, stages=load.stages + more % 100),
-        replace(load, products=(*load.products, product_of(more, 1))),
+        replace(load, products=(*load.products, product_of(more + 1, 1))),
     ):
         assert price_of(heavier, BUDGET).predicted_s >= before * (1 - 1e-12)
 
