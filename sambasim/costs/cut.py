@@ -1,5 +1,5 @@
 """Cuts a graph into sections: at o0 one operator each, at o1 the fastest predicted cut with at most 8 neighbouring
-operators of one module, at o3 the fastest of all. Operators share a section
+operators of one module, at o3 the fastest of all, with at most 64. Operators share a section
 if compute units and the chip suffice and none needs the whole batch first. A view belongs to the section after it."""
 
 from bisect import bisect_right

@@ -8,7 +8,7 @@ from sambasim.costs.work import Read, Stage, Tensor, Work
 from sambasim.hardware.budget import Budget
 
 TILE_UNITS = 160
-"""Compute units of a tile of an SN10 or SN30."""
+"""Compute units of a tile of an SN10 or SN30; where tiles are not published, the same is assumed."""
 
 
 class Product(NamedTuple):
@@ -59,11 +59,8 @@ def unit_seconds(stage: Stage, budget: Budget) -> float:
 
 def least_units(stage: Stage, budget: Budget) -> int:
     """The compute units that an operator needs: by hand one, by the compiler so many that they hold a row of what it
-    writes, or an equal part of a row that is too wide for a tile."""
-    if budget.by_hand:
-        return 1
-    units = ceil(stage.columns / budget.columns_per_unit)
-    return ceil(units / ceil(units / TILE_UNITS))
+    writes, at most a tile's."""
+    return 1 if budget.by_hand else min(TILE_UNITS, ceil(stage.columns / budget.columns_per_unit))
 
 
 SMALLEST_TILE = 1 / 8

@@ -130,16 +130,17 @@ def budget_of(
     are, and where their number is not published."""
     share = 1.0 if tiles is None else _share(device, tiles)
     units = int(device.pcus * share)
+    placed = 1.0 if mapped_by == "vendor" else calibration.placed_share.value
     ddr_bytes_per_s = device.ddr_bandwidth_bytes_per_s * share * calibration.ddr_efficiency.value
     hbm_bytes = int((device.hbm_capacity_bytes or 0) * share)
     hbm_bytes_per_s = (device.hbm_bandwidth_bytes_per_s or 0) * share * calibration.hbm_efficiency.value
     return Budget(
         where=device.name if tiles is None else f"{tiles} of {device.tiles} tiles of {device.name}",
         units=units,
-        placeable_units=max(1, units if mapped_by == "vendor" else int(units * calibration.placed_share.value)),
+        placeable_units=max(1, int(units * placed)),
         columns_per_unit=calibration.columns_per_unit.value,
         by_hand=mapped_by == "vendor",
-        chip_bytes=int(device.sram_bytes * share * calibration.placed_share.value),
+        chip_bytes=int(device.sram_bytes * share * placed),
         unit_flops_per_s=device.pcu_bf16_flops_per_s * calibration.unit_efficiency.value,
         convolution_flops_per_s=device.pcu_bf16_flops_per_s * calibration.convolution_efficiency.value,
         memory="HBM" if hbm_bytes else "DDR",

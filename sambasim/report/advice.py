@@ -10,7 +10,7 @@ from sambasim.simulation.advice import Advice, Change, Fitting, OnDevice, Speed
 from sambasim.units import format_bytes, format_rate, format_seconds
 
 PRICED_IN = "priced in bf16, whatever dtype the PEF has; losses and optimizer states in float32"
-NO_CHANGE = "no other outputs, batch, tiles, accumulation, level or sync gains more than 2%"
+NO_CHANGE = "no other outputs, batch, tiles, accumulation, level, sync or clipping gains more than 2%"
 
 
 def gain_text(change: Change) -> str:

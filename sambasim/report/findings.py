@@ -6,7 +6,7 @@ from functools import cached_property
 
 from sambasim.costs.work import Work, at_batch_size, work_of
 from sambasim.report.headline import headline
-from sambasim.report.stages import Stages, costliest_line, stages_of
+from sambasim.report.stages import Stages, costliest_line, seconds_of, stages_of
 from sambasim.simulation.advice import Advice, advise
 from sambasim.simulation.folds import Fold, Run, folds_of, runs_of_step
 from sambasim.simulation.prediction import Prediction
@@ -40,17 +40,18 @@ class Findings:
     @cached_property
     def lines(self) -> Sequence[str]:
         """FILE:LINE of the costliest operator of each section; empty where none has a line, as in an update."""
-        graph, budget = self.prediction.graph, self.step.budget
-        found = (costliest_line(graph, rows, budget) for rows in self.stages.rows)
+        graph, pairs = self.prediction.graph, zip(self.stages.rows, self.step.sections, strict=True)
+        found = (costliest_line(graph, rows, section) for rows, section in pairs)
         return ["" if line is None else f"{line.file}:{line.line}" for line in found]
 
     @cached_property
     def line_s(self) -> Mapping[str, float]:
-        """Seconds of the device in a step by the costliest line of sections, the most first."""
-        found: defaultdict[str, float] = defaultdict(float)
-        for section, line in zip(self.step.sections, self.lines, strict=True):
-            if line:
-                found[line] += self.step.runs(section) * section.price.predicted_s
+        """Seconds of the device in a step by line, the most first."""
+        graph, found = self.prediction.graph, defaultdict[str, float](float)
+        for rows, section in zip(self.stages.rows, self.step.sections, strict=True):
+            for row, seconds in zip(rows, seconds_of(rows, graph, section), strict=True):
+                if line := graph.nodes[row.node].source:
+                    found[f"{line.file}:{line.line}"] += self.step.runs(section) * seconds
         return dict(sorted(found.items(), key=lambda pair: -pair[1]))
 
     @property

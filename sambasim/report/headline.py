@@ -6,13 +6,13 @@ from sambasim.costs.price import Bound
 from sambasim.costs.work import device_bytes_of
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.types import SymbolKind
-from sambasim.report.advice import NO_CHANGE, compared_text, step_text
+from sambasim.report.advice import compared_text, step_text
 from sambasim.simulation.advice import Advice, Change, fetched_outputs
 from sambasim.simulation.prediction import Prediction
-from sambasim.simulation.step import MODEL_KINDS
+from sambasim.simulation.step import MODEL_KINDS, slowed
 from sambasim.units import counted, format_bytes, format_count, format_rate, format_seconds
 
-WHICH_FLOPS = "FLOP of products a step, forward and backward, without recomputation"
+WHICH_FLOPS = "FLOP of products a step, without recomputation"
 
 _MADE_AGAIN = "__again"
 """The end of the names of nodes that recomputation repeats."""
@@ -23,7 +23,8 @@ def headline(prediction: Prediction, advice: Advice) -> str:
     seconds, words = max(_parts(prediction), key=lambda part: part[0])
     step = "step" if prediction.program.training is not None else "forward"
     binds = f"{seconds / prediction.alone.predicted_s:.0%} of the {step} is {words}"
-    return f"{binds}; {_best(advice.changes[0]) if advice.changes else NO_CHANGE}"
+    best = next((one for one in advice.changes if not one.several), None)  # the sentence is about one replica
+    return binds if best is None else f"{binds}; {_best(best)}"
 
 
 def _best(change: Change) -> str:
@@ -108,7 +109,7 @@ def reachable(prediction: Prediction) -> Roof:
     step, budget = prediction.alone, prediction.alone.budget
     products = (product for section in step.sections for product in section.load.products)
     rate = max((product.flops / product.unit_s for product in products), default=budget.unit_flops_per_s)
-    return Roof(budget.placeable_units * rate, budget.memory_bytes_per_s)
+    return Roof(budget.placeable_units * rate, slowed(budget, step.tiers.rest).memory_bytes_per_s)
 
 
 def published(prediction: Prediction) -> Roof:

@@ -26,8 +26,8 @@ from sambasim.units import format_bytes, format_rate, format_seconds
 
 
 class ScalingRecord(Record):
-    """One number of replicas with one way to sync; `sync` is None for one replica. The efficiency is the
-    share of the step in which sections wait for no other replica."""
+    """One number of replicas with one way to sync; `sync` is None for one replica. The efficiency is
+    relative to replicas that share the update and never wait."""
 
     batch_size: int
     replicas: int
@@ -205,10 +205,7 @@ def _notes(facts: Prediction) -> list[str]:
             " a step waits for the slowest replica"
         )
         if facts.program.training is not None:
-            notes.append(
-                "efficiency is the share of a step without waiting; each replica updates only a slice, unless ZeRO is 0"
-                " with sync by host"
-            )
+            notes.append("efficiency is relative to replicas that share the update and never wait")
         notes += zero_note(facts.program)
     elif facts.program.data_parallel is not None:
         notes.append("this is one replica, without REDUCE and GATHER; --replicas 2,4,8 adds them")
@@ -268,9 +265,8 @@ def scaling_plot(title: str, records: Sequence[ScalingRecord]) -> str:
         curves.append(Curve(f"{sync}, batch {batch_size}", sorted(points)))
     for batch_size in dict.fromkeys(record.batch_size for record in records):
         rows = [row for row in records if row.batch_size == batch_size]
-        alone = rows[0].predicted_samples_per_s / rows[0].predicted_efficiency / rows[0].replicas
-        counts = sorted({row.replicas for row in rows})
-        curves.append(Curve(f"no sync, batch {batch_size}", [(n, n * alone) for n in counts], is_bound=True))
+        ideal = {row.replicas: row.predicted_samples_per_s / row.predicted_efficiency for row in rows}
+        curves.append(Curve(f"no sync, batch {batch_size}", sorted(ideal.items()), is_bound=True))
     return speed_chart(title, "replicas", curves)
 
 

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from sambasim.costs.price import Bound
 from sambasim.costs.work import Work
-from sambasim.hardware.budget import Budget
 from sambasim.ir.graph import Graph, SourceLine
+from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.simulation.step import TimedSection
 
 
@@ -84,12 +85,26 @@ def _rows(
     return found
 
 
-def costliest_line(graph: Graph, rows: Sequence[StageRow], budget: Budget) -> SourceLine | None:
-    """The line of the stage that would take most by its products or by its traffic alone, of those that have a line."""
+def seconds_of(rows: Sequence[StageRow], graph: Graph, section: TimedSection) -> list[float]:
+    """The seconds of `section`, divided over its operators by what binds it: their products, or their traffic."""
+    budget, binds = section.budget, section.price.bound
 
-    def seconds(row: StageRow) -> float:
-        compute_s = row.flops / (budget.placeable_units * budget.unit_flops_per_s)
-        return max(compute_s, row.traffic_bytes / budget.memory_bytes_per_s)
+    def weight(row: StageRow) -> float:
+        if binds is not Bound.COMPUTE:
+            return row.traffic_bytes
+        convolves = OPERATORS[graph.nodes[row.node].operator].kind is OperatorKind.CONVOLUTION
+        return row.flops / (budget.convolution_flops_per_s if convolves else budget.unit_flops_per_s)
 
-    with_line = [row for row in rows if graph.nodes[row.node].source is not None]
-    return graph.nodes[max(with_line, key=seconds).node].source if with_line else None
+    weights = [weight(row) for row in rows]
+    total = sum(weights)
+    return [section.price.predicted_s * (one / total if total else 1 / len(rows)) for one in weights]
+
+
+def costliest_line(graph: Graph, rows: Sequence[StageRow], section: TimedSection) -> SourceLine | None:
+    """The line of the operator that takes most of `section`, of those that have a line."""
+    with_line = [
+        (seconds, row.node)
+        for seconds, row in zip(seconds_of(rows, graph, section), rows, strict=True)
+        if graph.nodes[row.node].source is not None
+    ]
+    return graph.nodes[max(with_line)[1]].source if with_line else None

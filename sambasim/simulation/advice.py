@@ -45,7 +45,7 @@ class Speed:
 @dataclass(frozen=True, slots=True)
 class Change:
     """`how` is what to type or to change in the model, `where` the line of it; `compared` is the hardware that `before`
-    and `after` have in common."""
+    and `after` have in common, `several` whether that is several RDUs."""
 
     what: str
     how: str
@@ -53,6 +53,7 @@ class Change:
     before: Speed
     after: Speed
     where: str | None = None
+    several: bool = False
 
     @property
     def gain_samples_per_s(self) -> float:
@@ -209,9 +210,10 @@ def _tiles(prediction: Prediction, on_all: PredictedStep | None) -> Iterator[Cha
     if full:
         tiles, after = max(full.items(), key=lambda pair: pair[1].samples_per_s)
         replicas = whole // tiles
+        samples = replicas * batch * prediction.alone.micro_steps
         what = f"{counted(tiles, 'tile')} a replica instead of {own}"
-        how = f"compile --num-tiles {tiles}: {counted(replicas, 'replica')} on an RDU, global batch {replicas * batch}"
-        yield Change(what, how, f"one {prediction.device.name}, all tiles in use", _speed(before), _speed(after))
+        how = f"compile --num-tiles {tiles}: {counted(replicas, 'replica')} on an RDU, global batch {samples}"
+        yield Change(what, how, f"replicas on one {prediction.device.name}", _speed(before), _speed(after))
 
 
 def _full_rdu(prediction: Prediction, tiles: int, step: PredictedStep) -> ScaledStep:
@@ -238,7 +240,8 @@ def _accumulation(prediction: Prediction) -> Iterator[Change]:
         if after.samples_per_s <= (1 + LEAST_GAIN) * before.samples_per_s:
             return
         how = f"--grad-accumulation-steps {micro_steps}: one update for {micro_steps * alone.batch_size} samples"
-        yield Change(f"{micro_steps} micro-steps an update instead of {alone.micro_steps}", how, compared, first, after)
+        what = f"{micro_steps} micro-steps an update instead of {alone.micro_steps}"
+        yield Change(what, how, compared, first, after, several=replicas > 1)
         before = after
 
 
@@ -252,7 +255,9 @@ def _sync(prediction: Prediction) -> Iterator[Change]:
     host, rdu = (prediction.scaled[path][on_a_node(prediction)] for path in (SyncPath.HOST, SyncPath.RDU))
     if rdu.path is not None:
         compared = f"{host.placement.replicas} replicas on {host.step.budget.where} each"
-        yield Change("sync between RDUs", "run --reduce-on-rdu, not by hosts", compared, _speed(host), _speed(rdu))
+        yield Change(
+            "sync between RDUs", "run --reduce-on-rdu, not by hosts", compared, _speed(host), _speed(rdu), several=True
+        )
 
 
 def _clipping(prediction: Prediction) -> Iterator[Change]:

@@ -122,11 +122,13 @@ def likely(prediction: Prediction) -> Likely | None:
         or is_recurrent(prediction)
     ):
         return None
-    worst, basis = fit.left_out_worst, "by the worst error of a step that was left out"
+    worst, basis = fit.left_out_worst, "as the worst step that was left out"
     if not _is_alike(prediction):
-        worst, basis = 2 * worst, f"by twice {basis.removeprefix('by ')}: they were wider, without convolutions"
-    least_s = step.device_s * (1 - worst) + step.host_s * (1 - fit.worst_host_error)
-    most_s = step.device_s * (1 + worst) + step.host_s * (1 + fit.worst_host_error)
+        worst, basis = 2 * worst, "twice the worst that was left out: those are wider, without convolutions"
+    basis = f"device time off by {worst:.0%}, {basis}; host time by {fit.worst_host_error:.0%}"
+    # Errors are relative to what was measured.
+    least_s = step.device_s / (1 + worst) + step.host_s / (1 + fit.worst_host_error)
+    most_s = step.device_s / (1 - worst) + step.host_s / (1 - fit.worst_host_error)
     return Likely(least_s, most_s, basis)
 
 
@@ -139,7 +141,7 @@ def _is_alike(prediction: Prediction) -> bool:
     work = work_of(prediction.graph, prediction.program.symbols)
     products = [stage for stage in work.stages if stage.product_flops]
     alike = (one.product_flops for one in products if one.blocks == inf and one.columns >= LEAST_WIDTH)
-    return 2 * sum(alike) > sum(one.product_flops for one in products)
+    return not products or 2 * sum(alike) > sum(one.product_flops for one in products)
 
 
 def is_recurrent(prediction: Prediction) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from math import log, sqrt
+from statistics import NormalDist
 
 from sambasim.hardware.placement import Placement
 from sambasim.ir.graph import SectionKind
@@ -45,7 +45,8 @@ class Span:
 class ScaledStep:
     """The step of each replica of `placement`. `path` is None if nothing is synced; `sync_s` is the time of transfers,
     `exposed_sync_s` the time in which sections wait for them and, in `slowest_s` of it, for the slowest replica; `way`
-    says how gradients are sent; `received_bytes` is what a replica receives of them and of parameters."""
+    says how gradients are sent; `received_bytes` is what a replica receives of them and of parameters; `ideal_s` is the
+    step of replicas that share the update and never wait."""
 
     step: PredictedStep
     placement: Placement
@@ -56,6 +57,7 @@ class ScaledStep:
     way: str
     received_bytes: Mapping[Wire, float] = field(default_factory=dict)
     slowest_s: float = 0.0
+    ideal_s: float = 0.0
 
     @cached_property
     def predicted_s(self) -> float:
@@ -82,8 +84,8 @@ class ScaledStep:
 
     @property
     def efficiency(self) -> float:
-        """The share of the step in which sections do not wait for other replicas."""
-        return self.step.predicted_s / self.predicted_s
+        """Relative to replicas that share the update and never wait."""
+        return self.ideal_s / self.predicted_s
 
 
 def scale(
@@ -136,7 +138,9 @@ def _by_rdu(program: Program, alone: PredictedStep, placement: Placement) -> Sca
     gathered = _on_links(SectionKind.GATHER, _gathers(syncs), dict.fromkeys(syncs, spans[-1].stop_s))
     exposed_s = update_s - backward_s + sum(span.predicted_s for span in gathered)
     moved = [traffic for sync in syncs.values() for traffic in (sync.reduce, sync.gather)]
-    return _synced(step, placement, SyncPath.RDU, [*spans, *gathered], moved, syncs, slowest_s, exposed_s)
+    return _synced(
+        step, placement, SyncPath.RDU, [*spans, *gathered], moved, syncs, slowest_s, step.predicted_s, exposed_s
+    )
 
 
 def _by_host(
@@ -171,7 +175,8 @@ def _by_host(
     spans += _run(update, max(spans[-1].stop_s, waited_s), len(model))
     if zero < GATHERS_IN_PASSES:
         transfer(SectionKind.GATHER, _gathers(syncs))
-    return _synced(step, placement, SyncPath.HOST, spans, moved, syncs, slowest_s)
+    ideal_s = _sliced(program, alone, placement.replicas).predicted_s
+    return _synced(step, placement, SyncPath.HOST, spans, moved, syncs, slowest_s, ideal_s)
 
 
 def _synced(
@@ -182,6 +187,7 @@ def _synced(
     moved: Sequence[Traffic],
     syncs: Mapping[str, GroupSync],
     slowest_s: float,
+    ideal_s: float,
     exposed_s: float | None = None,
 ) -> ScaledStep:
     """`exposed_s`: how long sections wait for the slowest replica and for what is `moved`; without it, all of the
@@ -189,23 +195,34 @@ def _synced(
     total = sum(moved, Traffic())
     if exposed_s is None:
         exposed_s = total.predicted_s + slowest_s
-    way = "; ".join(dict.fromkeys(sync.ways for sync in syncs.values()))
-    times_s = total.predicted_s, exposed_s
-    return ScaledStep(step, placement, path, tuple(spans), *times_s, way, total.received_bytes, slowest_s)
+    return ScaledStep(
+        step,
+        placement,
+        path,
+        tuple(spans),
+        total.predicted_s,
+        exposed_s,
+        way="; ".join(dict.fromkeys(sync.ways for sync in syncs.values())),
+        received_bytes=total.received_bytes,
+        slowest_s=slowest_s,
+        ideal_s=ideal_s,
+    )
 
 
 def _slowest_s(alone: PredictedStep, replicas: int) -> float:
     """How much longer the slowest of `replicas` takes than their mean, if the times of a pass have a normal
-    distribution. Of several micro-steps one counts: the others even out."""
+    distribution (Blom 1958). Of several micro-steps, one counts: how their times add up is not published."""
+    if replicas == 1:
+        return 0.0
     model_s = sum(one.price.predicted_s for one in alone.sections if one.kind in MODEL_KINDS)
-    return alone.budget.spread * model_s * sqrt(2 * log(replicas))
+    return alone.budget.spread * model_s * NormalDist().inv_cdf((replicas - 0.375) / (replicas + 0.25))
 
 
 def _without_sync(alone: PredictedStep, placement: Placement) -> ScaledStep:
     model, update = _parts(alone)
     spans = _model(alone, model)
     spans += _run(update, spans[-1].stop_s, len(model))
-    return ScaledStep(alone, placement, None, tuple(spans), 0.0, 0.0, "")
+    return ScaledStep(alone, placement, None, tuple(spans), 0.0, 0.0, "", ideal_s=alone.predicted_s)
 
 
 def _sliced(program: Program, alone: PredictedStep, replicas: int) -> PredictedStep:

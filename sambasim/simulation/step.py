@@ -154,7 +154,7 @@ def predict_step(
     if not step.tiers.rest:
         return step
     # Another partition may be faster if not everything fits into HBM.
-    return min(step, cut_for(slowed(budget, step.tiers.rest)), key=lambda one: one.device_s)
+    return min(step, cut_for(slowed(budget, step.tiers.rest)), key=lambda one: one.predicted_s)
 
 
 def pieces_as_compiled(graph: Graph, work: Work) -> list[Piece]:

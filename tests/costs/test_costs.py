@@ -76,7 +76,10 @@ def product_of(flops: int, least: int) -> Product:
 
 
 counts = st.integers(0, 10**12)
-products = st.builds(lambda flops, least: product_of(flops, least), st.integers(1, 10**15), st.integers(1, 160))
+products = st.builds(
+    lambda flops, least, more: product_of(flops, least)._replace(most=least * more),
+    *(st.integers(1, 10**15), st.integers(1, 160), st.floats(1, 50) | st.just(inf)),
+)
 loads = st.builds(
     Load,
     *(counts, counts, st.just(0), counts, counts, st.integers(0, 10**7), st.integers(1, 10**8), st.integers(1, 24)),

@@ -9,7 +9,7 @@ from sambasim.report.findings import Findings
 from sambasim.report.output import add_row, plain_table
 from sambasim.report.page import predicted_page
 from sambasim.report.shown import Tables
-from sambasim.report.stages import costliest_line
+from sambasim.report.stages import costliest_line, seconds_of
 from tests.report.test_page import Page
 from tests.simulation.test_advice import BATCH, CLASSES, HEAD_LINE, predicted, wide
 
@@ -28,13 +28,22 @@ def test_the_costliest_line_is_that_of_the_largest_product() -> None:
 def test_where_memory_is_slow_it_is_the_line_that_moves_most() -> None:
     found = Findings(predicted(wide()))
     flops = [section.load.product_flops for section in found.step.sections]
-    rows, budget = found.stages.rows[flops.index(max(flops))], found.step.budget
-    slow_memory = costliest_line(found.prediction.graph, rows, replace(budget, memory_bytes_per_s=1.0))
-    slow_units = costliest_line(found.prediction.graph, rows, replace(budget, unit_flops_per_s=1.0))
+    number = flops.index(max(flops))
+    rows, section = found.stages.rows[number], found.step.sections[number]
+    slow_memory = costliest_line(
+        found.prediction.graph, rows, replace(section, price=replace(section.price, memory_s=9.0))
+    )
+    slow_units = costliest_line(
+        found.prediction.graph, rows, replace(section, price=replace(section.price, compute_s=9.0))
+    )
     assert slow_units is not None
     assert slow_units.line == HEAD_LINE
     assert slow_memory is not None
     assert slow_memory.line == HEAD_LINE + 1, "the backward of the loss reads what the loss wrote"
+    for rows, section in zip(found.stages.rows, found.step.sections, strict=True):
+        assert not rows or sum(seconds_of(rows, found.prediction.graph, section)) == pytest.approx(
+            section.price.predicted_s
+        )
 
 
 def test_tensors_go_from_the_section_that_writes_them_to_those_that_read_them() -> None:

@@ -119,7 +119,7 @@ def test_fewer_updates_gain_where_updates_take_long() -> None:
 
 def test_tiles_are_compared_on_a_full_rdu() -> None:
     tiles = change(advise(predicted(wide(False), tiles=8, batch_size=8)), "1 tile a replica instead of 8")
-    assert tiles.compared == "one SN30, all tiles in use"
+    assert tiles.compared == "replicas on one SN30"
     assert (tiles.before.samples, tiles.after.samples) == (8, 64)
     assert "--num-tiles 1: 8 replicas on an RDU, global batch 64" in tiles.how
     again = predicted(wide(False), tiles=1, replicas=(8,), batch_size=8)

@@ -136,8 +136,7 @@ def scaling(found: Findings) -> ui.Part:
         lead=(
             "Each replica has its own batch, so the global batch grows with the number of replicas. "
             f"{placement.cluster.name} has {each}, {placement.per_full_node} replicas a node. Efficiency is "
-            "the share of a step that waits neither for sync nor for the slowest replica. Each replica updates only "
-            "its slice of the parameters: a step without waiting is shorter than that of one replica."
+            "relative to replicas that share the update and never wait."
         ),
         body=ui.joined(plots, _scaling_table(prediction)),
         figures=_scaling_figures(prediction, [step.placement.replicas for step in steps]),
