@@ -10,6 +10,8 @@ from sambasim.simulation.advice import Advice, Change, Fitting, OnDevice, Speed
 from sambasim.units import format_bytes, format_rate, format_seconds
 
 PRICED_IN = "priced in bf16, whatever dtype the PEF has; losses and optimizer states in float32"
+BACKED = "published steps back only those of SN30; the host is taken to be as fast beside every device"
+
 NO_CHANGE = "no other outputs, batch, tiles, accumulation, level, sync or clipping gains more than 2%"
 
 
@@ -38,7 +40,7 @@ def advice_parts(advice: Advice) -> list[RenderableType]:
         rows.append((gain_text(one), f"{one.what}: a step of {step_text(one)}; {compared_text(one)}"))
         rows.append(("", how_text(one)))
     devices = f"one replica on a whole RDU: {'; '.join(map(_device_text, advice.devices))}"
-    return [Text(f"\n{heading}", style="bold"), labelled(rows), Text(f"\n{devices}\n")]
+    return [Text(f"\n{heading}", style="bold"), labelled(rows), Text(f"\n{devices}\n{BACKED}\n")]
 
 
 def _device_text(one: OnDevice) -> str:

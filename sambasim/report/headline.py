@@ -24,7 +24,7 @@ def headline(prediction: Prediction, advice: Advice) -> str:
     step = "step" if prediction.program.training is not None else "forward"
     binds = f"{seconds / prediction.alone.predicted_s:.0%} of the {step} is {words}"
     best = next((one for one in advice.changes if not one.several), None)  # the sentence is about one replica
-    return binds if best is None else f"{binds}; {_best(best)}"
+    return f"{binds}; {'no change to one replica gains more than 2%' if best is None else _best(best)}"
 
 
 def _best(change: Change) -> str:

@@ -212,7 +212,8 @@ def _tiles(prediction: Prediction, on_all: PredictedStep | None) -> Iterator[Cha
         replicas = whole // tiles
         samples = replicas * batch * prediction.alone.micro_steps
         what = f"{counted(tiles, 'tile')} a replica instead of {own}"
-        how = f"compile --num-tiles {tiles}: {counted(replicas, 'replica')} on an RDU, global batch {samples}"
+        of_rdu = f"{counted(replicas, 'replica')} on an RDU, global batch {samples}, the host as fast for each"
+        how = f"compile --num-tiles {tiles}: {of_rdu}"
         yield Change(what, how, f"replicas on one {prediction.device.name}", _speed(before), _speed(after))
 
 
@@ -292,7 +293,7 @@ def what_fits(
     recomputed: Program | None,
 ) -> list[Fitting]:
     """For a program that does not fit: the fewest tiles with which it does, the largest half, quarter, … of the batch,
-    and the same program `recomputed`."""
+    and the same program `recomputed`; if none of them does, all tiles with the largest part of the batch."""
     calibration = load_calibration()
 
     def fitting(how: str, tiles: int | None, batch_size: int, program: Program = program) -> list[Fitting]:
@@ -309,4 +310,6 @@ def what_fits(
     sizes = dict.fromkeys(batch_size // divisor for divisor in divisors if batch_size >= divisor)
     smaller = (fitting(f"-b {size}", tiles, size) for size in sizes)
     again = fitting("--recompute full", tiles, batch_size, recomputed) if recomputed is not None else []
-    return [*next(filter(None, on_tiles), []), *next(filter(None, smaller), []), *again]
+    found = [*next(filter(None, on_tiles), []), *next(filter(None, smaller), []), *again]
+    both = (fitting(f"--num-tiles {device.tiles} -b {size}", device.tiles, size) for size in sizes if more)
+    return found or next(filter(None, both), [])

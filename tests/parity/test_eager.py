@@ -167,7 +167,7 @@ def test_clipping_follows_its_rule_bit_for_bit_and_torch_closely(
     example: str, optimizer: str, pefs: Mapping[Variant, Path]
 ) -> None:
     """The rule is written out in `_norm`. torch.nn.utils.clip_grad_norm_ takes the norm in float32, in an order of
-    its own: the norms, and so the clipped gradients, agree to a relative 1e-6."""
+    its own, so norms and clipped gradients agree to a relative 3e-6."""
     path = pefs[example, optimizer, True]
     options = _options(path)
     ours, eager = Ours(path, options), EagerReplica(path, options)
@@ -186,11 +186,11 @@ def test_clipping_follows_its_rule_bit_for_bit_and_torch_closely(
         for parameter in theirs:
             parameter.grad = parameter.detach().clone()
         their_norm = torch.nn.utils.clip_grad_norm_(theirs, largest)
-        assert math.isclose(norm, their_norm.item(), rel_tol=1e-6)
+        assert math.isclose(norm, their_norm.item(), rel_tol=3e-6)
         for gradient, parameter, clipped in zip(gradients, theirs, ours.regions("gradient"), strict=True):
             gradient.mul_(largest / (norm + 1e-6))
             assert torch.equal(gradient, clipped), f"step {step}"
-            torch.testing.assert_close(clipped, parameter.grad, rtol=1e-6, atol=0.0)
+            torch.testing.assert_close(clipped, parameter.grad, rtol=3e-6, atol=0.0)
         padded.step()
         assert _differing(ours.memory, eager.state()) == [], f"step {step}"
 

@@ -145,7 +145,8 @@ def test_the_fields_add_up_and_all_say_that_they_are_predicted() -> None:
         assert by_kind["FWD"] + by_kind["BCKWD"] == pytest.approx(record.predicted_model_s)
         assert by_kind["OPT"] + by_kind["GRADNORM"] == pytest.approx(record.predicted_update_s)
         sync_s = record.predicted_sync_s + record.predicted_hidden_sync_s
-        assert by_kind["REDUCE"] + by_kind["GATHER"] == pytest.approx(sync_s)
+        transfers_s = by_kind["REDUCE"] + by_kind["GATHER"]
+        assert 0 < transfers_s < sync_s, "it also waits for the slowest replica"
         samples = 2 * micro_steps * sample_program().batch_size
         assert record.predicted_samples_per_s == pytest.approx(samples / record.predicted_step_s)
 

@@ -1,6 +1,6 @@
 """The predicted part about changes that would make the step quicker, and about other devices."""
 
-from sambasim.report.advice import NO_CHANGE, compared_text, gain_text, how_text, step_text
+from sambasim.report.advice import BACKED, NO_CHANGE, compared_text, gain_text, how_text, step_text
 from sambasim.report.findings import Findings
 from sambasim.report.page import ui
 from sambasim.simulation.advice import Change
@@ -32,4 +32,4 @@ def _devices(found: Findings) -> ui.Html:
     ]
     title = ui.element("h3", "One replica on a whole RDU")
     table = ui.table(("device", "step", "samples/s"), rows, class_="fitted")
-    return ui.element("div", title, table, class_="under devices")
+    return ui.element("div", title, table, ui.element("p", BACKED, class_="muted"), class_="under devices")

@@ -1,11 +1,13 @@
 """The predicted part that compares sections with the roofs of the device."""
 
+from math import ceil, floor, log10
+
 from sambasim.report.findings import Findings
 from sambasim.report.headline import Roof, published, reachable, roofs_text
 from sambasim.report.page import ui
 from sambasim.report.simulation import bound_text
 from sambasim.simulation.folds import Fold
-from sambasim.units import counted
+from sambasim.units import counted, format_count
 
 _LEAST_PX, _MOST_PX = 7, 44
 _MARGIN = 2.0
@@ -29,6 +31,7 @@ def roofline(found: Findings) -> ui.Part:
     reach, peak = reachable(found.prediction), published(found.prediction)
     xs = [x for _, x, _ in points] + [reach.ridge, peak.ridge]
     ends = (min(xs) / _MARGIN, max(xs) * _MARGIN)
+    ys = [*(y for _, _, y in points), peak.flops_per_s]
     traces = [
         _roof("published", peak, ends, {"color": ui.GREY, "width": 1.5, "dash": "dash"}),
         _roof("reachable", reach, ends, {"color": ui.INK, "width": 2}),
@@ -36,8 +39,8 @@ def roofline(found: Findings) -> ui.Part:
     ]
     drawn = ui.figure(
         traces,
-        xaxis=ui.axis("FLOPs per byte of traffic", type="log", **_DECADES),
-        yaxis=ui.axis("predicted FLOP/s", type="log", **_DECADES),
+        xaxis=ui.axis("FLOPs per byte of traffic", type="log", **_ticks(ends)),
+        yaxis=ui.axis("predicted FLOP/s", type="log", **_ticks((min(ys), max(ys)))),
         margin={"l": 64, "r": 16, "t": 52, "b": 48},
     )
     body = ui.plot(
@@ -46,7 +49,11 @@ def roofline(found: Findings) -> ui.Part:
     return ui.Part("roofline", "Roofline", lead, body, {"roofline-figure": drawn})
 
 
-_DECADES = {"dtick": "D2", "exponentformat": "SI"}
+def _ticks(ends: tuple[float, float]) -> dict[str, object]:
+    """1, 2 and 5 of each power of ten between `ends`."""
+    decades = range(floor(log10(ends[0])), ceil(log10(ends[1])) + 1)
+    values = [digit * 10.0**power for power in decades for digit in (1, 2, 5)]
+    return {"tickvals": values, "ticktext": [format_count(value).replace(".0 ", " ") for value in values]}
 
 
 def _are(count: int) -> str:
