@@ -129,6 +129,13 @@ def test_every_operator_that_makes_empty_tensors_is_known() -> None:
 SN30 = inventory_of({})
 
 
+def compiled(inventory: Inventory, micro_steps: int) -> CompiledStep:
+    placement = place(2, inventory.device, inventory.tiles, inventory.cluster)
+    step = predicted(sample_program(), inventory, placement, SyncPath.RDU, micro_steps)
+    assert isinstance(step, CompiledStep)
+    return step
+
+
 def predict(inventory: Inventory, replicas: int = 2, micro_steps: int = 1) -> tuple[PredictedRecord | None, str | None]:
     placement = place(replicas, inventory.device, inventory.tiles, inventory.cluster)
     step = predicted(sample_program(), inventory, placement, SyncPath.RDU, micro_steps)
@@ -145,8 +152,9 @@ def test_the_fields_add_up_and_all_say_that_they_are_predicted() -> None:
         assert by_kind["FWD"] + by_kind["BCKWD"] == pytest.approx(record.predicted_model_s)
         assert by_kind["OPT"] + by_kind["GRADNORM"] == pytest.approx(record.predicted_update_s)
         sync_s = record.predicted_sync_s + record.predicted_hidden_sync_s
-        transfers_s = by_kind["REDUCE"] + by_kind["GATHER"]
-        assert 0 < transfers_s < sync_s, "it also waits for the slowest replica"
+        slowest_s = compiled(SN30, micro_steps=micro_steps).scaled.slowest_s
+        assert slowest_s > 0
+        assert by_kind["REDUCE"] + by_kind["GATHER"] + slowest_s == pytest.approx(sync_s)
         samples = 2 * micro_steps * sample_program().batch_size
         assert record.predicted_samples_per_s == pytest.approx(samples / record.predicted_step_s)
 

@@ -118,7 +118,9 @@ def test_more_units_are_never_slower_and_are_conserved(model: Callable[[], Progr
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("widths", [(31, 64, 80, 81, 161), (12800, 12801, 12880), whole_case((1000, 1024, 1056, 2048))])
+@pytest.mark.parametrize(
+    "widths", [(31, 32, 33, 63, 64, 65, 80, 81, 161), (12800, 12801, 12880), whole_case((1000, 1024, 1056, 2048))]
+)
 def test_a_wider_model_is_never_quicker(widths: tuple[int, ...], level: Level) -> None:
     seconds = [_step(_perceptron(width=width), level).device_s for width in widths]
     assert seconds == sorted(seconds)
