@@ -16,14 +16,23 @@ from math import sqrt
 from typing import ClassVar, Literal
 
 from sambasim.compiler.pipeline.assign import Values, crossing_of, is_view, values_of
-from sambasim.ir.graph import Graph, Node, Ref, Section, SectionKind, TorchConstant, node_references, renamed
+from sambasim.ir.graph import (
+    MADE_AGAIN,
+    Graph,
+    Node,
+    Ref,
+    Section,
+    SectionKind,
+    TorchConstant,
+    node_references,
+    renamed,
+)
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.verify import Progress
 
 _DROPOUT = "aten.native_dropout.default"
 _MADE_ONCE = (OperatorKind.COLLECTIVE, OperatorKind.GENERATOR)
-_AGAIN = "__again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +162,8 @@ class _Repeated:
         return self._again[name]
 
     def _repeat(self, maker: Node) -> None:
-        results = tuple(None if name is None else name + _AGAIN for name in maker.results)
-        node = replace(maker, name=maker.name + _AGAIN, results=results)
+        results = tuple(None if name is None else name + MADE_AGAIN for name in maker.results)
+        node = replace(maker, name=maker.name + MADE_AGAIN, results=results)
         if maker.operator == _DROPOUT:
             node = self._dropped(node, maker)
         for old, new in zip(maker.results, node.results, strict=False):
@@ -165,7 +174,7 @@ class _Repeated:
     def _dropped(self, node: Node, maker: Node) -> Node:
         """Dropout by the mask that the forward drew, as torch's kernel computes it: the scale has the value's dtype."""
         value, dropped = maker.results[0] or "", _dropout_of(maker) or 0.0
-        mask, scale = f"{value}__mask{_AGAIN}", f"{value}__scale{_AGAIN}"
+        mask, scale = f"{value}__mask{MADE_AGAIN}", f"{value}__scale{MADE_AGAIN}"
         self._types[mask] = self._types[scale] = type_ = self._types[value]
         dtype = ("dtype", TorchConstant("dtype", type_.dtype))
         one_over = 1.0 / (1.0 - dropped)

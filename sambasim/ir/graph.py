@@ -10,6 +10,9 @@ from typing_extensions import TypeAliasType
 
 from sambasim.ir.types import VALUE_BYTES, TensorType
 
+MADE_AGAIN = "__again"
+"""The end of the names of nodes and values that recomputation repeats."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ref:

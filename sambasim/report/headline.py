@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from sambasim.costs.price import Bound
 from sambasim.costs.work import device_bytes_of
+from sambasim.ir.graph import MADE_AGAIN
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.types import SymbolKind
 from sambasim.report.advice import compared_text, step_text
@@ -13,9 +14,6 @@ from sambasim.simulation.step import MODEL_KINDS, slowed
 from sambasim.units import counted, format_bytes, format_count, format_rate, format_seconds
 
 WHICH_FLOPS = "FLOP of products a step, without recomputation"
-
-_MADE_AGAIN = "__again"
-"""The end of the names of nodes that recomputation repeats."""
 
 
 def headline(prediction: Prediction, advice: Advice) -> str:
@@ -81,7 +79,7 @@ def model_flops(prediction: Prediction) -> int:
     made_again = 0
     for node in graph.nodes:
         flops = OPERATORS[node.operator].flops
-        if flops is not None and node.name.endswith(_MADE_AGAIN):
+        if flops is not None and node.name.endswith(MADE_AGAIN):
             made_again += flops(node, types.__getitem__)
     all_flops = sum(step.runs(section) * section.load.product_flops for section in step.sections)
     return all_flops - step.micro_steps * made_again * step.batch_size // prediction.program.batch_size
