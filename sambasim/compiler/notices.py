@@ -8,7 +8,7 @@ from torch import nn
 
 from sambasim.compiler.build import Built
 from sambasim.compiler.capture import TESTED_TORCH
-from sambasim.compiler.sharding.named_plan import general
+from sambasim.compiler.sharding.plan import general
 from sambasim.compiler.step import TARGET
 from sambasim.compiler.tensors import sparse_embeddings
 from sambasim.ir.dataflow import gathers

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from sambasim.compiler.sharding.layouts import Layout, cut, fits
-from sambasim.compiler.sharding.plan import JOINED, Plan, Product, products, settled
+from sambasim.compiler.sharding.plan import JOINED, Plan, Product, general, products, settled
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
@@ -127,12 +127,6 @@ def plan_by_name(program: Program, graph: Graph, axis: str, ranks: int, names: N
                 if joined.gathered_bytes < plan.gathered_bytes:
                     plan, layouts = joined, {**layouts, **trial}
     return plan
-
-
-def general(module: str) -> str:
-    """The pattern of a module in all layers: `layers.0.mlp.2` becomes `layers.*.mlp.2`."""
-    *outer, own = module.split(".")
-    return ".".join(["*" if part.isdigit() else part for part in outer] + [own])
 
 
 def _matches(pattern: str, path: str) -> bool:

@@ -2,10 +2,11 @@
 
 A trial cuts the weights of all products that read one activation in their columns, and propagates that. What every node
 then reads in one cut layout is cut at rest: the rows of the product where the parts meet, biases, running statistics.
-The trial is taken if no activation has to be gathered for it.
+The trial is taken if no activation has to be gathered for it. Repeated layers are tried together, and one by one if
+that is refused.
 """
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from sambasim.compiler.sharding.layouts import WHOLE, Layout, cut, fits
@@ -57,26 +58,50 @@ def propagate(program: Program, graph: Graph, axis: str, ranks: int, at_rest: Ma
 def find_plan(program: Program, graph: Graph, axis: str, ranks: int, start: Plan | None = None) -> Plan:
     """`start`, or nothing, with all trials that gather no more than it."""
     plan, whole = start or Plan(), dict[str, str]()
-    for group in _groups(graph, program):
-        if any(one.weight in plan.layouts for one in group):
-            continue
-        refused: list[Plan] = []
-        for outer in JOINED:
-            columns = {one.weight: cut(one.rows if one.is_table else one.columns, outer) for one in group}
-            if not all(fits(program.symbols[name].whole.shape, layout, ranks) for name, layout in columns.items()):
+    groups = _groups(graph, program)
+    alike: dict[Hashable, list[Sequence[Product]]] = {}
+    for group in groups:
+        alike.setdefault(_layer(group, program), []).append(group)
+    for group in groups:
+        layers = alike.pop(_layer(group, program), [])
+        for tried in [layers, [group]] if len(layers) > 1 else [[group]]:
+            cutting = [one for layer in tried for one in layer]
+            if any(one.weight in plan.layouts for one in cutting):
                 continue
-            trial = settled(program, graph, axis, ranks, {**plan.layouts, **columns})
-            if trial.gathered_bytes <= plan.gathered_bytes:
-                plan = trial
-                break
-            refused.append(trial)
-        else:
-            why = f"its size does not divide by {ranks}"
-            if refused:
-                least = min(refused, key=lambda trial: trial.gathered_bytes)
-                why = f"if it were cut, {format_bytes(least.gathered_bytes - plan.gathered_bytes)} would be gathered"
-            whole |= {one.weight: why for one in group}
+            plan, why = _tried(program, graph, axis, ranks, plan, cutting)
+            if why is not None:
+                whole |= {one.weight: why for one in cutting}
     return replace(plan, whole={name: why for name, why in whole.items() if name not in plan.layouts})
+
+
+def _tried(
+    program: Program, graph: Graph, axis: str, ranks: int, plan: Plan, cutting: Sequence[Product]
+) -> tuple[Plan, str | None]:
+    """`plan` with the weights of `cutting` cut; or `plan` itself, and why not."""
+    refused: list[Plan] = []
+    for outer in JOINED:
+        columns = {one.weight: cut(one.rows if one.is_table else one.columns, outer) for one in cutting}
+        if not all(fits(program.symbols[name].whole.shape, layout, ranks) for name, layout in columns.items()):
+            continue
+        trial = settled(program, graph, axis, ranks, {**plan.layouts, **columns})
+        if trial.gathered_bytes <= plan.gathered_bytes:
+            return trial, None
+        refused.append(trial)
+    if not refused:
+        return plan, f"its size does not divide by {ranks}"
+    least = min(refused, key=lambda trial: trial.gathered_bytes)
+    return plan, f"if it were cut, {format_bytes(least.gathered_bytes - plan.gathered_bytes)} would be gathered"
+
+
+def _layer(group: Sequence[Product], program: Program) -> Hashable:
+    """Equal for groups of the same products in different layers."""
+    return tuple((general(one.module), one.rows, one.is_table, program.symbols[one.weight].type) for one in group)
+
+
+def general(module: str) -> str:
+    """The pattern of a module in all layers: `layers.0.mlp.2` becomes `layers.*.mlp.2`."""
+    *outer, own = module.split(".")
+    return ".".join(["*" if part.isdigit() else part for part in outer] + [own])
 
 
 def settled(

@@ -7,8 +7,8 @@ from typing import ClassVar, NamedTuple
 
 from sambasim.compiler.names import GRADIENT_SUFFIX
 from sambasim.compiler.sharding.layouts import WHOLE, Layout, cut, cut_of, fits, part_type
-from sambasim.compiler.sharding.named_plan import Named, general, plan_by_name, read_names
-from sambasim.compiler.sharding.plan import Plan, find_plan, propagate
+from sambasim.compiler.sharding.named_plan import Named, plan_by_name, read_names
+from sambasim.compiler.sharding.plan import Plan, find_plan, general, propagate
 from sambasim.compiler.sharding.rules import RULES
 from sambasim.errors import OptionError
 from sambasim.ir.graph import Graph, Node, Ref, node_references
