@@ -24,6 +24,7 @@ _PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "report": ("report", "Write one HTML page, or tables, about a PEF, a model or a run."),
     },
     "Predict": {
+        "plan": ("plan", "Choose how to train a model on many RDUs, and price every strategy."),
         "simulate": ("simulate", "Predict a training step on a device: its time, its limits, its scaling."),
         "devices": ("simulate", "List devices and clusters, and the placement of replicas on RDUs."),
         "tilestat": ("simulate", "Predict how busy each tile is, in the columns of sntilestat."),

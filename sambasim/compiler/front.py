@@ -50,10 +50,17 @@ def compile_from_options(options: CompileOptions, on_phase: Callable[[str], None
 def shapes_from_options(options: CompileOptions, on_phase: Callable[[str], None] = lambda phase: None) -> Program:
     """Compile what `options` name on fake tensors, and write no file: see `compile_shapes`. One sample of the data is
     read, whatever the batch size."""
+    return _with_passes(*captured_from_options(options, on_phase), options, on_phase)
+
+
+def captured_from_options(
+    options: CompileOptions, on_phase: Callable[[str], None] = lambda phase: None
+) -> tuple[Program, nn.Module]:
+    """What `shapes_from_options` captures, before any pass, and the model."""
     on_phase("build the model")
     training = options.training.model_copy(update={"batch_size": 1})
     of_one = options.model_copy(update={"training": training, "micro_batches": 1, "n_chips": 1})
-    return compile_shapes(
+    return _captured_shapes(
         lambda: build_model(options),
         lambda model: example_batch(model, of_one),
         options,
@@ -69,11 +76,29 @@ def compile_shapes(
     on_phase: Callable[[str], None] = lambda phase: None,
     *,
     any_loss: bool = False,
-    batch_size: int | None = None,
 ) -> Program:
     """The program of the model that `make` returns, for the batch of `example`; `make` runs on fake tensors, so any
-    size is possible: whether it fits is not checked. `batch_size` replaces that of the example. Raises ModelError and
-    CaptureError."""
+    size is possible: whether it fits is not checked. Raises ModelError and CaptureError."""
+    return _with_passes(*_captured_shapes(make, example, options, on_phase, any_loss=any_loss), options, on_phase)
+
+
+def _with_passes(
+    captured: Program, model: nn.Module, options: CompileOptions, on_phase: Callable[[str], None]
+) -> Program:
+    passes = [one for one in pipeline(options, model=model) if not isinstance(one, Fits)]
+    return run_pipeline(captured, passes, Stopwatch(on_phase).begin)
+
+
+def _captured_shapes(
+    make: Callable[[], nn.Module],
+    example: Callable[[nn.Module], Example],
+    options: CompileOptions,
+    on_phase: Callable[[str], None],
+    *,
+    any_loss: bool = False,
+    batch_size: int | None = None,
+) -> tuple[Program, nn.Module]:
+    """`batch_size` replaces that of the example."""
     watch = Stopwatch(on_phase)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     # A model may copy layers: copy.deepcopy asks for this, and would make each copy another mode.
@@ -89,8 +114,7 @@ def compile_shapes(
     built = capture_model(
         model, shapes, options, by_keyword=by_keyword, any_loss=any_loss, arguments=arguments, watch=watch
     )
-    passes = [one for one in pipeline(options, model=model) if not isinstance(one, Fits)]
-    return run_pipeline(built.program, passes, watch.begin)
+    return built.program, model
 
 
 def build_model(options: CompileOptions) -> nn.Module:

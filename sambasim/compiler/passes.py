@@ -7,7 +7,7 @@ from typing import ClassVar, Protocol
 
 from sambasim.costs.cut import Level, cut
 from sambasim.costs.fit import check_chip, check_memory, need_of
-from sambasim.costs.work import stage_ranges, work_of
+from sambasim.costs.work import at_batch_size, stage_ranges, work_of
 from sambasim.hardware.budget import Budget
 from sambasim.ir.graph import Graph, SectionKind
 from sambasim.ir.program import ParameterGroup, Program
@@ -35,16 +35,19 @@ def run_pipeline(program: Program, pipeline: Sequence[Pass], before: Callable[[s
 @dataclass(frozen=True, slots=True)
 class Partition:
     """Cut every graph into sections by the rule of `level`: see `costs.cut`. The order of execution never changes, so
-    every level computes the same bits."""
+    every level computes the same bits. `samples`: those of a pass, if they are not the program's."""
 
     title: ClassVar[str] = "partition into sections"
     reaches: ClassVar[Progress] = Progress.CAPTURED
     level: Level
     budget: Budget
+    samples: int | None = None
 
     def __call__(self, program: Program) -> Program:
         def divided(graph: Graph) -> Graph:
-            pieces = cut(graph, work_of(graph, program.symbols), self.budget, self.level)
+            work = work_of(graph, program.symbols)
+            scaled = at_batch_size(work, program.batch_size, self.samples or program.batch_size)
+            pieces = cut(graph, scaled, self.budget, self.level)
             sections = (
                 replace(one.part, index=index, name=one.name, start=one.nodes[0], stop=one.nodes[1])
                 for index, one in enumerate(pieces)

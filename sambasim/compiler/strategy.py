@@ -22,17 +22,23 @@ _SLICED_GRADIENTS = 2
 """The level of ZeRO from which replicas keep gradients in slices."""
 
 
+def _untold(notice: str) -> None:
+    """Ignores notices."""
+
+
 def pipeline(
     options: CompileOptions,
     updates: Sequence[Update] | None = None,
     model: nn.Module | None = None,
-    tell: Callable[[str], None] = lambda notice: None,
+    tell: Callable[[str], None] = _untold,
+    samples: int | None = None,
 ) -> Sequence[Pass]:
-    """The passes that `options` ask for. `model` may have a plan for tensor parallelism; `tell` gets notices."""
+    """The passes that `options` ask for. `model` may have a plan for tensor parallelism; `tell` gets notices. Sections
+    are cut for a pass of `samples`, by default those of the program."""
     budget = budget_of(load_device(options.arch), load_calibration(), options.num_tiles)
-    passes: list[Pass] = [Partition(options.opt_level, budget)]
+    passes: list[Pass] = [Partition(options.opt_level, budget, samples)]
     if options.recompute != "none" and not options.inference:
-        sections = [Partition(options.opt_level, budget)] if options.recompute == "sections" else []
+        sections = [Partition(options.opt_level, budget, samples)] if options.recompute == "sections" else []
         passes = [*sections, Recompute(options.recompute), *passes]
     if updates is None and options.optimizer is not None:
         updates = [Update(options.optimizer.name, options.optimizer.hyperparameters())]

@@ -3,14 +3,14 @@ operators of one module, at o3 the fastest of all, with at most 64. Operators sh
 if compute units and the chip suffice and none needs the whole batch first. A view belongs to the section after it."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Literal, TypeAlias
 
 from sambasim.costs.load import GrowingLoad, chip_bytes
 from sambasim.costs.price import price_of
-from sambasim.costs.work import Work
+from sambasim.costs.work import Stage, Work
 from sambasim.hardware.budget import Budget
 from sambasim.ir.graph import Graph, Node, Section, SectionKind
 from sambasim.ir.operators import OPERATORS, OperatorKind
@@ -79,8 +79,13 @@ def best_cut(work: Work, budget: Budget, limits: Sequence[int]) -> list[int]:
     ends at `limits[n]` at the latest."""
     count = len(work.stages)
     least_s, begins = [0.0] + [float("inf")] * count, [0] * (count + 1)
+    patterns = _patterns(work)
+    known: dict[tuple[int, ...], Sequence[float]] = {}
     for start in range(count):
-        for stop, seconds in _sections_from(work, budget, start, limits[start]):
+        window = patterns[start : min(limits[start], start + MOST_STAGES)]
+        if window not in known:
+            known[window] = list(_sections_from(work, budget, start, start + len(window)))
+        for stop, seconds in enumerate(known[window], start + 1):
             if least_s[start] + seconds < least_s[stop]:
                 least_s[stop], begins[stop] = least_s[start] + seconds, start
     ends, stop = [], count
@@ -90,17 +95,53 @@ def best_cut(work: Work, budget: Budget, limits: Sequence[int]) -> list[int]:
     return ends[::-1]
 
 
-def _sections_from(work: Work, budget: Budget, start: int, limit: int) -> Iterator[tuple[int, float]]:
-    """The sections that can begin at stage `start` and end by `limit`: end, and predicted seconds, of each."""
+def _sections_from(work: Work, budget: Budget, start: int, limit: int) -> Iterator[float]:
+    """The predicted seconds of the sections that begin at stage `start`, with one stage, two and so on, as far as they
+    can end by `limit`."""
     growing = GrowingLoad(work, start, budget)
-    for stop in range(start + 1, min(limit, start + MOST_STAGES) + 1):
+    for stop in range(start + 1, limit + 1):
         if stop > start + 1 and not growing.can_take(work.stages[stop - 1]):
             return
         growing.take()
         load = growing.load()
         if stop > start + 1 and chip_bytes(load, budget) > budget.chip_bytes:
             return
-        yield stop, price_of(load, budget).predicted_s + budget.start_s
+        yield price_of(load, budget).predicted_s + budget.start_s
+
+
+def _patterns(work: Work) -> tuple[int, ...]:
+    """A number for each stage. Equal sequences of at most `MOST_STAGES` numbers are stages of the same costs, as those
+    of repeated layers are: what they read and write is alike, and as far away."""
+    made: dict[str, int] = {}
+    read_at: dict[tuple[str, str], int] = {}
+    numbers: dict[Hashable, int] = {}
+    last = work.last_reader
+
+    def away(here: int, there: int | None) -> int | None:
+        return None if there is None or abs(there - here) >= MOST_STAGES else there - here
+
+    def pattern(here: int, stage: Stage) -> Hashable:
+        reads = [
+            (
+                work.tensors[read.value],
+                read.part,
+                away(here, made.get(read.value)),
+                away(here, read_at.get((read.value, ""))),
+                away(here, read_at.get((read.value, read.view))),
+            )
+            for read in stage.reads
+        ]
+        writes = [
+            (work.tensors[value], value in work.kept or value in last, away(here, last.get(value)))
+            for value in stage.writes
+        ]
+        made.update(dict.fromkeys(stage.writes, here))
+        for read in stage.reads:
+            read_at[read.value, ""] = read_at[read.value, read.view] = here
+        return stage.product_flops, stage.blocks, stage.columns, stage.needs_all, tuple(reads), tuple(writes)
+
+    found = (pattern(here, stage) for here, stage in enumerate(work.stages))
+    return tuple(numbers.setdefault(one, len(numbers)) for one in found)
 
 
 def _name(piece: Sequence[Node]) -> str:

@@ -86,11 +86,12 @@ class GrowingLoad:
     def __init__(self, work: Work, start: int, budget: Budget) -> None:
         self._work, self._budget = work, budget
         self._next = start
-        self._made: dict[str, None] = {}
+        self._made: set[str] = set()
         self._views: set[str] = set()
         self._parts: dict[str, float] = {}
         self._buffered: set[str] = set()
         self._read_bytes = self._once_bytes = self._resident_bytes = self._buffered_bytes = 0
+        self._written_bytes = self._written_once_bytes = 0
         self._least_streamed_bytes: int | None = None
         self._rows = 1
         self._products: list[Product] = []
@@ -114,9 +115,14 @@ class GrowingLoad:
             elif read.view not in self._views:
                 self._read(read, tensors[read.value])
         for value in stage.writes:
-            self._made[value] = None
+            self._made.add(value)
+            if value in self._work.kept or value in self._work.last_reader:
+                self._write(tensors[value], 1)
             if tensors[value].resident:
                 self._resident_bytes += tensors[value].size_bytes
+        for value in {read.value for read in stage.reads}:
+            if value in self._made and self._work.last_reader[value] == self._next and value not in self._work.kept:
+                self._write(tensors[value], -1)
         streamed = (tensors[value].rows for value in stage.values if not tensors[value].resident)
         self._rows = max(self._rows, *streamed, 1)
         least = least_units(stage, budget)
@@ -128,6 +134,11 @@ class GrowingLoad:
         self._least_units += least
         self._next += 1
         self._stages += 1
+
+    def _write(self, tensor: Tensor, times: int) -> None:
+        self._written_bytes += times * tensor.size_bytes
+        if tensor.resident:
+            self._written_once_bytes += times * tensor.size_bytes
 
     def _read(self, read: Read, tensor: Tensor) -> None:
         """Each new view of a value adds its share of the bytes, up to the whole value."""
@@ -144,14 +155,10 @@ class GrowingLoad:
             self._least_streamed_bytes = read_bytes if least is None else min(least, read_bytes)
 
     def load(self) -> Load:
-        work, last = self._work, self._work.last_reader
-        written = [
-            work.tensors[value] for value in self._made if value in work.kept or last.get(value, -1) >= self._next
-        ]
         return Load(
             read_bytes=self._read_bytes,
-            written_bytes=sum(tensor.size_bytes for tensor in written),
-            once_bytes=self._once_bytes + sum(tensor.size_bytes for tensor in written if tensor.resident),
+            written_bytes=self._written_bytes,
+            once_bytes=self._once_bytes + self._written_once_bytes,
             least_streamed_bytes=self._least_streamed_bytes or 0,
             resident_bytes=self._resident_bytes,
             buffered_bytes=self._buffered_bytes,

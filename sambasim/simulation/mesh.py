@@ -159,7 +159,8 @@ class MeshStep:
 
     @property
     def samples_per_s(self) -> float:
-        return self.replicas * self.micro_steps * self.program.replica_batch_size / self.predicted_s
+        samples = self.ranks[0].alone.batch_size * self.program.micro_batches * self.program.chips
+        return self.replicas * self.micro_steps * samples / self.predicted_s
 
     @cached_property
     def of_one_replica(self) -> "MeshStep":

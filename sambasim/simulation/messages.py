@@ -20,16 +20,22 @@ _RECEIVES_NOTHING = ("comm.send", "comm.shard", "comm.index")
 
 
 def traffic_of(
-    sections: Sequence[Section], graph: Graph, program: Program, placement: Placement, mesh: Mesh, rank: int
+    sections: Sequence[Section],
+    graph: Graph,
+    program: Program,
+    placement: Placement,
+    mesh: Mesh,
+    rank: int,
+    samples: int,
 ) -> Mapping[str, Traffic]:
-    """The messages of `rank` in one run of `sections`, by mesh axis."""
+    """The messages of `rank` in one run of `sections`, for a pass of `samples`, by mesh axis."""
     found: dict[str, Traffic] = {}
     node_of = [location.node for location in placement.locations()]
     for node, axis in _receiving(sections, graph):
         group = mesh.group(rank, axis)
-        size_bytes = _received_bytes(node, graph, program, len(group))
+        size_bytes = _received_bytes(node, graph, program, len(group)) * samples // program.batch_size
         peers = [group[(group.index(rank) + _shift(node)) % len(group)]] if node.operator == "comm.recv" else group
-        one = _message(size_bytes, placement, within=all(node_of[peer] == node_of[rank] for peer in peers))
+        one = message(size_bytes, placement, within=all(node_of[peer] == node_of[rank] for peer in peers))
         found[axis] = found.get(axis, Traffic()) + one
     return found
 
@@ -44,7 +50,7 @@ def copies_of(graph: Graph, program: Program, placement: Placement, mesh: Mesh, 
         if (symbol := copied(node)) is not None and own.issuperset(groups_of(node)):
             ends = {node_of[mesh.group(rank, PIPELINE)[position]] for position in ends_of(node)}
             size_bytes = device_bytes_of(program.symbols[symbol].type)
-            found[symbol] = _message(size_bytes, placement, within=len(ends) == 1)
+            found[symbol] = message(size_bytes, placement, within=len(ends) == 1)
     return found
 
 
@@ -61,7 +67,7 @@ def _shift(node: Node) -> int:
     return shift if isinstance(shift, int) else 0
 
 
-def _message(size_bytes: int, placement: Placement, *, within: bool) -> Traffic:
+def message(size_bytes: int, placement: Placement, *, within: bool) -> Traffic:
     cluster = placement.cluster
     if within:
         wire, link, links = Wire.PEER, cluster.peer_link, cluster.peer_links_per_rdu / placement.on_an_rdu

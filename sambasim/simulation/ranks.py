@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sambasim.costs.fit import check_chip
-from sambasim.costs.work import work_of
+from sambasim.costs.work import at_batch_size, work_of
 from sambasim.errors import InternalError
 from sambasim.hardware.budget import Budget, Calibration
 from sambasim.hardware.placement import Placement
@@ -87,17 +87,20 @@ class PricedRank:
     alone: PredictedStep
 
 
-def price_ranks(program: Program, budget: Budget, calibration: Calibration) -> tuple[PricedRank, ...]:
-    """The priced program of each rank along pp, in order. Raises MachineError if one does not fit, PefError for invalid
-    arguments."""
+def price_ranks(
+    program: Program, budget: Budget, calibration: Calibration, samples: int | None = None
+) -> tuple[PricedRank, ...]:
+    """The priced program of each rank along pp, in order, for passes of `samples`, by default those of the program.
+    Raises MachineError if one does not fit, PefError for invalid arguments."""
+    samples = samples or program.batch_size
     found = []
     for rank in range(pipeline_ranks(program)):
         own = of_rank(program, rank)
         graph = _training(own)
-        work = work_of(graph, own.symbols)
+        work = at_batch_size(work_of(graph, own.symbols), own.batch_size, samples)
         check_chip(graph, work, budget)
         pieces = pieces_as_compiled(graph, work)
-        found.append(PricedRank(own, price_pieces(own, work, pieces, budget, calibration, own.batch_size, 1)))
+        found.append(PricedRank(own, price_pieces(own, work, pieces, budget, calibration, samples, 1)))
     return tuple(found)
 
 
@@ -118,7 +121,7 @@ def rank_step(priced: PricedRank, placement: Placement, path: SyncPath, mesh: Me
     copies = copies_of(graph, program, placement, mesh, rank)
     costs = {}
     for (kind, stage), (start, stop) in spans_of_actions(model).items():
-        messages = dict(traffic_of(model[start:stop], graph, program, placement, mesh, rank))
+        messages = dict(traffic_of(model[start:stop], graph, program, placement, mesh, rank, alone.batch_size))
         if parameters := gathered[start:stop]:
             messages[DATA_PARALLEL] = sum(parameters, Traffic())
         device_s = sum(one.price.predicted_s for one in alone.sections[start:stop])

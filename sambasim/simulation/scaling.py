@@ -129,7 +129,7 @@ def _by_rdu(program: Program, alone: PredictedStep, placement: Placement) -> Sca
     spans = _model(step, model)
     backward_s = spans[-1].stop_s
     ready_s = _ready_s(program, model, spans)
-    slowest_s = _slowest_s(alone, placement.replicas)
+    slowest_s = slowest_s_of(alone, placement.replicas)
     in_order = sorted(syncs, key=lambda name: ready_s[name])
     complete_s = {name: ready_s[name] + slowest_s for name in in_order}
     reduced = _on_links(SectionKind.REDUCE, {name: syncs[name].reduce for name in in_order}, complete_s)
@@ -155,7 +155,7 @@ def _by_host(
     moves = moves_in_passes(cut_as(program, cut)) if zero > 1 and in_passes else []
     spans = [_host(step)]
     moved: list[Traffic] = []
-    slowest_s, waited_s = _slowest_s(alone, placement.replicas), 0.0
+    slowest_s, waited_s = slowest_s_of(alone, placement.replicas), 0.0
 
     def transfer(kind: SectionKind, names: Iterable[str]) -> None:
         of_kind = {name: syncs[name].reduce if kind is SectionKind.REDUCE else syncs[name].gather for name in names}
@@ -209,7 +209,7 @@ def _synced(
     )
 
 
-def _slowest_s(alone: PredictedStep, replicas: int) -> float:
+def slowest_s_of(alone: PredictedStep, replicas: int) -> float:
     """How much longer the slowest of `replicas` takes than their mean, if the times of a pass have a normal
     distribution (Blom 1958). Of several micro-steps, one counts: how their times add up is not published."""
     if replicas == 1:

@@ -11,7 +11,7 @@ from string import Template
 from sambasim.hardware.spec import DeviceSpec
 from sambasim.records.metrics import RunRecords
 from sambasim.report.findings import Findings
-from sambasim.report.page import mesh
+from sambasim.report.page import mesh, plan
 from sambasim.report.page.advice import advice
 from sambasim.report.page.graph import section_graph
 from sambasim.report.page.overview import caveat, facts_line, grounds, memory, summary
@@ -21,6 +21,7 @@ from sambasim.report.page.run import measured_parts, mesh_facts
 from sambasim.report.page.sections import operators, pipeline, sections_part
 from sambasim.report.page.ui import Html, Part, element, for_script, joined
 from sambasim.simulation.mesh import MeshStep
+from sambasim.simulation.planning.search import Plan
 from sambasim.simulation.prediction import Prediction
 
 _PREDICTED = (summary, advice, timeline, sections_part, roofline, section_graph, pipeline, memory, scaling, operators)
@@ -47,6 +48,10 @@ def mesh_page(
     step, parts = mesh.shown(steps), mesh.parts_of(steps)
     facts, last = mesh.facts_line(device, step, digest), grounds(device, step.placement.cluster)
     return _with_run(step.program.name, facts, mesh.caveat(device, step.program), parts, last, run)
+
+
+def plan_page(found: Plan) -> str:
+    return _page(found.name, plan.facts_line(found), plan.caveat(), plan.parts_of(found))
 
 
 def _with_run(

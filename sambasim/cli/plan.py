@@ -1,0 +1,282 @@
+"""`sambasim plan`: which parallelism a model should use on a cluster."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sambasim.cli import shared
+from sambasim.cli.terminal import phases, show
+
+if TYPE_CHECKING:
+    from sambasim.hardware.spec import ClusterSpec, DeviceSpec
+    from sambasim.ir.program import Program
+    from sambasim.options.compile import CompileOptions
+    from sambasim.simulation.planning.search import Plan
+    from sambasim.simulation.planning.strategy import Space, Strategy
+
+
+@click.command("plan")
+@click.argument("subject", shell_complete=shared.pef_names)
+@click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="For a config or a model: set any field.")
+@shared.cluster
+@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes of the cluster.")
+@click.option(
+    "--global-batch",
+    type=click.IntRange(min=1),
+    help="Samples of one optimizer step.  [default: the batch of the config on each RDU]",
+)
+@shared.arch
+@click.option(
+    "--goal",
+    type=click.Choice(["throughput", "memory", "cost"]),
+    default="throughput",
+    show_default=True,
+    help="The most samples/s, the least memory of an RDU, or the fewest RDU-seconds a sample.",
+)
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="NAME=VALUE,...",
+    help="Keep strategies with these values: replicas, stages, tensor, chips, zero, samples, passes, schedule,"
+    " recompute, dtype or tiles.",
+)
+@click.option("--explain", is_flag=True, help="Say which terms make the best one faster than the next.")
+@click.option("--all", "all_file", type=shared.FILE, help="Write every strategy as CSV, also those that do not fit.")
+@click.option("--html", "html_file", type=shared.FILE, help="Write a page with the plot of time and memory.")
+@click.option("--emit", type=shared.FILE, help="Write the best one as a config for `sambasim compile --config`.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
+@shared.output_folder
+def plan_command(
+    subject: str,
+    overrides: tuple[str, ...],
+    cluster: str | None,
+    nodes: int,
+    global_batch: int | None,
+    arch: str | None,
+    goal: str,
+    only: tuple[str, ...],
+    explain: bool,
+    all_file: Path | None,
+    html_file: Path | None,
+    emit: Path | None,
+    as_json: bool,
+    output_folder: Path,
+) -> None:
+    """Choose how to train a model on many RDUs: data, pipeline and tensor parallelism, ZeRO, recomputation, tiles.
+
+    SUBJECT is a config (.toml), a model (file.py:Name) or a PEF of one rank. A model is captured on tensors without
+    memory, so it can have any size. Every strategy that fills at most the cluster and gives the global batch is priced
+    by the device model: all by an estimate, and the best of each shape of the mesh as it is compiled. Nothing is
+    measured, and no step of RDUs with pipelines, cut tensors or ZeRO was ever published.
+
+    \b
+    Examples:
+      sambasim plan configs/char_gpt.toml --global-batch 512
+      sambasim plan configs/gpt_13b.toml --cluster sn30-8 --nodes 8 --global-batch 512 --explain
+      sambasim plan configs/char_gpt.toml --nodes 2 --only tensor=none --emit plan.toml
+    """
+    from sambasim.errors import OptionError
+    from sambasim.hardware.budget import load_calibration
+    from sambasim.hardware.spec import load_cluster, load_device
+    from sambasim.options.load import check_output_file
+    from sambasim.report.page import plan_page
+    from sambasim.report.plan import plan_csv, plan_json, plan_report
+    from sambasim.simulation.planning.search import Goal, Planner
+
+    for file, what, flag in (
+        (all_file, "the CSV file", "--all"),
+        (html_file, "the page", "--html"),
+        (emit, "the config", "--emit"),
+    ):
+        if file is not None:
+            check_output_file(file, what, f"{flag} FILE")
+    wanted = _only(only)
+    options, programs = _programs(subject, overrides, output_folder, quiet=as_json)
+    device = load_device(arch or options.arch)
+    where = load_cluster(cluster or device.cluster)
+    if where.nodes is not None and nodes > where.nodes:
+        raise OptionError(f"--nodes {nodes}, and {where.name} has {where.nodes}", remedy=f"--nodes {where.nodes}")
+    space = _space(options, device, where, nodes, global_batch, wanted)
+    planner = Planner(programs, device, where, options.opt_level, load_calibration())
+    with phases(quiet=as_json) as report:
+        found = planner.plan(options.name, space, Goal(goal), on_phase=report)
+    if as_json:
+        print(plan_json(found))
+    else:
+        show(*plan_report(found, explain=explain))
+    texts: dict[Path, str] = {}
+    if all_file is not None:
+        texts[all_file] = plan_csv(found)
+    if html_file is not None:
+        texts[html_file] = plan_page(found)
+    if emit is not None:
+        texts[emit] = _config(found, options, subject, arch or options.arch)
+    shared.write_all(texts, quiet=as_json)
+
+
+def _only(given: Sequence[str]) -> Mapping[str, Sequence[object]]:
+    """The values that `--only` allows, by field of a strategy. Raises OptionError."""
+    from sambasim.errors import OptionError
+    from sambasim.options.load import did_you_mean, nearest
+    from sambasim.simulation.planning.strategy import VALUES, Strategy
+
+    kinds = {one.name: one for one in fields(Strategy)}
+    found: dict[str, Sequence[object]] = {}
+    for text in given:
+        name, _, values = text.partition("=")
+        if name not in kinds:
+            raise OptionError(
+                f"--only {text}: a strategy has no {name!r}",
+                remedy=did_you_mean(nearest(name, kinds)) or f"one of {', '.join(kinds)}",
+            )
+        parts = [part.strip() for part in values.split(",")]
+        known = VALUES.get(name)
+        if known is not None:
+            if wrong := [part for part in parts if part not in known]:
+                raise OptionError(
+                    f"--only {text}: {wrong[0]!r} is none of {', '.join(known)}", remedy=f"--only {name}={known[0]}"
+                )
+            found[name] = parts
+        elif not all(part.isdecimal() for part in parts):
+            raise OptionError(f"--only {text}: {name} takes whole numbers", remedy=f"--only {name}=1,2")
+        else:
+            found[name] = [int(part) for part in parts]
+    return found
+
+
+def _programs(
+    subject: str, overrides: Sequence[str], output_folder: Path, *, quiet: bool
+) -> "tuple[CompileOptions, Callable[[Strategy], Program]]":
+    """The options of SUBJECT, and a function that compiles a strategy of it."""
+    from sambasim.cli.prediction import is_model, refuse_script
+    from sambasim.options.compile import compile_options
+
+    if not is_model(subject):
+        refuse_script(subject)
+        return _programs_of_pef(subject, overrides, output_folder)
+    config, target = (Path(subject), None) if subject.endswith(".toml") else (None, subject)
+    options = compile_options(config, target, overrides, {})
+    _check_training(options)
+    with shared.kept_imports():
+        from sambasim.compiler.front import captured_from_options
+        from sambasim.compiler.variants import Variants
+
+    made: dict[str, Variants] = {}
+    plain = options.model_copy(update={"n_chips": 1, "micro_batches": 1, "tensor_parallel": None})
+
+    def program(strategy: "Strategy") -> "Program":
+        if strategy.dtype not in made:
+            with phases(quiet=quiet) as report:
+                of_dtype = plain.model_copy(update={"dtype": strategy.dtype})
+                captured, model = captured_from_options(of_dtype, report)
+                made[strategy.dtype] = Variants(captured, of_dtype, model)
+        return made[strategy.dtype].program(_changes(strategy, options), strategy.samples)
+
+    return options, program
+
+
+def _programs_of_pef(
+    subject: str, overrides: Sequence[str], output_folder: Path
+) -> "tuple[CompileOptions, Callable[[Strategy], Program]]":
+    from sambasim.errors import OptionError
+    from sambasim.options.compile import BuildOptions, ParallelOptions, options_in_python
+    from sambasim.pef import locate, read
+
+    if overrides:
+        raise OptionError(f"--set changes a config, and {subject} is a PEF", remedy=f"sambasim plan {subject}")
+    document = read(locate(subject, output_folder))
+    program, compiled = document.program, document.compile_options
+    if program.ranks_of_replica > 1:
+        raise OptionError(
+            f"a replica of {program.name} has {program.ranks_of_replica} ranks already, and a plan begins with one",
+            remedy="plan the config or the model that it was compiled from",
+        )
+    if compiled.get("recompute") != "none":
+        raise OptionError(f"{program.name} recomputes activations", remedy="plan the config or the model")
+    tables: dict[str, object] = {"data": document.data_source, "model": compiled.get("model")}
+    tables |= {name: value for name, value in document.training_defaults.items() if value is not None}
+    for table, kind in (("compile", BuildOptions), ("parallel", ParallelOptions)):
+        tables[table] = {name: compiled[name] for name in kind.model_fields if name in compiled}
+    options = options_in_python(tables, {})
+    _check_training(options)
+    with shared.kept_imports():
+        from sambasim.compiler.variants import Variants
+
+    variants = Variants(program, options)
+
+    def compile_for(strategy: "Strategy") -> "Program":
+        if strategy.dtype != options.dtype:
+            raise OptionError(f"the PEF is {options.dtype}", remedy="plan the config or the model")
+        return variants.program(_changes(strategy, options), strategy.samples)
+
+    return options, compile_for
+
+
+def _check_training(options: "CompileOptions") -> None:
+    from sambasim.errors import OptionError
+
+    if options.inference:
+        raise OptionError("a plan is for training, and this is for inference", remedy="leave out inference")
+
+
+def _changes(strategy: "Strategy", options: "CompileOptions") -> dict[str, object]:
+    """The options that `strategy` sets."""
+    steps = {"batch_size": strategy.batch_size, "accumulation_steps": strategy.accumulation_steps}
+    return {
+        "data_parallel": strategy.replicas > 1,
+        "world_size": strategy.replicas,
+        "tensor_parallel": None if strategy.tensor == "none" else strategy.tensor,
+        "n_chips": strategy.chips,
+        "pipeline_stages": strategy.stages,
+        "micro_batches": strategy.micro_batches,
+        "schedule": strategy.schedule,
+        "zero": strategy.zero,
+        "recompute": strategy.recompute,
+        "dtype": strategy.dtype,
+        "num_tiles": strategy.tiles,
+        "training": options.training.model_copy(update=steps),
+    }
+
+
+def _space(
+    options: "CompileOptions",
+    device: "DeviceSpec",
+    cluster: "ClusterSpec",
+    nodes: int,
+    global_batch: int | None,
+    only: Mapping[str, Sequence[object]],
+) -> "Space":
+    from sambasim.simulation.planning.strategy import Space, divisors
+
+    rdus = nodes * cluster.rdus_per_node
+    of_an_rdu = options.training.batch_size * options.training.accumulation_steps
+    dtypes = only.get("dtype", (options.dtype,))
+    return Space(
+        rdus=rdus,
+        rdus_per_node=cluster.rdus_per_node,
+        global_batch=global_batch or rdus * of_an_rdu,
+        dtypes=tuple(map(str, dtypes)),
+        tiles=() if device.tiles is None else tuple(divisors(device.tiles)[:-1]),
+        tiles_of_rdu=device.tiles,
+        only=only,
+    )
+
+
+def _config(plan: "Plan", options: "CompileOptions", subject: str, arch: str) -> str:
+    """The best strategy of `plan` as a config. Raises OptionError if none fits."""
+    from sambasim.errors import OptionError
+    from sambasim.options.emit import config_text
+    from sambasim.report.plan import headline
+
+    if not plan.best:
+        raise OptionError("no strategy fits, so there is none to write", remedy="more --nodes, or another --arch")
+    best = plan.best[0]
+    strategy = best.strategy
+    chosen = options.model_copy(update={**_changes(strategy, options), "arch": arch})
+    sync = "" if strategy.zero > 1 else "--reduce-on-rdu "
+    run = f"mpirun -np {strategy.ranks} sambasim run {sync}--pef {options.name}"
+    heading = f"Planned from {subject}: {headline(plan)}\n\n  {run}"
+    return config_text(chosen, heading)

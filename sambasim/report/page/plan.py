@@ -1,0 +1,98 @@
+"""The page of `sambasim plan`: the verdict, time and memory of all strategies, and the best ones."""
+
+from collections.abc import Sequence
+from random import Random
+
+from sambasim.report.page import ui
+from sambasim.report.plan import TERMS, UNVALIDATED, closest, headline, verdict
+from sambasim.simulation.planning.priced import Priced
+from sambasim.simulation.planning.search import Plan
+from sambasim.units import counted, format_bytes, format_seconds, plain_rate
+
+_MOST_POINTS = 4000
+"""Of the cloud behind the frontier: a page with more is slow."""
+
+_COLOURS = dict(zip(TERMS, (ui.BLUE, ui.GREY, ui.SKY, ui.HAIRLINE, ui.ORANGE, ui.GREEN), strict=True))
+
+
+def facts_line(plan: Plan) -> list[tuple[str, str]]:
+    return [
+        ("hardware", plan.hardware),
+        ("global batch", f"{plan.space.global_batch:,}"),
+        ("goal", plan.goal.value),
+        ("strategies", f"{len(plan.everything):,}"),
+    ]
+
+
+def caveat() -> ui.Html:
+    return ui.element("p", ui.element("b", "Predicted, not measured:"), f" {UNVALIDATED}.", class_="caveat")
+
+
+def parts_of(plan: Plan) -> list[ui.Part]:
+    parts = [_verdict(plan)]
+    if plan.best:
+        parts += [_frontier(plan), _best(plan)]
+    return parts
+
+
+def _verdict(plan: Plan) -> ui.Part:
+    lead = headline(plan) if plan.best else f"No strategy fits. The closest: {closest(plan)}."
+    return ui.Part("verdict", "Verdict", lead, ui.table(("question", "answer"), verdict(plan), words=2))
+
+
+def _frontier(plan: Plan) -> ui.Part:
+    best, frontier = plan.best[0], plan.frontier
+    cloud = plan.fitting
+    if len(cloud) > _MOST_POINTS:
+        cloud = Random(0).sample(cloud, _MOST_POINTS)
+    named = {"mode": "markers", "hoverinfo": "text"}
+    traces = [
+        _points("strategies that fit", cloud, {"color": ui.GREY, "size": 5, "opacity": 0.4}, **named),
+        _points("not beaten in both", frontier, {"color": ui.BLUE, "size": 8}, mode="lines+markers", hoverinfo="text"),
+        _points("the best", [best], {"color": ui.VERMILLION, "size": 13, "symbol": "star"}, **named),
+    ]
+    drawn = ui.figure(
+        traces,
+        xaxis=ui.axis("predicted step, s", type="log"),
+        yaxis=ui.axis("memory of the fullest RDU, GiB", type="log"),
+        margin={"l": 64, "r": 16, "t": 52, "b": 48},
+        legend=ui.LEGEND,
+    )
+    lead = (
+        "A point is a strategy. On the line are those that no other beats in both time and memory"
+        f" ({counted(len(frontier), 'strategy').replace('strategys', 'strategies')})."
+    )
+    body = ui.plot("frontier-figure", 440, "memory of strategies over their predicted step")
+    return ui.Part("frontier", "Time and memory", lead, body, {"frontier-figure": drawn})
+
+
+def _points(name: str, priced: Sequence[Priced], marker: dict[str, object], **more: object) -> ui.Trace:
+    x = [one.step_s for one in priced]
+    y = [one.fullest.total_bytes / (1 << 30) for one in priced]
+    texts = [f"{one.strategy}: {format_seconds(one.step_s)}, {format_bytes(one.fullest.total_bytes)}" for one in priced]
+    return ui.lines(name, x, y, marker=marker, hovertext=texts, line={"color": ui.BLUE, "width": 1.5}, **more)
+
+
+def _best(plan: Plan) -> ui.Part:
+    heads = ("strategy", "step", "samples/s", "memory", "bubble", *TERMS.values(), "RDUs")
+    rows = [
+        (
+            str(one.strategy),
+            format_seconds(one.step_s),
+            plain_rate(one.samples_per_s),
+            format_bytes(one.fullest.total_bytes),
+            f"{one.bubble:.1%}",
+            *(ui.seconds_or_none(getattr(one.terms, name)) for name in TERMS),
+            str(one.rdus),
+        )
+        for one in plan.best
+    ]
+    bars = [ui.shares(f"{format_seconds(one.step_s)}: {one.strategy}", _shares(one)) for one in plan.best[:2]]
+    lead = "The best strategy of each shape of the mesh. The bars divide the step of the first two."
+    body = ui.joined(ui.element("div", *bars, class_="pair"), ui.table(heads, rows))
+    return ui.Part("best", "The best strategies", lead, body)
+
+
+def _shares(one: Priced) -> list[tuple[str, float, str, str]]:
+    seconds = {name: getattr(one.terms, name) for name in TERMS}
+    return [(TERMS[name], own_s, format_seconds(own_s), _COLOURS[name]) for name, own_s in seconds.items()]

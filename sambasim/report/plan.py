@@ -1,0 +1,170 @@
+"""What `sambasim plan` shows: the verdict, the best strategies, why one beats the next, and files of all of them."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, fields
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from sambasim.report.output import add_row, csv_text, json_line, labelled, plain_table
+from sambasim.simulation.planning.priced import Priced, Terms
+from sambasim.simulation.planning.search import Goal, Plan
+from sambasim.simulation.sync import Wire
+from sambasim.units import counted, format_bytes, format_seconds, plain_rate
+
+TERMS = {
+    "compute_s": "operators",
+    "host_s": "host",
+    "messages_s": "messages in a replica",
+    "bubble_s": "waiting for stages",
+    "update_s": "update",
+    "sync_s": "sync",
+}
+"""What the terms of a step are called."""
+
+UNVALIDATED = (
+    "predicted by the device model, not measured; no step of RDUs with pipelines, cut tensors, ZeRO or sync was ever"
+    " published"
+)
+
+_BEST_FOR = {
+    Goal.THROUGHPUT: "fastest",
+    Goal.MEMORY: "the least memory of an RDU",
+    Goal.COST: "the fewest RDU-seconds a sample",
+}
+
+
+def headline(plan: Plan) -> str:
+    """The best strategy in a line."""
+    best = plan.best[0]
+    return (
+        f"{best.strategy}: {format_seconds(best.step_s)} a step, {plain_rate(best.samples_per_s)} samples/s on"
+        f" {counted(best.rdus, 'RDU')}, {format_bytes(best.fullest.total_bytes)} of {format_bytes(best.capacity_bytes)}"
+    )
+
+
+def plan_report(plan: Plan, *, explain: bool) -> Iterator[RenderableType]:
+    yield Text(f"{plan.name}: global batch {plan.space.global_batch:,} on {plan.hardware}", style="bold")
+    yield labelled(verdict(plan))
+    if not plan.best:
+        yield Text(f"no strategy fits; the closest: {closest(plan)}")
+        return
+    yield _table(plan)
+    if explain and len(plan.best) > 1:
+        yield labelled(explanation(plan.best[0], plan.best[1]))
+    count = len(plan.best) + len(plan.others)
+    yield Text(
+        f"{counted(count, 'strategy').replace('strategys', 'strategies')} priced, {len(plan.refused):,} impossible;"
+        " the table has the best of each shape of the mesh"
+    )
+    yield Text(UNVALIDATED)
+
+
+def verdict(plan: Plan) -> list[tuple[str, str]]:
+    """The questions of the usual guides: does it fit one device, does its largest layer, is it one node?"""
+    found = [("one RDU", _fits_one(plan))]
+    nodes = -(-plan.space.rdus // plan.space.rdus_per_node)
+    links = "all RDUs are linked directly" if nodes == 1 else "between nodes goes what crosses least: replicas, stages"
+    found.append(("nodes", f"{counted(nodes, 'node')}: {links}"))
+    if plan.best:
+        found.append(("best", headline(plan)))
+    return found
+
+
+def _fits_one(plan: Plan) -> str:
+    alone = [one for one in plan.everything if one.strategy.ranks_of_replica == 1 and one.strategy.tiles is None]
+    fitting = [one for one in alone if one.problem is None]
+    if not fitting:
+        least = min(alone, key=lambda one: one.fullest.total_bytes, default=None)
+        return "no replica fits on one" if least is None else f"a replica does not fit: {least.problem}"
+    plain = [one for one in fitting if one.strategy.recompute == "none" and one.strategy.zero <= 1]
+    least = min(plain or fitting, key=lambda one: one.fullest.total_bytes)
+    how = "" if plain else f" with {least.strategy}"
+    whole = f"{format_bytes(least.fullest.total_bytes)} of {format_bytes(least.capacity_bytes)}"
+    return f"a replica fits{how}: {whole} at {counted(least.strategy.samples, 'sample')} a pass; dp alone is possible"
+
+
+def closest(plan: Plan) -> str:
+    """The strategy that lacks the least memory, and why it does not fit."""
+    lacking = [one for one in plan.others if one.problem is not None]
+    if not lacking:
+        return plan.refused[0].why if plan.refused else "there is no strategy with this batch"
+    one = min(lacking, key=lambda one: one.fullest.total_bytes / one.capacity_bytes)
+    return f"{one.strategy}: {one.problem}"
+
+
+_COLUMNS = ("step", "samples/s", "memory", "bubble", "sync", "RDUs")
+
+
+def _table(plan: Plan) -> RenderableType:
+    title = f"The best {len(plan.best)}, {_BEST_FOR[plan.goal]} first"
+    table = plain_table(title, ("", "strategy"), _COLUMNS)
+    for number, one in enumerate(plan.best, 1):
+        add_row(
+            table,
+            str(number),
+            str(one.strategy),
+            format_seconds(one.step_s),
+            plain_rate(one.samples_per_s),
+            format_bytes(one.fullest.total_bytes),
+            f"{one.bubble:.1%}",
+            f"{one.terms.sync_s / one.step_s:.1%}",
+            str(one.rdus),
+        )
+    return table
+
+
+def explanation(best: Priced, other: Priced) -> list[tuple[str, str]]:
+    """Term by term, why `best` takes less time than `other`: the largest differences first."""
+    seconds = [(name, getattr(best.terms, name), getattr(other.terms, name)) for name in TERMS]
+    seconds.sort(key=lambda one: -abs(one[2] - one[1]))
+    found = [("1 against 2", f"{best.strategy}  |  {other.strategy}")]
+    for name, mine, theirs in seconds:
+        if mine or theirs:
+            more = f"{format_seconds(abs(theirs - mine))} {'less' if mine < theirs else 'more'}"
+            found.append((TERMS[name], f"{format_seconds(mine)} | {format_seconds(theirs)}: {more}"))
+    memory = f"{format_bytes(best.fullest.total_bytes)} | {format_bytes(other.fullest.total_bytes)}"
+    return [*found, ("memory of the fullest RDU", memory)]
+
+
+def record_of(one: Priced) -> dict[str, object]:
+    """A flat record: strategy, predicted seconds by term, memory by part, bytes by link."""
+    fullest, received = one.fullest, one.received_bytes
+    return {
+        **asdict(one.strategy),
+        "rdus": one.rdus,
+        "predicted_step_s": one.step_s,
+        "predicted_samples_per_s": one.samples_per_s,
+        **{f"predicted_{term.name}": getattr(one.terms, term.name) for term in fields(Terms)},
+        "predicted_bubble": one.bubble,
+        "memory_bytes": fullest.total_bytes,
+        **{f"{part.name}_bytes": getattr(fullest, part.name) for part in fields(fullest)},
+        "capacity_bytes": one.capacity_bytes,
+        **{f"{wire.value}_bytes": received.get(wire, 0.0) for wire in Wire},
+        "compiled": one.is_exact,
+        "problem": one.problem or "",
+    }
+
+
+def plan_csv(plan: Plan) -> str:
+    rows = [record_of(one) for one in plan.everything]
+    empty = dict.fromkeys(rows[0], "") if rows else {}
+    rows += [{**empty, **asdict(one.strategy), "problem": one.why} for one in plan.refused]
+    return csv_text(rows)
+
+
+def plan_json(plan: Plan) -> str:
+    return json_line(
+        {
+            "model": plan.name,
+            "hardware": plan.hardware,
+            "global_batch": plan.space.global_batch,
+            "goal": plan.goal.value,
+            "verdict": dict(verdict(plan)),
+            "best": [record_of(one) for one in plan.best],
+            "frontier": [record_of(one) for one in plan.frontier],
+            "priced": len(plan.everything),
+            "impossible": len(plan.refused),
+            "note": UNVALIDATED,
+        }
+    )

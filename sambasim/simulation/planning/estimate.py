@@ -1,0 +1,294 @@
+"""Estimates of a strategy from the program of a replica without stages: fast enough for thousands of them.
+
+pass of a stage    its layers, from one predicted step (`layers`), and the message to the next stage
+schedule           all stages once, and the slowest stage for each further pass; a schedule with a smaller bubble
+                   waits so much less
+update             of its parameters, divided by the ranks that share it
+sync               of its parameters as one group, which overlaps with the last backward between RDUs
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from sambasim.costs.work import Work, at_batch_size, work_of
+from sambasim.errors import OptionError
+from sambasim.hardware.budget import Budget, Calibration, budget_of
+from sambasim.hardware.placement import Placement, place
+from sambasim.hardware.spec import ClusterSpec, DeviceSpec
+from sambasim.ir.graph import Section
+from sambasim.ir.mesh import DATA_PARALLEL, TENSOR, Mesh
+from sambasim.ir.program import Program
+from sambasim.ir.types import DTYPE_BYTES
+from sambasim.simulation.memory import Memory, memory_of
+from sambasim.simulation.messages import message, traffic_of
+from sambasim.simulation.planning.layers import Chain, chain_of
+from sambasim.simulation.planning.priced import Priced, Terms, rdus_of, roomy, shortage
+from sambasim.simulation.planning.strategy import Strategy
+from sambasim.simulation.scaling import slowest_s_of
+from sambasim.simulation.step import MODEL_KINDS, PredictedStep, pieces_as_compiled, price_pieces
+from sambasim.simulation.sync import WIRE_BYTES, SyncPath, Traffic, Wire, group_sync
+from sambasim.simulation.zero import GATHERS_IN_PASSES
+
+Programs = Callable[[Strategy], Program]
+"""The program that is compiled for a strategy. Raises OptionError if it cannot be."""
+
+
+_CUT_FOR = 8
+"""Samples for which sections are cut; a pass of other samples has the same ones."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The program of a replica of one stage, and the work of one pass as compiled."""
+
+    program: Program
+    work: Work
+
+    @cached_property
+    def numel_of(self) -> Mapping[str, int]:
+        return {member.parameter: member.numel for group in self.program.groups for member in group.members}
+
+    @cached_property
+    def gathered(self) -> Mapping[int, int]:
+        """By level of ZeRO: what is whole for some sections only: about the largest gradients, and the parameters of
+        two groups."""
+        sizes = sorted((group.numel * DTYPE_BYTES[group.dtype] for group in self.program.groups), reverse=True)
+        return {0: 0, 1: 0, 2: sum(sizes[:1]), 3: sum(sizes[:1]) + sum(sizes[:2])}
+
+
+@dataclass(frozen=True)
+class OneRank:
+    """One pass of some samples on a rank that has all layers. `memory` is without ZeRO."""
+
+    compiled: Compiled
+    step: PredictedStep
+    chain: Chain
+    messages: Traffic
+    memory: Memory
+
+    @cached_property
+    def update_s(self) -> float:
+        return sum(one.price.predicted_s for one in self.step.sections if one.kind not in MODEL_KINDS)
+
+    @cached_property
+    def numel(self) -> int:
+        return sum(self.compiled.numel_of.values())
+
+    @cached_property
+    def spread_s(self) -> float:
+        return slowest_s_of(self.step, 2)
+
+    @cached_property
+    def sections(self) -> int:
+        return sum(one.kind in MODEL_KINDS for one in self.step.sections)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage of the pipeline: seconds of a pass without messages to other stages, and its share of the parameters and
+    of what passes keep."""
+
+    forward_s: float
+    backward_s: float
+    sent_s: float
+    parameters: float
+    kept_bytes: int
+
+
+class Estimator:
+    def __init__(
+        self,
+        programs: Programs,
+        device: DeviceSpec,
+        cluster: ClusterSpec,
+        calibration: Calibration,
+    ) -> None:
+        self._programs = programs
+        self._device, self._cluster, self._calibration = device, cluster, calibration
+        self._made: dict[Strategy, Compiled | str] = {}
+        self._ranks: dict[Strategy, OneRank | str] = {}
+        self._stages: dict[tuple[object, ...], Sequence[Stage] | str] = {}
+        self._times: dict[Strategy, tuple[Terms, dict[Wire, float]]] = {}
+        self._along_dp: dict[tuple[int, int, int | None], Placement] = {}
+
+    def budget(self, strategy: Strategy) -> Budget:
+        return budget_of(self._device, self._calibration, strategy.tiles)
+
+    def estimate(self, strategy: Strategy) -> Priced | str:
+        """The price of `strategy`, or why it is impossible."""
+        rank = self._rank(strategy)
+        if isinstance(rank, str):
+            return rank
+        stages = self._staged(strategy, rank)
+        if isinstance(stages, str):
+            return stages
+        memory = self._memory(strategy, rank, stages)
+        capacity_bytes = self.budget(strategy).capacity_bytes
+        terms, received = self._priced(strategy, rank, stages)
+        rdus = rdus_of(place(strategy.ranks, self._device, strategy.tiles, self._cluster))
+        problem = shortage(memory, capacity_bytes)
+        return Priced(strategy, rdus, terms, memory, capacity_bytes, received, is_exact=False, problem=problem)
+
+    def _rank(self, strategy: Strategy) -> OneRank | str:
+        alone = replace(strategy, replicas=2, stages=1, zero=1, passes=1, schedule="1f1b")
+        if strategy.tensor == "batch":
+            alone = replace(alone, tensor="none", chips=1)
+        if alone not in self._ranks:
+            compiled = self._compiled(replace(alone, samples=_CUT_FOR))
+            self._ranks[alone] = compiled if isinstance(compiled, str) else self._one_rank(alone, compiled)
+        return self._ranks[alone]
+
+    def _compiled(self, alone: Strategy) -> Compiled | str:
+        if alone not in self._made:
+            try:
+                program = self._programs(alone)
+            except OptionError as error:
+                self._made[alone] = error.what
+            else:
+                graph = program.training or program.evaluation
+                self._made[alone] = Compiled(program, work_of(graph, program.symbols))
+        return self._made[alone]
+
+    def _one_rank(self, alone: Strategy, compiled: Compiled) -> OneRank:
+        program, samples = compiled.program, alone.samples
+        budget = replace(roomy(self.budget(alone)), behind=None)
+        graph = program.training or program.evaluation
+        work = at_batch_size(compiled.work, program.batch_size, samples)
+        pieces = pieces_as_compiled(graph, work)
+        step = price_pieces(program, work, pieces, budget, self._calibration, samples, 1)
+        found = [Traffic()] * len(pieces)
+        if alone.chips > 1:
+            placement = place(alone.chips, self._device, None, self._cluster)
+            mesh = Mesh({DATA_PARALLEL: 1, TENSOR: alone.chips})
+            for number, one in enumerate(pieces):
+                section = Section(number, one.kind, one.name, *one.nodes)
+                by_axis = traffic_of([section], graph, program, placement, mesh, 0, alone.samples)
+                found[number] = by_axis.get(TENSOR, Traffic())
+        chain = chain_of(step, work, [one.predicted_s for one in found], compiled.numel_of)
+        memory = memory_of(
+            program, activations_bytes=step.need.residency.size_bytes, samples=samples, zero=0, replicas=1
+        )
+        return OneRank(compiled, step, chain, sum(found, Traffic()), memory)
+
+    def _staged(self, strategy: Strategy, rank: OneRank) -> Sequence[Stage] | str:
+        stages = strategy.stages * strategy.chunks
+        key = id(rank), stages
+        if key not in self._stages:
+            ranges = rank.chain.cut(stages)
+            if ranges is None:
+                self._stages[key] = f"the model can be cut into {rank.chain.most_stages} stages at most"
+            else:
+                whole = max(sum(one.numel for one in rank.chain.layers), 1)
+                found = []
+                for start, stop in ranges:
+                    layers = rank.chain.layers[start:stop]
+                    found.append(
+                        Stage(
+                            sum(one.forward_s for one in layers),
+                            sum(one.backward_s for one in layers),
+                            self._message_s(layers[-1].crossing_bytes) if stop < len(rank.chain.layers) else 0.0,
+                            sum(one.numel for one in layers) / whole,
+                            sum(one.kept_bytes for one in layers),
+                        )
+                    )
+                self._stages[key] = found
+        return self._stages[key]
+
+    def _message_s(self, size_bytes: int) -> float:
+        return message(size_bytes, place(1, self._device, None, self._cluster), within=True).predicted_s
+
+    def _memory(self, strategy: Strategy, rank: OneRank, stages: Sequence[Stage]) -> tuple[Memory, ...]:
+        ranks, copies, zero, whole = strategy.stages, strategy.copies, strategy.zero, rank.memory
+        kept = [sum(one.kept_bytes for one in stages[at::ranks]) for at in range(ranks)]
+        share = [sum(one.parameters for one in stages[at::ranks]) for at in range(ranks)]
+        # What lies between sections only, and not until the backward.
+        between = max(whole.activations - sum(kept), 0)
+        gathered = rank.compiled.gathered[zero] * (1 - 1 / copies)
+        return tuple(
+            Memory(
+                parameters=round(whole.parameters * of / (copies if zero >= 3 else 1)),
+                gradients=round(whole.gradients * of / (copies if zero >= 2 and strategy.passes == 1 else 1)),
+                states=round(whole.states * of / (copies if zero >= 1 else 1)),
+                activations=kept_bytes * _in_flight(strategy, at) + between // ranks,
+                buffers=round(whole.buffers * of + gathered),
+            )
+            for at, (kept_bytes, of) in enumerate(zip(kept, share, strict=True))
+        )
+
+    def _priced(self, strategy: Strategy, rank: OneRank, stages: Sequence[Stage]) -> tuple[Terms, dict[Wire, float]]:
+        key = replace(strategy, dtype="fp32")
+        if key not in self._times:
+            self._times[key] = self._time(strategy, rank, stages)
+        return self._times[key]
+
+    def _time(self, strategy: Strategy, rank: OneRank, stages: Sequence[Stage]) -> tuple[Terms, dict[Wire, float]]:
+        ranks, passes, step = strategy.stages, strategy.passes, rank.step
+        of_rank = [stages[at::ranks] for at in range(ranks)]
+        busy_s = [sum(one.forward_s + one.backward_s + 2 * one.sent_s for one in own) for own in of_rank]
+        slowest = max(range(ranks), key=lambda at: busy_s[at])
+        pass_s = busy_s[slowest] + (step.sent_s if ranks == 1 else 0.0)
+        bubble_s = (sum(busy_s) - busy_s[slowest]) * _bubble(strategy)
+        share = sum(one.parameters for one in of_rank[slowest])
+        sent_s = 2 * sum(one.sent_s for one in of_rank[slowest])
+        tensor_s = rank.messages.predicted_s * share
+        starts_s = step.start_s * rank.sections * (1 / ranks)
+        host_s = (starts_s + step.sent_s) * passes
+        update_s = rank.update_s * share
+        numel = rank.numel * share
+        sync_s, received = 0.0, {wire: size * share * passes for wire, size in rank.messages.received_bytes.items()}
+        if strategy.copies > 1:
+            update_s /= strategy.copies if strategy.zero or strategy.path is SyncPath.RDU else 1
+            last_s = sum(one.backward_s for one in of_rank[slowest])
+            sync_s, moved = self._sync(strategy, rank, numel, last_s)
+            for wire, size in moved.received_bytes.items():
+                received[wire] = received.get(wire, 0.0) + size
+        compute_s = max(pass_s * passes - host_s - (tensor_s + sent_s) * passes, 0.0)
+        terms = Terms(compute_s, host_s, (tensor_s + sent_s) * passes, bubble_s, update_s, sync_s)
+        return terms, received
+
+    def _sync(self, strategy: Strategy, rank: OneRank, numel: float, last_s: float) -> tuple[float, Traffic]:
+        placement = self._replicas(strategy)
+        budget = rank.step.budget
+        one = group_sync(strategy.path, round(WIRE_BYTES * numel), placement, budget, sliced=strategy.zero > 0)
+        groups = max(len(rank.compiled.program.groups) // strategy.stages, 1)
+        launches_s = groups * budget.launch_s * (2 if strategy.path is SyncPath.HOST else 1)
+        waits_s = slowest_s_of(rank.step, strategy.copies) / strategy.stages
+        if strategy.path is SyncPath.RDU:
+            reduce_s = one.reduce.predicted_s + launches_s
+            exposed_s = max(reduce_s - last_s, reduce_s / groups) + one.gather.predicted_s + launches_s + waits_s
+            return exposed_s, one.reduce + one.gather
+        gathers = 2 * strategy.passes if strategy.zero >= GATHERS_IN_PASSES else 1
+        moved = one.reduce + one.gather * gathers
+        return moved.predicted_s + (1 + gathers) * launches_s + waits_s, moved
+
+    def _replicas(self, strategy: Strategy) -> Placement:
+        """The ranks along dp, of which a node has as many as it has places for whole copies."""
+        copies, apart = strategy.copies, strategy.ranks // strategy.copies
+        key = copies, apart, strategy.tiles
+        if key not in self._along_dp:
+            whole = place(strategy.ranks, self._device, strategy.tiles, self._cluster)
+            here = max(whole.per_full_node // apart, 1)
+            node_of = tuple(at // here for at in range(copies))
+            self._along_dp[key] = replace(whole, replicas=copies, node_of=node_of)
+        return self._along_dp[key]
+
+
+def _bubble(strategy: Strategy) -> float:
+    """What a schedule waits, relative to 1F1B: see `ir/schedule.py`."""
+    if strategy.schedule == "zb-h1":
+        return 1 / 3
+    return 1 / strategy.chunks
+
+
+def _in_flight(strategy: Strategy, rank: int) -> int:
+    """Passes of which a rank keeps activations at once: see `ir/schedule.py`. Of chunks, the average."""
+    ranks, passes = strategy.stages, strategy.passes
+    if strategy.schedule == "gpipe":
+        return passes
+    if strategy.schedule == "zb-h1":
+        return min(ranks, passes)
+    if strategy.chunks > 1:
+        most = (strategy.chunks + 1) * ranks - 2 * rank - 1
+        return min(-(-most // strategy.chunks), passes)
+    return min(ranks - rank, passes)

@@ -1,0 +1,150 @@
+"""The search for the best strategies: all are estimated, and the best are priced until their order is certain."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from heapq import heapify, heappop, heappush
+
+from sambasim.costs.cut import Level
+from sambasim.errors import MachineError, OptionError
+from sambasim.hardware.budget import Calibration
+from sambasim.hardware.placement import place
+from sambasim.hardware.spec import ClusterSpec, DeviceSpec
+from sambasim.simulation.planning.estimate import Estimator, Programs
+from sambasim.simulation.planning.priced import Priced, price
+from sambasim.simulation.planning.strategy import Space, Strategy
+
+
+class Goal(StrEnum):
+    """What is best: the most samples/s; the least memory of a rank; the fewest RDU-seconds a sample."""
+
+    THROUGHPUT = "throughput"
+    MEMORY = "memory"
+    COST = "cost"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A strategy without a price, and why it is impossible."""
+
+    strategy: Strategy
+    why: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan for the model `name` on `hardware`. `best` has the best strategy of each shape of the mesh, best first;
+    each of them was compiled and priced. `others` are all other strategies, mostly as estimated, and `refused` those
+    that are impossible."""
+
+    name: str
+    hardware: str
+    space: Space
+    goal: Goal
+    best: tuple[Priced, ...]
+    others: tuple[Priced, ...]
+    refused: tuple[Refused, ...]
+
+    @property
+    def everything(self) -> tuple[Priced, ...]:
+        return (*self.best, *self.others)
+
+    @property
+    def fitting(self) -> list[Priced]:
+        return [one for one in self.everything if one.problem is None]
+
+    @property
+    def frontier(self) -> list[Priced]:
+        """Those that no other beats in both time and memory, from the fastest on."""
+        found: list[Priced] = []
+        for one in sorted(self.fitting, key=lambda one: (one.step_s, one.fullest.total_bytes)):
+            if not found or one.fullest.total_bytes < found[-1].fullest.total_bytes:
+                found.append(one)
+        return found
+
+
+class Planner:
+    """`programs` compiles the model for a strategy, for `device` and with sections of `level`."""
+
+    def __init__(
+        self, programs: Programs, device: DeviceSpec, cluster: ClusterSpec, level: Level, calibration: Calibration
+    ) -> None:
+        self._programs = programs
+        self._device, self._cluster, self._level, self._calibration = device, cluster, level, calibration
+        self._estimator = Estimator(programs, device, cluster, calibration)
+
+    def plan(
+        self,
+        name: str,
+        space: Space,
+        goal: Goal,
+        count: int = 10,
+        on_phase: Callable[[str], None] = lambda phase: None,
+    ) -> Plan:
+        """The best `count` shapes of the mesh."""
+        estimated: list[Priced] = []
+        refused: list[Refused] = []
+        on_phase("estimate all strategies")
+        for strategy in space.strategies():
+            found = self._estimator.estimate(strategy)
+            if isinstance(found, Priced):
+                estimated.append(found)
+            else:
+                refused.append(Refused(strategy, found))
+        on_phase("compile and price the best")
+        best, priced = self._best(estimated, goal, count)
+        known = {one.strategy for one in (*best, *priced)}
+        others = (*priced, *(one for one in estimated if one.strategy not in known))
+        hardware = f"{space.rdus} {self._device.name} of {self._cluster.name}"
+        return Plan(name, hardware, space, goal, tuple(best), others, tuple(refused))
+
+    def _best(self, estimated: Sequence[Priced], goal: Goal, count: int) -> tuple[list[Priced], list[Priced]]:
+        """The best of each shape, and what else was priced on the way. What is best by estimate is priced, and goes
+        back among the others with that price, until it is best again."""
+
+        def key(one: Priced) -> tuple[float, ...]:
+            return (*order(one, goal), number_of[one.strategy])
+
+        number_of = {one.strategy: number for number, one in enumerate(estimated)}
+        waiting = [(key(one), one) for one in estimated if one.problem is None]
+        heapify(waiting)
+        best: dict[object, Priced] = {}
+        others: list[Priced] = []
+        while waiting and len(best) < count:
+            _, one = heappop(waiting)
+            if one.strategy.shape in best:
+                continue
+            if one.is_exact:
+                best[one.strategy.shape] = one
+                continue
+            exact = self.exact(one.strategy)
+            if exact.problem is None:
+                heappush(waiting, (key(exact), exact))
+            else:
+                others.append(exact)
+        return list(best.values()), [*others, *(one for _, one in waiting if one.is_exact)]
+
+    def exact(self, strategy: Strategy) -> Priced:
+        """Compile `strategy` and price its program."""
+        budget = self._estimator.budget(strategy)
+        placement = place(strategy.ranks, self._device, strategy.tiles, self._cluster)
+        try:
+            program = self._programs(strategy)
+            return price(strategy, program, self._level, budget, self._calibration, placement)
+        except (OptionError, MachineError) as error:
+            found = self._estimator.estimate(strategy)
+            assert isinstance(found, Priced)
+            return replace(found, is_exact=True, problem=error.what)
+
+
+def order(one: Priced, goal: Goal) -> tuple[float, ...]:
+    """Less is better. Of those that are alike within 1 %, the one that changes less is better."""
+    strategy = one.strategy
+    value = {
+        Goal.THROUGHPUT: one.step_s,
+        Goal.MEMORY: one.fullest.total_bytes,
+        Goal.COST: one.step_s * one.rdus,
+    }[goal]
+    about = float(f"{value:.2e}")
+    changes = strategy.recompute != "none", strategy.stages, strategy.chips, abs(strategy.zero - 1), strategy.passes
+    return about, *changes, one.step_s

@@ -1,0 +1,173 @@
+"""The strategies of a training run: how its ranks divide the model, the batch and the memory.
+
+Legal are those with which ranks fill at most the cluster, and passes the global batch exactly:
+
+    RDUs            replicas × chips × stages, or replicas × tiles / tiles of an RDU
+    global batch    replicas × chips (if they share the batch) × samples of a pass × passes of a step
+
+Chips are within a node. Only a replica of one rank may have a part of an RDU.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Literal, TypeAlias
+
+from sambasim.ir.schedule import SCHEDULES
+from sambasim.simulation.sync import SyncPath
+from sambasim.units import counted
+
+Tensor: TypeAlias = Literal["none", "weight", "batch"]
+
+RECOMPUTE = ("none", "sections", "full")
+
+VALUES: Mapping[str, Sequence[str]] = {
+    "tensor": ("none", "weight", "batch"),
+    "schedule": tuple(SCHEDULES),
+    "recompute": RECOMPUTE,
+    "dtype": ("fp32", "bf16", "fp16"),
+}
+"""Of the fields of a strategy that are words."""
+
+BY_HOST = 2
+"""The level of ZeRO from which gradients and parameters are moved between hosts: see `simulation/zero.py`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """`samples` are those of one pass of a rank, and `passes` those of one optimizer step: the micro-batches of a
+    pipeline, or else accumulation steps. `tiles` is None for a whole RDU."""
+
+    replicas: int
+    stages: int = 1
+    tensor: Tensor = "none"
+    chips: int = 1
+    zero: int = 1
+    samples: int = 1
+    passes: int = 1
+    schedule: str = "1f1b"
+    recompute: str = "none"
+    dtype: str = "fp32"
+    tiles: int | None = None
+
+    @property
+    def ranks_of_replica(self) -> int:
+        return self.chips * self.stages
+
+    @property
+    def ranks(self) -> int:
+        return self.replicas * self.ranks_of_replica
+
+    @property
+    def batch_chips(self) -> int:
+        """The chips of a replica that share its batch."""
+        return self.chips if self.tensor == "batch" else 1
+
+    @property
+    def copies(self) -> int:
+        """Of each parameter: the ranks along dp."""
+        return self.replicas * self.batch_chips
+
+    @property
+    def micro_batches(self) -> int:
+        return self.passes if self.stages > 1 else 1
+
+    @property
+    def accumulation_steps(self) -> int:
+        return 1 if self.stages > 1 else self.passes
+
+    @property
+    def batch_size(self) -> int:
+        """Of one replica, in one micro-step: the batch size of a config."""
+        return self.samples * self.micro_batches * self.batch_chips
+
+    @property
+    def global_batch(self) -> int:
+        return self.copies * self.samples * self.passes
+
+    @property
+    def chunks(self) -> int:
+        """The stages of each rank of the pipeline."""
+        return 2 if self.schedule.startswith("interleaved") and self.stages > 1 else 1
+
+    @property
+    def path(self) -> SyncPath:
+        return SyncPath.HOST if self.zero >= BY_HOST else SyncPath.RDU
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """How the ranks are divided, without what each of them does."""
+        return self.replicas, self.stages, self.tensor, self.chips, self.tiles
+
+    def __str__(self) -> str:
+        """`dp 8 × pp 4 × tp 2, ZeRO 1, 4 samples × 16 passes, 1f1b`, without what is not used."""
+        axes = [f"dp {self.replicas}"]
+        axes += [f"pp {self.stages}"] * (self.stages > 1)
+        axes += [f"tp {self.chips}{' (batch)' if self.tensor == 'batch' else ''}"] * (self.chips > 1)
+        parts = [" × ".join(axes)]
+        parts += [counted(self.tiles, "tile")] if self.tiles is not None else []
+        parts += [f"ZeRO {self.zero}"] * (self.copies > 1)
+        parts.append(f"{counted(self.samples, 'sample')} × {counted(self.passes, 'pass')}".replace("passs", "passes"))
+        parts += [self.schedule] * (self.stages > 1)
+        parts += [f"recompute {self.recompute}"] * (self.recompute != "none")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What strategies may use. `tiles` are the parts of an RDU that one replica may have, `tiles_of_rdu` all of it;
+    `only` keeps the strategies with these values, by field."""
+
+    rdus: int
+    rdus_per_node: int
+    global_batch: int
+    dtypes: Sequence[str] = ("fp32",)
+    tiles: Sequence[int] = ()
+    tiles_of_rdu: int | None = None
+    only: Mapping[str, Sequence[object]] = field(default_factory=dict)
+
+    def strategies(self) -> Iterator[Strategy]:
+        """All legal strategies."""
+        for shape in self._shapes():
+            for one in self._passes(shape):
+                yield from filter(self._is_wanted, self._variants(one))
+
+    def _is_wanted(self, strategy: Strategy) -> bool:
+        return all(getattr(strategy, name) in values for name, values in self.only.items())
+
+    def _shapes(self) -> Iterator[Strategy]:
+        """Replicas, stages, chips and tiles."""
+        for tiles in self.tiles:
+            whole = self.tiles_of_rdu or tiles
+            yield from (Strategy(replicas, tiles=tiles) for replicas in divisors(self.rdus * (whole // tiles)))
+        for chips in divisors(self.rdus):
+            kinds: Sequence[Tensor] = ("none",) if chips == 1 else ("weight", "batch")
+            if chips > self.rdus_per_node or self.rdus_per_node % chips:
+                continue
+            for kind, stages in product(kinds, divisors(self.rdus // chips)):
+                for replicas in divisors(self.rdus // chips // stages):
+                    yield Strategy(replicas, stages, kind, chips)
+
+    def _passes(self, shape: Strategy) -> Iterator[Strategy]:
+        """`shape`, with the samples and the number of passes that give the global batch."""
+        of_a_copy, rest = divmod(self.global_batch, shape.copies)
+        if rest:
+            return
+        for samples in divisors(of_a_copy):
+            passes = of_a_copy // samples
+            if shape.stages == 1 or passes >= shape.stages:
+                yield replace(shape, samples=samples, passes=passes)
+
+    def _variants(self, one: Strategy) -> Iterator[Strategy]:
+        schedules = [name for name in SCHEDULES if _has_schedule(one, name)] if one.stages > 1 else ["1f1b"]
+        levels = range(4) if one.copies > 1 else (1,)
+        for schedule, zero, recompute, dtype in product(schedules, levels, RECOMPUTE, self.dtypes):
+            yield replace(one, schedule=schedule, zero=zero, recompute=recompute, dtype=dtype)
+
+
+def _has_schedule(one: Strategy, name: str) -> bool:
+    return name != "interleaved-1f1b" or one.passes % one.stages == 0
+
+
+def divisors(number: int) -> list[int]:
+    return [one for one in range(1, number + 1) if number % one == 0]
