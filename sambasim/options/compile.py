@@ -33,6 +33,7 @@ from sambasim.options.training import (
     ModelOptions,
     OptimizerOptions,
     TrainingOptions,
+    cycled_problem,
 )
 
 QUICK_START = Path(__file__).parent.parent / "quickstart" / "digits.toml"
@@ -167,6 +168,7 @@ class CompileOptions(Sections, ParallelOptions, BuildOptions):
         if self.training.loss_scale != LossScaleOptions() and self.dtype != "fp16":
             what = f"is for fp16; with {self.dtype} the loss is not scaled"
             yield Problem("training.loss_scale", what, "add --dtype fp16, or leave it out")
+        yield from cycled_problem(self.optimizer, self.training)
         if self.optimizer is None and not self.inference:
             remedy = "--optimizer adamw (or --inference)"
             yield Problem("optimizer.name", "is missing, and training needs one", remedy)

@@ -22,7 +22,14 @@ from sambasim.options.load import (
     refusal,
     show,
 )
-from sambasim.options.training import OF_A_SOURCE, DataOptions, LossOptions, OptimizerOptions, TrainingOptions
+from sambasim.options.training import (
+    OF_A_SOURCE,
+    DataOptions,
+    LossOptions,
+    OptimizerOptions,
+    TrainingOptions,
+    cycled_problem,
+)
 
 DEFAULT_EVERY = "10min"
 DEFAULT_KEEP = 3
@@ -134,6 +141,9 @@ class StoredOptions(Options):
     optimizer: OptimizerOptions | None = None
     training: TrainingOptions = TrainingOptions()
     data: DataOptions = DataOptions()
+
+    def problems(self) -> Iterator[Problem]:
+        yield from cycled_problem(self.optimizer, self.training)
 
 
 @dataclass(frozen=True, slots=True)
