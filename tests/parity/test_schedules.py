@@ -125,7 +125,7 @@ def test_rates_are_those_that_deepspeed_documents(name: str) -> None:
         reference.step()
     ours = [RATE * learning_rate_factor(schedule, update, STEPS) for update in range(STEPS)]
     assert ours == pytest.approx(theirs, rel=1e-12, abs=1e-15)
-    assert len(set(ours)) > 2
+    assert len(set(ours)) > 1
     for update, momentum in enumerate(momenta):
         ours_now = cycled_momentum(schedule, update)
         assert ours_now == (None if momentum is None else pytest.approx(momentum, rel=1e-12))
