@@ -37,6 +37,32 @@ def deepspeed_options(
 ) -> Mapped:
     """The options that `file` sets. `others`: the tables of options without it, which fill in `auto`; `typed`: those of
     them that override it. Raises OptionError, which lists all that is wrong."""
+    mapped, problems = _mapped(file, others, typed, world)
+    if problems:
+        raise file.error(problems)
+    return mapped
+
+
+def deepspeed_overrides(
+    file: DeepSpeedFile, stored: Mapping[str, object], overrides: Mapping[str, object], world: World
+) -> tuple[dict[str, object], Mapped]:
+    """The overrides of a run with those of `file` below them. `stored`: the tables of options in the PEF. Raises
+    OptionError, which lists all that is wrong, or compiled otherwise."""
+    typed = list(_typed(overrides))
+    mapped, problems = _mapped(file, assign(stored, typed), typed, world)
+    otherwise = [problem for one in mapped.given if (problem := _compiled_otherwise(one, stored))]
+    if otherwise:
+        error = file.error([*problems, *otherwise])
+        raise OptionError(error.what, where=error.where, remedy=f"compile it with --deepspeed {file.path}")
+    if problems:
+        raise file.error(problems)
+    chosen = [one for one in mapped.given if ".".join(one.path) not in _FIXED and one.value is not None]
+    return assign({}, [*chosen, *typed]), Mapped(chosen, mapped.notes)
+
+
+def _mapped(
+    file: DeepSpeedFile, others: Mapping[str, object], typed: Sequence[Given], world: World
+) -> tuple[Mapped, list[Problem]]:
     reading = _Reading(file, others)
     reading.precision()
     reading.optimizer()
@@ -44,24 +70,7 @@ def deepspeed_options(
     reading.clipping()
     reading.zero()
     batch, problems = batch_of(reading.top, _table(others, "training"), typed, world, file.origin("{}"))
-    if problems := [*reading.problems, *problems]:
-        raise file.error(problems)
-    return Mapped([*reading.given, *batch], reading.notes)
-
-
-def deepspeed_overrides(
-    file: DeepSpeedFile, stored: Mapping[str, object], overrides: Mapping[str, object], world: World
-) -> tuple[dict[str, object], Mapped]:
-    """The overrides of a run with those of `file` below them. `stored`: the tables of options in the PEF. Raises
-    OptionError, which lists all that is compiled otherwise."""
-    typed = list(_typed(overrides))
-    mapped = deepspeed_options(file, assign(stored, typed), typed, world)
-    problems = [problem for one in mapped.given if (problem := _compiled_otherwise(one, stored))]
-    if problems:
-        error = file.error(problems)
-        raise OptionError(error.what, where=error.where, remedy=f"compile it with --deepspeed {file.path}")
-    chosen = [one for one in mapped.given if ".".join(one.path) not in _FIXED and one.value is not None]
-    return assign({}, [*chosen, *typed]), Mapped(chosen, mapped.notes)
+    return Mapped([*reading.given, *batch], reading.notes), [*reading.problems, *problems]
 
 
 def _compiled_otherwise(one: Given, stored: Mapping[str, object]) -> Problem | None:
@@ -173,7 +182,7 @@ class _Reading:
             guess = did_you_mean(nearest(str(kind), _OPTIMIZERS))
             table.wrong("type", f"must be {one_of(_OPTIMIZERS)}: sambasim has no other of DeepSpeed's", guess)
         else:
-            self._optimizer(found, str(kind).casefold(), params)
+            self._optimizer(found, str(kind), params)
 
     def _optimizer(self, found: _Optimizer, kind: str, params: Table) -> None:
         name, defaults = found.name, {**OPTIMIZERS[found.name].defaults, **found.defaults}
@@ -181,7 +190,7 @@ class _Reading:
         if modes:
             decoupled, torchs = params.switch("adam_w_mode", True) is not False, params.switch("torch_adam", False)
             # DeepSpeed's Adam is AdamW, unless adam_w_mode is false; torch's AdamW has a weight decay by default.
-            name = "adamw" if decoupled or kind == "adamw" else "adam"
+            name = "adamw" if decoupled or kind.casefold() == "adamw" else "adam"
             if torchs and name == "adamw":
                 defaults["weight_decay"] = OPTIMIZERS["adamw"].defaults["weight_decay"]
         self.set("optimizer.name", name, "optimizer.type")
