@@ -189,8 +189,12 @@ class DeepSpeedFile:
 def read_deepspeed(path: Path) -> DeepSpeedFile:
     """Raises OptionError if the file cannot be read, is not JSON, or asks for what cannot be done here."""
     config = _parsed(path)
-    without = [name for name, *_ in _found(config, _CHANGES_NOTHING)]
-    notes = [f"{path.name} changes nothing here by {', '.join(without)}"] if without else []
+    without: dict[str, list[str]] = {}
+    for name, *_ in _found(config, _CHANGES_NOTHING):
+        table, _, key = name.rpartition(".")
+        without.setdefault(f"in {table}: " if table else "", []).append(key)
+    parts = "; ".join(f"{table}{', '.join(keys)}" for table, keys in without.items())
+    notes = [f"{path.name}: these change nothing here: {parts}"] if without else []
     for name, value, what in _found(config, _NOTED):
         if _is_on(value):
             notes.append(f"{path.name}: {name}: {what}")

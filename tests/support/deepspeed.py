@@ -1,9 +1,13 @@
-"""What DeepSpeed's documentation says of its schedules and its loss scaler, written after it: classes that are stepped
-after each optimizer step that was not skipped. None of sambasim's code is used."""
+"""What DeepSpeed's documentation says of its schedules, its loss scaler and its training step, in plain PyTorch. It
+imports nothing of sambasim. A schedule is stepped after each optimizer step that was not skipped."""
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
 
 
 class Schedule:
@@ -175,3 +179,109 @@ class LossScaler:
                     self.left = self.shift
                 self.scale *= 2
         self.iteration += 1
+
+
+class Net(nn.Module):
+    """A classifier that returns its loss, in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor, label: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(x.to(self.first.weight.dtype)))
+        return nn.functional.cross_entropy(self.second(hidden).float(), label)
+
+
+def samples() -> Dataset[tuple[Tensor, ...]]:
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(400, 6, generator=generator)
+    return TensorDataset(x, (x @ torch.randn(6, 4, generator=generator)).argmax(1))
+
+
+class Record(NamedTuple):
+    """What one step did. `norm` is that of gradients before they are clipped; an overflow has None."""
+
+    loss: float
+    lr: float
+    norm: float | None
+    scale: float
+
+
+def batch_sizes(config: Mapping[str, Any], world: int) -> tuple[int, int]:
+    """Micro-batch and accumulation steps, of which DeepSpeed works out what is missing."""
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    whole, micro, steps = (config.get(name) or 0 for name in names)
+    micro = micro or whole // world // (steps or 1)
+    return micro, steps or (whole // micro // world if whole else 1)
+
+
+def train(config: Mapping[str, Any], weights: Mapping[str, Tensor], world: int, steps: int) -> tuple[list[Record], Net]:
+    """Train from `weights` as a config without `auto` says, with all replicas in one process: replica r has samples r,
+    r + world, … in their order."""
+    micro, accumulation = batch_sizes(config, world)
+    half = {name: config.get(name, {}).get("enabled", False) for name in ("fp16", "bf16")}
+    dtype = torch.float16 if half["fp16"] else torch.bfloat16 if half["bf16"] else torch.float32
+    net = Net()
+    net.load_state_dict(weights)
+    masters = [nn.Parameter(one.detach().float().clone()) for one in net.parameters()]
+    net.to(dtype)
+    optimizer = make_optimizer(config["optimizer"], masters)
+    chosen = config.get("scheduler")
+    schedule = None
+    if chosen is not None:
+        lr = {"lr": config["optimizer"]["params"]["lr"]} if chosen["type"] == "WarmupCosineLR" else {}
+        schedule = SCHEDULES[chosen["type"]](**lr, **chosen["params"])
+    scaler = LossScaler(**config["fp16"]) if half["fp16"] else LossScaler(loss_scale=1)
+    x, label = (torch.stack(column) for column in zip(*iter_samples(), strict=True))
+    records = []
+    for step in range(steps):
+        if schedule is not None:
+            optimizer.param_groups[0]["lr"] = schedule.lr
+            if schedule.beta1 is not None and "betas" in optimizer.param_groups[0]:
+                optimizer.param_groups[0]["betas"] = (schedule.beta1, 0.99)
+        total = 0.0
+        sums = [torch.zeros_like(one) for one in net.parameters()]  # in their own type, in which they may overflow
+        for replica in range(world):
+            net.zero_grad()
+            for number in range(accumulation):
+                first = (step * accumulation + number) * micro
+                mine = torch.arange(first, first + micro) * world + replica
+                loss = net(x[mine], label[mine])
+                torch.autograd.backward(loss * scaler.scale / accumulation)
+                total += loss.item() / accumulation / world
+            for added, parameter in zip(sums, net.parameters(), strict=True):
+                assert parameter.grad is not None
+                added += parameter.grad
+        sums = [one.float() / world / scaler.scale for one in sums]
+        norm = math.sqrt(sum(float(one.double().square().sum()) for one in sums))
+        overflow = not math.isfinite(norm)
+        records.append(Record(total, optimizer.param_groups[0]["lr"], None if overflow else norm, scaler.scale))
+        scaler.update(overflow)
+        if overflow:
+            continue
+        bound = config.get("gradient_clipping", 0.0)
+        for master, gradient in zip(masters, sums, strict=True):
+            master.grad = gradient * min(bound / (norm + 1e-6), 1.0) if bound else gradient
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+        for parameter, master in zip(net.parameters(), masters, strict=True):
+            parameter.data.copy_(master.data)
+    return records, net
+
+
+def iter_samples() -> list[tuple[Tensor, ...]]:
+    data = samples()
+    return [data[index] for index in range(400)]
+
+
+def make_optimizer(chosen: Mapping[str, Any], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    given = dict(chosen["params"])
+    if chosen["type"] == "SGD":
+        return torch.optim.SGD(parameters, **given)
+    decoupled, of_torch = given.pop("adam_w_mode", True), given.pop("torch_adam", False)
+    make = torch.optim.AdamW if decoupled or chosen["type"] == "AdamW" else torch.optim.Adam
+    if not of_torch:
+        given = {"weight_decay": 0.0, **given}
+    return make(parameters, **given)
