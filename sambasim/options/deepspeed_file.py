@@ -6,6 +6,7 @@ note, or is an error. Any other name is noted with the nearest known one.
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 from sambasim.bounded import LARGEST_TOML_BYTES, nests_too_deeply, read_text, shortened
 from sambasim.errors import OptionError
+from sambasim.options.flags import LARGEST_COUNT
 from sambasim.options.load import Problem, did_you_mean, nearest, one_of, refusal, show
 
 AUTO = "auto"
@@ -104,7 +106,7 @@ _REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     ),
 }  # fmt: skip
 
-_COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|/\*.*?\*/|//[^\n]*|#[^\n]*', re.DOTALL)
+_COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|/\*.*?(?:\*/|\Z)|//[^\n]*|#[^\n]*', re.DOTALL)
 _LAST_COMMA = re.compile(r'"(?:\\.|[^"\\\n])*"|,(?=\s*[}\]])')
 
 
@@ -126,7 +128,8 @@ class Table:
 
     def wrong(self, key: str, what: str, remedy: str | None = None) -> None:
         given = show(self.fields[key]) if key in self.fields else None
-        self.problems.append(Problem(f"{self.name}.{key}" if self.name else key, what, remedy, given))
+        name = shortened(f"{self.name}.{key}" if self.name else key)
+        self.problems.append(Problem(name, what, remedy, given))
 
     def says_auto(self, key: str) -> bool:
         return self.fields.get(key) == AUTO
@@ -136,14 +139,14 @@ class Table:
         value = self.fields.get(key, default)
         if value is None or value == AUTO:
             return None
-        if type(value) not in (int, float):
+        if not isinstance(value, int | float) or isinstance(value, bool):
             self.wrong(key, "must be a number, or auto")
-        elif above is not None and value <= above:  # type: ignore[operator]
+        elif above is not None and value <= above:
             self.wrong(key, f"must be above {above:g}")
-        elif value < 0:  # type: ignore[operator]
-            self.wrong(key, "must be at least 0")
+        elif not 0 <= value <= sys.float_info.max:
+            self.wrong(key, "must be at least 0" if value < 0 else "must be a finite number")
         else:
-            return float(value)  # type: ignore[arg-type]
+            return float(value)
         return default
 
     def whole(self, key: str, default: int | None, *, least: int = 0) -> int | None:
@@ -151,10 +154,12 @@ class Table:
         value = self.fields.get(key, default)
         if value is None or value == AUTO:
             return None
-        if type(value) is int and value >= least:
+        if type(value) is not int:
+            self.wrong(key, "must be a whole number, or auto")
+        elif not least <= value <= LARGEST_COUNT:
+            self.wrong(key, f"must be at least {least}" if value < least else f"must be at most {LARGEST_COUNT:,}")
+        else:
             return value
-        what = "must be a whole number, or auto" if type(value) is not int else f"must be at least {least}"
-        self.wrong(key, what)
         return default
 
     def switch(self, key: str, default: bool) -> bool | None:
