@@ -9,15 +9,31 @@ from click.testing import CliRunner
 
 from sambasim.cli.run import run_command
 from sambasim.compiler.front import compile_from_options
-from tests.support.examples import example_options
+from sambasim.options.compile import compile_options_and_notes
+from tests.support.mpi import ROOT
+
+ONE_CYCLE = {
+    "train_batch_size": 16,
+    "gradient_accumulation_steps": 2,
+    "optimizer": {"type": "Adam", "params": {}},
+    "scheduler": {
+        "type": "OneCycle",
+        "params": {"cycle_min_lr": 0.01, "cycle_max_lr": 0.1, "cycle_first_step_size": 2},
+    },
+}
 
 
 def test_a_run_started_by_torchrun_has_the_bits_of_its_emulation(tmp_path: Path) -> None:
-    pef = compile_from_options(example_options("logistic_regression", tmp_path, data_parallel=True)).path
-    run = ["--pef", str(pef), "--steps", "3", "--no-evaluate", "--threads", "1", "--json"]
+    """Also with a DeepSpeed config, whose schedule changes the momentum of each replica."""
+    file = tmp_path / "ds_config.json"
+    file.write_text(json.dumps(ONE_CYCLE))
+    source, flags = ["data.source=tests.support.deepspeed:samples"], {"data_parallel": True, "world_size": 2}
+    options = compile_options_and_notes(None, "tests.support.deepspeed:Net", source, flags, file).options
+    pef = compile_from_options(options.model_copy(update={"output_folder": tmp_path})).path
+    run = ["--pef", str(pef), "--deepspeed", str(file), "--steps", "5", "--threads", "1", "--json"]
     launch = [str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*launch, "-m", "sambasim", "run", *run], capture_output=True, text=True, timeout=120, check=False
+        [*launch, "-m", "sambasim", "run", *run], capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("{")]
