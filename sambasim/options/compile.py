@@ -252,6 +252,8 @@ def compile_options_and_notes(
     written = {} if config is None else absolute_names(read_toml(config), config.parent)
     notes: Sequence[str] = ()
     if deepspeed is not None:
+        if flags.get("inference"):
+            raise OptionError("a DeepSpeed config is for training", remedy="leave out --deepspeed or --inference")
         mapped = _by_deepspeed(deepspeed, assign(written, given), given)
         given, notes = [*mapped.given, *given], mapped.notes
     written = _without_replaced(written, given)

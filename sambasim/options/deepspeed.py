@@ -105,8 +105,6 @@ _ADAM_MODES = ("adam_w_mode", "torch_adam")
 _CYCLED_BETA2 = 0.99
 """DeepSpeed's OneCycle sets both betas if it cycles the first."""
 
-_COMMON = {"last_batch_iteration"}
-
 
 @dataclass
 class _Reading:
@@ -157,16 +155,15 @@ class _Reading:
         if power is not None and power > 32:
             half.wrong("initial_scale_power", "must be at most 32")
             return
-        fields = {
-            "dynamic": not fixed,
-            "start": fixed or 2.0 ** (16 if power is None else power),
+        fields: dict[str, object] = {
+            "start": 2.0 ** (16 if power is None else power),
             "window": half.whole("loss_scale_window", 1000, least=1),
             "hysteresis": half.whole("hysteresis", 2, least=1),
             "consecutive": half.switch("consecutive_hysteresis", False),
             "minimum": half.number("min_loss_scale", 1.0, above=0),
         }
-        if fixed:  # of a scale that stays, the rest says nothing
-            fields = {"dynamic": False, "start": fixed, "minimum": min(fixed, 1.0)}
+        if fixed:  # then the rest says nothing
+            fields = {"dynamic": False, "start": fixed}
         known = {name: value for name, value in fields.items() if value is not None}
         self.set("training.loss_scale", _defaults(LossScaleOptions) | known, "fp16")
 
@@ -220,7 +217,7 @@ class _Reading:
             return
         takes, read = _SCHEDULERS[kind]
         for key in params.fields:
-            if key not in takes and key not in _COMMON:
+            if key not in (*takes, "last_batch_iteration"):
                 guess = did_you_mean(nearest(key, takes))
                 params.wrong(key, f"is not for {kind}, which takes {', '.join(takes)}", guess)
         if params.fields.get("last_batch_iteration", -1) != -1:
@@ -275,8 +272,7 @@ class _Reading:
         if params.number("decay_mom_rate", 0.0):
             params.wrong("decay_mom_rate", "makes beta1 grow without a bound after the cycle", '"decay_mom_rate": 0')
         low, high = params.number("cycle_min_mom", 0.8), params.number("cycle_max_mom", 0.9)
-        if low is None or high is None:
-            low, high = low or 0.8, high or 0.9
+        low, high = 0.8 if low is None else low, 0.9 if high is None else high
         self.set("optimizer.betas", [high, _CYCLED_BETA2], "scheduler.params.cycle_max_mom")
         return [low, high]
 

@@ -329,6 +329,12 @@ def test_what_is_wrong_is_named(text: str | Mapping[str, Any], told: str, tmp_pa
     assert told in refused(text, tmp_path)
 
 
+def test_inference_takes_none(tmp_path: Path) -> None:
+    assert "leave out --deepspeed or --inference" in refused(CONFIGS["SGD"], tmp_path, {"inference": True})
+    with pytest.raises(OptionError, match="is for training, and this is inference"):
+        run_options({"pef": "digits", "deepspeed": tmp_path / "ds_config.json", "inference": True})
+
+
 def test_without_any_batch_size_one_is_needed(tmp_path: Path) -> None:
     (tmp_path / "empty.json").write_text("{}")
     with pytest.raises(OptionError) as error:

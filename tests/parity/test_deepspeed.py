@@ -17,8 +17,11 @@ from sambasim.compiler.front import compile_from_options
 from sambasim.options.compile import compile_options_and_notes
 from sambasim.pef import map_weights, read
 from tests.support import deepspeed
+from tests.support.deepspeed_configs import CONFIGS
+from tests.support.whole import whole
 
 STEPS = 9
+SOURCE = ["data.source=tests.support.deepspeed:samples", "data.shuffle=false"]
 HALF = {"enabled": True, "initial_scale_power": 19, "loss_scale_window": 3, "hysteresis": 2}
 ADAM = {"type": "Adam", "params": {"lr": 0.02, "betas": [0.8, 0.99], "weight_decay": 0.1}}
 SGD = {"type": "SGD", "params": {"lr": 0.2, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}}
@@ -126,9 +129,8 @@ def test_it_trains_as_deepspeed_documents(name: str, tmp_path: Path) -> None:
     world, config = CASES[name]
     file = tmp_path / "ds_config.json"
     file.write_text(json.dumps(config))
-    source = ["data.source=tests.support.deepspeed:samples", "data.shuffle=false"]
     flags = {"output_folder": tmp_path, "data_parallel": world > 1, "world_size": world}
-    options = compile_options_and_notes(None, "tests.support.deepspeed:Net", source, flags, file).options
+    options = compile_options_and_notes(None, "tests.support.deepspeed:Net", SOURCE, flags, file).options
     pef = compile_from_options(options).path
     run = ["--pef", str(pef), "--deepspeed", str(file), "--steps", str(STEPS), "--threads", "1"]
     run += ["--emulate-replicas", str(world)] if world > 1 else []
@@ -159,3 +161,21 @@ def test_it_trains_as_deepspeed_documents(name: str, tmp_path: Path) -> None:
         rtol, atol = (2e-2, 2e-3) if half else (1e-4, 1e-6)
         torch.testing.assert_close(trained[path].float(), theirs.float(), rtol=rtol, atol=atol)
         assert not torch.allclose(theirs.float(), weights[path], rtol=1e-2)
+
+
+@whole
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_shape_compiles_and_runs(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "ds_config.json"
+    file.write_text(CONFIGS[name])
+    overrides = [*SOURCE, "optimizer.name=adamw"] if '"optimizer"' not in CONFIGS[name] else SOURCE
+    flags: dict[str, object] = {"output_folder": tmp_path, "data_parallel": True, "world_size": 2}
+    if '"train_micro_batch_size_per_gpu": "auto"' in CONFIGS[name]:
+        flags["batch_size"] = 4
+    options = compile_options_and_notes(None, "tests.support.deepspeed:Net", overrides, flags, file).options
+    pef = compile_from_options(options).path
+    run = ["--pef", str(pef), "--deepspeed", str(file), "--steps", "2", "--emulate-replicas", "2", "--json"]
+    result = CliRunner().invoke(run_command, run)
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout)
+    assert summary["steps"] == 2
