@@ -12,6 +12,7 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
 
+from sambasim.cli.compile import compile_command
 from sambasim.cli.run import run_command
 from sambasim.compiler.front import compile_from_options
 from sambasim.options.compile import compile_options_and_notes
@@ -129,9 +130,11 @@ def test_it_trains_as_deepspeed_documents(name: str, tmp_path: Path) -> None:
     world, config = CASES[name]
     file = tmp_path / "ds_config.json"
     file.write_text(json.dumps(config))
-    flags = {"output_folder": tmp_path, "data_parallel": world > 1, "world_size": world}
-    options = compile_options_and_notes(None, "tests.support.deepspeed:Net", SOURCE, flags, file).options
-    pef = compile_from_options(options).path
+    words = ["tests.support.deepspeed:Net", *(word for one in SOURCE for word in ("--set", one))]
+    words += ["--deepspeed", str(file), "--output-folder", str(tmp_path), "--json"]
+    done = CliRunner().invoke(compile_command, [*words, *(["--data-parallel", "-ws", str(world)] if world > 1 else [])])
+    assert done.exit_code == 0, done.output
+    pef = Path(json.loads(done.stdout)["pef"])
     run = ["--pef", str(pef), "--deepspeed", str(file), "--steps", str(STEPS), "--threads", "1"]
     run += ["--emulate-replicas", str(world)] if world > 1 else []
     out = ["--metrics", str(tmp_path / "metrics"), "--save", str(tmp_path / "w.safetensors")]
