@@ -54,6 +54,8 @@ def batch_of(
             what = f"is missing, and so is {MICRO}: DeepSpeed needs one of them"
             return [], [Problem(TRAIN, what, f'"{MICRO}": 8, or --batch-size 8')]
         micro = _Size(other)
+    if not {TRAIN, MICRO, STEPS} & top.fields.keys():
+        return [], problems
     if train is not None:
         micro, steps, problem = _worked_out(train, micro, steps, world)
         problems += [] if problem is None else [problem]

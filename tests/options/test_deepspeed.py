@@ -219,6 +219,7 @@ def test_flags_override_the_file_and_the_file_a_config(tmp_path: Path) -> None:
         (("auto", "auto", "auto"), TWO, (32, 1)),
         ((32, None, None), {**TWO, "batch_size": 2}, (2, 8)),
         ((32, 4, None), {"grad_accumulation_steps": 8}, (4, 8)),
+        ((None, None, None), {**TWO, "grad_accumulation_steps": 3}, (32, 3)),
     ],
 )
 def test_batch_sizes_follow_the_rule_of_deepspeed(
