@@ -227,9 +227,6 @@ class _Reading:
 
     def rate(self, params: Table, key: str, default: float | None) -> float | None:
         """The highest learning rate, which a scheduler sets, whatever the optimizer says; `auto` leaves it."""
-        if default is None and key not in params.fields:
-            params.wrong(key, "is missing", f'"{key}": 1e-3')
-            return None
         rate = params.number(key, default, above=0)
         if rate is None:
             found = self.of_optimizer("lr")
@@ -239,8 +236,6 @@ class _Reading:
 
     def share(self, params: Table, key: str, default: float | None, rate: float | None) -> float | None:
         """The learning rate at `key` as a share of `rate`."""
-        if default is None and key not in params.fields:
-            params.wrong(key, "is missing", f'"{key}": 1e-4')
         low = params.number(key, default) or 0.0
         if low and rate is None:
             params.wrong(key, "needs the highest learning rate, which is auto and not given", "--lr 1e-3")

@@ -135,7 +135,10 @@ class Table:
         return self.fields.get(key) == AUTO
 
     def number(self, key: str, default: float | None, *, above: float | None = None) -> float | None:
-        """The number at `key`, at least 0, or above `above`; `default` if it is not given, None if it is `auto`."""
+        """The number at `key`, at least 0, or above `above`; `default` if it is not given; None if it is `auto`.
+        Without a default it must be given."""
+        if default is None and key not in self.fields:
+            self.wrong(key, "is missing", f'"{key}": 1e-3')
         value = self.fields.get(key, default)
         if value is None or value == AUTO:
             return None
@@ -150,7 +153,7 @@ class Table:
         return default
 
     def whole(self, key: str, default: int | None, *, least: int = 0) -> int | None:
-        """As `number`, for a whole number of at least `least`."""
+        """As `number`, for a whole number of at least `least`; it need not be given."""
         value = self.fields.get(key, default)
         if value is None or value == AUTO:
             return None
@@ -163,7 +166,7 @@ class Table:
         return default
 
     def switch(self, key: str, default: bool) -> bool | None:
-        """As `number`, for true or false."""
+        """True or false; None if it is `auto`."""
         value = self.fields.get(key, default)
         if value == AUTO:
             return None
