@@ -330,6 +330,19 @@ def test_what_is_wrong_is_named(text: str | Mapping[str, Any], told: str, tmp_pa
     assert told in refused(text, tmp_path)
 
 
+def test_a_cycled_momentum_needs_an_optimizer_with_one(tmp_path: Path) -> None:
+    schedule = ["name=one_cycle", "warmup_steps=0", "up_steps=3", "momentum=[0.8, 0.9]"]
+    cycled = [f"training.schedule.{one}" for one in schedule]
+    told = r"training.schedule.momentum \(from --set\): changes beta1, which sgd does not have"
+    with pytest.raises(OptionError, match=told):
+        compile_options(None, None, [*cycled, "optimizer.name=sgd"], {})
+    assert compile_options(None, None, cycled, {}).training.schedule.momentum == (0.8, 0.9)
+    one_cycle = json.loads(CONFIGS["OneCycle"]) | {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
+    options, notes = compiled(one_cycle, tmp_path)
+    assert options.training.schedule.momentum is None
+    assert "cycle_momentum has no effect: sgd has no betas, as in DeepSpeed" in notes[-1]
+
+
 def test_inference_takes_none(tmp_path: Path) -> None:
     assert "leave out --deepspeed or --inference" in refused(CONFIGS["SGD"], tmp_path, {"inference": True})
     with pytest.raises(OptionError, match="is for training, and this is inference"):
