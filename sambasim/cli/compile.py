@@ -6,10 +6,11 @@ import click
 
 from sambasim.cli.shared import FILE, PanelCommand, PanelOption, field_options, kept_imports
 from sambasim.cli.terminal import phases, show
-from sambasim.options.flags import MODEL
+from sambasim.options.flags import MODEL, TRAINING
 
 _FIRST = ("--config", "--data", "--loss", "--optimizer", "--batch-size", "--data-parallel")
 _CONFIG = "A TOML file with the model, data, loss, optimizer and training."
+_DEEPSPEED = "A DeepSpeed config: batches, optimizer, scheduler, precision, clipping, ZeRO. It overrides --config."
 _SET = "Set any field of the config, such as optimizer.lr=1e-3."
 
 
@@ -17,6 +18,7 @@ _SET = "Set any field of the config, such as optimizer.lr=1e-3."
 @click.argument("model", required=False)
 @click.option("--config", type=FILE, cls=PanelOption, panel=MODEL, help=_CONFIG)
 @click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", cls=PanelOption, panel=MODEL, help=_SET)
+@click.option("--deepspeed", type=FILE, cls=PanelOption, panel=TRAINING, help=_DEEPSPEED)
 @field_options("compile")
 @click.option("-v", "--verbose", is_flag=True, help="Print a table too, with the times of all phases.")
 @click.option("--json", "json_output", is_flag=True, help="Print one JSON line instead.")
@@ -24,6 +26,7 @@ def compile_command(
     model: str | None,
     config: Path | None,
     overrides: tuple[str, ...],
+    deepspeed: Path | None,
     verbose: bool,
     json_output: bool,
     **flags: object,
@@ -39,10 +42,10 @@ def compile_command(
       sambasim compile --config configs/char_gpt.toml --set optimizer.lr=3e-4
       sambasim compile net.py:Net --data net.py:samples --loss cross_entropy --optimizer adamw --lr 3e-4 -b 32
     """
-    from sambasim.options.compile import compile_options
+    from sambasim.options.compile import compile_options_and_notes
 
     _check_one_process()
-    options = compile_options(config, model, overrides, flags)
+    options, notes = compile_options_and_notes(config, model, overrides, flags, deepspeed)
 
     with kept_imports():
         from sambasim.compiler.front import compile_from_options
@@ -50,7 +53,7 @@ def compile_command(
 
     with phases(quiet=json_output) as report:
         compiled = compile_from_options(options, report)
-    facts = (compiled.program, compiled.path, compiled.digest, compiled.notices, compiled.phases_s)
+    facts = (compiled.program, compiled.path, compiled.digest, [*compiled.notices, *notes], compiled.phases_s)
     if json_output:
         print(compiled_json(*facts))
     else:

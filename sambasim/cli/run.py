@@ -79,6 +79,7 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
     from sambasim.options.run import run_options
 
     check_one_pef()
+    _hand_over_to_mpirun()
     options = run_options(flags, given_overrides(overrides))
     if not (options.inference or options.json_output):  # what these print comes last, and is what was asked for
         survive_closed_stdout()
@@ -134,6 +135,17 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
             raise
         report_error(error, supervisor.who)
         raise SystemExit(exit_code_of(error)) from None
+
+
+def _hand_over_to_mpirun() -> None:
+    """Under torchrun: the first process becomes mpirun, and the others are done."""
+    from sambasim.runtime.launcher import mpirun_instead
+
+    instead = mpirun_instead(os.environ, Path(sys.executable), sys.argv[1:])
+    if instead:
+        os.execv(instead[0], instead)
+    if instead is not None:
+        raise SystemExit(0)
 
 
 def _details(failure: "Failure", options: "RunOptions") -> Sequence[tuple[str, str]]:

@@ -3,11 +3,14 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import JsonValue, field_validator
 
 from sambasim.errors import OptionError
+from sambasim.options.deepspeed import Mapped, deepspeed_options
+from sambasim.options.deepspeed_batch import World
+from sambasim.options.deepspeed_file import read_deepspeed
 from sambasim.options.flags import BuildFlags, ParallelFlags, flags_of
 from sambasim.options.grammar import absolute_names, split_target
 from sambasim.options.load import (
@@ -33,6 +36,7 @@ from sambasim.options.training import (
     ModelOptions,
     OptimizerOptions,
     TrainingOptions,
+    cycled_problem,
 )
 
 QUICK_START = Path(__file__).parent.parent / "quickstart" / "digits.toml"
@@ -167,6 +171,7 @@ class CompileOptions(Sections, ParallelOptions, BuildOptions):
         if self.training.loss_scale != LossScaleOptions() and self.dtype != "fp16":
             what = f"is for fp16; with {self.dtype} the loss is not scaled"
             yield Problem("training.loss_scale", what, "add --dtype fp16, or leave it out")
+        yield from cycled_problem(self.optimizer, self.training)
         if self.optimizer is None and not self.inference:
             remedy = "--optimizer adamw (or --inference)"
             yield Problem("optimizer.name", "is missing, and training needs one", remedy)
@@ -216,23 +221,55 @@ class CompileOptions(Sections, ParallelOptions, BuildOptions):
         return self.data.model_dump(mode="json")
 
 
+class Compiling(NamedTuple):
+    """The options of one compile, and notes on the DeepSpeed config."""
+
+    options: CompileOptions
+    notes: Sequence[str]
+
+
 def compile_options(
     config: Path | None, target: str | None, overrides: Sequence[str], flags: Mapping[str, object]
 ) -> CompileOptions:
     """The options of one compile: flags override `--set`, which overrides MODEL, the TOML file, and the defaults.
     Without a model and a config it is the quick start. Raises OptionError, which lists all mistakes."""
+    return compile_options_and_notes(config, target, overrides, flags).options
+
+
+def compile_options_and_notes(
+    config: Path | None,
+    target: str | None,
+    overrides: Sequence[str],
+    flags: Mapping[str, object],
+    deepspeed: Path | None = None,
+) -> Compiling:
+    """As `compile_options`, with a DeepSpeed config, which overrides the TOML file."""
     given = [*given_overrides(overrides), *given_flags(flags, flags_of("compile"))]
     if target is not None:
         given.insert(0, Given(("model", "target"), target, "the MODEL argument"))
     if config is None and all(list(path) != ["model", "target"] for path, _, _ in given):
         config = QUICK_START
-    written = {} if config is None else _without_replaced(absolute_names(read_toml(config), config.parent), given)
+    written = {} if config is None else absolute_names(read_toml(config), config.parent)
+    notes: Sequence[str] = ()
+    if deepspeed is not None:
+        if flags.get("inference"):
+            raise OptionError("a DeepSpeed config is for training", remedy="leave out --deepspeed or --inference")
+        mapped = _by_deepspeed(deepspeed, assign(written, given), given)
+        given, notes = [*mapped.given, *given], mapped.notes
+    written = _without_replaced(written, given)
     where = None if config is None else str(config)
     file = build(CompileFile, absolute_names(assign(written, given), Path.cwd()), where=where, given=given)
     if file.model.target is None:
         remedy = "sambasim compile path/file.py:NAME, or model.target in the config"
         raise OptionError("no model is named", where=where, remedy=remedy)
-    return _whole(file, where, given)
+    return Compiling(_whole(file, where, given), notes)
+
+
+def _by_deepspeed(path: Path, others: Mapping[str, object], given: Sequence[Given]) -> Mapped:
+    parallel = others.get("parallel")
+    size = parallel.get("world_size", 1) if isinstance(parallel, Mapping) else 1
+    world = World(size if type(size) is int else 1, f"-ws {size}", "--data-parallel -ws")
+    return deepspeed_options(read_deepspeed(path), others, given, world)
 
 
 def _without_replaced(config: Mapping[str, object], given: Sequence[Given]) -> dict[str, object]:

@@ -316,6 +316,14 @@ class RunFlags(Fields):
     weights: Annotated[FilePath | None, Flag("--weights FILE", "Start from these weights, a file of --save.", DATA)] = (
         None
     )
+    deepspeed: Annotated[
+        FilePath | None,
+        TrainingFlag(
+            "--deepspeed FILE",
+            "A DeepSpeed config: changes what a run may change, and must agree with what is compiled in.",
+            TRAINING,
+        ),
+    ] = None
     data_parallel: Annotated[
         bool | None, Flag("--data-parallel", "Average gradients over replicas.", PARALLEL, default="on if np > 1")
     ] = None

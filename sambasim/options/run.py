@@ -9,6 +9,9 @@ from pathlib import Path
 from pydantic import Field, field_validator
 
 from sambasim.errors import OptionError, PefError
+from sambasim.options.deepspeed import Mapped, deepspeed_overrides
+from sambasim.options.deepspeed_batch import World
+from sambasim.options.deepspeed_file import read_deepspeed
 from sambasim.options.flags import SAVE_SUFFIX, CheckpointFlags, RunFlags, flags_of
 from sambasim.options.grammar import Cadence, absolute_names, parse_cadence, step_range
 from sambasim.options.load import (
@@ -22,7 +25,15 @@ from sambasim.options.load import (
     refusal,
     show,
 )
-from sambasim.options.training import OF_A_SOURCE, DataOptions, LossOptions, OptimizerOptions, TrainingOptions
+from sambasim.options.training import (
+    OF_A_SOURCE,
+    DataOptions,
+    LossOptions,
+    OptimizerOptions,
+    TrainingOptions,
+    cycled_problem,
+)
+from sambasim.units import counted
 
 DEFAULT_EVERY = "10min"
 DEFAULT_KEEP = 3
@@ -135,6 +146,9 @@ class StoredOptions(Options):
     training: TrainingOptions = TrainingOptions()
     data: DataOptions = DataOptions()
 
+    def problems(self) -> Iterator[Problem]:
+        yield from cycled_problem(self.optimizer, self.training)
+
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRun:
@@ -171,19 +185,37 @@ def run_options(flags: Mapping[str, object], settings: Sequence[Given] = ()) -> 
     return build(RunOptions, mapping, given=given)
 
 
+def with_deepspeed(
+    options: RunOptions, training_defaults: Mapping[str, object], compiled: Mapping[str, object], replicas: int
+) -> tuple[RunOptions, Mapped]:
+    """`options` with what their DeepSpeed config, if there is one, changes of a PEF. `compiled`: its compile options.
+    Raises OptionError, which lists all that is compiled otherwise."""
+    if options.deepspeed is None:
+        return options, Mapped([], [])
+    file, stored = read_deepspeed(options.deepspeed), {**training_defaults, "compile": compiled, "parallel": compiled}
+    starts = "mpirun -np" if options.emulate_replicas is None else "--emulate-replicas"
+    batch_size = _table(training_defaults.get("training")).get("batch_size")
+    world = World(replicas, counted(replicas, "replica"), starts, batch_size if isinstance(batch_size, int) else None)
+    overrides, mapped = deepspeed_overrides(file, stored, options.overrides, world)
+    return options.model_copy(update={"overrides": overrides}), mapped
+
+
 def resolve_run(
-    options: RunOptions, training_defaults: Mapping[str, object], data_source: Mapping[str, object]
+    options: RunOptions,
+    training_defaults: Mapping[str, object],
+    data_source: Mapping[str, object],
+    given: Sequence[Given] = (),
 ) -> ResolvedRun:
-    """What the PEF stores, with the overrides of the run. A new data source resets its arguments; `epochs` replaces
-    stored `steps`, and `steps` stored `epochs`. Raises PefError for invalid stored options, OptionError for invalid
-    overrides."""
+    """What the PEF stores, with the overrides of the run, of which a file may have `given` some. A new data source
+    resets its arguments; `epochs` replaces stored `steps`, and `steps` stored `epochs`. Raises PefError for invalid
+    stored options, OptionError for invalid overrides."""
     stored = _stored(training_defaults, data_source)
     if stored.optimizer is None and not options.inference:
         raise OptionError("this PEF was compiled for inference and cannot train", remedy="add --inference")
     before = stored.model_dump(mode="json")
     if problems := _compiled_in(options.overrides, before):
         raise refusal(problems)
-    merged = build(StoredOptions, _merge(_without_replaced(before, options.overrides), options.overrides))
+    merged = build(StoredOptions, _merge(_without_replaced(before, options.overrides), options.overrides), given=given)
     if problems := _switched(stored.optimizer, merged.optimizer):
         raise refusal(problems)
     was, now = dict(leaves(before)), dict(leaves(merged.model_dump(mode="json")))

@@ -6,12 +6,15 @@ one rank, and all write the same files. The launcher's environment variables sho
     launcher                          ranks in                                rank in
     mpirun of Open MPI                OMPI_COMM_WORLD_SIZE                    OMPI_COMM_WORLD_RANK
     mpirun of MPICH, Intel MPI; srun  PMI_SIZE                                PMI_RANK
+    torchrun                          WORLD_SIZE, beside TORCHELASTIC_RUN_ID  RANK
     srun                              SLURM_STEP_NUM_TASKS                    SLURM_PROCID
 
 Earlier rows take precedence: under Slurm, MPICH's mpirun starts helpers with srun, whose step counts nodes, not ranks.
+torchrun connects its processes by torch.distributed, and not by MPI: on one node, the first of them becomes mpirun.
 """
 
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -44,6 +47,7 @@ class Launcher(NamedTuple):
 _OPEN_MPI = "mpirun of Open MPI"
 _REPORTING_S = 2.0
 _SRUN = "srun"
+_TORCHRUN = "torchrun"
 _MPICH_FAMILY = ("MPICH", "Intel")
 _LAUNCHERS = (
     (_OPEN_MPI, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
@@ -58,6 +62,9 @@ def find_launcher(environ: Mapping[str, str]) -> Launcher | None:
         size = _number(environ, size_key)
         if size is not None:
             return Launcher(name, size, _number(environ, rank_key) or 0)
+    size = _number(environ, "WORLD_SIZE")
+    if size is not None and "TORCHELASTIC_RUN_ID" in environ:
+        return Launcher(_TORCHRUN, size, _number(environ, "RANK") or 0)
     slurm_rank, tasks = _number(environ, "SLURM_PROCID"), _number(environ, "SLURM_STEP_NUM_TASKS")
     # A batch script has SLURM_NTASKS too; only what srun started belongs to a step with tasks.
     if slurm_rank is not None and tasks is not None and "SLURM_STEP_ID" in environ:
@@ -88,6 +95,29 @@ def library_name(version: str) -> str:
     return " ".join(word[1:] if word[0] == "v" and word[1:2].isdigit() else word for word in words)
 
 
+def mpirun_instead(environ: Mapping[str, str], executable: Path, arguments: Sequence[str]) -> list[str] | None:
+    """The command that must take the place of this process, if torchrun started several: mpirun with `arguments` of
+    sambasim in the first, nothing in the others; None if another launcher, or none, started it. Raises LaunchError for
+    several nodes, and without an mpirun."""
+    launcher = find_launcher(environ)
+    if launcher is None or launcher.name != _TORCHRUN or launcher.world_size == 1:
+        return None
+    ranks, typed = str(launcher.world_size), shlex.join(["sambasim", *arguments])
+    if _number(environ, "LOCAL_WORLD_SIZE") != launcher.world_size:
+        raise LaunchError(
+            f"torchrun started {ranks} processes on several nodes, and MPI does not connect them",
+            remedy=f"on the first node: mpirun -np {ranks} -hosts NODE,NODE {typed}",
+        )
+    beside = executable.parent / "mpirun"
+    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
+    if mpirun is None:
+        raise LaunchError(
+            f"torchrun started {ranks} processes, which MPI would have to connect, and there is no mpirun",
+            remedy=f"python -m pip install mpich; mpirun -np {ranks} {typed}",
+        )
+    return [mpirun, "-np", ranks, str(executable), "-m", "sambasim", *arguments] if launcher.rank == 0 else []
+
+
 def fitting_mpirun(executable: Path, library: str) -> str:
     """The command of the mpirun that belongs to `library`: an MPI from a wheel is beside the Python `executable`."""
     beside = executable.parent / "mpirun"
@@ -106,9 +136,15 @@ def check_launcher(
     starts: then for Open MPI's launcher with a library of MPICH's family, which would end the process. `command`: what
     was typed, without mpirun; `executable`: the running Python."""
     launcher, library = find_launcher(environ), library_name(library_version)
-    if launcher is None or launcher.world_size == world_size:
+    if launcher is None or launcher.world_size == (1 if launcher.name == _TORCHRUN else world_size):
         return
     but = f"{library} sees {world_size}"
+    if launcher.name == _TORCHRUN:
+        raise LaunchError(
+            f"torchrun started {launcher.world_size} processes, and MPI does not connect them: every replica would "
+            "train alone",
+            remedy=f"{fitting_mpirun(executable, library)} -np {launcher.world_size} {shlex.join(command)}",
+        )
     if world_size is None:
         if launcher.name != _OPEN_MPI or not library.startswith(_MPICH_FAMILY):
             return

@@ -28,6 +28,8 @@ class LossScale:
             return
         if not overflowed:
             self.good_steps += 1
+            if options.consecutive:
+                self.tolerated = options.hysteresis - 1
             if self.good_steps == options.window:
                 self.value = min(2 * self.value, _LARGEST.get(dtype, 2 * self.value))
                 self.good_steps, self.tolerated = 0, options.hysteresis - 1

@@ -33,6 +33,7 @@ from sambasim.units import format_bytes
 def notices(setup: Setup, team: Team) -> list[str]:
     lines = [f"changed for this run: {change}" for change in setup.resolved.changed]
     lines += changed(setup.document) if setup.is_first else ()
+    lines += setup.notes
     if setup.options.reduce_on_rdu and team.sync_name in ("none", "emulated"):
         lines.append(f"--reduce-on-rdu has no effect: {_nothing_to_sync(setup)}")
     if setup.options.weights is not None and setup.options.checkpoint.resume is not None:

@@ -14,7 +14,7 @@ from sambasim.hardware.placement import Inventory, Placement, inventory_of, plac
 from sambasim.ir.mesh import DATA_PARALLEL, Mesh, mesh_of
 from sambasim.ir.program import LOSS_SCALE, Program
 from sambasim.options.flags import HostSyncName
-from sambasim.options.run import ResolvedRun, RunOptions, resolve_run
+from sambasim.options.run import ResolvedRun, RunOptions, resolve_run, with_deepspeed
 from sambasim.options.training import LossScaleOptions, TrainingOptions
 from sambasim.pef import PefDocument, read
 from sambasim.pef.lookup import is_compiled_here
@@ -29,7 +29,8 @@ from sambasim.runtime.transports.host import Roles, roles_of
 class Setup:
     """One process's view of a run. `mesh`: its ranks, but for parameter servers; `ranks`: those that this process runs,
     as every process runs as many; `inventory`, `placement`: the simulated machine, and where the replicas are on
-    it; `arguments`: the program's runtime arguments; `threads`: intra-op threads of a rank; `began_s`: when it began,
+    it; `arguments`: the program's runtime arguments; `threads`: intra-op threads of a rank; `notes`: on the
+    DeepSpeed config; `began_s`: when it began,
     by time.perf_counter."""
 
     path: Path
@@ -44,6 +45,7 @@ class Setup:
     placement: Placement
     arguments: Arguments
     threads: int
+    notes: tuple[str, ...]
     began_s: float
 
     @property
@@ -96,11 +98,6 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
     began_s = time.perf_counter()
     document = read(path)
     check_device(document)
-    resolved = resolve_run(options, document.training_defaults, document.data_source)
-    check_trusted(path, document, options, communicator)
-    if resolved.optimizer is None:
-        raise InternalError("a training job without an optimizer")
-    _check_trainable(document.program, resolved.training)
     topology = communicator.topology
     count = ranks_of_process(
         topology.world_size,
@@ -111,6 +108,13 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
     ranks = range(topology.rank * count, (topology.rank + 1) * count)
     who = roles_of(topology.world_size, options.parameter_servers or 0)
     mesh = mesh_of(document.program.mesh, len(who.workers) * count)
+    replicas = mesh.size(DATA_PARALLEL) // document.program.chips
+    options, by_file = with_deepspeed(options, document.training_defaults, document.compile_options, replicas)
+    resolved = resolve_run(options, document.training_defaults, document.data_source, by_file.given)
+    check_trusted(path, document, options, communicator)
+    if resolved.optimizer is None:
+        raise InternalError("a training job without an optimizer")
+    _check_trainable(document.program, resolved.training)
     threads = options.threads or default_threads(communicator, count)
     inventory = inventory_of(document.compile_options, cluster=options.cluster)
     return Setup(
@@ -132,6 +136,7 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
             resolved.training.seed,
         ),
         threads=threads,
+        notes=tuple(by_file.notes),
         began_s=began_s,
     )
 

@@ -9,7 +9,7 @@ from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.options.training import TrainingOptions
 from sambasim.runtime.loss_scale import LossScale
 from sambasim.runtime.observer import StepObserver
-from sambasim.runtime.plan import Plan, learning_rate_factor
+from sambasim.runtime.plan import Plan, cycled_momentum, learning_rate_factor
 from sambasim.runtime.replica import Replica
 from sambasim.runtime.run_observer import Step
 from sambasim.runtime.transports.in_process import Hub, finished, run_together
@@ -81,10 +81,14 @@ class Trainer:
         if observer is not None:
             observer.step_begins(number)
         began_ns = perf_counter_ns()
-        rate = learning_rate_factor(self._training.schedule, number, self._plan.steps)
+        schedule, updates = self._training.schedule, number - self.totals.skipped_steps
+        rate = learning_rate_factor(schedule, updates if schedule.counts_updates else number, self._plan.steps)
+        if (momentum := cycled_momentum(schedule, updates)) is not None:
+            for replica in self._replicas:
+                replica.optimizers.change(0, {"beta1": momentum})
         scale = self.totals.loss_scale
         used = 1.0 if scale is None else scale.value
-        update = number - self.totals.skipped_steps + 1
+        update = updates + 1
         steps = [one.step(number, update, rate, used, self._request) for one in self._replicas]
         done = [finished(steps[0])] if len(steps) == 1 else run_together(steps, self._hub)
         updated = done[0]

@@ -20,12 +20,13 @@ from sambasim import pef
 from sambasim.data.files import open_file
 from sambasim.errors import UserError
 from sambasim.hardware.spec import load_cluster, load_device, shipped_text
-from sambasim.options.compile import compile_options
+from sambasim.options.compile import compile_options, compile_options_and_notes
 from sambasim.runtime.weights import load_weights
 from tests.faults.command import sambasim
 from tests.fuzz.mutate import edit_json, mutate_bytes, mutate_json, to_bytes
 from tests.pef.damage import pack, unpack
 from tests.pef.samples import sample_program
+from tests.support.deepspeed_configs import CONFIGS
 from tests.support.mpi import ROOT, SAMBASIM, run_job
 
 Mutation = Callable[[Random, bytes], bytes]
@@ -157,6 +158,13 @@ def _edit_line(random: Random, data: bytes) -> bytes:
     return b"\n".join(lines)
 
 
+def _deepspeed_configs(folder: Path) -> Sequence[Path]:
+    plain = ("CIFAR", "Megatron, ZeRO-1", "OneCycle", "WarmupCosineLR", "instruction tuning, ZeRO-3 with offload")
+    for index, name in enumerate(plain):
+        (folder / f"{index}.json").write_text(json.dumps(json.loads(CONFIGS[name])))
+    return [folder / f"{index}.json" for index in range(len(plain))]
+
+
 def _records(folder: Path) -> Sequence[Path]:
     _typed(folder, f"{_DENSE} --set optimizer.name=sgd --pef-name dense", f"{_TRAIN} --metrics run.jsonl")
     return [folder / "run.jsonl"]
@@ -199,6 +207,10 @@ SUBJECTS: dict[str, Subject] = {
             lambda path: load_device.__wrapped__(str(path)),
             lambda path: getattr(load_cluster, "__wrapped__", load_cluster)(str(path)),
         ),
+    ),
+    "deepspeed": Subject(
+        ".json", _deepspeed_configs, (edit_json(), edit_json(), mutate_bytes),
+        (lambda path: compile_options_and_notes(None, None, [], {"data_parallel": True, "world_size": 2}, path),),
     ),
     "records": Subject(
         ".jsonl", _records, (_edit_record, _edit_record, mutate_bytes), (command("report FILE --html page.html"),)

@@ -1,4 +1,4 @@
-"""The learning rate of every step, against the schedulers of torch.optim.
+"""The learning rate of every step, against the schedulers of torch.optim, and what DeepSpeed says of its own.
 
 Those multiply one step's rate into the next one's, and ours is worked out anew at each step: the two agree to 1e-12,
 and to the bit where torch works its own out anew too (LambdaLR, in test_eager.py).
@@ -12,7 +12,8 @@ from torch import nn
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR, StepLR
 
 from sambasim.options.training import ScheduleOptions
-from sambasim.runtime.plan import learning_rate_factor
+from sambasim.runtime.plan import cycled_momentum, learning_rate_factor
+from tests.support.deepspeed import LRRangeTest, OneCycle, Schedule, WarmupCosineLR, WarmupDecayLR, WarmupLR
 
 RATE, STEPS, WARMUP = 0.3, 40, 8
 
@@ -71,3 +72,84 @@ def test_the_length_of_a_schedule_may_be_given_and_its_end_stays() -> None:
     assert [learning_rate_factor(schedule, step, 1000) for step in (5, 10, 11, 500)] == pytest.approx(
         [0.6, 0.2, 0.2, 0.2]
     )
+
+
+OF_DEEPSPEED: dict[str, tuple[ScheduleOptions, Schedule]] = {
+    "warmup": (
+        ScheduleOptions(name="warmup", warmup_steps=7, start_factor=0.1),
+        WarmupLR(0.03, RATE, 7),
+    ),
+    "warmup in a line": (
+        ScheduleOptions(name="warmup", warmup_steps=7, warmup_curve="linear"),
+        WarmupLR(0.0, RATE, 7, "linear"),
+    ),
+    "warmup of one step, which takes two": (ScheduleOptions(name="warmup", warmup_steps=1), WarmupLR(0.0, RATE, 1)),
+    "warmup and decay": (
+        ScheduleOptions(name="warmup_decay", warmup_steps=5, total_steps=30, start_factor=0.2),
+        WarmupDecayLR(30, warmup_min_lr=0.2 * RATE, warmup_max_lr=RATE, warmup_num_steps=5),
+    ),
+    "warmup and decay over the run": (
+        ScheduleOptions(name="warmup_decay", warmup_steps=5, warmup_curve="linear"),
+        WarmupDecayLR(STEPS, warmup_max_lr=RATE, warmup_num_steps=5, warmup_type="linear"),
+    ),
+    "warmup and cosine": (
+        ScheduleOptions(name="warmup_cosine", warmup_steps=5, start_factor=0.2, final_factor=0.05),
+        WarmupCosineLR(RATE, STEPS, 0.2, 5, 0.05),
+    ),
+    "one cycle": (
+        ScheduleOptions(name="one_cycle", up_steps=9, start_factor=0.1, momentum=(0.85, 0.95)),
+        OneCycle(0.03, RATE, cycle_first_step_size=9, cycle_min_mom=0.85, cycle_max_mom=0.95),
+    ),
+    "one cycle and decay": (
+        ScheduleOptions(name="one_cycle", up_steps=9, down_steps=6, start_factor=0.1, rate=0.5, step_size=4),
+        OneCycle(0.03, RATE, 0.5, 9, 6, decay_step_size=4, cycle_momentum=False),
+    ),
+    "range test": (
+        ScheduleOptions(name="range_test", step_size=6, rate=5.0),
+        LRRangeTest(RATE, 6, 5.0),
+    ),
+    "range test in stairs": (
+        ScheduleOptions(name="range_test", step_size=6, rate=5.0, staircase=True),
+        LRRangeTest(RATE, 6, 5.0, True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_DEEPSPEED)
+def test_rates_are_those_that_deepspeed_documents(name: str) -> None:
+    schedule, reference = OF_DEEPSPEED[name]
+    theirs, momenta = [], []
+    for _ in range(STEPS):
+        theirs.append(reference.lr)
+        momenta.append(reference.beta1)
+        reference.step()
+    ours = [RATE * learning_rate_factor(schedule, update, STEPS) for update in range(STEPS)]
+    assert ours == pytest.approx(theirs, rel=1e-12, abs=1e-15)
+    assert len(set(ours)) > 1
+    for update, momentum in enumerate(momenta):
+        ours_now = cycled_momentum(schedule, update)
+        assert ours_now == (None if momentum is None else pytest.approx(momentum, rel=1e-12))
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"name": "range_test"}, "step_size: is missing; rate: is missing"),
+        ({"name": "one_cycle"}, "up_steps: is missing"),
+        ({"name": "one_cycle", "up_steps": 3, "rate": 0.1}, "rate: needs step_size"),
+        ({"name": "one_cycle", "up_steps": 3, "momentum": (0.9, 0.8)}, "momentum: must be the lower value, then"),
+        ({"name": "one_cycle", "up_steps": 3, "warmup_steps": 2}, "warmup_steps: is not for one_cycle"),
+        ({"name": "cosine", "warmup_curve": "log"}, "warmup_curve: is not for cosine"),
+        ({"name": "warmup", "staircase": False}, "staircase: is not for warmup"),
+    ],
+)
+def test_fields_of_another_schedule_are_refused(fields: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        ScheduleOptions.model_validate(fields)
+
+
+def test_what_is_unset_is_not_written() -> None:
+    """PEFs of earlier releases have no such fields, and their digests stay."""
+    assert "momentum" not in ScheduleOptions().model_dump()
+    written = ScheduleOptions(name="range_test", step_size=2, rate=0.0).model_dump(mode="json")
+    assert ScheduleOptions.model_validate(written).rate == 0.0

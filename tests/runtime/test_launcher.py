@@ -16,6 +16,7 @@ from sambasim.runtime.launcher import (
     launched_rank,
     launcher_size,
     library_name,
+    mpirun_instead,
     ranks_of_node,
     replicas_of,
 )
@@ -35,6 +36,13 @@ ENVIRONMENTS = [
     # A batch script, and a shell from salloc, know how many tasks may run, but srun did not start them.
     ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, None),
     ({"SLURM_NTASKS": "2", "SLURM_JOB_ID": "7"}, None),
+    ({"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "RANK": "1"}, ("torchrun", 2, 1)),
+    ({"WORLD_SIZE": "2", "RANK": "1"}, None),  # a cluster gives them to every process
+    # Below the mpirun that takes the place of the first process of torchrun.
+    (
+        {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "RANK": "0", "PMI_SIZE": "2", "PMI_RANK": "1"},
+        ("mpirun of MPICH or its relatives", 2, 1),
+    ),
     # MPICH's mpirun on two nodes: its helpers are a step of two tasks, its ranks are eight.
     (
         {"PMI_SIZE": "8", "PMI_RANK": "5", "SLURM_PROCID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"},
@@ -155,3 +163,37 @@ def test_the_launcher_says_how_many_ranks_share_this_node() -> None:
     assert ranks_of_node({}) == 1
     assert ranks_of_node({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}) == 2
     assert ranks_of_node({"PMI_SIZE": "4", "MPI_LOCALNRANKS": "3"}) == 3
+
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "0"}
+
+
+def test_the_first_process_of_torchrun_becomes_mpirun(tmp_path: Path) -> None:
+    python, given = tmp_path / "python", ["run", "--pef", "my model"]
+    (tmp_path / "mpirun").touch()
+    instead = [str(tmp_path / "mpirun"), "-np", "2", str(python), "-m", "sambasim", *given]
+    assert mpirun_instead(TORCHRUN, python, given) == instead
+    assert mpirun_instead(TORCHRUN | {"RANK": "1"}, python, given) == []
+    for other in ({}, {"PMI_SIZE": "2"}, TORCHRUN | {"WORLD_SIZE": "1"}, TORCHRUN | {"PMI_SIZE": "2"}):
+        assert mpirun_instead(other, python, given) is None
+
+
+def test_torchrun_without_mpirun_or_on_several_nodes_is_told_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(LaunchError) as refused:
+        mpirun_instead(TORCHRUN, NOWHERE, COMMAND[1:])
+    assert str(refused.value) == (
+        "torchrun started 2 processes, which MPI would have to connect, and there is no mpirun\n"
+        "  try:   python -m pip install mpich; mpirun -np 2 sambasim run --pef 'my model.pef'"
+    )
+    with pytest.raises(LaunchError, match="torchrun started 2 processes on several nodes") as refused:
+        mpirun_instead(TORCHRUN | {"LOCAL_WORLD_SIZE": "1"}, NOWHERE, COMMAND[1:])
+    assert "on the first node: mpirun -np 2 -hosts NODE,NODE sambasim run" in str(refused.value)
+
+
+def test_scripts_and_apps_under_torchrun_are_told_of_mpirun() -> None:
+    with pytest.raises(LaunchError, match="MPI does not connect them") as refused:
+        check_launcher(TORCHRUN, None, MPICH, command=["python", "train.py"], executable=NOWHERE)
+    assert refused.value.remedy == "mpirun (of MPICH 5.0.2) -np 2 python train.py"
+    check_launcher(TORCHRUN | {"WORLD_SIZE": "1"}, None, MPICH, command=COMMAND, executable=NOWHERE)
+    check_launcher(TORCHRUN | {"WORLD_SIZE": "1"}, 1, MPICH, command=COMMAND, executable=NOWHERE)

@@ -17,6 +17,7 @@ from sambasim.ir.verify.training import verify_training
 from sambasim.options.training import LossScaleOptions
 from sambasim.pef import map_weights, read
 from sambasim.runtime.loss_scale import LossScale
+from tests.support.deepspeed import LossScaler
 from tests.support.examples import example_options
 
 OPTIONS = LossScaleOptions(start=8.0, window=3, hysteresis=2, minimum=2.0)
@@ -44,6 +45,21 @@ def _scales(overflows: str, options: LossScaleOptions = OPTIONS, dtype: str = "f
 )
 def test_overflows_halve_it_and_windows_without_one_double_it(overflows: str, expected: list[float]) -> None:
     assert _scales(overflows) == expected
+
+
+@pytest.mark.parametrize("overflows", ["xx.x.xx...x....x.x.x..xx", "x.x.x.xx..x...xx", "...x..xx.xx....."])
+@pytest.mark.parametrize("consecutive", [False, True])
+@pytest.mark.parametrize("hysteresis", [1, 2, 3])
+def test_it_is_that_of_deepspeed(overflows: str, consecutive: bool, hysteresis: int) -> None:
+    scaler = LossScaler(
+        initial_scale_power=20, loss_scale_window=3, hysteresis=hysteresis, consecutive_hysteresis=consecutive
+    )
+    theirs = []
+    for one in overflows:
+        scaler.update(one == "x")
+        theirs.append(scaler.scale)
+    options = LossScaleOptions(start=2.0**20, window=3, hysteresis=hysteresis, consecutive=consecutive)
+    assert _scales(overflows, options) == theirs
 
 
 def test_a_static_one_stays() -> None:

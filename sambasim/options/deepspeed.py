@@ -1,0 +1,382 @@
+"""What a DeepSpeed config says, as options of `compile` and `run`.
+
+Its values lie between flags with `--set`, which override them, and the TOML config or the PEF, whose values fill in
+where the file says `auto`, or nothing. An optimizer, a scheduler or a loss scale in the file is complete: what it
+leaves out has DeepSpeed's default, and not the value of another config.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sambasim.errors import OptionError
+from sambasim.optimizers import OPTIMIZERS
+from sambasim.options.deepspeed_batch import World, batch_of
+from sambasim.options.deepspeed_file import DeepSpeedFile, Table
+from sambasim.options.load import Given, Problem, assign, did_you_mean, nearest, one_of, show
+from sambasim.options.training import LossScaleOptions, ScheduleOptions
+
+_FIXED = {
+    "optimizer.name": "the optimizer",
+    "compile.dtype": "the dtype",
+    "compile.master_weights": "master_weights",
+    "parallel.zero": "--zero",
+}
+"""What a PEF was compiled with, in words."""
+
+
+class Mapped(NamedTuple):
+    """What a file sets, in order, and notes on what it cannot set."""
+
+    given: list[Given]
+    notes: list[str]
+
+
+def deepspeed_options(
+    file: DeepSpeedFile, others: Mapping[str, object], typed: Sequence[Given], world: World
+) -> Mapped:
+    """The options that `file` sets. `others`: the tables of options without it, which fill in `auto`; `typed`: those of
+    them that override it. Raises OptionError, which lists all that is wrong."""
+    mapped, problems = _mapped(file, others, typed, world)
+    if problems:
+        raise file.error(problems)
+    return mapped
+
+
+def deepspeed_overrides(
+    file: DeepSpeedFile, stored: Mapping[str, object], overrides: Mapping[str, object], world: World
+) -> tuple[dict[str, object], Mapped]:
+    """The overrides of a run with those of `file` below them. `stored`: the tables of options in the PEF. Raises
+    OptionError, which lists all that is wrong, or compiled otherwise."""
+    typed = list(_typed(overrides))
+    mapped, problems = _mapped(file, assign(stored, typed), typed, world)
+    otherwise = [problem for one in mapped.given if (problem := _compiled_otherwise(one, stored))]
+    if otherwise:
+        error = file.error([*problems, *otherwise])
+        raise OptionError(error.what, where=error.where, remedy=f"compile it with --deepspeed {file.path}")
+    if problems:
+        raise file.error(problems)
+    chosen = [one for one in mapped.given if ".".join(one.path) not in _FIXED and one.value is not None]
+    return assign({}, [*chosen, *typed]), Mapped(chosen, mapped.notes)
+
+
+def _mapped(
+    file: DeepSpeedFile, others: Mapping[str, object], typed: Sequence[Given], world: World
+) -> tuple[Mapped, list[Problem]]:
+    reading = _Reading(file, others)
+    reading.precision()
+    reading.optimizer()
+    reading.scheduler()
+    reading.clipping()
+    reading.zero()
+    batch, problems = batch_of(reading.top, _table(others, "training"), typed, world, file.origin("{}"))
+    return Mapped([*reading.given, *batch], reading.notes), [*reading.problems, *problems]
+
+
+def _compiled_otherwise(one: Given, stored: Mapping[str, object]) -> Problem | None:
+    name, key = ".".join(one.path), one.origin.partition(": ")[2]
+    was = _table(stored, one.path[0]).get(one.path[1])
+    found = "without it" if was is None else f"with {show(was)}"
+    if name in _FIXED and one.value != was:
+        return Problem(key, f"the PEF was compiled {found}, and not {show(one.value)}, for {_FIXED[name]}")
+    if name in ("optimizer.max_grad_norm", "optimizer.momentum") and bool(one.value) != bool(was):
+        return Problem(key, f"the PEF was compiled {found}", None, show(one.value or 0))
+    return None
+
+
+class _Optimizer(NamedTuple):
+    """An optimizer of DeepSpeed: its name here, its defaults where they are other than torch's, and switches with the
+    one value that can be imitated."""
+
+    name: str
+    defaults: Mapping[str, object] = {}
+    switches: Mapping[str, bool] = {}
+
+
+_ADAM = _Optimizer("adamw", {"weight_decay": 0.0}, {"bias_correction": True, "amsgrad": False})
+_OPTIMIZERS: Mapping[str, _Optimizer] = {
+    "Adam": _ADAM,
+    "AdamW": _ADAM,
+    "SGD": _Optimizer("sgd", switches={"maximize": False}),
+    "Lion": _Optimizer("lion", {"lr": 1e-3}),
+    "Adagrad": _Optimizer("adagrad", switches={"maximize": False}),
+}
+_ADAM_MODES = ("adam_w_mode", "torch_adam")
+_CYCLED_BETA2 = 0.99
+"""DeepSpeed's OneCycle sets both betas if it cycles the first."""
+
+
+@dataclass
+class _Reading:
+    """One file while it is read; `others` are the tables of options without it."""
+
+    file: DeepSpeedFile
+    others: Mapping[str, object]
+
+    def __post_init__(self) -> None:
+        self.top = Table("", self.file.config)
+        self.problems = self.top.problems
+        self.given: list[Given] = []
+        self.notes = list(self.file.notes)
+
+    def set(self, name: str, value: object, key: str) -> None:
+        self.given.append(Given(tuple(name.split(".")), value, self.file.origin(key)))
+
+    def note(self, text: str) -> None:
+        self.notes.append(f"{self.file.path.name}: {text}")
+
+    def other(self, table: str, name: str) -> Any:
+        return _table(self.others, table).get(name)
+
+    def of_schedule(self, name: str) -> Any:
+        return _table(_table(self.others, "training"), "schedule").get(name)
+
+    def of_optimizer(self, name: str) -> Any:
+        """The option of the optimizer that the file sets, else that of another config."""
+        found = [one.value for one in self.given if one.path == ("optimizer", name)]
+        return found[-1] if found else self.other("optimizer", name)
+
+    def precision(self) -> None:
+        half = self.top.table("fp16")
+        brain = self.top.table("bf16" if "bf16" in self.top.fields else "bfloat16")
+        dtype = self.other("compile", "dtype")
+        is_half, is_brain = half.switch("enabled", False), brain.switch("enabled", False)
+        if is_half and is_brain:
+            half.wrong("enabled", f"does not go with {brain.name}.enabled", '"enabled": false for one of them')
+        elif is_brain or (is_brain is None and dtype == "bf16"):
+            self.set("compile.dtype", "bf16", f"{brain.name}.enabled")
+            self.set("compile.master_weights", True, f"{brain.name}.enabled")
+        elif is_half or (is_half is None and dtype == "fp16"):
+            self.set("compile.dtype", "fp16", "fp16.enabled")
+            self._loss_scale(half)
+
+    def _loss_scale(self, half: Table) -> None:
+        fixed, power = half.number("loss_scale", 0.0), half.whole("initial_scale_power", 16)
+        if power is not None and power > 32:
+            half.wrong("initial_scale_power", "must be at most 32")
+            return
+        fields: dict[str, object] = {
+            "start": 2.0 ** (16 if power is None else power),
+            "window": half.whole("loss_scale_window", 1000, least=1),
+            "hysteresis": half.whole("hysteresis", 2, least=1),
+            "consecutive": half.switch("consecutive_hysteresis", False),
+            "minimum": half.number("min_loss_scale", 1.0, above=0),
+        }
+        if fixed:  # then the rest says nothing
+            fields = {"dynamic": False, "start": fixed}
+        known = {name: value for name, value in fields.items() if value is not None}
+        self.set("training.loss_scale", _defaults(LossScaleOptions) | known, "fp16")
+
+    def optimizer(self) -> None:
+        table = self.top.table("optimizer")
+        if "optimizer" not in self.top.fields:
+            return
+        kind, params = table.fields.get("type"), table.table("params")
+        found = {name.casefold(): one for name, one in _OPTIMIZERS.items()}.get(str(kind).casefold())
+        if kind is None:
+            table.wrong("type", "is missing", f'"type": {one_of(_OPTIMIZERS)}')
+        elif found is None:
+            guess = did_you_mean(nearest(str(kind), _OPTIMIZERS))
+            table.wrong("type", f"must be {one_of(_OPTIMIZERS)}: sambasim has no other of DeepSpeed's", guess)
+        else:
+            self._optimizer(found, str(kind), params)
+
+    def _optimizer(self, found: _Optimizer, kind: str, params: Table) -> None:
+        name, defaults = found.name, {**OPTIMIZERS[found.name].defaults, **found.defaults}
+        modes = _ADAM_MODES if found is _ADAM else ()
+        if modes:
+            decoupled, torchs = params.switch("adam_w_mode", True) is not False, params.switch("torch_adam", False)
+            # DeepSpeed's Adam is AdamW, unless adam_w_mode is false; torch's AdamW has a weight decay by default.
+            name = "adamw" if decoupled or kind.casefold() == "adamw" else "adam"
+            if torchs and name == "adamw":
+                defaults["weight_decay"] = OPTIMIZERS["adamw"].defaults["weight_decay"]
+        self.set("optimizer.name", name, "optimizer.type")
+        for key in params.fields:
+            if key == "max_grad_norm":
+                remedy = '"gradient_clipping": … at the top of the file, and without it here'
+                params.wrong(key, "is not a parameter of DeepSpeed's optimizers", remedy)
+            elif key in found.switches:
+                if params.switch(key, found.switches[key]) is (not found.switches[key]):
+                    params.wrong(key, "cannot be imitated", f'"{key}": {show(found.switches[key])}')
+            elif key not in (*defaults, *modes):
+                guess = did_you_mean(nearest(key, defaults))
+                params.wrong(key, f"is not for {kind}, which takes {', '.join(defaults)}", guess)
+        for field, default in defaults.items():
+            if not params.says_auto(field):
+                self.set(f"optimizer.{field}", params.fields.get(field, default), f"optimizer.params.{field}")
+
+    def scheduler(self) -> None:
+        table = self.top.table("scheduler")
+        if "scheduler" not in self.top.fields:
+            return
+        kind, params = str(table.fields.get("type", "")), table.table("params")
+        if kind not in _SCHEDULERS:
+            guess = did_you_mean(nearest(kind, _SCHEDULERS))
+            remedy = guess or "leave it out, and use --set training.schedule.name=cosine, linear or step"
+            table.wrong("type", f"must be {one_of(_SCHEDULERS)}", remedy)
+            return
+        takes, read = _SCHEDULERS[kind]
+        for key in params.fields:
+            if key not in (*takes, "last_batch_iteration"):
+                guess = did_you_mean(nearest(key, takes))
+                params.wrong(key, f"is not for {kind}, which takes {', '.join(takes)}", guess)
+        if params.fields.get("last_batch_iteration", -1) != -1:
+            params.wrong("last_batch_iteration", "must be -1: a run resumes from a checkpoint", "--resume")
+        fields = {name: value for name, value in read(self, params).items() if value is not None}
+        self.set("training.schedule", _defaults(ScheduleOptions) | fields, "scheduler")
+
+    def rate(self, params: Table, key: str, default: float | None) -> float | None:
+        """The highest learning rate, which a scheduler sets, whatever the optimizer says; `auto` leaves it."""
+        rate = params.number(key, default, above=0)
+        if rate is None:
+            found = self.of_optimizer("lr")
+            return float(found) if type(found) in (int, float) and found > 0 else None
+        self.set("optimizer.lr", rate, f"scheduler.params.{key}")
+        return rate
+
+    def share(self, params: Table, key: str, default: float | None, rate: float | None) -> float | None:
+        """The learning rate at `key` as a share of `rate`."""
+        low = params.number(key, default) or 0.0
+        if low and rate is None:
+            params.wrong(key, "needs the highest learning rate, which is auto and not given", "--lr 1e-3")
+        return low / rate if rate else None
+
+    def warmup(self, params: Table) -> dict[str, object]:
+        steps, curve = params.whole("warmup_num_steps", 1000), params.fields.get("warmup_type", "log")
+        if curve not in ("log", "linear"):
+            params.wrong("warmup_type", "must be log or linear")
+        if steps is None:
+            steps = self.of_schedule("warmup_steps")
+        # DeepSpeed's warm-up takes two steps at least.
+        return {"warmup_steps": max(steps if type(steps) is int else 0, 2), "warmup_curve": curve}
+
+    def total(self, params: Table) -> object:
+        if "total_num_steps" not in params.fields:
+            params.wrong("total_num_steps", "is missing", '"total_num_steps": 1000, or "auto" for the steps of the run')
+        steps = params.whole("total_num_steps", None, least=1)
+        return steps if steps is not None else self.of_schedule("total_steps")
+
+    def cycled(self, params: Table) -> object:
+        """The lowest and highest beta1 of OneCycle; None if it does not change."""
+        if params.switch("cycle_momentum", True) is False:
+            return None
+        name = self.of_optimizer("name")
+        if name in OPTIMIZERS and "betas" not in OPTIMIZERS[name].defaults:
+            self.note(f"scheduler.params.cycle_momentum has no effect: {name} has no betas, as in DeepSpeed")
+            return None
+        if params.number("decay_mom_rate", 0.0):
+            params.wrong("decay_mom_rate", "makes beta1 grow without a bound after the cycle", '"decay_mom_rate": 0')
+        low, high = params.number("cycle_min_mom", 0.8), params.number("cycle_max_mom", 0.9)
+        low, high = 0.8 if low is None else low, 0.9 if high is None else high
+        self.set("optimizer.betas", [high, _CYCLED_BETA2], "scheduler.params.cycle_max_mom")
+        return [low, high]
+
+    def clipping(self) -> None:
+        if "gradient_clipping" in self.top.fields:
+            norm = self.top.number("gradient_clipping", 0.0)
+            if norm is not None:
+                self.set("optimizer.max_grad_norm", norm or None, "gradient_clipping")
+
+    def zero(self) -> None:
+        given = self.top.fields.get("zero_optimization")
+        if isinstance(given, bool):  # as before DeepSpeed had stages
+            stage, key = int(given), "zero_optimization"
+        else:
+            table, key = self.top.table("zero_optimization"), "zero_optimization.stage"
+            found = table.whole("stage", 0 if "zero_optimization" in self.top.fields else None)
+            if found is None:
+                return
+            if found > 3:
+                table.wrong("stage", "must be 0, 1, 2 or 3")
+            stage = found
+        if self.other("parallel", "data_parallel") or self.other("parallel", "tensor_parallel") == "batch":
+            self.set("parallel.zero", stage, key)
+        elif stage:
+            self.note(f"{key} = {stage} has no effect: nothing is cut without --data-parallel")
+
+
+def _warmup_lr(reading: _Reading, params: Table, name: str = "warmup") -> dict[str, object]:
+    rate = reading.rate(params, "warmup_max_lr", 1e-3)
+    start = reading.share(params, "warmup_min_lr", 0.0, rate)
+    return {"name": name, "start_factor": start, **reading.warmup(params)}
+
+
+def _warmup_decay(reading: _Reading, params: Table) -> dict[str, object]:
+    return {**_warmup_lr(reading, params, "warmup_decay"), "total_steps": reading.total(params)}
+
+
+def _warmup_cosine(reading: _Reading, params: Table) -> dict[str, object]:
+    shares = {
+        "start_factor": params.number("warmup_min_ratio", 0.0),
+        "final_factor": params.number("cos_min_ratio", 1e-4),
+    }
+    return {"name": "warmup_cosine", **shares, **reading.warmup(params), "total_steps": reading.total(params)}
+
+
+def _one_cycle(reading: _Reading, params: Table) -> dict[str, object]:
+    rate = reading.rate(params, "cycle_max_lr", None)
+    fall, size = params.number("decay_lr_rate", 0.0), params.whole("decay_step_size", 0)
+    if any(params.whole(key, 0) for key in ("cycle_first_stair_count", "cycle_second_stair_count")):
+        reading.note("scheduler.params: the learning rate has no stairs, as in DeepSpeed, which reads but ignores them")
+    return {
+        "name": "one_cycle",
+        "start_factor": reading.share(params, "cycle_min_lr", None, rate),
+        "up_steps": params.whole("cycle_first_step_size", 2000, least=1),
+        "down_steps": params.whole("cycle_second_step_size", None, least=1),
+        "rate": fall if fall and size else None,
+        "step_size": size if fall and size else None,
+        "momentum": reading.cycled(params),
+    }
+
+
+def _range_test(reading: _Reading, params: Table) -> dict[str, object]:
+    reading.rate(params, "lr_range_test_min_lr", 1e-3)
+    return {
+        "name": "range_test",
+        "step_size": params.whole("lr_range_test_step_size", 2000, least=1),
+        "rate": params.number("lr_range_test_step_rate", 1.0),
+        "staircase": params.switch("lr_range_test_staircase", False),
+    }
+
+
+_WARMUP = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "warmup_type")
+_SCHEDULERS: Mapping[str, tuple[Sequence[str], Callable[[_Reading, Table], dict[str, object]]]] = {
+    "WarmupLR": (_WARMUP, _warmup_lr),
+    "WarmupDecayLR": (("total_num_steps", *_WARMUP), _warmup_decay),
+    "WarmupCosineLR": (
+        ("total_num_steps", "warmup_min_ratio", "warmup_num_steps", "cos_min_ratio", "warmup_type"),
+        _warmup_cosine,
+    ),
+    "OneCycle": (
+        (
+            "cycle_min_lr", "cycle_max_lr", "decay_lr_rate", "cycle_first_step_size", "cycle_second_step_size",
+            "cycle_first_stair_count", "cycle_second_stair_count", "decay_step_size", "cycle_momentum",
+            "cycle_min_mom", "cycle_max_mom", "decay_mom_rate",
+        ),
+        _one_cycle,
+    ),
+    "LRRangeTest": (
+        (
+            "lr_range_test_min_lr", "lr_range_test_step_size", "lr_range_test_step_rate", "lr_range_test_staircase",
+        ),
+        _range_test,
+    ),
+}  # fmt: skip
+
+
+def _defaults(options: type[ScheduleOptions] | type[LossScaleOptions]) -> dict[str, object]:
+    """All fields, so that none of another config stays."""
+    return {name: field.default for name, field in options.model_fields.items()}
+
+
+def _table(tables: Mapping[str, object], name: str) -> Mapping[str, object]:
+    table = tables.get(name)
+    return table if isinstance(table, Mapping) else {}
+
+
+def _typed(tables: Mapping[str, object], path: tuple[str, ...] = ()) -> Iterator[Given]:
+    for name, value in tables.items():
+        if isinstance(value, Mapping) and value:
+            yield from _typed(value, (*path, name))
+        else:
+            yield Given((*path, name), value, "a flag, or --set")

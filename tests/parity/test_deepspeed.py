@@ -1,0 +1,184 @@
+"""Ten DeepSpeed configs, compiled and run, against a loop of plain PyTorch that does what DeepSpeed documents: learning
+rates, clipping, loss scales, skipped steps, accumulation, and the weights at the end."""
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file
+
+from sambasim.cli.compile import compile_command
+from sambasim.cli.run import run_command
+from sambasim.compiler.front import compile_from_options
+from sambasim.options.compile import compile_options_and_notes
+from sambasim.pef import map_weights, read
+from tests.support import deepspeed
+from tests.support.deepspeed_configs import CONFIGS
+from tests.support.whole import whole
+
+STEPS = 9
+SOURCE = ["data.source=tests.support.deepspeed:samples", "data.shuffle=false"]
+HALF = {"enabled": True, "initial_scale_power": 19, "loss_scale_window": 3, "hysteresis": 2}
+ADAM = {"type": "Adam", "params": {"lr": 0.02, "betas": [0.8, 0.99], "weight_decay": 0.1}}
+SGD = {"type": "SGD", "params": {"lr": 0.2, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}}
+WARMUP = {"type": "WarmupLR", "params": {"warmup_min_lr": 0.001, "warmup_max_lr": 0.03, "warmup_num_steps": 4}}
+
+CASES: Mapping[str, tuple[int, dict[str, Any]]] = {
+    "Adam is AdamW": (1, {"train_batch_size": 16, "optimizer": ADAM, "gradient_clipping": 0.05}),
+    "Adam without AdamW": (
+        1,
+        {
+            "train_micro_batch_size_per_gpu": 4,
+            "gradient_accumulation_steps": 3,
+            "optimizer": {"type": "Adam", "params": {**ADAM["params"], "adam_w_mode": False}},  # type: ignore[dict-item]
+            "scheduler": WARMUP,
+        },
+    ),
+    "torch's AdamW decays by default": (
+        2,
+        {
+            "train_batch_size": 16,
+            "optimizer": {"type": "AdamW", "params": {"lr": 0.05, "torch_adam": True}},
+            "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 8, **WARMUP["params"]}},  # type: ignore[dict-item]
+        },
+    ),
+    "SGD, accumulated": (
+        2,
+        {
+            "train_batch_size": 32,
+            "train_micro_batch_size_per_gpu": 4,
+            "optimizer": SGD,
+            "gradient_clipping": 0.1,
+            "scheduler": {
+                "type": "LRRangeTest",
+                "params": {"lr_range_test_min_lr": 0.02, "lr_range_test_step_size": 3, "lr_range_test_step_rate": 2},
+            },
+        },
+    ),
+    "range test in stairs": (
+        1,
+        {
+            "train_batch_size": 8,
+            "optimizer": SGD,
+            "scheduler": {
+                "type": "LRRangeTest",
+                "params": {
+                    "lr_range_test_min_lr": 0.02, "lr_range_test_step_size": 3, "lr_range_test_staircase": True,
+                },
+            },
+        },
+    ),
+    "OneCycle": (
+        2,
+        {
+            "train_batch_size": 16,
+            "optimizer": ADAM,
+            "scheduler": {
+                "type": "OneCycle",
+                "params": {
+                    "cycle_min_lr": 0.002, "cycle_max_lr": 0.05, "cycle_first_step_size": 3,
+                    "cycle_second_step_size": 2, "decay_step_size": 2, "decay_lr_rate": 0.5, "cycle_min_mom": 0.7,
+                    "cycle_max_mom": 0.95,
+                },
+            },
+        },
+    ),
+    "WarmupCosineLR in bf16": (
+        1,
+        {
+            "train_batch_size": 16,
+            "optimizer": ADAM,
+            "bf16": {"enabled": True},
+            "scheduler": {
+                "type": "WarmupCosineLR",
+                "params": {
+                    "total_num_steps": STEPS, "warmup_min_ratio": 0.0, "warmup_num_steps": 3, "cos_min_ratio": 0.1,
+                    "warmup_type": "linear",
+                },
+            },
+        },
+    ),
+    "fp16 whose scale falls": (
+        1,
+        {"train_batch_size": 16, "optimizer": ADAM, "fp16": HALF, "gradient_clipping": 0.2, "scheduler": WARMUP},
+    ),
+    "fp16, ZeRO-2, consecutive hysteresis": (
+        2,
+        {
+            "train_batch_size": 32,
+            "gradient_accumulation_steps": 2,
+            "optimizer": SGD,
+            "fp16": {**HALF, "initial_scale_power": 18, "consecutive_hysteresis": True, "loss_scale_window": 2},
+            "zero_optimization": {"stage": 2},
+            "scheduler": WARMUP,
+        },
+    ),
+    "fp16 with a static scale": (
+        1,
+        {"train_batch_size": 8, "optimizer": ADAM, "fp16": {"enabled": True, "loss_scale": 256}},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_trains_as_deepspeed_documents(name: str, tmp_path: Path) -> None:
+    world, config = CASES[name]
+    file = tmp_path / "ds_config.json"
+    file.write_text(json.dumps(config))
+    words = ["tests.support.deepspeed:Net", *(word for one in SOURCE for word in ("--set", one))]
+    words += ["--deepspeed", str(file), "--output-folder", str(tmp_path), "--json"]
+    done = CliRunner().invoke(compile_command, [*words, *(["--data-parallel", "-ws", str(world)] if world > 1 else [])])
+    assert done.exit_code == 0, done.output
+    pef = Path(json.loads(done.stdout)["pef"])
+    run = ["--pef", str(pef), "--deepspeed", str(file), "--steps", str(STEPS), "--threads", "1"]
+    run += ["--emulate-replicas", str(world)] if world > 1 else []
+    out = ["--metrics", str(tmp_path / "metrics"), "--save", str(tmp_path / "w.safetensors")]
+    result = CliRunner().invoke(run_command, [*run, *out])
+    assert result.exit_code == 0, result.output
+    lines = [json.loads(line) for line in (tmp_path / "metrics").read_text().splitlines()]
+    steps = [line for line in lines if line["kind"] == "step"]
+
+    symbols, stored = read(pef).program.symbols, map_weights(pef)
+    weights = {
+        symbols[one].torch_names[0]: tensor.float() for one, tensor in stored.items() if symbols[one].torch_names
+    }
+    records, net = deepspeed.train(config, weights, world, STEPS)
+    half = "fp16" in config or "bf16" in config
+    loose = partial(pytest.approx, rel=2e-2, abs=2e-3) if half else partial(pytest.approx, rel=1e-5)
+    assert [one["lr"] for one in steps] == pytest.approx([one.lr for one in records], rel=1e-12)
+    assert [one["loss"] for one in steps] == loose([one.loss for one in records])
+    if "fp16" in config:
+        assert [one["loss_scale"] for one in steps] == [one.scale for one in records]
+    if "fp16" in config or "gradient_clipping" in config:
+        for ours, record in zip(steps, records, strict=True):
+            assert ours["grad_norm"] == (None if record.norm is None else loose(record.norm))
+    if "initial_scale_power" in config.get("fp16", {}):
+        assert 2 <= sum(one.norm is None for one in records) <= STEPS - 4
+    trained = load_file(tmp_path / "w.safetensors")
+    for path, theirs in net.state_dict().items():
+        rtol, atol = (2e-2, 2e-3) if half else (1e-4, 1e-6)
+        torch.testing.assert_close(trained[path].float(), theirs.float(), rtol=rtol, atol=atol)
+        assert not torch.allclose(theirs.float(), weights[path], rtol=1e-2)
+
+
+@whole
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_shape_compiles_and_runs(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "ds_config.json"
+    file.write_text(CONFIGS[name])
+    overrides = [*SOURCE, "optimizer.name=adamw"] if '"optimizer"' not in CONFIGS[name] else SOURCE
+    flags: dict[str, object] = {"output_folder": tmp_path, "data_parallel": True, "world_size": 2}
+    if '"train_micro_batch_size_per_gpu": "auto"' in CONFIGS[name]:
+        flags["batch_size"] = 4
+    options = compile_options_and_notes(None, "tests.support.deepspeed:Net", overrides, flags, file).options
+    pef = compile_from_options(options).path
+    run = ["--pef", str(pef), "--deepspeed", str(file), "--steps", "2", "--emulate-replicas", "2", "--json"]
+    result = CliRunner().invoke(run_command, run)
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout)
+    assert summary["steps"] == 2
