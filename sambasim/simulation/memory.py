@@ -1,0 +1,123 @@
+"""The memory of one rank of a training step, by part.
+
+    part          ZeRO keeps a slice from   what it holds
+    parameters    3                         frozen ones are whole
+    gradients     2                         whole if a step has several passes: ZeRO 2 reduces in the last one
+    states        1                         optimizer states and master weights
+    activations   -                         what passes keep for their backward
+    buffers       -                         inputs, buffers, constants, the reduce operand, groups that are whole for
+                                            some sections with ZeRO 2 and 3
+
+Every rank has a memory of its own, as an RDU has: nothing is shared in a node.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from sambasim.collectives.slices import cut
+from sambasim.ir.dataflow import groups_of
+from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.types import SymbolKind, TensorType
+from sambasim.ir.zero import in_slices
+
+_LEVEL = {"parameter": 3, "gradient": 2}
+"""By region of a group: the level of ZeRO from which a rank keeps its slice only. States: 1."""
+
+_BUFFERS = (SymbolKind.INPUT, SymbolKind.BUFFER, SymbolKind.CONSTANT, SymbolKind.REDUCE_BUFFER)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of one rank, by part."""
+
+    parameters: int
+    gradients: int
+    states: int
+    activations: int
+    buffers: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.parameters + self.gradients + self.states + self.activations + self.buffers
+
+
+def memory_of(
+    program: Program,
+    *,
+    activations_bytes: int,
+    samples: int | None = None,
+    zero: int | None = None,
+    replicas: int = 1,
+    in_flight: int = 1,
+    passes: int = 1,
+) -> Memory:
+    """The memory of a rank whose own program (`ir.stages.of_rank`) is `program`. `activations_bytes`: what one pass of
+    `samples` keeps for its backward, and `in_flight` passes keep at once. `passes`: those of one step. `samples` and
+    `zero` are as compiled if None. Of unequal slices the largest counts. A program without data parallelism has
+    whole groups, whatever `zero` is."""
+    parallel = program.data_parallel
+    level = 0 if parallel is None else parallel.zero if zero is None else zero
+    if parallel is not None:
+        program = replace(program, data_parallel=replace(parallel, zero=level))
+    in_slices_only = {region for region, first in _LEVEL.items() if level >= first}
+    if passes > 1:
+        in_slices_only.discard("gradient")
+
+    def kept(region: str) -> int:
+        ranks = replicas if region in in_slices_only else 1
+        return sum(_region_bytes(group, region, ranks) for group in program.groups)
+
+    states = sum(
+        _region_bytes(group, state, replicas if level >= 1 else 1)
+        for group in program.groups
+        for state in program.optimizers[group.optimizer].states
+    )
+    grouped = {member.parameter for group in program.groups for member in group.members}
+    symbols = program.symbols.values()
+    frozen = sum(one.type.size_bytes for one in symbols if one.kind is SymbolKind.PARAMETER and one.name not in grouped)
+    buffers = sum(_at(one.type, one.kind, program.batch_size, samples) for one in symbols if one.kind in _BUFFERS)
+    return Memory(
+        parameters=kept("parameter") + frozen,
+        gradients=kept("gradient"),
+        states=states,
+        activations=activations_bytes * in_flight,
+        buffers=buffers + _whole_for_a_while(program, in_slices_only, replicas),
+    )
+
+
+def _region_bytes(group: ParameterGroup, region: str, ranks: int) -> int:
+    """The largest of `ranks` slices of a region of `group`."""
+    numel = max(stop - start for start, stop in cut(group.numel, ranks))
+    return TensorType(group.region_type(region).dtype, (numel,)).size_bytes
+
+
+def _at(type_: TensorType, kind: SymbolKind, compiled: int, samples: int | None) -> int:
+    scales = kind is SymbolKind.INPUT and samples is not None
+    return type_.size_bytes * (samples or compiled) // compiled if scales else type_.size_bytes
+
+
+def _whole_for_a_while(program: Program, regions: set[str], replicas: int) -> int:
+    """The most bytes, at any moment of a pass, by which groups of which a rank keeps slices of these `regions` are
+    larger than their slices: parameters that are gathered, and gradients that are not reduced yet."""
+    training = in_slices(program).training
+    if training is None or not regions:
+        return 0
+    more: Mapping[tuple[str, str], int] = {
+        (group.name, region): group.region_type(region).size_bytes - _region_bytes(group, region, replicas)
+        for group in program.groups
+        for region in regions
+    }
+    of_gradient = {member.gradient: group.name for group in program.groups for member in group.members}
+    of_value = {one.value: of_gradient[one.symbol] for one in training.outputs if one.symbol in of_gradient}
+    whole: dict[tuple[str, str], int] = {}
+    most = 0
+    for node in training.nodes:
+        begins = [(of_value[name], "gradient") for name in node.results if name in of_value]
+        if node.operator == "comm.all_gather":
+            begins = [(name, "parameter") for name in groups_of(node)]
+        for key in begins:
+            whole[key] = more.get(key, 0)
+        most = max(most, sum(whole.values()))
+        if node.operator == "memory.release":
+            whole.pop((str(node.args[0]), str(node.args[1])), None)
+    return most
