@@ -105,6 +105,8 @@ def _load_module(name: str, target: str, what: str, error: type[UserError]) -> M
             if raised.name is None or not f"{name}.".startswith(f"{raised.name}."):
                 raise _failed(raised, target, what, error) from raised
             remedy = f"run it from the folder that holds {raised.name}, or name the file: path/file.py:NAME"
+            if name == "transformers":
+                remedy = "pip install transformers"
             raise error(f"the {what} {target}: there is no module {raised.name}", remedy=remedy) from None
         except (Exception, SystemExit) as raised:
             raise _failed(raised, target, what, error) from raised
