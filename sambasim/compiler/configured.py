@@ -76,6 +76,9 @@ def sample_of(model: nn.Module) -> dict[str, Tensor]:
     labels: for a model on tensors without memory, for which no data source is named. Raises DataError if the model does
     not take such inputs."""
     config, taken = model.config, inspect.signature(model.forward).parameters
+    for token in ("pad_token_id", "decoder_start_token_id"):  # not every config has those that its model needs
+        if getattr(config, token, None) is None:
+            setattr(config, token, 0)
     name = type(model).__name__
     main = getattr(model, "main_input_name", None)
     if "labels" not in taken:

@@ -18,6 +18,7 @@ from sambasim.compiler.names import forward_line, user_line
 from sambasim.compiler.passes import Fits, run_pipeline
 from sambasim.compiler.step import TARGET, forward_parameters
 from sambasim.compiler.strategy import pipeline, schedule_of
+from sambasim.compiler.trial import replaced
 from sambasim.data.batches import Batch, bind, collate, flat, in_place_of_values
 from sambasim.data.sources import open_source
 from sambasim.data.user_code import check_arguments, load_object, summary
@@ -89,7 +90,8 @@ def model_of_shapes(
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     # A model may copy layers: copy.deepcopy asks for this, and would make each copy another mode.
     mode.__dict__["__deepcopy__"] = lambda memo: mode
-    with mode, warnings.catch_warnings():
+    # torch.nn.init.trunc_normal_ draws again until no value is too large, and a fake tensor has no values.
+    with mode, warnings.catch_warnings(), replaced(nn.init, "_no_grad_trunc_normal_", lambda tensor, *args, **_: tensor):
         # Torch reads the address of a copied tensor, and warns itself that a fake one has none.
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
         model = make()

@@ -11,13 +11,17 @@
 Every rank has a memory of its own, as an RDU has: nothing is shared in a node.
 """
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from sambasim.collectives.slices import cut
 from sambasim.ir.dataflow import groups_of
+from sambasim.ir.graph import MADE_AGAIN, Graph, SectionKind, node_references
+from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import ParameterGroup, Program
-from sambasim.ir.types import SymbolKind, TensorType
+from sambasim.ir.types import Symbol, SymbolKind, TensorType
 from sambasim.ir.zero import in_slices
 
 _LEVEL = {"parameter": 3, "gradient": 2}
@@ -121,3 +125,48 @@ def _whole_for_a_while(program: Program, regions: set[str], replicas: int) -> in
         if node.operator == "memory.release":
             whole.pop((str(node.args[0]), str(node.args[1])), None)
     return most
+
+
+@dataclass(frozen=True, slots=True)
+class PassMemory:
+    """Bytes of the values of one pass: those of the forward that the backward reads, or made again for it, at their
+    peak; and by how much the peak of all values between operators exceeds that."""
+
+    activations: int
+    temporaries: int
+
+
+def pass_memory(graph: Graph, symbols: Mapping[str, Symbol]) -> PassMemory:
+    """The memory of the values of `graph`, in the order of its nodes. Views count as what they are views of, gradients
+    of parameters not at all: they have memory of their own, from the start of a step to its end."""
+    base: dict[str, str] = {}
+    made: dict[str, int] = {}  # by base: the position of its node
+    last: dict[str, int] = {}
+    kept: set[str] = set()  # bases that are activations; symbols are none
+    backward = min((one.start for one in graph.sections if one.kind is SectionKind.BCKWD), default=len(graph.nodes))
+    for at, node in enumerate(graph.nodes):
+        operands = [base.get(name, name) for name in node_references(node)]
+        for name in operands:
+            last[name] = at
+            if at >= backward and (name.endswith(MADE_AGAIN) or made.get(name, backward) < backward):
+                kept.add(name)
+        is_view = OPERATORS[node.operator].kind is OperatorKind.VIEW
+        for name in filter(None, node.results):
+            base[name] = operands[0] if is_view else name
+            if not is_view:
+                made[name] = last[name] = at
+    own = {base.get(one.value) for one in graph.outputs if symbols[one.symbol].kind is SymbolKind.GRADIENT}
+    kept -= own
+    sizes = {name: graph.values[name].size_bytes for name in made if name not in own}
+    activations = _peak((made[name], last[name], size) for name, size in sizes.items() if name in kept)
+    everything = _peak((made[name], last[name], size) for name, size in sizes.items())
+    return PassMemory(activations, everything - activations)
+
+
+def _peak(lives: Iterable[tuple[int, int, int]]) -> int:
+    """The most bytes at any position: of each value the first and the last position, and its size."""
+    change: defaultdict[int, int] = defaultdict(int)
+    for first, last, size in lives:
+        change[first] += size
+        change[last + 1] -= size
+    return max(accumulate(change[at] for at in sorted(change)), default=0)
