@@ -18,7 +18,7 @@ from itertools import accumulate
 
 from sambasim.collectives.slices import cut
 from sambasim.ir.dataflow import groups_of
-from sambasim.ir.graph import MADE_AGAIN, Graph, SectionKind, node_references
+from sambasim.ir.graph import MADE_AGAIN, Graph, Node, SectionKind, node_references
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
@@ -139,6 +139,7 @@ class PassMemory:
 def pass_memory(graph: Graph, symbols: Mapping[str, Symbol]) -> PassMemory:
     """The memory of the values of `graph`, in the order of its nodes. Views count as what they are views of, gradients
     of parameters not at all: they have memory of their own, from the start of a step to its end."""
+    types = {name: symbol.type for name, symbol in symbols.items()} | dict(graph.values)
     base: dict[str, str] = {}
     made: dict[str, int] = {}  # by base: the position of its node
     last: dict[str, int] = {}
@@ -150,7 +151,7 @@ def pass_memory(graph: Graph, symbols: Mapping[str, Symbol]) -> PassMemory:
             last[name] = at
             if at >= backward and (name.endswith(MADE_AGAIN) or made.get(name, backward) < backward):
                 kept.add(name)
-        is_view = OPERATORS[node.operator].kind is OperatorKind.VIEW
+        is_view = _is_operand(node, types)
         for name in filter(None, node.results):
             base[name] = operands[0] if is_view else name
             if not is_view:
@@ -161,6 +162,15 @@ def pass_memory(graph: Graph, symbols: Mapping[str, Symbol]) -> PassMemory:
     activations = _peak((made[name], last[name], size) for name, size in sizes.items() if name in kept)
     everything = _peak((made[name], last[name], size) for name, size in sizes.items())
     return PassMemory(activations, everything - activations)
+
+
+def _is_operand(node: Node, types: Mapping[str, TensorType]) -> bool:
+    """Whether the result is the operand, or a view of it. A functional graph needs no clones, as which dropout at 0 is
+    recorded too, and no conversions to the type that a value has."""
+    if node.operator in ("aten.clone.default", "aten._to_copy.default"):
+        (result,), operand = node.results, next(node_references(node))
+        return result is not None and types[result] == types[operand] and "memory_format" not in dict(node.kwargs)
+    return OPERATORS[node.operator].kind is OperatorKind.VIEW
 
 
 def _peak(lives: Iterable[tuple[int, int, int]]) -> int:
