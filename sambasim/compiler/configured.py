@@ -75,10 +75,8 @@ def sample_of(model: nn.Module) -> dict[str, Tensor]:
     """By name, a batch of one sample of the length, or with the pictures, that the config of `model` is for, and its
     labels: for a model on tensors without memory, for which no data source is named. Raises DataError if the model does
     not take such inputs."""
-    config, taken = model.config, inspect.signature(model.forward).parameters
-    for token in ("pad_token_id", "decoder_start_token_id"):  # not every config has those that its model needs
-        if getattr(config, token, None) is None:
-            setattr(config, token, 0)
+    config: Any = model.config
+    taken = inspect.signature(model.forward).parameters
     name = type(model).__name__
     main = getattr(model, "main_input_name", None)
     if "labels" not in taken:
@@ -88,6 +86,10 @@ def sample_of(model: nn.Module) -> dict[str, Tensor]:
             f"and loss: {_GIVE_INPUTS} --set loss.name=cross_entropy",
         )
     of_classes = "Classification" in name and "Token" not in name
+    # Not every config has the tokens that its model reads, and which they are changes no shape.
+    for token, is_read in (("pad_token_id", of_classes), ("decoder_start_token_id", config.is_encoder_decoder)):
+        if is_read and getattr(config, token, None) is None:
+            setattr(config, token, 0)
     one_label = torch.zeros(1, dtype=torch.int64)
     if main == "input_ids":
         words = torch.zeros(1, text_length(config), dtype=torch.int64)

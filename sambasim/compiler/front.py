@@ -91,7 +91,11 @@ def model_of_shapes(
     # A model may copy layers: copy.deepcopy asks for this, and would make each copy another mode.
     mode.__dict__["__deepcopy__"] = lambda memo: mode
     # torch.nn.init.trunc_normal_ draws again until no value is too large, and a fake tensor has no values.
-    with mode, warnings.catch_warnings(), replaced(nn.init, "_no_grad_trunc_normal_", lambda tensor, *args, **_: tensor):
+    with (
+        mode,
+        warnings.catch_warnings(),
+        replaced(nn.init, "_no_grad_trunc_normal_", lambda tensor, *args, **_: tensor),
+    ):
         # Torch reads the address of a copied tensor, and warns itself that a fake one has none.
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
         model = make()

@@ -13,7 +13,7 @@ from sambasim.compiler.capture import answers_of_eager, capture_shapes
 from sambasim.compiler.captured import starts_a_backward
 from sambasim.compiler.compile import Stopwatch, capture_model
 from sambasim.compiler.front import Example, build_model, example_of_one, model_of_shapes
-from sambasim.compiler.passes import Fits, run_pipeline
+from sambasim.compiler.passes import Fits, Place
 from sambasim.compiler.precision import default_type, inputs_in
 from sambasim.compiler.recompute import Recompute
 from sambasim.compiler.step import TrainingStep, training_loss
@@ -25,9 +25,10 @@ from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 
+
 @dataclass(frozen=True, slots=True)
 class TrainingShapes:
-    """A program with optimizer and data parallelism, whose evaluation graph is empty, and the graph of its forward and
+    """A program with optimizer and data parallelism, without evaluation and addresses, and the graph of its forward and
     backward by recomputation: `none`, `sections`, `full`. `dtype`: the type that the model was captured in. A graph in
     bfloat16 shows what a model computes in float32 all the same; one in float32 does not."""
 
@@ -39,7 +40,11 @@ class TrainingShapes:
 def training_shapes(options: CompileOptions, on_phase: Callable[[str], None] = lambda phase: None) -> TrainingShapes:
     """The training step of what `options` name, whatever their dtype and recomputation are: in bfloat16 if the model
     can be made and captured in it, else in float32. Raises ModelError, DataError and CaptureError."""
-    watch = Stopwatch(on_phase)
+    with rare_collections():
+        return _training_shapes(options, Stopwatch(on_phase))
+
+
+def _training_shapes(options: CompileOptions, watch: Stopwatch) -> TrainingShapes:
     changed = {"dtype": "fp32", "master_weights": False, "stochastic_rounding": False, "recompute": "none"}
     options = options.model_copy(update=changed)
     try:
@@ -58,8 +63,10 @@ def training_shapes(options: CompileOptions, on_phase: Callable[[str], None] = l
         "sections": _training(Recompute("sections")(cut)),
         "full": _training(Recompute("full")(program)),
     }
-    passes = [one for one in rest if not isinstance(one, Fits)]
-    return TrainingShapes(run_pipeline(cut, passes, watch.begin), graphs, dtype)
+    for one in rest:
+        if not isinstance(one, Place | Fits):
+            cut = one(cut)
+    return TrainingShapes(cut, graphs, dtype)
 
 
 def _model_and_example(options: CompileOptions, watch: Stopwatch) -> tuple[nn.Module, Example]:
@@ -89,7 +96,7 @@ def _captured(model: nn.Module, example: Example, options: CompileOptions) -> Pr
     shapes, by_keyword, arguments = example
     loss = training_loss(options.loss.name, options.loss.args) if options.loss else None
     step = TrainingStep(model, tuple(shapes), loss, by_keyword, arguments=arguments).train()
-    with buffers_of_plain_tensors(model), rare_collections(), made_contiguous(model), dense_gradients(model):
+    with buffers_of_plain_tensors(model), made_contiguous(model), dense_gradients(model):
         check_model(model, training=True, replicas=True)
         with variables_are_tensors(), answers_of_eager(compiled=False):
             captured = capture_shapes(step, tuple(shapes.values()))

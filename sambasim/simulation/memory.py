@@ -156,6 +156,8 @@ def pass_memory(graph: Graph, symbols: Mapping[str, Symbol]) -> PassMemory:
             base[name] = operands[0] if is_view else name
             if not is_view:
                 made[name] = last[name] = at
+    for one in graph.outputs:  # what is returned stays
+        last[base.get(one.value, one.value)] = len(graph.nodes)
     own = {base.get(one.value) for one in graph.outputs if symbols[one.symbol].kind is SymbolKind.GRADIENT}
     kept -= own
     sizes = {name: graph.values[name].size_bytes for name in made if name not in own}
