@@ -3,13 +3,13 @@ one program and the graphs of its pass."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import MASTER, Program
 from sambasim.ir.types import Symbol, TensorType
 from sambasim.optimizers import OPTIMIZERS
-from sambasim.simulation.memory import Memory, PassMemory, memory_of, pass_memory
+from sambasim.simulation.memory import Memory, PassMemory, memory_of, pass_memory, whole_regions
 
 RECOMPUTATIONS = ("none", "sections", "full")
 """As in `--recompute`."""
@@ -75,6 +75,7 @@ class Choices:
         self.passes = passes
         self._held = cache(self._held_by)
         self._kept = cache(self._kept_by)
+        self._whole = cache(partial(whole_regions, program))
 
     def estimate(self, choice: Choice) -> Estimate:
         held = self._held(choice.dtype.stored, choice.recompute)
@@ -89,7 +90,14 @@ class Choices:
     def _kept_by(self, choice: Choice) -> Memory:
         """Without activations."""
         changed = _changed(self.program, self.dtype, choice)
-        return memory_of(changed, activations_bytes=0, zero=choice.zero, replicas=self.replicas, passes=self.passes)
+        return memory_of(
+            changed,
+            activations_bytes=0,
+            zero=choice.zero,
+            replicas=self.replicas,
+            passes=self.passes,
+            whole=self._whole(choice.zero),
+        )
 
     def by_dtype(self, asked: Choice) -> list[Estimate]:
         """For each dtype and recomputation."""
