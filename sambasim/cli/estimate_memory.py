@@ -70,7 +70,8 @@ def estimate_memory_command(
 
 
 def _options(subject: str, overrides: tuple[str, ...], batch_size: int | None) -> "CompileOptions":
-    """Raises OptionError for what is neither a model nor a config, and for a replica of several ranks."""
+    """Raises OptionError for what is neither a model nor a config, for inference, and for a replica of several
+    ranks."""
     from sambasim.cli.prediction import is_model, refuse_script
     from sambasim.errors import OptionError
     from sambasim.options.compile import compile_options
@@ -83,8 +84,14 @@ def _options(subject: str, overrides: tuple[str, ...], batch_size: int | None) -
         )
     config, target = (Path(subject), None) if subject.endswith(".toml") else (None, subject)
     named = config is not None or any(one.startswith("optimizer.") for one in overrides)
-    flags: dict[str, object] = {"batch_size": batch_size, "data_parallel": True}
-    options = compile_options(config, target, overrides, flags if named else {**flags, "optimizer": _DEFAULT_OPTIMIZER})
+    flags: dict[str, object] = {"batch_size": batch_size}
+    if not named:
+        flags["optimizer"] = _DEFAULT_OPTIMIZER
+    if compile_options(config, target, [*overrides, "parallel.zero=1"], flags).inference:
+        raise OptionError(
+            "the estimate is for training, and compile.inference is true", remedy="--set compile.inference=false"
+        )
+    options = compile_options(config, target, overrides, {**flags, "data_parallel": True})
     if options.n_chips > 1 or options.pipeline_stages > 1:
         field = "n_chips" if options.n_chips > 1 else "pipeline_stages"
         fitting = "--set parallel.n_chips=1 --set parallel.tensor_parallel=" if field == "n_chips" else None
