@@ -10,10 +10,8 @@ import torch
 from sambasim.compiler.front import build_model, example_of_one, model_of_shapes
 from sambasim.compiler.training_shapes import TrainingShapes, training_shapes
 from sambasim.errors import DataError, ModelError
-from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.compile import CompileOptions, compile_options
-from sambasim.simulation.memory_choices import DTYPES, Choice, Choices, Estimate
-from tests.support.torch_memory import torch_memory
+from tests.support.torch_memory import FAMILIES, parts_of
 from tests.support.whole import whole
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -24,21 +22,6 @@ TINY = ("vocab_size=64", "hidden_size=32", "intermediate_size=48", "num_hidden_l
 
 NARROW = ("vocab_size=64", "dim=32", "hidden_dim=48", "n_layers=2", "n_heads=4", "max_position_embeddings=64")
 
-# PyTorch on a CPU keeps masks of dropout as numbers of the dtype, where a graph has one byte: none in comparisons.
-FAMILIES = {
-    "GPT2LMHeadModel": ("resid_pdrop=0.0", "embd_pdrop=0.0", "attn_pdrop=0.0"),
-    "BertForMaskedLM": ("hidden_dropout_prob=0.0", "attention_probs_dropout_prob=0.0"),
-    "RobertaForMaskedLM": ("hidden_dropout_prob=0.0", "attention_probs_dropout_prob=0.0"),
-    "DistilBertForMaskedLM": ("dropout=0.0", "attention_dropout=0.0"),
-    "OPTForCausalLM": ("dropout=0.0",),
-    "BloomForCausalLM": (),
-    "GPTNeoXForCausalLM": ("num_hidden_layers=8",),
-    "LlamaForCausalLM": (),
-    "MistralForCausalLM": ("num_hidden_layers=8",),
-    "Qwen2ForCausalLM": ("num_hidden_layers=8",),
-    "T5ForConditionalGeneration": ("dropout_rate=0.0",),
-    "ViTForImageClassification": (),
-}
 SMALL = [
     ("char_gpt.toml", ()),
     ("resnet.toml", ()),
@@ -56,32 +39,11 @@ def options_of(subject: str, args: tuple[str, ...] = (), *more: str) -> CompileO
     return compile_options(config, target, [*(f"model.args.{one}" for one in args), *more], flags)
 
 
-def estimated(options: CompileOptions, dtype: str) -> Estimate:
-    """Of one replica, without master weights and recomputation."""
-    assert options.optimizer is not None
-    name = options.optimizer.name
-    states = OPTIMIZERS[name].kept_states(options.optimizer.hyperparameters())
-    shapes = training_shapes(options)
-    choices = Choices(shapes.program, shapes.graphs, shapes.dtype, replicas=1, passes=1)
-    found = next(one for one in DTYPES if one.stored == dtype and not one.master)
-    return choices.estimate(Choice(found, "none", name, states, zero=1))
-
-
 def check_parts(options: CompileOptions, dtype: torch.dtype) -> None:
-    ours, torchs = estimated(options, str(dtype).removeprefix("torch.")), torch_memory(options, dtype)
-    memory = ours.memory
-    parts: dict[str, tuple[int, int]] = {
-        "parameters": (memory.parameters, torchs.parameters),
-        "gradients": (memory.gradients, torchs.gradients),
-        "states": (memory.states, torchs.states),
-        "activations": (memory.activations, torchs.saved),
-        "peak": (memory.activations + ours.temporaries, torchs.peak),
-    }
-    errors = {name: abs(size / counted - 1) for name, (size, counted) in parts.items()}
-    peak_error = errors.pop("peak")
-    assert peak_error < LARGEST_ERROR_OF_PEAK, parts["peak"]
-    wrong = {name: parts[name] for name, error in errors.items() if error > LARGEST_ERROR}
-    assert not wrong, f"{options.model.target} in {dtype}: (estimated, torch's) {wrong}"
+    parts = parts_of(options, dtype)
+    for name, (estimated, counted) in parts.items():
+        most = LARGEST_ERROR_OF_PEAK if name == "peak" else LARGEST_ERROR
+        assert abs(estimated / counted - 1) < most, f"{name} of {options.model.target} in {dtype}: {parts}"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -16,8 +16,27 @@ from torch.utils._pytree import tree_leaves
 from sambasim.compiler.front import build_model, example_of_one, model_of_shapes
 from sambasim.compiler.precision import default_type, inputs_in
 from sambasim.compiler.step import TrainingStep, training_loss
+from sambasim.compiler.training_shapes import training_shapes
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.compile import CompileOptions
+from sambasim.simulation.memory_choices import DTYPES, Choice, Choices
+
+# PyTorch on a CPU keeps masks of dropout as numbers of the dtype, where a graph has one byte: none in comparisons.
+FAMILIES = {
+    "GPT2LMHeadModel": ("resid_pdrop=0.0", "embd_pdrop=0.0", "attn_pdrop=0.0"),
+    "BertForMaskedLM": ("hidden_dropout_prob=0.0", "attention_probs_dropout_prob=0.0"),
+    "RobertaForMaskedLM": ("hidden_dropout_prob=0.0", "attention_probs_dropout_prob=0.0"),
+    "DistilBertForMaskedLM": ("dropout=0.0", "attention_dropout=0.0"),
+    "OPTForCausalLM": ("dropout=0.0",),
+    "BloomForCausalLM": (),
+    "GPTNeoXForCausalLM": ("num_hidden_layers=8",),
+    "LlamaForCausalLM": (),
+    "MistralForCausalLM": ("num_hidden_layers=8",),
+    "Qwen2ForCausalLM": ("num_hidden_layers=8",),
+    "T5ForConditionalGeneration": ("dropout_rate=0.0",),
+    "ViTForImageClassification": (),
+}
+"""Families of the package transformers: by class, the fields of its config that differ from the defaults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +90,27 @@ def torch_memory(options: CompileOptions, dtype: torch.dtype = torch.float32) ->
         saved=saved_bytes,
         peak=peak,
     )
+
+
+def parts_of(options: CompileOptions, dtype: torch.dtype) -> dict[str, tuple[int, int]]:
+    """By part, the bytes that `estimate-memory` says, of one replica without master weights and recomputation, and
+    those that torch counts."""
+    assert options.optimizer is not None
+    name = options.optimizer.name
+    states = OPTIMIZERS[name].kept_states(options.optimizer.hyperparameters())
+    shapes = training_shapes(options)
+    choices = Choices(shapes.program, shapes.graphs, shapes.dtype, replicas=1, passes=1)
+    wanted = str(dtype).removeprefix("torch.")
+    stored = next(one for one in DTYPES if one.stored == wanted and not one.master)
+    ours, torchs = choices.estimate(Choice(stored, "none", name, states, zero=1)), torch_memory(options, dtype)
+    memory = ours.memory
+    return {
+        "parameters": (memory.parameters, torchs.parameters),
+        "gradients": (memory.gradients, torchs.gradients),
+        "states": (memory.states, torchs.states),
+        "activations": (memory.activations, torchs.saved),
+        "peak": (memory.activations + ours.temporaries, torchs.peak),
+    }
 
 
 def _storage(tensor: Tensor) -> int:
