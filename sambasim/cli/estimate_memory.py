@@ -75,6 +75,7 @@ def _options(subject: str, overrides: tuple[str, ...], batch_size: int | None) -
     from sambasim.cli.prediction import is_model, refuse_script
     from sambasim.errors import OptionError
     from sambasim.options.compile import compile_options
+    from sambasim.options.load import read_toml
 
     refuse_script(subject)
     if not is_model(subject):
@@ -83,9 +84,9 @@ def _options(subject: str, overrides: tuple[str, ...], batch_size: int | None) -
             remedy=f"file.py:NAME, module:NAME or FILE.toml; for a PEF: sambasim inspect {subject}",
         )
     config, target = (Path(subject), None) if subject.endswith(".toml") else (None, subject)
-    named = config is not None or any(one.startswith("optimizer.") for one in overrides)
     flags: dict[str, object] = {"batch_size": batch_size}
-    if not named:
+    in_config = config is not None and "optimizer" in read_toml(config)
+    if not in_config and not any(one.startswith("optimizer.name") for one in overrides):
         flags["optimizer"] = _DEFAULT_OPTIMIZER
     if compile_options(config, target, [*overrides, "parallel.zero=1"], flags).inference:
         raise OptionError(

@@ -157,7 +157,7 @@ def _attribute(module: ModuleType, name: str, target: str, what: str, error: typ
             found = getattr(found, part)
         except AttributeError:
             names = sorted(n for n in vars(found) if not n.startswith("_")) if hasattr(found, "__dict__") else []
-            guess = nearest(part, names)
+            guess = nearest(part, dir(found))  # with what a module imports when it is asked for
             own = [n for n in names if getattr(getattr(found, n), "__module__", None) == module.__name__]
             raise error(
                 f"the {what} {target}: {module.__file__} has no {part}",

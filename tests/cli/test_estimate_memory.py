@@ -80,7 +80,7 @@ def test_what_is_asked_for_is_estimated_first(record: dict[str, Any]) -> None:
 def test_a_model_of_transformers_needs_no_data_and_no_optimizer() -> None:
     if importlib.util.find_spec("transformers") is None:
         pytest.skip("transformers is not installed")
-    record = json.loads(estimate(*GPT2, "--json"))
+    record = json.loads(estimate(*GPT2, "--json", "--set", "optimizer.lr=1e-4"))
     assert record["inputs"] == ["input_ids int64[1, 1024]", "labels int64[1, 1024]"]
     assert (record["asked"]["optimizer"], record["asked"]["states_per_parameter"]) == ("adamw", 2)
     width = 24
