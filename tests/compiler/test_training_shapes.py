@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sambasim.compiler.front import build_model, example_of_one, model_of_shapes
+from sambasim.compiler.front import build_model, example_of_one, model_of_shapes, shapes_from_options
 from sambasim.compiler.training_shapes import TrainingShapes, training_shapes
 from sambasim.errors import DataError, ModelError
 from sambasim.options.compile import CompileOptions, compile_options
@@ -171,3 +171,12 @@ def test_unusual_models(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="float") as raised:
         shapes("Branches")
     assert "unusual.py:20" in (raised.value.where or "")
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_a_program_of_16_bits_is_captured_on_tensors_without_memory(dtype: str) -> None:
+    options = options_of("char_gpt.toml", (), f"compile.dtype={dtype}")
+    program = shapes_from_options(options)
+    assert {group.dtype for group in program.groups} == {"bfloat16" if dtype == "bf16" else "float16"}
+    tied = [one for one in program.symbols.values() if one.kind == "parameter" and len(one.torch_names) > 1]
+    assert len(tied) == 1, "the embedding is the last layer too"
