@@ -16,6 +16,14 @@ LONGEST_TEXT = 2048
 """The most tokens of a text that nobody gave: some models take a million, and few are trained on that."""
 
 _DEFAULT_TEXT = 512
+_OF_EVERY_CONFIG = frozenset({
+    "attn_implementation", "experts_implementation", "num_labels", "output_attentions", "per_layer_config",
+    "rope_scaling", "rope_theta", "torch_dtype",
+    "bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "use_cache",
+    "head_dim",
+})  # fmt: skip
+"""What configs take beside the fields of their classes, or models read where a config has it."""
+
 _GIVE_INPUTS = """--set data.source=synthetic --set 'data.inputs={x = "float32[784]", target = "int64[] < 10"}'"""
 
 
@@ -68,7 +76,7 @@ def _fields(kind: Any) -> set[str]:
         for name, one in inspect.signature(owner.__init__).parameters.items()
         if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
     }
-    return (taken | set(getattr(kind, "attribute_map", {})) | {"num_labels"}) - {"self"}
+    return (taken | set(getattr(kind, "attribute_map", {})) | _OF_EVERY_CONFIG) - {"self"}
 
 
 def sample_of(model: nn.Module) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from sambasim.compiler.training_shapes import TrainingShapes, training_shapes
 from sambasim.errors import DataError, ModelError
 from sambasim.options.compile import CompileOptions, compile_options
 from tests.support.torch_memory import FAMILIES, parts_of
-from tests.support.whole import whole
+from tests.support.whole import whole, whole_case
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 LARGEST_ERROR = 0.05
@@ -73,6 +73,9 @@ def test_a_sample_follows_from_the_config_where_no_data_is_named() -> None:
     assert found == {"pixel_values": (3, 3, 32, 32), "labels": (3,)}
     found = inputs_of("transformers:GPT2ForSequenceClassification", "n_layer=1", "n_embd=32", "n_head=2")
     assert found == {"input_ids": (3, 1024), "labels": (3,)}
+    of_every_config = ("decoder_start_token_id=1", "attn_implementation=eager", "hidden_size=64", "num_layers=1")
+    found = inputs_of("transformers:T5ForConditionalGeneration", *of_every_config)
+    assert found == {"input_ids": (3, 512), "labels": (3, 512)}
 
 
 def test_data_that_is_named_is_taken() -> None:
@@ -173,7 +176,7 @@ def test_unusual_models(tmp_path: Path) -> None:
     assert "unusual.py:20" in (raised.value.where or "")
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("dtype", ["bf16", whole_case("fp16")])
 def test_a_program_of_16_bits_is_captured_on_tensors_without_memory(dtype: str) -> None:
     options = options_of("char_gpt.toml", (), f"compile.dtype={dtype}")
     program = shapes_from_options(options)
