@@ -28,6 +28,7 @@ _PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "simulate": ("simulate", "Predict a training step on a device: its time, its limits, its scaling."),
         "devices": ("simulate", "List devices and clusters, and the placement of replicas on RDUs."),
         "tilestat": ("simulate", "Predict how busy each tile is, in the columns of sntilestat."),
+        "estimate-memory": ("estimate_memory", "Estimate the memory of a training step, by part; no weights are made."),
         "validate": ("simulate", "Compare predictions with published measurements."),
     },
     "This machine": {

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sambasim.compiler.compile import Compiled, Stopwatch, capture_model, compile_model
+from sambasim.compiler.configured import is_configured, make_configured, sample_of
 from sambasim.compiler.names import forward_line, user_line
 from sambasim.compiler.passes import Fits, run_pipeline
 from sambasim.compiler.step import TARGET, forward_parameters
 from sambasim.compiler.strategy import pipeline, schedule_of
+from sambasim.compiler.trial import replaced
 from sambasim.data.batches import Batch, bind, collate, flat, in_place_of_values
 from sambasim.data.sources import open_source
 from sambasim.data.user_code import check_arguments, load_object, summary
@@ -58,11 +60,9 @@ def captured_from_options(
 ) -> tuple[Program, nn.Module]:
     """What `shapes_from_options` captures, before any pass, and the model."""
     on_phase("build the model")
-    training = options.training.model_copy(update={"batch_size": 1})
-    of_one = options.model_copy(update={"training": training, "micro_batches": 1, "n_chips": 1})
     return _captured_shapes(
         lambda: build_model(options),
-        lambda model: example_batch(model, of_one),
+        lambda model: example_of_one(model, options),
         options,
         on_phase,
         batch_size=options.micro_batch_size,
@@ -100,10 +100,26 @@ def _captured_shapes(
 ) -> tuple[Program, nn.Module]:
     """`batch_size` replaces that of the example."""
     watch = Stopwatch(on_phase)
+    model, (shapes, by_keyword, arguments) = model_of_shapes(make, example, batch_size)
+    built = capture_model(
+        model, shapes, options, by_keyword=by_keyword, any_loss=any_loss, arguments=arguments, watch=watch
+    )
+    return built.program, model
+
+
+def model_of_shapes(
+    make: Callable[[], nn.Module], example: Callable[[nn.Module], Example], batch_size: int | None
+) -> tuple[nn.Module, Example]:
+    """The model that `make` returns and a batch for it, on fake tensors. `batch_size` replaces that of the example."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     # A model may copy layers: copy.deepcopy asks for this, and would make each copy another mode.
     mode.__dict__["__deepcopy__"] = lambda memo: mode
-    with mode, warnings.catch_warnings():
+    # torch.nn.init.trunc_normal_ draws again until no value is too large, and a fake tensor has no values.
+    with (
+        mode,
+        warnings.catch_warnings(),
+        replaced(nn.init, "_no_grad_trunc_normal_", lambda tensor, *args, **_: tensor),
+    ):
         # Torch reads the address of a copied tensor, and warns itself that a fake one has none.
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
         model = make()
@@ -111,10 +127,16 @@ def _captured_shapes(
     shapes: dict[str, Tensor] = {name: mode.from_tensor(tensor) for name, tensor in inputs.items()}
     if batch_size is not None:
         shapes = {name: shape.new_empty((batch_size, *shape.shape[1:])) for name, shape in shapes.items()}
-    built = capture_model(
-        model, shapes, options, by_keyword=by_keyword, any_loss=any_loss, arguments=arguments, watch=watch
-    )
-    return built.program, model
+    return model, Example(shapes, by_keyword, arguments)
+
+
+def example_of_one(model: nn.Module, options: CompileOptions) -> Example:
+    """As `example_batch`, of one sample. Where no data source is named, it follows from the config of the model, if it
+    has one: only shapes are wanted."""
+    if options.data.source is None and is_configured(type(model)):
+        return Example(sample_of(model), by_keyword=True)
+    training = options.training.model_copy(update={"batch_size": 1})
+    return example_batch(model, options.model_copy(update={"training": training, "micro_batches": 1, "n_chips": 1}))
 
 
 def build_model(options: CompileOptions) -> nn.Module:
@@ -131,10 +153,14 @@ def build_model(options: CompileOptions) -> nn.Module:
         kind = type(factory).__name__
         what = f"{target} is of type {kind}, neither an nn.Module class nor a function that returns one"
         raise ModelError(what, remedy=remedy)
-    check_arguments(factory, options.model.args, target, "model")
+    configured = is_configured(factory)
+    if not configured:
+        check_arguments(factory, options.model.args, target, "model")
     torch.manual_seed(options.training.seed)
     np.random.seed(options.training.seed % 2**32)
     random.seed(options.training.seed)
+    if configured:
+        return make_configured(factory, options.model.args, target)
     try:
         model = factory(**options.model.args)
     except SambasimError:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from sambasim.compiler.names import own_name, read_by
 from sambasim.errors import CaptureError, ModelError
@@ -134,8 +135,11 @@ def _converted(operand: fx.Node, dtype: torch.dtype, near: fx.Node) -> fx.Node:
 
 def _rounded(data: Tensor, dtype: torch.dtype, rounded: dict[tuple[int, torch.dtype], Tensor]) -> Tensor:
     storage = data.untyped_storage()
-    key = storage.data_ptr(), data.dtype
-    if key not in rounded:
+    is_fake = isinstance(data, FakeTensor)
+    key = storage._cdata if is_fake else storage.data_ptr(), data.dtype
+    if key not in rounded and is_fake:
+        rounded[key] = data.new_empty(storage.nbytes() // data.element_size(), dtype=dtype)
+    elif key not in rounded:
         whole = torch.empty(0, dtype=data.dtype).set_(storage)
         rounded[key] = whole.to(dtype)
         if bool((rounded[key].isinf() & whole.isfinite()).any()):

@@ -105,6 +105,8 @@ def _load_module(name: str, target: str, what: str, error: type[UserError]) -> M
             if raised.name is None or not f"{name}.".startswith(f"{raised.name}."):
                 raise _failed(raised, target, what, error) from raised
             remedy = f"run it from the folder that holds {raised.name}, or name the file: path/file.py:NAME"
+            if name == "transformers":
+                remedy = "pip install transformers"
             raise error(f"the {what} {target}: there is no module {raised.name}", remedy=remedy) from None
         except (Exception, SystemExit) as raised:
             raise _failed(raised, target, what, error) from raised
@@ -155,7 +157,7 @@ def _attribute(module: ModuleType, name: str, target: str, what: str, error: typ
             found = getattr(found, part)
         except AttributeError:
             names = sorted(n for n in vars(found) if not n.startswith("_")) if hasattr(found, "__dict__") else []
-            guess = nearest(part, names)
+            guess = nearest(part, dir(found))  # with what a module imports when it is asked for
             own = [n for n in names if getattr(getattr(found, n), "__module__", None) == module.__name__]
             raise error(
                 f"the {what} {target}: {module.__file__} has no {part}",

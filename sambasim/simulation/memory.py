@@ -11,17 +11,25 @@
 Every rank has a memory of its own, as an RDU has: nothing is shared in a node.
 """
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import TypeAlias
 
 from sambasim.collectives.slices import cut
 from sambasim.ir.dataflow import groups_of
+from sambasim.ir.graph import MADE_AGAIN, Graph, Node, SectionKind, node_references
+from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import ParameterGroup, Program
-from sambasim.ir.types import SymbolKind, TensorType
+from sambasim.ir.types import Symbol, SymbolKind, TensorType
 from sambasim.ir.zero import in_slices
 
 _LEVEL = {"parameter": 3, "gradient": 2}
 """By region of a group: the level of ZeRO from which a rank keeps its slice only. States: 1."""
+
+Regions: TypeAlias = frozenset[tuple[str, str]]
+"""Names of groups, each with "parameter" or "gradient"."""
 
 _BUFFERS = (SymbolKind.INPUT, SymbolKind.BUFFER, SymbolKind.CONSTANT, SymbolKind.REDUCE_BUFFER)
 
@@ -50,15 +58,14 @@ def memory_of(
     replicas: int = 1,
     in_flight: int = 1,
     passes: int = 1,
+    whole: Iterable[Regions] | None = None,
 ) -> Memory:
     """The memory of a rank whose own program (`ir.stages.of_rank`) is `program`. `activations_bytes`: what one pass of
     `samples` keeps for its backward, and `in_flight` passes keep at once. `passes`: those of one step. `samples` and
     `zero` are as compiled if None. Of unequal slices the largest counts. A program without data parallelism has
-    whole groups, whatever `zero` is."""
+    whole groups, whatever `zero` is. `whole`: what `whole_regions` gives, for who asks about several dtypes."""
     parallel = program.data_parallel
     level = 0 if parallel is None else parallel.zero if zero is None else zero
-    if parallel is not None:
-        program = replace(program, data_parallel=replace(parallel, zero=level))
     in_slices_only = {region for region, first in _LEVEL.items() if level >= first}
     if passes > 1:
         in_slices_only.discard("gradient")
@@ -76,12 +83,15 @@ def memory_of(
     symbols = program.symbols.values()
     frozen = sum(one.type.size_bytes for one in symbols if one.kind is SymbolKind.PARAMETER and one.name not in grouped)
     buffers = sum(_at(one.type, one.kind, program.batch_size, samples) for one in symbols if one.kind in _BUFFERS)
+    if in_slices_only:
+        regions = whole_regions(program, level) if whole is None else whole
+        buffers += _whole_for_a_while(program, in_slices_only, replicas, regions)
     return Memory(
         parameters=kept("parameter") + frozen,
         gradients=kept("gradient"),
         states=states,
         activations=activations_bytes * in_flight,
-        buffers=buffers + _whole_for_a_while(program, in_slices_only, replicas),
+        buffers=buffers,
     )
 
 
@@ -96,28 +106,94 @@ def _at(type_: TensorType, kind: SymbolKind, compiled: int, samples: int | None)
     return type_.size_bytes * (samples or compiled) // compiled if scales else type_.size_bytes
 
 
-def _whole_for_a_while(program: Program, regions: set[str], replicas: int) -> int:
-    """The most bytes, at any moment of a pass, by which groups of which a rank keeps slices of these `regions` are
-    larger than their slices: parameters that are gathered, and gradients that are not reduced yet."""
-    training = in_slices(program).training
-    if training is None or not regions:
-        return 0
-    more: Mapping[tuple[str, str], int] = {
-        (group.name, region): group.region_type(region).size_bytes - _region_bytes(group, region, replicas)
-        for group in program.groups
-        for region in regions
-    }
+def whole_regions(program: Program, zero: int) -> set[Regions]:
+    """The regions of groups that are whole at the same moments of a pass with this level of ZeRO: parameters that are
+    gathered, and gradients that are not reduced yet."""
+    parallel = program.data_parallel
+    if parallel is None:
+        return set()
+    training = in_slices(replace(program, data_parallel=replace(parallel, zero=zero))).training
+    if training is None:
+        return set()
     of_gradient = {member.gradient: group.name for group in program.groups for member in group.members}
     of_value = {one.value: of_gradient[one.symbol] for one in training.outputs if one.symbol in of_gradient}
-    whole: dict[tuple[str, str], int] = {}
-    most = 0
+    found: set[Regions] = set()
+    whole: Regions = frozenset()
     for node in training.nodes:
-        begins = [(of_value[name], "gradient") for name in node.results if name in of_value]
-        if node.operator == "comm.all_gather":
-            begins = [(name, "parameter") for name in groups_of(node)]
-        for key in begins:
-            whole[key] = more.get(key, 0)
-        most = max(most, sum(whole.values()))
         if node.operator == "memory.release":
-            whole.pop((str(node.args[0]), str(node.args[1])), None)
-    return most
+            whole -= {(str(node.args[0]), str(node.args[1]))}
+            continue
+        begins = {(of_value[name], "gradient") for name in node.results if name in of_value}
+        if node.operator == "comm.all_gather":
+            begins = {(name, "parameter") for name in groups_of(node)}
+        if not begins <= whole:
+            whole |= begins
+            found.add(whole)
+    return found
+
+
+def _whole_for_a_while(program: Program, kinds: set[str], replicas: int, whole: Iterable[Regions]) -> int:
+    """The most bytes by which groups of which a rank keeps slices of regions of these `kinds` exceed their slices."""
+    more = {
+        (group.name, region): group.region_type(region).size_bytes - _region_bytes(group, region, replicas)
+        for group in program.groups
+        for region in kinds
+    }
+    return max((sum(more.get(region, 0) for region in regions) for regions in whole), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class PassMemory:
+    """Bytes of the values of one pass: those of the forward that the backward reads, or made again for it, at their
+    peak; and by how much the peak of all values between operators exceeds that."""
+
+    activations: int
+    temporaries: int
+
+
+def pass_memory(graph: Graph, symbols: Mapping[str, Symbol]) -> PassMemory:
+    """The memory of the values of `graph`, in the order of its nodes. Views count as what they are views of, gradients
+    of parameters not at all: they have memory of their own, from the start of a step to its end."""
+    types = {name: symbol.type for name, symbol in symbols.items()} | dict(graph.values)
+    base: dict[str, str] = {}
+    made: dict[str, int] = {}  # by base: the position of its node
+    last: dict[str, int] = {}
+    kept: set[str] = set()  # bases that are activations; symbols are none
+    backward = min((one.start for one in graph.sections if one.kind is SectionKind.BCKWD), default=len(graph.nodes))
+    for at, node in enumerate(graph.nodes):
+        operands = [base.get(name, name) for name in node_references(node)]
+        for name in operands:
+            last[name] = at
+            if at >= backward and (name.endswith(MADE_AGAIN) or made.get(name, backward) < backward):
+                kept.add(name)
+        is_view = _is_operand(node, types)
+        for name in filter(None, node.results):
+            base[name] = operands[0] if is_view else name
+            if not is_view:
+                made[name] = last[name] = at
+    for one in graph.outputs:  # what is returned stays
+        last[base.get(one.value, one.value)] = len(graph.nodes)
+    own = {base.get(one.value) for one in graph.outputs if symbols[one.symbol].kind is SymbolKind.GRADIENT}
+    kept -= own
+    sizes = {name: graph.values[name].size_bytes for name in made if name not in own}
+    activations = _peak((made[name], last[name], size) for name, size in sizes.items() if name in kept)
+    everything = _peak((made[name], last[name], size) for name, size in sizes.items())
+    return PassMemory(activations, everything - activations)
+
+
+def _is_operand(node: Node, types: Mapping[str, TensorType]) -> bool:
+    """Whether the result is the operand, or a view of it. A functional graph needs no clones, as which dropout at 0 is
+    recorded too, and no conversions to the type that a value has."""
+    if node.operator in ("aten.clone.default", "aten._to_copy.default"):
+        (result,), operand = node.results, next(node_references(node))
+        return result is not None and types[result] == types[operand] and "memory_format" not in dict(node.kwargs)
+    return OPERATORS[node.operator].kind is OperatorKind.VIEW
+
+
+def _peak(lives: Iterable[tuple[int, int, int]]) -> int:
+    """The most bytes at any position: of each value the first and the last position, and its size."""
+    change: defaultdict[int, int] = defaultdict(int)
+    for first, last, size in lives:
+        change[first] += size
+        change[last + 1] -= size
+    return max(accumulate(change[at] for at in sorted(change)), default=0)

@@ -95,3 +95,10 @@ def test_arguments_that_do_not_fit_are_reported_with_the_signature(folder: Path)
     with pytest.raises(DataError, match=r"the data source data.py:f raised ValueError: no such corpus") as caught:
         call_object("data.py:f", {"path": "x"}, "data source")
     assert caught.value.where == f"{folder}/data.py:2: def f(path, size=3): raise ValueError('no such corpus')"
+
+
+def test_a_similar_name_that_a_module_imports_when_it_is_asked_for(folder: Path) -> None:
+    (folder / "lazy_module_7.py").write_text("def __dir__(): return ['GPT2LMHeadModel']\n")
+    with pytest.raises(ModelError) as raised:
+        load_object("lazy_module_7:GPT2LMHedModel", "model")
+    assert raised.value.remedy == "did you mean GPT2LMHeadModel?"

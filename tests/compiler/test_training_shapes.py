@@ -1,0 +1,185 @@
+"""Memory by part against PyTorch's own accounting, and models that are made from a config."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from sambasim.compiler.front import build_model, example_of_one, model_of_shapes, shapes_from_options
+from sambasim.compiler.training_shapes import TrainingShapes, training_shapes
+from sambasim.errors import DataError, ModelError
+from sambasim.options.compile import CompileOptions, compile_options
+from tests.support.torch_memory import FAMILIES, parts_of
+from tests.support.whole import whole, whole_case
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+LARGEST_ERROR = 0.05
+LARGEST_ERROR_OF_PEAK = 0.1
+"""Torch keeps what a backward function saved until all of the function has run; a graph frees it by operator."""
+TINY = ("vocab_size=64", "hidden_size=32", "intermediate_size=48", "num_hidden_layers=2", "num_attention_heads=4")
+
+NARROW = ("vocab_size=64", "dim=32", "hidden_dim=48", "n_layers=2", "n_heads=4", "max_position_embeddings=64")
+
+SMALL = [
+    ("char_gpt.toml", ()),
+    ("resnet.toml", ()),
+    ("transformers:LlamaForCausalLM", (*TINY, "max_position_embeddings=64")),
+    ("transformers:DistilBertForMaskedLM", (*NARROW, "dropout=0.0", "attention_dropout=0.0")),
+]
+
+
+def options_of(subject: str, args: tuple[str, ...] = (), *more: str) -> CompileOptions:
+    if subject.startswith("transformers:") and importlib.util.find_spec("transformers") is None:
+        pytest.skip("transformers is not installed")
+    is_config = subject.endswith(".toml")
+    config, target = (CONFIGS / subject, None) if is_config else (None, subject)
+    flags = {"data_parallel": True} if is_config else {"data_parallel": True, "optimizer": "adamw"}
+    return compile_options(config, target, [*(f"model.args.{one}" for one in args), *more], flags)
+
+
+def check_parts(options: CompileOptions, dtype: torch.dtype) -> None:
+    parts = parts_of(options, dtype)
+    for name, (estimated, counted) in parts.items():
+        most = LARGEST_ERROR_OF_PEAK if name == "peak" else LARGEST_ERROR
+        assert abs(estimated / counted - 1) < most, f"{name} of {options.model.target} in {dtype}: {parts}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("subject", "args"), SMALL, ids=lambda value: value if isinstance(value, str) else "")
+def test_each_part_is_what_torch_counts(subject: str, args: tuple[str, ...], dtype: torch.dtype) -> None:
+    check_parts(options_of(subject, args), dtype)
+
+
+@whole
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_part_of_a_family_at_its_real_size_is_what_torch_counts(family: str, dtype: torch.dtype) -> None:
+    check_parts(options_of(f"transformers:{family}", FAMILIES[family]), dtype)
+
+
+def test_a_sample_follows_from_the_config_where_no_data_is_named() -> None:
+    def inputs_of(subject: str, *args: str) -> dict[str, tuple[int, ...]]:
+        options = options_of(subject, args)
+        _, example = model_of_shapes(lambda: build_model(options), lambda model: example_of_one(model, options), 3)
+        return {name: tuple(one.shape) for name, one in example.inputs.items()}
+
+    llama = "transformers:LlamaForCausalLM"
+    assert inputs_of(llama, *TINY, "max_position_embeddings=100") == {"input_ids": (3, 64), "labels": (3, 64)}
+    assert inputs_of(llama, *TINY, "max_position_embeddings=8192") == {"input_ids": (3, 2048), "labels": (3, 2048)}
+    vision = ("image_size=32", "patch_size=16", *TINY[1:])
+    found = inputs_of("transformers:ViTForImageClassification", *vision)
+    assert found == {"pixel_values": (3, 3, 32, 32), "labels": (3,)}
+    found = inputs_of("transformers:GPT2ForSequenceClassification", "n_layer=1", "n_embd=32", "n_head=2")
+    assert found == {"input_ids": (3, 1024), "labels": (3,)}
+    of_every_config = ("decoder_start_token_id=1", "attn_implementation=eager", "hidden_size=64", "num_layers=1")
+    found = inputs_of("transformers:T5ForConditionalGeneration", *of_every_config)
+    assert found == {"input_ids": (3, 512), "labels": (3, 512)}
+
+
+def test_data_that_is_named_is_taken() -> None:
+    inputs = 'data.inputs={input_ids = "int64[16] < 64", labels = "int64[16] < 64"}'
+    options = options_of("transformers:LlamaForCausalLM", TINY, "data.source=synthetic", inputs)
+    program = training_shapes(options).program
+    assert program.symbols["input_ids"].type.shape == (1, 16)
+
+
+@pytest.mark.parametrize(
+    ("args", "told", "remedy"),
+    [
+        (("n_layr=3",), "GPT2Config, the config of transformers:GPT2LMHeadModel, has no field n_layr", "n_layer?"),
+        (("qqqqqqqq=3",), "has no field qqqqqqqq", "it has "),
+        (("n_layer=many",), "Field 'n_layer' expected int, got str", "correct it: --set model.args.NAME=VALUE"),
+        (
+            ("n_embd=30", "n_head=4"),
+            "cannot be built from this GPT2Config: ValueError",
+            "give fields that fit together",
+        ),
+    ],
+)
+def test_a_wrong_field_of_a_config_is_an_error(args: tuple[str, ...], told: str, remedy: str) -> None:
+    options = options_of("transformers:GPT2LMHeadModel", args)
+    with pytest.raises(ModelError) as raised:
+        training_shapes(options)
+    assert told in raised.value.what
+    assert remedy in (raised.value.remedy or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "remedy"),
+    [
+        ("BertModel", "BertModel takes no labels", "a class with a loss, such as BertForSequenceClassification"),
+        ("Wav2Vec2ForCTC", "the inputs of Wav2Vec2ForCTC do not follow from its config", "data.source=synthetic"),
+    ],
+)
+def test_a_model_whose_inputs_are_unknown_is_an_error(name: str, told: str, remedy: str) -> None:
+    options = options_of(f"transformers:{name}", ("num_hidden_layers=1",))
+    with pytest.raises(DataError) as raised:
+        training_shapes(options)
+    assert told in raised.value.what
+    assert remedy in (raised.value.remedy or "")
+
+
+def test_without_transformers_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = options_of("transformers:GPT2LMHeadModel")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ModelError) as raised:
+        training_shapes(options)
+    assert "there is no module transformers" in raised.value.what
+    assert raised.value.remedy == "pip install transformers"
+
+
+UNUSUAL = """
+import torch
+from torch import nn
+
+class OnlyFloat32(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8, 4, dtype=torch.float32))
+
+    def forward(self, x):
+        return (x.float() @ self.weight).square().mean()
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return y.mean() if float(y.sum()) > 0 else y.square().mean()
+
+class Truncated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(nn.init.trunc_normal_(torch.empty(8, 4)))
+
+    def forward(self, x):
+        return (x @ self.weight).square().mean()
+"""
+
+
+def test_unusual_models(tmp_path: Path) -> None:
+    file = tmp_path / "unusual.py"
+    file.write_text(UNUSUAL, encoding="utf-8")
+
+    def shapes(name: str) -> TrainingShapes:
+        inputs = 'data.inputs={x = "float32[8]"}'
+        return training_shapes(options_of(f"{file}:{name}", (), "data.source=synthetic", inputs, "data.samples=4"))
+
+    assert shapes("Truncated").dtype == "bfloat16"
+    assert shapes("OnlyFloat32").program.groups[0].dtype == "float32"
+    with pytest.raises(ModelError, match="float") as raised:
+        shapes("Branches")
+    assert "unusual.py:20" in (raised.value.where or "")
+
+
+@pytest.mark.parametrize("dtype", ["bf16", whole_case("fp16")])
+def test_a_program_of_16_bits_is_captured_on_tensors_without_memory(dtype: str) -> None:
+    options = options_of("char_gpt.toml", (), f"compile.dtype={dtype}")
+    program = shapes_from_options(options)
+    assert {group.dtype for group in program.groups} == {"bfloat16" if dtype == "bf16" else "float16"}
+    tied = [one for one in program.symbols.values() if one.kind == "parameter" and len(one.torch_names) > 1]
+    assert len(tied) == 1, "the embedding is the last layer too"

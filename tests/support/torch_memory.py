@@ -1,0 +1,156 @@
+"""The memory of a training step by PyTorch's own accounting: the eager model runs on tensors without memory, while
+hooks and a dispatch mode note every storage."""
+
+import gc
+import weakref
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from sambasim.compiler.front import build_model, example_of_one, model_of_shapes
+from sambasim.compiler.precision import default_type, inputs_in
+from sambasim.compiler.step import TrainingStep, training_loss
+from sambasim.compiler.training_shapes import training_shapes
+from sambasim.optimizers import OPTIMIZERS
+from sambasim.options.compile import CompileOptions
+from sambasim.simulation.memory_choices import DTYPES, Choice, Choices
+
+# PyTorch on a CPU keeps masks of dropout as numbers of the dtype, where a graph has one byte: none in comparisons.
+FAMILIES = {
+    "GPT2LMHeadModel": ("resid_pdrop=0.0", "embd_pdrop=0.0", "attn_pdrop=0.0"),
+    "BertForMaskedLM": ("hidden_dropout_prob=0.0", "attention_probs_dropout_prob=0.0"),
+    "RobertaForMaskedLM": ("hidden_dropout_prob=0.0", "attention_probs_dropout_prob=0.0"),
+    "DistilBertForMaskedLM": ("dropout=0.0", "attention_dropout=0.0"),
+    "OPTForCausalLM": ("dropout=0.0",),
+    "BloomForCausalLM": (),
+    "GPTNeoXForCausalLM": ("num_hidden_layers=8",),
+    "LlamaForCausalLM": (),
+    "MistralForCausalLM": ("num_hidden_layers=8",),
+    "Qwen2ForCausalLM": ("num_hidden_layers=8",),
+    "T5ForConditionalGeneration": ("dropout_rate=0.0",),
+    "ViTForImageClassification": (),
+}
+"""Families of the package transformers: by class, the fields of its config that differ from the defaults."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchMemory:
+    """Bytes. `saved`: of the storages that the backward saves. `peak`: the most bytes of storages at a time, without
+    the model's, inputs and gradients of parameters."""
+
+    parameters: int
+    gradients: int
+    states: int
+    saved: int
+    peak: int
+
+
+def torch_memory(options: CompileOptions, dtype: torch.dtype = torch.float32) -> TorchMemory:
+    """Of the model, data, loss, optimizer and batch size that `options` name, which is built and run in `dtype`."""
+    with default_type(dtype) if dtype is not torch.float32 else nullcontext():
+        model, (inputs, by_keyword, arguments) = model_of_shapes(
+            lambda: build_model(options), lambda model: example_of_one(model, options), options.training.batch_size
+        )
+        inputs = inputs_in(None if dtype is torch.float32 else dtype, inputs)
+        loss = training_loss(options.loss.name, options.loss.args) if options.loss else None
+        step = TrainingStep(model, tuple(inputs), loss, by_keyword, arguments=arguments).train()
+        given = {_storage(one) for one in (*model.parameters(), *model.buffers(), *inputs.values())}
+        saved: dict[int, Tensor] = {}
+
+        def keep(tensor: Tensor) -> Tensor:
+            if _storage(tensor) not in given:
+                saved[_storage(tensor)] = tensor
+            return tensor
+
+        gc.collect()
+        with _Storages(given) as storages:
+            with saved_tensors_hooks(keep, lambda tensor: tensor):
+                outputs = step(*inputs.values())
+            saved_bytes = sum(one.untyped_storage().nbytes() for one in saved.values())
+            saved.clear()
+            outputs[0].backward()
+            gradients = [one.grad for one in model.parameters() if one.grad is not None]
+            peak = storages.peak({_storage(one) for one in gradients})
+        name = options.optimizer.name if options.optimizer else "adamw"
+        kind = getattr(torch.optim, OPTIMIZERS[name].torch_name or "")
+        momentum = {"momentum": options.optimizer.momentum} if options.optimizer and name == "sgd" else {}
+        optimizer = kind(model.parameters(), lr=1e-3, foreach=False, **momentum)
+        optimizer.step()
+        states = [one for state in optimizer.state.values() for one in state.values() if isinstance(one, Tensor)]
+    return TorchMemory(
+        parameters=_bytes(list(model.parameters())),
+        gradients=_bytes(gradients),
+        states=_bytes([one for one in states if one.ndim]),  # without counts of steps
+        saved=saved_bytes,
+        peak=peak,
+    )
+
+
+def parts_of(options: CompileOptions, dtype: torch.dtype) -> dict[str, tuple[int, int]]:
+    """By part, the bytes that `estimate-memory` says, of one replica without master weights and recomputation, and
+    those that torch counts."""
+    assert options.optimizer is not None
+    name = options.optimizer.name
+    states = OPTIMIZERS[name].kept_states(options.optimizer.hyperparameters())
+    shapes = training_shapes(options)
+    choices = Choices(shapes.program, shapes.graphs, shapes.dtype, replicas=1, passes=1)
+    wanted = str(dtype).removeprefix("torch.")
+    stored = next(one for one in DTYPES if one.stored == wanted and not one.master)
+    ours, torchs = choices.estimate(Choice(stored, "none", name, states, zero=1)), torch_memory(options, dtype)
+    memory = ours.memory
+    return {
+        "parameters": (memory.parameters, torchs.parameters),
+        "gradients": (memory.gradients, torchs.gradients),
+        "states": (memory.states, torchs.states),
+        "activations": (memory.activations, torchs.saved),
+        "peak": (memory.activations + ours.temporaries, torchs.peak),
+    }
+
+
+def _storage(tensor: Tensor) -> int:
+    key: int = tensor.untyped_storage()._cdata
+    return key
+
+
+def _bytes(tensors: list[Any]) -> int:
+    return sum(one.numel() * one.element_size() for one in tensors)
+
+
+class _Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's, untyped
+    """Notes when each new storage appears and when it is freed."""
+
+    def __init__(self, given: set[int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's, untyped
+        self._given = given
+        self._live: dict[int, int] = {}  # by storage: the number of its life
+        self._changes: list[tuple[int, int]] = []  # the number of a life, and bytes, negative at its end
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and (key := _storage(tensor)) not in self._given and key not in self._live:
+                storage = tensor.untyped_storage()
+                life = self._live[key] = len(self._changes)
+                self._changes.append((life, storage.nbytes()))
+                weakref.finalize(storage, self._end, key, life, storage.nbytes())
+        return result
+
+    def _end(self, key: int, life: int, size_bytes: int) -> None:
+        self._live.pop(key, None)
+        self._changes.append((life, -size_bytes))
+
+    def peak(self, excluded: set[int]) -> int:
+        """Without storages that are alive now and are `excluded`."""
+        lives = {life for key, life in self._live.items() if key in excluded}
+        most = now = 0
+        for life, size_bytes in self._changes:
+            if life not in lives:
+                now += size_bytes
+                most = max(most, now)
+        return most
