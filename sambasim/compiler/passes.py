@@ -11,7 +11,7 @@ from sambasim.costs.work import at_batch_size, stage_ranges, work_of
 from sambasim.hardware.budget import Budget
 from sambasim.ir.graph import Graph, SectionKind
 from sambasim.ir.program import ParameterGroup, Program
-from sambasim.ir.stages import of_rank, pipeline_ranks, symbols_of_ranks
+from sambasim.ir.stages import of_ranks, symbols_of_ranks
 from sambasim.ir.types import ALIGNMENT_BYTES, DTYPE_BYTES, SymbolKind, align
 from sambasim.ir.verify import Progress, verify
 
@@ -137,8 +137,7 @@ class Fits:
     budget: Budget
 
     def __call__(self, program: Program) -> Program:
-        for rank in range(pipeline_ranks(program)):
-            part = of_rank(program, rank)
+        for part in of_ranks(program):
             graph = part.training or part.evaluation
             work = work_of(graph, part.symbols)
             check_chip(graph, work, self.budget)

@@ -1,11 +1,13 @@
 """Programs of one model for many strategies of parallelism, from one capture."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from torch import nn
 
 from sambasim.compiler.passes import Fits, Pass
+from sambasim.compiler.recompute import Recompute
+from sambasim.compiler.sharding.tensor_parallel import TensorParallel
 from sambasim.compiler.strategy import pipeline
 from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.program import Program
@@ -15,34 +17,36 @@ from sambasim.options.compile import CompileOptions
 
 class Variants:
     """Runs the passes that `options` ask for, with changes, on a program of one rank, as captured of `model` or
-    compiled. The result of the first pass is kept for all pipelines that begin with it. Evaluation graphs are left
-    out, and nothing is verified: `sambasim compile` does."""
+    compiled. Evaluation graphs are left out, and nothing is verified: `sambasim compile` does."""
 
     def __init__(self, program: Program, options: CompileOptions, model: nn.Module | None = None) -> None:
         self._captured = _as_captured(program)
         self._options = options
         self._model = model
-        self._made: list[tuple[Pass, Program]] = []
+        self._made: list[tuple[Sequence[Pass], Program]] = []
 
     def program(self, changes: Mapping[str, object], samples: int) -> Program:
         """The program with `changes` of options, cut into sections for passes of `samples`. Raises OptionError for
         what is impossible."""
         options = self._options.model_copy(update=changes)
-        first, *others = pipeline(options, model=self._model, samples=samples)
-        program = self._after(first)
-        for step in others:
-            if not isinstance(step, Fits):
-                program = step(program)
+        passes = [one for one in pipeline(options, model=self._model, samples=samples) if not isinstance(one, Fits)]
+        start, program = self._known(passes)
+        for number, step in enumerate(passes[start:], start + 1):
+            program = step(program)
+            if all(isinstance(one, _KEPT) for one in passes[:number]):
+                self._made.append((passes[:number], program))
         return program
 
-    def _after(self, first: Pass) -> Program:
-        for known, program in self._made:
-            if known == first:
-                return program
-        program = first(self._captured)
-        self._made.append((first, program))
-        return program
+    def _known(self, passes: Sequence[Pass]) -> tuple[int, Program]:
+        """The longest beginning of `passes` whose result is kept, and that."""
+        for made, program in reversed(self._made):
+            if made == passes[: len(made)]:
+                return len(made), program
+        return 0, self._captured
 
+
+_KEPT = (TensorParallel, Recompute)
+"""Passes that many strategies begin with."""
 
 _OF_UPDATES = (SymbolKind.OPTIMIZER_STATE, SymbolKind.ACCUMULATION_GROUP, SymbolKind.REDUCE_BUFFER)
 

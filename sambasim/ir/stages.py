@@ -6,8 +6,8 @@ comm.copy nodes of the update bring them: that of a tied parameter.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 
 from sambasim.errors import InvariantError
 from sambasim.ir.dataflow import groups_of, pass_and_update
@@ -63,23 +63,55 @@ def ends_of(node: Node) -> tuple[int, int]:
 
 def symbols_of_ranks(program: Program) -> tuple[frozenset[str], ...]:
     """By rank on the axis pp: the symbols that it holds. What no rank works on is on the first."""
+    return _symbols_of(program, _parts(program))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The groups of one rank on the axis pp, and its part of each graph."""
+
+    groups: frozenset[str]
+    training: Graph | None
+    evaluation: Graph
+    single: Graph | None
+
+
+def _parts(program: Program) -> list[_Part]:
     ranks = pipeline_ranks(program)
     if ranks == 1:
+        groups = frozenset(group.name for group in program.groups)
+        return [_Part(groups, program.training, program.evaluation, program.single)]
+    groups_at = ranks_of_groups(program)
+    training, single, found = program.training, program.single, []
+    for rank in range(ranks):
+        own = frozenset(name for name, at in groups_at.items() if at == rank)
+        found.append(
+            _Part(
+                own,
+                None if training is None else _own(training, own, rank, ranks),
+                _own(program.evaluation, own, rank, ranks),
+                None if single is None else _own(single, own, rank, ranks),
+            )
+        )
+    return found
+
+
+def _symbols_of(program: Program, parts: Sequence[_Part]) -> tuple[frozenset[str], ...]:
+    if len(parts) == 1:
         return (frozenset(program.symbols),)
-    groups = ranks_of_groups(program)
     everywhere = {name for name, symbol in program.symbols.items() if symbol.kind in _EVERYWHERE}
-    found = [set(everywhere) for _ in range(ranks)]
-    for rank, names in enumerate(found):
-        own = {name for name, at in groups.items() if at == rank}
-        for graph in program.graphs:
-            part = _own(graph, own, rank, ranks)
-            names.update(part.inputs, (output.symbol for output in part.outputs))
+    found = []
+    for part in parts:
+        names = set(everywhere)
+        for graph in filter(None, (part.training, part.evaluation, part.single)):
+            names.update(graph.inputs, (output.symbol for output in graph.outputs))
         for group in program.groups:
-            if group.name in own:
+            if group.name in part.groups:
                 for member in group.members:
                     names.update(program.optimizers[group.optimizer].symbols_of(member).values())
         if program.data_parallel is not None:
-            names.update(one.symbol for one in program.data_parallel.gradient_groups if one.group in own)
+            names.update(one.symbol for one in program.data_parallel.gradient_groups if one.group in part.groups)
+        found.append(names)
     found[0] |= program.symbols.keys() - set().union(*found)
     return tuple(map(frozenset, found))
 
@@ -91,35 +123,44 @@ def first_holders(program: Program) -> Mapping[str, int]:
 
 
 def of_rank(program: Program, rank: int) -> Program:
-    """The program of `rank` on the axis pp: its sections, its parameter groups, and the symbols that they work on."""
-    ranks = pipeline_ranks(program)
-    if ranks == 1:
-        return program
-    own = {name for name, at in ranks_of_groups(program).items() if at == rank}
-    symbols = symbols_of_ranks(program)[rank]
-    parallel = program.data_parallel
-    if parallel is not None:
-        parallel = replace(parallel, gradient_groups=tuple(g for g in parallel.gradient_groups if g.group in own))
-    training, single = program.training, program.single
-    return replace(
-        program,
-        symbols={name: symbol for name, symbol in program.symbols.items() if name in symbols},
-        training=None if training is None else _own(training, own, rank, ranks),
-        evaluation=_own(program.evaluation, own, rank, ranks),
-        single=None if single is None else _own(single, own, rank, ranks),
-        groups=tuple(group for group in program.groups if group.name in own),
-        data_parallel=parallel,
-    )
+    """The program of `rank` on the axis pp: see `of_ranks`."""
+    return of_ranks(program)[rank]
 
 
-def _own(graph: Graph, groups: set[str], rank: int, ranks: int) -> Graph:
+def of_ranks(program: Program) -> tuple[Program, ...]:
+    """The program of each rank on the axis pp: its sections, its parameter groups, and the symbols that they work
+    on."""
+    parts = _parts(program)
+    if len(parts) == 1:
+        return (program,)
+    found = []
+    for part, symbols in zip(parts, _symbols_of(program, parts), strict=True):
+        parallel = program.data_parallel
+        if parallel is not None:
+            own = tuple(one for one in parallel.gradient_groups if one.group in part.groups)
+            parallel = replace(parallel, gradient_groups=own)
+        found.append(
+            replace(
+                program,
+                symbols={name: symbol for name, symbol in program.symbols.items() if name in symbols},
+                training=part.training,
+                evaluation=part.evaluation,
+                single=part.single,
+                groups=tuple(group for group in program.groups if group.name in part.groups),
+                data_parallel=parallel,
+            )
+        )
+    return tuple(found)
+
+
+def _own(graph: Graph, groups: Set[str], rank: int, ranks: int) -> Graph:
     """The sections and nodes of one rank, which has `groups`."""
-    in_pass, _ = pass_and_update(graph)
+    in_pass = len(pass_and_update(graph)[0])
     nodes: list[Node] = []
     sections: list[Section] = []
-    for section in graph.sections:
+    for number, section in enumerate(graph.sections):
         start = len(nodes)
-        if section in in_pass:
+        if number < in_pass:
             nodes += graph.section_nodes(section) if section.stage % ranks == rank else ()
         else:
             nodes += filter(None, (_of_groups(node, groups, rank) for node in graph.section_nodes(section)))
@@ -134,12 +175,12 @@ def _own(graph: Graph, groups: set[str], rank: int, ranks: int) -> Graph:
     return replace(graph, inputs=inputs, nodes=tuple(nodes), outputs=outputs, sections=tuple(sections))
 
 
-def _of_groups(node: Node, own: set[str], rank: int) -> Node | None:
+def _of_groups(node: Node, own: Set[str], rank: int) -> Node | None:
     """A node of the update, for `rank`, which has the groups `own`; None if it works on others only."""
     if copied(node) is not None:
         return node if rank in ends_of(node) else None
     named = groups_of(node)
-    if not named or own.issuperset(named):
+    if not named or own >= set(named):
         return node
     if node.operator != "opt.square_sums":
         return None

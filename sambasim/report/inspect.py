@@ -12,7 +12,7 @@ from sambasim.ir.dataflow import Gather, gathers, section_effects
 from sambasim.ir.graph import Graph, Node, node_references
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program, RuntimeArgument
-from sambasim.ir.stages import copied, ends_of, of_rank
+from sambasim.ir.stages import copied, ends_of, of_ranks
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 from sambasim.ir.zero import kept
 from sambasim.pef import PefDocument, PefHeader
@@ -207,8 +207,7 @@ def contents(path: Path, header: PefHeader, document: PefDocument) -> Contents:
 
 def _stage_facts(program: Program) -> Iterable[StageFacts]:
     schedule = program.schedule
-    for rank in range(0 if schedule is None else schedule.ranks):
-        own = of_rank(program, rank)
+    for rank, own in enumerate(() if schedule is None else of_ranks(program)):
         graph = own.training or own.evaluation
         types = {name: symbol.type for name, symbol in own.symbols.items()} | dict(graph.values)
         sent = [name for node in graph.nodes if node.operator == "comm.send" for name in node_references(node)]

@@ -16,7 +16,7 @@ from sambasim.ir.dataflow import axis_of, pass_and_update
 from sambasim.ir.graph import node_references
 from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.ir.program import Program
-from sambasim.ir.stages import of_rank, pipeline_ranks
+from sambasim.ir.stages import of_ranks
 from sambasim.ir.types import SymbolKind
 from sambasim.records.collectives import DEFINITIONS, CollectivesRecord, SizeRecord
 from sambasim.records.metrics import PredictedRecord, SummaryRecord
@@ -166,14 +166,13 @@ def parameter_bytes(program: Program, *, whole: bool) -> int:
     """Of the whole model, or of the rank with the most."""
     if whole:
         return sum(s.whole.size_bytes for s in program.symbols.values() if s.kind is SymbolKind.PARAMETER)
-    ranks = (of_rank(program, rank) for rank in range(pipeline_ranks(program)))
-    return max(held_bytes(own)[SymbolKind.PARAMETER] for own in ranks)
+    return max(held_bytes(own)[SymbolKind.PARAMETER] for own in of_ranks(program))
 
 
 def received_bytes(program: Program, axis: str) -> int:
     """What a rank, the one with the most, receives along `axis` in a pass of the training step, or of the evaluation
     graph without one."""
-    return max(_received_bytes(of_rank(program, rank), axis) for rank in range(pipeline_ranks(program)))
+    return max(_received_bytes(own, axis) for own in of_ranks(program))
 
 
 def _received_bytes(own: Program, axis: str) -> int:

@@ -13,7 +13,7 @@ from sambasim.ir.graph import Graph, SectionKind
 from sambasim.ir.mesh import DATA_PARALLEL, Mesh
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import ActionKind
-from sambasim.ir.stages import of_rank, pipeline_ranks
+from sambasim.ir.stages import of_ranks
 from sambasim.ir.types import SymbolKind
 from sambasim.simulation.messages import copies_of, traffic_of
 from sambasim.simulation.scaling import ScaledStep, Span, Track, scale, syncs_of
@@ -94,8 +94,7 @@ def price_ranks(
     Raises MachineError if one does not fit, PefError for invalid arguments."""
     samples = samples or program.batch_size
     found = []
-    for rank in range(pipeline_ranks(program)):
-        own = of_rank(program, rank)
+    for own in of_ranks(program):
         graph = _training(own)
         work = at_batch_size(work_of(graph, own.symbols), own.batch_size, samples)
         check_chip(graph, work, budget)

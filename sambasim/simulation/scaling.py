@@ -7,7 +7,7 @@ By host, ZeRO 2 and 3 are nodes of passes (`simulation/zero.py`), for which sect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cache, cached_property
 from statistics import NormalDist
 
 from sambasim.hardware.placement import Placement
@@ -210,12 +210,17 @@ def _synced(
 
 
 def slowest_s_of(alone: PredictedStep, replicas: int) -> float:
-    """How much longer the slowest of `replicas` takes than their mean, if the times of a pass have a normal
-    distribution (Blom 1958). Of several micro-steps, one counts: how their times add up is not published."""
-    if replicas == 1:
-        return 0.0
+    """How much longer the slowest of `replicas` takes than their mean. Of several micro-steps, one counts: how their
+    times add up is not published."""
     model_s = sum(one.price.predicted_s for one in alone.sections if one.kind in MODEL_KINDS)
-    return alone.budget.spread * model_s * NormalDist().inv_cdf((replicas - 0.375) / (replicas + 0.25))
+    return alone.budget.spread * model_s * spread_of(replicas)
+
+
+@cache
+def spread_of(replicas: int) -> float:
+    """By how many standard deviations the slowest of `replicas` is expected to be above their mean, if the times of a
+    pass have a normal distribution (Blom 1958)."""
+    return NormalDist().inv_cdf((replicas - 0.375) / (replicas + 0.25)) if replicas > 1 else 0.0
 
 
 def _without_sync(alone: PredictedStep, placement: Placement) -> ScaledStep:

@@ -8,8 +8,9 @@ sync               of its parameters as one group, which overlaps with the last 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
+from typing import Any, TypeVar, cast
 
 from sambasim.costs.work import Work, at_batch_size, work_of
 from sambasim.errors import OptionError
@@ -24,9 +25,9 @@ from sambasim.simulation.memory import Memory, memory_of
 from sambasim.simulation.messages import message, traffic_of
 from sambasim.simulation.planning.layers import Chain, chain_of
 from sambasim.simulation.planning.priced import Priced, Terms, rdus_of, roomy, shortage
-from sambasim.simulation.planning.strategy import Strategy
-from sambasim.simulation.scaling import slowest_s_of
-from sambasim.simulation.step import MODEL_KINDS, PredictedStep, pieces_as_compiled, price_pieces
+from sambasim.simulation.planning.strategy import BY_HOST, Strategy
+from sambasim.simulation.scaling import slowest_s_of, spread_of
+from sambasim.simulation.step import MODEL_KINDS, pieces_as_compiled, price_pieces
 from sambasim.simulation.sync import WIRE_BYTES, SyncPath, Traffic, Wire, group_sync
 from sambasim.simulation.zero import GATHERS_IN_PASSES
 
@@ -36,6 +37,9 @@ Programs = Callable[[Strategy], Program]
 
 _CUT_FOR = 8
 """Samples for which sections are cut; a pass of other samples has the same ones."""
+
+_APART = 8
+"""Passes of 1, 8, 64, … samples are priced; what lies between is interpolated."""
 
 
 @dataclass(frozen=True)
@@ -50,38 +54,49 @@ class Compiled:
         return {member.parameter: member.numel for group in self.program.groups for member in group.members}
 
     @cached_property
-    def gathered(self) -> Mapping[int, int]:
-        """By level of ZeRO: what is whole for some sections only: about the largest gradients, and the parameters of
+    def gathered(self) -> tuple[int, int]:
+        """By ZeRO 2 and 3: what is whole for some sections only: about the largest gradients, and the parameters of
         two groups."""
         sizes = sorted((group.numel * DTYPE_BYTES[group.dtype] for group in self.program.groups), reverse=True)
-        return {0: 0, 1: 0, 2: sum(sizes[:1]), 3: sum(sizes[:1]) + sum(sizes[:2])}
+        return sum(sizes[:1]), sum(sizes[:1]) + sum(sizes[:2])
 
 
 @dataclass(frozen=True)
 class OneRank:
-    """One pass of some samples on a rank that has all layers. `memory` is without ZeRO."""
+    """One pass of some samples on a rank that has all layers, and its update. `sent_s`: its inputs and outputs;
+    `spread_s`: what the slowest of two replicas takes longer; `memory` is without ZeRO, `gathered` that of
+    `Compiled`."""
 
-    compiled: Compiled
-    step: PredictedStep
     chain: Chain
+    sections: int
+    groups: int
+    numel: int
+    start_s: float
+    sent_s: float
+    update_s: float
+    spread_s: float
     messages: Traffic
     memory: Memory
+    gathered: tuple[int, int]
 
-    @cached_property
-    def update_s(self) -> float:
-        return sum(one.price.predicted_s for one in self.step.sections if one.kind not in MODEL_KINDS)
 
-    @cached_property
-    def numel(self) -> int:
-        return sum(self.compiled.numel_of.values())
+_T = TypeVar("_T")
 
-    @cached_property
-    def spread_s(self) -> float:
-        return slowest_s_of(self.step, 2)
 
-    @cached_property
-    def sections(self) -> int:
-        return sum(one.kind in MODEL_KINDS for one in self.step.sections)
+def mixed(low: _T, high: _T, part: float) -> _T:
+    """All numbers of `low`, moved by `part` of the way to those of `high`."""
+    a: Any = low
+    b: Any = high
+    found: Any = low
+    if isinstance(low, (int, float)):
+        found = type(low)(a + (b - a) * part)
+    elif isinstance(low, tuple):
+        found = tuple(mixed(*pair, part) for pair in zip(a, b, strict=True))
+    elif isinstance(low, Mapping):
+        found = {key: mixed(value, b[key], part) for key, value in a.items()}
+    elif is_dataclass(low):
+        found = replace(a, **{one.name: mixed(getattr(a, one.name), getattr(b, one.name), part) for one in fields(a)})
+    return cast(_T, found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +122,7 @@ class Estimator:
         self._programs = programs
         self._device, self._cluster, self._calibration = device, cluster, calibration
         self._made: dict[Strategy, Compiled | str] = {}
+        self._anchors: dict[Strategy, OneRank] = {}
         self._ranks: dict[Strategy, OneRank | str] = {}
         self._stages: dict[tuple[object, ...], Sequence[Stage] | str] = {}
         self._times: dict[Strategy, tuple[Terms, dict[Wire, float]]] = {}
@@ -136,8 +152,23 @@ class Estimator:
             alone = replace(alone, tensor="none", chips=1)
         if alone not in self._ranks:
             compiled = self._compiled(replace(alone, samples=_CUT_FOR))
-            self._ranks[alone] = compiled if isinstance(compiled, str) else self._one_rank(alone, compiled)
+            self._ranks[alone] = compiled if isinstance(compiled, str) else self._between(alone, compiled)
         return self._ranks[alone]
+
+    def _between(self, alone: Strategy, compiled: Compiled) -> OneRank:
+        low = 1
+        while low * _APART <= alone.samples:
+            low *= _APART
+        found = self._anchored(replace(alone, samples=low), compiled)
+        if low == alone.samples:
+            return found
+        part = (alone.samples - low) / (low * (_APART - 1))
+        return mixed(found, self._anchored(replace(alone, samples=low * _APART), compiled), part)
+
+    def _anchored(self, alone: Strategy, compiled: Compiled) -> OneRank:
+        if alone not in self._anchors:
+            self._anchors[alone] = self._one_rank(alone, compiled)
+        return self._anchors[alone]
 
     def _compiled(self, alone: Strategy) -> Compiled | str:
         if alone not in self._made:
@@ -166,10 +197,22 @@ class Estimator:
                 by_axis = traffic_of([section], graph, program, placement, mesh, 0, alone.samples)
                 found[number] = by_axis.get(TENSOR, Traffic())
         chain = chain_of(step, work, [one.predicted_s for one in found], compiled.numel_of)
-        memory = memory_of(
-            program, activations_bytes=step.need.residency.size_bytes, samples=samples, zero=0, replicas=1
+        update_s = sum(one.price.predicted_s for one in step.sections if one.kind not in MODEL_KINDS)
+        return OneRank(
+            chain,
+            sections=len(pieces),
+            groups=len(program.groups),
+            numel=sum(compiled.numel_of.values()),
+            start_s=step.start_s,
+            sent_s=step.sent_s,
+            update_s=update_s,
+            spread_s=slowest_s_of(step, 2),
+            messages=sum(found, Traffic()),
+            memory=memory_of(
+                program, activations_bytes=step.need.residency.size_bytes, samples=samples, zero=0, replicas=1
+            ),
+            gathered=compiled.gathered,
         )
-        return OneRank(compiled, step, chain, sum(found, Traffic()), memory)
 
     def _staged(self, strategy: Strategy, rank: OneRank) -> Sequence[Stage] | str:
         stages = strategy.stages * strategy.chunks
@@ -204,7 +247,7 @@ class Estimator:
         share = [sum(one.parameters for one in stages[at::ranks]) for at in range(ranks)]
         # What lies between sections only, and not until the backward.
         between = max(whole.activations - sum(kept), 0)
-        gathered = rank.compiled.gathered[zero] * (1 - 1 / copies)
+        gathered = rank.gathered[zero - BY_HOST] * (1 - 1 / copies) if zero >= BY_HOST else 0.0
         return tuple(
             Memory(
                 parameters=round(whole.parameters * of / (copies if zero >= 3 else 1)),
@@ -223,17 +266,17 @@ class Estimator:
         return self._times[key]
 
     def _time(self, strategy: Strategy, rank: OneRank, stages: Sequence[Stage]) -> tuple[Terms, dict[Wire, float]]:
-        ranks, passes, step = strategy.stages, strategy.passes, rank.step
+        ranks, passes = strategy.stages, strategy.passes
         of_rank = [stages[at::ranks] for at in range(ranks)]
         busy_s = [sum(one.forward_s + one.backward_s + 2 * one.sent_s for one in own) for own in of_rank]
         slowest = max(range(ranks), key=lambda at: busy_s[at])
-        pass_s = busy_s[slowest] + (step.sent_s if ranks == 1 else 0.0)
+        pass_s = busy_s[slowest] + (rank.sent_s if ranks == 1 else 0.0)
         bubble_s = (sum(busy_s) - busy_s[slowest]) * _bubble(strategy)
         share = sum(one.parameters for one in of_rank[slowest])
         sent_s = 2 * sum(one.sent_s for one in of_rank[slowest])
         tensor_s = rank.messages.predicted_s * share
-        starts_s = step.start_s * rank.sections * (1 / ranks)
-        host_s = (starts_s + step.sent_s) * passes
+        starts_s = rank.start_s * rank.sections / ranks
+        host_s = (starts_s + rank.sent_s) * passes
         update_s = rank.update_s * share
         numel = rank.numel * share
         sync_s, received = 0.0, {wire: size * share * passes for wire, size in rank.messages.received_bytes.items()}
@@ -249,11 +292,11 @@ class Estimator:
 
     def _sync(self, strategy: Strategy, rank: OneRank, numel: float, last_s: float) -> tuple[float, Traffic]:
         placement = self._replicas(strategy)
-        budget = rank.step.budget
+        budget = self.budget(strategy)
         one = group_sync(strategy.path, round(WIRE_BYTES * numel), placement, budget, sliced=strategy.zero > 0)
-        groups = max(len(rank.compiled.program.groups) // strategy.stages, 1)
+        groups = max(rank.groups // strategy.stages, 1)
         launches_s = groups * budget.launch_s * (2 if strategy.path is SyncPath.HOST else 1)
-        waits_s = slowest_s_of(rank.step, strategy.copies) / strategy.stages
+        waits_s = rank.spread_s * spread_of(strategy.copies) / spread_of(2) / strategy.stages
         if strategy.path is SyncPath.RDU:
             reduce_s = one.reduce.predicted_s + launches_s
             exposed_s = max(reduce_s - last_s, reduce_s / groups) + one.gather.predicted_s + launches_s + waits_s

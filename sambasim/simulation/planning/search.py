@@ -1,6 +1,6 @@
 """The search for the best strategies: all are estimated, and the best are priced until their order is certain."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from heapq import heapify, heappop, heappush
@@ -100,28 +100,36 @@ class Planner:
 
     def _best(self, estimated: Sequence[Priced], goal: Goal, count: int) -> tuple[list[Priced], list[Priced]]:
         """The best of each shape, and what else was priced on the way. What is best by estimate is priced, and goes
-        back among the others with that price, until it is best again."""
+        back among the others with that price, until it is best again. By how much an estimate was wrong is expected of
+        the others of its family too."""
 
         def key(one: Priced) -> tuple[float, ...]:
-            return (*order(one, goal), number_of[one.strategy])
+            return (*order(one, goal, error_of.get(family(one), 1.0)), number_of[one.strategy])
+
+        def family(one: Priced) -> Hashable:
+            return one.strategy.shape, one.strategy.schedule, one.strategy.recompute
 
         number_of = {one.strategy: number for number, one in enumerate(estimated)}
+        error_of: dict[Hashable, float] = {}
         waiting = [(key(one), one) for one in estimated if one.problem is None]
         heapify(waiting)
-        best: dict[object, Priced] = {}
+        best: dict[Hashable, Priced] = {}
         others: list[Priced] = []
         while waiting and len(best) < count:
-            _, one = heappop(waiting)
+            before, one = heappop(waiting)
             if one.strategy.shape in best:
-                continue
-            if one.is_exact:
+                others += [one] if one.is_exact else []
+            elif one.is_exact:
                 best[one.strategy.shape] = one
-                continue
-            exact = self.exact(one.strategy)
-            if exact.problem is None:
-                heappush(waiting, (key(exact), exact))
+            elif before != key(one):  # others of its family were priced meanwhile
+                heappush(waiting, (key(one), one))
             else:
-                others.append(exact)
+                exact = self.exact(one.strategy)
+                if exact.problem is None:
+                    error_of[family(one)] = exact.step_s / one.step_s
+                    heappush(waiting, (key(exact), exact))
+                else:
+                    others.append(exact)
         return list(best.values()), [*others, *(one for _, one in waiting if one.is_exact)]
 
     def exact(self, strategy: Strategy) -> Priced:
@@ -137,14 +145,15 @@ class Planner:
             return replace(found, is_exact=True, problem=error.what)
 
 
-def order(one: Priced, goal: Goal) -> tuple[float, ...]:
-    """Less is better. Of those that are alike within 1 %, the one that changes less is better."""
-    strategy = one.strategy
+def order(one: Priced, goal: Goal, error: float = 1.0) -> tuple[float, ...]:
+    """Less is better. Of those that are alike within 1 %, the one that changes less is better. `error`: by which the
+    time of an estimate is multiplied."""
+    strategy, step_s = one.strategy, one.step_s * (1.0 if one.is_exact else error)
     value = {
-        Goal.THROUGHPUT: one.step_s,
+        Goal.THROUGHPUT: step_s,
         Goal.MEMORY: one.fullest.total_bytes,
-        Goal.COST: one.step_s * one.rdus,
+        Goal.COST: step_s * one.rdus,
     }[goal]
     about = float(f"{value:.2e}")
     changes = strategy.recompute != "none", strategy.stages, strategy.chips, abs(strategy.zero - 1), strategy.passes
-    return about, *changes, one.step_s
+    return about, *changes, step_s

@@ -8,7 +8,7 @@ Legal are those with which ranks fill at most the cluster, and passes the global
 Chips are within a node. Only a replica of one rank may have a part of an RDU.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Literal, TypeAlias
@@ -95,9 +95,9 @@ class Strategy:
         return SyncPath.HOST if self.zero >= BY_HOST else SyncPath.RDU
 
     @property
-    def shape(self) -> tuple[object, ...]:
-        """How the ranks are divided, without what each of them does."""
-        return self.replicas, self.stages, self.tensor, self.chips, self.tiles
+    def shape(self) -> Hashable:
+        """How the ranks are divided, without what each of them does. Chips that share a batch are as replicas are."""
+        return self.copies, self.stages, self.ranks, self.tiles
 
     def __str__(self) -> str:
         """`dp 8 × pp 4 × tp 2, ZeRO 1, 4 samples × 16 passes, 1f1b`, without what is not used."""
