@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 from sambasim.costs.cut import Level, cut
-from sambasim.costs.fit import check_chip, check_memory, need_of
+from sambasim.costs.fit import check_chip, check_memory
 from sambasim.costs.work import at_batch_size, stage_ranges, work_of
 from sambasim.hardware.budget import Budget
 from sambasim.ir.graph import Graph, SectionKind
@@ -14,6 +14,7 @@ from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.stages import of_ranks, symbols_of_ranks
 from sambasim.ir.types import ALIGNMENT_BYTES, DTYPE_BYTES, SymbolKind, align
 from sambasim.ir.verify import Progress, verify
+from sambasim.simulation.memory import need_of, passes_in_flight
 
 
 class Pass(Protocol):
@@ -130,17 +131,19 @@ def _place_group(
 
 @dataclass(frozen=True, slots=True)
 class Fits:
-    """Raises MachineError if a rank of the program, with one micro-batch, does not fit on `budget`: see `costs.fit`."""
+    """Raises MachineError if a rank of the program does not fit on `budget`, with the fewest replicas that may run it
+    and the passes that its schedule has in flight: see `costs.fit`."""
 
     title: ClassVar[str] = "check that it fits"
     reaches: ClassVar[Progress] = Progress.PLACED
     budget: Budget
 
     def __call__(self, program: Program) -> Program:
-        for part in of_ranks(program):
+        for part, passes in zip(of_ranks(program), passes_in_flight(program), strict=True):
             graph = part.training or part.evaluation
             work = work_of(graph, part.symbols)
             check_chip(graph, work, self.budget)
             ends = [one.stop for one in graph.sections if one.kind in (SectionKind.FWD, SectionKind.BCKWD)]
-            check_memory(graph, need_of(part, work, stage_ranges(work, ends)), self.budget)
+            need = need_of(part, work, stage_ranges(work, ends), in_flight=passes)
+            check_memory(graph, need, self.budget)
         return program

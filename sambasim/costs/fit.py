@@ -11,12 +11,9 @@ from sambasim.errors import MachineError
 from sambasim.hardware.budget import Budget
 from sambasim.ir.graph import Graph
 from sambasim.ir.operators import OPERATORS, OperatorKind
-from sambasim.ir.program import Program
-from sambasim.ir.types import SymbolKind
 from sambasim.units import format_bytes
 
 _ALIGNMENT_BYTES = 64
-_KEPT_OUTPUTS = (SymbolKind.GRADIENT, SymbolKind.BUFFER)
 _WHOLE_ROWS = (OperatorKind.SOFTMAX, OperatorKind.LOSS, OperatorKind.NORMALIZATION, OperatorKind.SCAN)
 """Operators that read a whole row before they write any of it; others work on parts of rows."""
 
@@ -50,24 +47,20 @@ class Residency:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Off-chip bytes of one replica: what the program keeps, and boundary tensors."""
+    """Off-chip bytes of one rank: what the program keeps, and boundary tensors of `in_flight` passes."""
 
     kept_bytes: int
     residency: Residency
+    in_flight: float = 1
+
+    @property
+    def between_bytes(self) -> int:
+        """Of boundary tensors."""
+        return round(self.in_flight * self.residency.size_bytes)
 
     @property
     def size_bytes(self) -> int:
-        return self.kept_bytes + self.residency.size_bytes
-
-
-def need_of(program: Program, work: Work, sections: Sequence[tuple[int, int]], samples: int | None = None) -> Need:
-    """The off-chip memory of the training step of `program`, or else of its evaluation. `sections` are ranges of stages
-    of `work`, `samples` is the batch size, if it is not the compiled one."""
-    graph = program.training or program.evaluation
-    kept = frozenset(o.value for o in graph.outputs if program.symbols[o.symbol].kind in _KEPT_OUTPUTS)
-    inputs_bytes = sum(one.type.size_bytes for one in program.symbols.values() if one.kind is SymbolKind.INPUT)
-    more_bytes = 0 if samples is None else inputs_bytes * (samples - program.batch_size) // program.batch_size
-    return Need(program.device_bytes + more_bytes, reside(work, sections, kept))
+        return self.kept_bytes + self.between_bytes
 
 
 def reside(work: Work, sections: Sequence[tuple[int, int]], excluded: frozenset[str] = frozenset()) -> Residency:
@@ -125,7 +118,7 @@ def check_memory(graph: Graph, need: Need, budget: Budget) -> None:
     message = (
         f"one replica needs {format_bytes(need.size_bytes)} of {budget.off_chip},"
         f" and {budget.where} has {format_bytes(budget.capacity_bytes)}: {format_bytes(need.kept_bytes)} is for what"
-        f" the program keeps, {format_bytes(residency.size_bytes)} for tensors between sections"
+        f" the program keeps, {format_bytes(need.between_bytes)} for tensors between sections"
     )
     where = None
     if residency.boundaries:

@@ -105,7 +105,7 @@ def _head(found: Findings) -> list[tuple[str, str]]:
     if span := likely(facts):
         rows.append(("range", f"{range_text(span.least_s, span.most_s)}, {span.basis}"))
     memory = f"{format_bytes(step.need.size_bytes)} of {format_bytes(step.budget.capacity_bytes)}"
-    kept, between = format_bytes(step.need.kept_bytes), format_bytes(step.need.residency.size_bytes)
+    kept, between = format_bytes(step.need.kept_bytes), format_bytes(step.need.between_bytes)
     rows += [
         ("speed", f"{format_rate(step.samples_per_s)} samples/s by one replica"),
         ("MFU", f"{mfu(facts):.1%}: {mfu_text(facts)}"),

@@ -12,16 +12,19 @@ Every rank has a memory of its own, as an RDU has: nothing is shared in a node.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TypeAlias
 
 from sambasim.collectives.slices import cut
+from sambasim.costs.fit import Need, reside
+from sambasim.costs.work import Work
 from sambasim.ir.dataflow import groups_of
 from sambasim.ir.graph import MADE_AGAIN, Graph, Node, SectionKind, node_references
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.schedule import in_flight as forwards_in_flight
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
 from sambasim.ir.zero import in_slices
 
@@ -47,6 +50,37 @@ class Memory:
     @property
     def total_bytes(self) -> int:
         return self.parameters + self.gradients + self.states + self.activations + self.buffers
+
+
+_KEPT_OUTPUTS = (SymbolKind.GRADIENT, SymbolKind.BUFFER)
+
+
+def need_of(
+    program: Program, work: Work, sections: Sequence[tuple[int, int]], samples: int | None = None, in_flight: float = 1
+) -> Need:
+    """The off-chip memory of one rank, whose own program is `program`: of its training step, or else of its evaluation,
+    with the fewest replicas that may run it. `sections` are ranges of stages of `work`, `samples` is the batch size, if
+    it is not the compiled one."""
+    graph = program.training or program.evaluation
+    excluded = frozenset(one.value for one in graph.outputs if program.symbols[one.symbol].kind in _KEPT_OUTPUTS)
+    kept = memory_of(
+        program,
+        activations_bytes=0,
+        samples=samples,
+        replicas=program.world_size * program.chips,
+        passes=program.micro_batches,
+    )
+    return Need(kept.total_bytes, reside(work, sections, excluded), in_flight)
+
+
+def passes_in_flight(program: Program) -> Sequence[float]:
+    """By rank on the axis pp: of how many passes it keeps activations at once. Of several stages, some are ahead of
+    others: a forward of one of two stages is half a pass."""
+    schedule = program.schedule
+    if schedule is None:
+        return (1,)
+    chunks = schedule.stages // schedule.ranks
+    return [forwards / chunks for forwards in forwards_in_flight(schedule)]
 
 
 def memory_of(

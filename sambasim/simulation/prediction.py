@@ -98,7 +98,7 @@ def zero_note(program: Program) -> list[str]:
         return []
     return [
         f"ZeRO {program.zero} is included in times with host sync; device sync ignores it, as in a run;"
-        " predicted memory is that without ZeRO"
+        " predicted memory is that of the fewest replicas"
     ]
 
 

@@ -15,6 +15,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.schedule import ActionKind
 from sambasim.ir.stages import of_ranks
 from sambasim.ir.types import SymbolKind
+from sambasim.simulation.memory import passes_in_flight
 from sambasim.simulation.messages import copies_of, traffic_of
 from sambasim.simulation.scaling import ScaledStep, Span, Track, scale, syncs_of
 from sambasim.simulation.step import MODEL_KINDS, PredictedStep, pieces_as_compiled, price_pieces
@@ -94,12 +95,12 @@ def price_ranks(
     Raises MachineError if one does not fit, PefError for invalid arguments."""
     samples = samples or program.batch_size
     found = []
-    for own in of_ranks(program):
+    for own, passes in zip(of_ranks(program), passes_in_flight(program), strict=True):
         graph = _training(own)
         work = at_batch_size(work_of(graph, own.symbols), own.batch_size, samples)
         check_chip(graph, work, budget)
         pieces = pieces_as_compiled(graph, work)
-        found.append(PricedRank(own, price_pieces(own, work, pieces, budget, calibration, samples, 1)))
+        found.append(PricedRank(own, price_pieces(own, work, pieces, budget, calibration, samples, 1, passes)))
     return tuple(found)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sambasim.costs.cut import Level, Piece, cut
-from sambasim.costs.fit import Need, check_chip, check_memory, need_of
+from sambasim.costs.fit import Need, check_chip, check_memory
 from sambasim.costs.load import Load, chip_bytes, load_of
 from sambasim.costs.price import Bound, SectionPrice, price_of
 from sambasim.costs.work import Work, at_batch_size, device_bytes_of, stage_ranges, work_of
@@ -15,6 +15,7 @@ from sambasim.hardware.budget import Budget, Calibration
 from sambasim.ir.graph import Graph, SectionKind
 from sambasim.ir.program import MASTER, Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
+from sambasim.simulation.memory import need_of
 
 _NOTHING = Load(0, 0, 0, 0, 0, 0, 1, 1, ())
 _WIDE_BYTES, _NARROW_BYTES = DTYPE_BYTES["float32"], DTYPE_BYTES["bfloat16"]
@@ -175,11 +176,12 @@ def price_pieces(
     calibration: Calibration,
     samples: int,
     micro_steps: int,
+    in_flight: float = 1,
 ) -> PredictedStep:
-    """The step of `program` with the `pieces` of its `work` as sections, for `samples` in a micro-step. Raises
-    MachineError if the memory of `budget` is too small."""
+    """The step of `program` with the `pieces` of its `work` as sections, for `samples` in a micro-step, while the
+    activations of `in_flight` passes are kept. Raises MachineError if the memory of `budget` is too small."""
     graph = program.training or program.evaluation
-    need = need_of(program, work, [piece.stages for piece in pieces], samples)
+    need = need_of(program, work, [piece.stages for piece in pieces], samples, in_flight)
     check_memory(graph, need, budget)
     states = (one for one in program.symbols.values() if one.kind is SymbolKind.OPTIMIZER_STATE)
     tiers = tiers_of(need, sum(one.type.size_bytes for one in states), budget)

@@ -9,7 +9,6 @@ from sambasim.costs.work import at_batch_size, work_of
 from sambasim.hardware.budget import Budget, Calibration
 from sambasim.hardware.placement import Placement
 from sambasim.ir.program import Program
-from sambasim.ir.schedule import in_flight
 from sambasim.simulation.memory import Memory, memory_of
 from sambasim.simulation.mesh import mesh_step
 from sambasim.simulation.planning.strategy import Strategy
@@ -102,17 +101,15 @@ def price(
         return _of_one_rank(strategy, program, level, budget, calibration, placement)
     priced = price_ranks(program, roomy(budget), calibration, strategy.samples)
     step = mesh_step(program, priced, placement, strategy.path, strategy.accumulation_steps)
-    flights = in_flight(step.schedule)
     memory = tuple(
         memory_of(
             one.program,
-            activations_bytes=one.alone.need.residency.size_bytes,
+            activations_bytes=one.alone.need.between_bytes,
             samples=strategy.samples,
             replicas=strategy.copies,
-            in_flight=flight,
             passes=strategy.passes,
         )
-        for one, flight in zip(priced, flights, strict=True)
+        for one in priced
     )
     slowest = max(range(len(step.ranks)), key=lambda at: step.times_of(at).busy_s)
     times = step.times_of(slowest)
@@ -154,7 +151,7 @@ def _of_one_rank(
     step = scaled.step
     memory = memory_of(
         program,
-        activations_bytes=alone.need.residency.size_bytes,
+        activations_bytes=alone.need.between_bytes,
         samples=strategy.samples,
         replicas=strategy.copies,
         passes=strategy.passes,

@@ -130,7 +130,8 @@ class Planner:
                     heappush(waiting, (key(exact), exact))
                 else:
                     others.append(exact)
-        return list(best.values()), [*others, *(one for _, one in waiting if one.is_exact)]
+        in_order = sorted(best.values(), key=lambda one: order(one, goal))
+        return in_order, [*others, *(one for _, one in waiting if one.is_exact)]
 
     def exact(self, strategy: Strategy) -> Priced:
         """Compile `strategy` and price its program."""
