@@ -173,7 +173,7 @@ def _programs(
                 of_dtype = plain.model_copy(update={"dtype": strategy.dtype})
                 captured, model = captured_from_options(of_dtype, report)
                 made[strategy.dtype] = Variants(captured, of_dtype, model)
-        return made[strategy.dtype].program(_changes(strategy, options), strategy.samples)
+        return made[strategy.dtype].program(strategy)
 
     return options, program
 
@@ -210,7 +210,7 @@ def _programs_of_pef(
     def compile_for(strategy: "Strategy") -> "Program":
         if strategy.dtype != options.dtype:
             raise OptionError(f"the PEF is {options.dtype}", remedy="plan the config or the model")
-        return variants.program(_changes(strategy, options), strategy.samples)
+        return variants.program(strategy)
 
     return options, compile_for
 
@@ -220,25 +220,6 @@ def _check_training(options: "CompileOptions") -> None:
 
     if options.inference:
         raise OptionError("a plan is for training, and this is for inference", remedy="leave out inference")
-
-
-def _changes(strategy: "Strategy", options: "CompileOptions") -> dict[str, object]:
-    """The options that `strategy` sets."""
-    steps = {"batch_size": strategy.batch_size, "accumulation_steps": strategy.accumulation_steps}
-    return {
-        "data_parallel": strategy.replicas > 1,
-        "world_size": strategy.replicas,
-        "tensor_parallel": None if strategy.tensor == "none" else strategy.tensor,
-        "n_chips": strategy.chips,
-        "pipeline_stages": strategy.stages,
-        "micro_batches": strategy.micro_batches,
-        "schedule": strategy.schedule,
-        "zero": strategy.zero,
-        "recompute": strategy.recompute,
-        "dtype": strategy.dtype,
-        "num_tiles": strategy.tiles,
-        "training": options.training.model_copy(update=steps),
-    }
 
 
 def _space(
@@ -267,6 +248,7 @@ def _space(
 
 def _config(plan: "Plan", options: "CompileOptions", subject: str, arch: str) -> str:
     """The best strategy of `plan` as a config. Raises OptionError if none fits."""
+    from sambasim.compiler.variants import changes_of
     from sambasim.errors import OptionError
     from sambasim.options.emit import config_text
     from sambasim.report.plan import headline
@@ -275,7 +257,7 @@ def _config(plan: "Plan", options: "CompileOptions", subject: str, arch: str) ->
         raise OptionError("no strategy fits, so there is none to write", remedy="more --nodes, or another --arch")
     best = plan.best[0]
     strategy = best.strategy
-    chosen = options.model_copy(update={**_changes(strategy, options), "arch": arch})
+    chosen = options.model_copy(update={**changes_of(strategy, options), "arch": arch})
     sync = "" if strategy.zero > 1 else "--reduce-on-rdu "
     run = f"mpirun -np {strategy.ranks} sambasim run {sync}--pef {options.name}"
     heading = f"Planned from {subject}: {headline(plan)}\n\n  {run}"

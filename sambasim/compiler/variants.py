@@ -13,10 +13,11 @@ from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.compile import CompileOptions
+from sambasim.simulation.planning.strategy import Strategy
 
 
 class Variants:
-    """Runs the passes that `options` ask for, with changes, on a program of one rank, as captured of `model` or
+    """Runs the passes of a strategy, and of `options`, on a program of one rank, as captured of `model` or
     compiled. Evaluation graphs are left out, and nothing is verified: `sambasim compile` does."""
 
     def __init__(self, program: Program, options: CompileOptions, model: nn.Module | None = None) -> None:
@@ -25,11 +26,11 @@ class Variants:
         self._model = model
         self._made: list[tuple[Sequence[Pass], Program]] = []
 
-    def program(self, changes: Mapping[str, object], samples: int) -> Program:
-        """The program with `changes` of options, cut into sections for passes of `samples`. Raises OptionError for
-        what is impossible."""
-        options = self._options.model_copy(update=changes)
-        passes = [one for one in pipeline(options, model=self._model, samples=samples) if not isinstance(one, Fits)]
+    def program(self, strategy: Strategy) -> Program:
+        """The program that is compiled for `strategy`. Raises OptionError for what is impossible."""
+        options = self._options.model_copy(update=changes_of(strategy, self._options))
+        found = pipeline(options, model=self._model, samples=strategy.samples)
+        passes = [one for one in found if not isinstance(one, Fits)]
         start, program = self._known(passes)
         for number, step in enumerate(passes[start:], start + 1):
             program = step(program)
@@ -43,6 +44,25 @@ class Variants:
             if made == passes[: len(made)]:
                 return len(made), program
         return 0, self._captured
+
+
+def changes_of(strategy: Strategy, options: CompileOptions) -> Mapping[str, object]:
+    """The options that `strategy` sets."""
+    steps = {"batch_size": strategy.batch_size, "accumulation_steps": strategy.accumulation_steps}
+    return {
+        "data_parallel": strategy.replicas > 1,
+        "world_size": strategy.replicas,
+        "tensor_parallel": None if strategy.tensor == "none" else strategy.tensor,
+        "n_chips": strategy.chips,
+        "pipeline_stages": strategy.stages,
+        "micro_batches": strategy.micro_batches,
+        "schedule": strategy.schedule,
+        "zero": strategy.zero,
+        "recompute": strategy.recompute,
+        "dtype": strategy.dtype,
+        "num_tiles": strategy.tiles,
+        "training": options.training.model_copy(update=steps),
+    }
 
 
 _KEPT = (TensorParallel, Recompute)

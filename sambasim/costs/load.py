@@ -57,6 +57,12 @@ def unit_seconds(stage: Stage, budget: Budget) -> float:
     return stage.product_flops / (budget.unit_flops_per_s if stage.blocks == inf else budget.convolution_flops_per_s)
 
 
+def alone_s(stage: Stage, work: Work, budget: Budget) -> float:
+    """Predicted seconds of an operator by itself on all units, without the start of a section."""
+    moved_bytes = sum(work.tensors[value].size_bytes for value in stage.values)
+    return unit_seconds(stage, budget) / budget.placeable_units + moved_bytes / budget.memory_bytes_per_s
+
+
 def least_units(stage: Stage, budget: Budget) -> int:
     """The compute units that an operator needs: by hand one, by the compiler so many that they hold a row of what it
     writes, at most a tile's."""

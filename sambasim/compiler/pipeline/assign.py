@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from sambasim.compiler.names import parameter_of
-from sambasim.costs.load import unit_seconds
+from sambasim.costs.load import alone_s
 from sambasim.costs.work import work_of
 from sambasim.errors import OptionError
 from sambasim.hardware.budget import Budget
@@ -183,9 +183,7 @@ def _seconds(program: Program, graph: Graph, count: int, budget: Budget) -> list
     work, seconds = work_of(graph, program.symbols), [0.0] * count
     for stage in work.stages:
         if stage.node < count:
-            moved_bytes = sum(work.tensors[name].size_bytes for name in stage.values)
-            compute_s = unit_seconds(stage, budget) / budget.placeable_units
-            seconds[stage.node] += compute_s + moved_bytes / budget.memory_bytes_per_s
+            seconds[stage.node] += alone_s(stage, work, budget)
     return seconds
 
 

@@ -1,15 +1,16 @@
-"""The sections of a step as a chain that a pipeline may cut: what each costs, keeps and hands on.
+"""The operators of a step as a chain of layers that a pipeline may cut: what each costs, keeps and hands on.
 
-An estimate: a stage has whole sections of the step of a replica without stages, and a backward section belongs to the
-stage whose activations it reads.
+An estimate: an operator takes its share of its section in the step of a replica without stages, and an operator of the
+backward belongs to the stage whose activations it reads.
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
+from sambasim.costs.load import alone_s
 from sambasim.costs.work import Work, stage_ranges
 from sambasim.ir.graph import SectionKind
 from sambasim.simulation.step import MODEL_KINDS, PredictedStep
@@ -17,9 +18,9 @@ from sambasim.simulation.step import MODEL_KINDS, PredictedStep
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A forward section and the backward of what it computes, for one pass: seconds with the host and messages, the
-    bytes that go to the next one and how many tensors these are, the bytes that the backward reads, and the elements
-    of parameters that it is the first to read."""
+    """Operators of the forward and the backward of what they compute, for one pass: seconds with the host and messages,
+    the bytes that go to the next one and how many tensors these are, the bytes that the backward reads, and the
+    elements of parameters that it is the first to read."""
 
     forward_s: float
     backward_s: float
@@ -94,42 +95,97 @@ def _ends(at_s: Sequence[float], stages: int, most_s: float) -> Sequence[int] | 
 def chain_of(step: PredictedStep, work: Work, messages_s: Sequence[float], numel_of: Mapping[str, int]) -> Chain:
     """The layers of `step`, whose passes have this `work`. `messages_s` are the seconds of each section's messages,
     `numel_of` the elements of each trained parameter."""
-    sections = [one for one in step.sections if one.kind in MODEL_KINDS]
-    count = sum(one.kind is SectionKind.FWD for one in sections)
-    made: dict[str, int] = {}  # by value of the forward: its layer
-    last: dict[str, int] = {}  # the last layer whose forward reads it
-    saved: set[str] = set()
-    owner: dict[str, int] = {}
-    latest: list[int | None] = [None] * len(sections)
-    ends = [one.nodes[1] for one in sections]
-    for number, (start, stop) in enumerate(stage_ranges(work, ends)):
-        for stage in work.stages[start:stop]:
-            for read in stage.reads:
-                if number >= count:
-                    if read.value in made:
-                        saved.add(read.value)
-                        latest[number] = max(latest[number] or 0, made[read.value])
-                elif read.value in made:
-                    last[read.value] = number
-                elif read.value in numel_of:
-                    owner.setdefault(read.value, number)
-            if number < count:
-                made.update((value, number) for value in stage.writes if not work.tensors[value].resident)
-    seconds = [one.price.predicted_s + step.start_s + more for one, more in zip(sections, messages_s, strict=True)]
-    backward_s, at = [0.0] * count, count - 1
-    for number in range(count, len(sections)):
-        # Gradients flow backwards: no section belongs to a later layer than the one before it.
-        newest = latest[number]
-        at = at if newest is None else min(at, newest)
+    seconds = _by_operator(step, work, messages_s)
+    count = sum(stage.node < _end_of_forward(step) for stage in work.stages)
+    values = _Values(work, count, numel_of)
+    backward_s = [0.0] * count
+    at = count - 1
+    for number in range(count, len(work.stages)):
+        # Gradients flow backwards: no operator belongs to a later one than the operator before it.
+        at = min(at, values.read_by(number, at))
         backward_s[at] += seconds[number]
-    kept_bytes, crossing_bytes, crossing, numel = [0] * count, [0] * count, [0] * count, [0] * count
-    for value in saved:
-        kept_bytes[made[value]] += work.tensors[value].size_bytes
-    for value, until in last.items():
-        for layer in range(made[value], until):
-            crossing_bytes[layer] += work.tensors[value].size_bytes
-            crossing[layer] += 1
-    for value, layer in owner.items():
-        numel[layer] += numel_of[value]
-    facts = zip(seconds[:count], backward_s, crossing_bytes, crossing, kept_bytes, numel, strict=True)
-    return Chain(tuple(Layer(*one) for one in facts))
+    return Chain(tuple(_layers(seconds, backward_s, values)))
+
+
+def _end_of_forward(step: PredictedStep) -> int:
+    return max(one.nodes[1] for one in step.sections if one.kind is SectionKind.FWD)
+
+
+def _by_operator(step: PredictedStep, work: Work, messages_s: Sequence[float]) -> list[float]:
+    """The seconds of each operator: that of its section, divided by what operators take alone."""
+    sections = [one for one in step.sections if one.kind in MODEL_KINDS]
+    found: list[float] = []
+    ranges = stage_ranges(work, [one.nodes[1] for one in sections])
+    for (start, stop), one, more_s in zip(ranges, sections, messages_s, strict=True):
+        weights = [alone_s(stage, work, step.budget) for stage in work.stages[start:stop]]
+        whole = one.price.predicted_s + step.start_s + more_s
+        found += [whole * weight / (sum(weights) or 1.0) for weight in weights]
+    return found
+
+
+class _Values:
+    """What the operators of the forward, `count` of them, make and read."""
+
+    def __init__(self, work: Work, count: int, numel_of: Mapping[str, int]) -> None:
+        self._work = work
+        self.made: dict[str, int] = {}
+        self.last: dict[str, int] = {}
+        self.owner: dict[str, int] = {}
+        free: set[str] = set()  # made of inputs alone, and so made again where it is read
+        for number, stage in enumerate(work.stages[:count]):
+            names = [read.value for read in stage.reads]
+            for name in names:
+                if name in self.made:
+                    self.last[name] = number
+                elif name in numel_of:
+                    self.owner.setdefault(name, number)
+            if any(name in self.made or name in numel_of for name in names):
+                self.made.update(dict.fromkeys(stage.writes, number))
+            else:
+                free.update(stage.writes)
+        self.numel = [0] * count
+        for name, number in self.owner.items():
+            self.numel[number] += numel_of[name]
+        self.crossing_bytes, self.crossing = self._crossing(count)
+        self.kept_bytes = [0] * count
+        saved = {read.value for stage in work.stages[count:] for read in stage.reads} & self.made.keys()
+        for name in saved:
+            self.kept_bytes[self.made[name]] += work.tensors[name].size_bytes
+        # What crosses much of the model, such as an encoder's result, says nothing of where its readers belong.
+        self._near = {name: at for name, at in self.made.items() if self.last.get(name, at) - at <= count // 8 + 8}
+
+    def _crossing(self, count: int) -> tuple[list[int], list[int]]:
+        bytes_, numbers = [0] * (count + 1), [0] * (count + 1)
+        for name, until in self.last.items():
+            size_bytes = self._work.tensors[name].size_bytes
+            for at, sign in ((self.made[name], 1), (until, -1)):
+                bytes_[at] += sign * size_bytes
+                numbers[at] += sign
+        return list(accumulate(bytes_))[:count], list(accumulate(numbers))[:count]
+
+    def read_by(self, number: int, default: int) -> int:
+        """The latest operator of the forward of which an operator of the backward reads a result."""
+        reads = self._work.stages[number].reads
+        return max((self._near[read.value] for read in reads if read.value in self._near), default=default)
+
+
+_ENOUGH_PLACES = 128
+
+
+def _layers(seconds: Sequence[float], backward_s: Sequence[float], values: _Values) -> Iterator[Layer]:
+    """Operators up to the next place where few tensors cross, together."""
+    counts = sorted(count for count in values.crossing[:-1] if count > 0)
+    most = counts[min(_ENOUGH_PLACES, len(counts) - 1)] if counts else 0
+    start = 0
+    for at, crossing in enumerate(values.crossing):
+        if 0 < crossing <= most or at == len(values.crossing) - 1:
+            span = slice(start, at + 1)
+            yield Layer(
+                sum(seconds[span]),
+                sum(backward_s[span]),
+                values.crossing_bytes[at],
+                crossing,
+                sum(values.kept_bytes[span]),
+                sum(values.numel[span]),
+            )
+            start = at + 1

@@ -71,7 +71,7 @@ class Planner:
     ) -> None:
         self._programs = programs
         self._device, self._cluster, self._level, self._calibration = device, cluster, level, calibration
-        self._estimator = Estimator(programs, device, cluster, calibration)
+        self.estimator = Estimator(programs, device, cluster, calibration)
 
     def plan(
         self,
@@ -86,7 +86,7 @@ class Planner:
         refused: list[Refused] = []
         on_phase("estimate all strategies")
         for strategy in space.strategies():
-            found = self._estimator.estimate(strategy)
+            found = self.estimator.estimate(strategy)
             if isinstance(found, Priced):
                 estimated.append(found)
             else:
@@ -135,13 +135,13 @@ class Planner:
 
     def exact(self, strategy: Strategy) -> Priced:
         """Compile `strategy` and price its program."""
-        budget = self._estimator.budget(strategy)
+        budget = self.estimator.budget(strategy)
         placement = place(strategy.ranks, self._device, strategy.tiles, self._cluster)
         try:
             program = self._programs(strategy)
             return price(strategy, program, self._level, budget, self._calibration, placement)
         except (OptionError, MachineError) as error:
-            found = self._estimator.estimate(strategy)
+            found = self.estimator.estimate(strategy)
             assert isinstance(found, Priced)
             return replace(found, is_exact=True, problem=error.what)
 

@@ -1,0 +1,217 @@
+"""The planner: its space, its estimates beside compiled programs, and laws that hold for every plan."""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+import pytest
+
+from sambasim.compiler.front import captured_from_options, shapes_from_options
+from sambasim.compiler.passes import Fits
+from sambasim.compiler.variants import Variants, changes_of
+from sambasim.hardware.budget import budget_of, load_calibration
+from sambasim.hardware.spec import ClusterSpec, DeviceSpec, load_cluster, load_device
+from sambasim.ir.program import Program
+from sambasim.ir.verify import verify
+from sambasim.options.compile import CompileOptions, compile_options
+from sambasim.report.plan import TERMS, explanation
+from sambasim.simulation.planning.priced import Priced
+from sambasim.simulation.planning.search import Goal, Plan, Planner
+from sambasim.simulation.planning.strategy import Space, Strategy
+from sambasim.simulation.prediction import predict
+from tests.support.examples import ROOT
+
+BATCH = 64
+
+
+@cache
+def _options() -> CompileOptions:
+    sizes = ["model.args.width=64", "model.args.layers=3", "training.batch_size=8", "optimizer.max_grad_norm="]
+    return compile_options(ROOT / "configs" / "char_gpt.toml", None, sizes, {})
+
+
+@cache
+def _variants() -> Variants:
+    captured, model = captured_from_options(_options())
+    return Variants(captured, _options(), model)
+
+
+@cache
+def _program(strategy: Strategy) -> Program:
+    return _variants().program(strategy)
+
+
+def _planner(device: DeviceSpec | None = None, cluster: ClusterSpec | None = None) -> Planner:
+    chosen, where = device or load_device("sn30"), cluster or load_cluster("sn30-8")
+    return Planner(_program, chosen, where, "o3", load_calibration())
+
+
+def _space(rdus: int = 4, only: Mapping[str, Sequence[object]] | None = None) -> Space:
+    return Space(rdus, 8, BATCH, tiles=(4,), tiles_of_rdu=8, only=only or {})
+
+
+@cache
+def _plan(goal: Goal = Goal.THROUGHPUT) -> Plan:
+    return _planner().plan("gpt", _space(), goal)
+
+
+def _with_memory(size_bytes: int) -> DeviceSpec:
+    return load_device("sn30").model_copy(update={"ddr_capacity_bytes": size_bytes})
+
+
+def test_strategies_fill_the_batch_exactly_and_the_cluster_at_most() -> None:
+    found = list(_space().strategies())
+    assert len(found) == len(set(found))
+    for one in found:
+        assert one.global_batch == BATCH
+        assert one.ranks <= (4 if one.tiles is None else 8)
+        assert one.micro_batches == 1 or one.micro_batches >= one.stages
+        assert one.ranks_of_replica == 1 or one.tiles is None
+    seen = {(one.replicas, one.stages, one.tensor, one.chips) for one in found}
+    assert {(4, 1, "none", 1), (1, 4, "none", 1), (1, 2, "weight", 2), (2, 1, "batch", 2)} <= seen
+    assert {one.zero for one in found if one.copies > 1} == {0, 1, 2, 3}
+    assert {one.schedule for one in found if one.stages == 2} == {"gpipe", "1f1b", "interleaved-1f1b", "zb-h1"}
+
+
+def test_only_keeps_what_it_names() -> None:
+    found = list(_space(only={"stages": [2], "schedule": ["zb-h1"]}).strategies())
+    assert found
+    assert all(one.stages == 2 and one.schedule == "zb-h1" for one in found)
+
+
+@pytest.mark.parametrize("tiles", [None, 4])
+def test_one_replica_costs_what_simulate_predicts(tiles: int | None) -> None:
+    exact = _planner().exact(Strategy(1, samples=8, passes=3, tiles=tiles))
+    program = shapes_from_options(_options())
+    alone = predict(
+        program, load_device("sn30"), tiles, "o3", load_cluster("sn30-8"), (1,), batch_size=8, micro_steps=3
+    ).alone
+    assert exact.step_s == pytest.approx(alone.predicted_s, rel=1e-12)
+    assert exact.fullest.total_bytes == alone.need.size_bytes
+
+
+def test_estimates_are_near_what_is_compiled() -> None:
+    estimator, errors = _planner().estimator, []
+    for one in _plan().best:
+        estimated = estimator.estimate(one.strategy)
+        assert isinstance(estimated, Priced)
+        errors.append(abs(estimated.step_s / one.step_s - 1))
+        assert estimated.fullest.total_bytes == pytest.approx(one.fullest.total_bytes, rel=0.2)
+    assert sum(errors) / len(errors) < 0.08
+    assert max(errors) < 0.2
+
+
+def test_the_best_of_each_shape_are_compiled_and_in_order() -> None:
+    best = _plan().best
+    assert len({one.strategy.shape for one in best}) == len(best) == 10
+    assert all(one.is_exact and one.problem is None for one in best)
+    seconds = [one.step_s for one in best]
+    assert all(after >= 0.99 * before for before, after in zip(seconds, seconds[1:], strict=False))
+    everything = _plan().fitting
+    assert best[0].step_s <= 1.1 * min(one.step_s for one in everything)
+
+
+def test_goals_choose_by_memory_and_by_cost() -> None:
+    fastest, leanest, cheapest = (_plan(goal).best[0] for goal in Goal)
+    assert leanest.fullest.total_bytes < 0.8 * fastest.fullest.total_bytes
+    assert cheapest.rdus * cheapest.step_s <= 1.01 * fastest.rdus * fastest.step_s
+
+
+def test_no_point_of_the_frontier_is_beaten() -> None:
+    frontier = _plan().frontier
+    assert len(frontier) > 1
+    for before, after in zip(frontier, frontier[1:], strict=False):
+        assert before.step_s <= after.step_s
+        assert before.fullest.total_bytes > after.fullest.total_bytes
+    for one in _plan().fitting:
+        assert any(
+            best.step_s <= one.step_s and best.fullest.total_bytes <= one.fullest.total_bytes for best in frontier
+        )
+
+
+def test_what_fits_compiles_and_verifies() -> None:
+    for goal in Goal:
+        for one in _plan(goal).best[:4]:
+            program = _program(one.strategy)
+            options = _options().model_copy(update=changes_of(one.strategy, _options()))
+            Fits(budget_of(load_device("sn30"), load_calibration(), options.num_tiles))(program)
+            verify(program)
+
+
+def test_more_memory_never_makes_a_strategy_impossible() -> None:
+    fitting: set[Strategy] = set()
+    for size_bytes in (2 << 20, 4 << 20, 8 << 20, 1 << 30):
+        planner = _planner(_with_memory(size_bytes))
+        estimates = [planner.estimator.estimate(one) for one in _space(only={"schedule": ["1f1b"]}).strategies()]
+        now = {one.strategy for one in estimates if isinstance(one, Priced) and one.problem is None}
+        assert fitting <= now
+        assert len(now) > len(fitting)
+        fitting = now
+
+
+@pytest.mark.parametrize("link", ["peer_link", "network_link", "host_link"])
+def test_more_bandwidth_is_never_slower(link: str) -> None:
+    cluster = load_cluster("sn30-8").model_copy(update={"rdus_per_node": 2})
+    faster = getattr(cluster, link).model_copy(
+        update={"bandwidth_bytes_per_s": 4 * getattr(cluster, link).bandwidth_bytes_per_s}
+    )
+    before, after = _planner(cluster=cluster), _planner(cluster=cluster.model_copy(update={link: faster}))
+    strategies = [
+        Strategy(4, samples=16),
+        Strategy(4, samples=16, zero=3),
+        Strategy(1, 2, "weight", 2, samples=16, passes=4),
+        Strategy(2, 2, samples=8, passes=4, zero=2),
+    ]
+    quicker = 0
+    for one in strategies:
+        slow, fast = before.exact(one).step_s, after.exact(one).step_s
+        assert fast <= slow
+        quicker += fast < slow
+        for planner in (before, after):
+            assert isinstance(planner.estimator.estimate(one), Priced)
+        assert _estimated_s(after, one) <= _estimated_s(before, one)
+    assert quicker
+
+
+def _estimated_s(planner: Planner, strategy: Strategy) -> float:
+    found = planner.estimator.estimate(strategy)
+    assert isinstance(found, Priced)
+    return found.step_s
+
+
+def test_a_strategy_that_does_not_fit_names_the_largest_part() -> None:
+    planner = _planner(_with_memory(3 << 20))
+    found = planner.exact(Strategy(1, 2, samples=16, passes=4))
+    assert found.problem is not None
+    assert found.problem.startswith("memory of stage 0: ")
+    assert " of 3.0 MiB, " in found.problem
+    assert found.problem.endswith("of it activations")
+    plan = planner.plan("gpt", _space(), Goal.THROUGHPUT)
+    assert plan.best
+    assert all(one.fullest.total_bytes <= 3 << 20 for one in plan.best)
+
+
+def test_too_many_stages_are_impossible() -> None:
+    space = _space(64, only={"stages": [64], "replicas": [1], "recompute": ["none"]})
+    plan = _planner().plan("gpt", space, Goal.THROUGHPUT)
+    assert not plan.best
+    assert plan.refused
+    assert all(" stages at most" in one.why for one in plan.refused)
+
+
+def test_terms_add_up_and_explain_the_difference() -> None:
+    first, second = _plan().best[:2]
+    for one in (first, second):
+        assert sum(getattr(one.terms, name) for name in TERMS) == pytest.approx(one.step_s)
+    lines = dict(explanation(first, second))
+    assert list(lines)[0] == "1 against 2"
+    assert list(lines)[-1] == "memory of the fullest RDU"
+    assert set(lines) - {"1 against 2", "memory of the fullest RDU"} <= set(TERMS.values())
+
+
+def test_a_compiled_program_is_planned_as_its_model() -> None:
+    compiled = Variants(shapes_from_options(_options()), _options())
+    for strategy in (Strategy(2, samples=8), Strategy(1, 2, samples=8, passes=4), Strategy(1, 1, "weight", 2)):
+        one, other = _program(strategy), compiled.program(strategy)
+        assert one.training == other.training
+        assert one.groups == other.groups
+        assert one.device_bytes == other.device_bytes
