@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 
 import pytest
 
@@ -18,7 +19,7 @@ from sambasim.simulation.planning.priced import Priced
 from sambasim.simulation.planning.search import Goal, Plan, Planner
 from sambasim.simulation.planning.strategy import Space, Strategy
 from sambasim.simulation.prediction import predict
-from tests.support.examples import ROOT
+from tests.support.mpi import ROOT
 
 BATCH = 64
 
@@ -105,7 +106,7 @@ def test_the_best_of_each_shape_are_compiled_and_in_order() -> None:
     assert len({one.strategy.shape for one in best}) == len(best) == 10
     assert all(one.is_exact and one.problem is None for one in best)
     seconds = [one.step_s for one in best]
-    assert all(after >= 0.99 * before for before, after in zip(seconds, seconds[1:], strict=False))
+    assert all(after >= 0.99 * before for before, after in pairwise(seconds))
     everything = _plan().fitting
     assert best[0].step_s <= 1.1 * min(one.step_s for one in everything)
 
@@ -119,7 +120,7 @@ def test_goals_choose_by_memory_and_by_cost() -> None:
 def test_no_point_of_the_frontier_is_beaten() -> None:
     frontier = _plan().frontier
     assert len(frontier) > 1
-    for before, after in zip(frontier, frontier[1:], strict=False):
+    for before, after in pairwise(frontier):
         assert before.step_s <= after.step_s
         assert before.fullest.total_bytes > after.fullest.total_bytes
     for one in _plan().fitting:
@@ -203,7 +204,7 @@ def test_terms_add_up_and_explain_the_difference() -> None:
     for one in (first, second):
         assert sum(getattr(one.terms, name) for name in TERMS) == pytest.approx(one.step_s)
     lines = dict(explanation(first, second))
-    assert list(lines)[0] == "1 against 2"
+    assert next(iter(lines)) == "1 against 2"
     assert list(lines)[-1] == "memory of the fullest RDU"
     assert set(lines) - {"1 against 2", "memory of the fullest RDU"} <= set(TERMS.values())
 
