@@ -1,5 +1,7 @@
 """`sambasim plan`: which parallelism a model should use on a cluster."""
 
+import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -46,7 +48,11 @@ if TYPE_CHECKING:
 @click.option("--explain", is_flag=True, help="Say which terms make the best one faster than the next.")
 @click.option("--all", "all_file", type=shared.FILE, help="Write every strategy as CSV, also those that do not fit.")
 @click.option("--html", "html_file", type=shared.FILE, help="Write a page with the plot of time and memory.")
-@click.option("--emit", type=shared.FILE, help="Write the best one as a config for `sambasim compile --config`.")
+@click.option(
+    "--emit",
+    type=shared.FILE,
+    help="Write the best one as a config for `sambasim compile --config`, or, as .json, for DeepSpeed.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
 @shared.output_folder
 def plan_command(
@@ -100,6 +106,11 @@ def plan_command(
     if where.nodes is not None and nodes > where.nodes:
         raise OptionError(f"--nodes {nodes}, and {where.name} has {where.nodes}", remedy=f"--nodes {where.nodes}")
     space = _space(options, device, where, nodes, global_batch, wanted)
+    if next(space.strategies(), None) is None:
+        raise OptionError(
+            f"--only leaves no strategy with a global batch of {space.global_batch:,} on {space.rdus} RDUs",
+            remedy="other values, or another --global-batch: replicas × chips × samples × passes",
+        )
     planner = Planner(programs, device, where, options.opt_level, load_calibration())
     with phases(quiet=as_json) as report:
         found = planner.plan(options.name, space, Goal(goal), on_phase=report)
@@ -113,7 +124,7 @@ def plan_command(
     if html_file is not None:
         texts[html_file] = plan_page(found)
     if emit is not None:
-        texts[emit] = _config(found, options, subject, arch or options.arch)
+        texts[emit] = _emitted(found, options, subject, arch or options.arch, emit)
     shared.write_all(texts, quiet=as_json)
 
 
@@ -246,19 +257,22 @@ def _space(
     )
 
 
-def _config(plan: "Plan", options: "CompileOptions", subject: str, arch: str) -> str:
-    """The best strategy of `plan` as a config. Raises OptionError if none fits."""
+def _emitted(plan: "Plan", options: "CompileOptions", subject: str, arch: str, file: Path) -> str:
+    """The best strategy of `plan` as a config, of DeepSpeed if `file` is JSON. Raises OptionError if none fits."""
     from sambasim.compiler.variants import changes_of
     from sambasim.errors import OptionError
+    from sambasim.options.deepspeed_written import as_deepspeed, beyond_deepspeed
     from sambasim.options.emit import config_text
     from sambasim.report.plan import headline
 
     if not plan.best:
         raise OptionError("no strategy fits, so there is none to write", remedy="more --nodes, or another --arch")
-    best = plan.best[0]
-    strategy = best.strategy
+    strategy = plan.best[0].strategy
     chosen = options.model_copy(update={**changes_of(strategy, options), "arch": arch})
+    if file.suffix == ".json":
+        for left_out in beyond_deepspeed(chosen):
+            print(f"{file} cannot say: {left_out}", file=sys.stderr)
+        return json.dumps(as_deepspeed(chosen), indent=2) + "\n"
     sync = "" if strategy.zero > 1 else "--reduce-on-rdu "
     run = f"mpirun -np {strategy.ranks} sambasim run {sync}--pef {options.name}"
-    heading = f"Planned from {subject}: {headline(plan)}\n\n  {run}"
-    return config_text(chosen, heading)
+    return config_text(chosen, f"Planned from {subject}: {headline(plan)}\n\n  {run}")

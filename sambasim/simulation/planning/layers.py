@@ -96,7 +96,8 @@ def chain_of(step: PredictedStep, work: Work, messages_s: Sequence[float], numel
     """The layers of `step`, whose passes have this `work`. `messages_s` are the seconds of each section's messages,
     `numel_of` the elements of each trained parameter."""
     seconds = _by_operator(step, work, messages_s)
-    count = sum(stage.node < _end_of_forward(step) for stage in work.stages)
+    end = max(one.nodes[1] for one in step.sections if one.kind is SectionKind.FWD)
+    count = sum(stage.node < end for stage in work.stages)
     values = _Values(work, count, numel_of)
     backward_s = [0.0] * count
     at = count - 1
@@ -105,10 +106,6 @@ def chain_of(step: PredictedStep, work: Work, messages_s: Sequence[float], numel
         at = min(at, values.read_by(number, at))
         backward_s[at] += seconds[number]
     return Chain(tuple(_layers(seconds, backward_s, values)))
-
-
-def _end_of_forward(step: PredictedStep) -> int:
-    return max(one.nodes[1] for one in step.sections if one.kind is SectionKind.FWD)
 
 
 def _by_operator(step: PredictedStep, work: Work, messages_s: Sequence[float]) -> list[float]:
