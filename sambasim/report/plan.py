@@ -22,10 +22,7 @@ TERMS = {
 }
 """What the terms of a step are called."""
 
-UNVALIDATED = (
-    "predicted by the device model, not measured; no step of RDUs with pipelines, cut tensors, ZeRO or sync was ever"
-    " published"
-)
+BASIS = "The device model gives all times; no step of RDUs with pipelines, cut tensors, ZeRO or sync was ever published"
 
 _BEST_FOR = {
     Goal.THROUGHPUT: "fastest",
@@ -57,7 +54,7 @@ def plan_report(plan: Plan, *, explain: bool) -> Iterator[RenderableType]:
         f"{counted(count, 'strategy').replace('strategys', 'strategies')} priced, {len(plan.refused):,} impossible;"
         " the table has the best of each shape of the mesh"
     )
-    yield Text(UNVALIDATED)
+    yield Text(f"predicted, not measured. {BASIS}.")
 
 
 def verdict(plan: Plan) -> list[tuple[str, str]]:
@@ -165,6 +162,6 @@ def plan_json(plan: Plan) -> str:
             "frontier": [record_of(one) for one in plan.frontier],
             "priced": len(plan.everything),
             "impossible": len(plan.refused),
-            "note": UNVALIDATED,
+            "note": BASIS,
         }
     )

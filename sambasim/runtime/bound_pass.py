@@ -17,7 +17,7 @@ from sambasim.ir.graph import Graph, Node, Output, SectionKind, node_references
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
-from sambasim.runtime.engine.straight_line import Part, PassLines, StraightLine, by_part
+from sambasim.runtime.engine.straight_line import Part, PassLines, by_part
 from sambasim.runtime.handlers import Binding
 from sambasim.runtime.instructions import Instruction, RegisterFile, Registers
 from sambasim.runtime.lowering import lower
@@ -125,8 +125,8 @@ class BoundPass:
             lowered = [None if one is None else replace(one, function=function_of(one)) for one in lowered]
         parts = self._parts(lowered, nodes, engine, stores, keep)
         in_one_piece = schedule is None or schedule.backward_in_one_piece
-        self._lines = PassLines(parts, self.sections, stores, keep, watches=in_one_piece)
-        self.ends_with_work = bool(self._buffers or self._from_inputs or self._lines.is_watching)
+        self.lines = PassLines(parts, self.sections, stores, keep, watches=in_one_piece)
+        self.ends_with_work = bool(self._buffers or self._from_inputs or self.lines.is_watching)
         """Whether `store_buffers` and `end` have anything to do."""
         self.forward_sections = sum(section.kind is SectionKind.FWD for section in self.sections)
 
@@ -183,13 +183,6 @@ class BoundPass:
         for name, register in self._tangents.items():
             live[register] = tangent[name] if type(tangent) is dict else tangent
 
-    def code(
-        self, start: int, stop: int, *, accumulate: bool = False, whole: bool = False, last: bool = True
-    ) -> Sequence[StraightLine]:
-        """The code of sections `start` to `stop`; `accumulate`: it adds to the gradients. See `Lines.of_sections`."""
-        lines = self._lines.adding if accumulate else self._lines.writing
-        return lines.of_sections(start, stop, whole=whole, last=last)
-
     def outputs(self, live: Registers, places: Sequence[Place]) -> dict[str, Tensor]:
         """The tensors at `places` by symbol; copied if they share memory with a symbol."""
         found, shares_memory = {}, self._shares_memory
@@ -215,8 +208,8 @@ class BoundPass:
     def record_direct_writes(self, *, accumulate: bool) -> None:
         """After the first pass that wrote gradients: record which kernels can write directly into their memory. Later
         passes change nothing."""
-        if self._lines.is_watching and not accumulate:
-            self._lines.end_watching()
+        if self.lines.is_watching and not accumulate:
+            self.lines.end_watching()
             self.ends_with_work = bool(self._buffers or self._from_inputs)
 
 

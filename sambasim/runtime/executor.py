@@ -154,7 +154,7 @@ class Executor:
         live = self._live = bound.begin(tangent)
         overlapped = self._overlapped if last and self._overlaps else ()
         whole = self._observer is None and not overlapped
-        lines = bound.code(0, len(bound.sections), accumulate=accumulate, whole=whole, last=last)
+        lines = bound.lines.of_sections(0, len(bound.sections), accumulate=accumulate, whole=whole, last=last)
         yield from self._run(lines, live, self._observer, overlapped)
         outputs = bound.outputs(live, bound.returned)
         if bound.ends_with_work:
@@ -193,7 +193,7 @@ class Executor:
             ends = last and number == len(batches) - 1
             overlapped = self._overlapped if ends and self._overlaps and bound.keeps_order else ()
             whole = self._observer is None and not overlapped
-            lines = bound.code(start, stop, accumulate=accumulate or number > 0, whole=whole, last=ends)
+            lines = bound.lines.of_sections(start, stop, accumulate=accumulate or number > 0, whole=whole, last=ends)
             yield from self._run(lines, live, self._observer, overlapped)
             if is_forward:
                 found = [place for place in bound.of_forward if live[place.register] is not None]
@@ -211,7 +211,7 @@ class Executor:
         """Run the forward sections only, as `run_pass`. Activations are kept until `backward` or the next pass."""
         bound = self._pass
         live = self._live = bound.begin(None)
-        yield from self._run(bound.code(0, bound.forward_sections), live, self._observer)
+        yield from self._run(bound.lines.of_sections(0, bound.forward_sections), live, self._observer)
         outputs = bound.outputs(live, bound.of_forward)
         bound.store_buffers(live)
         return outputs
@@ -223,7 +223,7 @@ class Executor:
         bound, live = self._pass, self._live
         bound.set_tangents(live, tangent)
         first = bound.forward_sections
-        lines = bound.code(first, len(bound.sections), accumulate=accumulate)
+        lines = bound.lines.of_sections(first, len(bound.sections), accumulate=accumulate)
         yield from self._run(lines, live, self._observer)
         outputs = bound.outputs(live, bound.of_backward)
         bound.end(live, accumulate=accumulate)

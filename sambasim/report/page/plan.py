@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from random import Random
 
 from sambasim.report.page import ui
-from sambasim.report.plan import TERMS, UNVALIDATED, closest, headline, verdict
+from sambasim.report.plan import BASIS, TERMS, closest, verdict
 from sambasim.simulation.planning.priced import Priced
 from sambasim.simulation.planning.search import Plan
 from sambasim.units import counted, format_bytes, format_seconds, plain_rate
@@ -25,7 +25,7 @@ def facts_line(plan: Plan) -> list[tuple[str, str]]:
 
 
 def caveat() -> ui.Html:
-    return ui.element("p", ui.element("b", "Predicted, not measured:"), f" {UNVALIDATED}.", class_="caveat")
+    return ui.element("p", ui.element("b", "Predicted, not measured."), f" {BASIS}.", class_="caveat")
 
 
 def parts_of(plan: Plan) -> list[ui.Part]:
@@ -36,8 +36,10 @@ def parts_of(plan: Plan) -> list[ui.Part]:
 
 
 def _verdict(plan: Plan) -> ui.Part:
-    lead = headline(plan) if plan.best else f"No strategy fits. The closest: {closest(plan)}."
-    return ui.Part("verdict", "Verdict", lead, ui.table(("question", "answer"), verdict(plan), words=2))
+    lead = "The questions of the usual guides." if plan.best else f"No strategy fits. The closest: {closest(plan)}."
+    return ui.Part(
+        "verdict", "Verdict", lead, ui.table(("question", "answer"), verdict(plan), words=2, class_="facts sources")
+    )
 
 
 def _frontier(plan: Plan) -> ui.Part:
@@ -89,7 +91,7 @@ def _best(plan: Plan) -> ui.Part:
     ]
     bars = [ui.shares(f"{format_seconds(one.step_s)}: {one.strategy}", _shares(one)) for one in plan.best[:2]]
     lead = "The best strategy of each shape of the mesh. The bars divide the step of the first two."
-    body = ui.joined(ui.element("div", *bars, class_="pair"), ui.table(heads, rows))
+    body = ui.joined(ui.element("div", *bars, class_="pair"), ui.table(heads, rows, class_="fitted"))
     return ui.Part("best", "The best strategies", lead, body)
 
 

@@ -1,5 +1,12 @@
 """A pass as straight-line Python: one generated function per part, one line per instruction.
 
+    def run(registers):
+        r = registers
+        r[7] = f0(r[2], r[5])
+        r[8] = f1(r[7]); keep(r[8], d1_0); r[7] = None
+
+`r[8]` is a gradient: it is stored at once in its destination, and `r[7]` is freed at its last use.
+
 Kernels write gradients in place where they can. A kernel may round differently for a result with other strides, so the
 first pass records the layout that the kernel itself chooses; a gradient is written in place only with that layout.
 """
@@ -212,15 +219,14 @@ def _tensor(value: object) -> Tensor:
 
 
 class Lines:
-    """`parts` of a pass, which consists of `sections`, as straight-line code."""
+    """`parts` of a pass, which consists of `sections`, as straight-line code that overwrites gradients, or adds to
+    them. `of_sections`: see `PassLines`."""
 
     def __init__(self, parts: Sequence[Part], sections: Sequence[Section], *, accumulate: bool) -> None:
         self._parts, self._sections, self._accumulate = parts, sections, accumulate
         self._found: dict[tuple[int, int, bool, bool], Sequence[StraightLine]] = {}
 
-    def of_sections(self, start: int, stop: int, *, whole: bool, last: bool = True) -> Sequence[StraightLine]:
-        """The code of sections `start` to `stop`: `whole` in as few parts as possible, or to report every section.
-        `last`: with what only the last pass of a step runs."""
+    def of_sections(self, start: int, stop: int, *, whole: bool, last: bool) -> Sequence[StraightLine]:
         key = start, stop, whole, last
         found = self._found.get(key)
         if found is None:
@@ -309,6 +315,14 @@ class PassLines:
         self.writing = self._replaced(
             [replace(one, function=watch.watched(i, one.function)) for i, one in enumerate(flat)]
         )
+
+    def of_sections(
+        self, start: int, stop: int, *, accumulate: bool = False, whole: bool = False, last: bool = True
+    ) -> Sequence[StraightLine]:
+        """The code of sections `start` to `stop`: `whole` in as few parts as possible, or to report every section.
+        `accumulate`: it adds to the gradients; `last`: with what only the last pass of a step runs."""
+        lines = self.adding if accumulate else self.writing
+        return lines.of_sections(start, stop, whole=whole, last=last)
 
     def end_watching(self) -> None:
         """Call after the first pass that wrote gradients: it decides how the next ones run."""
