@@ -11,12 +11,13 @@ import click
 
 from sambasim.cli import shared
 from sambasim.cli.terminal import phases, show
+from sambasim.units import counted
 
 if TYPE_CHECKING:
     from sambasim.hardware.spec import ClusterSpec, DeviceSpec
     from sambasim.ir.program import Program
     from sambasim.options.compile import CompileOptions
-    from sambasim.simulation.planning.search import Plan
+    from sambasim.simulation.planning.search import Goal, Plan
     from sambasim.simulation.planning.strategy import Space, Strategy
 
 
@@ -24,11 +25,15 @@ if TYPE_CHECKING:
 @click.argument("subject", shell_complete=shared.pef_names)
 @click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="For a config or a model: set any field.")
 @shared.cluster
-@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes of the cluster.")
+@click.option("--nodes", type=click.IntRange(min=1), help="Nodes of the cluster.  [default: 1]")
+@click.option("--here", is_flag=True, help="Plan for this machine: measure its rates, and predict steps under mpirun.")
+@click.option(
+    "--ranks", type=click.IntRange(min=1), help="With --here: the most ranks.  [default: twice the cores, at most 4]"
+)
 @click.option(
     "--global-batch",
     type=click.IntRange(min=1),
-    help="Samples of one optimizer step.  [default: the batch of the config on each RDU]",
+    help="Samples of one optimizer step.  [default: the batch of the config on each RDU or rank]",
 )
 @shared.arch
 @click.option(
@@ -59,7 +64,9 @@ def plan_command(
     subject: str,
     overrides: tuple[str, ...],
     cluster: str | None,
-    nodes: int,
+    nodes: int | None,
+    here: bool,
+    ranks: int | None,
     global_batch: int | None,
     arch: str | None,
     goal: str,
@@ -78,11 +85,14 @@ def plan_command(
     by the device model: all by an estimate, and the best of each shape of the mesh as it is compiled. Nothing is
     measured, and no step of RDUs with pipelines, cut tensors or ZeRO was ever published.
 
+    With --here, passes of the model are measured on this machine, and steps of `mpirun -np N sambasim run` predicted.
+
     \b
     Examples:
       sambasim plan configs/char_gpt.toml --global-batch 512
       sambasim plan configs/gpt_13b.toml --cluster sn30-8 --nodes 8 --global-batch 512 --explain
       sambasim plan configs/char_gpt.toml --nodes 2 --only tensor=none --emit plan.toml
+      sambasim plan configs/char_gpt.toml --here --ranks 2 --explain
     """
     from sambasim.errors import OptionError
     from sambasim.hardware.budget import load_calibration
@@ -100,20 +110,27 @@ def plan_command(
         if file is not None:
             check_output_file(file, what, f"{flag} FILE")
     wanted = _only(only)
+    _check_place(subject, cluster, nodes, arch, ranks, here=here)
     options, programs = _programs(subject, overrides, output_folder, quiet=as_json)
-    device = load_device(arch or options.arch)
-    where = load_cluster(cluster or device.cluster)
-    if where.nodes is not None and nodes > where.nodes:
-        raise OptionError(f"--nodes {nodes}, and {where.name} has {where.nodes}", remedy=f"--nodes {where.nodes}")
-    space = _space(options, device, where, nodes, global_batch, wanted)
-    if next(space.strategies(), None) is None:
-        raise OptionError(
-            f"--only leaves no strategy with a global batch of {space.global_batch:,} on {space.rdus} RDUs",
-            remedy="other values, or another --global-batch: replicas × chips × samples × passes",
-        )
-    planner = Planner(programs, device, where, options.opt_level, load_calibration())
     with phases(quiet=as_json) as report:
-        found = planner.plan(options.name, space, Goal(goal), on_phase=report)
+        if here:
+            found = _plan_here(options, programs, ranks, global_batch, wanted, Goal(goal), report)
+        else:
+            device = load_device(arch or options.arch)
+            where = load_cluster(cluster or device.cluster)
+            nodes = nodes or 1
+            if where.nodes is not None and nodes > where.nodes:
+                raise OptionError(
+                    f"--nodes {nodes}, and {where.name} has {where.nodes}", remedy=f"--nodes {where.nodes}"
+                )
+            space = _space(options, device, where, nodes, global_batch, wanted)
+            if next(space.strategies(), None) is None:
+                raise OptionError(
+                    f"--only leaves no strategy with a global batch of {space.global_batch:,} on {space.rdus} RDUs",
+                    remedy="other values, or another --global-batch: replicas × chips × samples × passes",
+                )
+            planner = Planner(programs, device, where, options.opt_level, load_calibration())
+            found = planner.plan(options.name, space, Goal(goal), on_phase=report)
     if as_json:
         print(plan_json(found))
     else:
@@ -126,6 +143,89 @@ def plan_command(
     if emit is not None:
         texts[emit] = _emitted(found, options, subject, arch or options.arch, emit)
     shared.write_all(texts, quiet=as_json)
+
+
+def _check_place(
+    subject: str, cluster: str | None, nodes: int | None, arch: str | None, ranks: int | None, *, here: bool
+) -> None:
+    """Raises OptionError for flags that do not go together, and for what --here cannot measure."""
+    from sambasim.cli.prediction import is_model
+    from sambasim.errors import OptionError
+
+    if not here:
+        if ranks is not None:
+            raise OptionError("--ranks is for this machine", remedy="add --here, or give --nodes instead")
+        return
+    for flag, value in (("--cluster", cluster), ("--nodes", nodes), ("--arch", arch)):
+        if value is not None:
+            raise OptionError(f"{flag} is for devices, and --here plans for this machine", remedy=f"leave out {flag}")
+    if not is_model(subject):
+        raise OptionError(
+            f"--here measures passes of several batch sizes, and a PEF as {subject} has one",
+            remedy="plan the config or the model that it was compiled from",
+        )
+
+
+def _plan_here(
+    options: "CompileOptions",
+    programs: "Callable[[Strategy], Program]",
+    ranks: int | None,
+    global_batch: int | None,
+    only: Mapping[str, Sequence[object]],
+    goal: "Goal",
+    report: Callable[[str], None],
+) -> "Plan":
+    """Measure this machine, and predict all strategies on it. Raises MachineError if the model does not run here."""
+    from sambasim.errors import OptionError
+    from sambasim.simulation.planning.here import plan_here, spaced
+    from sambasim.simulation.planning.strategy import Space, Strategy
+
+    optimizer = options.optimizer
+    if optimizer is None:
+        raise OptionError("a plan of steps needs an optimizer", remedy="--set optimizer.name=adamw")
+    with shared.kept_imports():
+        from sambasim.compiler.front import captured_from_options
+        from sambasim.compiler.variants import Variants
+        from sambasim.runtime.capacity import cores_of_this_process
+        from sambasim.runtime.measure.machine import Work, measure_machine, mpirun_here
+
+    has_mpi = mpirun_here() is not None
+    most = (ranks or min(2 * len(cores_of_this_process()), _MOST_RANKS)) if has_mpi else 1
+    batch = global_batch or most * options.training.batch_size * options.training.accumulation_steps
+    dtypes = tuple(map(str, only.get("dtype", (options.dtype,))))
+    if len(dtypes) > 1:
+        raise OptionError("--here measures passes of one dtype", remedy=f"--only dtype={dtypes[0]}")
+    spaces = [Space(count, most, batch, dtypes, only=only) for count in range(1, most + 1)]
+    strategies = [one for space in spaces for one in space.strategies()]
+    if not strategies:
+        what = f"no strategy of up to {counted(most, 'rank')} gives a global batch of {batch:,} with these values"
+        raise OptionError(what, remedy="another --global-batch, or fewer --only")
+    cores = len(cores_of_this_process())
+    of_samples: dict[int, Variants] = {}
+
+    def work_for(count: int) -> Work:
+        wanted = {one.samples for one in strategies if min(one.ranks, max(cores, 1)) == count}
+        one_rank = [Strategy(count, samples=samples, dtype=dtypes[0]) for samples in spaced(wanted or {1})]
+        return Work(tuple(map(whole, one_rank)), options.data, optimizer)
+
+    def whole(strategy: Strategy) -> "Program":
+        if strategy.samples not in of_samples:
+            size = {"batch_size": strategy.samples, "accumulation_steps": 1}
+            of_size = options.model_copy(
+                update={**_PLAIN, "dtype": dtypes[0], "training": options.training.model_copy(update=size)}
+            )
+            captured, model = captured_from_options(of_size, report)
+            of_samples[strategy.samples] = Variants(captured, of_size, model)
+        return of_samples[strategy.samples].program(_changes(strategy, options), strategy.samples)
+
+    machine = measure_machine(work_for, most, report)
+    report("predict all strategies")
+    return plan_here(options.name, programs, machine, spaces, goal, has_mpi=has_mpi)
+
+
+_MOST_RANKS = 4
+_PLAIN = {"n_chips": 1, "micro_batches": 1, "tensor_parallel": None}
+"""Options of a model before any strategy."""
 
 
 def _only(given: Sequence[str]) -> Mapping[str, Sequence[object]]:
@@ -176,7 +276,7 @@ def _programs(
         from sambasim.compiler.variants import Variants
 
     made: dict[str, Variants] = {}
-    plain = options.model_copy(update={"n_chips": 1, "micro_batches": 1, "tensor_parallel": None})
+    plain = options.model_copy(update=_PLAIN)
 
     def program(strategy: "Strategy") -> "Program":
         if strategy.dtype not in made:
