@@ -204,8 +204,10 @@ def _plan_here(
     of_samples: dict[int, Variants] = {}
 
     def work_for(count: int) -> Work:
-        wanted = {one.samples for one in strategies if min(one.ranks, max(cores, 1)) == count}
-        one_rank = [Strategy(count, samples=samples, dtype=dtypes[0]) for samples in spaced(wanted or {1})]
+        sizes = spaced({one.samples for one in strategies if min(one.ranks, cores) == count} or {1})
+        if count > cores:  # one that has been captured
+            sizes = [max((one for one in of_samples if one <= batch // count), default=min(of_samples))]
+        one_rank = [Strategy(count, samples=samples, dtype=dtypes[0]) for samples in sizes]
         return Work(tuple(map(whole, one_rank)), options.data, optimizer)
 
     def whole(strategy: Strategy) -> "Program":

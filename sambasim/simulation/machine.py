@@ -1,7 +1,8 @@
 """What was measured on this machine, for predictions of steps on it: see `runtime/measure/machine.py`."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +45,60 @@ class Rates:
 @dataclass(frozen=True, slots=True)
 class Machine:
     """`copy_bytes_per_s`: read and written by a copy on one thread; `gemm_flops_per_s`: of float32, on one thread.
-    `rates`: for 1, 2, … ranks, as far as each has a core of its own."""
+    `other_cores`: how many cores other programs used meanwhile. `rates`: for 1, 2, … ranks, as far as each has a core
+    of its own; then, if there may be more, for the most, of passes of one number of samples."""
 
     cores: int
     memory_bytes: int
     copy_bytes_per_s: float
     gemm_flops_per_s: float
+    other_cores: float
     rates: tuple[Rates, ...]
 
     def rates_at(self, ranks: int) -> Rates:
-        """For so many ranks; more than cores share those of as many as there are cores."""
-        return self.rates[min(ranks, len(self.rates)) - 1]
+        """For so many ranks. More than cores have the rates of as many as there are cores: see `crowd`."""
+        alone = [one for one in self.rates if one.ranks <= self.cores]
+        return alone[min(ranks, len(alone)) - 1]
+
+    def crowd(self, ranks: int) -> float:
+        """How many times as long operators take if `ranks` share the cores: what changing between ranks costs is on the
+        line from none to that of the most ranks."""
+        share, most = ranks / self.cores, self.rates[-1]
+        if share <= 1 or most.ranks <= self.cores:
+            return max(share, 1.0)
+        (crowded,), alone = most.passes, between(self.rates_at(most.ranks).passes, most.passes[0].samples)
+        whole = most.ranks / self.cores
+        lost = max(crowded.pass_s / (alone.pass_s * whole) - 1, 0.0)
+        return share * (1 + lost * (share - 1) / (whole - 1))
+
+
+def between(passes: Sequence[PassTimes], samples: int) -> PassTimes:
+    """A pass of `samples`, on the line between two of `passes`, which ascend; outside, in proportion."""
+    if samples <= passes[0].samples or len(passes) == 1:
+        return _mixed(passes[0], passes[0], samples, 0.0)
+    for low, high in pairwise(passes):
+        if samples <= high.samples:
+            return _mixed(low, high, samples, (samples - low.samples) / (high.samples - low.samples))
+    factor = samples / passes[-1].samples
+    last = passes[-1]
+    seconds = {name: one * factor for name, one in last.seconds.items()}
+    return replace(
+        last,
+        samples=samples,
+        seconds=seconds,
+        batch_s=last.batch_s * factor,
+        heap_bytes=round(last.heap_bytes * factor),
+    )
+
+
+def _mixed(low: PassTimes, high: PassTimes, samples: int, part: float) -> PassTimes:
+    def mix(a: float, b: float) -> float:
+        return a + part * (b - a)
+
+    return PassTimes(
+        samples,
+        {name: mix(seconds, high.seconds.get(name, seconds)) for name, seconds in low.seconds.items()},
+        mix(low.adding_s, high.adding_s),
+        mix(low.batch_s, high.batch_s),
+        round(mix(low.heap_bytes, high.heap_bytes)),
+    )

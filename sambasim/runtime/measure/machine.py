@@ -7,7 +7,9 @@ ranks leave them. A job reads what to run from a file in a folder of its own, an
     python -m sambasim.runtime.measure.machine FOLDER
 """
 
+import importlib
 import json
+import os
 import pickle
 import shutil
 import subprocess
@@ -46,33 +48,34 @@ from sambasim.runtime.transports.factory import Way, allocate, connect
 from sambasim.runtime.transports.in_process import finished
 from sambasim.runtime.transports.values import MessageLine
 from sambasim.simulation.machine import Machine, PassTimes, Rates
-from sambasim.units import KIB, MIB
+from sambasim.units import KIB, MIB, counted
 
 T = TypeVar("T")
 
 _WORK, _RESULT = "work.pickle", "rates.json"
 _TIMEOUT_S = 600.0
-_LEAST_STEPS, _MOST_STEPS, _ENOUGH_S = 4, 16, 1.0
+_LEAST_STEPS, _MOST_STEPS, _ENOUGH_S = 4, 20, 1.5
 """Steps of each number of samples: as many as fit into `_ENOUGH_S`, within these bounds (estimate)."""
 
+_CPU_TIMES = Path("/proc/stat")
 _GEMM_SIZE, _COPY_BYTES = 1024, 64 * MIB
 _SHORT_BYTES, _LONG_BYTES, _MESSAGES = 64, 4 * MIB, 15
 
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """The pages of a process in memory: those of its own, and those that others may share, as of libraries."""
+    """The pages of a process in memory: its own, those of files, as of libraries, and of shared memory."""
 
     private_bytes: int
+    file_bytes: int
     shared_bytes: int
 
 
 def resident() -> Resident:
-    """Of this process. Without other programs on the machine, a rank of n that run the same has the proportional set
-    size `private_bytes` + `shared_bytes` / n."""
+    """Of this process."""
     lines = [line.split() for line in Path("/proc/self/status").read_text().splitlines()]
     sizes = {words[0]: int(words[1]) * KIB for words in lines if words and words[0].startswith("Rss")}
-    return Resident(sizes["RssAnon:"], sizes["RssFile:"] + sizes["RssShmem:"])
+    return Resident(sizes["RssAnon:"], sizes["RssFile:"], sizes["RssShmem:"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +96,38 @@ def mpirun_here(executable: Path = Path(sys.executable)) -> str | None:
 def measure_machine(
     work_for: Callable[[int], Work], ranks: int, on_phase: Callable[[str], None] = lambda phase: None
 ) -> Machine:
-    """Measure for up to `ranks` ranks. `work_for` gives what a job of so many ranks runs. Raises MachineError with what
-    a job said if it fails."""
+    """Measure for up to `ranks` ranks. `work_for` gives what a job of so many ranks runs; only one program is run if
+    they are more than cores. Raises MachineError with what a job said if it fails."""
     cores = len(cores_of_this_process())
-    rates = []
-    for count in range(1, max(min(ranks, cores), 1) + 1):
-        on_phase(f"measure passes on {count} of {cores} cores at once")
-        rates.append(_job(work_for(count), count))
+    rates, load = [], []
+    counts = range(1, min(ranks, cores) + 1)
+    for count in [*counts, ranks] if ranks > cores else counts:
+        work = work_for(count)
+        on_phase(f"measure passes of {counted(count, 'rank')} at once, on {counted(cores, 'core')}")
+        others = OtherLoad()
+        rates.append(_job(work, count))
+        load.append(others.cores())
     on_phase("measure memory and products")
-    return Machine(cores, available_bytes() or 0, _copy_bytes_per_s(), _gemm_flops_per_s(), tuple(rates))
+    copy_bytes_per_s, gemm_flops_per_s = _copy_bytes_per_s(), _gemm_flops_per_s()
+    return Machine(cores, available_bytes() or 0, copy_bytes_per_s, gemm_flops_per_s, max(load), tuple(rates))
+
+
+class OtherLoad:
+    """How many cores other programs have used since it was created, children that this process waited for aside."""
+
+    def __init__(self) -> None:
+        self._began = self._now()
+
+    def cores(self) -> float:
+        (now_s, busy_s, own_s), (began_s, were_busy_s, own_before_s) = self._now(), self._began
+        return max(busy_s - were_busy_s - (own_s - own_before_s), 0.0) / max(now_s - began_s, 1e-9)
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        user, nice, system, _, _, irq, soft_irq, steal = map(int, _CPU_TIMES.read_text().split()[1:9])
+        times = os.times()
+        own_s = times.user + times.system + times.children_user + times.children_system
+        return times.elapsed, (user + nice + system + irq + soft_irq + steal) / os.sysconf("SC_CLK_TCK"), own_s
 
 
 def _job(work: Work, ranks: int) -> Rates:
@@ -269,11 +295,10 @@ def _fill(program: Program, memory: DeviceMemory) -> None:
 
 
 def _steps_of(rank: _Rank, communicator: Communicator) -> Sequence[_Step]:
-    """Collective. Some steps, as many on all ranks, after one that does not count: it finds out how passes run best."""
+    """Collective. As many steps on all ranks, after one that finds out how passes write gradients."""
     began_s = perf_counter()
     rank.step()
-    rank.step()
-    each_s = max(communicator.all_gather_object((perf_counter() - began_s) / 2))
+    each_s = max(communicator.all_gather_object(perf_counter() - began_s))
     count = max(_LEAST_STEPS, min(_MOST_STEPS, round(_ENOUGH_S / each_s)))
     return [rank.step() for _ in range(count)]
 
@@ -307,6 +332,7 @@ def _measure(work: Work, communicator: Communicator) -> Rates:
     with repeatable(threads):
         if ranks > 1:
             torch_process_group.bring_up(communicator)
+        importlib.import_module("sambasim.runtime.job")  # what a rank of a run has in memory
         seed_everything(0)
         source = open_source(work.data, tuple(input_specs(work.programs[0])))
         before = resident()
@@ -327,13 +353,14 @@ def _measure(work: Work, communicator: Communicator) -> Rates:
             )
             host_update_s = _usual(sorted(step.update_s for step in _steps_of(rank, communicator)))
         latency_s, link_bytes_per_s = _link(communicator)
+        file_bytes = resident().file_bytes  # with the kernels of all operators
         if ranks > 1:
             torch_process_group.take_down()
     return Rates(
         ranks=ranks,
         threads=threads,
         private_bytes=before.private_bytes,
-        shared_bytes=before.shared_bytes,
+        shared_bytes=before.shared_bytes + file_bytes,
         passes=tuple(passes),
         update_s=update_s,
         host_update_s=host_update_s,

@@ -1,19 +1,19 @@
 """The step and the memory of a strategy on this machine, from what was measured on it (`simulation/machine.py`).
 
 pass         its operators, each as it was measured with as many ranks at a time; between two numbers of samples, on
-             the line between them. What a strategy cuts takes a share by its FLOPs or bytes; what it adds, a copy
-cores        more ranks than cores share them: each then has `cores / ranks` of one
-pipeline     the actions of its schedule, while cores are shared by the ranks that do not wait
+             the line between them. What a strategy cuts takes a share by its FLOPs or bytes; what it adds, a copy of
+             its bytes, or its FLOPs at the rate of the other products
+cores        more ranks than cores share them, also while they wait for messages, which MPI does in a busy loop
+pipeline     the actions of its schedule
 update       by bytes: a rank reads the gradients of all, and its slice of parameters and states, which it writes
 memory       parameters once for all ranks with sync between devices; then what a process has before the first pass
 
 All times are predicted; only rates are measured.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 
 from sambasim.errors import OptionError
 from sambasim.ir.dataflow import axis_of, pass_and_update, spans_of_actions
@@ -21,22 +21,26 @@ from sambasim.ir.graph import MADE_AGAIN, Graph, Node, node_references
 from sambasim.ir.mesh import TENSOR
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
-from sambasim.ir.schedule import Action, ActionKind, Schedule, in_flight, make
+from sambasim.ir.schedule import Action, ActionKind, in_flight, make, timeline
 from sambasim.ir.stages import of_rank
 from sambasim.ir.types import SymbolKind, TensorType
-from sambasim.simulation.machine import Machine, PassTimes, Rates
+from sambasim.simulation.machine import Machine, PassTimes, Rates, between
 from sambasim.simulation.memory import Memory, memory_of, pass_memory
 from sambasim.simulation.planning.estimate import Programs
 from sambasim.simulation.planning.priced import Priced, Terms, shortage
 from sambasim.simulation.planning.search import Goal, Plan, Refused, order
 from sambasim.simulation.planning.strategy import Space, Strategy
 from sambasim.simulation.sync import SyncPath
+from sambasim.units import counted
 
 NOTE = (
     "the rates of this machine were measured: operators, update, messages, memory of a process; all steps and their"
     " memory are predicted"
 )
 _WITHOUT_MPI = "; there is no mpirun, so one rank only: python -m pip install mpich"
+
+_QUIET_CORES = 0.15
+"""More of other programs is said (estimate)."""
 
 _COSTLESS = (OperatorKind.VIEW, OperatorKind.GENERATOR, OperatorKind.CHECK, OperatorKind.MEMORY)
 _ADDING = (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENTS)
@@ -67,8 +71,10 @@ def plan_here(
     first = list(best.values())[:count]
     chosen = {one.strategy for one in first}
     others = tuple(one for one in priced.values() if one.strategy not in chosen)
-    hardware = f"up to {spaces[-1].rdus} ranks on this machine, {machine.cores} cores"
+    hardware = f"up to {spaces[-1].rdus} ranks on this machine, {counted(machine.cores, 'core')}"
     note = NOTE if has_mpi else NOTE + _WITHOUT_MPI
+    if machine.other_cores > _QUIET_CORES:
+        note += f"; other programs used {machine.other_cores:.1f} cores meanwhile, so times are too long: measure again"
     return Plan(name, hardware, spaces[-1], goal, tuple(first), others, tuple(refused), device="rank", note=note)
 
 
@@ -134,7 +140,7 @@ class Here:
         parts, rates = self._parts_of(strategy), machine.rates_at(strategy.ranks)
         times = self._times_at(rates, strategy.samples)
         costs = [self._cost(part, number, strategy, rates, times) for number, part in enumerate(parts)]
-        crowd = max(1.0, strategy.ranks / machine.cores)
+        crowd = machine.crowd(strategy.ranks)
         if strategy.stages > 1:
             terms = self._pipelined(strategy, parts, costs, times, crowd)
         else:
@@ -216,7 +222,17 @@ class Here:
             return known * part.size(node) / whole if whole else known
         if OPERATORS[node.operator].kind in _COSTLESS:
             return 0.0
+        if OPERATORS[node.operator].flops is not None:
+            return part.size(node) * scale / self._flops_per_s(times)
         return part.bytes_of(node) * scale / self._machine.copy_bytes_per_s
+
+    def _flops_per_s(self, times: PassTimes) -> float:
+        """Of all products of a pass that was measured."""
+        whole = self._whole
+        products = [node for node in whole.graph.nodes if OPERATORS[node.operator].flops is not None]
+        seconds = sum(times.seconds.get(node.name, 0.0) for node in products)
+        flops = sum(map(whole.size, products)) * times.samples / whole.program.batch_size
+        return flops / seconds if seconds else self._machine.gemm_flops_per_s
 
     def _message_s(self, part: _Part, node: Node, rates: Rates, scale: float) -> float:
         """A message between stages; or a collective of chips, each of which copies its tensor to where all read it."""
@@ -250,9 +266,9 @@ class Here:
         messages_s = sum(
             costs[slowest].get((one.kind, one.stage), _Seconds(0.0, 0.0)).messages_s for one in schedule.rows[slowest]
         )
-        whole_s = makespan_s(schedule, seconds, self._machine.cores / (strategy.ranks // strategy.stages))
-        waiting_s = max(whole_s - busy_s[slowest], 0.0)
-        return Terms(busy_s[slowest] - messages_s, 0.0, messages_s, waiting_s, 0.0, 0.0)
+        whole_s = max(row[-1][2] for row in timeline(schedule, seconds))
+        waiting_s = (whole_s - busy_s[slowest]) * crowd  # a rank that waits for a message keeps its share of a core
+        return Terms((busy_s[slowest] - messages_s) * crowd, 0.0, messages_s * crowd, waiting_s, 0.0, 0.0)
 
     def _update(self, strategy: Strategy, share: float, rates: Rates) -> tuple[float, float]:
         """Seconds of the update and of sync on a core of its own, by the bytes that are read and written."""
@@ -311,62 +327,8 @@ def _update_words(copies: int, states: int) -> float:
 
 
 def spaced(samples: Iterable[int]) -> list[int]:
-    """Those of `samples` to measure: the fewest, the most, and of the others each that is twice the one before."""
+    """Those of `samples` to measure, ascending: the most, about a half and a quarter of them, and the fewest."""
     ascending = sorted(samples)
-    found = [ascending[0]]
-    for one in ascending[1:-1]:
-        if one >= 2 * found[-1] and 2 * one <= ascending[-1]:
-            found.append(one)
-    return found if found[-1] == ascending[-1] else [*found, ascending[-1]]
-
-
-def between(passes: Sequence[PassTimes], samples: int) -> PassTimes:
-    """A pass of `samples`, on the line between two of `passes`, which ascend; outside, in proportion."""
-    if samples <= passes[0].samples or len(passes) == 1:
-        return _mixed(passes[0], passes[0], samples, 0.0)
-    for low, high in pairwise(passes):
-        if samples <= high.samples:
-            return _mixed(low, high, samples, (samples - low.samples) / (high.samples - low.samples))
-    factor = samples / passes[-1].samples
-    last = passes[-1]
-    seconds = {name: one * factor for name, one in last.seconds.items()}
-    return replace(
-        last,
-        samples=samples,
-        seconds=seconds,
-        batch_s=last.batch_s * factor,
-        heap_bytes=round(last.heap_bytes * factor),
-    )
-
-
-def _mixed(low: PassTimes, high: PassTimes, samples: int, part: float) -> PassTimes:
-    def mix(a: float, b: float) -> float:
-        return a + part * (b - a)
-
-    return PassTimes(
-        samples,
-        {name: mix(seconds, high.seconds.get(name, seconds)) for name, seconds in low.seconds.items()},
-        mix(low.adding_s, high.adding_s),
-        mix(low.batch_s, high.batch_s),
-        round(mix(low.heap_bytes, high.heap_bytes)),
-    )
-
-
-def makespan_s(schedule: Schedule, seconds: Callable[[Action], float], cores: float) -> float:
-    """When the last action ends, if ranks that do not wait share `cores`, and each uses one at most."""
-    left = [list(reversed(row)) for row in schedule.rows]
-    done: set[Action] = set()
-    work_s: dict[int, float] = {}  # of the action that a rank runs, on a core of its own
-    now_s = 0.0
-    while any(left):
-        for rank, row in enumerate(left):
-            if row and rank not in work_s and all(need in done for need in schedule.needs(row[-1])):
-                work_s[rank] = seconds(row[-1])
-        rate = min(1.0, cores / len(work_s))
-        step_s = min(work_s.values())
-        now_s += step_s / rate
-        for rank in [rank for rank, left_s in work_s.items() if left_s <= step_s]:
-            done.add(left[rank].pop())
-            del work_s[rank]
-        work_s = {rank: left_s - step_s if left_s > step_s else 0.0 for rank, left_s in work_s.items()}
-    return now_s
+    most = ascending[-1]
+    wanted = (1, most // 4, most // 2, most)
+    return sorted({ascending[0], *(max(one for one in ascending if one <= max(at, ascending[0])) for at in wanted)})
