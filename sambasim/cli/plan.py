@@ -177,7 +177,7 @@ def _plan_here(
 ) -> "Plan":
     """Measure this machine, and predict all strategies on it. Raises MachineError if the model does not run here."""
     from sambasim.errors import OptionError
-    from sambasim.simulation.planning.here import plan_here, spaced
+    from sambasim.simulation.planning.here import needed_bytes, plan_here, spaced
     from sambasim.simulation.planning.strategy import Space, Strategy
 
     optimizer = options.optimizer
@@ -186,7 +186,7 @@ def _plan_here(
     with shared.kept_imports():
         from sambasim.compiler.front import captured_from_options
         from sambasim.compiler.variants import Variants
-        from sambasim.runtime.capacity import cores_of_this_process
+        from sambasim.runtime.capacity import available_bytes, cores_of_this_process
         from sambasim.runtime.measure.machine import Work, measure_machine, mpirun_here
 
     has_mpi = mpirun_here() is not None
@@ -207,8 +207,10 @@ def _plan_here(
         sizes = spaced({one.samples for one in strategies if min(one.ranks, cores) == count} or {1})
         if count > cores:  # one that has been captured
             sizes = [max((one for one in of_samples if one <= batch // count), default=min(of_samples))]
-        one_rank = [Strategy(count, samples=samples, dtype=dtypes[0]) for samples in sizes]
-        return Work(tuple(map(whole, one_rank)), options.data, optimizer)
+        found = [whole(Strategy(count, samples=samples, dtype=dtypes[0])) for samples in sizes]
+        room_bytes = (available_bytes() or 0) // count
+        fitting = [one for one in found if needed_bytes(one) < room_bytes] or found[:1]
+        return Work(tuple(fitting), options.data, optimizer)
 
     def whole(strategy: Strategy) -> "Program":
         if strategy.samples not in of_samples:

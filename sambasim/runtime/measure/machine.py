@@ -52,7 +52,7 @@ from sambasim.units import KIB, MIB, counted
 
 T = TypeVar("T")
 
-_WORK, _RESULT = "work.pickle", "rates.json"
+_WORK, _RESULT, _ERROR = "work.pickle", "rates.json", "error.txt"
 _TIMEOUT_S = 600.0
 _LEAST_STEPS, _MOST_STEPS, _ENOUGH_S = 4, 20, 1.5
 """Steps of each number of samples: as many as fit into `_ENOUGH_S`, within these bounds (estimate)."""
@@ -141,10 +141,11 @@ def _job(work: Work, ranks: int) -> Rates:
             what = f"the measurement with {ranks} ranks did not end within {_TIMEOUT_S:.0f} s"
             raise MachineError(what, remedy="fewer --ranks, or a smaller --global-batch") from None
         if done.returncode:
-            said = done.stderr.strip().splitlines() or ["nothing"]
+            error, lines = Path(folder) / _ERROR, done.stderr.strip().splitlines()
+            said = error.read_text() if error.exists() else lines[-1] if lines else f"exit code {done.returncode}"
             raise MachineError(
-                f"the model does not run on this machine with {ranks} ranks: {said[-1]}",
-                remedy="find out with sambasim compile and sambasim run, or plan for devices, without --here",
+                f"the model does not run on this machine, with {counted(ranks, 'rank')}: {said}",
+                remedy="a smaller --global-batch; sambasim compile and sambasim run say more",
             )
         found = json.loads((Path(folder) / _RESULT).read_text())
     return Rates(**{**found, "passes": tuple(PassTimes(**one) for one in found["passes"])})
@@ -206,8 +207,8 @@ class _Batches:
         self._each = len(source.train) // ranks // size
         if not self._each:
             raise DataError(
-                f"{source.name} has {len(source.train):,} samples to train on, and {ranks} replicas of {size:,} samples"
-                " need more",
+                f"{source.name} has {len(source.train):,} samples to train on, fewer than"
+                f" {counted(ranks, 'replica')} × {counted(size, 'sample')}",
                 remedy="a smaller --global-batch",
             )
         self._shard = Shard(
@@ -400,7 +401,7 @@ def main(folder: Path) -> None:
         # Written by the process that started this one, into a folder that no other account can read.
         rates = _measure(pickle.loads((folder / _WORK).read_bytes()), communicator)
     except SambasimError as error:
-        print(error.what, file=sys.stderr, flush=True)
+        (folder / _ERROR).write_text(error.what)
         communicator.abort(2)
     if communicator.rank == 0:
         (folder / _RESULT).write_text(json.dumps(asdict(rates)))

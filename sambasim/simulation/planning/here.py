@@ -57,7 +57,7 @@ def plan_here(
     count: int = 10,
 ) -> Plan:
     """The best `count` strategies of `spaces`, of which the last is the largest, one for each shape of the mesh."""
-    here = Here(programs, machine)
+    here = Here(programs, machine, spaces[-1].dtypes[0])
     priced: dict[Strategy, Priced] = {}
     refused: list[Refused] = []
     for strategy in dict.fromkeys(one for space in spaces for one in space.strategies()):
@@ -71,7 +71,7 @@ def plan_here(
     first = list(best.values())[:count]
     chosen = {one.strategy for one in first}
     others = tuple(one for one in priced.values() if one.strategy not in chosen)
-    hardware = f"up to {spaces[-1].rdus} ranks on this machine, {counted(machine.cores, 'core')}"
+    hardware = f"up to {counted(spaces[-1].rdus, 'rank')} on this machine, {counted(machine.cores, 'core')}"
     note = NOTE if has_mpi else NOTE + _WITHOUT_MPI
     if machine.other_cores > _QUIET_CORES:
         note += f"; other programs used {machine.other_cores:.1f} cores meanwhile, so times are too long: measure again"
@@ -126,11 +126,12 @@ class _Seconds:
 
 
 class Here:
-    """`programs` compiles the model for a strategy."""
+    """`programs` compiles the model for a strategy. Passes were measured in `dtype`."""
 
-    def __init__(self, programs: Programs, machine: Machine) -> None:
+    def __init__(self, programs: Programs, machine: Machine, dtype: str = "fp32") -> None:
         self._programs, self._machine = programs, machine
-        self._parts: dict[Strategy, tuple[_Part, ...]] = {}
+        self._alone = Strategy(2, dtype=dtype)
+        self._parts: dict[Strategy, tuple[_Part, ...] | OptionError] = {}
         self._times: dict[tuple[int, int], PassTimes] = {}
         self._costs: dict[tuple[object, ...], Mapping[tuple[ActionKind, int], _Seconds]] = {}
 
@@ -166,17 +167,26 @@ class Here:
         if stages == 1:
             key = replace(key, schedule="1f1b")
         if key not in self._parts:
-            program = self._programs(key)
-            programs = [of_rank(program, rank) for rank in range(stages)] if stages > 1 else [program]
-            numels = [sum(group.numel for group in one.groups) for one in programs]
-            whole = sum(group.numel for group in self._whole.program.groups) if key != _ALONE else numels[0]
-            self._parts[key] = tuple(_Part(one, numel / whole) for one, numel in zip(programs, numels, strict=True))
-        return self._parts[key]
+            try:
+                self._parts[key] = self._compiled(key)
+            except OptionError as error:
+                self._parts[key] = error
+        found = self._parts[key]
+        if isinstance(found, OptionError):
+            raise found
+        return found
+
+    def _compiled(self, key: Strategy) -> tuple[_Part, ...]:
+        program = self._programs(key)
+        programs = [of_rank(program, rank) for rank in range(key.stages)] if key.stages > 1 else [program]
+        numels = [sum(group.numel for group in one.groups) for one in programs]
+        whole = numels[0] if key == self._alone else sum(group.numel for group in self._whole.program.groups)
+        return tuple(_Part(one, numel / whole) for one, numel in zip(programs, numels, strict=True))
 
     @property
     def _whole(self) -> _Part:
         """A replica of one rank that makes nothing again: what was measured."""
-        return self._parts_of(_ALONE)[0]
+        return self._parts_of(self._alone)[0]
 
     def _times_at(self, rates: Rates, samples: int) -> PassTimes:
         """A pass of so many samples, on the line between the two that were measured around them."""
@@ -317,13 +327,16 @@ class Here:
             )
 
 
-_ALONE = Strategy(2)
-
-
 def _update_words(copies: int, states: int) -> float:
     """Numbers that a rank reads and writes for each parameter: gradients of all, then parameter and states of its
     slice, both ways."""
     return (copies + 2 + 2 * states) / copies
+
+
+def needed_bytes(program: Program) -> int:
+    """Of a pass of a whole replica: its device memory, and what operators allocate."""
+    found = pass_memory(program.training or program.evaluation, program.symbols)
+    return program.device_bytes + found.activations + found.temporaries
 
 
 def spaced(samples: Iterable[int]) -> list[int]:
