@@ -347,7 +347,7 @@ def _measure(work: Work, communicator: Communicator) -> Rates:
             passes.append(_times(program, steps, max(heap_bytes, 0)))
             update_s = _usual(sorted(step.update_s for step in steps))
             del rank
-        if ranks > 1:
+        if 1 < ranks <= len(cores_of_this_process()):
             first = work.programs[0]
             rank = _Rank(
                 first, work, _Batches(source, first, work.data, communicator), communicator, Way.HOST_REPLICATED
