@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from sambasim.cli.plan import _changes
 from sambasim.compiler.front import compile_from_options
+from sambasim.compiler.variants import changes_of
 from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.simulation.planning.strategy import BY_HOST, Strategy
 from tests.benchmarks.measure import Figure, run_body
@@ -154,4 +154,4 @@ def _options(subject: Subject, strategy: Strategy, folder: Path) -> CompileOptio
     is_config = subject.model.endswith(".toml")
     config, target = (ROOT / subject.model, None) if is_config else (None, str(ROOT / subject.model))
     options = compile_options(config, target, subject.changes, {})
-    return options.model_copy(update={**_changes(strategy, options), "output_folder": folder})
+    return options.model_copy(update={**changes_of(strategy, options), "output_folder": folder})

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from sambasim.cli.plan import _changes
 from sambasim.compiler.front import captured_from_options
 from sambasim.compiler.variants import Variants
 from sambasim.errors import OptionError
@@ -42,7 +41,7 @@ class Made:
         self.nodes = [n.name for s in training.sections if s.kind in kinds for n in training.section_nodes(s)]
 
     def program(self, strategy: Strategy) -> Program:
-        return self.variants.program(_changes(strategy, self.options), strategy.samples)
+        return self.variants.program(strategy)
 
     def machine(self, cores: int, ranks: Sequence[int]) -> Machine:
         of_pass = PassTimes(8, dict.fromkeys(self.nodes, NODE_S), ADDING_S, BATCH_S, HEAP_BYTES)
