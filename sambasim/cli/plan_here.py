@@ -60,7 +60,8 @@ def plan_this_machine(
         from sambasim.compiler.front import captured_from_options
         from sambasim.compiler.variants import Variants
         from sambasim.runtime.capacity import available_bytes, cores_of_this_process
-        from sambasim.runtime.measure.machine import Work, measure_machine, mpirun_here
+        from sambasim.runtime.measure.machine import measure_machine, mpirun_here
+        from sambasim.runtime.measure.passes import Work
 
     has_mpi = mpirun_here() is not None
     most = (ranks or min(2 * len(cores_of_this_process()), _MOST_RANKS)) if has_mpi else 1

@@ -1,4 +1,4 @@
-"""What was measured on this machine, for predictions of steps on it: see `runtime/measure/machine.py`."""
+"""What was measured on this machine, for predictions of steps on it: see `runtime/measure/`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from sambasim.cli.main import sambasim
 from sambasim.errors import MachineError, OptionError, SambasimError
 from sambasim.runtime.measure import machine
+from sambasim.runtime.measure.passes import Work
 from sambasim.simulation.machine import Machine, PassTimes, Rates
 
 CONFIG = str(Path(__file__).parents[2] / "configs" / "logistic_regression.toml")
@@ -72,7 +73,7 @@ def test_a_model_that_does_not_run_here_is_named_with_what_a_rank_said() -> None
     assert refused.remedy == "a smaller --global-batch; sambasim compile and sambasim run say more"
 
 
-def made_up(work_for: Callable[[int], machine.Work], ranks: int, on_phase: Callable[[str], None]) -> Machine:
+def made_up(work_for: Callable[[int], Work], ranks: int, on_phase: Callable[[str], None]) -> Machine:
     """A machine on which every operator takes a millisecond."""
     (program, *_) = work_for(1).programs
     assert program.training is not None

@@ -31,11 +31,11 @@ from sambasim.simulation.planning.priced import Priced, Terms, shortage
 from sambasim.simulation.planning.search import Goal, Plan, Refused, order
 from sambasim.simulation.planning.strategy import Space, Strategy
 from sambasim.simulation.sync import SyncPath
-from sambasim.units import counted
+from sambasim.units import counted, format_rate
 
 NOTE = (
-    "the rates of this machine were measured: operators, update, messages, memory of a process; all steps and their"
-    " memory are predicted"
+    "the rates of this machine were measured: operators, update, messages, memory of a process, copies ({}B/s) and"
+    " products ({}FLOP/s) on one core; all steps and their memory are predicted"
 )
 _WITHOUT_MPI = "; there is no mpirun, so one rank only: python -m pip install mpich"
 
@@ -72,7 +72,8 @@ def plan_here(
     chosen = {one.strategy for one in first}
     others = tuple(one for one in priced.values() if one.strategy not in chosen)
     hardware = f"up to {counted(spaces[-1].rdus, 'rank')} on this machine, {counted(machine.cores, 'core')}"
-    note = NOTE if has_mpi else NOTE + _WITHOUT_MPI
+    note = NOTE.format(format_rate(machine.copy_bytes_per_s), format_rate(machine.gemm_flops_per_s))
+    note += "" if has_mpi else _WITHOUT_MPI
     if machine.other_cores > _QUIET_CORES:
         note += f"; other programs used {machine.other_cores:.1f} cores meanwhile, so times are too long: measure again"
     return Plan(name, hardware, spaces[-1], goal, tuple(first), others, tuple(refused), device="rank", note=note)
