@@ -46,7 +46,7 @@ class Rates:
 class Machine:
     """`copy_bytes_per_s`: read and written by a copy on one thread; `gemm_flops_per_s`: of float32, on one thread.
     `other_cores`: how many cores other programs used meanwhile. `rates`: for 1, 2, … ranks, as far as each has a core
-    of its own; then, if there may be more, for the most, of passes of one number of samples."""
+    of its own; then, if there may be more, for one more and for the most, of passes of one number of samples."""
 
     cores: int
     memory_bytes: int
@@ -61,15 +61,21 @@ class Machine:
         return alone[min(ranks, len(alone)) - 1]
 
     def crowd(self, ranks: int) -> float:
-        """How many times as long operators take if `ranks` share the cores: what changing between ranks costs is on the
-        line from none to that of the most ranks."""
-        share, most = ranks / self.cores, self.rates[-1]
-        if share <= 1 or most.ranks <= self.cores:
-            return max(share, 1.0)
-        (crowded,), alone = most.passes, between(self.rates_at(most.ranks).passes, most.passes[0].samples)
-        whole = most.ranks / self.cores
-        lost = max(crowded.pass_s / (alone.pass_s * whole) - 1, 0.0)
-        return share * (1 + lost * (share - 1) / (whole - 1))
+        """How many times as long operators take if `ranks` share the cores. What changing between ranks costs besides
+        is on the line between two numbers of ranks that were measured."""
+        if ranks <= self.cores:
+            return 1.0
+        known = [(self.cores, 1.0)]
+        for one in self.rates:
+            if one.ranks > self.cores:
+                (crowded,) = one.passes
+                alone = between(self.rates_at(one.ranks).passes, crowded.samples)
+                known.append((one.ranks, max(crowded.pass_s * self.cores / (alone.pass_s * one.ranks), 1.0)))
+        lost = known[-1][1]
+        for (low, low_lost), (high, high_lost) in pairwise(known):
+            if low <= ranks <= high:
+                lost = low_lost + (high_lost - low_lost) * (ranks - low) / (high - low)
+        return ranks / self.cores * lost
 
 
 def between(passes: Sequence[PassTimes], samples: int) -> PassTimes:

@@ -35,7 +35,14 @@ def test_ranks_that_share_cores_take_as_much_longer_and_what_changing_between_th
     assert [two.crowd(count) for count in (1, 2)] == [1.0, 1.0]
     assert two.crowd(4) == pytest.approx(2 * 1.1), "2.42 of 2 × 1.1"
     assert two.crowd(3) == pytest.approx(1.5 * 1.05), "half of the 10 %"
-    assert machine(2, rates(1, passes(4, 1.0)), rates(2, passes(4, 1.1))).crowd(2) == 1.0
+    alone = machine(2, rates(1, passes(4, 1.0)), rates(2, passes(4, 1.1)))
+    assert (alone.crowd(2), alone.crowd(3)) == (1.0, 1.5), "nothing was measured with more"
+
+
+def test_three_ranks_on_two_cores_are_measured_too() -> None:
+    three = rates(3, passes(4, 1.5 * 1.2))
+    found = machine(2, rates(1, passes(4, 1.0)), rates(2, passes(4, 1.0)), three, rates(5, passes(4, 2.5 * 1.4)))
+    assert [found.crowd(count) for count in (2, 3, 4, 5)] == pytest.approx([1.0, 1.5 * 1.2, 2 * 1.3, 2.5 * 1.4])
 
 
 def test_the_most_samples_are_measured_with_a_half_a_quarter_and_the_fewest() -> None:

@@ -43,8 +43,8 @@ def measure_machine(
     they are more than cores. Raises MachineError with what a job said if it fails."""
     cores = len(cores_of_this_process())
     rates, load = [], []
-    counts = range(1, min(ranks, cores) + 1)
-    for count in [*counts, ranks] if ranks > cores else counts:
+    crowded = {cores + 1, ranks} if ranks > cores else ()
+    for count in (*range(1, min(ranks, cores) + 1), *sorted(crowded)):
         work = work_for(count)
         on_phase(f"measure passes of {counted(count, 'rank')} at once, on {counted(cores, 'core')}")
         others = OtherLoad()

@@ -245,7 +245,8 @@ def _measure(work: Work, communicator: Communicator) -> Rates:
         source = open_source(work.data, tuple(input_specs(work.programs[0])))
         before = resident()
         passes, update_s, host_update_s = [], 0.0, 0.0
-        for program in work.programs:
+        enough = [one for one in work.programs if one.batch_size * ranks <= len(source.train)]
+        for program in enough or work.programs[:1]:
             rank = _Rank(program, work, _Batches(source, program, work.data, communicator), communicator, Way.DEVICE)
             steps = _steps_of(rank, communicator)
             heap_bytes = resident().private_bytes - before.private_bytes
