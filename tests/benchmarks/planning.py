@@ -49,7 +49,7 @@ SUBJECTS = (
     Subject(
         "split_gpt",
         "tests/benchmarks/workloads.py:SplitGPT",
-        ("data.source=tests/benchmarks/workloads.py:text", "optimizer.name=adamw"),
+        ("model.args.layers=2", "data.source=tests/benchmarks/workloads.py:text", "optimizer.name=adamw"),
         12,
     ),
 )
