@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sambasim.cli import shared
+from sambasim.cli.plan_here import PLAIN, check_place, plan_this_machine
 from sambasim.cli.terminal import phases, show
 
 if TYPE_CHECKING:
@@ -24,11 +25,15 @@ if TYPE_CHECKING:
 @click.argument("subject", shell_complete=shared.pef_names)
 @click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="For a config or a model: set any field.")
 @shared.cluster
-@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes of the cluster.")
+@click.option("--nodes", type=click.IntRange(min=1), help="Nodes of the cluster.  [default: 1]")
+@click.option("--here", is_flag=True, help="Plan for this machine: measure its rates, and predict steps under mpirun.")
+@click.option(
+    "--ranks", type=click.IntRange(min=1), help="With --here: the most ranks.  [default: twice the cores, at most 4]"
+)
 @click.option(
     "--global-batch",
     type=click.IntRange(min=1),
-    help="Samples of one optimizer step.  [default: the batch of the config on each RDU]",
+    help="Samples of one optimizer step.  [default: the batch of the config on each RDU or rank]",
 )
 @shared.arch
 @click.option(
@@ -59,7 +64,9 @@ def plan_command(
     subject: str,
     overrides: tuple[str, ...],
     cluster: str | None,
-    nodes: int,
+    nodes: int | None,
+    here: bool,
+    ranks: int | None,
     global_batch: int | None,
     arch: str | None,
     goal: str,
@@ -78,11 +85,14 @@ def plan_command(
     by the device model: all by an estimate, and the best of each shape of the mesh as it is compiled. Nothing is
     measured, and no step of RDUs with pipelines, cut tensors or ZeRO was ever published.
 
+    With --here, passes of the model are measured on this machine, and steps of `mpirun -np N sambasim run` predicted.
+
     \b
     Examples:
       sambasim plan configs/char_gpt.toml --global-batch 512
       sambasim plan configs/gpt_13b.toml --cluster sn30-8 --nodes 8 --global-batch 512 --explain
       sambasim plan configs/char_gpt.toml --nodes 2 --only tensor=none --emit plan.toml
+      sambasim plan configs/char_gpt.toml --here --ranks 2 --explain
     """
     from sambasim.errors import OptionError
     from sambasim.hardware.budget import load_calibration
@@ -100,20 +110,27 @@ def plan_command(
         if file is not None:
             check_output_file(file, what, f"{flag} FILE")
     wanted = _only(only)
+    check_place(subject, cluster, nodes, arch, ranks, here=here)
     options, programs = _programs(subject, overrides, output_folder, quiet=as_json)
-    device = load_device(arch or options.arch)
-    where = load_cluster(cluster or device.cluster)
-    if where.nodes is not None and nodes > where.nodes:
-        raise OptionError(f"--nodes {nodes}, and {where.name} has {where.nodes}", remedy=f"--nodes {where.nodes}")
-    space = _space(options, device, where, nodes, global_batch, wanted)
-    if next(space.strategies(), None) is None:
-        raise OptionError(
-            f"--only leaves no strategy with a global batch of {space.global_batch:,} on {space.rdus} RDUs",
-            remedy="other values, or another --global-batch: replicas × chips × samples × passes",
-        )
-    planner = Planner(programs, device, where, options.opt_level, load_calibration())
     with phases(quiet=as_json) as report:
-        found = planner.plan(options.name, space, Goal(goal), on_phase=report)
+        if here:
+            found = plan_this_machine(options, programs, ranks, global_batch, wanted, Goal(goal), report)
+        else:
+            device = load_device(arch or options.arch)
+            where = load_cluster(cluster or device.cluster)
+            nodes = nodes or 1
+            if where.nodes is not None and nodes > where.nodes:
+                raise OptionError(
+                    f"--nodes {nodes}, and {where.name} has {where.nodes}", remedy=f"--nodes {where.nodes}"
+                )
+            space = _space(options, device, where, nodes, global_batch, wanted)
+            if next(space.strategies(), None) is None:
+                raise OptionError(
+                    f"--only leaves no strategy with a global batch of {space.global_batch:,} on {space.rdus} RDUs",
+                    remedy="other values, or another --global-batch: replicas × chips × samples × passes",
+                )
+            planner = Planner(programs, device, where, options.opt_level, load_calibration())
+            found = planner.plan(options.name, space, Goal(goal), on_phase=report)
     if as_json:
         print(plan_json(found))
     else:
@@ -176,7 +193,7 @@ def _programs(
         from sambasim.compiler.variants import Variants
 
     made: dict[str, Variants] = {}
-    plain = options.model_copy(update={"n_chips": 1, "micro_batches": 1, "tensor_parallel": None})
+    plain = options.model_copy(update=PLAIN)
 
     def program(strategy: "Strategy") -> "Program":
         if strategy.dtype not in made:

@@ -34,9 +34,10 @@ _BEST_FOR = {
 def headline(plan: Plan) -> str:
     """The best strategy in a line."""
     best = plan.best[0]
+    memory = f"{format_bytes(best.fullest.total_bytes)} of {format_bytes(best.capacity_bytes)}"
     return (
         f"{best.strategy}: {format_seconds(best.step_s)} a step, {plain_rate(best.samples_per_s)} samples/s on"
-        f" {counted(best.rdus, 'RDU')}, {format_bytes(best.fullest.total_bytes)} of {format_bytes(best.capacity_bytes)}"
+        f" {counted(best.rdus, plan.device)}, {memory}"
     )
 
 
@@ -48,20 +49,22 @@ def plan_report(plan: Plan, *, explain: bool) -> Iterator[RenderableType]:
         return
     yield _table(plan)
     if explain and len(plan.best) > 1:
-        yield labelled(explanation(plan.best[0], plan.best[1]))
+        yield labelled(explanation(plan.best[0], plan.best[1], plan.device))
     count = len(plan.best) + len(plan.others)
     yield Text(
         f"{counted(count, 'strategy').replace('strategys', 'strategies')} priced, {len(plan.refused):,} impossible;"
         " the table has the best of each shape of the mesh"
     )
-    yield Text(f"predicted, not measured. {BASIS}.")
+    yield Text(plan.note or f"predicted, not measured. {BASIS}.")
 
 
 def verdict(plan: Plan) -> list[tuple[str, str]]:
     """The questions of the usual guides: does it fit one device, does its largest layer, is it one node?"""
-    found = [("one RDU", _fits_one(plan))]
+    found = [(f"one {plan.device}", _fits_one(plan))]
     nodes = -(-plan.space.rdus // plan.space.rdus_per_node)
-    links = "all RDUs are linked directly" if nodes == 1 else "between nodes goes what crosses least: replicas, stages"
+    links = f"all {plan.device}s are linked directly"
+    if nodes > 1:
+        links = "between nodes goes what crosses least: replicas, stages"
     found.append(("nodes", f"{counted(nodes, 'node')}: {links}"))
     if plan.best:
         found.append(("best", headline(plan)))
@@ -90,12 +93,12 @@ def closest(plan: Plan) -> str:
     return f"{one.strategy}: {one.problem}"
 
 
-_COLUMNS = ("step", "samples/s", "memory", "bubble", "sync", "RDUs")
+_COLUMNS = ("step", "samples/s", "memory", "bubble", "sync")
 
 
 def _table(plan: Plan) -> RenderableType:
-    title = f"The best {len(plan.best)}, {_BEST_FOR[plan.goal]} first"
-    table = plain_table(title, ("", "strategy"), _COLUMNS)
+    title = f"The best {len(plan.best)}, {_BEST_FOR[plan.goal].replace('RDU', plan.device)} first"
+    table = plain_table(title, ("", "strategy"), (*_COLUMNS, f"{plan.device}s"))
     for number, one in enumerate(plan.best, 1):
         add_row(
             table,
@@ -111,7 +114,7 @@ def _table(plan: Plan) -> RenderableType:
     return table
 
 
-def explanation(best: Priced, other: Priced) -> list[tuple[str, str]]:
+def explanation(best: Priced, other: Priced, device: str = "RDU") -> list[tuple[str, str]]:
     """Term by term, why `best` takes less time than `other`: the largest differences first."""
     seconds = [(name, getattr(best.terms, name), getattr(other.terms, name)) for name in TERMS]
     seconds.sort(key=lambda one: -abs(one[2] - one[1]))
@@ -121,7 +124,7 @@ def explanation(best: Priced, other: Priced) -> list[tuple[str, str]]:
             more = f"{format_seconds(abs(theirs - mine))} {'less' if mine < theirs else 'more'}"
             found.append((TERMS[name], f"{format_seconds(mine)} | {format_seconds(theirs)}: {more}"))
     memory = f"{format_bytes(best.fullest.total_bytes)} | {format_bytes(other.fullest.total_bytes)}"
-    return [*found, ("memory of the fullest RDU", memory)]
+    return [*found, (f"memory of the fullest {device}", memory)]
 
 
 def record_of(one: Priced) -> dict[str, object]:
@@ -162,6 +165,6 @@ def plan_json(plan: Plan) -> str:
             "frontier": [record_of(one) for one in plan.frontier],
             "priced": len(plan.everything),
             "impossible": len(plan.refused),
-            "note": BASIS,
+            "note": plan.note or BASIS,
         }
     )

@@ -26,6 +26,7 @@ from sambasim.options.training import DataOptions, ModelOptions, OptimizerOption
 from sambasim.records.collectives import CollectivesRecord
 from sambasim.units import KIB, MIB, format_bytes
 from tests.benchmarks.measure import Figure, compare, run_body
+from tests.benchmarks.planning import plan_figures
 from tests.benchmarks.workloads import (
     EIGHT_LAYERS,
     GPT2_PADDED,
@@ -319,4 +320,5 @@ FIGURES = {
     "memory": memory_figures,
     "sync": sync_figures,
     "overhead": overhead_figures,
+    "plan": plan_figures,
 }

@@ -51,7 +51,7 @@ def mesh_page(
 
 
 def plan_page(found: Plan) -> str:
-    return _page(found.name, plan.facts_line(found), plan.caveat(), plan.parts_of(found))
+    return _page(found.name, plan.facts_line(found), plan.caveat(found), plan.parts_of(found))
 
 
 def _with_run(

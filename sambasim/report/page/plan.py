@@ -24,7 +24,9 @@ def facts_line(plan: Plan) -> list[tuple[str, str]]:
     ]
 
 
-def caveat() -> ui.Html:
+def caveat(plan: Plan) -> ui.Html:
+    if plan.note:
+        return ui.element("p", plan.note, class_="caveat")
     return ui.element("p", ui.element("b", "Predicted, not measured."), f" {BASIS}.", class_="caveat")
 
 
@@ -56,7 +58,7 @@ def _frontier(plan: Plan) -> ui.Part:
     drawn = ui.figure(
         traces,
         xaxis=ui.axis("predicted step, s", type="log"),
-        yaxis=ui.axis("memory of the fullest RDU, GiB", type="log"),
+        yaxis=ui.axis(f"memory of the fullest {plan.device}, GiB", type="log"),
         margin={"l": 64, "r": 16, "t": 52, "b": 48},
         legend=ui.LEGEND,
     )
@@ -76,7 +78,7 @@ def _points(name: str, priced: Sequence[Priced], marker: dict[str, object], **mo
 
 
 def _best(plan: Plan) -> ui.Part:
-    heads = ("strategy", "step", "samples/s", "memory", "bubble", *TERMS.values(), "RDUs")
+    heads = ("strategy", "step", "samples/s", "memory", "bubble", *TERMS.values(), f"{plan.device}s")
     rows = [
         (
             str(one.strategy),

@@ -44,6 +44,8 @@ class Plan:
     best: tuple[Priced, ...]
     others: tuple[Priced, ...]
     refused: tuple[Refused, ...]
+    device: str = "RDU"
+    note: str = ""
 
     @property
     def everything(self) -> tuple[Priced, ...]:

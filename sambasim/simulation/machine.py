@@ -1,0 +1,110 @@
+"""What was measured on this machine, for predictions of steps on it: see `runtime/measure/`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+
+@dataclass(frozen=True, slots=True)
+class PassTimes:
+    """One pass of a whole replica with `samples`. `seconds`: by name of a node of the graph, to the next one;
+    `adding_s`: by how much a pass that adds to gradients takes longer; `batch_s`: reading a batch and placing it;
+    `heap_bytes`: of the allocations that some steps have made and not given back, without device memory."""
+
+    samples: int
+    seconds: Mapping[str, float]
+    adding_s: float
+    batch_s: float
+    heap_bytes: int
+
+    @property
+    def pass_s(self) -> float:
+        return sum(self.seconds.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Measured while `ranks` ranks computed at the same time, with as many `threads` each as `sambasim run` gives them.
+
+    `private_bytes`, `shared_bytes`: the memory of a rank that has connected and opened its data, its own and what all
+    ranks share. `passes`: for some numbers of samples, the fewest first. `update_s`, `host_update_s`: the sync and
+    update of all parameters of a replica, by device and by host sync. `latency_s`, `link_bytes_per_s`: a message from
+    one rank to another."""
+
+    ranks: int
+    threads: int
+    private_bytes: int
+    shared_bytes: int
+    passes: tuple[PassTimes, ...]
+    update_s: float
+    host_update_s: float
+    latency_s: float
+    link_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """`copy_bytes_per_s`: read and written by a copy on one thread; `gemm_flops_per_s`: of float32, on one thread.
+    `other_cores`: how many cores other programs used meanwhile. `rates`: for 1, 2, … ranks, as far as each has a core
+    of its own; then, if there may be more, for one more and for the most, of passes of one number of samples."""
+
+    cores: int
+    memory_bytes: int
+    copy_bytes_per_s: float
+    gemm_flops_per_s: float
+    other_cores: float
+    rates: tuple[Rates, ...]
+
+    def rates_at(self, ranks: int) -> Rates:
+        """For so many ranks. More than cores have the rates of as many as there are cores: see `crowd`."""
+        alone = [one for one in self.rates if one.ranks <= self.cores]
+        return alone[min(ranks, len(alone)) - 1]
+
+    def crowd(self, ranks: int) -> float:
+        """How many times as long operators take if `ranks` share the cores. What changing between ranks costs besides
+        is on the line between two numbers of ranks that were measured."""
+        if ranks <= self.cores:
+            return 1.0
+        known = [(self.cores, 1.0)]
+        for one in self.rates:
+            if one.ranks > self.cores:
+                (crowded,) = one.passes
+                alone = between(self.rates_at(one.ranks).passes, crowded.samples)
+                known.append((one.ranks, max(crowded.pass_s * self.cores / (alone.pass_s * one.ranks), 1.0)))
+        lost = known[-1][1]
+        for (low, low_lost), (high, high_lost) in pairwise(known):
+            if low <= ranks <= high:
+                lost = low_lost + (high_lost - low_lost) * (ranks - low) / (high - low)
+        return ranks / self.cores * lost
+
+
+def between(passes: Sequence[PassTimes], samples: int) -> PassTimes:
+    """A pass of `samples`, on the line between two of `passes`, which ascend; outside, in proportion."""
+    if samples <= passes[0].samples or len(passes) == 1:
+        return _mixed(passes[0], passes[0], samples, 0.0)
+    for low, high in pairwise(passes):
+        if samples <= high.samples:
+            return _mixed(low, high, samples, (samples - low.samples) / (high.samples - low.samples))
+    factor = samples / passes[-1].samples
+    last = passes[-1]
+    seconds = {name: one * factor for name, one in last.seconds.items()}
+    return replace(
+        last,
+        samples=samples,
+        seconds=seconds,
+        batch_s=last.batch_s * factor,
+        heap_bytes=round(last.heap_bytes * factor),
+    )
+
+
+def _mixed(low: PassTimes, high: PassTimes, samples: int, part: float) -> PassTimes:
+    def mix(a: float, b: float) -> float:
+        return a + part * (b - a)
+
+    return PassTimes(
+        samples,
+        {name: mix(seconds, high.seconds.get(name, seconds)) for name, seconds in low.seconds.items()},
+        mix(low.adding_s, high.adding_s),
+        mix(low.batch_s, high.batch_s),
+        round(mix(low.heap_bytes, high.heap_bytes)),
+    )

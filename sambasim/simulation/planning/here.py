@@ -1,0 +1,348 @@
+"""The step and the memory of a strategy on this machine, from what was measured on it (`simulation/machine.py`).
+
+pass         its operators, each as it was measured with as many ranks at a time; between two numbers of samples, on
+             the line between them. What a strategy cuts takes a share by its FLOPs or bytes; what it adds, a copy of
+             its bytes, or its FLOPs at the rate of the other products
+cores        more ranks than cores share them, also while they wait for messages, which MPI does in a busy loop
+pipeline     the actions of its schedule
+update       by bytes: a rank reads the gradients of all, and its slice of parameters and states, which it writes
+memory       parameters once for all ranks with sync between devices; then what a process has before the first pass
+
+All times are predicted; only rates are measured.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from sambasim.errors import OptionError
+from sambasim.ir.dataflow import axis_of, pass_and_update, spans_of_actions
+from sambasim.ir.graph import MADE_AGAIN, Graph, Node, node_references
+from sambasim.ir.mesh import TENSOR
+from sambasim.ir.operators import OPERATORS, OperatorKind
+from sambasim.ir.program import Program
+from sambasim.ir.schedule import Action, ActionKind, in_flight, make, timeline
+from sambasim.ir.stages import of_rank
+from sambasim.ir.types import SymbolKind, TensorType
+from sambasim.simulation.machine import Machine, PassTimes, Rates, between
+from sambasim.simulation.memory import Memory, memory_of, pass_memory
+from sambasim.simulation.planning.estimate import Programs
+from sambasim.simulation.planning.priced import Priced, Terms, shortage
+from sambasim.simulation.planning.search import Goal, Plan, Refused, order
+from sambasim.simulation.planning.strategy import Space, Strategy
+from sambasim.simulation.sync import SyncPath
+from sambasim.units import counted, format_rate
+
+NOTE = (
+    "the rates of this machine were measured: operators, update, messages, memory of a process, copies ({}B/s) and"
+    " products ({}FLOP/s) on one core; all steps and their memory are predicted"
+)
+_WITHOUT_MPI = "; there is no mpirun, so one rank only: python -m pip install mpich"
+
+_QUIET_CORES = 0.15
+"""More of other programs is said (estimate)."""
+
+_COSTLESS = (OperatorKind.VIEW, OperatorKind.GENERATOR, OperatorKind.CHECK, OperatorKind.MEMORY)
+_ADDING = (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENTS)
+
+
+def plan_here(
+    name: str,
+    programs: Programs,
+    machine: Machine,
+    spaces: Sequence[Space],
+    goal: Goal,
+    *,
+    has_mpi: bool,
+    count: int = 10,
+) -> Plan:
+    """The best `count` strategies of `spaces`, of which the last is the largest, one for each shape of the mesh."""
+    here = Here(programs, machine, spaces[-1].dtypes[0])
+    priced: dict[Strategy, Priced] = {}
+    refused: list[Refused] = []
+    for strategy in dict.fromkeys(one for space in spaces for one in space.strategies()):
+        try:
+            priced[strategy] = here.price(strategy)
+        except OptionError as error:
+            refused.append(Refused(strategy, error.what))
+    best: dict[object, Priced] = {}
+    for one in sorted((one for one in priced.values() if one.problem is None), key=lambda one: order(one, goal)):
+        best.setdefault(one.strategy.shape, one)
+    first = list(best.values())[:count]
+    chosen = {one.strategy for one in first}
+    others = tuple(one for one in priced.values() if one.strategy not in chosen)
+    hardware = f"up to {counted(spaces[-1].rdus, 'rank')} on this machine, {counted(machine.cores, 'core')}"
+    note = NOTE.format(format_rate(machine.copy_bytes_per_s), format_rate(machine.gemm_flops_per_s))
+    note += "" if has_mpi else _WITHOUT_MPI
+    if machine.other_cores > _QUIET_CORES:
+        note += f"; other programs used {machine.other_cores:.1f} cores meanwhile, so times are too long: measure again"
+    return Plan(name, hardware, spaces[-1], goal, tuple(first), others, tuple(refused), device="rank", note=note)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one rank of a replica runs: its program, with the share of the replica's parameters."""
+
+    program: Program
+    share: float
+
+    @cached_property
+    def graph(self) -> Graph:
+        if self.program.training is None:
+            raise OptionError("a plan is for training", remedy="plan a model with a loss")
+        return self.program.training
+
+    @cached_property
+    def types(self) -> Mapping[str, TensorType]:
+        return {name: one.type for name, one in self.program.symbols.items()} | dict(self.graph.values)
+
+    @cached_property
+    def sizes(self) -> Mapping[str, float]:
+        """Of the nodes of a pass, by name: FLOPs of a product, else bytes."""
+        sections, _ = pass_and_update(self.graph)
+        return {node.name: self.size(node) for one in sections for node in self.graph.section_nodes(one)}
+
+    def size(self, node: Node) -> float:
+        flops = OPERATORS[node.operator].flops
+        return float(flops(node, self.types.__getitem__)) if flops is not None else float(self.bytes_of(node))
+
+    def bytes_of(self, node: Node) -> int:
+        """Read and written by `node`."""
+        names = [*node_references(node), *(name for name in node.results if name is not None)]
+        return sum(self.types[name].size_bytes for name in names if name in self.types)
+
+    @cached_property
+    def memory(self) -> tuple[int, int]:
+        """The bytes that a pass keeps for its backward, and what more it needs at its peak, as compiled."""
+        found = pass_memory(self.graph, self.program.symbols)
+        return found.activations, found.temporaries
+
+
+@dataclass(frozen=True, slots=True)
+class _Seconds:
+    """One action: its operators, and its messages within the replica."""
+
+    compute_s: float
+    messages_s: float
+
+
+class Here:
+    """`programs` compiles the model for a strategy. Passes were measured in `dtype`."""
+
+    def __init__(self, programs: Programs, machine: Machine, dtype: str = "fp32") -> None:
+        self._programs, self._machine = programs, machine
+        self._alone = Strategy(2, dtype=dtype)
+        self._parts: dict[Strategy, tuple[_Part, ...] | OptionError] = {}
+        self._times: dict[tuple[int, int], PassTimes] = {}
+        self._costs: dict[tuple[object, ...], Mapping[tuple[ActionKind, int], _Seconds]] = {}
+
+    def price(self, strategy: Strategy) -> Priced:
+        """Raises OptionError if `strategy` cannot be compiled."""
+        machine = self._machine
+        parts, rates = self._parts_of(strategy), machine.rates_at(strategy.ranks)
+        times = self._times_at(rates, strategy.samples)
+        costs = [self._cost(part, number, strategy, rates, times) for number, part in enumerate(parts)]
+        crowd = machine.crowd(strategy.ranks)
+        if strategy.stages > 1:
+            terms = self._pipelined(strategy, parts, costs, times, crowd)
+        else:
+            of_pass, passes = costs[0], strategy.passes
+            compute_s = sum(one.compute_s for one in of_pass.values())
+            messages_s = sum(one.messages_s for one in of_pass.values())
+            adding_s = times.adding_s * parts[0].share * (passes - 1)
+            terms = Terms((compute_s * passes + adding_s) * crowd, 0.0, messages_s * passes * crowd, 0.0, 0.0, 0.0)
+        update_s, sync_s = self._update(strategy, max(part.share for part in parts), rates)
+        reading_s = times.batch_s * strategy.passes * crowd
+        terms = replace(terms, host_s=reading_s, update_s=update_s * crowd, sync_s=sync_s * crowd)
+        memory = tuple(self._memory(strategy, parts, rates, times))
+        capacity_bytes = machine.memory_bytes // strategy.ranks
+        problem = shortage(memory, capacity_bytes)
+        return Priced(strategy, strategy.ranks, terms, memory, capacity_bytes, {}, is_exact=True, problem=problem)
+
+    def _parts_of(self, strategy: Strategy) -> tuple[_Part, ...]:
+        """By rank along pp. The program of a pass depends on neither replicas nor the number of passes."""
+        stages = strategy.stages
+        key = replace(strategy, replicas=2, zero=1, samples=1, passes=2 * stages if stages > 1 else 1)
+        if strategy.tensor == "batch":
+            key = replace(key, tensor="none", chips=1)
+        if stages == 1:
+            key = replace(key, schedule="1f1b")
+        if key not in self._parts:
+            try:
+                self._parts[key] = self._compiled(key)
+            except OptionError as error:
+                self._parts[key] = error
+        found = self._parts[key]
+        if isinstance(found, OptionError):
+            raise found
+        return found
+
+    def _compiled(self, key: Strategy) -> tuple[_Part, ...]:
+        program = self._programs(key)
+        programs = [of_rank(program, rank) for rank in range(key.stages)] if key.stages > 1 else [program]
+        numels = [sum(group.numel for group in one.groups) for one in programs]
+        whole = numels[0] if key == self._alone else sum(group.numel for group in self._whole.program.groups)
+        return tuple(_Part(one, numel / whole) for one, numel in zip(programs, numels, strict=True))
+
+    @property
+    def _whole(self) -> _Part:
+        """A replica of one rank that makes nothing again: what was measured."""
+        return self._parts_of(self._alone)[0]
+
+    def _times_at(self, rates: Rates, samples: int) -> PassTimes:
+        """A pass of so many samples, on the line between the two that were measured around them."""
+        key = rates.ranks, samples
+        if key not in self._times:
+            self._times[key] = between(rates.passes, samples)
+        return self._times[key]
+
+    def _cost(
+        self, part: _Part, number: int, strategy: Strategy, rates: Rates, times: PassTimes
+    ) -> Mapping[tuple[ActionKind, int], _Seconds]:
+        """By kind of action and stage, without gradients that are added."""
+        key = id(part), number, rates.ranks, strategy.samples
+        if key in self._costs:
+            return self._costs[key]
+        graph, samples = part.graph, strategy.samples
+        sections, _ = pass_and_update(graph)
+        found = {}
+        for (kind, stage), (start, stop) in spans_of_actions(sections).items():
+            compute_s = messages_s = 0.0
+            for node in (node for section in sections[start:stop] for node in graph.section_nodes(section)):
+                seconds = self._node_s(part, node, rates, times, samples / part.program.batch_size)
+                if node.operator.startswith("comm."):
+                    messages_s += seconds
+                else:
+                    compute_s += seconds
+            found[kind, stage] = _Seconds(compute_s, messages_s)
+        if part.program.schedule is None:  # one action is the whole pass
+            found = {
+                one: seconds for one, seconds in found.items() if one[0] in (ActionKind.FORWARD, ActionKind.BACKWARD)
+            }
+        self._costs[key] = found
+        return found
+
+    def _node_s(self, part: _Part, node: Node, rates: Rates, times: PassTimes, scale: float) -> float:
+        """`scale`: samples, relative to those of the program."""
+        if node.operator.startswith("comm."):
+            return self._message_s(part, node, rates, scale)
+        name = node.name.removesuffix(MADE_AGAIN)
+        known = times.seconds.get(name)
+        if known is not None:
+            whole = self._whole.sizes.get(name, 0.0)
+            return known * part.size(node) / whole if whole else known
+        if OPERATORS[node.operator].kind in _COSTLESS:
+            return 0.0
+        if OPERATORS[node.operator].flops is not None:
+            return part.size(node) * scale / self._flops_per_s(times)
+        return part.bytes_of(node) * scale / self._machine.copy_bytes_per_s
+
+    def _flops_per_s(self, times: PassTimes) -> float:
+        """Of all products of a pass that was measured."""
+        whole = self._whole
+        products = [node for node in whole.graph.nodes if OPERATORS[node.operator].flops is not None]
+        seconds = sum(times.seconds.get(node.name, 0.0) for node in products)
+        flops = sum(map(whole.size, products)) * times.samples / whole.program.batch_size
+        return flops / seconds if seconds else self._machine.gemm_flops_per_s
+
+    def _message_s(self, part: _Part, node: Node, rates: Rates, scale: float) -> float:
+        """A message between stages; or a collective of chips, each of which copies its tensor to where all read it."""
+        if node.operator == "comm.recv":  # it is counted where it is sent
+            return 0.0
+        size_bytes = part.bytes_of(node) * scale
+        if axis_of(node) == TENSOR:
+            ranks = next(axis.size for axis in part.program.mesh if axis.name == TENSOR)
+            return rates.latency_s + size_bytes * ranks / self._machine.copy_bytes_per_s
+        return rates.latency_s + size_bytes / rates.link_bytes_per_s
+
+    def _pipelined(
+        self,
+        strategy: Strategy,
+        parts: Sequence[_Part],
+        costs: Sequence[Mapping[tuple[ActionKind, int], _Seconds]],
+        times: PassTimes,
+        crowd: float,
+    ) -> Terms:
+        schedule = make(strategy.schedule, strategy.stages, strategy.passes)
+
+        def seconds(action: Action) -> float:
+            rank = schedule.rank_of(action.stage)
+            one = costs[rank].get((action.kind, action.stage), _Seconds(0.0, 0.0))
+            adds = action.kind in _ADDING and action.micro_batch > 0
+            adding_s = times.adding_s * parts[rank].share / strategy.chunks if adds else 0.0
+            return one.compute_s + one.messages_s + adding_s
+
+        busy_s = [sum(map(seconds, row)) for row in schedule.rows]
+        slowest = max(range(len(busy_s)), key=busy_s.__getitem__)
+        messages_s = sum(
+            costs[slowest].get((one.kind, one.stage), _Seconds(0.0, 0.0)).messages_s for one in schedule.rows[slowest]
+        )
+        whole_s = max(row[-1][2] for row in timeline(schedule, seconds))
+        waiting_s = (whole_s - busy_s[slowest]) * crowd  # a rank that waits for a message keeps its share of a core
+        return Terms((busy_s[slowest] - messages_s) * crowd, 0.0, messages_s * crowd, waiting_s, 0.0, 0.0)
+
+    def _update(self, strategy: Strategy, share: float, rates: Rates) -> tuple[float, float]:
+        """Seconds of the update and of sync on a core of its own, by the bytes that are read and written."""
+        copies, measured, states = strategy.copies, rates.ranks, self._states
+        update_s = rates.update_s * share * _update_words(copies, states) / _update_words(measured, states)
+        own = _update_words(1, states) / copies / _update_words(copies, states)
+        update_s, sync_s = update_s * own, update_s * (1 - own)
+        if strategy.path is SyncPath.HOST and copies > 1:
+            gathers = 2 * strategy.passes if strategy.zero == 3 else 1
+            by_host_s = max(rates.host_update_s - rates.update_s, 0.0) * share
+            sync_s += by_host_s * (1 + gathers) / 2
+        return update_s, sync_s
+
+    @property
+    def _states(self) -> int:
+        return max(len(one.states) for one in self._whole.program.optimizers)
+
+    def _memory(self, strategy: Strategy, parts: Sequence[_Part], rates: Rates, times: PassTimes) -> Iterator[Memory]:
+        by_device, copies = strategy.path is SyncPath.RDU and strategy.copies > 1, strategy.copies
+        whole_bytes = sum(self._whole.memory) * times.samples // self._whole.program.batch_size
+        process_bytes = rates.private_bytes + rates.shared_bytes // strategy.ranks
+        process_bytes += max(times.heap_bytes - whole_bytes, 0)
+        flights = [1]
+        if strategy.stages > 1:
+            flights = in_flight(make(strategy.schedule, strategy.stages, strategy.passes))
+        for part, flight in zip(parts, flights, strict=True):
+            program = part.program
+            activations, temporaries = (one * strategy.samples // program.batch_size for one in part.memory)
+            found = memory_of(
+                program,
+                activations_bytes=activations,
+                samples=strategy.samples,
+                zero=max(strategy.zero, 1) if by_device else strategy.zero,
+                replicas=copies,
+                in_flight=flight,
+                passes=strategy.passes,
+            )
+            unused = sum(
+                one.type.size_bytes for one in program.symbols.values() if one.kind is SymbolKind.REDUCE_BUFFER
+            )
+            yield replace(
+                found,
+                parameters=found.parameters // copies if by_device else found.parameters,
+                activations=found.activations + temporaries,
+                buffers=found.buffers + process_bytes - unused,
+            )
+
+
+def _update_words(copies: int, states: int) -> float:
+    """Numbers that a rank reads and writes for each parameter: gradients of all, then parameter and states of its
+    slice, both ways."""
+    return (copies + 2 + 2 * states) / copies
+
+
+def needed_bytes(program: Program) -> int:
+    """Of a pass of a whole replica: its device memory, and what operators allocate."""
+    found = pass_memory(program.training or program.evaluation, program.symbols)
+    return program.device_bytes + found.activations + found.temporaries
+
+
+def spaced(samples: Iterable[int]) -> list[int]:
+    """Those of `samples` to measure, ascending: the most, about a half and a quarter of them, and the fewest."""
+    ascending = sorted(samples)
+    most = ascending[-1]
+    wanted = (1, most // 4, most // 2, most)
+    return sorted({ascending[0], *(max(one for one in ascending if one <= max(at, ascending[0])) for at in wanted)})

@@ -1,0 +1,138 @@
+"""Steps on this machine from made-up rates, in which every operator of a pass takes as long as another."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from sambasim.compiler.front import captured_from_options
+from sambasim.compiler.variants import Variants
+from sambasim.errors import OptionError
+from sambasim.ir.graph import SectionKind
+from sambasim.ir.program import Program
+from sambasim.options.compile import CompileOptions, compile_options
+from sambasim.simulation.machine import Machine, PassTimes, Rates
+from sambasim.simulation.planning.here import Here, plan_here
+from sambasim.simulation.planning.search import Goal
+from sambasim.simulation.planning.strategy import Space, Strategy
+
+NODE_S, ADDING_S, BATCH_S, UPDATE_S = 1e-3, 4e-3, 5e-4, 6e-3
+NUMEL = 65 * 96 + 97 * 80 + 81 * 10
+PRIVATE_BYTES, SHARED_BYTES, HEAP_BYTES = 1000, 1200, 1 << 24
+
+
+class Made:
+    """A model of three layers, its programs, and a machine on which each of its nodes takes NODE_S."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "net.py").write_text(
+            "from torch import nn\n"
+            "def Net():\n"
+            "    first, last = nn.Linear(64, 96), nn.Linear(80, 10)\n"
+            "    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), nn.Linear(96, 80), nn.ReLU(), last)\n"
+        )
+        fields = ["data.source=digits", "loss.name=cross_entropy", "optimizer.name=adamw", "training.batch_size=8"]
+        self.options: CompileOptions = compile_options(None, f"{folder / 'net.py'}:Net", fields, {})
+        captured, model = captured_from_options(self.options)
+        self.variants = Variants(captured, self.options, model)
+        training = self.program(Strategy(2)).training
+        assert training is not None
+        kinds = (SectionKind.FWD, SectionKind.BCKWD)
+        self.nodes = [n.name for s in training.sections if s.kind in kinds for n in training.section_nodes(s)]
+
+    def program(self, strategy: Strategy) -> Program:
+        return self.variants.program(strategy)
+
+    def machine(self, cores: int, ranks: Sequence[int]) -> Machine:
+        of_pass = PassTimes(8, dict.fromkeys(self.nodes, NODE_S), ADDING_S, BATCH_S, HEAP_BYTES)
+        rates = tuple(
+            Rates(one, 1, PRIVATE_BYTES, SHARED_BYTES, (of_pass,), UPDATE_S, 2 * UPDATE_S, 0.0, 1e15) for one in ranks
+        )
+        return Machine(cores, 1 << 34, 1e15, 1e15, 0.0, rates)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made(tmp_path_factory.mktemp("net"))
+
+
+def test_a_step_is_its_passes_its_batches_and_its_update(made: Made) -> None:
+    here = Here(made.program, made.machine(4, (1, 2, 3, 4)))
+    terms = here.price(Strategy(1, samples=8, passes=3)).terms
+    assert terms.compute_s == pytest.approx(3 * len(made.nodes) * NODE_S + 2 * ADDING_S)
+    assert terms.host_s == pytest.approx(3 * BATCH_S)
+    assert terms.step_s == pytest.approx(terms.compute_s + terms.host_s + UPDATE_S)
+    again = here.price(Strategy(1, samples=8, recompute="full")).terms
+    assert again.compute_s > len(made.nodes) * NODE_S, "what is made again takes as long again"
+
+
+def test_the_update_goes_by_what_is_read_and_written(made: Made) -> None:
+    """adamw: parameter and two states both ways, and one gradient of each replica; measured with as many ranks."""
+    two = Here(made.program, made.machine(2, (1, 2)))
+    terms = two.price(Strategy(2, samples=8)).terms
+    assert terms.update_s + terms.sync_s == pytest.approx(UPDATE_S)
+    assert terms.sync_s == pytest.approx(UPDATE_S / 8), "one word of 8 is read from the other rank"
+    four = two.price(Strategy(4, samples=8)).terms
+    assert four.update_s + four.sync_s == pytest.approx(2 * UPDATE_S * (10 / 4) / (8 / 2)), "and two share a core"
+    by_host = two.price(Strategy(2, samples=8, zero=2)).terms
+    assert by_host.step_s - terms.step_s == pytest.approx(UPDATE_S), "twice as long was measured"
+
+
+def test_more_ranks_than_cores_share_them(made: Made) -> None:
+    one = Here(made.program, made.machine(1, (1,)))
+    assert one.price(Strategy(3, samples=8)).terms.compute_s == pytest.approx(3 * len(made.nodes) * NODE_S)
+    assert one.price(Strategy(3, samples=8)).capacity_bytes == (1 << 34) // 3
+
+
+def test_a_pipeline_waits_as_its_schedule_says(made: Made) -> None:
+    """Two stages of a forward and b backward nodes each: the first and the last micro-batch are alone on a rank."""
+    passes = 4
+    priced = Here(made.program, made.machine(2, (1, 2))).price(Strategy(1, stages=2, samples=8, passes=passes))
+    terms, whole_s = priced.terms, len(made.nodes) * NODE_S
+    pipelined_s = terms.compute_s + terms.messages_s + terms.bubble_s
+    slowest_s = (terms.compute_s - (passes - 1) * ADDING_S) / passes
+    assert whole_s / 2 <= slowest_s < whole_s
+    assert pipelined_s >= whole_s + (passes - 1) * slowest_s
+    assert pipelined_s <= whole_s + (passes - 1) * (slowest_s + ADDING_S) * 1.1
+    crowded = Here(made.program, made.machine(1, (1,))).price(Strategy(1, stages=2, samples=8, passes=passes)).terms
+    assert crowded.step_s - crowded.update_s == pytest.approx(2 * (terms.step_s - terms.update_s)), "waits are busy"
+
+
+def test_parameters_are_once_on_the_machine_and_a_process_has_memory_before_its_first_pass(made: Made) -> None:
+    here = Here(made.program, made.machine(4, (1, 2, 3, 4)))
+    alone, four = here.price(Strategy(1, samples=8)).fullest, here.price(Strategy(4, samples=8)).fullest
+    assert alone.parameters == pytest.approx(4 * NUMEL, rel=0.02)
+    assert four.parameters == pytest.approx(alone.parameters / 4, rel=0.02)
+    assert four.gradients == alone.gradients
+    assert four.states == pytest.approx(alone.states / 4, rel=0.02)
+    process = PRIVATE_BYTES + SHARED_BYTES + HEAP_BYTES
+    assert alone.activations + alone.buffers == pytest.approx(process, rel=0.01), "heap and libraries"
+    assert here.price(Strategy(1, samples=16)).fullest.activations == 2 * alone.activations
+
+
+def test_a_plan_has_all_numbers_of_ranks_and_says_what_is_measured(made: Made) -> None:
+    spaces = [Space(count, 3, 24) for count in (1, 2, 3)]
+    found = plan_here("net", made.program, made.machine(2, (1, 2)), spaces, Goal.THROUGHPUT, has_mpi=True)
+    assert {one.strategy.ranks for one in found.everything} == {1, 2, 3}
+    assert len({one.strategy for one in found.everything}) == len(found.everything)
+    assert [one.step_s for one in found.best] == sorted(one.step_s for one in found.best)
+    assert "rates of this machine were measured" in found.note
+    assert found.note.endswith("all steps and their memory are predicted")
+    alone = plan_here("net", made.program, made.machine(2, (1,)), spaces[:1], Goal.MEMORY, has_mpi=False)
+    assert alone.note.endswith("there is no mpirun, so one rank only: python -m pip install mpich")
+
+
+def test_what_cannot_be_compiled_is_refused_once(made: Made) -> None:
+    asked: list[Strategy] = []
+
+    def program(strategy: Strategy) -> Program:
+        asked.append(strategy)
+        if strategy.stages > 1:
+            raise OptionError("it has no stages")
+        return made.program(strategy)
+
+    spaces = [Space(2, 2, 8, only={"schedule": ["1f1b"], "recompute": ["none"], "tensor": ["none"]})]
+    found = plan_here("net", program, made.machine(2, (1, 2)), spaces, Goal.THROUGHPUT, has_mpi=True)
+    assert {one.why for one in found.refused} == {"it has no stages"}
+    assert len(found.refused) > 1
+    assert sum(one.stages > 1 for one in asked) == 1
