@@ -7,11 +7,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
-from sambasim.collectives.slices import cut
 from sambasim.ir.dataflow import Gather, gathers, section_effects
 from sambasim.ir.graph import Graph, Node, node_references
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program, RuntimeArgument
+from sambasim.ir.slices import cut
 from sambasim.ir.stages import copied, ends_of, of_ranks
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 from sambasim.ir.zero import kept

@@ -8,12 +8,12 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor
 
-from sambasim.collectives.slices import pieces
 from sambasim.errors import AssertionFailedError, InternalError
 from sambasim.ir.dataflow import axis_of, groups_of
 from sambasim.ir.graph import Argument, Node, Ref
 from sambasim.ir.operators import ASSERTION, OPERATORS
 from sambasim.ir.program import ParameterGroup
+from sambasim.ir.slices import pieces
 from sambasim.ir.stages import ends_of
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS, Cut, TensorType
 from sambasim.optimizers import OPTIMIZERS

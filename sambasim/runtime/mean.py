@@ -13,9 +13,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from sambasim.collectives.slices import Slice, pieces
 from sambasim.collectives.tree import Addition, additions
 from sambasim.ir.program import Member, ParameterGroup
+from sambasim.ir.slices import Slice, pieces
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS
 from sambasim.runtime.kernels.build import Build, build
 

@@ -25,9 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sambasim.collectives.slices import pieces
 from sambasim.errors import InternalError
 from sambasim.ir.program import LOSS_SCALE, MASTER, ROUNDING_SEED, ParameterGroup, Program
+from sambasim.ir.slices import pieces
 from sambasim.optimizers import OPTIMIZERS, Fused
 from sambasim.options.training import OptimizerOptions
 from sambasim.runtime.device import DeviceMemory

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from sambasim.collectives.slices import Slice
 from sambasim.errors import InternalError
 from sambasim.ir.mesh import PIPELINE
 from sambasim.ir.program import Program
+from sambasim.ir.slices import Slice
 from sambasim.ir.types import SymbolKind
 from sambasim.options.grammar import InputSpec
 from sambasim.options.training import TrainingOptions

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TypeAlias
 
-from sambasim.collectives.slices import cut
 from sambasim.costs.fit import Need, reside
 from sambasim.costs.work import Work
 from sambasim.ir.dataflow import groups_of
@@ -25,6 +24,7 @@ from sambasim.ir.graph import MADE_AGAIN, Graph, Node, SectionKind, node_referen
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.schedule import in_flight as forwards_in_flight
+from sambasim.ir.slices import cut
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
 from sambasim.ir.zero import in_slices
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from sambasim.collectives.slices import Slice, cut_at
 from sambasim.data.datasets import WatchedDataset
 from sambasim.ir.program import Member, ParameterGroup
+from sambasim.ir.slices import Slice, cut_at
 from sambasim.ir.types import ALIGNMENT_ELEMENTS, NORM_BLOCK_ELEMENTS, align
 from sambasim.options.grammar import parse_input
 from sambasim.options.training import DataOptions, TrainingOptions

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sambasim.collectives.slices import cut
 from sambasim.ir.program import MASTER
+from sambasim.ir.slices import cut
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.runtime.optimizers import (
     PIECE_ELEMENTS,

@@ -13,8 +13,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sambasim.collectives.slices import Slice
 from sambasim.ir.program import ParameterGroup, Program, state_name
+from sambasim.ir.slices import Slice
 from sambasim.ir.types import Cut, SymbolKind
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
 from sambasim.runtime.checkpoint.manifest import Manifest, TensorModel, damaged, read_manifest, size_of, unreadable

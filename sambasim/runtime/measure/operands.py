@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sambasim.collectives.slices import CUT_ELEMENTS
 from sambasim.errors import InternalError
 from sambasim.ir.graph import Graph
 from sambasim.ir.mesh import DATA_PARALLEL, Axis
 from sambasim.ir.program import DataParallel, GradientGroup, Optimizer, ParameterGroup, Program, RuntimeArgument
+from sambasim.ir.slices import CUT_ELEMENTS
 from sambasim.ir.types import ALIGNMENT_BYTES, DTYPE_BYTES, Symbol, SymbolKind, TensorType, align
 from sambasim.runtime.mean import tree_mean
 

@@ -11,9 +11,9 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from sambasim.collectives.slices import CUT_ELEMENTS, Slice, pieces
 from sambasim.collectives.tree import additions
 from sambasim.ir.program import ParameterGroup
+from sambasim.ir.slices import CUT_ELEMENTS, Slice, pieces
 from sambasim.ir.types import DTYPE_BYTES
 from sambasim.records.trace import Track
 from sambasim.runtime.device import DeviceMemory, bytes_of

@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sambasim.collectives.slices import Slice
 from sambasim.errors import PeerError
 from sambasim.ir.program import Member, ParameterGroup, Program
+from sambasim.ir.slices import Slice
 from sambasim.records.trace import Track
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.observer import SpanArgs, StepObserver, span

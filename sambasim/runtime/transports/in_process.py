@@ -11,10 +11,10 @@ from typing import Any, TypeVar, final
 import torch
 from torch import Tensor
 
-from sambasim.collectives.slices import Slice
 from sambasim.errors import InternalError
 from sambasim.ir.mesh import DATA_PARALLEL, Mesh, mesh_of
 from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.slices import Slice
 from sambasim.ir.types import TensorType
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.mean import tree_mean

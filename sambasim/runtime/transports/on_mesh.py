@@ -6,10 +6,10 @@ from typing import final
 
 from torch import Tensor
 
-from sambasim.collectives.slices import Slice
 from sambasim.errors import MachineError
 from sambasim.ir.mesh import DATA_PARALLEL, TENSOR, Mesh
 from sambasim.ir.program import Member, ParameterGroup
+from sambasim.ir.slices import Slice
 from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.transports.base import Communication, EndOfStep, Fusion, Shared, Transport

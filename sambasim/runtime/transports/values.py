@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sambasim.collectives.slices import Slice
 from sambasim.collectives.tree import additions
 from sambasim.errors import InternalError
 from sambasim.ir.program import Member
+from sambasim.ir.slices import Slice
 from sambasim.ir.types import TensorType, align
 from sambasim.runtime.device import bytes_of
 from sambasim.runtime.ranks import Communicator, Request

@@ -15,10 +15,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from sambasim.collectives.slices import pieces
 from sambasim.collectives.tree import around
 from sambasim.ir.dataflow import pass_and_update, readiness
 from sambasim.ir.program import Member, ParameterGroup, Program
+from sambasim.ir.slices import pieces
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 from sambasim.records.trace import Track
 from sambasim.runtime.device import SHARED_KINDS, DeviceMemory

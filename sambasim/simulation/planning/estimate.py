@@ -24,11 +24,11 @@ from sambasim.ir.types import DTYPE_BYTES
 from sambasim.simulation.memory import Memory, memory_of
 from sambasim.simulation.messages import message, traffic_of
 from sambasim.simulation.planning.layers import Chain, chain_of
-from sambasim.simulation.planning.priced import Priced, Terms, rdus_of, roomy, shortage
+from sambasim.simulation.planning.priced import Priced, Terms, path_of, rdus_of, roomy, shortage
 from sambasim.simulation.planning.strategy import BY_HOST, Strategy
 from sambasim.simulation.scaling import slowest_s_of, spread_of
 from sambasim.simulation.step import MODEL_KINDS, pieces_as_compiled, price_pieces
-from sambasim.simulation.sync import WIRE_BYTES, SyncPath, Traffic, Wire, group_sync
+from sambasim.simulation.sync import WIRE_BYTES, Traffic, Wire, group_sync
 from sambasim.simulation.zero import GATHERS_IN_PASSES
 
 Programs = Callable[[Strategy], Program]
@@ -281,7 +281,7 @@ class Estimator:
         numel = rank.numel * share
         sync_s, received = 0.0, {wire: size * share * passes for wire, size in rank.messages.received_bytes.items()}
         if strategy.copies > 1:
-            update_s /= strategy.copies if strategy.zero or strategy.path is SyncPath.RDU else 1
+            update_s /= strategy.copies if strategy.zero or not strategy.by_host else 1
             last_s = sum(one.backward_s for one in of_rank[slowest])
             sync_s, moved = self._sync(strategy, rank, numel, last_s)
             for wire, size in moved.received_bytes.items():
@@ -293,11 +293,11 @@ class Estimator:
     def _sync(self, strategy: Strategy, rank: OneRank, numel: float, last_s: float) -> tuple[float, Traffic]:
         placement = self._replicas(strategy)
         budget = self.budget(strategy)
-        one = group_sync(strategy.path, round(WIRE_BYTES * numel), placement, budget, sliced=strategy.zero > 0)
+        one = group_sync(path_of(strategy), round(WIRE_BYTES * numel), placement, budget, sliced=strategy.zero > 0)
         groups = max(rank.groups // strategy.stages, 1)
-        launches_s = groups * budget.launch_s * (2 if strategy.path is SyncPath.HOST else 1)
+        launches_s = groups * budget.launch_s * (2 if strategy.by_host else 1)
         waits_s = rank.spread_s * spread_of(strategy.copies) / spread_of(2) / strategy.stages
-        if strategy.path is SyncPath.RDU:
+        if not strategy.by_host:
             reduce_s = one.reduce.predicted_s + launches_s
             exposed_s = max(reduce_s - last_s, reduce_s / groups) + one.gather.predicted_s + launches_s + waits_s
             return exposed_s, one.reduce + one.gather

@@ -30,7 +30,6 @@ from sambasim.simulation.planning.estimate import Programs
 from sambasim.simulation.planning.priced import Priced, Terms, shortage
 from sambasim.simulation.planning.search import Goal, Plan, Refused, order
 from sambasim.simulation.planning.strategy import Space, Strategy
-from sambasim.simulation.sync import SyncPath
 from sambasim.units import counted, format_rate
 
 NOTE = (
@@ -287,7 +286,7 @@ class Here:
         update_s = rates.update_s * share * _update_words(copies, states) / _update_words(measured, states)
         own = _update_words(1, states) / copies / _update_words(copies, states)
         update_s, sync_s = update_s * own, update_s * (1 - own)
-        if strategy.path is SyncPath.HOST and copies > 1:
+        if strategy.by_host and copies > 1:
             gathers = 2 * strategy.passes if strategy.zero == 3 else 1
             by_host_s = max(rates.host_update_s - rates.update_s, 0.0) * share
             sync_s += by_host_s * (1 + gathers) / 2
@@ -298,7 +297,7 @@ class Here:
         return max(len(one.states) for one in self._whole.program.optimizers)
 
     def _memory(self, strategy: Strategy, parts: Sequence[_Part], rates: Rates, times: PassTimes) -> Iterator[Memory]:
-        by_device, copies = strategy.path is SyncPath.RDU and strategy.copies > 1, strategy.copies
+        by_device, copies = not strategy.by_host and strategy.copies > 1, strategy.copies
         whole_bytes = sum(self._whole.memory) * times.samples // self._whole.program.batch_size
         process_bytes = rates.private_bytes + rates.shared_bytes // strategy.ranks
         process_bytes += max(times.heap_bytes - whole_bytes, 0)

@@ -15,7 +15,7 @@ from sambasim.simulation.planning.strategy import Strategy
 from sambasim.simulation.ranks import price_ranks
 from sambasim.simulation.scaling import scale
 from sambasim.simulation.step import MODEL_KINDS, pieces_as_compiled, predict_step, price_pieces
-from sambasim.simulation.sync import Wire
+from sambasim.simulation.sync import SyncPath, Wire
 from sambasim.units import format_bytes
 
 
@@ -83,6 +83,10 @@ def shortage(memory: Sequence[Memory], capacity_bytes: int) -> str | None:
     return f"memory{of_stage}: {whole}, {format_bytes(parts[largest])} of it {largest}"
 
 
+def path_of(strategy: Strategy) -> SyncPath:
+    return SyncPath.HOST if strategy.by_host else SyncPath.RDU
+
+
 def rdus_of(placement: Placement) -> int:
     return -(-placement.replicas // placement.per_rdu)
 
@@ -100,7 +104,7 @@ def price(
     if strategy.ranks_of_replica == 1:
         return _of_one_rank(strategy, program, level, budget, calibration, placement)
     priced = price_ranks(program, roomy(budget), calibration, strategy.samples)
-    step = mesh_step(program, priced, placement, strategy.path, strategy.accumulation_steps)
+    step = mesh_step(program, priced, placement, path_of(strategy), strategy.accumulation_steps)
     memory = tuple(
         memory_of(
             one.program,
@@ -147,7 +151,7 @@ def _of_one_rank(
     )
     if alone.tiers.rest:  # other sections may be faster then
         alone = predict_step(program, roomy(budget), level, calibration, samples, strategy.passes)
-    scaled = scale(program, alone, placement, strategy.path)
+    scaled = scale(program, alone, placement, path_of(strategy))
     step = scaled.step
     memory = memory_of(
         program,

@@ -14,7 +14,6 @@ from itertools import product
 from typing import Literal, TypeAlias
 
 from sambasim.ir.schedule import SCHEDULES
-from sambasim.simulation.sync import SyncPath
 from sambasim.units import counted
 
 Tensor: TypeAlias = Literal["none", "weight", "batch"]
@@ -91,8 +90,9 @@ class Strategy:
         return 2 if self.schedule.startswith("interleaved") and self.stages > 1 else 1
 
     @property
-    def path(self) -> SyncPath:
-        return SyncPath.HOST if self.zero >= BY_HOST else SyncPath.RDU
+    def by_host(self) -> bool:
+        """Whether replicas sync through their hosts, and not between RDUs."""
+        return self.zero >= BY_HOST
 
     @property
     def shape(self) -> Hashable:
