@@ -72,6 +72,6 @@ def plain_rate(per_s: float) -> str:
     return f"{per_s:,.0f}" if per_s >= _WHOLE else f"{per_s:.3g}"
 
 
-def counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str, plural: str | None = None) -> str:
     """`1 step`, `2,000 steps`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"

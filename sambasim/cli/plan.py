@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sambasim.bounded import shortened
 from sambasim.cli import shared
 from sambasim.cli.plan_here import PLAIN, check_place, plan_this_machine
 from sambasim.cli.terminal import phases, show
+from sambasim.options.flags import LARGEST_COUNT, MOST_REPLICAS
 
 if TYPE_CHECKING:
     from sambasim.hardware.spec import ClusterSpec, DeviceSpec
@@ -25,14 +27,14 @@ if TYPE_CHECKING:
 @click.argument("subject", shell_complete=shared.pef_names)
 @click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="For a config or a model: set any field.")
 @shared.cluster
-@click.option("--nodes", type=click.IntRange(min=1), help="Nodes of the cluster.  [default: 1]")
+@click.option("--nodes", type=click.IntRange(min=1, max=MOST_REPLICAS), help="Nodes of the cluster.  [default: 1]")
 @click.option("--here", is_flag=True, help="Plan for this machine: measure its rates, and predict steps under mpirun.")
 @click.option(
     "--ranks", type=click.IntRange(min=1), help="With --here: the most ranks.  [default: twice the cores, at most 4]"
 )
 @click.option(
     "--global-batch",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=1, max=LARGEST_COUNT),
     help="Samples of one optimizer step.  [default: the batch of the config on each RDU or rank]",
 )
 @shared.arch
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="NAME=VALUE,...",
     help="Keep strategies with these values: replicas, stages, tensor, chips, zero, samples, passes, schedule,"
-    " recompute, dtype or tiles.",
+    " recompute, dtype (by default that of the config) or tiles.",
 )
 @click.option("--explain", is_flag=True, help="Say which terms make the best one faster than the next.")
 @click.option("--all", "all_file", type=shared.FILE, help="Write every strategy as CSV, also those that do not fit.")
@@ -96,27 +98,34 @@ def plan_command(
     """
     from sambasim.errors import OptionError
     from sambasim.hardware.budget import load_calibration
-    from sambasim.hardware.spec import load_cluster, load_device
+    from sambasim.hardware.spec import ALIASES, load_cluster, load_device
     from sambasim.options.load import check_output_file
     from sambasim.report.page import plan_page
     from sambasim.report.plan import plan_csv, plan_json, plan_report
     from sambasim.simulation.planning.search import Goal, Planner
 
-    for file, what, flag in (
-        (all_file, "the CSV file", "--all"),
-        (html_file, "the page", "--html"),
-        (emit, "the config", "--emit"),
-    ):
+    files = {"--all": (all_file, "the CSV file"), "--html": (html_file, "the page"), "--emit": (emit, "the config")}
+    for flag, (file, what) in files.items():
         if file is not None:
             check_output_file(file, what, f"{flag} FILE")
+            others = [Path(subject), *(other for name, (other, _) in files.items() if name != flag and other)]
+            if file in others:
+                raise OptionError(f"{flag} {file} would overwrite another file of this command", remedy="another name")
     wanted = _only(only)
     check_place(subject, cluster, nodes, arch, ranks, here=here)
-    options, programs = _programs(subject, overrides, output_folder, quiet=as_json)
+    arch = next((alias for alias, name in ALIASES.items() if name == arch), arch)
+    for load, name in ((load_device, arch), (load_cluster, cluster)):
+        if name is not None:
+            load(name)  # raises an error before the model is captured
+    dtype = next((str(one) for one in wanted.get("dtype", ())), None)
+    options, programs = _programs(subject, overrides, output_folder, arch, dtype, quiet=as_json)
+    if emit is not None:
+        _check_emitted(options)
     with phases(quiet=as_json) as report:
         if here:
             found = plan_this_machine(options, programs, ranks, global_batch, wanted, Goal(goal), report)
         else:
-            device = load_device(arch or options.arch)
+            device = load_device(options.arch)
             where = load_cluster(cluster or device.cluster)
             nodes = nodes or 1
             if where.nodes is not None and nodes > where.nodes:
@@ -140,9 +149,9 @@ def plan_command(
         texts[all_file] = plan_csv(found)
     if html_file is not None:
         texts[html_file] = plan_page(found)
-    if emit is not None:
-        texts[emit] = _emitted(found, options, subject, arch or options.arch, emit)
     shared.write_all(texts, quiet=as_json)
+    if emit is not None:
+        shared.write_all({emit: _emitted(found, options, subject, emit)}, quiet=as_json)
 
 
 def _only(given: Sequence[str]) -> Mapping[str, Sequence[object]]:
@@ -167,16 +176,18 @@ def _only(given: Sequence[str]) -> Mapping[str, Sequence[object]]:
                 raise OptionError(
                     f"--only {text}: {wrong[0]!r} is none of {', '.join(known)}", remedy=f"--only {name}={known[0]}"
                 )
-            found[name] = parts
-        elif not all(part.isdecimal() for part in parts):
-            raise OptionError(f"--only {text}: {name} takes whole numbers", remedy=f"--only {name}=1,2")
-        else:
-            found[name] = [int(part) for part in parts]
+        elif not all(part.isdecimal() and len(part) < _DIGITS for part in parts):
+            raise OptionError(f"--only {shortened(text)}: {name} takes whole numbers", remedy=f"--only {name}=1,2")
+        numbers = parts if known is not None else [int(part) for part in parts]
+        found[name] = list(dict.fromkeys([*found.get(name, ()), *numbers]))
     return found
 
 
+_DIGITS = 12
+
+
 def _programs(
-    subject: str, overrides: Sequence[str], output_folder: Path, *, quiet: bool
+    subject: str, overrides: Sequence[str], output_folder: Path, arch: str | None, dtype: str | None, *, quiet: bool
 ) -> "tuple[CompileOptions, Callable[[Strategy], Program]]":
     """The options of SUBJECT, and a function that compiles a strategy of it."""
     from sambasim.cli.prediction import is_model, refuse_script
@@ -184,9 +195,10 @@ def _programs(
 
     if not is_model(subject):
         refuse_script(subject)
-        return _programs_of_pef(subject, overrides, output_folder)
+        return _programs_of_pef(subject, overrides, output_folder, arch)
     config, target = (Path(subject), None) if subject.endswith(".toml") else (None, subject)
     options = compile_options(config, target, overrides, {})
+    options = options.model_copy(update={"arch": arch or options.arch})
     _check_training(options)
     with shared.kept_imports():
         from sambasim.compiler.front import captured_from_options
@@ -195,19 +207,23 @@ def _programs(
     made: dict[str, Variants] = {}
     plain = options.model_copy(update=PLAIN)
 
+    def capture(dtype: str) -> Variants:
+        with phases(quiet=quiet) as report:
+            of_dtype = plain.model_copy(update={"dtype": dtype})
+            captured, model = captured_from_options(of_dtype, report)
+            return Variants(captured, of_dtype, model)
+
     def program(strategy: "Strategy") -> "Program":
         if strategy.dtype not in made:
-            with phases(quiet=quiet) as report:
-                of_dtype = plain.model_copy(update={"dtype": strategy.dtype})
-                captured, model = captured_from_options(of_dtype, report)
-                made[strategy.dtype] = Variants(captured, of_dtype, model)
+            made[strategy.dtype] = capture(strategy.dtype)
         return made[strategy.dtype].program(strategy)
 
+    made[dtype or options.dtype] = capture(dtype or options.dtype)  # its errors end the command
     return options, program
 
 
 def _programs_of_pef(
-    subject: str, overrides: Sequence[str], output_folder: Path
+    subject: str, overrides: Sequence[str], output_folder: Path, arch: str | None
 ) -> "tuple[CompileOptions, Callable[[Strategy], Program]]":
     from sambasim.errors import OptionError
     from sambasim.options.compile import BuildOptions, ParallelOptions, options_in_python
@@ -229,6 +245,7 @@ def _programs_of_pef(
     for table, kind in (("compile", BuildOptions), ("parallel", ParallelOptions)):
         tables[table] = {name: compiled[name] for name in kind.model_fields if name in compiled}
     options = options_in_python(tables, {})
+    options = options.model_copy(update={"arch": arch or options.arch})
     _check_training(options)
     with shared.kept_imports():
         from sambasim.compiler.variants import Variants
@@ -241,6 +258,22 @@ def _programs_of_pef(
         return variants.program(strategy)
 
     return options, compile_for
+
+
+def _check_emitted(options: "CompileOptions") -> None:
+    """Raises OptionError for what no config can say."""
+    from typing import get_args
+
+    from sambasim.errors import OptionError
+    from sambasim.options.compile import BuildOptions
+
+    known = get_args(BuildOptions.model_fields["arch"].annotation)
+    if options.arch not in known:
+        what = f"--emit writes a config, and a config compiles for {', '.join(known)}, not {options.arch}"
+        raise OptionError(what, remedy="leave out --emit, or give one of them as --arch")
+    if options.model.target is None:
+        what = "--emit writes a config, and this PEF was compiled in Python or by an app: it names no model"
+        raise OptionError(what, remedy="leave out --emit")
 
 
 def _check_training(options: "CompileOptions") -> None:
@@ -274,7 +307,7 @@ def _space(
     )
 
 
-def _emitted(plan: "Plan", options: "CompileOptions", subject: str, arch: str, file: Path) -> str:
+def _emitted(plan: "Plan", options: "CompileOptions", subject: str, file: Path) -> str:
     """The best strategy of `plan` as a config, of DeepSpeed if `file` is JSON. Raises OptionError if none fits."""
     from sambasim.compiler.variants import changes_of
     from sambasim.errors import OptionError
@@ -285,11 +318,12 @@ def _emitted(plan: "Plan", options: "CompileOptions", subject: str, arch: str, f
     if not plan.best:
         raise OptionError("no strategy fits, so there is none to write", remedy="more --nodes, or another --arch")
     strategy = plan.best[0].strategy
-    chosen = options.model_copy(update={**changes_of(strategy, options), "arch": arch})
+    chosen = options.model_copy(update=changes_of(strategy, options))
     if file.suffix == ".json":
         for left_out in beyond_deepspeed(chosen):
             print(f"{file} cannot say: {left_out}", file=sys.stderr)
         return json.dumps(as_deepspeed(chosen), indent=2) + "\n"
-    sync = "" if strategy.zero > 1 else "--reduce-on-rdu "
-    run = f"mpirun -np {strategy.ranks} sambasim run {sync}--pef {options.name}"
+    sync = "" if strategy.by_host or strategy.copies == 1 else "--reduce-on-rdu "
+    launcher = f"mpirun -np {strategy.ranks} " if strategy.ranks > 1 else ""
+    run = f"{launcher}sambasim run {sync}--pef {options.name}"
     return config_text(chosen, f"Planned from {subject}: {headline(plan)}\n\n  {run}")

@@ -60,6 +60,9 @@ def changes_of(strategy: Strategy, options: CompileOptions) -> Mapping[str, obje
         "zero": strategy.zero,
         "recompute": strategy.recompute,
         "dtype": strategy.dtype,
+        "master_weights": options.master_weights and strategy.dtype != "fp32",
+        "stochastic_rounding": options.stochastic_rounding and strategy.dtype == "bf16",
+        "tensor_plan": options.tensor_plan if strategy.tensor == "weight" else None,
         "num_tiles": strategy.tiles,
         "training": options.training.model_copy(update=steps),
     }

@@ -132,7 +132,7 @@ def _patterns(work: Work) -> tuple[int, ...]:
             for read in stage.reads
         ]
         writes = [
-            (work.tensors[value], value in work.kept or value in last, away(here, last.get(value)))
+            (work.tensors[value], value in work.kept, value in last, away(here, last.get(value)))
             for value in stage.writes
         ]
         made.update(dict.fromkeys(stage.writes, here))

@@ -52,7 +52,7 @@ def plan_report(plan: Plan, *, explain: bool) -> Iterator[RenderableType]:
         yield labelled(explanation(plan.best[0], plan.best[1], plan.device))
     count = len(plan.best) + len(plan.others)
     yield Text(
-        f"{counted(count, 'strategy').replace('strategys', 'strategies')} priced, {len(plan.refused):,} impossible;"
+        f"{counted(count, 'strategy', 'strategies')} priced, {len(plan.refused):,} impossible;"
         " the table has the best of each shape of the mesh"
     )
     yield Text(plan.note or f"predicted, not measured. {BASIS}.")
@@ -61,27 +61,32 @@ def plan_report(plan: Plan, *, explain: bool) -> Iterator[RenderableType]:
 def verdict(plan: Plan) -> list[tuple[str, str]]:
     """The questions of the usual guides: does it fit one device, does its largest layer, is it one node?"""
     found = [(f"one {plan.device}", _fits_one(plan))]
+    if plan.largest_layer_bytes is not None and plan.everything:
+        fits = plan.largest_layer_bytes <= max(one.capacity_bytes for one in plan.everything)
+        size = f"{format_bytes(plan.largest_layer_bytes)} of parameters, gradients and states"
+        found.append(("largest layer", f"{size}: {'fits' if fits else 'does not fit, so tensors must be cut'}"))
     nodes = -(-plan.space.rdus // plan.space.rdus_per_node)
-    links = f"all {plan.device}s are linked directly"
-    if nodes > 1:
-        links = "between nodes goes what crosses least: replicas, stages"
-    found.append(("nodes", f"{counted(nodes, 'node')}: {links}"))
+    each = counted(plan.space.rdus_per_node, plan.device)
+    links = f"{each}, linked directly" if nodes == 1 else f"{each} each; links between nodes are slower"
+    found.append(("nodes", f"{counted(nodes, 'node')}, {links}"))
     if plan.best:
         found.append(("best", headline(plan)))
     return found
 
 
 def _fits_one(plan: Plan) -> str:
-    alone = [one for one in plan.everything if one.strategy.ranks_of_replica == 1 and one.strategy.tiles is None]
-    fitting = [one for one in alone if one.problem is None]
-    if not fitting:
-        least = min(alone, key=lambda one: one.fullest.total_bytes, default=None)
-        return "no replica fits on one" if least is None else f"a replica does not fit: {least.problem}"
-    plain = [one for one in fitting if one.strategy.recompute == "none" and one.strategy.zero <= 1]
-    least = min(plain or fitting, key=lambda one: one.fullest.total_bytes)
+    alone = [one for one in plan.everything if one.strategy.ranks == 1 and one.strategy.tiles is None]
+    if not alone:
+        return "no strategy uses one alone"
+    least = min(alone, key=lambda one: one.fullest.total_bytes)
+    if least.problem is not None:
+        return f"the model does not fit: {least.problem} with {least.strategy}"
+    plain = [one for one in alone if one.problem is None and one.strategy.recompute == "none"]
+    least = min(plain or [least], key=lambda one: one.fullest.total_bytes)
     how = "" if plain else f" with {least.strategy}"
     whole = f"{format_bytes(least.fullest.total_bytes)} of {format_bytes(least.capacity_bytes)}"
-    return f"a replica fits{how}: {whole} at {counted(least.strategy.samples, 'sample')} a pass; dp alone is possible"
+    samples = counted(least.strategy.samples, "sample")
+    return f"the model fits{how}: {whole} at {samples} a pass, so replicas alone are possible"
 
 
 def closest(plan: Plan) -> str:

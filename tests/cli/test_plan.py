@@ -35,9 +35,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def test_it_gives_a_verdict_a_table_and_the_terms(written: tuple[Path, str]) -> None:
     text = written[1]
     assert "char_gpt: global batch 16 on 8 SN30 of sn30-8" in text
-    assert "a replica fits: " in text
-    assert "dp alone is possible" in text
-    assert "1 node: all RDUs are linked directly" in text
+    assert "the model fits: " in text
+    assert "so replicas alone are possible" in text
+    assert "1 node, 8 RDUs, linked directly" in text
+    assert "of parameters, gradients and states: fits" in text
     assert "The best 10, fastest first" in text
     assert "1 against 2" in text
     assert "memory of the fullest RDU" in text
@@ -132,6 +133,9 @@ def test_a_pef_is_planned_without_its_code(tmp_path: Path) -> None:
         (["--only", "schedule=1f2b"], "'1f2b' is none of gpipe, 1f1b"),
         (["--only", "zero=two"], "zero takes whole numbers"),
         (["--only", "replicas=3"], "--only leaves no strategy"),
+        (["--only", "zero=" + "1" * 5000], "zero takes whole numbers"),
+        (["--arch", "sn31"], "there is no device called 'sn31'"),
+        (["--all", "x.csv", "--html", "x.csv"], "would overwrite another file"),
         (["--cluster", "sn31-8"], "there is no cluster called 'sn31-8'"),
         (["--set", "compile.inference=true"], "a plan is for training"),
     ],
@@ -141,6 +145,25 @@ def test_what_cannot_be_planned(arguments: list[str], said: str) -> None:
         _plan(*arguments)
     assert said in str(error.value)
     assert error.value.remedy
+
+
+def test_a_device_that_no_config_can_name_is_not_emitted(tmp_path: Path) -> None:
+    device = tmp_path / "mine.toml"
+    device.write_text((ROOT / "sambasim" / "hardware" / "devices" / "sn30.toml").read_text(encoding="utf-8"))
+    with pytest.raises(OptionError, match="a config compiles for sn10, sn30, sn40, not"):
+        _plan("--arch", str(device), "--emit", str(tmp_path / "x.toml"))
+
+
+def test_the_device_that_is_named_cuts_the_sections_too(tmp_path: Path) -> None:
+    emitted = tmp_path / "x.toml"
+    only = ["stages=1", "replicas=1", "chips=1", "recompute=none", "passes=2", "tiles=4"]
+    words = [word for one in only for word in ("--only", one)]
+    best = json.loads(_plan(*words, "--arch", "sn10", "--json", "--emit", str(emitted)).stdout)["best"][0]
+    CliRunner().invoke(sambasim, ["compile", "--config", str(emitted), "--output-folder", str(tmp_path)])
+    command = ["simulate", "char_gpt", "--output-folder", str(tmp_path), "--json", "--replicas", "1"]
+    record = json.loads(CliRunner().invoke(sambasim, command, catch_exceptions=False).stdout)
+    assert best["predicted_step_s"] == pytest.approx(record["predicted_s"])
+    assert best["memory_bytes"] == record["needed_bytes"]
 
 
 def test_what_fits_nowhere_says_what_is_closest(tmp_path: Path) -> None:

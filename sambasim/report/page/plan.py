@@ -51,8 +51,9 @@ def _frontier(plan: Plan) -> ui.Part:
         cloud = Random(0).sample(cloud, _MOST_POINTS)
     named = {"mode": "markers", "hoverinfo": "text"}
     traces = [
-        _points("strategies that fit", cloud, {"color": ui.GREY, "size": 5, "opacity": 0.4}, **named),
-        _points("not beaten in both", frontier, {"color": ui.BLUE, "size": 8}, mode="lines+markers", hoverinfo="text"),
+        _points("estimates that fit", cloud, {"color": ui.GREY, "size": 5, "opacity": 0.4}, **named),
+        _points("not beaten in both", frontier, {"color": ui.GREY, "size": 7}, mode="lines+markers", hoverinfo="text"),
+        _points("compiled", plan.best, {"color": ui.BLUE, "size": 9}, **named),
         _points("the best", [best], {"color": ui.VERMILLION, "size": 13, "symbol": "star"}, **named),
     ]
     drawn = ui.figure(
@@ -63,8 +64,9 @@ def _frontier(plan: Plan) -> ui.Part:
         legend=ui.LEGEND,
     )
     lead = (
-        "A point is a strategy. On the line are those that no other beats in both time and memory"
-        f" ({counted(len(frontier), 'strategy').replace('strategys', 'strategies')})."
+        "A point is a strategy: blue ones were compiled and priced, grey ones are estimates. On the line are those that"
+        " no other beats in both time and memory, by what is known of each"
+        f" ({counted(len(frontier), 'strategy', 'strategies')})."
     )
     body = ui.plot("frontier-figure", 440, "memory of strategies over their predicted step")
     return ui.Part("frontier", "Time and memory", lead, body, {"frontier-figure": drawn})
@@ -73,7 +75,11 @@ def _frontier(plan: Plan) -> ui.Part:
 def _points(name: str, priced: Sequence[Priced], marker: dict[str, object], **more: object) -> ui.Trace:
     x = [one.step_s for one in priced]
     y = [one.fullest.total_bytes / (1 << 30) for one in priced]
-    texts = [f"{one.strategy}: {format_seconds(one.step_s)}, {format_bytes(one.fullest.total_bytes)}" for one in priced]
+    texts = [
+        f"{one.strategy}: {format_seconds(one.step_s)}, {format_bytes(one.fullest.total_bytes)}"
+        f"{'' if one.is_exact else ', estimated'}"
+        for one in priced
+    ]
     return ui.lines(name, x, y, marker=marker, hovertext=texts, line={"color": ui.BLUE, "width": 1.5}, **more)
 
 

@@ -13,14 +13,14 @@ from functools import cached_property
 from typing import Any, TypeVar, cast
 
 from sambasim.costs.work import Work, at_batch_size, work_of
-from sambasim.errors import OptionError
+from sambasim.errors import SambasimError
 from sambasim.hardware.budget import Budget, Calibration, budget_of
 from sambasim.hardware.placement import Placement, place
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec
 from sambasim.ir.graph import Section
 from sambasim.ir.mesh import DATA_PARALLEL, TENSOR, Mesh
 from sambasim.ir.program import Program
-from sambasim.ir.types import DTYPE_BYTES
+from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 from sambasim.simulation.memory import Memory, memory_of
 from sambasim.simulation.messages import message, traffic_of
 from sambasim.simulation.planning.layers import Chain, chain_of
@@ -54,6 +54,22 @@ class Compiled:
         return {member.parameter: member.numel for group in self.program.groups for member in group.members}
 
     @cached_property
+    def operand_bytes(self) -> int:
+        """Of the reduce operand, which a single copy of the model does not need."""
+        symbols = self.program.symbols.values()
+        return sum(one.type.size_bytes for one in symbols if one.kind is SymbolKind.REDUCE_BUFFER)
+
+    @cached_property
+    def largest_layer_bytes(self) -> int:
+        """Of the largest parameter, its gradient and its states."""
+        found = [0]
+        for group in self.program.groups:
+            regions = self.program.optimizers[group.optimizer].regions
+            element_bytes = sum(DTYPE_BYTES[group.region_type(region).dtype] for region in regions)
+            found += [member.numel * element_bytes for member in group.members]
+        return max(found)
+
+    @cached_property
     def gathered(self) -> tuple[int, int]:
         """By ZeRO 2 and 3: what is whole for some sections only: about the largest gradients, and the parameters of
         two groups."""
@@ -78,6 +94,7 @@ class OneRank:
     messages: Traffic
     memory: Memory
     gathered: tuple[int, int]
+    operand_bytes: int
 
 
 _T = TypeVar("_T")
@@ -107,6 +124,7 @@ class Stage:
     forward_s: float
     backward_s: float
     sent_s: float
+    sent_bytes: int
     parameters: float
     kept_bytes: int
 
@@ -174,7 +192,7 @@ class Estimator:
         if alone not in self._made:
             try:
                 program = self._programs(alone)
-            except OptionError as error:
+            except SambasimError as error:  # a model may not be captured in each dtype
                 self._made[alone] = error.what
             else:
                 graph = program.training or program.evaluation
@@ -212,11 +230,13 @@ class Estimator:
                 program, activations_bytes=step.need.residency.size_bytes, samples=samples, zero=0, replicas=1
             ),
             gathered=compiled.gathered,
+            operand_bytes=compiled.operand_bytes,
         )
 
     def _staged(self, strategy: Strategy, rank: OneRank) -> Sequence[Stage] | str:
         stages = strategy.stages * strategy.chunks
-        key = id(rank), stages
+        within = strategy.ranks_of_replica <= self._cluster.rdus_per_node
+        key = id(rank), stages, within
         if key not in self._stages:
             ranges = rank.chain.cut(stages)
             if ranges is None:
@@ -226,11 +246,13 @@ class Estimator:
                 found = []
                 for start, stop in ranges:
                     layers = rank.chain.layers[start:stop]
+                    sent_bytes = layers[-1].crossing_bytes if stop < len(rank.chain.layers) else 0
                     found.append(
                         Stage(
                             sum(one.forward_s for one in layers),
                             sum(one.backward_s for one in layers),
-                            self._message_s(layers[-1].crossing_bytes) if stop < len(rank.chain.layers) else 0.0,
+                            self._message_s(sent_bytes, within=within) if sent_bytes else 0.0,
+                            sent_bytes,
                             sum(one.numel for one in layers) / whole,
                             sum(one.kept_bytes for one in layers),
                         )
@@ -238,8 +260,14 @@ class Estimator:
                 self._stages[key] = found
         return self._stages[key]
 
-    def _message_s(self, size_bytes: int) -> float:
-        return message(size_bytes, place(1, self._device, None, self._cluster), within=True).predicted_s
+    def _message_s(self, size_bytes: int, *, within: bool) -> float:
+        return message(size_bytes, place(1, self._device, None, self._cluster), within=within).predicted_s
+
+    @property
+    def largest_layer_bytes(self) -> int | None:
+        """Without cuts; None if nothing could be compiled."""
+        compiled = [one for one in self._made.values() if isinstance(one, Compiled)]
+        return max((one.largest_layer_bytes for one in compiled), default=None)
 
     def _memory(self, strategy: Strategy, rank: OneRank, stages: Sequence[Stage]) -> tuple[Memory, ...]:
         ranks, copies, zero, whole = strategy.stages, strategy.copies, strategy.zero, rank.memory
@@ -247,23 +275,23 @@ class Estimator:
         share = [sum(one.parameters for one in stages[at::ranks]) for at in range(ranks)]
         # What lies between sections only, and not until the backward.
         between = max(whole.activations - sum(kept), 0)
-        gathered = rank.gathered[zero - BY_HOST] * (1 - 1 / copies) if zero >= BY_HOST else 0.0
+        gathered = rank.gathered[zero - BY_HOST] * (1 - 1 / copies) / ranks if zero >= BY_HOST else 0.0
+        buffers = whole.buffers - (rank.operand_bytes if copies == 1 else 0)
         return tuple(
             Memory(
                 parameters=round(whole.parameters * of / (copies if zero >= 3 else 1)),
                 gradients=round(whole.gradients * of / (copies if zero >= 2 and strategy.passes == 1 else 1)),
                 states=round(whole.states * of / (copies if zero >= 1 else 1)),
                 activations=kept_bytes * _in_flight(strategy, at) + between // ranks,
-                buffers=round(whole.buffers * of + gathered),
+                buffers=round(buffers * of + gathered),
             )
             for at, (kept_bytes, of) in enumerate(zip(kept, share, strict=True))
         )
 
     def _priced(self, strategy: Strategy, rank: OneRank, stages: Sequence[Stage]) -> tuple[Terms, dict[Wire, float]]:
-        key = replace(strategy, dtype="fp32")
-        if key not in self._times:
-            self._times[key] = self._time(strategy, rank, stages)
-        return self._times[key]
+        if strategy not in self._times:
+            self._times[strategy] = self._time(strategy, rank, stages)
+        return self._times[strategy]
 
     def _time(self, strategy: Strategy, rank: OneRank, stages: Sequence[Stage]) -> tuple[Terms, dict[Wire, float]]:
         ranks, passes = strategy.stages, strategy.passes
@@ -280,6 +308,9 @@ class Estimator:
         update_s = rank.update_s * share
         numel = rank.numel * share
         sync_s, received = 0.0, {wire: size * share * passes for wire, size in rank.messages.received_bytes.items()}
+        if sent_bytes := 2 * sum(one.sent_bytes for one in of_rank[slowest]) * passes:
+            wire = Wire.PEER if strategy.ranks_of_replica <= self._cluster.rdus_per_node else Wire.NETWORK
+            received[wire] = received.get(wire, 0.0) + sent_bytes
         if strategy.copies > 1:
             update_s /= strategy.copies if strategy.zero or not strategy.by_host else 1
             last_s = sum(one.backward_s for one in of_rank[slowest])

@@ -1,4 +1,5 @@
-"""The search for the best strategies: all are estimated, and the best are priced until their order is certain."""
+"""The search for the best strategies: all are estimated, and the best of each shape of the mesh are compiled and
+priced."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +36,7 @@ class Refused:
 class Plan:
     """The plan for the model `name` on `hardware`. `best` has the best strategy of each shape of the mesh, best first;
     each of them was compiled and priced. `others` are all other strategies, mostly as estimated, and `refused` those
-    that are impossible."""
+    that are impossible. `largest_layer_bytes`: parameters, gradients and states of the largest layer, if known."""
 
     name: str
     hardware: str
@@ -46,6 +47,7 @@ class Plan:
     refused: tuple[Refused, ...]
     device: str = "RDU"
     note: str = ""
+    largest_layer_bytes: int | None = None
 
     @property
     def everything(self) -> tuple[Priced, ...]:
@@ -98,37 +100,42 @@ class Planner:
         known = {one.strategy for one in (*best, *priced)}
         others = (*priced, *(one for one in estimated if one.strategy not in known))
         hardware = f"{space.rdus} {self._device.name} of {self._cluster.name}"
-        return Plan(name, hardware, space, goal, tuple(best), others, tuple(refused))
+        largest = self.estimator.largest_layer_bytes
+        return Plan(name, hardware, space, goal, tuple(best), others, tuple(refused), largest_layer_bytes=largest)
 
     def _best(self, estimated: Sequence[Priced], goal: Goal, count: int) -> tuple[list[Priced], list[Priced]]:
         """The best of each shape, and what else was priced on the way. What is best by estimate is priced, and goes
         back among the others with that price, until it is best again. By how much an estimate was wrong is expected of
-        the others of its family too."""
-
-        def key(one: Priced) -> tuple[float, ...]:
-            return (*order(one, goal, error_of.get(family(one), 1.0)), number_of[one.strategy])
+        the others of its family too. Where nothing fits by estimate, those that lack the least memory are priced."""
 
         def family(one: Priced) -> Hashable:
             return one.strategy.shape, one.strategy.schedule, one.strategy.recompute
 
+        def key(one: Priced) -> tuple[float, ...]:
+            return (*order(one, goal, error_of.get(family(one), (1.0, 1.0))), number_of[one.strategy])
+
         number_of = {one.strategy: number for number, one in enumerate(estimated)}
-        error_of: dict[Hashable, float] = {}
-        waiting = [(key(one), one) for one in estimated if one.problem is None]
+        error_of: dict[Hashable, tuple[float, float]] = {}
+        fitting = [one for one in estimated if one.problem is None]
+        if not fitting:
+            fitting = sorted(estimated, key=lambda one: one.fullest.total_bytes / one.capacity_bytes)[:_NEAR_MISSES]
+        waiting = [(key(one), one) for one in fitting]
         heapify(waiting)
         best: dict[Hashable, Priced] = {}
         others: list[Priced] = []
         while waiting and len(best) < count:
-            before, one = heappop(waiting)
+            _, one = heappop(waiting)
             if one.strategy.shape in best:
                 others += [one] if one.is_exact else []
             elif one.is_exact:
                 best[one.strategy.shape] = one
-            elif before != key(one):  # others of its family were priced meanwhile
-                heappush(waiting, (key(one), one))
             else:
                 exact = self.exact(one.strategy)
                 if exact.problem is None:
-                    error_of[family(one)] = exact.step_s / one.step_s
+                    memory = exact.fullest.total_bytes / one.fullest.total_bytes
+                    error_of[family(one)] = exact.step_s / one.step_s, memory
+                    waiting = [(key(left), left) for _, left in waiting]
+                    heapify(waiting)
                     heappush(waiting, (key(exact), exact))
                 else:
                     others.append(exact)
@@ -136,25 +143,30 @@ class Planner:
         return in_order, [*others, *(one for _, one in waiting if one.is_exact)]
 
     def exact(self, strategy: Strategy) -> Priced:
-        """Compile `strategy` and price its program."""
-        budget = self.estimator.budget(strategy)
+        """Compile `strategy` and price its program. Raises OptionError if it is impossible without stages too."""
+        estimator = self.estimator
         placement = place(strategy.ranks, self._device, strategy.tiles, self._cluster)
         try:
             program = self._programs(strategy)
-            return price(strategy, program, self._level, budget, self._calibration, placement)
+            return price(strategy, program, self._level, estimator.budget(strategy), self._calibration, placement)
         except (OptionError, MachineError) as error:
-            found = self.estimator.estimate(strategy)
-            assert isinstance(found, Priced)
+            found = estimator.estimate(strategy)
+            if isinstance(found, str):
+                raise OptionError(found, remedy="another strategy") from error
             return replace(found, is_exact=True, problem=error.what)
 
 
-def order(one: Priced, goal: Goal, error: float = 1.0) -> tuple[float, ...]:
-    """Less is better. Of those that are alike within 1 %, the one that changes less is better. `error`: by which the
-    time of an estimate is multiplied."""
-    strategy, step_s = one.strategy, one.step_s * (1.0 if one.is_exact else error)
+_NEAR_MISSES = 16
+
+
+def order(one: Priced, goal: Goal, error: tuple[float, float] = (1.0, 1.0)) -> tuple[float, ...]:
+    """Less is better. Of those that are equal to three digits, the one that changes less is better. `error`: by which
+    the time and the memory of an estimate are multiplied."""
+    of_time, of_memory = (1.0, 1.0) if one.is_exact else error
+    strategy, step_s = one.strategy, one.step_s * of_time
     value = {
         Goal.THROUGHPUT: step_s,
-        Goal.MEMORY: one.fullest.total_bytes,
+        Goal.MEMORY: one.fullest.total_bytes * of_memory,
         Goal.COST: step_s * one.rdus,
     }[goal]
     about = float(f"{value:.2e}")

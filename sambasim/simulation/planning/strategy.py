@@ -11,6 +11,7 @@ Chips are within a node. Only a replica of one rank may have a part of an RDU.
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from math import isqrt
 from typing import Literal, TypeAlias
 
 from sambasim.ir.schedule import SCHEDULES
@@ -107,7 +108,7 @@ class Strategy:
         parts = [" × ".join(axes)]
         parts += [counted(self.tiles, "tile")] if self.tiles is not None else []
         parts += [f"ZeRO {self.zero}"] * (self.copies > 1)
-        parts.append(f"{counted(self.samples, 'sample')} × {counted(self.passes, 'pass')}".replace("passs", "passes"))
+        parts.append(f"{counted(self.samples, 'sample')} × {counted(self.passes, 'pass', 'passes')}")
         parts += [self.schedule] * (self.stages > 1)
         parts += [f"recompute {self.recompute}"] * (self.recompute != "none")
         return ", ".join(parts)
@@ -133,20 +134,28 @@ class Space:
                 yield from filter(self._is_wanted, self._variants(one))
 
     def _is_wanted(self, strategy: Strategy) -> bool:
-        return all(getattr(strategy, name) in values for name, values in self.only.items())
+        """A whole RDU may be named by its number of tiles."""
+        given = {"tiles": strategy.tiles or self.tiles_of_rdu}
+        return all(given.get(name, getattr(strategy, name)) in values for name, values in self.only.items())
 
     def _shapes(self) -> Iterator[Strategy]:
-        """Replicas, stages, chips and tiles."""
+        """Replicas, stages, chips and tiles: those that fill at most the cluster, and can share the batch evenly."""
         for tiles in self.tiles:
             whole = self.tiles_of_rdu or tiles
-            yield from (Strategy(replicas, tiles=tiles) for replicas in divisors(self.rdus * (whole // tiles)))
-        for chips in divisors(self.rdus):
+            yield from (Strategy(replicas, tiles=tiles) for replicas in self._replicas(self.rdus * (whole // tiles)))
+        for chips in divisors(self.rdus_per_node):
             kinds: Sequence[Tensor] = ("none",) if chips == 1 else ("weight", "batch")
-            if chips > self.rdus_per_node or self.rdus_per_node % chips:
-                continue
-            for kind, stages in product(kinds, divisors(self.rdus // chips)):
-                for replicas in divisors(self.rdus // chips // stages):
+            left = self.rdus // chips
+            powers = {1 << power for power in range(left.bit_length())}
+            for kind, stages in product(kinds, sorted({*divisors(left), *powers} if left else ())):
+                shares = chips if kind == "batch" else 1
+                for replicas in self._replicas(left // stages, shares):
                     yield Strategy(replicas, stages, kind, chips)
+
+    def _replicas(self, most: int, shares: int = 1) -> Iterator[int]:
+        """The numbers of replicas up to `most` that give each of their `shares` equal parts of the global batch."""
+        whole, rest = divmod(self.global_batch, shares)
+        return (one for one in divisors(whole) if one <= most) if not rest else iter(())
 
     def _passes(self, shape: Strategy) -> Iterator[Strategy]:
         """`shape`, with the samples and the number of passes that give the global batch."""
@@ -170,4 +179,5 @@ def _has_schedule(one: Strategy, name: str) -> bool:
 
 
 def divisors(number: int) -> list[int]:
-    return [one for one in range(1, number + 1) if number % one == 0]
+    small = [one for one in range(1, isqrt(number) + 1) if number % one == 0]
+    return sorted({*small, *(number // one for one in small)})
