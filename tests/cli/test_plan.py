@@ -13,6 +13,7 @@ from sambasim.errors import OptionError
 from sambasim.options.compile import compile_options
 from tests.mpi.training import run_of, train
 from tests.support.mpi import ROOT
+from tests.support.whole import whole_case
 
 SMALL = [
     "--set", "model.args.width=32", "--set", "model.args.layers=2", "--set", "model.args.length=16",
@@ -82,9 +83,11 @@ WANTED = {
 }
 
 
-def test_emitted_configs_compile_and_train_at_np_4_as_in_one_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [["pipeline"], whole_case(["tensor"])])
+def test_emitted_configs_compile_and_train_at_np_4_as_in_one_process(names: list[str], tmp_path: Path) -> None:
     runs = []
-    for name, only in WANTED.items():
+    for name in names:
+        only = WANTED[name]
         emitted = tmp_path / f"{name}.toml"
         wanted = [word for one in only for word in ("--only", one)]
         best = json.loads(_plan(*wanted, "--json", "--emit", str(emitted)).stdout)["best"][0]
@@ -97,7 +100,7 @@ def test_emitted_configs_compile_and_train_at_np_4_as_in_one_process(tmp_path: P
         pef = tmp_path / name / "char_gpt" / "char_gpt.pef"
         runs += [run_of(f"{name} mpi", pef, steps=3), run_of(f"{name} alone", pef, steps=3, emulate=2)]
     found = train(4, runs)
-    for name in WANTED:
+    for name in names:
         assert found[f"{name} mpi"].outcome == found[f"{name} alone"].outcome
 
 

@@ -26,7 +26,7 @@ BATCH = 64
 
 @cache
 def _options() -> CompileOptions:
-    sizes = ["model.args.width=64", "model.args.layers=3", "training.batch_size=8", "optimizer.max_grad_norm="]
+    sizes = ["model.args.width=64", "model.args.layers=2", "training.batch_size=8", "optimizer.max_grad_norm="]
     return compile_options(ROOT / "configs" / "char_gpt.toml", None, sizes, {})
 
 

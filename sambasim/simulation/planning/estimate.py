@@ -143,7 +143,6 @@ class Estimator:
         self._anchors: dict[Strategy, OneRank] = {}
         self._ranks: dict[Strategy, OneRank | str] = {}
         self._stages: dict[tuple[object, ...], Sequence[Stage] | str] = {}
-        self._times: dict[Strategy, tuple[Terms, dict[Wire, float]]] = {}
         self._along_dp: dict[tuple[int, int, int | None], Placement] = {}
 
     def budget(self, strategy: Strategy) -> Budget:
@@ -159,7 +158,7 @@ class Estimator:
             return stages
         memory = self._memory(strategy, rank, stages)
         capacity_bytes = self.budget(strategy).capacity_bytes
-        terms, received = self._priced(strategy, rank, stages)
+        terms, received = self._time(strategy, rank, stages)
         rdus = rdus_of(place(strategy.ranks, self._device, strategy.tiles, self._cluster))
         problem = shortage(memory, capacity_bytes)
         return Priced(strategy, rdus, terms, memory, capacity_bytes, received, is_exact=False, problem=problem)
@@ -287,11 +286,6 @@ class Estimator:
             )
             for at, (kept_bytes, of) in enumerate(zip(kept, share, strict=True))
         )
-
-    def _priced(self, strategy: Strategy, rank: OneRank, stages: Sequence[Stage]) -> tuple[Terms, dict[Wire, float]]:
-        if strategy not in self._times:
-            self._times[strategy] = self._time(strategy, rank, stages)
-        return self._times[strategy]
 
     def _time(self, strategy: Strategy, rank: OneRank, stages: Sequence[Stage]) -> tuple[Terms, dict[Wire, float]]:
         ranks, passes = strategy.stages, strategy.passes
