@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from sambasim.errors import PeerError
+from sambasim.runtime.supervision.supervisor import FORWARDING_S
 from tests.support.mpi import RANKS, ROOT, Result, can_play_hosts, is_open_mpi, library, run_job, run_mpi
 from tests.support.whole import whole_case
 
@@ -155,7 +156,8 @@ def test_a_collective_fails_with_a_remedy_if_a_rank_is_gone() -> None:
         "    if c.rank == 1: sys.exit(group.take_down())\n"
         "    with group.gloo_errors(): dist.all_reduce(torch.ones(9))"
     )
-    leave = "\n    c.abort(error.exit_code)\n"  # as a run does: gloo's threads may still run
+    # As a run does: gloo's threads may still run, and mpirun may drop what it has not forwarded when a job aborts.
+    leave = f"\n    import time; sys.stdout.flush(); time.sleep({FORWARDING_S})\n    c.abort(error.exit_code)\n"
     result = run_mpi(2, [sys.executable, "-c", _BRING_UP.format(body=body) + leave], timeout=90)
     assert result.returncode == PeerError.exit_code
     assert re.match(r"PeerError: a collective of torch.distributed failed: .*(Connection|closed)", result.stdout)
