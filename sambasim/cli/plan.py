@@ -184,6 +184,7 @@ def _only(given: Sequence[str]) -> Mapping[str, Sequence[object]]:
 
 
 _DIGITS = 12
+"""Of a number in `--only`: longer ones name no strategy."""
 
 
 def _programs(

@@ -10,15 +10,18 @@ from sambasim.compiler.front import captured_from_options, shapes_from_options
 from sambasim.compiler.passes import Fits
 from sambasim.compiler.variants import Variants, changes_of
 from sambasim.hardware.budget import budget_of, load_calibration
+from sambasim.hardware.placement import place
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec, load_cluster, load_device
 from sambasim.ir.program import Program
 from sambasim.ir.verify import verify
 from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.report.plan import TERMS, explanation
+from sambasim.simulation.mesh import predict_mesh
 from sambasim.simulation.planning.priced import Priced
 from sambasim.simulation.planning.search import Goal, Plan, Planner
 from sambasim.simulation.planning.strategy import Space, Strategy
 from sambasim.simulation.prediction import predict
+from sambasim.simulation.sync import SyncPath
 from tests.support.mpi import ROOT
 
 BATCH = 64
@@ -88,6 +91,22 @@ def test_one_replica_costs_what_simulate_predicts(tiles: int | None) -> None:
     ).alone
     assert exact.step_s == pytest.approx(alone.predicted_s, rel=1e-12)
     assert exact.fullest.total_bytes == alone.need.size_bytes
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [Strategy(2, 2, samples=8, passes=4), Strategy(1, 1, "weight", 2, samples=8, passes=2)],
+)
+def test_a_mesh_costs_what_simulate_predicts(strategy: Strategy) -> None:
+    device, calibration = load_device("sn30"), load_calibration()
+    placement = place(strategy.ranks, device, None, load_cluster("sn30-8"))
+    step = predict_mesh(
+        _program(strategy), budget_of(device, calibration), calibration, placement, SyncPath.RDU,
+        strategy.accumulation_steps,
+    )  # fmt: skip
+    exact = _planner().exact(strategy)
+    assert exact.step_s == pytest.approx(step.predicted_s, rel=1e-12)
+    assert exact.samples_per_s == pytest.approx(step.samples_per_s, rel=1e-12)
 
 
 def test_estimates_are_near_what_is_compiled() -> None:

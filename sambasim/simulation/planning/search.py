@@ -157,6 +157,7 @@ class Planner:
 
 
 _NEAR_MISSES = 16
+"""Strategies that are priced where nothing fits by estimate."""
 
 
 def order(one: Priced, goal: Goal, error: tuple[float, float] = (1.0, 1.0)) -> tuple[float, ...]:

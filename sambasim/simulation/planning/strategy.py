@@ -17,7 +17,8 @@ from typing import Literal, TypeAlias
 from sambasim.ir.schedule import SCHEDULES
 from sambasim.units import counted
 
-Tensor: TypeAlias = Literal["none", "weight", "batch"]
+TensorParallel: TypeAlias = Literal["none", "weight", "batch"]
+"""What is cut over the chips of a replica, as `--tensor-parallel` says."""
 
 RECOMPUTE = ("none", "sections", "full")
 
@@ -40,7 +41,7 @@ class Strategy:
 
     replicas: int
     stages: int = 1
-    tensor: Tensor = "none"
+    tensor: TensorParallel = "none"
     chips: int = 1
     zero: int = 1
     samples: int = 1
@@ -144,7 +145,7 @@ class Space:
             whole = self.tiles_of_rdu or tiles
             yield from (Strategy(replicas, tiles=tiles) for replicas in self._replicas(self.rdus * (whole // tiles)))
         for chips in divisors(self.rdus_per_node):
-            kinds: Sequence[Tensor] = ("none",) if chips == 1 else ("weight", "batch")
+            kinds: Sequence[TensorParallel] = ("none",) if chips == 1 else ("weight", "batch")
             left = self.rdus // chips
             powers = {1 << power for power in range(left.bit_length())}
             for kind, stages in product(kinds, sorted({*divisors(left), *powers} if left else ())):
@@ -179,5 +180,6 @@ def _has_schedule(one: Strategy, name: str) -> bool:
 
 
 def divisors(number: int) -> list[int]:
+    """Ascending."""
     small = [one for one in range(1, isqrt(number) + 1) if number % one == 0]
     return sorted({*small, *(number // one for one in small)})
