@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,11 +16,11 @@ from sambasim.cli.terminal import phases, show
 from sambasim.options.flags import LARGEST_COUNT, MOST_REPLICAS
 
 if TYPE_CHECKING:
+    from sambasim.compiler.variants import OfDtypes
     from sambasim.hardware.spec import ClusterSpec, DeviceSpec
-    from sambasim.ir.program import Program
     from sambasim.options.compile import CompileOptions
     from sambasim.simulation.planning.search import Plan
-    from sambasim.simulation.planning.strategy import Space, Strategy
+    from sambasim.simulation.planning.strategy import Space
 
 
 @click.command("plan")
@@ -123,7 +123,7 @@ def plan_command(
         _check_emitted(options)
     with phases(quiet=as_json) as report:
         if here:
-            found = plan_this_machine(options, programs, ranks, global_batch, wanted, Goal(goal), report)
+            found = plan_this_machine(options, programs.program, ranks, global_batch, wanted, Goal(goal), report)
         else:
             device = load_device(options.arch)
             where = load_cluster(cluster or device.cluster)
@@ -189,8 +189,8 @@ _DIGITS = 12
 
 def _programs(
     subject: str, overrides: Sequence[str], output_folder: Path, arch: str | None, dtype: str | None, *, quiet: bool
-) -> "tuple[CompileOptions, Callable[[Strategy], Program]]":
-    """The options of SUBJECT, and a function that compiles a strategy of it."""
+) -> "tuple[CompileOptions, OfDtypes]":
+    """The options of SUBJECT, and its programs."""
     from sambasim.cli.prediction import is_model, refuse_script
     from sambasim.options.compile import compile_options
 
@@ -203,9 +203,8 @@ def _programs(
     _check_training(options)
     with shared.kept_imports():
         from sambasim.compiler.front import captured_from_options
-        from sambasim.compiler.variants import Variants
+        from sambasim.compiler.variants import OfDtypes, Variants
 
-    made: dict[str, Variants] = {}
     plain = options.model_copy(update=PLAIN)
 
     def capture(dtype: str) -> Variants:
@@ -214,18 +213,14 @@ def _programs(
             captured, model = captured_from_options(of_dtype, report)
             return Variants(captured, of_dtype, model)
 
-    def program(strategy: "Strategy") -> "Program":
-        if strategy.dtype not in made:
-            made[strategy.dtype] = capture(strategy.dtype)
-        return made[strategy.dtype].program(strategy)
-
-    made[dtype or options.dtype] = capture(dtype or options.dtype)  # its errors end the command
-    return options, program
+    programs = OfDtypes(capture)
+    programs.of(dtype or options.dtype)  # its errors end the command
+    return options, programs
 
 
 def _programs_of_pef(
     subject: str, overrides: Sequence[str], output_folder: Path, arch: str | None
-) -> "tuple[CompileOptions, Callable[[Strategy], Program]]":
+) -> "tuple[CompileOptions, OfDtypes]":
     from sambasim.errors import OptionError
     from sambasim.options.compile import BuildOptions, ParallelOptions, options_in_python
     from sambasim.pef import locate, read
@@ -249,16 +244,14 @@ def _programs_of_pef(
     options = options.model_copy(update={"arch": arch or options.arch})
     _check_training(options)
     with shared.kept_imports():
-        from sambasim.compiler.variants import Variants
+        from sambasim.compiler.variants import OfDtypes, Variants
 
-    variants = Variants(program, options)
-
-    def compile_for(strategy: "Strategy") -> "Program":
-        if strategy.dtype != options.dtype:
+    def of_dtype(dtype: str) -> Variants:
+        if dtype != options.dtype:
             raise OptionError(f"the PEF is {options.dtype}", remedy="plan the config or the model")
-        return variants.program(strategy)
+        return Variants(program, options)
 
-    return options, compile_for
+    return options, OfDtypes(of_dtype)
 
 
 def _check_emitted(options: "CompileOptions") -> None:

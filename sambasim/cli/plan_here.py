@@ -41,7 +41,7 @@ def check_place(
 
 def plan_this_machine(
     options: "CompileOptions",
-    programs: "Callable[[Strategy], Program]",
+    program_of: "Callable[[Strategy], Program]",
     ranks: int | None,
     global_batch: int | None,
     only: Mapping[str, Sequence[object]],
@@ -98,4 +98,4 @@ def plan_this_machine(
 
     machine = measure_machine(work_for, most, report)
     report("predict all strategies")
-    return plan_here(options.name, programs, machine, spaces, goal, has_mpi=has_mpi)
+    return plan_here(options.name, program_of, machine, spaces, goal, has_mpi=has_mpi)

@@ -1,18 +1,21 @@
 """Programs of one model for many strategies of parallelism, from one capture."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from torch import nn
 
+from sambasim.compiler.fewer_layers import fewer_layers
 from sambasim.compiler.passes import Fits, Pass
 from sambasim.compiler.recompute import Recompute
 from sambasim.compiler.sharding.tensor_parallel import TensorParallel
 from sambasim.compiler.strategy import pipeline
 from sambasim.ir.dataflow import pass_and_update
+from sambasim.ir.graph import node_references
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.compile import CompileOptions
+from sambasim.simulation.planning.layers import Shorter
 from sambasim.simulation.planning.strategy import Strategy
 
 
@@ -25,6 +28,7 @@ class Variants:
         self._options = options
         self._model = model
         self._made: list[tuple[Sequence[Pass], Program]] = []
+        self._shorter: dict[int, tuple[Shorter, Variants] | None] = {}
 
     def program(self, strategy: Strategy) -> Program:
         """The program that is compiled for `strategy`. Raises OptionError for what is impossible."""
@@ -38,12 +42,40 @@ class Variants:
                 self._made.append((passes[:number], program))
         return program
 
+    def shorter(self, strategy: Strategy, layers: int) -> Shorter | None:
+        """The same with so many of its repeated layers; None if it has no more. Raises OptionError."""
+        if layers not in self._shorter:
+            found = None if self._options.tensor_plan else fewer_layers(self._captured, layers)  # it may name a layer
+            variants = found and Variants(found.program, self._options, self._model)
+            self._shorter[layers] = (found, variants) if found and variants else None
+        known = self._shorter[layers]
+        return known and replace(known[0], program=known[1].program(strategy))
+
     def _known(self, passes: Sequence[Pass]) -> tuple[int, Program]:
         """The longest beginning of `passes` whose result is kept, and that."""
         for made, program in reversed(self._made):
             if made == passes[: len(made)]:
                 return len(made), program
         return 0, self._captured
+
+
+class OfDtypes:
+    """The same for strategies of any dtype: `capture` gives those of one."""
+
+    def __init__(self, capture: Callable[[str], Variants]) -> None:
+        self._capture = capture
+        self._captured: dict[str, Variants] = {}
+
+    def of(self, dtype: str) -> Variants:
+        if dtype not in self._captured:
+            self._captured[dtype] = self._capture(dtype)
+        return self._captured[dtype]
+
+    def program(self, strategy: Strategy) -> Program:
+        return self.of(strategy.dtype).program(strategy)
+
+    def shorter(self, strategy: Strategy, layers: int) -> Shorter | None:
+        return self.of(strategy.dtype).shorter(strategy, layers)
 
 
 def changes_of(strategy: Strategy, options: CompileOptions) -> Mapping[str, object]:
@@ -83,7 +115,9 @@ def _as_captured(program: Program) -> Program:
         training = replace(training, nodes=training.nodes[: sections[-1].stop], sections=sections)
     first = whole.nodes[:1]
     values = {name: whole.values[name] for node in first for name in node.results if name is not None}
-    evaluation = replace(whole, nodes=first, outputs=(), values=values, sections=(replace(whole.sections[0], stop=1),))
+    inputs = tuple(name for name in whole.inputs if any(name in node_references(node) for node in first))
+    section = replace(whole.sections[0], stop=1)
+    evaluation = replace(whole, inputs=inputs, nodes=first, outputs=(), values=values, sections=(section,))
     symbols = {
         name: replace(symbol, offset=None) for name, symbol in program.symbols.items() if symbol.kind not in _OF_UPDATES
     }

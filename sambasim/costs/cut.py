@@ -4,7 +4,8 @@ if compute units and the chip suffice and none needs the whole batch first. A vi
 
 from bisect import bisect_right
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import groupby, pairwise
 from typing import Literal, TypeAlias
 
@@ -79,42 +80,94 @@ def best_cut(work: Work, budget: Budget, limits: Sequence[int]) -> list[int]:
     ends at `limits[n]` at the latest."""
     count = len(work.stages)
     least_s, begins = [0.0] + [float("inf")] * count, [0] * (count + 1)
-    patterns = _patterns(work)
-    known: dict[tuple[int, ...], Sequence[float]] = {}
+    known = known_for(budget)
+    patterns = _patterns(work, known.numbers)
     for start in range(count):
         window = patterns[start : min(limits[start], start + MOST_STAGES)]
-        if window not in known:
-            known[window] = list(_sections_from(work, budget, start, start + len(window)))
-        for stop, seconds in enumerate(known[window], start + 1):
+        for stop, seconds in enumerate(_sections_from(work, budget, start, window, known.longer), start + 1):
             if least_s[start] + seconds < least_s[stop]:
                 least_s[stop], begins[stop] = least_s[start] + seconds, start
     ends, stop = [], count
     while stop:
         ends.append(stop)
         stop = begins[stop]
+    if len(known.numbers) > _MOST_PATTERNS:
+        known.numbers.clear()
+        known.longer.clear()
     return ends[::-1]
 
 
-def _sections_from(work: Work, budget: Budget, start: int, limit: int) -> Iterator[float]:
-    """The predicted seconds of the sections that begin at stage `start`, with one stage, two and so on, as far as they
-    can end by `limit`."""
+@dataclass(slots=True)
+class Longer:
+    """The predicted seconds of a section of some patterns, None if they cannot be one, and by the pattern of a further
+    stage, what the section is with it."""
+
+    seconds: float | None
+    longer: "dict[int, Longer]" = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What cuts have found: a number for each pattern of a stage, and the sections that begin with it. Layers of one
+    model are much alike, and so are the many programs of a plan."""
+
+    numbers: dict[Hashable, int] = field(default_factory=dict)
+    longer: dict[int, Longer] = field(default_factory=dict)
+
+
+_MOST_PATTERNS = 20_000
+
+
+@lru_cache(maxsize=8)
+def known_for(budget: Budget) -> Known:
+    return Known()
+
+
+def _sections_from(
+    work: Work, budget: Budget, start: int, window: tuple[int, ...], sections: dict[int, Longer]
+) -> Iterator[float]:
+    """The predicted seconds of the sections that begin at stage `start`, with one stage, two and so on, up to those of
+    all patterns of `window`, as far as they can be one section. Those that `sections` lacks are added to it."""
+    found = 0
+    for pattern in window:
+        known = sections.get(pattern)
+        if known is None:
+            break
+        if known.seconds is None:
+            return
+        yield known.seconds
+        found, sections = found + 1, known.longer
+    if found == len(window):
+        return
     growing = GrowingLoad(work, start, budget)
-    for stop in range(start + 1, limit + 1):
-        if stop > start + 1 and not growing.can_take(work.stages[stop - 1]):
-            return
+    for _ in range(found):
         growing.take()
-        load = growing.load()
-        if stop > start + 1 and chip_bytes(load, budget) > budget.chip_bytes:
+    for number, pattern in enumerate(window[found:], start + found):
+        seconds = _with(growing, work.stages[number], budget)
+        sections[pattern] = Longer(seconds)
+        if seconds is None:
             return
-        yield price_of(load, budget).predicted_s + budget.start_s
+        yield seconds
+        sections = sections[pattern].longer
 
 
-def _patterns(work: Work) -> tuple[int, ...]:
-    """A number for each stage. Equal sequences of at most `MOST_STAGES` numbers are stages of the same costs, as those
-    of repeated layers are: what they read and write is alike, and as far away."""
+def _with(growing: GrowingLoad, stage: Stage, budget: Budget) -> float | None:
+    """The seconds of the section `growing` with `stage`, None if that does not fit. A stage alone always does."""
+    is_alone = not growing.stages
+    if not is_alone and not growing.can_take(stage):
+        return None
+    growing.take()
+    load = growing.load()
+    if not is_alone and chip_bytes(load, budget) > budget.chip_bytes:
+        return None
+    return price_of(load, budget).predicted_s + budget.start_s
+
+
+def _patterns(work: Work, numbers: dict[Hashable, int]) -> tuple[int, ...]:
+    """A number for each stage, from `numbers` or added to it. Equal sequences of at most `MOST_STAGES` numbers are
+    stages of the same costs, as those of repeated layers are: what they read and write is alike, and as far away."""
     made: dict[str, int] = {}
     read_at: dict[tuple[str, str], int] = {}
-    numbers: dict[Hashable, int] = {}
     last = work.last_reader
 
     def away(here: int, there: int | None) -> int | None:

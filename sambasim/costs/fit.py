@@ -31,14 +31,21 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """All boundary tensors, in the order in which they are written, and the bytes in use while each section runs."""
+    """All boundary tensors, in the order in which they are written, the bytes in use while each section runs, and how
+    many sections the forward has."""
 
     boundaries: tuple[Boundary, ...]
     taken_bytes: tuple[int, ...]
+    forward: int
 
     @property
     def size_bytes(self) -> int:
         return max((one.address + one.size_bytes for one in self.boundaries), default=0)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of what the forward has written for the backward."""
+        return sum(one.size_bytes for one in self.boundaries if one.first < self.forward <= one.last)
 
     @property
     def fullest(self) -> int:
@@ -47,7 +54,8 @@ class Residency:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Off-chip bytes of one rank: what the program keeps, and boundary tensors of `in_flight` passes."""
+    """Off-chip bytes of one rank: what the program keeps, and boundary tensors of `in_flight` passes, of which one
+    runs and the others wait for their backward."""
 
     kept_bytes: int
     residency: Residency
@@ -56,15 +64,18 @@ class Need:
     @property
     def between_bytes(self) -> int:
         """Of boundary tensors."""
-        return round(self.in_flight * self.residency.size_bytes)
+        return self.residency.size_bytes + round((self.in_flight - 1) * self.residency.waiting_bytes)
 
     @property
     def size_bytes(self) -> int:
         return self.kept_bytes + self.between_bytes
 
 
-def reside(work: Work, sections: Sequence[tuple[int, int]], excluded: frozenset[str] = frozenset()) -> Residency:
-    """The boundary tensors of `sections`, which are ranges of stages of `work`. Those in `excluded` are not counted."""
+def reside(
+    work: Work, sections: Sequence[tuple[int, int]], forward: int, excluded: frozenset[str] = frozenset()
+) -> Residency:
+    """The boundary tensors of `sections`, which are ranges of stages of `work`, the first `forward` of them in the
+    forward. Tensors in `excluded` are not counted."""
     section_of = [number for number, (start, stop) in enumerate(sections) for _ in range(start, stop)]
     ending: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     free = _FreeList()
@@ -85,7 +96,7 @@ def reside(work: Work, sections: Sequence[tuple[int, int]], excluded: frozenset[
         for address, size_bytes in ending.pop(number, []):
             free.release(address, size_bytes)
             taken -= size_bytes
-    return Residency(tuple(boundaries), tuple(taken_bytes))
+    return Residency(tuple(boundaries), tuple(taken_bytes), forward)
 
 
 class _FreeList:

@@ -101,7 +101,7 @@ class GrowingLoad:
         self._least_streamed_bytes: int | None = None
         self._rows = 1
         self._products: list[Product] = []
-        self._stages = self._least_units = self._other_units = 0
+        self.stages = self._least_units = self._other_units = 0
 
     def can_take(self, stage: Stage) -> bool:
         """False if there are too few units, or if `stage` needs all rows of a tensor that the section computes row by
@@ -139,7 +139,7 @@ class GrowingLoad:
             self._other_units += least
         self._least_units += least
         self._next += 1
-        self._stages += 1
+        self.stages += 1
 
     def _write(self, tensor: Tensor, times: int) -> None:
         self._written_bytes += times * tensor.size_bytes
@@ -169,7 +169,7 @@ class GrowingLoad:
             resident_bytes=self._resident_bytes,
             buffered_bytes=self._buffered_bytes,
             rows=self._rows,
-            stages=self._stages,
+            stages=self.stages,
             products=tuple(self._products),
             other_units=self._other_units,
         )

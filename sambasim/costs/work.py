@@ -116,6 +116,11 @@ class Work:
     kept: frozenset[str]
 
     @cached_property
+    def resident(self) -> frozenset[str]:
+        """The values that are the same for each sample."""
+        return frozenset(value for value, tensor in self.tensors.items() if tensor.resident)
+
+    @cached_property
     def last_reader(self) -> Mapping[str, int]:
         return {read.value: number for number, stage in enumerate(self.stages) for read in stage.reads}
 
@@ -284,18 +289,20 @@ def _gradients(
     types: Mapping[str, TensorType],
     base_of: Mapping[str, str],
 ) -> set[str]:
-    """Gradients of parameters, and terms that are added to them."""
+    """Gradients of parameters, and terms that are added to them, also those that another rank sends."""
     maker = {value: stage for stage in stages for value in stage.writes}
+    received = {name for node in graph.nodes if node.operator == "comm.recv" for name in node.results if name}
+    known = maker.keys() | received
     outputs = [output.value for output in graph.outputs if symbols[output.symbol].kind is SymbolKind.GRADIENT]
     found: set[str] = set()
     waiting = [base_of.get(value, value) for value in outputs]
     while waiting:
         value = waiting.pop()
-        if value in found or value not in maker:
+        if value in found or value not in known:
             continue
         found.add(value)
-        stage = maker[value]
-        if OPERATORS[graph.nodes[stage.node].operator].kind is OperatorKind.POINTWISE:
+        stage = maker.get(value)
+        if stage is not None and OPERATORS[graph.nodes[stage.node].operator].kind is OperatorKind.POINTWISE:
             waiting += [read.value for read in stage.reads if types[read.value].numel == types[value].numel]
     return found
 

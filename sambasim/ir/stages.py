@@ -171,7 +171,8 @@ def _own(graph: Graph, groups: Set[str], rank: int, ranks: int) -> Graph:
     outputs = tuple(
         one for one in graph.outputs if one.value in made or (one.value in graph.inputs and rank == ranks - 1)
     )
-    inputs = tuple(name for name in graph.inputs if name in read or any(one.value == name for one in outputs))
+    read.update(one.value for one in outputs)
+    inputs = tuple(name for name in graph.inputs if name in read)
     return replace(graph, inputs=inputs, nodes=tuple(nodes), outputs=outputs, sections=tuple(sections))
 
 

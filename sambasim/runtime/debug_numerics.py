@@ -173,7 +173,7 @@ class Probe:
         return causes
 
     def _operands(self, name: str) -> Sequence[str]:
-        return list(node_references(self._graph.nodes[self._node_of[name]])) if name in self._node_of else ()
+        return node_references(self._graph.nodes[self._node_of[name]]) if name in self._node_of else ()
 
     def _kind(self, name: str) -> int:
         if name in self._seen:

@@ -70,7 +70,10 @@ def need_of(
         replicas=program.world_size * program.chips,
         passes=program.micro_batches,
     )
-    return Need(kept.total_bytes, reside(work, sections, excluded), in_flight)
+    backward = min((one.start for one in graph.sections if one.kind is SectionKind.BCKWD), default=len(graph.nodes))
+    later = (at for at, (start, stop) in enumerate(sections) if start < stop and work.stages[start].node >= backward)
+    forward = next(later, len(sections))
+    return Need(kept.total_bytes, reside(work, sections, forward, excluded), in_flight)
 
 
 def passes_in_flight(program: Program) -> Sequence[float]:
@@ -219,7 +222,7 @@ def _is_operand(node: Node, types: Mapping[str, TensorType]) -> bool:
     """Whether the result is the operand, or a view of it. A functional graph needs no clones, as which dropout at 0 is
     recorded too, and no conversions to the type that a value has."""
     if node.operator in ("aten.clone.default", "aten._to_copy.default"):
-        (result,), operand = node.results, next(node_references(node))
+        (result,), operand = node.results, node_references(node)[0]
         return result is not None and types[result] == types[operand] and "memory_format" not in dict(node.kwargs)
     return OPERATORS[node.operator].kind is OperatorKind.VIEW
 

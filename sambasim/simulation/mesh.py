@@ -167,7 +167,7 @@ class MeshStep:
         """The step of the first replica alone. Its chips that share a batch sync as here."""
         if self.path is None:
             return self
-        priced = [PricedRank(one.program, one.alone) for one in self.ranks]
+        priced = [PricedRank(one.program, one.alone, one.resident) for one in self.ranks]
         placement = part_of(self.placement, range(self.program.ranks_of_replica))
         return mesh_step(self.program, priced, placement, self.path, self.micro_steps)
 

@@ -4,7 +4,7 @@ A message takes the latency of a link and its bytes over the bandwidth; in a col
 of all others, as in the runtime. The times follow from published bandwidths alone.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 from sambasim.costs.work import device_bytes_of
 from sambasim.hardware.placement import Placement
@@ -27,13 +27,20 @@ def traffic_of(
     mesh: Mesh,
     rank: int,
     samples: int,
+    resident: Set[str],
 ) -> Mapping[str, Traffic]:
-    """The messages of `rank` in one run of `sections`, for a pass of `samples`, by mesh axis."""
+    """The messages of `rank` in one run of `sections`, for a pass of `samples`, by mesh axis. `resident` values are the
+    same for each sample."""
     found: dict[str, Traffic] = {}
     node_of = [location.node for location in placement.locations()]
     for node, axis in _receiving(sections, graph):
         group = mesh.group(rank, axis)
-        size_bytes = _received_bytes(node, graph, program, len(group)) * samples // program.batch_size
+        value = (node.results[0] or "") if node.operator == "comm.recv" else node_references(node)[0]
+        type_ = graph.values[value] if value in graph.values else program.symbols[value].type
+        tensors = 1 if node.operator == "comm.recv" else len(group) - 1
+        size_bytes = tensors * device_bytes_of(type_)
+        if value not in resident:
+            size_bytes = size_bytes * samples // program.batch_size
         peers = [group[(group.index(rank) + _shift(node)) % len(group)]] if node.operator == "comm.recv" else group
         one = message(size_bytes, placement, within=all(node_of[peer] == node_of[rank] for peer in peers))
         found[axis] = found.get(axis, Traffic()) + one
@@ -74,11 +81,3 @@ def message(size_bytes: int, placement: Placement, *, within: bool) -> Traffic:
     else:
         wire, link, links = Wire.NETWORK, cluster.network_link, float(cluster.network_links_per_node)
     return Traffic(link.latency_s + size_bytes / (link.bandwidth_bytes_per_s * links), {wire: size_bytes})
-
-
-def _received_bytes(node: Node, graph: Graph, program: Program, size: int) -> int:
-    if node.operator == "comm.recv":
-        return device_bytes_of(graph.values[node.results[0] or ""])
-    (operand,) = node_references(node)
-    type_ = graph.values[operand] if operand in graph.values else program.symbols[operand].type
-    return (size - 1) * device_bytes_of(type_)

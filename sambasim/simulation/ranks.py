@@ -46,6 +46,7 @@ class RankStep:
     costs: Mapping[tuple[ActionKind, int], Cost]
     scaled: ScaledStep
     copies: Mapping[str, Traffic]
+    resident: frozenset[str]
 
     @property
     def update_s(self) -> float:
@@ -82,10 +83,12 @@ class RankStep:
 
 @dataclass(frozen=True, slots=True)
 class PricedRank:
-    """One rank along pp, and what it runs for one micro-batch, wherever the ranks are."""
+    """One rank along pp, what it runs for one micro-batch, wherever the ranks are, and the values that are the same for
+    each sample."""
 
     program: Program
     alone: PredictedStep
+    resident: frozenset[str]
 
 
 def price_ranks(
@@ -100,7 +103,8 @@ def price_ranks(
         work = at_batch_size(work_of(graph, own.symbols), own.batch_size, samples)
         check_chip(graph, work, budget)
         pieces = pieces_as_compiled(graph, work)
-        found.append(PricedRank(own, price_pieces(own, work, pieces, budget, calibration, samples, 1, passes)))
+        step = price_pieces(own, work, pieces, budget, calibration, samples, 1, passes)
+        found.append(PricedRank(own, step, work.resident))
     return tuple(found)
 
 
@@ -121,13 +125,15 @@ def rank_step(priced: PricedRank, placement: Placement, path: SyncPath, mesh: Me
     copies = copies_of(graph, program, placement, mesh, rank)
     costs = {}
     for (kind, stage), (start, stop) in spans_of_actions(model).items():
-        messages = dict(traffic_of(model[start:stop], graph, program, placement, mesh, rank, alone.batch_size))
+        sections = model[start:stop]
+        sent = traffic_of(sections, graph, program, placement, mesh, rank, alone.batch_size, priced.resident)
+        messages = dict(sent)
         if parameters := gathered[start:stop]:
             messages[DATA_PARALLEL] = sum(parameters, Traffic())
         device_s = sum(one.price.predicted_s for one in alone.sections[start:stop])
         sent_s = alone.sent_s if kind is ActionKind.FORWARD else 0.0
         costs[kind, stage] = Cost(device_s, (stop - start) * alone.start_s + sent_s, messages)
-    return RankStep(program, alone, _complete(costs), scaled, copies)
+    return RankStep(program, alone, _complete(costs), scaled, copies, priced.resident)
 
 
 def _gathered(program: Program, alone: PredictedStep, replicas: Placement) -> Sequence[Traffic]:

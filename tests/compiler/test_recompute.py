@@ -78,7 +78,7 @@ def kept_bytes(program: Program) -> int:
     stop = max(one.stop for one in training.sections if one.kind is SectionKind.FWD)
     viewed: dict[str | None, str | None] = {}
     for node in training.nodes[:stop]:
-        base = viewed.get(next(node_references(node), None))
+        base = viewed.get(next(iter(node_references(node)), None))
         viewed |= {name: base if is_view(node) else name for name in node.results}
     read = {viewed.get(name) for node in training.nodes[stop:] for name in node_references(node)} - {None}
     return sum(training.values[name].size_bytes for name in read if name is not None)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sambasim.compiler.compile import Stopwatch, capture_model
-from sambasim.costs.cut import Level, best_cut, cut
+from sambasim.costs.cut import Level, best_cut, cut, known_for
 from sambasim.costs.fit import reside
 from sambasim.costs.load import Load, Product, chip_bytes, load_of
 from sambasim.costs.price import Bound, SectionPrice, price_of
@@ -223,6 +223,7 @@ def test_the_work_of_a_cut_grows_with_the_operators(level: Level, monkeypatch: p
 
     def prices(operators: int) -> int:
         counted.clear()
+        known_for.cache_clear()
         graph, work = graph_and_work([1024] * (operators + 1))
         cut(graph, work, BUDGET, level)
         return counted["prices"]
@@ -307,7 +308,7 @@ def test_no_two_live_tensors_share_an_address(widths: list[int], data: st.DataOb
     work = chain(widths)
     count = len(work.stages)
     cuts = sorted(data.draw(st.sets(st.integers(1, count - 1)))) if count > 1 else []
-    residency = reside(work, list(pairwise([0, *cuts, count])))
+    residency = reside(work, list(pairwise([0, *cuts, count])), count)
     for one, other in combinations(residency.boundaries, 2):
         if one.first <= other.last and other.first <= one.last:
             assert one.address + one.size_bytes <= other.address or other.address + other.size_bytes <= one.address
@@ -318,10 +319,11 @@ def test_no_two_live_tensors_share_an_address(widths: list[int], data: st.DataOb
 
 def test_what_lives_between_sections() -> None:
     """Of a chain, two neighbours at a time; of one section, only the graph's own result, unless it is kept."""
-    residency = reside(chain([32, 32, 32, 32, 32]), [(0, 1), (1, 2), (2, 3), (3, 4)])
+    residency = reside(chain([32, 32, 32, 32, 32]), [(0, 1), (1, 2), (2, 3), (3, 4)], 2)
     one = ROWS * 32 * 2
     assert [boundary.address for boundary in residency.boundaries] == [0, one, 0, one]
     assert residency.taken_bytes == (one, 2 * one, 2 * one, 2 * one)
     assert residency.size_bytes == 2 * one
-    assert [boundary.value for boundary in reside(chain([32, 32, 32]), [(0, 2)]).boundaries] == ["y1"]
-    assert reside(chain([32, 32, 32]), [(0, 2)], frozenset({"y1"})).boundaries == ()
+    assert residency.waiting_bytes == one  # what the first two sections, those of the forward, hand on
+    assert [boundary.value for boundary in reside(chain([32, 32, 32]), [(0, 2)], 1).boundaries] == ["y1"]
+    assert reside(chain([32, 32, 32]), [(0, 2)], 1, frozenset({"y1"})).boundaries == ()

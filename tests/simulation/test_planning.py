@@ -46,7 +46,7 @@ def _program(strategy: Strategy) -> Program:
 
 def _planner(device: DeviceSpec | None = None, cluster: ClusterSpec | None = None) -> Planner:
     chosen, where = device or load_device("sn30"), cluster or load_cluster("sn30-8")
-    return Planner(_program, chosen, where, "o3", load_calibration())
+    return Planner(_variants(), chosen, where, "o3", load_calibration())
 
 
 def _space(rdus: int = 4, only: Mapping[str, Sequence[object]] | None = None) -> Space:

@@ -213,9 +213,11 @@ def _balanced(places: Sequence[int], total_s: Sequence[float], owned: Sequence[i
     for _ in range(stages):
         best, begin = [never] * len(places), [0] * len(places)
         for stop in range(1, len(places)):
-            for start in range(stop):
+            for start in reversed(range(stop)):
                 own_s = total_s[places[stop]] - total_s[places[start]]
-                if owned[places[stop]] > owned[places[start]] and max(slowest[start], own_s) < best[stop]:
+                if own_s > best[stop]:  # a longer one is no faster
+                    break
+                if owned[places[stop]] > owned[places[start]] and max(slowest[start], own_s) <= best[stop]:
                     best[stop], begin[stop] = max(slowest[start], own_s), start
         slowest = best
         begins.append(begin)

@@ -175,7 +175,7 @@ class Sharder:
         return self.new(node, "position", "comm.index", (), TensorType("int64", ()), kwargs=(("axis", self.axis),))
 
     def _shard(self, node: Node) -> None:
-        operands = list(node_references(node))
+        operands = node_references(node)
         rule = self.rules.get(node.operator)
         if all(self.layouts[name] == WHOLE for name in operands):
             if node.operator in self.even_if_whole and rule is not None and rule(self, node):

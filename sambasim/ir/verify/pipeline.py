@@ -47,7 +47,7 @@ def verify_pipeline(program: Program) -> None:
                 peer, tag = (rank + _whole(given.get("shift"))) % ranks, _whole(given.get("tag"))
                 require(0 <= tag <= _LARGEST_TAG, 16, f"{node.name} has the tag {tag}")
                 if node.operator == "comm.send":
-                    names = list(node_references(node))
+                    names = node_references(node)
                     require(len(names) == 1 and (peer, tag) not in tags, 16, f"{node.name} sends {len(names)} values")
                     tags.add((peer, tag))
                     messages[peer, tag] = graph.values.get(names[0]) or program.symbols[names[0]].type

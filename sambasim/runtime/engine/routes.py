@@ -109,7 +109,7 @@ def _chain(value: str, nodes: Sequence[Node], position_of: Mapping[str, int]) ->
 def _viewed(node: Node) -> str:
     """The value that `node` is a view of; empty if it is not a view of one value with one result."""
     is_view = kind_of(node) is OperatorKind.VIEW and len(node.results) == 1
-    read = list(node_references(node))
+    read = node_references(node)
     return read[0] if is_view and len(read) == 1 else ""
 
 

@@ -145,5 +145,5 @@ class Steps:
 
 
 def _is_plain_view(node: Node) -> bool:
-    one = len(node.results) == 1 and node.results[0] is not None and len(list(node_references(node))) == 1
+    one = len(node.results) == 1 and node.results[0] is not None and len(node_references(node)) == 1
     return one and OPERATORS[node.operator].kind is OperatorKind.VIEW

@@ -7,10 +7,12 @@ update             of its parameters, divided by the ranks that share it
 sync               of its parameters as one group, which overlaps with the last backward between RDUs
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar, cast
+from itertools import pairwise
+from math import sqrt
+from typing import Any, Protocol, TypeVar, cast
 
 from sambasim.costs.work import Work, at_batch_size, work_of
 from sambasim.errors import SambasimError
@@ -23,7 +25,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 from sambasim.simulation.memory import Memory, memory_of
 from sambasim.simulation.messages import message, traffic_of
-from sambasim.simulation.planning.layers import Chain, chain_of
+from sambasim.simulation.planning.layers import Chain, Layer, Shorter, chain_of
 from sambasim.simulation.planning.priced import Priced, Terms, path_of, rdus_of, roomy, shortage
 from sambasim.simulation.planning.strategy import BY_HOST, Strategy
 from sambasim.simulation.scaling import slowest_s_of, spread_of
@@ -31,15 +33,25 @@ from sambasim.simulation.step import MODEL_KINDS, pieces_as_compiled, price_piec
 from sambasim.simulation.sync import WIRE_BYTES, Traffic, Wire, group_sync
 from sambasim.simulation.zero import GATHERS_IN_PASSES
 
-Programs = Callable[[Strategy], Program]
-"""The program that is compiled for a strategy. Raises OptionError if it cannot be."""
 
+class Programs(Protocol):
+    """The programs of a model. Both raise OptionError for what is impossible."""
+
+    def program(self, strategy: Strategy) -> Program:
+        """The program that is compiled for `strategy`."""
+
+    def shorter(self, strategy: Strategy, layers: int) -> Shorter | None:
+        """The same with so many of its repeated layers; None if it has no more."""
+
+
+_FEW_LAYERS = (3, 6)
+"""A model with more than that many repeated layers is priced with these, and what a layer adds is added for others."""
 
 _CUT_FOR = 8
-"""Samples for which sections are cut; a pass of other samples has the same ones."""
+"""The most samples for which sections are cut; a pass of more has the same ones."""
 
 _APART = 8
-"""Passes of 1, 8, 64, … samples are priced; what lies between is interpolated."""
+"""Passes of 1, 2, 4, 8, 64, 512, … samples are priced; what lies between is interpolated."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +60,7 @@ class Compiled:
 
     program: Program
     work: Work
+    shorter: Shorter | None = None
 
     @cached_property
     def numel_of(self) -> Mapping[str, int]:
@@ -75,6 +88,10 @@ class Compiled:
         two groups."""
         sizes = sorted((group.numel * DTYPE_BYTES[group.dtype] for group in self.program.groups), reverse=True)
         return sum(sizes[:1]), sum(sizes[:1]) + sum(sizes[:2])
+
+
+def _compiled(program: Program, shorter: Shorter | None = None) -> Compiled:
+    return Compiled(program, work_of(program.training or program.evaluation, program.symbols), shorter)
 
 
 @dataclass(frozen=True)
@@ -118,15 +135,21 @@ def mixed(low: _T, high: _T, part: float) -> _T:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage of the pipeline: seconds of a pass without messages to other stages, and its share of the parameters and
-    of what passes keep."""
+    """A stage of the pipeline: seconds of a pass without messages between stages, and those of its backward that
+    gradients of weights take; what it receives in messages, its share of the parameters, what passes keep for their
+    backward, and what the backward of one pass computes again."""
 
     forward_s: float
     backward_s: float
-    sent_s: float
-    sent_bytes: int
+    weights_s: float
+    messages: Traffic
     parameters: float
     kept_bytes: int
+    again_bytes: int
+
+    @property
+    def pass_s(self) -> float:
+        return self.forward_s + self.backward_s + self.messages.predicted_s
 
 
 class Estimator:
@@ -139,8 +162,8 @@ class Estimator:
     ) -> None:
         self._programs = programs
         self._device, self._cluster, self._calibration = device, cluster, calibration
-        self._made: dict[Strategy, Compiled | str] = {}
-        self._anchors: dict[Strategy, OneRank] = {}
+        self._made: dict[Strategy, Sequence[Compiled] | str] = {}
+        self._anchors: dict[Strategy, OneRank | str] = {}
         self._ranks: dict[Strategy, OneRank | str] = {}
         self._stages: dict[tuple[object, ...], Sequence[Stage] | str] = {}
         self._along_dp: dict[tuple[int, int, int | None], Placement] = {}
@@ -167,35 +190,48 @@ class Estimator:
         alone = replace(strategy, replicas=2, stages=1, zero=1, passes=1, schedule="1f1b")
         if strategy.tensor == "batch":
             alone = replace(alone, tensor="none", chips=1)
+        if strategy.recompute == "full":  # each stage has segments of its own
+            alone = replace(alone, recompute="none")
         if alone not in self._ranks:
-            compiled = self._compiled(replace(alone, samples=_CUT_FOR))
-            self._ranks[alone] = compiled if isinstance(compiled, str) else self._between(alone, compiled)
+            self._ranks[alone] = self._between(alone)
         return self._ranks[alone]
 
-    def _between(self, alone: Strategy, compiled: Compiled) -> OneRank:
-        low = 1
-        while low * _APART <= alone.samples:
-            low *= _APART
-        found = self._anchored(replace(alone, samples=low), compiled)
-        if low == alone.samples:
+    def _between(self, alone: Strategy) -> OneRank | str:
+        low, high = 1, 2
+        while high <= alone.samples:
+            low, high = high, high * (2 if high < _CUT_FOR else _APART)
+        found = self._anchored(replace(alone, samples=low))
+        if low == alone.samples or isinstance(found, str):
             return found
-        part = (alone.samples - low) / (low * (_APART - 1))
-        return mixed(found, self._anchored(replace(alone, samples=low * _APART), compiled), part)
+        more = self._anchored(replace(alone, samples=high))
+        return more if isinstance(more, str) else mixed(found, more, (alone.samples - low) / (high - low))
 
-    def _anchored(self, alone: Strategy, compiled: Compiled) -> OneRank:
+    def _anchored(self, alone: Strategy) -> OneRank | str:
         if alone not in self._anchors:
-            self._anchors[alone] = self._one_rank(alone, compiled)
+            compiled = self._compiled(replace(alone, samples=min(alone.samples, _CUT_FOR)))
+            self._anchors[alone] = compiled if isinstance(compiled, str) else self._priced(alone, compiled)
         return self._anchors[alone]
 
-    def _compiled(self, alone: Strategy) -> Compiled | str:
+    def _priced(self, alone: Strategy, compiled: Sequence[Compiled]) -> OneRank:
+        *_, found = ranks = [self._one_rank(alone, one) for one in compiled]
+        shorter = compiled[-1].shorter
+        if shorter is None:
+            return found
+        few, more = _FEW_LAYERS
+        fewer = replace(ranks[0], chain=found.chain)  # that of the whole model
+        return mixed(fewer, found, (shorter.layers - few) / (more - few))
+
+    def _compiled(self, alone: Strategy) -> Sequence[Compiled] | str:
+        """The program of the whole model, or that of few layers and one of some more."""
         if alone not in self._made:
             try:
-                program = self._programs(alone)
+                short = [self._programs.shorter(alone, layers) for layers in _FEW_LAYERS]
+                if None in short:
+                    self._made[alone] = [_compiled(self._programs.program(alone))]
+                else:
+                    self._made[alone] = [_compiled(one.program, one) for one in short if one is not None]
             except SambasimError as error:  # a model may not be captured in each dtype
                 self._made[alone] = error.what
-            else:
-                graph = program.training or program.evaluation
-                self._made[alone] = Compiled(program, work_of(graph, program.symbols))
         return self._made[alone]
 
     def _one_rank(self, alone: Strategy, compiled: Compiled) -> OneRank:
@@ -211,9 +247,9 @@ class Estimator:
             mesh = Mesh({DATA_PARALLEL: 1, TENSOR: alone.chips})
             for number, one in enumerate(pieces):
                 section = Section(number, one.kind, one.name, *one.nodes)
-                by_axis = traffic_of([section], graph, program, placement, mesh, 0, alone.samples)
+                by_axis = traffic_of([section], graph, program, placement, mesh, 0, alone.samples, work.resident)
                 found[number] = by_axis.get(TENSOR, Traffic())
-        chain = chain_of(step, work, [one.predicted_s for one in found], compiled.numel_of)
+        chain = chain_of(step, work, [one.predicted_s for one in found], compiled.numel_of, compiled.shorter)
         update_s = sum(one.price.predicted_s for one in step.sections if one.kind not in MODEL_KINDS)
         return OneRank(
             chain,
@@ -234,46 +270,41 @@ class Estimator:
 
     def _staged(self, strategy: Strategy, rank: OneRank) -> Sequence[Stage] | str:
         stages = strategy.stages * strategy.chunks
-        within = strategy.ranks_of_replica <= self._cluster.rdus_per_node
-        key = id(rank), stages, within
+        key = id(rank), stages, strategy.stages, strategy.chips, strategy.recompute
         if key not in self._stages:
             ranges = rank.chain.cut(stages)
             if ranges is None:
                 self._stages[key] = f"the model can be cut into {rank.chain.most_stages} stages at most"
             else:
+                crossing = [rank.chain.layers[stop - 1].crossing_bytes for _, stop in ranges[:-1]]
+                between = [self._between_stages(strategy, at, size) for at, size in enumerate(crossing)]
+                received = [a + b for a, b in pairwise([Traffic(), *between, Traffic()])]
                 whole = max(sum(one.numel for one in rank.chain.layers), 1)
-                found = []
-                for start, stop in ranges:
-                    layers = rank.chain.layers[start:stop]
-                    sent_bytes = layers[-1].crossing_bytes if stop < len(rank.chain.layers) else 0
-                    found.append(
-                        Stage(
-                            sum(one.forward_s for one in layers),
-                            sum(one.backward_s for one in layers),
-                            self._message_s(sent_bytes, within=within) if sent_bytes else 0.0,
-                            sent_bytes,
-                            sum(one.numel for one in layers) / whole,
-                            sum(one.kept_bytes for one in layers),
-                        )
-                    )
-                self._stages[key] = found
+                self._stages[key] = [
+                    _stage(rank.chain.layers[slice(*span)], messages, whole, again=strategy.recompute == "full")
+                    for span, messages in zip(ranges, received, strict=True)
+                ]
         return self._stages[key]
 
-    def _message_s(self, size_bytes: int, *, within: bool) -> float:
-        return message(size_bytes, place(1, self._device, None, self._cluster), within=within).predicted_s
+    def _between_stages(self, strategy: Strategy, stage: int, size_bytes: int) -> Traffic:
+        """A message of the first replica from `stage` to the next one, or back."""
+        ranks = [(at % strategy.stages) * strategy.chips for at in (stage, stage + 1)]
+        nodes = {rank // self._cluster.rdus_per_node for rank in ranks}
+        return message(size_bytes, place(1, self._device, None, self._cluster), within=len(nodes) == 1)
 
     @property
     def largest_layer_bytes(self) -> int | None:
         """Without cuts; None if nothing could be compiled."""
-        compiled = [one for one in self._made.values() if isinstance(one, Compiled)]
+        compiled = [one[-1] for one in self._made.values() if not isinstance(one, str)]
         return max((one.largest_layer_bytes for one in compiled), default=None)
 
     def _memory(self, strategy: Strategy, rank: OneRank, stages: Sequence[Stage]) -> tuple[Memory, ...]:
         ranks, copies, zero, whole = strategy.stages, strategy.copies, strategy.zero, rank.memory
         kept = [sum(one.kept_bytes for one in stages[at::ranks]) for at in range(ranks)]
+        again_bytes = [max(one.again_bytes for one in stages[at::ranks]) for at in range(ranks)]
         share = [sum(one.parameters for one in stages[at::ranks]) for at in range(ranks)]
         # What lies between sections only, and not until the backward.
-        between = max(whole.activations - sum(kept), 0)
+        between = max(whole.activations - sum(one.kept_bytes for one in rank.chain.layers), 0)
         gathered = rank.gathered[zero - BY_HOST] * (1 - 1 / copies) / ranks if zero >= BY_HOST else 0.0
         buffers = whole.buffers - (rank.operand_bytes if copies == 1 else 0)
         return tuple(
@@ -281,7 +312,7 @@ class Estimator:
                 parameters=round(whole.parameters * of / (copies if zero >= 3 else 1)),
                 gradients=round(whole.gradients * of / (copies if zero >= 2 and strategy.passes == 1 else 1)),
                 states=round(whole.states * of / (copies if zero >= 1 else 1)),
-                activations=kept_bytes * _in_flight(strategy, at) + between // ranks,
+                activations=kept_bytes * _in_flight(strategy, at) + again_bytes[at] + between // ranks,
                 buffers=round(buffers * of + gathered),
             )
             for at, (kept_bytes, of) in enumerate(zip(kept, share, strict=True))
@@ -290,29 +321,31 @@ class Estimator:
     def _time(self, strategy: Strategy, rank: OneRank, stages: Sequence[Stage]) -> tuple[Terms, dict[Wire, float]]:
         ranks, passes = strategy.stages, strategy.passes
         of_rank = [stages[at::ranks] for at in range(ranks)]
-        busy_s = [sum(one.forward_s + one.backward_s + 2 * one.sent_s for one in own) for own in of_rank]
+        busy_s = [sum(one.pass_s for one in own) for own in of_rank]
         slowest = max(range(ranks), key=lambda at: busy_s[at])
         pass_s = busy_s[slowest] + (rank.sent_s if ranks == 1 else 0.0)
-        bubble_s = (sum(busy_s) - busy_s[slowest]) * _bubble(strategy)
+        bubble_s = (sum(busy_s) - busy_s[slowest]) / strategy.chunks
+        if strategy.schedule == "zb-h1":  # which runs gradients of weights, once and again, where others wait
+            bubble_s *= max(1 - 2 * sum(one.weights_s for one in of_rank[slowest]) / busy_s[slowest], 0.0)
         share = sum(one.parameters for one in of_rank[slowest])
-        sent_s = 2 * sum(one.sent_s for one in of_rank[slowest])
+        messages = sum((one.messages for one in of_rank[slowest]), Traffic())
         tensor_s = rank.messages.predicted_s * share
         starts_s = rank.start_s * rank.sections / ranks
         host_s = (starts_s + rank.sent_s) * passes
         update_s = rank.update_s * share
         numel = rank.numel * share
         sync_s, received = 0.0, {wire: size * share * passes for wire, size in rank.messages.received_bytes.items()}
-        if sent_bytes := 2 * sum(one.sent_bytes for one in of_rank[slowest]) * passes:
-            wire = Wire.PEER if strategy.ranks_of_replica <= self._cluster.rdus_per_node else Wire.NETWORK
-            received[wire] = received.get(wire, 0.0) + sent_bytes
+        for wire, size in messages.received_bytes.items():
+            received[wire] = received.get(wire, 0.0) + size * passes
         if strategy.copies > 1:
             update_s /= strategy.copies if strategy.zero or not strategy.by_host else 1
             last_s = sum(one.backward_s for one in of_rank[slowest])
             sync_s, moved = self._sync(strategy, rank, numel, last_s)
             for wire, size in moved.received_bytes.items():
                 received[wire] = received.get(wire, 0.0) + size
-        compute_s = max(pass_s * passes - host_s - (tensor_s + sent_s) * passes, 0.0)
-        terms = Terms(compute_s, host_s, (tensor_s + sent_s) * passes, bubble_s, update_s, sync_s)
+        messages_s = (tensor_s + messages.predicted_s) * passes
+        compute_s = max(pass_s * passes - host_s - messages_s, 0.0)
+        terms = Terms(compute_s, host_s, messages_s, bubble_s, update_s, sync_s)
         return terms, received
 
     def _sync(self, strategy: Strategy, rank: OneRank, numel: float, last_s: float) -> tuple[float, Traffic]:
@@ -342,11 +375,20 @@ class Estimator:
         return self._along_dp[key]
 
 
-def _bubble(strategy: Strategy) -> float:
-    """What a schedule waits, relative to 1F1B: see `ir/schedule.py`."""
-    if strategy.schedule == "zb-h1":
-        return 1 / 3
-    return 1 / strategy.chunks
+def _stage(layers: Sequence[Layer], messages: Traffic, numel: int, *, again: bool) -> Stage:
+    """The stage of `layers` of a model with `numel` elements of parameters. With `again`, it recomputes about √n
+    segments, if it has n places where one tensor crosses: see `compiler/recompute.py`."""
+    forward_s, backward_s = sum(one.forward_s for one in layers), sum(one.backward_s for one in layers)
+    kept_bytes, again_bytes = sum(one.kept_bytes for one in layers), 0
+    crossing = [one.crossing_bytes for one in layers[:-1] if one.crossing == 1]
+    if again:
+        segments = max(round(sqrt(len(crossing))), 1)
+        between_bytes = sum(crossing) * (segments - 1) // max(len(crossing), 1)
+        if between_bytes < kept_bytes:
+            kept_bytes, again_bytes = between_bytes, kept_bytes // segments
+            backward_s += forward_s
+    weights_s, owned = sum(one.weights_s for one in layers), sum(one.numel for one in layers)
+    return Stage(forward_s, backward_s, weights_s, messages, owned / numel, kept_bytes, again_bytes)
 
 
 def _in_flight(strategy: Strategy, rank: int) -> int:

@@ -11,7 +11,7 @@ memory       parameters once for all ranks with sync between devices; then what 
 All times are predicted; only rates are measured.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -26,7 +26,6 @@ from sambasim.ir.stages import of_rank
 from sambasim.ir.types import SymbolKind, TensorType
 from sambasim.simulation.machine import Machine, PassTimes, Rates, between
 from sambasim.simulation.memory import Memory, memory_of, pass_memory
-from sambasim.simulation.planning.estimate import Programs
 from sambasim.simulation.planning.priced import Priced, Terms, shortage
 from sambasim.simulation.planning.search import Goal, Plan, Refused, order
 from sambasim.simulation.planning.strategy import Space, Strategy
@@ -47,7 +46,7 @@ _ADDING = (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENTS)
 
 def plan_here(
     name: str,
-    programs: Programs,
+    program_of: Callable[[Strategy], Program],
     machine: Machine,
     spaces: Sequence[Space],
     goal: Goal,
@@ -56,7 +55,7 @@ def plan_here(
     count: int = 10,
 ) -> Plan:
     """The best `count` strategies of `spaces`, of which the last is the largest, one for each shape of the mesh."""
-    here = Here(programs, machine, spaces[-1].dtypes[0])
+    here = Here(program_of, machine, spaces[-1].dtypes[0])
     priced: dict[Strategy, Priced] = {}
     refused: list[Refused] = []
     for strategy in dict.fromkeys(one for space in spaces for one in space.strategies()):
@@ -128,8 +127,8 @@ class _Seconds:
 class Here:
     """`programs` compiles the model for a strategy. Passes were measured in `dtype`."""
 
-    def __init__(self, programs: Programs, machine: Machine, dtype: str = "fp32") -> None:
-        self._programs, self._machine = programs, machine
+    def __init__(self, program_of: Callable[[Strategy], Program], machine: Machine, dtype: str = "fp32") -> None:
+        self._program_of, self._machine = program_of, machine
         self._alone = Strategy(2, dtype=dtype)
         self._parts: dict[Strategy, tuple[_Part, ...] | OptionError] = {}
         self._times: dict[tuple[int, int], PassTimes] = {}
@@ -177,7 +176,7 @@ class Here:
         return found
 
     def _compiled(self, key: Strategy) -> tuple[_Part, ...]:
-        program = self._programs(key)
+        program = self._program_of(key)
         programs = [of_rank(program, rank) for rank in range(key.stages)] if key.stages > 1 else [program]
         numels = [sum(group.numel for group in one.groups) for one in programs]
         whole = numels[0] if key == self._alone else sum(group.numel for group in self._whole.program.groups)

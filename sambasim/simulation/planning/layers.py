@@ -6,24 +6,37 @@ backward belongs to the stage whose activations it reads.
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain, pairwise
 
 from sambasim.costs.load import alone_s
 from sambasim.costs.work import Work, stage_ranges
 from sambasim.ir.graph import SectionKind
+from sambasim.ir.program import Program
 from sambasim.simulation.step import MODEL_KINDS, PredictedStep
+
+
+@dataclass(frozen=True, slots=True)
+class Shorter:
+    """A program with those of `layers` repeated layers that begin at the operators called `starts`, one name each;
+    `end` is the first operator behind them."""
+
+    program: Program
+    layers: int
+    starts: tuple[str, ...]
+    end: str
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     """Operators of the forward and the backward of what they compute, for one pass: seconds with the host and messages,
-    the bytes that go to the next one and how many tensors these are, the bytes that the backward reads, and the
-    elements of parameters that it is the first to read."""
+    those of the backward that gradients of weights take, the bytes that go to the next one and how many tensors these
+    are, the bytes that the backward reads, and the elements of parameters that it is the first to read."""
 
     forward_s: float
     backward_s: float
+    weights_s: float
     crossing_bytes: int
     crossing: int
     kept_bytes: int
@@ -92,20 +105,43 @@ def _ends(at_s: Sequence[float], stages: int, most_s: float) -> Sequence[int] | 
     return ends if start == len(at_s) - 1 else None
 
 
-def chain_of(step: PredictedStep, work: Work, messages_s: Sequence[float], numel_of: Mapping[str, int]) -> Chain:
+def chain_of(
+    step: PredictedStep,
+    work: Work,
+    messages_s: Sequence[float],
+    numel_of: Mapping[str, int],
+    shorter: Shorter | None = None,
+) -> Chain:
     """The layers of `step`, whose passes have this `work`. `messages_s` are the seconds of each section's messages,
-    `numel_of` the elements of each trained parameter."""
+    `numel_of` the elements of each trained parameter. If it is the step of a `shorter` program, those that this has are
+    repeated."""
     seconds = _by_operator(step, work, messages_s)
     end = max(one.nodes[1] for one in step.sections if one.kind is SectionKind.FWD)
     count = sum(stage.node < end for stage in work.stages)
     values = _Values(work, count, numel_of)
-    backward_s = [0.0] * count
+    backward_s, weights_s = [0.0] * count, [0.0] * count
     at = count - 1
     for number in range(count, len(work.stages)):
         # Gradients flow backwards: no operator belongs to a later one than the operator before it.
         at = min(at, values.read_by(number, at))
         backward_s[at] += seconds[number]
-    return Chain(tuple(_layers(seconds, backward_s, values)))
+        if work.resident.issuperset(work.stages[number].writes):
+            weights_s[at] += seconds[number]
+    order = range(count) if shorter is None else _repeated(shorter, work, count)
+    return Chain(
+        tuple(_layers([values.of(number, seconds[number], backward_s[number], weights_s[number]) for number in order]))
+    )
+
+
+def _repeated(shorter: Shorter, work: Work, count: int) -> Sequence[int]:
+    """The operators of the forward of the whole model, as numbers of those that are like them."""
+    graph = shorter.program.training or shorter.program.evaluation
+    place_of = {node.name: place for place, node in enumerate(graph.nodes)}
+    nodes = [stage.node for stage in work.stages[:count]]
+    starts = [bisect_left(nodes, place_of[name]) for name in (*shorter.starts, shorter.end)]
+    layers = [range(*span) for span in pairwise(starts)]
+    middle = chain.from_iterable(layers[layer % len(layers)] for layer in range(shorter.layers))
+    return [*range(starts[0]), *middle, *range(starts[-1], count)]
 
 
 def _by_operator(step: PredictedStep, work: Work, messages_s: Sequence[float]) -> list[float]:
@@ -160,6 +196,18 @@ class _Values:
                 numbers[at] += sign
         return list(accumulate(bytes_))[:count], list(accumulate(numbers))[:count]
 
+    def of(self, number: int, forward_s: float, backward_s: float, weights_s: float) -> Layer:
+        """The operator `number` as a layer."""
+        return Layer(
+            forward_s,
+            backward_s,
+            weights_s,
+            self.crossing_bytes[number],
+            self.crossing[number],
+            self.kept_bytes[number],
+            self.numel[number],
+        )
+
     def read_by(self, number: int, default: int) -> int:
         """The latest operator of the forward of which an operator of the backward reads a result."""
         reads = self._work.stages[number].reads
@@ -169,20 +217,20 @@ class _Values:
 _ENOUGH_PLACES = 128
 
 
-def _layers(seconds: Sequence[float], backward_s: Sequence[float], values: _Values) -> Iterator[Layer]:
+def _layers(operators: Sequence[Layer]) -> Iterator[Layer]:
     """Operators up to the next place where few tensors cross, together."""
-    counts = sorted(count for count in values.crossing[:-1] if count > 0)
+    counts = sorted(one.crossing for one in operators[:-1] if one.crossing > 0)
     most = counts[min(_ENOUGH_PLACES, len(counts) - 1)] if counts else 0
     start = 0
-    for at, crossing in enumerate(values.crossing):
-        if 0 < crossing <= most or at == len(values.crossing) - 1:
-            span = slice(start, at + 1)
-            yield Layer(
-                sum(seconds[span]),
-                sum(backward_s[span]),
-                values.crossing_bytes[at],
-                crossing,
-                sum(values.kept_bytes[span]),
-                sum(values.numel[span]),
+    for stop, one in enumerate(operators, 1):
+        if 0 < one.crossing <= most or stop == len(operators):
+            span = operators[start:stop]
+            yield replace(
+                one,
+                forward_s=sum(each.forward_s for each in span),
+                backward_s=sum(each.backward_s for each in span),
+                weights_s=sum(each.weights_s for each in span),
+                kept_bytes=sum(each.kept_bytes for each in span),
+                numel=sum(each.numel for each in span),
             )
-            start = at + 1
+            start = stop

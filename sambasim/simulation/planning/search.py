@@ -1,10 +1,13 @@
 """The search for the best strategies: all are estimated, and the best of each shape of the mesh are compiled and
 priced."""
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
+from itertools import count as count_up
+from typing import Any
 
 from sambasim.costs.cut import Level
 from sambasim.errors import MachineError, OptionError
@@ -108,23 +111,24 @@ class Planner:
         back among the others with that price, until it is best again. By how much an estimate was wrong is expected of
         the others of its family too. Where nothing fits by estimate, those that lack the least memory are priced."""
 
-        def family(one: Priced) -> Hashable:
-            return one.strategy.shape, one.strategy.schedule, one.strategy.recompute
+        def put(one: Priced) -> None:
+            heappush(waiting, (*order(one, goal, error_of.get(family(one), (1.0, 1.0))), next(number), one))
 
-        def key(one: Priced) -> tuple[float, ...]:
-            return (*order(one, goal, error_of.get(family(one), (1.0, 1.0))), number_of[one.strategy])
-
-        number_of = {one.strategy: number for number, one in enumerate(estimated)}
-        error_of: dict[Hashable, tuple[float, float]] = {}
         fitting = [one for one in estimated if one.problem is None]
         if not fitting:
             fitting = sorted(estimated, key=lambda one: one.fullest.total_bytes / one.capacity_bytes)[:_NEAR_MISSES]
-        waiting = [(key(one), one) for one in fitting]
-        heapify(waiting)
+        left: defaultdict[Hashable, list[Priced]] = defaultdict(list)  # by family, the best one last
+        for one in sorted(fitting, key=lambda one: order(one, goal), reverse=True):
+            left[family(one)].append(one)
+        error_of: dict[Hashable, tuple[float, float]] = {}
+        waiting: list[Any] = []
+        number = count_up()
+        for of_family in left.values():
+            put(of_family.pop())
         best: dict[Hashable, Priced] = {}
         others: list[Priced] = []
         while waiting and len(best) < count:
-            _, one = heappop(waiting)
+            *_, one = heappop(waiting)
             if one.strategy.shape in best:
                 others += [one] if one.is_exact else []
             elif one.is_exact:
@@ -132,28 +136,35 @@ class Planner:
             else:
                 exact = self.exact(one.strategy)
                 if exact.problem is None:
-                    memory = exact.fullest.total_bytes / one.fullest.total_bytes
-                    error_of[family(one)] = exact.step_s / one.step_s, memory
-                    waiting = [(key(left), left) for _, left in waiting]
-                    heapify(waiting)
-                    heappush(waiting, (key(exact), exact))
+                    error_of[family(one)] = (
+                        exact.step_s / one.step_s,
+                        exact.fullest.total_bytes / one.fullest.total_bytes,
+                    )
+                    put(exact)
                 else:
                     others.append(exact)
+                if left[family(one)]:
+                    put(left[family(one)].pop())
         in_order = sorted(best.values(), key=lambda one: order(one, goal))
-        return in_order, [*others, *(one for _, one in waiting if one.is_exact)]
+        return in_order, [*others, *(one for *_, one in waiting if one.is_exact)]
 
     def exact(self, strategy: Strategy) -> Priced:
         """Compile `strategy` and price its program. Raises OptionError if it is impossible without stages too."""
         estimator = self.estimator
         placement = place(strategy.ranks, self._device, strategy.tiles, self._cluster)
         try:
-            program = self._programs(strategy)
+            program = self._programs.program(strategy)
             return price(strategy, program, self._level, estimator.budget(strategy), self._calibration, placement)
         except (OptionError, MachineError) as error:
             found = estimator.estimate(strategy)
             if isinstance(found, str):
                 raise OptionError(found, remedy="another strategy") from error
             return replace(found, is_exact=True, problem=error.what)
+
+
+def family(one: Priced) -> Hashable:
+    """Of estimates that are about equally wrong."""
+    return one.strategy.shape, one.strategy.recompute
 
 
 _NEAR_MISSES = 16
