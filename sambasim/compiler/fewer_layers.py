@@ -27,7 +27,7 @@ def fewer_layers(program: Program, left: int) -> Shorter | None:
     forward = max(runs_of(keys[:split]), key=_covered)
     for run in sorted(runs_of(keys[split:]), key=_covered, reverse=True):
         backward = replace(run, start=split + run.start)
-        gone = min(forward.count, backward.count) - left
+        gone = forward.count - left
         if gone <= 0 or abs(forward.count - backward.count) > 1:
             return None
         shorter = _without(program, graph, forward, backward, gone)

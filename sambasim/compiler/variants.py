@@ -6,7 +6,7 @@ from dataclasses import replace
 from torch import nn
 
 from sambasim.compiler.fewer_layers import fewer_layers
-from sambasim.compiler.passes import Fits, Pass
+from sambasim.compiler.passes import Fits, Pass, Place
 from sambasim.compiler.recompute import Recompute
 from sambasim.compiler.sharding.tensor_parallel import TensorParallel
 from sambasim.compiler.strategy import pipeline
@@ -21,7 +21,7 @@ from sambasim.simulation.planning.strategy import Strategy
 
 class Variants:
     """Runs the passes of a strategy, and of `options`, on a program of one rank, as captured of `model` or
-    compiled. Evaluation graphs are left out, and nothing is verified: `sambasim compile` does."""
+    compiled. Evaluation graphs and addresses are left out, and nothing is verified: `sambasim compile` does."""
 
     def __init__(self, program: Program, options: CompileOptions, model: nn.Module | None = None) -> None:
         self._captured = _as_captured(program)
@@ -34,7 +34,7 @@ class Variants:
         """The program that is compiled for `strategy`. Raises OptionError for what is impossible."""
         options = self._options.model_copy(update=changes_of(strategy, self._options))
         found = pipeline(options, model=self._model, samples=strategy.samples)
-        passes = [one for one in found if not isinstance(one, Fits)]
+        passes = [one for one in found if not isinstance(one, (Place, Fits))]
         start, program = self._known(passes)
         for number, step in enumerate(passes[start:], start + 1):
             program = step(program)

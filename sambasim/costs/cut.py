@@ -52,9 +52,9 @@ def cut(graph: Graph, work: Work, budget: Budget, level: Level) -> list[Piece]:
     start = 0
     for kind, sections in parts:
         first, last = sections[0].start, sections[-1].stop
-        inside = [end for end in ends if end < len(work.stages) and first < work.stages[end].node < last]
-        begins = [first, *(work.stages[end].node for end in inside), last]
         stop = sum(stage.node < last for stage in work.stages)
+        inside = [end for end in ends if start < end < stop]
+        begins = [first, *(work.stages[end].node for end in inside), last]
         for (stage, next_stage), nodes in zip(pairwise([start, *inside, stop]), pairwise(begins), strict=True):
             pieces.append(Piece(kind, _name(graph.nodes[slice(*nodes)]), (stage, next_stage), nodes, sections[0]))
         start = stop

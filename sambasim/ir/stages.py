@@ -168,9 +168,8 @@ def _own(graph: Graph, groups: Set[str], rank: int, ranks: int) -> Graph:
             sections.append(replace(section, index=len(sections), start=start, stop=len(nodes)))
     made = {result for node in nodes for result in node.results}
     read = {name for node in nodes for name in node_references(node)}
-    outputs = tuple(
-        one for one in graph.outputs if one.value in made or (one.value in graph.inputs and rank == ranks - 1)
-    )
+    made.update(graph.inputs if rank == ranks - 1 else ())
+    outputs = tuple(one for one in graph.outputs if one.value in made)
     read.update(one.value for one in outputs)
     inputs = tuple(name for name in graph.inputs if name in read)
     return replace(graph, inputs=inputs, nodes=tuple(nodes), outputs=outputs, sections=tuple(sections))

@@ -124,14 +124,16 @@ def rank_step(priced: PricedRank, placement: Placement, path: SyncPath, mesh: Me
     gathered = _gathered(program, alone, replicas) if scaled.path is SyncPath.HOST else []
     copies = copies_of(graph, program, placement, mesh, rank)
     costs = {}
-    for (kind, stage), (start, stop) in spans_of_actions(model).items():
+    spans = spans_of_actions(model)
+    forwards = sum(kind is ActionKind.FORWARD for kind, _ in spans)  # inputs and outputs are sent once for all of them
+    for (kind, stage), (start, stop) in spans.items():
         sections = model[start:stop]
         sent = traffic_of(sections, graph, program, placement, mesh, rank, alone.batch_size, priced.resident)
         messages = dict(sent)
         if parameters := gathered[start:stop]:
             messages[DATA_PARALLEL] = sum(parameters, Traffic())
         device_s = sum(one.price.predicted_s for one in alone.sections[start:stop])
-        sent_s = alone.sent_s if kind is ActionKind.FORWARD else 0.0
+        sent_s = alone.sent_s / forwards if kind is ActionKind.FORWARD else 0.0
         costs[kind, stage] = Cost(device_s, (stop - start) * alone.start_s + sent_s, messages)
     return RankStep(program, alone, _complete(costs), scaled, copies, priced.resident)
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from sambasim.compiler.front import captured_from_options, shapes_from_options
-from sambasim.compiler.passes import Fits
+from sambasim.compiler.passes import Fits, Place
 from sambasim.compiler.variants import Variants, changes_of
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.placement import place
@@ -154,7 +154,7 @@ def test_what_fits_compiles_and_verifies() -> None:
             program = _program(one.strategy)
             options = _options().model_copy(update=changes_of(one.strategy, _options()))
             Fits(budget_of(load_device("sn30"), load_calibration(), options.num_tiles))(program)
-            verify(program)
+            verify(Place()(program))
 
 
 def test_more_memory_never_makes_a_strategy_impossible() -> None:

@@ -230,18 +230,21 @@ def _balanced(places: Sequence[int], total_s: Sequence[float], owned: Sequence[i
     return ends[::-1]
 
 
-def leading_to(graph: Graph, backward: Sequence[Node]) -> Mapping[str, tuple[str, ...]]:
-    """By backward node, the symbols of the outputs that depend on it."""
-    reached_from: dict[str, set[str]] = {}
+def only_output(graph: Graph, backward: Sequence[Node]) -> Mapping[str, str]:
+    """By backward node that one output depends on, the symbol of that."""
+    symbol_of: dict[str, str | None] = {}  # by value; None if several outputs depend on it
     for output in graph.outputs:
-        reached_from.setdefault(output.value, set()).add(output.symbol)
+        symbol_of[output.value] = output.symbol if output.value not in symbol_of else None
     found = {}
     for node in reversed(backward):
-        reached = set().union(*(reached_from.get(name, set()) for name in node.results if name))
+        reached = {symbol_of[name] for name in node.results if name in symbol_of}
+        if not reached:
+            continue
+        symbol = reached.pop() if len(reached) == 1 else None
         for name in node_references(node):
-            reached_from.setdefault(name, set()).update(reached)
-        if reached:
-            found[node.name] = tuple(sorted(reached))
+            symbol_of[name] = symbol if symbol_of.get(name, symbol) == symbol else None
+        if symbol is not None:
+            found[node.name] = symbol
     return found
 
 
@@ -254,7 +257,7 @@ def _backward(
     stages: int,
 ) -> Mapping[str, int]:
     """The stages of the backward. `held`: by value of the forward and by parameter, the stages that have it."""
-    weight_of = {name: parameter_of(one) for name, (one, *more) in leading_to(graph, backward).items() if not more}
+    weight_of = {name: parameter_of(symbol) for name, symbol in only_output(graph, backward).items()}
     names = {name for node in backward for name in node.results if name is not None}
     bound: dict[str, int] = {}  # by node: its stage if it reads what was saved, else the highest possible
     fixed: set[str] = set()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import count, pairwise
 
 from sambasim.compiler.names import parameter_of
-from sambasim.compiler.pipeline.assign import Assignment, Values, leading_to
+from sambasim.compiler.pipeline.assign import Assignment, Values, only_output
 from sambasim.errors import OptionError
 from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, SectionKind, node_references, renamed
 from sambasim.ir.mesh import PIPELINE
@@ -169,7 +169,7 @@ class Connected:
 
     def _check_buffers(self, buffers: Mapping[str, int]) -> None:
         """Raises OptionError if a stage reads a buffer that another changes."""
-        for node in self._graph.nodes:
+        for node in self._graph.nodes if buffers else ():
             reader = self._stage_of[node.name]
             for name in self._values.buffers_read_by(node) & buffers.keys():
                 if buffers[name] != reader:
@@ -193,10 +193,10 @@ def _weight_gradients(graph: Graph, assignment: Assignment) -> frozenset[str]:
     for node in backward:
         for name in node_references(node):
             read_at.setdefault(name, set()).add(stage_of[node.name])
-    reached = leading_to(graph, backward)
+    to_one = only_output(graph, backward)
     return frozenset(
         node.name
         for node in backward
-        if len(reached.get(node.name, ())) == 1
+        if node.name in to_one
         and all(read_at.get(name, set()) <= {stage_of[node.name]} for name in node.results if name)
     )

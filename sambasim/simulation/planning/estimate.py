@@ -44,8 +44,8 @@ class Programs(Protocol):
         """The same with so many of its repeated layers; None if it has no more."""
 
 
-_FEW_LAYERS = (3, 6)
-"""A model with more than that many repeated layers is priced with these, and what a layer adds is added for others."""
+_FEW_LAYERS, _MANY_LAYERS = (3, 6), 12
+"""A model with many repeated layers is priced with few of them, and what a further one adds is added for the others."""
 
 _CUT_FOR = 8
 """The most samples for which sections are cut; a pass of more has the same ones."""
@@ -162,6 +162,7 @@ class Estimator:
     ) -> None:
         self._programs = programs
         self._device, self._cluster, self._calibration = device, cluster, calibration
+        self._budgets: dict[int | None, Budget] = {}
         self._made: dict[Strategy, Sequence[Compiled] | str] = {}
         self._anchors: dict[Strategy, OneRank | str] = {}
         self._ranks: dict[Strategy, OneRank | str] = {}
@@ -169,7 +170,9 @@ class Estimator:
         self._along_dp: dict[tuple[int, int, int | None], Placement] = {}
 
     def budget(self, strategy: Strategy) -> Budget:
-        return budget_of(self._device, self._calibration, strategy.tiles)
+        if strategy.tiles not in self._budgets:
+            self._budgets[strategy.tiles] = budget_of(self._device, self._calibration, strategy.tiles)
+        return self._budgets[strategy.tiles]
 
     def estimate(self, strategy: Strategy) -> Priced | str:
         """The price of `strategy`, or why it is impossible."""
@@ -226,10 +229,10 @@ class Estimator:
         if alone not in self._made:
             try:
                 short = [self._programs.shorter(alone, layers) for layers in _FEW_LAYERS]
-                if None in short:
-                    self._made[alone] = [_compiled(self._programs.program(alone))]
-                else:
+                if all(one is not None and one.layers >= _MANY_LAYERS for one in short):
                     self._made[alone] = [_compiled(one.program, one) for one in short if one is not None]
+                else:
+                    self._made[alone] = [_compiled(self._programs.program(alone))]
             except SambasimError as error:  # a model may not be captured in each dtype
                 self._made[alone] = error.what
         return self._made[alone]
@@ -270,7 +273,8 @@ class Estimator:
 
     def _staged(self, strategy: Strategy, rank: OneRank) -> Sequence[Stage] | str:
         stages = strategy.stages * strategy.chunks
-        key = id(rank), stages, strategy.stages, strategy.chips, strategy.recompute
+        splits, again = strategy.schedule == "zb-h1", strategy.recompute == "full"
+        key = id(rank), stages, strategy.stages, strategy.chips, splits, again
         if key not in self._stages:
             ranges = rank.chain.cut(stages)
             if ranges is None:
@@ -279,9 +283,11 @@ class Estimator:
                 crossing = [rank.chain.layers[stop - 1].crossing_bytes for _, stop in ranges[:-1]]
                 between = [self._between_stages(strategy, at, size) for at, size in enumerate(crossing)]
                 received = [a + b for a, b in pairwise([Traffic(), *between, Traffic()])]
-                whole = max(sum(one.numel for one in rank.chain.layers), 1)
+                budget = self.budget(strategy)
+                section_s = budget.launch_s + budget.load_s + budget.start_s
+                least_s = section_s, section_s * (2 if splits else 1)
                 self._stages[key] = [
-                    _stage(rank.chain.layers[slice(*span)], messages, whole, again=strategy.recompute == "full")
+                    _stage(rank.chain.layers[slice(*span)], messages, rank.numel, least_s, again=again)
                     for span, messages in zip(ranges, received, strict=True)
                 ]
         return self._stages[key]
@@ -304,7 +310,7 @@ class Estimator:
         again_bytes = [max(one.again_bytes for one in stages[at::ranks]) for at in range(ranks)]
         share = [sum(one.parameters for one in stages[at::ranks]) for at in range(ranks)]
         # What lies between sections only, and not until the backward.
-        between = max(whole.activations - sum(one.kept_bytes for one in rank.chain.layers), 0)
+        between = max(whole.activations - rank.chain.kept_bytes, 0)
         gathered = rank.gathered[zero - BY_HOST] * (1 - 1 / copies) / ranks if zero >= BY_HOST else 0.0
         buffers = whole.buffers - (rank.operand_bytes if copies == 1 else 0)
         return tuple(
@@ -330,7 +336,7 @@ class Estimator:
         share = sum(one.parameters for one in of_rank[slowest])
         messages = sum((one.messages for one in of_rank[slowest]), Traffic())
         tensor_s = rank.messages.predicted_s * share
-        starts_s = rank.start_s * rank.sections / ranks
+        starts_s = rank.start_s * max(rank.sections / ranks, 2 * strategy.chunks)
         host_s = (starts_s + rank.sent_s) * passes
         update_s = rank.update_s * share
         numel = rank.numel * share
@@ -375,9 +381,12 @@ class Estimator:
         return self._along_dp[key]
 
 
-def _stage(layers: Sequence[Layer], messages: Traffic, numel: int, *, again: bool) -> Stage:
-    """The stage of `layers` of a model with `numel` elements of parameters. With `again`, it recomputes about √n
-    segments, if it has n places where one tensor crosses: see `compiler/recompute.py`."""
+def _stage(
+    layers: Sequence[Layer], messages: Traffic, numel: int, least_s: tuple[float, float], *, again: bool
+) -> Stage:
+    """The stage of `layers` of a model with `numel` elements of parameters; `least_s`: the shortest forward and
+    backward. With `again`, it recomputes about √n segments, if it has n places where one tensor crosses: see
+    `compiler/recompute.py`."""
     forward_s, backward_s = sum(one.forward_s for one in layers), sum(one.backward_s for one in layers)
     kept_bytes, again_bytes = sum(one.kept_bytes for one in layers), 0
     crossing = [one.crossing_bytes for one in layers[:-1] if one.crossing == 1]
@@ -388,7 +397,8 @@ def _stage(layers: Sequence[Layer], messages: Traffic, numel: int, *, again: boo
             kept_bytes, again_bytes = between_bytes, kept_bytes // segments
             backward_s += forward_s
     weights_s, owned = sum(one.weights_s for one in layers), sum(one.numel for one in layers)
-    return Stage(forward_s, backward_s, weights_s, messages, owned / numel, kept_bytes, again_bytes)
+    forward_s, backward_s = max(forward_s, least_s[0]), max(backward_s, least_s[1])
+    return Stage(forward_s, backward_s, weights_s, messages, owned / max(numel, 1), kept_bytes, again_bytes)
 
 
 def _in_flight(strategy: Strategy, rank: int) -> int:

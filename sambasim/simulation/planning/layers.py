@@ -66,6 +66,10 @@ class Chain:
                 owned = 0
         return [*found, len(self.layers)]
 
+    @cached_property
+    def kept_bytes(self) -> int:
+        return sum(one.kept_bytes for one in self.layers)
+
     @property
     def most_stages(self) -> int:
         return max((len(places) - 1 for places in self.places), default=1)
