@@ -55,9 +55,12 @@ class Connected:
     def graph(self, gathered: Callable[[Output], int | None]) -> Graph:
         """The graph. `gathered`: the stage at which an output must be, None for where it is made."""
         order = sorted(self._graph.nodes, key=lambda node: self._place(self._segment[node.name]))
+        made = {one.value for one in self._graph.outputs if gathered(one) in (None, self._stage_made(one.value))}
         for node in order:
             if not any(map(self._is_taken_where_read, node.results)):
                 self._add(node, self._segment[node.name])
+            for name in made.intersection(node.results):
+                self._at(name, self._segment[node.name])  # a view too, or its gradient is complete at the end only
         outputs = []
         for one in self._graph.outputs:
             maker, stage = self._values.maker.get(one.value), gathered(one)
@@ -68,6 +71,10 @@ class Connected:
             outputs.append(replace(one, value=value))
         self._thread_generator()
         return self._assembled(tuple(outputs))
+
+    def _stage_made(self, name: str) -> int | None:
+        maker = self._values.maker.get(name)
+        return None if maker is None else self._stage_of[maker.name]
 
     def _place(self, segment: _Segment) -> tuple[bool, int, bool]:
         kind, stage, later = segment
@@ -81,7 +88,7 @@ class Connected:
         """The name by which the rank of `segment` has the value `name`, which is made or received there if need be."""
         stage = segment[1]
         maker = self._values.maker.get(name)
-        made_at = self._stage_of[maker.name] if maker is not None else self._owner.get(name)
+        made_at = self._owner.get(name) if maker is None else self._stage_of[maker.name]
         if made_at is None:
             return name
         if maker is not None and self._is_taken_where_read(name):
