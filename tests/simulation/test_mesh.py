@@ -8,6 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from sambasim.cli.main import sambasim
+from sambasim.compiler.front import captured_from_options
+from sambasim.compiler.variants import Variants
 from sambasim.errors import OptionError
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.placement import place
@@ -16,13 +18,17 @@ from sambasim.ir.dataflow import axis_of, pass_and_update
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import ActionKind, bubble
+from sambasim.options.compile import compile_options
 from sambasim.pef import read
 from sambasim.report.mesh_records import mesh_record
 from sambasim.simulation.compiled import predict_compiled
-from sambasim.simulation.mesh import MeshStep, predict_mesh
+from sambasim.simulation.mesh import MeshStep, mesh_step, predict_mesh
+from sambasim.simulation.planning.strategy import Strategy
+from sambasim.simulation.ranks import price_ranks
 from sambasim.simulation.step import MODEL_KINDS
-from sambasim.simulation.sync import SyncPath
+from sambasim.simulation.sync import SyncPath, Wire
 from tests.mpi.captures import MICRO_BATCHES, compiled, in_stages
+from tests.support.mpi import ROOT
 from tests.support.whole import whole, whole_case
 
 CALIBRATION = load_calibration()
@@ -97,6 +103,32 @@ def test_a_pipeline_is_idle_by_its_schedule_and_its_unequal_stages(paths: dict[s
     slowest = max(sum(one.predicted_s for (kind, _), one in rank.costs.items() if kind in both) for rank in step.ranks)
     assert step.pass_s >= MICRO_BATCHES * slowest
     assert step.waited_s["pp"] > 0
+
+
+def test_inputs_and_outputs_are_sent_once_a_pass(tmp_path: Path) -> None:
+    """By a rank with two stages too."""
+    step = predicted(read(in_stages("char_gpt", tmp_path, *SEVERAL, schedule="interleaved-1f1b")).program)
+    for rank in step.ranks:
+        forwards = [cost for (kind, _), cost in rank.costs.items() if kind is ActionKind.FORWARD]
+        sections = sum(section.kind is SectionKind.FWD for section in rank.alone.sections)
+        sent_s = sum(cost.host_s for cost in forwards) - sections * rank.alone.start_s
+        assert len(forwards) == 2
+        assert sent_s == pytest.approx(rank.alone.sent_s, abs=1e-12)
+
+
+def test_a_gradient_that_is_sent_has_its_size_for_any_samples() -> None:
+    """That of the tied embeddings, which both stages read; activations grow with the samples."""
+    received: dict[int, float] = {}
+    strategy = Strategy(1, stages=2, samples=2, passes=2)
+    for batch_size in (1, 2):
+        options = compile_options(ROOT / "configs" / "char_gpt.toml", None, [f"training.batch_size={batch_size}"], {})
+        captured, _ = captured_from_options(options)
+        program = Variants(captured, options).program(strategy)
+        priced = price_ranks(program, budget_of(DEVICE, CALIBRATION), CALIBRATION, strategy.samples)
+        step = mesh_step(program, priced, place(2, DEVICE, None, CLUSTER), SyncPath.RDU)
+        first = step.ranks[0].costs[ActionKind.BACKWARD, 0].messages["pp"]
+        received[batch_size] = first.received_bytes[Wire.PEER]
+    assert received[1] == received[2]
 
 
 def test_chips_wait_for_every_communication(paths: dict[str, Path]) -> None:

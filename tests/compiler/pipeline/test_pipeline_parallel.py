@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sambasim.compiler.build import Built
+from sambasim.compiler.names import GRADIENT_SUFFIX
 from sambasim.compiler.passes import Place
 from sambasim.compiler.pipeline.pipeline_parallel import PipelineParallel
 from sambasim.compiler.update import AttachOptimizers, Update
@@ -18,7 +19,7 @@ from sambasim.errors import InvariantError, OptionError
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.spec import load_device
 from sambasim.ir.dataflow import axis_of
-from sambasim.ir.graph import Argument, Node, SectionKind
+from sambasim.ir.graph import Argument, Node, SectionKind, node_references
 from sambasim.ir.mesh import PIPELINE, replica_mesh
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import make
@@ -197,6 +198,18 @@ def test_each_rank_holds_its_own_parameters_only() -> None:
     assert names[0].isdisjoint(names[1])
     assert names[0] | names[1] == {name for name, one in whole.symbols.items() if one.kind is SymbolKind.PARAMETER}
     assert program.device_bytes < 0.75 * whole.device_bytes
+
+
+def test_a_gradient_is_complete_where_it_is_computed() -> None:
+    """A view of a product too, at which its group would else wait for the end of the stage."""
+    training = cut(example("char_gpt")[0], 2).training
+    assert training is not None
+    place_of = {name: at for at, node in enumerate(training.nodes) for name in node.results}
+    for output in training.outputs:
+        node = training.nodes[place_of[output.value]]
+        if output.symbol.endswith(GRADIENT_SUFFIX) and node.operator == "aten.t.default":
+            (product,) = node_references(node)
+            assert place_of[output.value] - place_of[product] < 3
 
 
 def test_a_split_backward_computes_gradients_of_weights_apart() -> None:
