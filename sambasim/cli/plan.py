@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,7 +85,8 @@ def plan_command(
     SUBJECT is a config (.toml), a model (file.py:Name) or a PEF of one rank. A model is captured on tensors without
     memory, so it can have any size. Every strategy that fills at most the cluster and gives the global batch is priced
     by the device model: all by an estimate, and the best of each shape of the mesh as it is compiled. Nothing is
-    measured, and no step of RDUs with pipelines, cut tensors or ZeRO was ever published.
+    measured, and no step of RDUs with pipelines, cut tensors or ZeRO was ever published. If no strategy fits, the
+    exit code is 1.
 
     With --here, passes of the model are measured on this machine, and steps of `mpirun -np N sambasim run` predicted.
 
@@ -96,6 +97,7 @@ def plan_command(
       sambasim plan configs/char_gpt.toml --nodes 2 --only tensor=none --emit plan.toml
       sambasim plan configs/char_gpt.toml --here --ranks 2 --explain
     """
+    from sambasim.compiler.trial import rare_collections
     from sambasim.errors import OptionError
     from sambasim.hardware.budget import load_calibration
     from sambasim.hardware.spec import ALIASES, load_cluster, load_device
@@ -118,9 +120,8 @@ def plan_command(
         if name is not None:
             load(name)  # raises an error before the model is captured
     dtype = next((str(one) for one in wanted.get("dtype", ())), None)
-    options, programs = _programs(subject, overrides, output_folder, arch, dtype, quiet=as_json)
-    if emit is not None:
-        _check_emitted(options)
+    check = _check_training if emit is None else _check_emitted
+    options, programs = _programs(subject, overrides, output_folder, arch, dtype, check, quiet=as_json)
     with phases(quiet=as_json) as report:
         if here:
             found = plan_this_machine(options, programs.program, ranks, global_batch, wanted, Goal(goal), report)
@@ -139,7 +140,11 @@ def plan_command(
                     remedy="other values, or another --global-batch: replicas × chips × samples × passes",
                 )
             planner = Planner(programs, device, where, options.opt_level, load_calibration())
-            found = planner.plan(options.name, space, Goal(goal), on_phase=report)
+            with rare_collections():
+                found = planner.plan(options.name, space, Goal(goal), on_phase=report)
+                if html_file is not None:
+                    report("compile and price the frontier of time and memory")
+                    found = planner.with_priced_frontier(found)
     if as_json:
         print(plan_json(found))
     else:
@@ -152,6 +157,8 @@ def plan_command(
     shared.write_all(texts, quiet=as_json)
     if emit is not None:
         shared.write_all({emit: _emitted(found, options, subject, emit)}, quiet=as_json)
+    if not found.best:
+        sys.exit(1)
 
 
 def _only(given: Sequence[str]) -> Mapping[str, Sequence[object]]:
@@ -188,19 +195,26 @@ _DIGITS = 12
 
 
 def _programs(
-    subject: str, overrides: Sequence[str], output_folder: Path, arch: str | None, dtype: str | None, *, quiet: bool
+    subject: str,
+    overrides: Sequence[str],
+    output_folder: Path,
+    arch: str | None,
+    dtype: str | None,
+    check: "Callable[[CompileOptions], None]",
+    *,
+    quiet: bool,
 ) -> "tuple[CompileOptions, OfDtypes]":
-    """The options of SUBJECT, and its programs."""
+    """The options of SUBJECT, which `check` may refuse, and its programs."""
     from sambasim.cli.prediction import is_model, refuse_script
     from sambasim.options.compile import compile_options
 
     if not is_model(subject):
         refuse_script(subject)
-        return _programs_of_pef(subject, overrides, output_folder, arch)
+        return _programs_of_pef(subject, overrides, output_folder, arch, check)
     config, target = (Path(subject), None) if subject.endswith(".toml") else (None, subject)
     options = compile_options(config, target, overrides, {})
     options = options.model_copy(update={"arch": arch or options.arch})
-    _check_training(options)
+    check(options)
     with shared.kept_imports():
         from sambasim.compiler.front import captured_from_options
         from sambasim.compiler.variants import OfDtypes, Variants
@@ -219,7 +233,11 @@ def _programs(
 
 
 def _programs_of_pef(
-    subject: str, overrides: Sequence[str], output_folder: Path, arch: str | None
+    subject: str,
+    overrides: Sequence[str],
+    output_folder: Path,
+    arch: str | None,
+    check: "Callable[[CompileOptions], None]",
 ) -> "tuple[CompileOptions, OfDtypes]":
     from sambasim.errors import OptionError
     from sambasim.options.compile import BuildOptions, ParallelOptions, options_in_python
@@ -242,7 +260,7 @@ def _programs_of_pef(
         tables[table] = {name: compiled[name] for name in kind.model_fields if name in compiled}
     options = options_in_python(tables, {})
     options = options.model_copy(update={"arch": arch or options.arch})
-    _check_training(options)
+    check(options)
     with shared.kept_imports():
         from sambasim.compiler.variants import OfDtypes, Variants
 
@@ -255,12 +273,13 @@ def _programs_of_pef(
 
 
 def _check_emitted(options: "CompileOptions") -> None:
-    """Raises OptionError for what no config can say."""
+    """As `_check_training`. Raises OptionError also for what no config can say."""
     from typing import get_args
 
     from sambasim.errors import OptionError
     from sambasim.options.compile import BuildOptions
 
+    _check_training(options)
     known = get_args(BuildOptions.model_fields["arch"].annotation)
     if options.arch not in known:
         what = f"--emit writes a config, and a config compiles for {', '.join(known)}, not {options.arch}"

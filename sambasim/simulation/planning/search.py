@@ -14,7 +14,8 @@ from sambasim.errors import MachineError, OptionError
 from sambasim.hardware.budget import Calibration
 from sambasim.hardware.placement import place
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec
-from sambasim.simulation.planning.estimate import Estimator, Programs
+from sambasim.simulation.planning.estimate import Estimator
+from sambasim.simulation.planning.one_rank import Programs
 from sambasim.simulation.planning.priced import Priced, price
 from sambasim.simulation.planning.strategy import Space, Strategy
 
@@ -103,7 +104,7 @@ class Planner:
         known = {one.strategy for one in (*best, *priced)}
         others = (*priced, *(one for one in estimated if one.strategy not in known))
         hardware = f"{space.rdus} {self._device.name} of {self._cluster.name}"
-        largest = self.estimator.largest_layer_bytes
+        largest = self.estimator.ranks.largest_layer_bytes
         return Plan(name, hardware, space, goal, tuple(best), others, tuple(refused), largest_layer_bytes=largest)
 
     def _best(self, estimated: Sequence[Priced], goal: Goal, count: int) -> tuple[list[Priced], list[Priced]]:
@@ -148,13 +149,25 @@ class Planner:
         in_order = sorted(best.values(), key=lambda one: order(one, goal))
         return in_order, [*others, *(one for *_, one in waiting if one.is_exact)]
 
+    def with_priced_frontier(self, plan: Plan) -> Plan:
+        """`plan`, in which strategies of the frontier are compiled and priced too, until it has no estimates left or
+        enough are priced."""
+        others = {one.strategy: one for one in plan.others}
+        for _ in range(_MOST_OF_FRONTIER):
+            estimated = next((one for one in plan.frontier if not one.is_exact), None)
+            if estimated is None:
+                break
+            others[estimated.strategy] = self.exact(estimated.strategy)
+            plan = replace(plan, others=tuple(others.values()))
+        return plan
+
     def exact(self, strategy: Strategy) -> Priced:
         """Compile `strategy` and price its program. Raises OptionError if it is impossible without stages too."""
         estimator = self.estimator
         placement = place(strategy.ranks, self._device, strategy.tiles, self._cluster)
         try:
             program = self._programs.program(strategy)
-            return price(strategy, program, self._level, estimator.budget(strategy), self._calibration, placement)
+            return price(strategy, program, self._level, estimator.ranks.budget(strategy), self._calibration, placement)
         except (OptionError, MachineError) as error:
             found = estimator.estimate(strategy)
             if isinstance(found, str):
@@ -169,6 +182,9 @@ def family(one: Priced) -> Hashable:
 
 _NEAR_MISSES = 16
 """Strategies that are priced where nothing fits by estimate."""
+
+
+_MOST_OF_FRONTIER = 32
 
 
 def order(one: Priced, goal: Goal, error: tuple[float, float] = (1.0, 1.0)) -> tuple[float, ...]:

@@ -1,0 +1,234 @@
+"""One rank that has all layers: what a pass of some samples, its memory and its update cost, from which strategies are
+estimated.
+
+layers     of a model with many repeated ones, few are compiled and priced
+samples    1, 2, 4, 8, 64, 512, … are priced; what lies between is interpolated
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol, TypeVar, cast
+
+from sambasim.costs.work import Work, at_batch_size, work_of
+from sambasim.errors import SambasimError
+from sambasim.hardware.budget import Budget, Calibration, budget_of
+from sambasim.hardware.placement import place
+from sambasim.hardware.spec import ClusterSpec, DeviceSpec
+from sambasim.ir.graph import Section
+from sambasim.ir.mesh import DATA_PARALLEL, TENSOR, Mesh
+from sambasim.ir.program import Program
+from sambasim.ir.types import DTYPE_BYTES, SymbolKind
+from sambasim.simulation.memory import Memory, memory_of
+from sambasim.simulation.messages import traffic_of
+from sambasim.simulation.planning.layers import Chain, Shorter, chain_of
+from sambasim.simulation.planning.priced import roomy
+from sambasim.simulation.planning.strategy import Strategy
+from sambasim.simulation.scaling import slowest_s_of
+from sambasim.simulation.step import MODEL_KINDS, pieces_as_compiled, price_pieces
+from sambasim.simulation.sync import Traffic
+
+
+class Programs(Protocol):
+    """The programs of a model. Both raise OptionError for what is impossible."""
+
+    def program(self, strategy: Strategy) -> Program:
+        """The program that is compiled for `strategy`."""
+
+    def shorter(self, strategy: Strategy, layers: int) -> Shorter | None:
+        """The same with so many of its repeated layers; None if it has no more."""
+
+
+_FEW_LAYERS, _MANY_LAYERS = (3, 6), 12
+"""A model with many repeated layers is priced with few of them, and what a further one adds is added for the others."""
+
+_CUT_FOR = 8
+"""The most samples for which sections are cut; a pass of more has the same ones."""
+
+_APART = 8
+"""Passes of 1, 2, 4, 8, 64, 512, … samples are priced; what lies between is interpolated."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The program of a replica of one stage, and the work of one pass as compiled."""
+
+    program: Program
+    work: Work
+    shorter: Shorter | None = None
+
+    @cached_property
+    def numel_of(self) -> Mapping[str, int]:
+        return {member.parameter: member.numel for group in self.program.groups for member in group.members}
+
+    @cached_property
+    def operand_bytes(self) -> int:
+        """Of the reduce operand, which a single copy of the model does not need."""
+        symbols = self.program.symbols.values()
+        return sum(one.type.size_bytes for one in symbols if one.kind is SymbolKind.REDUCE_BUFFER)
+
+    @cached_property
+    def largest_layer_bytes(self) -> int:
+        """Of the largest parameter, its gradient and its states."""
+        found = [0]
+        for group in self.program.groups:
+            regions = self.program.optimizers[group.optimizer].regions
+            element_bytes = sum(DTYPE_BYTES[group.region_type(region).dtype] for region in regions)
+            found += [member.numel * element_bytes for member in group.members]
+        return max(found)
+
+    @cached_property
+    def gathered(self) -> tuple[int, int]:
+        """By ZeRO 2 and 3: what is whole for some sections only: about the largest gradients, and the parameters of
+        two groups."""
+        sizes = sorted((group.numel * DTYPE_BYTES[group.dtype] for group in self.program.groups), reverse=True)
+        return sum(sizes[:1]), sum(sizes[:1]) + sum(sizes[:2])
+
+
+def _compiled(program: Program, shorter: Shorter | None = None) -> Compiled:
+    return Compiled(program, work_of(program.training or program.evaluation, program.symbols), shorter)
+
+
+@dataclass(frozen=True)
+class OneRank:
+    """One pass of some samples on a rank that has all layers, and its update. `sent_s`: its inputs and outputs;
+    `spread_s`: what the slowest of two replicas takes longer; `memory` is without ZeRO, `gathered` that of
+    `Compiled`."""
+
+    chain: Chain
+    sections: int
+    groups: int
+    numel: int
+    start_s: float
+    sent_s: float
+    update_s: float
+    spread_s: float
+    messages: Traffic
+    memory: Memory
+    gathered: tuple[int, int]
+    operand_bytes: int
+
+
+_T = TypeVar("_T")
+
+
+def mixed(low: _T, high: _T, part: float) -> _T:
+    """All numbers of `low`, moved by `part` of the way to those of `high`."""
+    a: Any = low
+    b: Any = high
+    found: Any = low
+    if isinstance(low, (int, float)):
+        found = type(low)(a + (b - a) * part)
+    elif isinstance(low, tuple):
+        found = tuple(mixed(*pair, part) for pair in zip(a, b, strict=True))
+    elif isinstance(low, Mapping):
+        found = {key: mixed(value, b[key], part) for key, value in a.items()}
+    elif is_dataclass(low):
+        found = replace(a, **{one.name: mixed(getattr(a, one.name), getattr(b, one.name), part) for one in fields(a)})
+    return cast(_T, found)
+
+
+class Ranks:
+    """The ranks of all strategies, each priced once."""
+
+    def __init__(self, programs: Programs, device: DeviceSpec, cluster: ClusterSpec, calibration: Calibration) -> None:
+        self._programs = programs
+        self._device, self._cluster, self._calibration = device, cluster, calibration
+        self._budgets: dict[int | None, Budget] = {}
+        self._made: dict[Strategy, Sequence[Compiled] | str] = {}
+        self._anchors: dict[Strategy, OneRank | str] = {}
+        self._ranks: dict[Strategy, OneRank | str] = {}
+
+    def budget(self, strategy: Strategy) -> Budget:
+        if strategy.tiles not in self._budgets:
+            self._budgets[strategy.tiles] = budget_of(self._device, self._calibration, strategy.tiles)
+        return self._budgets[strategy.tiles]
+
+    def of(self, strategy: Strategy) -> OneRank | str:
+        """The rank of `strategy`, or why it is impossible."""
+        alone = replace(strategy, replicas=2, stages=1, zero=1, passes=1, schedule="1f1b")
+        if strategy.tensor == "batch":
+            alone = replace(alone, tensor="none", chips=1)
+        if strategy.recompute == "full":  # each stage has segments of its own
+            alone = replace(alone, recompute="none")
+        if alone not in self._ranks:
+            self._ranks[alone] = self._between(alone)
+        return self._ranks[alone]
+
+    def _between(self, alone: Strategy) -> OneRank | str:
+        low, high = 1, 2
+        while high <= alone.samples:
+            low, high = high, high * (2 if high < _CUT_FOR else _APART)
+        found = self._anchored(replace(alone, samples=low))
+        if low == alone.samples or isinstance(found, str):
+            return found
+        more = self._anchored(replace(alone, samples=high))
+        return more if isinstance(more, str) else mixed(found, more, (alone.samples - low) / (high - low))
+
+    def _anchored(self, alone: Strategy) -> OneRank | str:
+        if alone not in self._anchors:
+            compiled = self._compiled(replace(alone, samples=min(alone.samples, _CUT_FOR)))
+            self._anchors[alone] = compiled if isinstance(compiled, str) else self._priced(alone, compiled)
+        return self._anchors[alone]
+
+    def _priced(self, alone: Strategy, compiled: Sequence[Compiled]) -> OneRank:
+        ranks = [self._one_rank(alone, one) for one in compiled]
+        found, shorter = ranks[-1], compiled[-1].shorter
+        if shorter is None:
+            return found
+        few, more = _FEW_LAYERS
+        fewer = replace(ranks[0], chain=found.chain)  # that of the whole model
+        return mixed(fewer, found, (shorter.layers - few) / (more - few))
+
+    def _compiled(self, alone: Strategy) -> Sequence[Compiled] | str:
+        """The program of the whole model, or that of few layers and one of some more."""
+        if alone not in self._made:
+            try:
+                short = [self._programs.shorter(alone, layers) for layers in _FEW_LAYERS]
+                if all(one is not None and one.layers >= _MANY_LAYERS for one in short):
+                    self._made[alone] = [_compiled(one.program, one) for one in short if one is not None]
+                else:
+                    self._made[alone] = [_compiled(self._programs.program(alone))]
+            except SambasimError as error:  # a model may not be captured in each dtype
+                self._made[alone] = error.what
+        return self._made[alone]
+
+    def _one_rank(self, alone: Strategy, compiled: Compiled) -> OneRank:
+        program, samples = compiled.program, alone.samples
+        budget = replace(roomy(self.budget(alone)), behind=None)
+        graph = program.training or program.evaluation
+        work = at_batch_size(compiled.work, program.batch_size, samples)
+        pieces = pieces_as_compiled(graph, work)
+        step = price_pieces(program, work, pieces, budget, self._calibration, samples, 1)
+        found = [Traffic()] * len(pieces)
+        if alone.chips > 1:
+            placement = place(alone.chips, self._device, None, self._cluster)
+            mesh = Mesh({DATA_PARALLEL: 1, TENSOR: alone.chips})
+            for number, one in enumerate(pieces):
+                section = Section(number, one.kind, one.name, *one.nodes)
+                by_axis = traffic_of([section], graph, program, placement, mesh, 0, alone.samples, work.resident)
+                found[number] = by_axis.get(TENSOR, Traffic())
+        chain = chain_of(step, work, [one.predicted_s for one in found], compiled.numel_of, compiled.shorter)
+        update_s = sum(one.price.predicted_s for one in step.sections if one.kind not in MODEL_KINDS)
+        return OneRank(
+            chain,
+            sections=len(pieces),
+            groups=len(program.groups),
+            numel=sum(compiled.numel_of.values()),
+            start_s=step.start_s,
+            sent_s=step.sent_s,
+            update_s=update_s,
+            spread_s=slowest_s_of(step, 2),
+            messages=sum(found, Traffic()),
+            memory=memory_of(
+                program, activations_bytes=step.need.residency.size_bytes, samples=samples, zero=0, replicas=1
+            ),
+            gathered=compiled.gathered,
+            operand_bytes=compiled.operand_bytes,
+        )
+
+    @property
+    def largest_layer_bytes(self) -> int | None:
+        """Without cuts; None if nothing could be compiled."""
+        compiled = [one[-1] for one in self._made.values() if not isinstance(one, str)]
+        return max((one.largest_layer_bytes for one in compiled), default=None)
