@@ -2,14 +2,19 @@
 `model.args` are fields of the class's config, and no weights are read or downloaded."""
 
 import inspect
+import shlex
+import sys
 from collections.abc import Mapping
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
-from sambasim.data.user_code import summary, user_line
+from sambasim.data.datasets import DEFAULT_SAMPLES
+from sambasim.data.user_code import load_object, summary, user_line
 from sambasim.errors import DataError, ModelError
+from sambasim.options.compile import CompileOptions
+from sambasim.options.grammar import SYNTHETIC, InputSpec
 from sambasim.options.load import did_you_mean, nearest
 
 LONGEST_TEXT = 2048
@@ -24,7 +29,11 @@ _OF_EVERY_CONFIG = frozenset({
 })  # fmt: skip
 """What configs take beside the fields of their classes, or models read where a config has it."""
 
-_GIVE_INPUTS = """--set data.source=synthetic --set 'data.inputs={x = "float32[784]", target = "int64[] < 10"}'"""
+_EXAMPLE_SHAPES: Mapping[str, tuple[int, ...]] = {"input_values": (16000,), "input_features": (80, 3000)}
+"""Of sound, where an error shows how inputs are given: a second at 16 kHz, and the spectrum of half a minute."""
+
+_EXAMPLE_SIDE = 224
+_EXAMPLE_LENGTH = 16
 
 
 def is_configured(factory: object) -> TypeGuard[type[nn.Module]]:
@@ -38,6 +47,19 @@ def is_configured(factory: object) -> TypeGuard[type[nn.Module]]:
 def make_configured(factory: Any, args: Mapping[str, object], target: str) -> nn.Module:
     """The model of a class for which `is_configured`, with `args` as the fields of its config. Raises ModelError for a
     field that the config does not have, or that it refuses."""
+    config = _config(factory, args, target)
+    try:
+        model: nn.Module = factory(config)
+    except Exception as error:
+        raise ModelError(
+            f"the model {target} cannot be built from this {type(config).__name__}: {summary(error)}",
+            where=user_line(error),
+            remedy="give fields that fit together: --set model.args.NAME=VALUE",
+        ) from error
+    return model
+
+
+def _config(factory: Any, args: Mapping[str, object], target: str) -> Any:
     kind = factory.config_class
     known = _fields(kind)
     for name in args:
@@ -48,7 +70,7 @@ def make_configured(factory: Any, args: Mapping[str, object], target: str) -> nn
                 remedy=did_you_mean(f"model.args.{guess}" if guess else None) or f"it has {', '.join(sorted(known))}",
             )
     try:
-        config = kind(**args)
+        return kind(**args)
     except Exception as error:
         given = ", ".join(f"{name} = {value!r}" for name, value in args.items())
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -56,15 +78,6 @@ def make_configured(factory: Any, args: Mapping[str, object], target: str) -> nn
             f"{kind.__name__}({given}), the config of {target}, cannot be made: {lines[-1] if lines else error!r}",
             remedy="correct it: --set model.args.NAME=VALUE",
         ) from error
-    try:
-        model: nn.Module = factory(config)
-    except Exception as error:
-        raise ModelError(
-            f"the model {target} cannot be built from this {kind.__name__}: {summary(error)}",
-            where=user_line(error),
-            remedy="give fields that fit together: --set model.args.NAME=VALUE",
-        ) from error
-    return model
 
 
 def _fields(kind: Any) -> set[str]:
@@ -79,35 +92,98 @@ def _fields(kind: Any) -> set[str]:
     return (taken | set(getattr(kind, "attribute_map", {})) | _OF_EVERY_CONFIG) - {"self"}
 
 
-def sample_of(model: nn.Module) -> dict[str, Tensor]:
-    """By name, a batch of one sample of the length, or with the pictures, that the config of `model` is for, and its
-    labels: for a model on tensors without memory, for which no data source is named. Raises DataError if the model does
-    not take such inputs."""
-    config: Any = model.config
-    taken = inspect.signature(model.forward).parameters
-    name = type(model).__name__
-    main = getattr(model, "main_input_name", None)
-    if "labels" not in taken:
+class Sample(NamedTuple):
+    """One sample of a model that is made from a config: its inputs by name, and the special tokens that the model reads
+    and its config lacks."""
+
+    inputs: Mapping[str, InputSpec]
+    tokens: Mapping[str, int]
+
+
+def example_of(model: nn.Module) -> dict[str, Tensor]:
+    """By name, a batch of one sample that follows from the config of `model`: for a model on tensors without memory,
+    for which no data source is named. Raises DataError if the model does not take such inputs."""
+    sample = sample_of(type(model), model.config)
+    for token, number in sample.tokens.items():  # which they are changes no shape
+        setattr(model.config, token, number)
+    return {name: torch.zeros(1, *spec.shape, dtype=getattr(torch, spec.dtype)) for name, spec in sample.inputs.items()}
+
+
+def inferred_options(options: CompileOptions) -> Mapping[str, object]:
+    """`data` and `model` of `options` as they follow from the config of the model, if it has one and no data source is
+    named: synthetic samples, enough for one step. They compile what is captured otherwise on tensors without memory."""
+    target = options.model.target
+    if options.data.source is not None or target is None or not is_configured(factory := load_object(target, "model")):
+        return {}
+    sample = sample_of(factory, _config(factory, options.model.args, target))
+    step = options.training.batch_size * options.training.accumulation_steps * options.world_size
+    data = {
+        "source": SYNTHETIC,
+        "inputs": {name: str(spec) for name, spec in sample.inputs.items()},
+        "samples": step if step > DEFAULT_SAMPLES else None,
+    }
+    return {
+        "data": options.data.model_copy(update=data),
+        "model": options.model.model_copy(update={"args": {**options.model.args, **sample.tokens}}),
+    }
+
+
+def sample_of(kind: type[nn.Module], config: Any) -> Sample:
+    """A sample of the length, or with the picture, that `config` is for, and its labels. Raises DataError if models of
+    `kind` do not take such inputs."""
+    name, main = kind.__name__, str(getattr(kind, "main_input_name", "x"))
+    if not _takes_labels(kind):
         raise DataError(
             f"{name} takes no labels, so it returns no loss, and no data source is named",
-            remedy=f"name a class with a loss, such as {name.removesuffix('Model')}ForSequenceClassification, or data "
-            f"and loss: {_GIVE_INPUTS} --set loss.name=cross_entropy",
+            remedy=_class_with_a_loss(kind)
+            or "name a class, or a function that returns a model, with a loss: path/file.py:NAME",
         )
     of_classes = "Classification" in name and "Token" not in name
-    # Not every config has the tokens that its model reads, and which they are changes no shape.
-    for token, is_read in (("pad_token_id", of_classes), ("decoder_start_token_id", config.is_encoder_decoder)):
-        if is_read and getattr(config, token, None) is None:
-            setattr(config, token, 0)
-    one_label = torch.zeros(1, dtype=torch.int64)
+    picture = getattr(config, "vision_config", config)
+    size = getattr(picture, "image_size", None)
+    sides = (size, size) if isinstance(size, int) else tuple(size or ())
+    words = getattr(config.get_text_config(), "vocab_size", None)
     if main == "input_ids":
-        words = torch.zeros(1, text_length(config), dtype=torch.int64)
-        return {main: words, "labels": one_label if of_classes else words.clone()}
-    if main == "pixel_values" and of_classes and isinstance(size := getattr(config, "image_size", None), int):
-        return {main: torch.zeros(1, getattr(config, "num_channels", 3), size, size), "labels": one_label}
-    raise DataError(
-        f"no data source is named, and the inputs of {name} do not follow from its config: it takes {main}",
-        remedy=f"say what one sample is: {_GIVE_INPUTS}",
-    )
+        given = InputSpec(main, "int64", (text_length(config),), words)
+    elif main == "pixel_values":
+        sides_or_any = sides or (_EXAMPLE_SIDE, _EXAMPLE_SIDE)
+        given = InputSpec(main, "float32", (getattr(picture, "num_channels", 3), *sides_or_any))
+    else:
+        given = InputSpec(main, "float32", _EXAMPLE_SHAPES.get(main, (_EXAMPLE_LENGTH,)))
+    of_labels = given.shape if main == "input_ids" else (_EXAMPLE_LENGTH,)
+    if of_classes or "Segmentation" in name:
+        of_labels = () if of_classes else given.shape[1:]
+    is_text = words is not None and "Classification" not in name and main != "pixel_values"
+    labels = InputSpec("labels", "int64", of_labels, words if is_text else config.num_labels)
+    inputs = {main: given, "labels": labels}
+    if not (main == "input_ids" or (main == "pixel_values" and of_classes and sides)):
+        raise DataError(
+            f"no data source is named, and the inputs of {name} do not follow from its config: it takes {main}",
+            remedy=f"say what one sample is: {_give(inputs)}",
+        )
+    # Not every config has the tokens that its model reads.
+    reads = {"pad_token_id": of_classes, "decoder_start_token_id": config.is_encoder_decoder}
+    return Sample(inputs, {one: 0 for one, is_read in reads.items() if is_read and getattr(config, one, None) is None})
+
+
+def _takes_labels(kind: type[nn.Module]) -> bool:
+    return "labels" in inspect.signature(kind.forward).parameters
+
+
+def _class_with_a_loss(kind: type[nn.Module]) -> str | None:
+    """As a remedy, a class beside `kind` whose models return a loss; None if there is none."""
+    beside = vars(sys.modules[kind.__module__])
+    found = [name for name, one in beside.items() if is_configured(one) and _takes_labels(one)]
+    if not found:
+        return None
+    usual = f"{kind.__name__.removesuffix('Model')}ForSequenceClassification"
+    return f"name a class with a loss, such as {usual if usual in found else found[0]}"
+
+
+def _give(inputs: Mapping[str, InputSpec]) -> str:
+    """How inputs of synthetic data are typed."""
+    table = ", ".join(f'{name} = "{spec}"' for name, spec in inputs.items())
+    return f"--set data.source=synthetic --set {shlex.quote(f'data.inputs={{{table}}}')}"
 
 
 def text_length(config: Any) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sambasim.compiler.compile import Compiled, Stopwatch, capture_model, compile_model
-from sambasim.compiler.configured import is_configured, make_configured, sample_of
+from sambasim.compiler.configured import example_of, is_configured, make_configured
 from sambasim.compiler.names import forward_line, user_line
 from sambasim.compiler.passes import Fits, run_pipeline
 from sambasim.compiler.step import TARGET, forward_parameters
@@ -134,7 +134,7 @@ def example_of_one(model: nn.Module, options: CompileOptions) -> Example:
     """As `example_batch`, of one sample. Where no data source is named, it follows from the config of the model, if it
     has one: only shapes are wanted."""
     if options.data.source is None and is_configured(type(model)):
-        return Example(sample_of(model), by_keyword=True)
+        return Example(example_of(model), by_keyword=True)
     training = options.training.model_copy(update={"batch_size": 1})
     return example_batch(model, options.model_copy(update={"training": training, "micro_batches": 1, "n_chips": 1}))
 

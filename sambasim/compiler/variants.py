@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from torch import nn
 
+from sambasim.compiler.configured import inferred_options
 from sambasim.compiler.fewer_layers import fewer_layers
 from sambasim.compiler.passes import Fits, Pass, Place
 from sambasim.compiler.recompute import Recompute
@@ -32,7 +33,7 @@ class Variants:
 
     def program(self, strategy: Strategy) -> Program:
         """The program that is compiled for `strategy`. Raises OptionError for what is impossible."""
-        options = self._options.model_copy(update=changes_of(strategy, self._options))
+        options = self._options.model_copy(update=_of_strategy(strategy, self._options))
         found = pipeline(options, model=self._model, samples=strategy.samples)
         passes = [one for one in found if not isinstance(one, (Place, Fits))]
         start, program = self._known(passes)
@@ -79,7 +80,12 @@ class OfDtypes:
 
 
 def changes_of(strategy: Strategy, options: CompileOptions) -> Mapping[str, object]:
-    """The options that `strategy` sets."""
+    """The options that `strategy` sets, and those of data that were inferred for the capture."""
+    chosen = _of_strategy(strategy, options)
+    return {**chosen, **inferred_options(options.model_copy(update=chosen))}
+
+
+def _of_strategy(strategy: Strategy, options: CompileOptions) -> Mapping[str, object]:
     steps = {"batch_size": strategy.batch_size, "accumulation_steps": strategy.accumulation_steps}
     return {
         "data_parallel": strategy.replicas > 1,

@@ -6,11 +6,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
-from sambasim.compiler.front import build_model, example_of_one, model_of_shapes, shapes_from_options
+from sambasim.cli.main import sambasim
+from sambasim.compiler.front import (
+    build_model,
+    compile_from_options,
+    example_of_one,
+    model_of_shapes,
+    shapes_from_options,
+)
 from sambasim.compiler.training_shapes import TrainingShapes, training_shapes
+from sambasim.compiler.variants import changes_of
 from sambasim.errors import DataError, ModelError
 from sambasim.options.compile import CompileOptions, compile_options
+from sambasim.options.emit import config_text
+from sambasim.simulation.planning.strategy import Strategy
 from tests.support.torch_memory import FAMILIES, parts_of
 from tests.support.whole import whole, whole_case
 
@@ -78,6 +89,29 @@ def test_a_sample_follows_from_the_config_where_no_data_is_named() -> None:
     assert found == {"input_ids": (3, 512), "labels": (3, 512)}
 
 
+def test_an_emitted_config_has_the_inferred_data_and_compiles_and_runs(tmp_path: Path) -> None:
+    special = ("vocab_size=64", "bos_token_id=1", "eos_token_id=1")
+    args = ("n_layer=1", "n_embd=16", "n_head=2", "n_positions=8", *special)
+    options = options_of("transformers:GPT2ForSequenceClassification", args)
+    emitted = tmp_path / "plan.toml"
+    chosen = options.model_copy(update=changes_of(Strategy(1, samples=2), options))
+    emitted.write_text(config_text(chosen, "as plan --emit writes it"), encoding="utf-8")
+    found = compile_options(emitted, None, [], {"output_folder": tmp_path})
+    assert found.data.source == "synthetic"
+    assert found.data.inputs == {"input_ids": "int64[8] < 64", "labels": "int64[] < 2"}
+    assert found.data.samples is None
+    assert found.model.args["pad_token_id"] == 0, "the model reads it, and its config has none"
+    compile_from_options(found)
+    command = ["run", "--pef", str(found.pef_path), "--set", "training.steps=1"]
+    assert "weights_sha256" in CliRunner().invoke(sambasim, command, catch_exceptions=False).stdout
+
+
+def test_emitted_samples_are_enough_for_one_step() -> None:
+    options = options_of("transformers:LlamaForCausalLM", (*TINY, "max_position_embeddings=64"))
+    changes = changes_of(Strategy(4, samples=128, passes=4), options)
+    assert options.model_copy(update=changes).data.samples == 2048
+
+
 def test_data_that_is_named_is_taken() -> None:
     inputs = 'data.inputs={input_ids = "int64[16] < 64", labels = "int64[16] < 64"}'
     options = options_of("transformers:LlamaForCausalLM", TINY, "data.source=synthetic", inputs)
@@ -107,14 +141,32 @@ def test_a_wrong_field_of_a_config_is_an_error(args: tuple[str, ...], told: str,
 
 
 @pytest.mark.parametrize(
-    ("name", "told", "remedy"),
+    ("name", "args", "told", "remedy"),
     [
-        ("BertModel", "BertModel takes no labels", "a class with a loss, such as BertForSequenceClassification"),
-        ("Wav2Vec2ForCTC", "the inputs of Wav2Vec2ForCTC do not follow from its config", "data.source=synthetic"),
+        (
+            "BertModel",
+            ("num_hidden_layers=1",),
+            "BertModel takes no labels",
+            "a class with a loss, such as BertForSequenceClassification",
+        ),
+        ("CLIPModel", (), "CLIPModel takes no labels", "a class with a loss, such as CLIPForImageClassification"),
+        (
+            "Wav2Vec2ForCTC",
+            ("num_hidden_layers=1",),
+            "the inputs of Wav2Vec2ForCTC do not follow from its config",
+            """'data.inputs={input_values = "float32[16000]", labels = "int64[16] < 32"}'""",
+        ),
+        (
+            "ResNetForImageClassification",
+            ("num_channels=1", "num_labels=10"),
+            "the inputs of ResNetForImageClassification do not follow from its config: it takes pixel_values",
+            "--set data.source=synthetic --set "
+            """'data.inputs={pixel_values = "float32[1, 224, 224]", labels = "int64[] < 10"}'""",
+        ),
     ],
 )
-def test_a_model_whose_inputs_are_unknown_is_an_error(name: str, told: str, remedy: str) -> None:
-    options = options_of(f"transformers:{name}", ("num_hidden_layers=1",))
+def test_a_model_whose_inputs_are_unknown_is_an_error(name: str, args: tuple[str, ...], told: str, remedy: str) -> None:
+    options = options_of(f"transformers:{name}", args)
     with pytest.raises(DataError) as raised:
         training_shapes(options)
     assert told in raised.value.what
