@@ -21,6 +21,7 @@ import sambasim
 from sambasim.errors import DataError, ModelError, SambasimError, UserError
 from sambasim.options.grammar import split_target, target_problem
 from sambasim.options.load import nearest
+from sambasim.options.targets import missing_file, missing_module
 
 _ERRORS: Mapping[str, type[UserError]] = {"model": ModelError, "loss": ModelError}
 
@@ -104,23 +105,17 @@ def _load_module(name: str, target: str, what: str, error: type[UserError]) -> M
         except ModuleNotFoundError as raised:
             if raised.name is None or not f"{name}.".startswith(f"{raised.name}."):
                 raise _failed(raised, target, what, error) from raised
-            remedy = f"run it from the folder that holds {raised.name}, or name the file: path/file.py:NAME"
-            if name == "transformers":
-                remedy = "pip install transformers"
-            raise error(f"the {what} {target}: there is no module {raised.name}", remedy=remedy) from None
+            problem = missing_module(raised.name, target)
+            raise error(f"the {what} {target}: {problem.what}", remedy=problem.remedy) from None
         except (Exception, SystemExit) as raised:
             raise _failed(raised, target, what, error) from raised
 
 
 def _load_file(path_text: str, target: str, what: str, error: type[UserError]) -> ModuleType:
     path = Path(os.path.abspath(Path(path_text).expanduser()))
-    if not path.is_file():
-        beside = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        guess = nearest(path.name, beside)
-        names = {"model": "path/file.py:NAME", "loss": "--set loss.name=path/file.py:NAME"}
-        another = names.get(what, "--set data.source=…")
-        remedy = f"did you mean {path.parent / guess}?" if guess else f"check the path, or name another: {another}"
-        raise error(f"the {what} {target}: there is no file {path}", remedy=remedy)
+    names = {"model": "path/file.py:NAME", "loss": "--set loss.name=path/file.py:NAME"}
+    if problem := missing_file(path, names.get(what, "--set data.source=…")):
+        raise error(f"the {what} {target}: {problem.what}", remedy=problem.remedy)
     name = _MODULE_PREFIX + path.stem
     if getattr(sys.modules.get(name), "__file__", str(path)) != str(path):
         name += f"_{zlib.crc32(str(path).encode()):08x}"  # another file of the same name was loaded before

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import JsonValue, field_validator
 
-from sambasim.errors import OptionError
+from sambasim.errors import ModelError, OptionError
 from sambasim.options.deepspeed import Mapped, deepspeed_options
 from sambasim.options.deepspeed_batch import World
 from sambasim.options.deepspeed_file import read_deepspeed
@@ -28,6 +28,7 @@ from sambasim.options.load import (
     read_toml,
     show,
 )
+from sambasim.options.targets import missing
 from sambasim.options.training import (
     OF_A_SOURCE,
     DataOptions,
@@ -173,7 +174,7 @@ class CompileOptions(Sections, ParallelOptions, BuildOptions):
             yield Problem("training.loss_scale", what, "add --dtype fp16, or leave it out")
         yield from cycled_problem(self.optimizer, self.training)
         if self.optimizer is None and not self.inference:
-            remedy = "--optimizer adamw (or --inference)"
+            remedy = "--set optimizer.name=adamw (for inference: --set compile.inference=true)"
             yield Problem("optimizer.name", "is missing, and training needs one", remedy)
 
     def _inference_problems(self) -> Iterator[Problem]:
@@ -232,7 +233,8 @@ def compile_options(
     config: Path | None, target: str | None, overrides: Sequence[str], flags: Mapping[str, object]
 ) -> CompileOptions:
     """The options of one compile: flags override `--set`, which overrides MODEL, the TOML file, and the defaults.
-    Without a model and a config it is the quick start. Raises OptionError, which lists all mistakes."""
+    Without a model and a config it is the quick start. Raises OptionError, which lists all mistakes, and ModelError
+    if there is neither an optimizer nor the model."""
     return compile_options_and_notes(config, target, overrides, flags).options
 
 
@@ -262,6 +264,9 @@ def compile_options_and_notes(
     if file.model.target is None:
         remedy = "sambasim compile path/file.py:NAME, or model.target in the config"
         raise OptionError("no model is named", where=where, remedy=remedy)
+    lacks_optimizer = file.optimizer is None and not file.compile.inference
+    if lacks_optimizer and (problem := missing(file.model.target)):  # else found only after an optimizer was given
+        raise ModelError(f"the model {file.model.target}: {problem.what}", remedy=problem.remedy)
     return Compiling(_whole(file, where, given), notes)
 
 

@@ -97,6 +97,12 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
     return by_folded[found[0]] if found else None
 
 
+def near_file(path: Path) -> str | None:
+    """A file beside `path` with the same ending and a name that is similar."""
+    guess = nearest(path.stem, [one.stem for one in path.parent.glob(f"*{path.suffix}")])
+    return None if guess is None else str(path.with_stem(guess))
+
+
 def did_you_mean(guess: str | None) -> str | None:
     return f"did you mean {guess}?" if guess else None
 
@@ -112,7 +118,8 @@ def read_toml(path: Path) -> dict[str, object]:
     try:
         text = read_text(path, LARGEST_TOML_BYTES)
     except FileNotFoundError:
-        raise OptionError(f"there is no config file {path}", remedy="check the path after --config") from None
+        remedy = did_you_mean(near_file(path)) or f"check the path: {path.absolute()}"
+        raise OptionError(f"there is no config file {path}", remedy=remedy) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise OptionError(f"the config file {path} cannot be read: {reason}", remedy="--config FILE.toml") from None
@@ -294,7 +301,7 @@ def _explain(error: ValidationError, model_class: type[BaseModel]) -> list[Probl
     return problems
 
 
-_MISSING = {"optimizer.name": "--optimizer adamw", "loss.name": "--loss cross_entropy"}
+_MISSING = {"optimizer.name": "--set optimizer.name=adamw", "loss.name": "--set loss.name=cross_entropy"}
 _KINDS = {
     "int_type": "a whole number", "int_from_float": "a whole number",
     "float_type": "a number", "finite_number": "a finite number",

@@ -146,10 +146,14 @@ def test_a_flag_that_is_wrong_is_not_blamed_on_a_file() -> None:
         compile_options(None, None, [], {"zzz": 2})
 
 
-def test_training_without_an_optimizer_is_refused_and_inference_is_not() -> None:
+def test_training_without_an_optimizer_is_refused_and_inference_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text("class Net: pass\n")
     with pytest.raises(OptionError, match=r"optimizer.name: is missing, and training needs one") as caught:
         compile_options(None, "net.py:Net", [], {})
-    assert caught.value.remedy == "--optimizer adamw (or --inference)"
+    assert caught.value.remedy == "--set optimizer.name=adamw (for inference: --set compile.inference=true)"
     assert compile_options(None, "net.py:Net", [], {"inference": True}).optimizer is None
 
 

@@ -1,0 +1,98 @@
+"""A wrong name of a model is the first error, and says what to type."""
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from sambasim.data.user_code import load_object
+from sambasim.errors import ModelError, OptionError
+from sambasim.options.compile import compile_options
+from sambasim.options.targets import missing
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with `net.py`, and `models` in a folder and `apart.py` above it."""
+    here = tmp_path / "here"
+    (here / "inner" / "models").mkdir(parents=True)
+    (here / "net.py").write_text("class Net: pass\n")
+    (here / "all.py").write_text("from net import *\n")
+    (tmp_path / "apart.py").write_text("")
+    monkeypatch.chdir(here)
+    return here
+
+
+@pytest.mark.parametrize(
+    ("target", "what", "remedy"),
+    [
+        ("gone.py:Net", "there is no file {folder}/gone.py", "check the path, or name another: path/file.py:NAME"),
+        ("nets.py:Net", "there is no file {folder}/nets.py", "did you mean {folder}/net.py?"),
+        ("net.py:Nett", "{folder}/net.py has no Nett", "did you mean Net?"),
+        ("net.py:Zoo", "{folder}/net.py has no Zoo", "it has Net"),
+        ("nett:Net", "there is no module nett", "did you mean net:Net?"),
+        ("transformer:GPT2LMHeadModel", "there is no module transformer", "did you mean transformers:GPT2LMHeadModel?"),
+        ("torchvison.models:vgg", "there is no module torchvison", "did you mean torchvision.models:vgg?"),
+        (
+            "torchabc.models:resnet50",
+            "there is no module torchabc: no such package is installed, and no such folder or file is near",
+            "pip install torchabc, or for a file of yours path/file.py:resnet50",
+        ),
+        ("models:Net", "there is no module models", "run it from the folder that holds models: cd inner"),
+        ("apart:Net", "there is no module apart", "run it from the folder that holds apart: cd .."),
+        ("tomllib:Net", None, None),
+        ("all.py:Net", None, None),
+    ],
+)
+def test_what_a_target_lacks_is_found_without_an_import(
+    folder: Path, target: str, what: str | None, remedy: str | None
+) -> None:
+    found = missing(target)
+    if what is None or remedy is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert (found.what, found.remedy) == (what.format(folder=folder), remedy.format(folder=folder))
+        with pytest.raises(ModelError) as caught:
+            compile_options(None, target, [], {})  # the optimizer is missing too
+        assert caught.value.what.endswith(found.what)
+
+
+def test_a_model_of_transformers_is_found_without_an_import() -> None:
+    if find_spec("transformers") is None:
+        pytest.skip("transformers is not installed")
+    found = missing("transformers:GPT2LMHedModel")
+    assert found is not None
+    assert (found.what, found.remedy) == ("transformers has no model GPT2LMHedModel", "did you mean GPT2LMHeadModel?")
+    found = missing("transformers:Qqqqq")
+    assert found is not None
+    assert found.remedy == "check the name, or pip install -U transformers"
+    assert missing("transformers:GPT2LMHeadModel") is None
+
+
+def test_a_package_that_is_not_installed_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    found = missing("torchvision.models:resnet50")
+    assert found is not None
+    assert found.what.startswith("there is no module torchvision: no such package is installed")
+    assert found.remedy == "pip install torchvision, or for a file of yours path/file.py:resnet50"
+
+
+def test_a_part_of_a_package_that_is_not_there_is_named(folder: Path) -> None:
+    with pytest.raises(ModelError, match=r"there is no module json.decode\n") as caught:
+        load_object("json.decode:JSONDecoder", "model")
+    assert caught.value.remedy == "did you mean json.decoder:JSONDecoder?"
+    with pytest.raises(ModelError) as caught:
+        load_object("json.qqqq:JSONDecoder", "model")
+    assert caught.value.remedy == "check the name, or the version of json"
+
+
+def test_a_config_that_is_not_there_has_a_remedy_for_every_command(folder: Path) -> None:
+    (folder / "gpt.toml").write_text("")
+    with pytest.raises(OptionError, match=r"there is no config file gpd.toml") as caught:
+        compile_options(Path("gpd.toml"), None, [], {})
+    assert caught.value.remedy == "did you mean gpt.toml?"
+    with pytest.raises(OptionError) as caught:
+        compile_options(Path("other.toml"), None, [], {})
+    assert caught.value.remedy == f"check the path: {folder}/other.toml"
