@@ -63,7 +63,7 @@ def deepspeed_overrides(
 def _mapped(
     file: DeepSpeedFile, others: Mapping[str, object], typed: Sequence[Given], world: World
 ) -> tuple[Mapped, list[Problem]]:
-    reading = _Reading(file, others)
+    reading = _Reading(file, others, {".".join(one.path): one.value for one in typed})
     reading.precision()
     reading.optimizer()
     reading.scheduler()
@@ -108,10 +108,12 @@ _CYCLED_BETA2 = 0.99
 
 @dataclass
 class _Reading:
-    """One file while it is read; `others` are the tables of options without it."""
+    """One file while it is read; `others` are the tables of options without it, `typed` the options that override
+    it."""
 
     file: DeepSpeedFile
     others: Mapping[str, object]
+    typed: Mapping[str, object]
 
     def __post_init__(self) -> None:
         self.top = Table("", self.file.config)
@@ -145,10 +147,12 @@ class _Reading:
             half.wrong("enabled", f"does not go with {brain.name}.enabled", '"enabled": false for one of them')
         elif is_brain or (is_brain is None and dtype == "bf16"):
             self.set("compile.dtype", "bf16", f"{brain.name}.enabled")
-            self.set("compile.master_weights", True, f"{brain.name}.enabled")
+            if self.typed.get("compile.dtype", "bf16") == "bf16":
+                self.set("compile.master_weights", True, f"{brain.name}.enabled")
         elif is_half or (is_half is None and dtype == "fp16"):
             self.set("compile.dtype", "fp16", "fp16.enabled")
-            self._loss_scale(half)
+            if self.typed.get("compile.dtype", "fp16") == "fp16":
+                self._loss_scale(half)
 
     def _loss_scale(self, half: Table) -> None:
         fixed, power = half.number("loss_scale", 0.0), half.whole("initial_scale_power", 16)

@@ -18,8 +18,8 @@ def as_deepspeed(options: "CompileOptions") -> dict[str, object]:
     training, optimizer = options.training, options.optimizer
     config: dict[str, object] = {
         TRAIN: training.batch_size * training.accumulation_steps * options.world_size,
-        MICRO: training.batch_size,
-        STEPS: training.accumulation_steps,
+        MICRO: training.batch_size // options.micro_batches,
+        STEPS: training.accumulation_steps * options.micro_batches,  # DeepSpeed's pipelines have no other micro-batches
     }
     if optimizer is not None:
         config["optimizer"] = _optimizer(optimizer)

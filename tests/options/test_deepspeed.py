@@ -12,6 +12,7 @@ from sambasim.options.compile import CompileOptions, Compiling, compile_options,
 from sambasim.options.deepspeed_written import as_deepspeed, beyond_deepspeed
 from sambasim.options.load import given_overrides
 from sambasim.options.run import ResolvedRun, leaves, resolve_run, run_options, with_deepspeed
+from sambasim.options.training import LossScaleOptions
 from tests.support.deepspeed_configs import CONFIGS
 
 TWO = {"data_parallel": True, "world_size": 2}
@@ -231,6 +232,16 @@ def test_batch_sizes_follow_the_rule_of_deepspeed(
     assert (training.batch_size, training.accumulation_steps) == found
 
 
+@pytest.mark.parametrize("flags", [{**TWO, "dtype": "fp32"}, {**TWO, "dtype": "bf16"}, TWO])
+def test_a_dtype_that_is_given_drops_what_the_file_says_of_its_own(flags: Mapping[str, object], tmp_path: Path) -> None:
+    overrides = [] if "dtype" in flags else ["compile.dtype=fp32"]
+    for text in ({"fp16": {"enabled": True, "initial_scale_power": 12}}, {"bf16": {"enabled": True}}):
+        options = compiled({"train_batch_size": 8, **text}, tmp_path, flags, overrides).options
+        assert options.dtype == flags.get("dtype", "fp32")
+        assert options.training.loss_scale == LossScaleOptions()
+        assert options.master_weights is ("bf16" in text and options.dtype == "bf16")
+
+
 def test_batch_sizes_that_disagree_are_one_error(tmp_path: Path) -> None:
     text = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}
     assert refused(text, tmp_path, {**TWO, "grad_accumulation_steps": 4}) == (
@@ -445,6 +456,14 @@ def test_what_is_written_says_the_same(name: str, tmp_path: Path) -> None:
     beyond = list(beyond_deepspeed(options))
     scheduled = options.training.schedule.name != "cosine"
     assert beyond == ([] if scheduled else ["the schedule cosine with 20 steps of warm-up, which the script must make"])
+
+
+def test_micro_batches_of_a_pipeline_are_written_as_accumulation_steps() -> None:
+    flags = {"data_parallel": True, "world_size": 2, "batch_size": 32, "pipeline_stages": 2, "micro_batches": 8}
+    written = as_deepspeed(compile_options(None, None, ["training.accumulation_steps=3"], flags))
+    assert written["train_micro_batch_size_per_gpu"] == 4
+    assert written["gradient_accumulation_steps"] == 24
+    assert written["train_batch_size"] == 4 * 24 * 2
 
 
 def test_what_cannot_be_written_is_listed() -> None:
