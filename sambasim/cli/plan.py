@@ -96,6 +96,7 @@ def plan_command(
       sambasim plan configs/gpt_13b.toml --cluster sn30-8 --nodes 8 --global-batch 512 --explain
       sambasim plan configs/char_gpt.toml --nodes 2 --only tensor=none --emit plan.toml
       sambasim plan configs/char_gpt.toml --here --ranks 2 --explain
+      sambasim plan transformers:GPT2LMHeadModel --set optimizer.name=adamw --global-batch 512
     """
     from sambasim.compiler.trial import rare_collections
     from sambasim.errors import OptionError
@@ -113,6 +114,9 @@ def plan_command(
             others = [Path(subject), *(other for name, (other, _) in files.items() if name != flag and other)]
             if file in others:
                 raise OptionError(f"{flag} {file} would overwrite another file of this command", remedy="another name")
+    if emit is not None and emit.suffix not in (".toml", ".json"):
+        what = f"--emit {emit}: a config ends in .toml, or, for DeepSpeed, in .json"
+        raise OptionError(what, remedy=f"--emit {emit.with_suffix('.toml')}")
     wanted = _only(only)
     check_place(subject, cluster, nodes, arch, ranks, here=here)
     arch = next((alias for alias, name in ALIASES.items() if name == arch), arch)

@@ -141,6 +141,8 @@ def test_a_pef_is_planned_without_its_code(tmp_path: Path) -> None:
         (["--all", "x.csv", "--html", "x.csv"], "would overwrite another file"),
         (["--cluster", "sn31-8"], "there is no cluster called 'sn31-8'"),
         (["--set", "compile.inference=true"], "a plan is for training"),
+        (["--emit", "x.yaml"], "--emit x.yaml: a config ends in .toml, or, for DeepSpeed, in .json"),
+        (["--emit", "x"], "try:   --emit x.toml"),
     ],
 )
 def test_what_cannot_be_planned(arguments: list[str], said: str) -> None:
