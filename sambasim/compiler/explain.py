@@ -6,6 +6,7 @@ import dis
 import linecache
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,21 +140,27 @@ def _hint(error: BaseException) -> str:
 def explained(error: CaptureError, step: nn.Module, inputs: Sequence[Tensor], loss: str | None) -> UserError:
     """The most helpful error for a capture of `step` that failed with `error`; `loss` is the name of its loss. Raises
     ModelError if PyTorch cannot run the model either."""
-    copies = [tensor.clone() for tensor in inputs]
-    watch = Watch(step, copies)
-    outputs = run_eagerly(step, copies, watch)
-    if step.training:
-        check_loss(loss_in(outputs), loss, any_shape=isinstance(step, TrainingStep) and step.any_loss)
-        with contextlib.suppress(Exception), watch:  # a backward of the user's own may hold obstacles too
-            wanted = [parameter for parameter in step.parameters() if parameter.requires_grad]
-            torch.autograd.grad(loss_in(outputs).sum(), wanted, allow_unused=True)
-    if watch.findings:
-        return all_findings(watch.findings, step.training)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # by `_memory`
+        findings = _findings(step, [tensor.clone() for tensor in inputs], loss)
+    if findings:
+        return all_findings(findings, step.training)
     if not step.training and "autograd.grad" in (error.where or ""):
         error.remedy = "with torch.enable_grad(): around it and what it reads; evaluation is captured without gradients"
     line = forward_line(step.get_submodule("model"))
     error.where = error.where or (None if line is None or is_library_file(line) else line)
     return error
+
+
+def _findings(step: nn.Module, inputs: Sequence[Tensor], loss: str | None) -> Sequence[Finding]:
+    watch = Watch(step, inputs)
+    outputs = run_eagerly(step, inputs, watch)
+    if step.training:
+        check_loss(loss_in(outputs), loss, any_shape=isinstance(step, TrainingStep) and step.any_loss)
+        with contextlib.suppress(Exception), watch:  # a backward of the user's own may hold obstacles too
+            wanted = [parameter for parameter in step.parameters() if parameter.requires_grad]
+            torch.autograd.grad(loss_in(outputs).sum(), wanted, allow_unused=True)
+    return watch.findings
 
 
 def _rewrite(finding: Finding) -> str:

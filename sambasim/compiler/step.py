@@ -261,6 +261,10 @@ def check_loss(value: Tensor, named: str | None, *, any_shape: bool) -> None:
         )
 
 
+_OF_ONE_VALUE = "Expected more than 1 value per channel"
+"""What torch says of a batch of one sample whose picture has become one value."""
+
+
 def run_eagerly(
     step: nn.Module, inputs: Sequence[Tensor], watch: AbstractContextManager[object] | None = None
 ) -> tuple[Tensor, ...]:
@@ -276,10 +280,13 @@ def run_eagerly(
     except (Exception, SystemExit) as error:
         shapes = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in inputs)
         mode = "" if step.training else ", in evaluation mode"
+        remedy = f"check the model against its inputs, which were {shapes}"
+        if _OF_ONE_VALUE in str(error):
+            remedy = "--set training.batch_size=2, as batch normalization cannot train on one value"
         raise ModelError(
             f"the model does not run on the example batch{mode}: {summary(error)}",
             where=user_line(error),
-            remedy=f"check the model against its inputs, which were {shapes}",
+            remedy=remedy,
         ) from error
     finally:
         torch.set_rng_state(generator)

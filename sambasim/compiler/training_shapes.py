@@ -1,7 +1,6 @@
 """The training step alone, captured quickly on tensors without memory: for what needs shapes and no times, such as an
 estimate of memory."""
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -41,8 +40,7 @@ class TrainingShapes:
 def training_shapes(options: CompileOptions, on_phase: Callable[[str], None] = lambda phase: None) -> TrainingShapes:
     """The training step of what `options` name, whatever their dtype and recomputation are: in bfloat16 if the model
     can be made and captured in it, else in float32. Raises ModelError, DataError and CaptureError."""
-    with rare_collections(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # by what explains an error
+    with rare_collections():
         return _training_shapes(options, Stopwatch(on_phase))
 
 

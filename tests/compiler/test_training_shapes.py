@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,26 @@ def test_a_model_whose_inputs_are_unknown_is_an_error(name: str, args: tuple[str
         training_shapes(options)
     assert told in raised.value.what
     assert remedy in (raised.value.remedy or "")
+
+
+class Normalized(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normalized: torch.Tensor = self.norm(x)
+        return normalized.square().mean()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("capture", [training_shapes, shapes_from_options])
+def test_one_value_a_channel_needs_a_larger_batch(capture: Callable[[CompileOptions], object]) -> None:
+    data = ("data.source=synthetic", 'data.inputs={x = "float32[4]"}')
+    with pytest.raises(ModelError, match="Expected more than 1 value per channel") as caught:
+        capture(options_of(f"{__name__}:Normalized", (), *data))
+    assert caught.value.remedy == "--set training.batch_size=2, as batch normalization cannot train on one value"
+    capture(options_of(f"{__name__}:Normalized", (), *data, "training.batch_size=2"))
 
 
 def test_without_transformers_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
