@@ -221,7 +221,11 @@ class _Translator:
 
 _INSTEAD = (
     (("as_strided",), "x.contiguous().as_strided(…), without a storage_offset"),
-    (("grouped_mm",), 'experts_implementation="batched_mm" in the config of a model of transformers'),
+    (
+        ("grouped_mm",),
+        "--set model.args.experts_implementation=batched_mm; "
+        'for a config of transformers in your code, experts_implementation="batched_mm"',
+    ),
     (("sparse",), "leave out sparse=True: a PEF holds dense gradients only"),
 )
 

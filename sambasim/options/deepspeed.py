@@ -70,7 +70,7 @@ def _mapped(
     reading.clipping()
     reading.zero()
     batch, problems = batch_of(reading.top, _table(others, "training"), typed, world, file.origin("{}"))
-    return Mapped([*reading.given, *batch], reading.notes), [*reading.problems, *problems]
+    return Mapped([*reading.given, *batch], reading.notes), [*file.refused, *reading.problems, *problems]
 
 
 def _compiled_otherwise(one: Given, stored: Mapping[str, object]) -> Problem | None:

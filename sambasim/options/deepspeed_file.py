@@ -178,11 +178,13 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class DeepSpeedFile:
-    """A DeepSpeed config, read from `path`. `notes`: what it has that changes nothing here, or is not known."""
+    """A DeepSpeed config, read from `path`. `notes`: what it has that changes nothing here, or is not known; `refused`:
+    what cannot be done here."""
 
     path: Path
     config: Mapping[str, object]
     notes: tuple[str, ...]
+    refused: tuple[Problem, ...]
 
     def origin(self, key: str) -> str:
         """How errors name a value of this file."""
@@ -195,7 +197,7 @@ class DeepSpeedFile:
 
 
 def read_deepspeed(path: Path) -> DeepSpeedFile:
-    """Raises OptionError if the file cannot be read, is not JSON, or asks for what cannot be done here."""
+    """Raises OptionError if the file cannot be read or is not JSON."""
     config = _parsed(path)
     without: dict[str, list[str]] = {}
     for name, *_ in _found(config, _CHANGES_NOTHING):
@@ -207,13 +209,10 @@ def read_deepspeed(path: Path) -> DeepSpeedFile:
         if _is_on(value):
             notes.append(f"{path.name}: {name}: {what}")
     notes += (f"{path.name}: {note}" for note in _unknown(config))
-    file = DeepSpeedFile(path, config, tuple(notes))
     refused = [
         Problem(name, what[0], what[1], show(value)) for name, value, what in _found(config, _REFUSED) if _is_on(value)
     ]
-    if refused:
-        raise file.error(refused)
-    return file
+    return DeepSpeedFile(path, config, tuple(notes), tuple(refused))
 
 
 def _tables(config: Mapping[str, object]) -> Iterator[tuple[str, Mapping[str, object]]]:

@@ -19,7 +19,7 @@ from sambasim.compiler.front import (
 )
 from sambasim.compiler.training_shapes import TrainingShapes, training_shapes
 from sambasim.compiler.variants import changes_of
-from sambasim.errors import DataError, ModelError
+from sambasim.errors import DataError, ModelError, OperatorError
 from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.options.emit import config_text
 from sambasim.simulation.planning.strategy import Strategy
@@ -192,6 +192,13 @@ def test_one_value_a_channel_needs_a_larger_batch(capture: Callable[[CompileOpti
         capture(options_of(f"{__name__}:Normalized", (), *data))
     assert caught.value.remedy == "--set training.batch_size=2, as batch normalization cannot train on one value"
     capture(options_of(f"{__name__}:Normalized", (), *data, "training.batch_size=2"))
+
+
+def test_experts_that_a_pef_cannot_hold_say_what_to_set() -> None:
+    options = options_of("transformers:MixtralForCausalLM", (*TINY, "num_key_value_heads=2", "num_local_experts=2"))
+    with pytest.raises(OperatorError) as caught:
+        shapes_from_options(options)
+    assert (caught.value.remedy or "").startswith("--set model.args.experts_implementation=batched_mm; ")
 
 
 def test_without_transformers_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

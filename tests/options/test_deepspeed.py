@@ -273,6 +273,17 @@ def test_one_error_lists_all_that_is_wrong(tmp_path: Path) -> None:
     assert lines[9:] == ["  where: FOLDER/ds_config.json", "  try:   correct each of them"]
 
 
+def test_what_cannot_be_done_is_listed_with_what_is_wrong(tmp_path: Path) -> None:
+    text = {
+        "train_batch_size": 8, "amp": {"enabled": True}, "optimizer": {"type": "Lamb"},
+        "fp16": {"enabled": True}, "bf16": {"enabled": True}, "zero_optimization": {"stage": 4},
+    }  # fmt: skip
+    lines = refused(text, tmp_path).splitlines()
+    assert lines[0] == "4 options are wrong:"
+    names = ["amp", "fp16.enabled", "optimizer.type", "zero_optimization.stage"]
+    assert [line.split()[0] for line in lines[1:5]] == names
+
+
 def _optimizer(kind: str, **params: object) -> dict[str, object]:
     return {"train_batch_size": 8, "optimizer": {"type": kind, "params": params}}
 
