@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sambasim.costs.fit import check_chip
-from sambasim.costs.work import at_batch_size, work_of
+from sambasim.costs.work import Work, at_batch_size, work_of
 from sambasim.errors import InternalError
 from sambasim.hardware.budget import Budget, Calibration
 from sambasim.hardware.placement import Placement
@@ -91,6 +91,14 @@ class PricedRank:
     resident: frozenset[str]
 
 
+def works_of_ranks(program: Program) -> Sequence[tuple[Program, Work]]:
+    """By rank along pp: its own program, and the work of that. Only the whole program shows that what a rank sends is
+    the same for each sample, such as a gradient that another rank completes."""
+    graph, own = program.training or program.evaluation, of_ranks(program)
+    resident = work_of(graph, program.symbols).resident if len(own) > 1 else frozenset()
+    return [(one, work_of(one.training or one.evaluation, one.symbols, resident)) for one in own]
+
+
 def price_ranks(
     program: Program, budget: Budget, calibration: Calibration, samples: int | None = None
 ) -> tuple[PricedRank, ...]:
@@ -98,9 +106,9 @@ def price_ranks(
     Raises MachineError if one does not fit, PefError for invalid arguments."""
     samples = samples or program.batch_size
     found = []
-    for own, passes in zip(of_ranks(program), passes_in_flight(program), strict=True):
+    for (own, compiled), passes in zip(works_of_ranks(program), passes_in_flight(program), strict=True):
         graph = _training(own)
-        work = at_batch_size(work_of(graph, own.symbols), own.batch_size, samples)
+        work = at_batch_size(compiled, own.batch_size, samples)
         check_chip(graph, work, budget)
         pieces = pieces_as_compiled(graph, work)
         step = price_pieces(own, work, pieces, budget, calibration, samples, 1, passes)
