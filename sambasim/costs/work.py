@@ -137,9 +137,7 @@ def work_of(graph: Graph, symbols: Mapping[str, Symbol], resident: Set[str] = fr
     float32 = _loss_values(graph, stages, types)
     kept = frozenset(base_of.get(output.value, output.value) for output in graph.outputs)
     sent = _sent(graph)
-    resident = (
-        resident | _fixed(stages, symbols, sent) | _gradients(graph, stages, symbols, types, base_of, sent)
-    )
+    resident = resident | _fixed(stages, symbols, sent) | _gradients(graph, stages, symbols, types, base_of, sent)
     values = dict.fromkeys(value for stage in stages for value in stage.values)
     tensors = {value: _tensor(types[value], value in float32, value in resident) for value in values}
     return Work(tuple(stages), tensors, kept)
