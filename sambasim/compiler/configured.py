@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sambasim.data.user_code import summary, user_line
-from sambasim.errors import DataError, ModelError
+from sambasim.errors import DataError, ModelError, SambasimError
 from sambasim.options.load import did_you_mean, nearest
 
 LONGEST_TEXT = 2048
@@ -58,6 +58,8 @@ def make_configured(factory: Any, args: Mapping[str, object], target: str) -> nn
         ) from error
     try:
         model: nn.Module = factory(config)
+    except SambasimError:
+        raise
     except Exception as error:
         raise ModelError(
             f"the model {target} cannot be built from this {kind.__name__}: {summary(error)}",
