@@ -15,7 +15,6 @@ from sambasim.ir.stages import symbols_of_ranks
 from sambasim.ir.types import ALIGNMENT_BYTES, DTYPE_BYTES, SymbolKind, align
 from sambasim.ir.verify import Progress, verify
 from sambasim.simulation.memory import need_of, passes_in_flight
-from sambasim.simulation.ranks import works_of_ranks
 
 
 class Pass(Protocol):

@@ -10,7 +10,7 @@ a constant mask. Views of a value count as that value.
 Dropout is made again in the backward, from its input and the seed: no mask is stored, and no dropped tensor.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, prod
@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 from sambasim.ir.graph import Graph, Node, SectionKind, node_references, references
 from sambasim.ir.operators import OPERATORS, OperatorKind
+from sambasim.ir.program import Program
+from sambasim.ir.stages import of_ranks
 from sambasim.ir.types import DTYPE_BYTES, VALUE_BYTES, Symbol, SymbolKind, TensorType
 
 _MATRIX = 2
@@ -141,6 +143,14 @@ def work_of(graph: Graph, symbols: Mapping[str, Symbol], resident: Set[str] = fr
     values = dict.fromkeys(value for stage in stages for value in stage.values)
     tensors = {value: _tensor(types[value], value in float32, value in resident) for value in values}
     return Work(tuple(stages), tensors, kept)
+
+
+def works_of_ranks(program: Program) -> Sequence[tuple[Program, Work]]:
+    """By rank along pp: its own program, and the work of that. Only the whole program shows that what a rank sends is
+    the same for each sample, such as a gradient that another rank completes."""
+    graph, own = program.training or program.evaluation, of_ranks(program)
+    resident = work_of(graph, program.symbols).resident if len(own) > 1 else frozenset()
+    return [(one, work_of(one.training or one.evaluation, one.symbols, resident)) for one in own]
 
 
 def stage_ranges(work: Work, ends: Iterable[int]) -> list[tuple[int, int]]:

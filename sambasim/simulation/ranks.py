@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sambasim.costs.fit import check_chip
-from sambasim.costs.work import Work, at_batch_size, work_of
+from sambasim.costs.work import at_batch_size, works_of_ranks
 from sambasim.errors import InternalError
 from sambasim.hardware.budget import Budget, Calibration
 from sambasim.hardware.placement import Placement
@@ -13,7 +13,6 @@ from sambasim.ir.graph import Graph, SectionKind
 from sambasim.ir.mesh import DATA_PARALLEL, Mesh
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import ActionKind
-from sambasim.ir.stages import of_ranks
 from sambasim.ir.types import SymbolKind
 from sambasim.simulation.memory import passes_in_flight
 from sambasim.simulation.messages import copies_of, traffic_of
@@ -89,14 +88,6 @@ class PricedRank:
     program: Program
     alone: PredictedStep
     resident: frozenset[str]
-
-
-def works_of_ranks(program: Program) -> Sequence[tuple[Program, Work]]:
-    """By rank along pp: its own program, and the work of that. Only the whole program shows that what a rank sends is
-    the same for each sample, such as a gradient that another rank completes."""
-    graph, own = program.training or program.evaluation, of_ranks(program)
-    resident = work_of(graph, program.symbols).resident if len(own) > 1 else frozenset()
-    return [(one, work_of(one.training or one.evaluation, one.symbols, resident)) for one in own]
 
 
 def price_ranks(
