@@ -7,7 +7,7 @@ from typing import ClassVar, Protocol
 
 from sambasim.costs.cut import Level, cut
 from sambasim.costs.fit import check_chip, check_memory
-from sambasim.costs.work import at_batch_size, stage_ranges, work_of
+from sambasim.costs.work import at_batch_size, stage_ranges, work_of, works_of_ranks
 from sambasim.hardware.budget import Budget
 from sambasim.ir.graph import Graph, SectionKind
 from sambasim.ir.program import ParameterGroup, Program
