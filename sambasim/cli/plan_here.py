@@ -59,7 +59,8 @@ def plan_this_machine(
     with shared.kept_imports():
         from sambasim.compiler.front import captured_from_options
         from sambasim.compiler.variants import Variants
-        from sambasim.runtime.capacity import available_bytes, cores_of_this_process
+        from sambasim.hardware.host import available_bytes
+        from sambasim.runtime.capacity import cores_of_this_process
         from sambasim.runtime.measure.machine import measure_machine, mpirun_here
         from sambasim.runtime.measure.passes import Work
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sambasim.data.datasets import DEFAULT_SAMPLES
 from sambasim.data.user_code import load_object, summary, user_line
-from sambasim.errors import DataError, ModelError
+from sambasim.errors import DataError, ModelError, SambasimError
 from sambasim.options.compile import CompileOptions
 from sambasim.options.grammar import SYNTHETIC, InputSpec
 from sambasim.options.load import did_you_mean, nearest
@@ -50,6 +50,8 @@ def make_configured(factory: Any, args: Mapping[str, object], target: str) -> nn
     config = _config(factory, args, target)
     try:
         model: nn.Module = factory(config)
+    except SambasimError:
+        raise
     except Exception as error:
         raise ModelError(
             f"the model {target} cannot be built from this {type(config).__name__}: {summary(error)}",

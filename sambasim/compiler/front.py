@@ -4,13 +4,15 @@ import inspect
 import random
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from sambasim.compiler.compile import Compiled, Stopwatch, capture_model, compile_model
 from sambasim.compiler.configured import example_of, is_configured, make_configured
@@ -22,11 +24,12 @@ from sambasim.compiler.trial import replaced
 from sambasim.data.batches import Batch, bind, collate, flat, in_place_of_values
 from sambasim.data.sources import open_source
 from sambasim.data.user_code import check_arguments, load_object, summary
-from sambasim.errors import DataError, ModelError, OptionError, SambasimError
+from sambasim.errors import DataError, MachineError, ModelError, OptionError, SambasimError
+from sambasim.hardware.host import available_bytes
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.options.load import check_output_file
-from sambasim.units import counted
+from sambasim.units import counted, format_bytes
 
 
 class Example(NamedTuple):
@@ -43,10 +46,33 @@ def compile_from_options(options: CompileOptions, on_phase: Callable[[str], None
     check_output_file(options.pef_path, "the PEF", "--output-folder FOLDER")
     schedule_of(options)
     on_phase("build the model")
-    model = build_model(options)
+    with weights_fit():
+        model = build_model(options)
     on_phase("read an example batch")
     inputs, by_keyword, arguments = example_batch(model, options)
     return compile_model(model, inputs, options, by_keyword=by_keyword, arguments=arguments, on_phase=on_phase)
+
+
+@contextmanager
+def weights_fit() -> Iterator[None]:
+    """Raises MachineError as soon as the parameters that are made have more bytes than this machine has available, for
+    which the system would end the process without a word."""
+    available, made = available_bytes(), 0
+
+    def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        nonlocal made
+        made += 0 if parameter is None or parameter.is_meta else parameter.nbytes
+        if available is not None and made > available:
+            raise MachineError(
+                f"the weights of this model need more than the {format_bytes(available)} of memory that are available",
+                remedy="a machine with more memory; `sambasim simulate` and `plan` take a model of any size",
+            )
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def shapes_from_options(options: CompileOptions, on_phase: Callable[[str], None] = lambda phase: None) -> Program:

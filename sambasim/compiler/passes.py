@@ -7,11 +7,11 @@ from typing import ClassVar, Protocol
 
 from sambasim.costs.cut import Level, cut
 from sambasim.costs.fit import check_chip, check_memory
-from sambasim.costs.work import at_batch_size, stage_ranges, work_of
+from sambasim.costs.work import at_batch_size, stage_ranges, work_of, works_of_ranks
 from sambasim.hardware.budget import Budget
 from sambasim.ir.graph import Graph, SectionKind
 from sambasim.ir.program import ParameterGroup, Program
-from sambasim.ir.stages import of_ranks, symbols_of_ranks
+from sambasim.ir.stages import symbols_of_ranks
 from sambasim.ir.types import ALIGNMENT_BYTES, DTYPE_BYTES, SymbolKind, align
 from sambasim.ir.verify import Progress, verify
 from sambasim.simulation.memory import need_of, passes_in_flight
@@ -139,9 +139,8 @@ class Fits:
     budget: Budget
 
     def __call__(self, program: Program) -> Program:
-        for part, passes in zip(of_ranks(program), passes_in_flight(program), strict=True):
+        for (part, work), passes in zip(works_of_ranks(program), passes_in_flight(program), strict=True):
             graph = part.training or part.evaluation
-            work = work_of(graph, part.symbols)
             check_chip(graph, work, self.budget)
             ends = [one.stop for one in graph.sections if one.kind in (SectionKind.FWD, SectionKind.BCKWD)]
             need = need_of(part, work, stage_ranges(work, ends), in_flight=passes)

@@ -54,7 +54,7 @@ def pipeline(
     if (schedule := schedule_of(options)) is not None:
         of_tied = optimizers if options.zero < _SLICED_GRADIENTS else None  # slices need no balance
         shards = options.world_size * options.chips if options.zero else 1
-        passes.insert(0, PipelineParallel(schedule, budget, of_tied, shards))
+        passes.insert(0, PipelineParallel(schedule, budget, of_tied, shards, samples))
     if options.tensor_parallel == "weight":
         of_model = {} if model is None else tp_plan_of(model)
         passes.insert(0, TensorParallel(options.n_chips, options.tensor_plan or {}, of_model, tell))

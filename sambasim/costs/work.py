@@ -10,7 +10,7 @@ a constant mask. Views of a value count as that value.
 Dropout is made again in the backward, from its input and the seed: no mask is stored, and no dropped tensor.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, prod
@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 from sambasim.ir.graph import Graph, Node, SectionKind, node_references, references
 from sambasim.ir.operators import OPERATORS, OperatorKind
+from sambasim.ir.program import Program
+from sambasim.ir.stages import of_ranks
 from sambasim.ir.types import DTYPE_BYTES, VALUE_BYTES, Symbol, SymbolKind, TensorType
 
 _MATRIX = 2
@@ -69,9 +71,12 @@ _PICKS = frozenset(f"aten.{name}" for name in (
 
 
 class Read(NamedTuple):
+    """`part` of `value`. With `picks`, as many rows of it as there are results."""
+
     value: str
     view: str
     part: float
+    picks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +130,27 @@ class Work:
         return {read.value: number for number, stage in enumerate(self.stages) for read in stage.reads}
 
 
-def work_of(graph: Graph, symbols: Mapping[str, Symbol]) -> Work:
-    """The work of the forward and the backward in `graph`. Raises PefError for invalid operands of a product."""
+def work_of(graph: Graph, symbols: Mapping[str, Symbol], resident: Set[str] = frozenset()) -> Work:
+    """The work of the forward and the backward in `graph`. `resident`: values that are known to be the same for each
+    sample, of a graph of one of several ranks. Raises PefError for invalid operands of a product."""
     types = {**graph.values, **{name: symbol.type for name, symbol in symbols.items()}}
     base_of: dict[str, str] = {}
     stages = list(_without_masks(graph, _stages(graph, types, base_of)))
     float32 = _loss_values(graph, stages, types)
     kept = frozenset(base_of.get(output.value, output.value) for output in graph.outputs)
-    resident = _fixed(stages, symbols) | _gradients(graph, stages, symbols, types, base_of)
+    sent = _sent(graph)
+    resident = resident | _fixed(stages, symbols, sent) | _gradients(graph, stages, symbols, types, base_of, sent)
     values = dict.fromkeys(value for stage in stages for value in stage.values)
     tensors = {value: _tensor(types[value], value in float32, value in resident) for value in values}
     return Work(tuple(stages), tensors, kept)
+
+
+def works_of_ranks(program: Program) -> Sequence[tuple[Program, Work]]:
+    """By rank along pp: its own program, and the work of that. Only the whole program shows that what a rank sends is
+    the same for each sample, such as a gradient that another rank completes."""
+    graph, own = program.training or program.evaluation, of_ranks(program)
+    resident = work_of(graph, program.symbols).resident if len(own) > 1 else frozenset()
+    return [(one, work_of(one.training or one.evaluation, one.symbols, resident)) for one in own]
 
 
 def stage_ranges(work: Work, ends: Iterable[int]) -> list[tuple[int, int]]:
@@ -158,14 +173,19 @@ def at_batch_size(work: Work, compiled: int, wanted: int) -> Work:
         fixed = tensor.resident or tensor.rows < compiled
         return tensor if fixed else replace(tensor, rows=tensor.rows * wanted // compiled)
 
-    def flops(stage: Stage) -> Stage:
-        fixed = all(work.tensors[read.value].resident for read in stage.reads)
-        return stage if fixed else replace(stage, product_flops=stage.product_flops * wanted // compiled)
+    def scaled(stage: Stage) -> Stage:
+        if all(work.tensors[read.value].resident for read in stage.reads):
+            return stage
+        reads = tuple(picked(read, tensors[stage.writes[0]]) if read.picks else read for read in stage.reads)
+        return replace(stage, reads=reads, product_flops=stage.product_flops * wanted // compiled)
+
+    def picked(read: Read, result: Tensor) -> Read:
+        return read._replace(part=min(1.0, result.size_bytes / tensors[read.value].size_bytes))
 
     if compiled == wanted:
         return work
     tensors = {value: rows(tensor) for value, tensor in work.tensors.items()}
-    return Work(tuple(map(flops, work.stages)), tensors, work.kept)
+    return Work(tuple(map(scaled, work.stages)), tensors, work.kept)
 
 
 def device_bytes_of(type_: TensorType) -> int:
@@ -253,7 +273,7 @@ def _reads(
         picks = number == 0 and node.operator in _PICKS
         wanted = min(results, types[name].numel) if picks else types[name].numel
         # Two lookups in one table read different rows, as two views show different parts.
-        read = Read(value, node.name if picks else name, min(1.0, wanted / whole))
+        read = Read(value, node.name if picks else name, min(1.0, wanted / whole), picks)
         if value not in reads or reads[value].part < read.part:
             reads[value] = read
     return tuple(reads.values())
@@ -273,9 +293,23 @@ def _loss_values(graph: Graph, stages: list[Stage], types: Mapping[str, TensorTy
     return {value for value in found if types[value].dtype in _REALS}
 
 
-def _fixed(stages: list[Stage], symbols: Mapping[str, Symbol]) -> set[str]:
+def _sent(graph: Graph) -> Mapping[str, str]:
+    """By value that a stage of a pipeline receives, the one that another sends."""
+    values = {
+        dict(node.kwargs).get("tag"): name
+        for node in graph.nodes
+        if node.operator == "comm.send"
+        for name in node_references(node)
+    }
+    received = (node for node in graph.nodes if node.operator == "comm.recv")
+    pairs = ((node.results[0], values.get(dict(node.kwargs).get("tag"))) for node in received)
+    return {name: value for name, value in pairs if name is not None and value is not None}
+
+
+def _fixed(stages: list[Stage], symbols: Mapping[str, Symbol], sent: Mapping[str, str]) -> set[str]:
     """Values that are the same for each sample: the model's tensors, and what is computed from them alone."""
     fixed = {name for name, symbol in symbols.items() if symbol.kind in _FIXED}
+    fixed |= {name for name, value in sent.items() if value in fixed}
     for stage in stages:
         if fixed.issuperset(read.value for read in stage.reads):
             fixed.update(stage.writes)
@@ -288,11 +322,11 @@ def _gradients(
     symbols: Mapping[str, Symbol],
     types: Mapping[str, TensorType],
     base_of: Mapping[str, str],
+    sent: Mapping[str, str],
 ) -> set[str]:
-    """Gradients of parameters, and terms that are added to them, also those that another rank sends."""
+    """Gradients of parameters, and terms that are added to them, also those that another stage sends."""
     maker = {value: stage for stage in stages for value in stage.writes}
-    received = {name for node in graph.nodes if node.operator == "comm.recv" for name in node.results if name}
-    known = maker.keys() | received
+    known = maker.keys() | sent.keys()
     outputs = [output.value for output in graph.outputs if symbols[output.symbol].kind is SymbolKind.GRADIENT]
     found: set[str] = set()
     waiting = [base_of.get(value, value) for value in outputs]
@@ -302,7 +336,9 @@ def _gradients(
             continue
         found.add(value)
         stage = maker.get(value)
-        if stage is not None and OPERATORS[graph.nodes[stage.node].operator].kind is OperatorKind.POINTWISE:
+        if stage is None:
+            waiting.append(base_of.get(sent[value], sent[value]))
+        elif OPERATORS[graph.nodes[stage.node].operator].kind is OperatorKind.POINTWISE:
             waiting += [read.value for read in stage.reads if types[read.value].numel == types[value].numel]
     return found
 

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from sambasim.report.output import add_row, csv_text, json_line, labelled, plain_table
 from sambasim.simulation.planning.priced import Priced, Terms
-from sambasim.simulation.planning.search import Goal, Plan
+from sambasim.simulation.planning.search import Goal, Plan, value_of
 from sambasim.simulation.sync import Wire
 from sambasim.units import counted, format_bytes, format_seconds, plain_rate
 
@@ -50,12 +50,19 @@ def plan_report(plan: Plan, *, explain: bool) -> Iterator[RenderableType]:
     yield _table(plan)
     if explain and len(plan.best) > 1:
         yield labelled(explanation(plan.best[0], plan.best[1], plan.device))
-    count = len(plan.best) + len(plan.others)
-    yield Text(
-        f"{counted(count, 'strategy', 'strategies')} priced, {len(plan.refused):,} impossible;"
-        " the table has the best of each shape of the mesh"
-    )
+    yield Text(f"{counts(plan)}; the table has the best of each shape of the mesh")
     yield Text(plan.note or f"predicted, not measured. {BASIS}.")
+
+
+def counts(plan: Plan) -> str:
+    """How many strategies there are, and what is known of them."""
+    every = plan.everything
+    exact, fitting = sum(one.is_exact for one in every), len(plan.fitting)
+    known = "" if exact == len(every) else f", {exact:,} of them compiled and priced, the others estimated"
+    return (
+        f"{counted(fitting, 'strategy', 'strategies')} fit{known}; {len(every) - fitting:,} need more memory, and"
+        f" {len(plan.refused):,} are impossible"
+    )
 
 
 def verdict(plan: Plan) -> list[tuple[str, str]]:
@@ -71,7 +78,35 @@ def verdict(plan: Plan) -> list[tuple[str, str]]:
     found.append(("nodes", f"{counted(nodes, 'node')}, {links}"))
     if plan.best:
         found.append(("best", headline(plan)))
+        found += _as_good(plan)
+        found += _slow_host(plan)
     return found
+
+
+def _as_good(plan: Plan) -> Iterator[tuple[str, str]]:
+    """The others that differ from the best by less than a prediction can tell."""
+    best = value_of(plan.best[0], plan.goal)
+    near = [number for number, one in enumerate(plan.best, 1) if value_of(one, plan.goal) <= best * _NEAR]
+    if len(near) > 1:
+        numbers = ", ".join(map(str, near[1:]))
+        yield "as good", f"{numbers}: within {_NEAR - 1:.0%} of it, less than what a prediction can tell apart"
+
+
+_NEAR = 1.05
+
+
+def _slow_host(plan: Plan) -> Iterator[tuple[str, str]]:
+    best = plan.best[0]
+    share = best.terms.host_s / best.step_s
+    if share > _MUCH and not plan.note:
+        yield (
+            "host",
+            f"{share:.0%} of the best step is the host, which starts sections and fetches the outputs of each pass:"
+            " `sambasim simulate` says of what, and what would help. A model that returns only its loss has least",
+        )
+
+
+_MUCH = 0.3
 
 
 def _fits_one(plan: Plan) -> str:
@@ -99,11 +134,13 @@ def closest(plan: Plan) -> str:
 
 
 _COLUMNS = ("step", "samples/s", "memory", "bubble", "sync")
+_COST = "RDU time a sample"
 
 
 def _table(plan: Plan) -> RenderableType:
     title = f"The best {len(plan.best)}, {_BEST_FOR[plan.goal].replace('RDU', plan.device)} first"
-    table = plain_table(title, ("", "strategy"), (*_COLUMNS, f"{plan.device}s"))
+    costs = (_COST,) if plan.goal is Goal.COST else ()
+    table = plain_table(title, ("", "strategy"), (*_COLUMNS, f"{plan.device}s", *costs))
     for number, one in enumerate(plan.best, 1):
         add_row(
             table,
@@ -115,6 +152,7 @@ def _table(plan: Plan) -> RenderableType:
             f"{one.bubble:.1%}",
             f"{one.terms.sync_s / one.step_s:.1%}",
             str(one.rdus),
+            *(format_seconds(one.step_s * one.rdus / one.strategy.global_batch) for _ in costs),
         )
     return table
 

@@ -3,14 +3,14 @@
 import ctypes
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
 from sambasim.errors import MachineError
+from sambasim.hardware.host import available_bytes
 from sambasim.hardware.spec import device_of
 from sambasim.pef import PefDocument
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.shared_memory import Demand, check_demands
-from sambasim.units import KIB, format_bytes
+from sambasim.units import format_bytes
 
 _M_TRIM_THRESHOLD = -1  # mallopt(3)
 _M_MMAP_THRESHOLD = -3
@@ -27,8 +27,6 @@ def keep_freed_memory() -> bool:
     return all([mallopt(_M_TRIM_THRESHOLD, _NEVER), mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)])
 
 
-_MEMORY = Path("/proc/meminfo")
-
 DEVICES = "the device memory of this node's replicas"
 SMALLER = "run with fewer replicas, or compile a smaller model or batch"
 
@@ -44,13 +42,6 @@ def check_device(document: PefDocument) -> None:
             f"but a {device.name} has {format_bytes(device.ddr_capacity_bytes)}",
             remedy="compile it again, with a smaller model or batch or another --arch",
         )
-
-
-def available_bytes(meminfo: str | None = None) -> int | None:
-    """Bytes of available memory, by the text of /proc/meminfo; None if there is no such file."""
-    text = meminfo if meminfo is not None else _MEMORY.read_text() if _MEMORY.exists() else ""
-    lines = [line.split() for line in text.splitlines() if line.startswith("MemAvailable:")]
-    return int(lines[0][1]) * KIB if lines else None
 
 
 def check_node_memory(

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sambasim.costs.fit import check_chip
-from sambasim.costs.work import at_batch_size, work_of
+from sambasim.costs.work import at_batch_size, works_of_ranks
 from sambasim.errors import InternalError
 from sambasim.hardware.budget import Budget, Calibration
 from sambasim.hardware.placement import Placement
@@ -13,7 +13,6 @@ from sambasim.ir.graph import Graph, SectionKind
 from sambasim.ir.mesh import DATA_PARALLEL, Mesh
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import ActionKind
-from sambasim.ir.stages import of_ranks
 from sambasim.ir.types import SymbolKind
 from sambasim.simulation.memory import passes_in_flight
 from sambasim.simulation.messages import copies_of, traffic_of
@@ -98,9 +97,9 @@ def price_ranks(
     Raises MachineError if one does not fit, PefError for invalid arguments."""
     samples = samples or program.batch_size
     found = []
-    for own, passes in zip(of_ranks(program), passes_in_flight(program), strict=True):
+    for (own, compiled), passes in zip(works_of_ranks(program), passes_in_flight(program), strict=True):
         graph = _training(own)
-        work = at_batch_size(work_of(graph, own.symbols), own.batch_size, samples)
+        work = at_batch_size(compiled, own.batch_size, samples)
         check_chip(graph, work, budget)
         pieces = pieces_as_compiled(graph, work)
         step = price_pieces(own, work, pieces, budget, calibration, samples, 1, passes)

@@ -49,7 +49,12 @@ def test_it_gives_a_verdict_a_table_and_the_terms(written: tuple[Path, str]) -> 
 def test_the_csv_has_every_strategy_with_memory_by_part(written: tuple[Path, str]) -> None:
     rows = list(csv.DictReader((written[0] / "all.csv").open(encoding="utf-8")))
     priced = [row for row in rows if row["memory_bytes"]]
-    assert len(priced) == int(re.findall(r"([\d,]+) strategies priced", written[1])[0].replace(",", ""))
+    fitting, compiled, lacking = (
+        int(re.findall(pattern, written[1])[0].replace(",", ""))
+        for pattern in (r"([\d,]+) strategies fit", r"([\d,]+) of them compiled", r"([\d,]+) need more memory")
+    )
+    assert len(priced) == fitting + lacking
+    assert sum(row["compiled"] == "True" for row in priced) == compiled
     for row in priced:
         parts = ("parameters", "gradients", "states", "activations", "buffers")
         assert sum(int(row[f"{part}_bytes"]) for part in parts) == int(row["memory_bytes"])

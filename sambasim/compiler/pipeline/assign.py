@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from sambasim.compiler.names import parameter_of
 from sambasim.costs.load import alone_s
-from sambasim.costs.work import work_of
+from sambasim.costs.work import at_batch_size, work_of
 from sambasim.errors import OptionError
 from sambasim.hardware.budget import Budget
 from sambasim.ir.graph import Graph, Node, SectionKind, node_references
@@ -92,11 +92,21 @@ class Assignment:
     buffers: Mapping[str, int]
 
 
-def assign(program: Program, graph: Graph, values: Values, stages: int, ranks: int, budget: Budget) -> Assignment:
-    """The stages of a training step, for so many ranks. Raises OptionError if it cannot be cut into so many."""
+def assign(
+    program: Program,
+    graph: Graph,
+    values: Values,
+    stages: int,
+    ranks: int,
+    budget: Budget,
+    samples: int | None = None,
+) -> Assignment:
+    """The stages of a training step, for so many ranks and passes of `samples`. Raises OptionError if it cannot be cut
+    into so many."""
     forward = [node for one in graph.sections if one.kind is SectionKind.FWD for node in graph.section_nodes(one)]
     backward = graph.nodes[len(forward) :]
-    ends = _cut(program, graph, forward, values, stages, ranks, budget)
+    seconds = _seconds(program, graph, len(forward), budget, samples or program.batch_size)
+    ends = _cut(program, forward, values, stages, ranks, seconds)
     stage_of = {node.name: stage for stage, span in enumerate(pairwise([0, *ends])) for node in forward[slice(*span)]}
     held = {name: {stage_of[node.name]} for node in forward for name in node.results if name is not None}
     for node in forward:
@@ -141,10 +151,10 @@ _NO_STAGES = "leave out --pipeline-stages"
 
 
 def _cut(
-    program: Program, graph: Graph, forward: Sequence[Node], values: Values, stages: int, ranks: int, budget: Budget
+    program: Program, forward: Sequence[Node], values: Values, stages: int, ranks: int, seconds: Sequence[float]
 ) -> list[int]:
-    """Where the stages of the forward end. Each has a parameter that none before it has."""
-    seconds = _seconds(program, graph, len(forward), budget)
+    """Where the stages of the forward, whose operators take `seconds`, end. Each has a parameter that none before it
+    has."""
     total_s, owned = [0.0], [0]
     seen: set[str] = set()
     for node, own_s in zip(forward, seconds, strict=True):
@@ -178,9 +188,9 @@ def _fewer(possible: int, of_rank: int) -> str:
     return "use --schedule 1f1b, with one stage on each rank" if possible > 1 else _NO_STAGES
 
 
-def _seconds(program: Program, graph: Graph, count: int, budget: Budget) -> list[float]:
+def _seconds(program: Program, graph: Graph, count: int, budget: Budget, samples: int) -> list[float]:
     """Predicted seconds of the first `count` operators, those of the forward, without the start of a section."""
-    work, seconds = work_of(graph, program.symbols), [0.0] * count
+    work, seconds = at_batch_size(work_of(graph, program.symbols), program.batch_size, samples), [0.0] * count
     for stage in work.stages:
         if stage.node < count:
             seconds[stage.node] += alone_s(stage, work, budget)

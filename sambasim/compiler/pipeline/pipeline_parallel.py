@@ -20,9 +20,9 @@ from sambasim.ir.verify import Progress
 @dataclass(frozen=True, slots=True)
 class PipelineParallel:
     """Add the axis pp and cut every graph into the stages of `schedule`, balanced by the seconds that `budget`'s device
-    needs. The states of `optimizers`, of which each of `shards` replicas keeps a slice, decide where a tied parameter
-    is updated; without them, it is where its gradient is completed. Raises OptionError if there are fewer places to
-    cut."""
+    needs for a pass of `samples`, by default those of the program. The states of `optimizers`, of which each of
+    `shards` replicas keeps a slice, decide where a tied parameter is updated; without them, it is where its gradient is
+    completed. Raises OptionError if there are fewer places to cut."""
 
     title: ClassVar[str] = "cut into pipeline stages"
     reaches: ClassVar[Progress] = Progress.CAPTURED
@@ -30,6 +30,7 @@ class PipelineParallel:
     budget: Budget
     optimizers: AttachOptimizers | None = None
     shards: int = 1
+    samples: int | None = None
 
     def __call__(self, program: Program) -> Program:
         training, schedule = program.training, self.schedule
@@ -37,7 +38,7 @@ class PipelineParallel:
             raise InternalError("pipeline stages of a program without a training step")
         stages, ranks = schedule.stages, schedule.ranks
         values = values_of(training, program)
-        assignment = assign(program, training, values, stages, ranks, self.budget)
+        assignment = assign(program, training, values, stages, ranks, self.budget, self.samples)
         owner = assignment.owner
         if self.optimizers is not None:
             sizes = {name: self._sizes(name, self.optimizers, program) for name in owner}

@@ -19,7 +19,8 @@ from time import perf_counter
 import torch
 
 from sambasim.errors import MachineError
-from sambasim.runtime.capacity import available_bytes, cores_of_this_process
+from sambasim.hardware.host import available_bytes
+from sambasim.runtime.capacity import cores_of_this_process
 from sambasim.runtime.measure import passes
 from sambasim.runtime.measure.passes import ERROR, RATES, WORK, Work
 from sambasim.simulation.machine import Machine, PassTimes, Rates

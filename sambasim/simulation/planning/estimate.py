@@ -68,10 +68,10 @@ class Estimator:
             return stages
         memory = self._memory(strategy, rank, stages)
         capacity_bytes = self.ranks.budget(strategy).capacity_bytes
-        terms, received = self._time(strategy, rank, stages)
+        terms, received, idle_s = self._time(strategy, rank, stages)
         rdus = rdus_of(place(strategy.ranks, self._device, strategy.tiles, self._cluster))
         problem = shortage(memory, capacity_bytes)
-        return Priced(strategy, rdus, terms, memory, capacity_bytes, received, is_exact=False, problem=problem)
+        return Priced(strategy, rdus, terms, memory, capacity_bytes, received, False, problem, idle_s)
 
     def _staged(self, strategy: Strategy, rank: OneRank) -> Sequence[Stage] | str:
         stages = strategy.stages * strategy.chunks
@@ -120,7 +120,10 @@ class Estimator:
             for at, (kept_bytes, of) in enumerate(zip(kept, share, strict=True))
         )
 
-    def _time(self, strategy: Strategy, rank: OneRank, stages: Sequence[Stage]) -> tuple[Terms, dict[Wire, float]]:
+    def _time(
+        self, strategy: Strategy, rank: OneRank, stages: Sequence[Stage]
+    ) -> tuple[Terms, dict[Wire, float], float]:
+        """The terms of the slowest rank, the bytes that it receives, and how long ranks wait for stages on average."""
         ranks, passes = strategy.stages, strategy.passes
         of_rank = [stages[at::ranks] for at in range(ranks)]
         busy_s = [sum(one.pass_s for one in own) for own in of_rank]
@@ -148,7 +151,8 @@ class Estimator:
         messages_s = (tensor_s + messages.predicted_s) * passes
         compute_s = max(pass_s * passes - host_s - messages_s, 0.0)
         terms = Terms(compute_s, host_s, messages_s, bubble_s, update_s, sync_s)
-        return terms, received
+        idle_s = bubble_s + (busy_s[slowest] - sum(busy_s) / ranks) * passes
+        return terms, received, idle_s
 
     def _sync(self, strategy: Strategy, rank: OneRank, numel: float, last_s: float) -> tuple[float, Traffic]:
         placement = self._replicas(strategy)

@@ -142,8 +142,9 @@ class Here:
         costs = [self._cost(part, number, strategy, rates, times) for number, part in enumerate(parts)]
         crowd = machine.crowd(strategy.ranks)
         if strategy.stages > 1:
-            terms = self._pipelined(strategy, parts, costs, times, crowd)
+            terms, idle_s = self._pipelined(strategy, parts, costs, times, crowd)
         else:
+            idle_s = 0.0
             of_pass, passes = costs[0], strategy.passes
             compute_s = sum(one.compute_s for one in of_pass.values())
             messages_s = sum(one.messages_s for one in of_pass.values())
@@ -155,7 +156,7 @@ class Here:
         memory = tuple(self._memory(strategy, parts, rates, times))
         capacity_bytes = machine.memory_bytes // strategy.ranks
         problem = shortage(memory, capacity_bytes)
-        return Priced(strategy, strategy.ranks, terms, memory, capacity_bytes, {}, is_exact=True, problem=problem)
+        return Priced(strategy, strategy.ranks, terms, memory, capacity_bytes, {}, True, problem, idle_s)
 
     def _parts_of(self, strategy: Strategy) -> tuple[_Part, ...]:
         """By rank along pp. The program of a pass depends on neither replicas nor the number of passes."""
@@ -260,7 +261,8 @@ class Here:
         costs: Sequence[Mapping[tuple[ActionKind, int], _Seconds]],
         times: PassTimes,
         crowd: float,
-    ) -> Terms:
+    ) -> tuple[Terms, float]:
+        """The terms of the slowest rank, and how long ranks wait on average."""
         schedule = make(strategy.schedule, strategy.stages, strategy.passes)
 
         def seconds(action: Action) -> float:
@@ -277,7 +279,8 @@ class Here:
         )
         whole_s = max(row[-1][2] for row in timeline(schedule, seconds))
         waiting_s = (whole_s - busy_s[slowest]) * crowd  # a rank that waits for a message keeps its share of a core
-        return Terms((busy_s[slowest] - messages_s) * crowd, 0.0, messages_s * crowd, waiting_s, 0.0, 0.0)
+        terms = Terms((busy_s[slowest] - messages_s) * crowd, 0.0, messages_s * crowd, waiting_s, 0.0, 0.0)
+        return terms, (whole_s - sum(busy_s) / len(busy_s)) * crowd
 
     def _update(self, strategy: Strategy, share: float, rates: Rates) -> tuple[float, float]:
         """Seconds of the update and of sync on a core of its own, by the bytes that are read and written."""

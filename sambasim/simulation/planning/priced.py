@@ -39,8 +39,9 @@ class Terms:
 @dataclass(frozen=True, slots=True)
 class Priced:
     """`memory` is that of each rank of the pipeline, of `capacity_bytes`; `received_bytes` what a rank receives in a
-    step, by link. With `is_exact`, the program of this strategy was priced; else its time and memory are estimated from
-    one without stages. `problem` says why it cannot run."""
+    step, by link, and `idle_s` how long it waits for other stages, on average over the pipeline. With `is_exact`, the
+    program of this strategy was priced; else its time and memory are estimated from one without stages. `problem` says
+    why it cannot run."""
 
     strategy: Strategy
     rdus: int
@@ -50,6 +51,7 @@ class Priced:
     received_bytes: Mapping[Wire, float]
     is_exact: bool
     problem: str | None = None
+    idle_s: float = 0.0
 
     @property
     def step_s(self) -> float:
@@ -65,10 +67,8 @@ class Priced:
 
     @property
     def bubble(self) -> float:
-        """The share of a pass's time in which a rank waits for other stages."""
-        terms = self.terms
-        passes_s = terms.compute_s + terms.host_s + terms.messages_s + terms.bubble_s
-        return terms.bubble_s / passes_s if passes_s else 0.0
+        """The share of the step in which ranks wait for other stages, on average."""
+        return self.idle_s / self.step_s
 
 
 def shortage(memory: Sequence[Memory], capacity_bytes: int) -> str | None:
@@ -137,6 +137,7 @@ def price(
         {wire: received.received_bytes.get(wire, 0.0) + sync.get(wire, 0.0) for wire in wires},
         is_exact=True,
         problem=shortage(memory, budget.capacity_bytes),
+        idle_s=step.idle_share * step.passes_s,
     )
 
 

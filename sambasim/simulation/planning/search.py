@@ -187,16 +187,18 @@ _NEAR_MISSES = 16
 _MOST_OF_FRONTIER = 32
 
 
+def value_of(one: Priced, goal: Goal) -> float:
+    """What `goal` wants least of."""
+    if goal is Goal.MEMORY:
+        return one.fullest.total_bytes
+    return one.step_s * one.rdus if goal is Goal.COST else one.step_s
+
+
 def order(one: Priced, goal: Goal, error: tuple[float, float] = (1.0, 1.0)) -> tuple[float, ...]:
     """Less is better. Of those that are equal to three digits, the one that changes less is better. `error`: by which
     the time and the memory of an estimate are multiplied."""
     of_time, of_memory = (1.0, 1.0) if one.is_exact else error
     strategy, step_s = one.strategy, one.step_s * of_time
-    value = {
-        Goal.THROUGHPUT: step_s,
-        Goal.MEMORY: one.fullest.total_bytes * of_memory,
-        Goal.COST: step_s * one.rdus,
-    }[goal]
-    about = float(f"{value:.2e}")
+    about = float(f"{value_of(one, goal) * (of_memory if goal is Goal.MEMORY else of_time):.2e}")
     changes = strategy.recompute != "none", strategy.stages, strategy.chips, abs(strategy.zero - 1), strategy.passes
     return about, *changes, step_s

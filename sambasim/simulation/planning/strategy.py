@@ -112,6 +112,7 @@ class Strategy:
         parts.append(f"{counted(self.samples, 'sample')} × {counted(self.passes, 'pass', 'passes')}")
         parts += [self.schedule] * (self.stages > 1)
         parts += [f"recompute {self.recompute}"] * (self.recompute != "none")
+        parts += [self.dtype] * (self.dtype != "fp32")
         return ", ".join(parts)
 
 
