@@ -21,7 +21,8 @@ from sambasim.runtime.setup import set_up
 from sambasim.runtime.single_rank import single_rank
 from sambasim.runtime.team import assemble as assemble_team
 from tests.faults.command import sambasim
-from tests.mpi.training import EACH_ALONE, TWO_NODES, Run, Trained, run_of, train
+from tests.mpi.bodies.train import Run
+from tests.mpi.training import EACH_ALONE, TWO_NODES, Trained, run_of, train
 from tests.support.examples import example_options
 from tests.support.mpi import run_mpi
 from tests.support.whole import whole, whole_case

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from tests.mpi.bodies.train import Run
 from tests.mpi.captures import EXAMPLES, MICRO_BATCHES, compiled, in_stages
-from tests.mpi.training import EACH_ALONE, TWO_NODES, Run, run_of, train
+from tests.mpi.training import EACH_ALONE, TWO_NODES, run_of, train
 from tests.support.mpi import run_mpi
 from tests.support.whole import whole_case
 

@@ -17,7 +17,8 @@ from sambasim.runtime.run_observer import RunObserver, RunObservers
 from sambasim.runtime.setup import set_up
 from sambasim.runtime.single_rank import single_rank
 from tests.faults.command import sambasim
-from tests.mpi.training import WAYS, Run, Trained, run_of, train
+from tests.mpi.bodies.train import Run
+from tests.mpi.training import WAYS, Trained, run_of, train
 from tests.support.examples import VARIANTS, CompiledExample
 from tests.support.mpi import RANKS, SAMBASIM, run_mpi
 from tests.support.whole import is_whole, whole, whole_case

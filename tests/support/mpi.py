@@ -45,6 +45,11 @@ _NOTICE = re.compile(rf"^{_RULE}\n.*?^{_RULE}\n\0?", re.DOTALL | re.MULTILINE)
 """What mpirun of Open MPI prints to stderr when a job has failed; ranks cannot prevent it."""
 
 
+def body_command(name: str) -> list[str]:
+    """The command that calls `main` of tests/mpi/bodies/NAME.py."""
+    return [sys.executable, "-m", "tests.mpi.bodies.start", name]
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """What a job left: its exit code, what its ranks printed, and how long it took from start to end."""
