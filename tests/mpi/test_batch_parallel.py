@@ -22,7 +22,7 @@ from sambasim.runtime.single_rank import single_rank
 from sambasim.runtime.team import assemble as assemble_team
 from tests.faults.command import sambasim
 from tests.mpi.bodies.train import Run
-from tests.mpi.training import EACH_ALONE, TWO_NODES, Trained, run_of, train
+from tests.mpi.training import EACH_ALONE, TWO_NODES, Trained, run_of, train, train_here
 from tests.support.examples import example_options
 from tests.support.mpi import run_mpi
 from tests.support.whole import whole, whole_case
@@ -119,12 +119,11 @@ def test_a_checkpoint_of_chips_goes_on_without_them_and_back(pefs: dict[str, Pat
     folders = {name: {"dir": str(tmp_path / name)} for name in ("chips", "alone")}
     resumed = {"resume": str(tmp_path / "chips" / "step-0000000001")}
     how: dict[str, Any] = {"emulate": 2, "accumulation": 1}
-    found = train(
-        1,
+    found = train_here(
         [
             run_of("chips", chips, steps=1, checkpoint=folders["chips"], **how),
             run_of("alone", alone, steps=2, checkpoint=folders["alone"] | resumed, **how),
-        ],
+        ]
     )
     line = "changed since the checkpoint: replicas = 2 (checkpoint: 2 of 2 chips)"
     assert line in found["alone"].notices

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from sambasim.compiler.front import compile_from_options
 from tests.mpi.bodies.train import Run
-from tests.mpi.training import EACH_ALONE, TWO_NODES, Trained, run_of, train
+from tests.mpi.training import EACH_ALONE, TWO_NODES, Trained, run_of, train, train_here
 from tests.support.examples import example_options
 from tests.support.mpi import run_mpi
 from tests.support.whole import is_whole, whole, whole_case
@@ -70,7 +70,7 @@ def test_a_model_without_data_parallelism_communicates_too(tmp_path: Path) -> No
 
 @pytest.fixture(scope="module")
 def alone(pefs: dict[str, Path]) -> dict[str, Trained]:
-    return train(1, [run_of(name, path, steps=STEPS, evaluate=True) for name, path in pefs.items()])
+    return train_here([run_of(name, path, steps=STEPS, evaluate=True) for name, path in pefs.items()])
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -6,10 +6,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import BaseModel
 
 from sambasim.records.metrics import SummaryRecord
+from sambasim.runtime.single_rank import single_rank
 from tests.mpi.bodies.train import Run
+from tests.mpi.bodies.train import train as train_one
 from tests.support.mpi import body_command, run_mpi
 
 TWO_NODES = {"MPIR_CVAR_NUM_CLIQUES": "2"}
@@ -88,6 +91,14 @@ def train(
     lines = run_mpi(np, argv, timeout=280, env=env, cwd=cwd, hosts=hosts).check().stdout.splitlines()
     found = [Trained.model_validate_json(line) for line in lines if line.startswith("{")]
     assert sorted(one.name for one in found) == sorted(run.name for run in runs)
+    return {one.name: one for one in found}
+
+
+def train_here(runs: Sequence[Run]) -> dict[str, Trained]:
+    """As `train` by one rank, but in this process, which need not be started."""
+    threads, here = torch.get_num_threads(), single_rank("here")
+    found = [Trained.model_validate(train_one(run, here)) for run in runs]
+    torch.set_num_threads(threads)
     return {one.name: one for one in found}
 
 

@@ -21,6 +21,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+SITE = ROOT / "tests" / "support" / "site"
+"""On PYTHONPATH, for what Python runs as it starts."""
+
 SAMBASIM = [sys.executable, "-m", "sambasim"]
 RANKS = tuple(int(ranks) for ranks in os.environ.get("SAMBASIM_TEST_RANKS", "1,2,3,4").split(","))
 
@@ -178,7 +181,7 @@ def job_environ(job: str, env: Mapping[str, str] | None = None) -> dict[str, str
         **inherited,
         **_FOR_OPEN_MPI,
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{SITE}",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         **(env or {}),
         JOB_KEY: job,

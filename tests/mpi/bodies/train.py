@@ -102,7 +102,8 @@ class _Messages(RunObserver):
         self.notes.append(what)
 
 
-def _train(run: Run, communicator: Communicator) -> dict[str, object]:
+def train(run: Run, communicator: Communicator) -> dict[str, object]:
+    """What `tests.mpi.training.Trained` says of the run."""
     messages, calls, whole_rounds = _Messages(), Calls(), exchange.ROUND_ELEMENTS
     exchange.ROUND_ELEMENTS = run.round_elements or whole_rounds
     with calls.counted() if run.counted else nullcontext():
@@ -119,9 +120,9 @@ def main() -> None:
     rank, world_size = communicator.rank, communicator.world_size
     single = single_rank(communicator.topology.host_name, communicator.library)
     emulations = [run for run in runs if run.alone]
-    own = [_train(run, single) for number, run in enumerate(emulations) if number % world_size == rank]
+    own = [train(run, single) for number, run in enumerate(emulations) if number % world_size == rank]
     done = [one for part in communicator.all_gather_object(own) for one in part]
-    done += [_train(run, communicator) for run in runs if not run.alone]
+    done += [train(run, communicator) for run in runs if not run.alone]
     if rank == 0:
         with open(1, "w", closefd=False) as stdout:  # with PYTHONUNBUFFERED, sys.stdout may print only a part
             print("\n".join(map(json.dumps, done)), file=stdout)
