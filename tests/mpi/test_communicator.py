@@ -120,10 +120,12 @@ _BRING_UP = """\
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-import torch, torch.distributed as dist
+from sambasim.cli.shared import kept_imports
 from sambasim.errors import SambasimError
-from sambasim.runtime import torch_process_group as group
-from sambasim.runtime.communicator import connect
+with kept_imports():
+    import torch, torch.distributed as dist
+    from sambasim.runtime import torch_process_group as group
+    from sambasim.runtime.communicator import connect
 c = connect(["body"])
 try:
     {body}

@@ -119,8 +119,9 @@ def test_a_checkpoint_of_parts_is_resumed_and_saved_weights_are_whole(pefs: dict
 @pytest.mark.parametrize(
     ("ranks", "flags", "said"),
     [
-        (3, (), "3 ranks were started, and a replica of this PEF has 2 (tp 2)"),
-        (2, ("--engine", "inductor"), "--engine inductor cannot compile a pass that communicates"),
+        # tests/faults/test_meshes.py and test_pipeline.py have these two, too.
+        whole_case(3, (), "3 ranks were started, and a replica of this PEF has 2 (tp 2)"),
+        whole_case(2, ("--engine", "inductor"), "--engine inductor cannot compile a pass that communicates"),
         (2, ("--host-sync", "gloo"), "--host-sync gloo syncs replicas of one rank"),
         (2, ("--emulate-replicas", "2"), "--emulate-replicas 2 plays all replicas in one process"),
     ],
