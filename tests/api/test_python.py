@@ -1,7 +1,6 @@
 """The Python API in one process: live models, losses, optimizers and data, any number of runs."""
 
 import random
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +17,12 @@ from torch.utils.data import DataLoader, TensorDataset
 import sambasim as ss
 from sambasim.errors import DataError, OptionError, WeightsError
 from tests.api.live import BATCH, HELD_OUT, LABELS, POINTS, TRAIN, compiled, net, trained
+from tests.support.mpi import run_job
 
 
 def test_the_names_are_loaded_at_their_first_use() -> None:
     code = "import sys, sambasim as ss; print(dir(ss), 'torch' in sys.modules); ss.Pef; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = run_job([sys.executable, "-c", code]).check()
     names = ["Pef", "Prediction", "Run", "SambasimError", "Simulation", "compile", "load", "predict", "run", "simulate"]
     assert done.stdout == f"{sorted([*names, '__version__'])} False\nTrue\n"
     assert sorted(vars(ss)["__all__"]) == names

@@ -12,7 +12,8 @@ from tests.support.mpi import ROOT, SAMBASIM, Result, run_job, run_mpi
 from tests.support.whole import whole, whole_case
 
 APP = """\
-import sys
+import atexit, gc, sys
+atexit.register(gc.freeze)  # else Python goes through all of torch and of the compiler as it ends
 import torch
 from sambaflow import samba
 from sambaflow.samba import utils

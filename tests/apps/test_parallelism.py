@@ -2,12 +2,12 @@
 
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.mpi import ROOT, run_mpi
+from tests.faults.command import sambasim
+from tests.support.mpi import ROOT, SAMBASIM, run_mpi
 from tests.support.whole import whole_case
 
 FOLDER = ROOT / "configs" / "parallelism"
@@ -27,11 +27,11 @@ def test_its_commands_train(name: str, tmp_path: Path) -> None:
     compile_command, run_command = re.findall(r"^#   (.+)$", text, re.MULTILINE)
     _, *words = shlex.split(compile_command)
     words[words.index("--config") + 1] = str(FOLDER / f"{name}.toml")
-    sambasim = [sys.executable, "-m", "sambasim"]
-    run_mpi(1, [*sambasim, *words, *SMALLER], timeout=120, cwd=tmp_path).check()
+    compiled = sambasim([*words, *SMALLER], tmp_path)
+    assert compiled.exit_code == 0, compiled.stderr
     launcher, _, arguments = run_command.rpartition("sambasim ")
     ranks = int(launcher.split()[2]) if launcher else 1
-    command = [*sambasim, *shlex.split(arguments), "--steps", "2", "--no-evaluate"]
+    command = [*SAMBASIM, *shlex.split(arguments), "--steps", "2", "--no-evaluate"]
     trained = run_mpi(ranks, command, timeout=120, cwd=tmp_path).check()
     assert "2 steps in" in trained.stdout
     assert trained.stderr == ""

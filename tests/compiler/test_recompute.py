@@ -1,5 +1,6 @@
 """Recomputed activations: the same bits, and less to keep."""
 
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -27,13 +28,12 @@ from tests.compiler.pipeline.test_pipeline_parallel import (
     BUDGET,
     MICRO_BATCHES,
     Batch,
-    Shared,
     accumulated,
-    example,
     pipelined,
     placed,
+    shared,
 )
-from tests.compiler.sharding.test_plan import built_from
+from tests.compiler.sharding.test_plan import built_from, example
 from tests.support.examples import example_options
 from tests.support.whole import whole_case
 
@@ -100,12 +100,17 @@ def test_an_example_keeps_less_and_has_the_same_bits(name: str, between: Between
     assert kept_bytes(recomputed(built.program, between)) <= kept_bytes(built.program)
 
 
+@cache
+def dropped(dtype: torch.dtype) -> tuple[Built, Batch]:
+    torch.manual_seed(0)
+    x, target = torch.randn(16, 8), torch.randn(16, 8)
+    return built_from(Dropped().to(dtype), x=x.to(dtype), target=target.to(dtype))
+
+
 @pytest.mark.parametrize("between", ["sections", "full"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dropout_is_made_again_by_its_mask(dtype: torch.dtype, between: Between) -> None:
-    torch.manual_seed(0)
-    x, target = torch.randn(16, 8), torch.randn(16, 8)
-    built, inputs = built_from(Dropped().to(dtype), x=x.to(dtype), target=target.to(dtype))
+    built, inputs = dropped(dtype)
     same_bits(built, [inputs], between)
     assert kept_bytes(recomputed(built.program, "full")) < 0.6 * kept_bytes(built.program)
 
@@ -155,16 +160,27 @@ def test_an_app_that_runs_the_backward_apart_has_the_same_gradients(between: Bet
 RANKS = 2
 
 
-@pytest.mark.parametrize("between", ["sections", "full"])
+def micro_batches(name: str) -> tuple[Built, list[Batch]]:
+    if name == "shared":
+        return shared()
+    built, inputs = example(name)
+    return built, [{key: one.roll(number, 0) for key, one in inputs.items()} for number in range(MICRO_BATCHES)]
+
+
 @pytest.mark.parametrize(
-    ("name", "schedule"),
-    [("char_gpt", "1f1b"), ("char_gpt", "zb-h1"), ("shared", "interleaved-1f1b")],
+    ("name", "schedule", "between"),
+    [
+        ("char_gpt", "1f1b", "sections"),
+        ("char_gpt", "zb-h1", "full"),
+        ("shared", "interleaved-1f1b", "sections"),
+        # test_pipeline trains these by ranks of their own
+        whole_case("char_gpt", "1f1b", "full"),
+        whole_case("char_gpt", "zb-h1", "sections"),
+        whole_case("shared", "interleaved-1f1b", "full"),
+    ],
 )
 def test_stages_recompute_too(name: str, schedule: str, between: Between) -> None:
-    torch.manual_seed(0)
-    of_shared = {"x": torch.randn(16, 8), "target": torch.randn(16, 8)}
-    built, inputs = built_from(Shared(), **of_shared) if name == "shared" else example(name)
-    batches = [{key: one.roll(number, 0) for key, one in inputs.items()} for number in range(MICRO_BATCHES)]
+    built, batches = micro_batches(name)
     program = recomputed(PipelineParallel(make(schedule, RANKS, MICRO_BATCHES), BUDGET)(built.program), between)
     assert_repeats(program)
     expected, found = accumulated(built, batches), pipelined(built, batches, program)

@@ -35,11 +35,12 @@ TINY = ("vocab_size=64", "hidden_size=32", "intermediate_size=48", "num_hidden_l
 NARROW = ("vocab_size=64", "dim=32", "hidden_dim=48", "n_layers=2", "n_heads=4", "max_position_embeddings=64")
 
 SMALL = [
-    ("char_gpt.toml", ()),
-    ("resnet.toml", ()),
-    ("transformers:LlamaForCausalLM", (*TINY, "max_position_embeddings=64")),
-    ("transformers:DistilBertForMaskedLM", (*NARROW, "dropout=0.0", "attention_dropout=0.0")),
+    ("char_gpt.toml", (), torch.float32),
+    ("resnet.toml", (), torch.bfloat16),
+    ("transformers:LlamaForCausalLM", (*TINY, "max_position_embeddings=64"), torch.bfloat16),
+    ("transformers:DistilBertForMaskedLM", (*NARROW, "dropout=0.0", "attention_dropout=0.0"), torch.float32),
 ]
+"""The subject, its arguments, and the dtype in which it is compared by default."""
 
 
 def options_of(subject: str, args: tuple[str, ...] = (), *more: str) -> CompileOptions:
@@ -58,8 +59,15 @@ def check_parts(options: CompileOptions, dtype: torch.dtype) -> None:
         assert abs(estimated / counted - 1) < most, f"{name} of {options.model.target} in {dtype}: {parts}"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("subject", "args"), SMALL, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("subject", "args", "dtype"),
+    [
+        (subject, args, dtype) if dtype is usual else whole_case(subject, args, dtype)
+        for subject, args, usual in SMALL
+        for dtype in (torch.float32, torch.bfloat16)
+    ],
+    ids=lambda value: "" if isinstance(value, tuple) else str(value),
+)
 def test_each_part_is_what_torch_counts(subject: str, args: tuple[str, ...], dtype: torch.dtype) -> None:
     check_parts(options_of(subject, args), dtype)
 

@@ -26,26 +26,44 @@ _DEEP_FLAGS = {
 """The PEFs of a deeper model, all but one for several ranks."""
 
 
+class _Compiled(Mapping[str, bytes]):
+    """The bytes of each PEF, which is compiled when it is first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        (folder / "sound.py").write_text(net())
+        (folder / "deep.py").write_text(DEEP)
+
+    def __getitem__(self, name: str) -> bytes:
+        path = self._folder / "out" / name / f"{name}.pef"
+        if not path.exists():
+            file, flags = ("sound.py", _FLAGS[name]) if name in _FLAGS else ("deep.py", _DEEP_FLAGS[name])
+            command = f"{TRAIN.replace('net.py', file)} --pef-name {name} {flags}"
+            outcome = sambasim(shlex.split(command), self._folder)
+            assert outcome.exit_code == 0, outcome.stderr
+        return path.read_bytes()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*_FLAGS, *_DEEP_FLAGS))
+
+    def __len__(self) -> int:
+        return len(_FLAGS) + len(_DEEP_FLAGS)
+
+
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, bytes]:
     """The bytes of PEFs by name: trained alone; data parallel, -ws 2; for inference; and those of `_DEEP_FLAGS`."""
-    folder = tmp_path_factory.mktemp("compiled")
-    for file, text, pefs in (("sound.py", net(), _FLAGS), ("deep.py", DEEP, _DEEP_FLAGS)):
-        (folder / file).write_text(text)
-        for name, flags in pefs.items():
-            command = f"{TRAIN.replace('net.py', file)} --pef-name {name} {flags}"
-            outcome = sambasim(shlex.split(command), folder)
-            assert outcome.exit_code == 0, outcome.stderr
-    return {name: (folder / "out" / name / f"{name}.pef").read_bytes() for name in (*_FLAGS, *_DEEP_FLAGS)}
+    return _Compiled(tmp_path_factory.mktemp("compiled"))
 
 
 @pytest.fixture
 def folder(tmp_path: Path, compiled: Mapping[str, bytes]) -> Path:
+    """A net.py, and its PEFs."""
     (tmp_path / "net.py").write_text(net())
-    for name, data in compiled.items():
+    for name in _FLAGS:
         path = tmp_path / "out" / name / f"{name}.pef"
         path.parent.mkdir(parents=True)
-        path.write_bytes(data)
+        path.write_bytes(compiled[name])
     return tmp_path
 
 

@@ -22,12 +22,14 @@ from sambasim.errors import SambasimError
 from sambasim.runtime.checkpoint.content import check
 from sambasim.runtime.checkpoint.folder import checkpoints_in
 from sambasim.runtime.supervision.supervisor import LEAST_LIMIT_S
+from tests.faults.command import sambasim
 from tests.support.mpi import SAMBASIM, Result, mpirun, run_job
 
 STEPS = 60
 SAVE_EVERY = 7
 MODEL = '''
-"""A model and its data. A thread waits for a file that names a fault, and causes it at whatever moment that is."""
+"""A model and its data. In each rank of a job, a thread waits for a file that names a fault, and causes it at whatever
+moment that is."""
 
 import ctypes
 import os
@@ -45,8 +47,10 @@ class Injected(RuntimeError):
         return "injected by the sweep"
 
 
-def _wait(main):
-    rank = os.environ.get("PMI_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or "0"
+RANK = os.environ.get("PMI_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK")
+
+
+def _wait(main, rank):
     while not os.path.exists("fault-" + rank):
         time.sleep(0.001)
     os.rename("fault-" + rank, "injected")
@@ -70,7 +74,8 @@ class Samples(Dataset):
 
 
 def samples():
-    threading.Thread(target=_wait, args=(threading.main_thread().ident,), daemon=True).start()
+    if RANK:
+        threading.Thread(target=_wait, args=(threading.main_thread().ident, RANK), daemon=True).start()
     return Samples()
 
 
@@ -287,16 +292,22 @@ def main(runs: int, seed: int, only: int | None, slack: float) -> None:
     sys.exit(bool(failed))
 
 
+def _done(words: str, place: Path) -> str:
+    """What a command has printed that ran in this process, without faults."""
+    outcome = sambasim(shlex.split(words), place)
+    assert outcome.exit_code == 0, outcome.stderr
+    return outcome.stdout
+
+
 def sweep(chosen: list[Case], place: Path, slack_s: float = BUSY_S) -> list[Verdict]:
     (place / "net.py").write_text(MODEL)
-    run_job(command(COMPILE), cwd=place, timeout=120).check()
+    _done(COMPILE, place)
     state_sha256: dict[int, str] = {}
     verdicts = []
     for case in chosen:
         if case.ranks not in state_sha256:
-            words = f"run --pef net --steps {STEPS} --threads 1 --no-evaluate --json"
-            result = run_job([mpirun(), "-np", str(case.ranks), *command(words)], cwd=place, timeout=120).check()
-            state_sha256[case.ranks] = json.loads(result.stdout)["state_sha256"]
+            words = f"run --pef net --emulate-replicas {case.ranks} --steps {STEPS} --threads 1 --no-evaluate --json"
+            state_sha256[case.ranks] = json.loads(_done(words, place))["state_sha256"]
         folder = place / str(case.number)
         shutil.copytree(place / "out", folder / "out")
         (folder / "net.py").write_text(MODEL)

@@ -115,7 +115,7 @@ def test_a_rank_that_is_stopped_is_named_and_leaves_no_process(folder: Path) -> 
 
 
 def test_a_rank_that_is_slow_is_waited_for(folder: Path) -> None:
-    slow = "time.sleep(0.15 if self.seen < 64 else 0)"
+    slow = "time.sleep(0.1 if self.seen < 64 else 0)"
     result = run(folder, slow, length=("--steps", "16")).check()
     assert result.elapsed_s > TIMEOUT_S
     assert "state_sha256" in result.stdout

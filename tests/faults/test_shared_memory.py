@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sambasim.units import MIB
-from tests.faults.command import outcome_of
+from tests.faults.command import outcome_of, sambasim
 from tests.faults.fault import assert_contains, check_message
 from tests.faults.texts import COMPILE, NAMED_LOSS, SAMPLES, net
 from tests.support.mpi import ROOT, SAMBASIM, Result, can_play_hosts, mpirun, run_job, run_mpi
@@ -30,7 +30,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     init = "self.linear = nn.Linear(8, 1024 * 1024)\nself.out = nn.Linear(1024, 3)"
     forward = "return self.out(self.linear(x).view(4, 1024, 1024).mean(1))"
     (folder / "net.py").write_text(net(forward, init=init, samples=SAMPLES))
-    run_job([*SAMBASIM, *shlex.split(COMPILE), *shlex.split(NAMED_LOSS), "--data-parallel"], cwd=folder).check()
+    outcome = sambasim([*shlex.split(COMPILE), *shlex.split(NAMED_LOSS), "--data-parallel"], folder)
+    assert outcome.exit_code == 0, outcome.stderr
     return folder
 
 

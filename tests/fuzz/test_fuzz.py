@@ -1,6 +1,5 @@
 """A small part of `make fuzz`, the same mutants each time, and a test of the fuzzer itself."""
 
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -11,13 +10,12 @@ import pytest
 from sambasim.errors import PefError
 from tests.fuzz import __main__ as fuzz
 from tests.fuzz.subjects import Subject
-from tests.support.mpi import ROOT
+from tests.support.mpi import run_job
 
 
 def test_mutants_are_read_or_refused_and_nothing_else() -> None:
     words = [sys.executable, "-m", "tests.fuzz", "--count", "40", "--seed", "1998"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_job(words, timeout=280).check()
     assert done.stdout.count(": 40 mutants, ") == 7
 
 

@@ -1,11 +1,11 @@
 """An assertion of the model ends a run in the step in which it does not hold, with its line, on every path."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.mpi import mpirun, run_job
+from tests.faults.command import sambasim
+from tests.support.mpi import SAMBASIM, mpirun, run_job
 from tests.support.whole import whole, whole_case
 
 MODEL = """\
@@ -53,10 +53,9 @@ PATHS = {
 @whole
 def test_a_branch_that_raises_ends_the_run_too(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(MODEL.replace(ASSERTING, RAISING))
-    sambasim = (sys.executable, "-m", "sambasim")
-    assert run_job([*sambasim, "compile", *COMPILED], cwd=tmp_path).returncode == 0
+    assert sambasim(["compile", *COMPILED], tmp_path).exit_code == 0
     for large, code in (("64", 0), ("37", 2)):
-        run = [*sambasim, "run", "net", "--no-evaluate", "--set", f"data.args.large={large}"]
+        run = [*SAMBASIM, "run", "net", "--no-evaluate", "--set", f"data.args.large={large}"]
         ended = run_job(run, timeout=120, cwd=tmp_path)
         assert ended.returncode == code, ended.stderr
     assert "raise ValueError('activations are too large')" in ended.stderr
@@ -67,10 +66,9 @@ def test_a_branch_that_raises_ends_the_run_too(tmp_path: Path) -> None:
 def test_an_assertion_that_does_not_hold_ends_the_run(path: str, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(MODEL)
     compiled, ran = PATHS[path]
-    sambasim = (sys.executable, "-m", "sambasim")
-    made = run_job([*sambasim, "compile", *COMPILED, *compiled.split()], cwd=tmp_path)
-    assert made.returncode == 0, made.stderr
-    run = [*sambasim, "run", "--pef", "net", "--no-evaluate"]
+    made = sambasim(["compile", *COMPILED, *compiled.split()], tmp_path)
+    assert made.exit_code == 0, made.stderr
+    run = [*SAMBASIM, "run", "--pef", "net", "--no-evaluate"]
     command = [mpirun(), "-np", "2", *run] if ran == "2 ranks" else [*run, *ran.split()]
     for large, code in (("64", 0), ("37", 2)):
         ended = run_job([*command, "--set", f"data.args.large={large}"], timeout=120, cwd=tmp_path)

@@ -9,11 +9,21 @@ import pytest
 
 from sambasim.errors import PeerError
 from sambasim.runtime.supervision.supervisor import FORWARDING_S
-from tests.support.mpi import RANKS, ROOT, Result, can_play_hosts, is_open_mpi, library, run_job, run_mpi
+from tests.support.mpi import (
+    RANKS,
+    ROOT,
+    Result,
+    body_command,
+    can_play_hosts,
+    is_open_mpi,
+    library,
+    run_job,
+    run_mpi,
+)
 from tests.support.whole import whole_case
 
 BODY = ROOT / "tests" / "mpi" / "bodies" / "talk.py"
-TALK = [sys.executable, str(BODY)]
+TALK = body_command("talk")
 
 
 TWO_NODES, EACH_ALONE = {"MPIR_CVAR_NUM_CLIQUES": "2"}, {"MPIR_CVAR_NOLOCAL": "1"}
@@ -110,10 +120,12 @@ _BRING_UP = """\
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-import torch, torch.distributed as dist
+from sambasim.cli.shared import kept_imports
 from sambasim.errors import SambasimError
-from sambasim.runtime import torch_process_group as group
-from sambasim.runtime.communicator import connect
+with kept_imports():
+    import torch, torch.distributed as dist
+    from sambasim.runtime import torch_process_group as group
+    from sambasim.runtime.communicator import connect
 c = connect(["body"])
 try:
     {body}

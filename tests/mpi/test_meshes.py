@@ -16,7 +16,8 @@ from sambasim.compiler.compile import Stopwatch, assemble, capture_model
 from sambasim.compiler.front import build_model, example_batch
 from sambasim.errors import OptionError
 from sambasim.options.compile import CompileOptions, compile_options
-from tests.mpi.training import EACH_ALONE, TWO_NODES, Run, Trained, run_of, train
+from tests.mpi.bodies.train import Run
+from tests.mpi.training import EACH_ALONE, TWO_NODES, Trained, run_of, train
 from tests.support.examples import example_options
 from tests.support.whole import is_whole, whole, whole_case
 

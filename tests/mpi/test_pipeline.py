@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from tests.mpi.bodies.train import Run
 from tests.mpi.captures import EXAMPLES, MICRO_BATCHES, compiled, in_stages
-from tests.mpi.training import EACH_ALONE, TWO_NODES, Run, run_of, train
+from tests.mpi.training import EACH_ALONE, TWO_NODES, run_of, train, train_here
 from tests.support.mpi import run_mpi
 from tests.support.whole import whole_case
 
@@ -97,13 +98,12 @@ def test_a_checkpoint_of_stages_is_resumed_and_saved_weights_are_whole(pefs: dic
     all_steps = run_of("all", path, steps=4, checkpoint=saves, save=str(through))
     of_ranks = train(2, [all_steps, run_of("rest", path, steps=4, checkpoint=resumes)])
     accumulated: dict[str, Any] = {"steps": 4, "accumulation": MICRO_BATCHES}
-    of_one = train(
-        1,
+    of_one = train_here(
         [
             run_of("played", path, steps=4, checkpoint=resumes),
             run_of("alone", pefs["resnet"], save=str(alone), **accumulated),
             run_of("without stages", pefs["resnet"], checkpoint=resumes, **accumulated),
-        ],
+        ]
     )
     resumed = (of_ranks["rest"], of_one["played"], of_one["without stages"])
     assert {one.outcome[:2] for one in resumed} == {of_ranks["all"].outcome[:2]}

@@ -88,7 +88,7 @@ def test_replicas_are_on_the_nodes_that_mpi_finds(folder: Path) -> None:
         assert predicted(run).predicted_sync_s != predicted(here).predicted_sync_s
     one_node = str(write_cluster(folder, rdus_per_node=4, nodes=1))
     refused(
-        run_mpi(4, [*RUN, "--cluster", one_node], cwd=folder, env=TWO_NODES),
+        run_mpi(2, [*RUN, "--cluster", one_node], cwd=folder, env=TWO_NODES),
         "(every rank): the replicas of this job are on 2 nodes, and farm has 1 node",
     )
 

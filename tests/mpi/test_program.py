@@ -27,10 +27,9 @@ from tests.mpi.bodies.by_hand import PROGRAMS, RANKS, operand, seed
 from tests.mpi.training import EXACT, TWO_NODES, WAYS, Trained, of_pef, run_of, train
 from tests.support.examples import example_options
 from tests.support.ir_text import parse_program
-from tests.support.mpi import ROOT, run_mpi
+from tests.support.mpi import ROOT, body_command, run_mpi
 from tests.support.whole import whole, whole_case
 
-BODY = ROOT / "tests" / "mpi" / "bodies" / "by_hand.py"
 REBOUND = ROOT / "tests" / "mpi" / "bodies" / "rebound.py"
 
 
@@ -84,7 +83,7 @@ def emulated(name: str) -> list[dict[str, torch.Tensor]]:
 def test_a_program_by_hand_has_the_same_bits_under_mpi_and_in_emulation() -> None:
     for one in PROGRAMS.values():
         verify(one, Progress.CAPTURED)
-    printed = run_mpi(RANKS, [sys.executable, str(BODY)], timeout=120).check().stdout
+    printed = run_mpi(RANKS, body_command("by_hand"), timeout=120).check().stdout
     (line,) = [line for line in printed.splitlines() if line.startswith("[")]
     theirs = json.loads(line)
     for name in PROGRAMS:

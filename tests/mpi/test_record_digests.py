@@ -13,7 +13,7 @@ from sambasim.report.compare import RunsCompared, place
 from sambasim.report.compare.runs import compare_runs
 from tests.faults.command import Outcome, sambasim
 from tests.mpi.training import WAYS, Trained, run_of, train
-from tests.support.mpi import SAMBASIM, run_job, run_mpi
+from tests.support.mpi import SAMBASIM, run_mpi
 from tests.support.whole import is_whole, whole
 
 STEPS = 3
@@ -62,10 +62,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--set data.source=app.py:samples --set loss.name=cross_entropy --set optimizer.name=adamw -b 4 "
         "--data-parallel -ws 2"
     )
-    for name, scale in (("net", "1.5"), ("edited", "2.5")):
-        (folder / "app.py").write_text(APP.replace("SCALE", scale), encoding="utf-8")
-        command = f"compile app.py:Net --pef-name {name} {flags} --set compile.opt_level=o1"
-        run_job([*SAMBASIM, *shlex.split(command)], cwd=folder).check()  # one process would import app.py once
+    for name, scale, where in (("net", "1.5", folder), ("edited", "2.5", folder / "edited")):
+        where.mkdir(exist_ok=True)  # one process would import an app.py that is written again once
+        (where / "app.py").write_text(APP.replace("SCALE", scale), encoding="utf-8")
+        command = f"compile app.py:Net --pef-name {name} {flags} --set compile.opt_level=o1 --output-folder"
+        outcome = sambasim([*shlex.split(command), str(folder / "out")], where)
+        assert outcome.exit_code == 0, outcome.stderr
     return folder
 
 

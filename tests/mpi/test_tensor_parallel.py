@@ -9,7 +9,8 @@ import pytest
 from safetensors.torch import load_file
 
 from sambasim.compiler.front import compile_from_options
-from tests.mpi.training import EACH_ALONE, TWO_NODES, Run, Trained, run_of, train
+from tests.mpi.bodies.train import Run
+from tests.mpi.training import EACH_ALONE, TWO_NODES, Trained, run_of, train, train_here
 from tests.support.examples import example_options
 from tests.support.mpi import run_mpi
 from tests.support.whole import is_whole, whole, whole_case
@@ -69,7 +70,7 @@ def test_a_model_without_data_parallelism_communicates_too(tmp_path: Path) -> No
 
 @pytest.fixture(scope="module")
 def alone(pefs: dict[str, Path]) -> dict[str, Trained]:
-    return train(1, [run_of(name, path, steps=STEPS, evaluate=True) for name, path in pefs.items()])
+    return train_here([run_of(name, path, steps=STEPS, evaluate=True) for name, path in pefs.items()])
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -118,8 +119,9 @@ def test_a_checkpoint_of_parts_is_resumed_and_saved_weights_are_whole(pefs: dict
 @pytest.mark.parametrize(
     ("ranks", "flags", "said"),
     [
-        (3, (), "3 ranks were started, and a replica of this PEF has 2 (tp 2)"),
-        (2, ("--engine", "inductor"), "--engine inductor cannot compile a pass that communicates"),
+        # tests/faults/test_meshes.py and test_pipeline.py have these two, too.
+        whole_case(3, (), "3 ranks were started, and a replica of this PEF has 2 (tp 2)"),
+        whole_case(2, ("--engine", "inductor"), "--engine inductor cannot compile a pass that communicates"),
         (2, ("--host-sync", "gloo"), "--host-sync gloo syncs replicas of one rank"),
         (2, ("--emulate-replicas", "2"), "--emulate-replicas 2 plays all replicas in one process"),
     ],

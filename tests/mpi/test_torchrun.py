@@ -1,7 +1,6 @@
 """`torchrun` starts a run as mpirun does: the first of its processes becomes mpirun."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from click.testing import CliRunner
 from sambasim.cli.run import run_command
 from sambasim.compiler.front import compile_from_options
 from sambasim.options.compile import compile_options_and_notes
-from tests.support.mpi import ROOT
+from tests.support.mpi import run_job
 
 ONE_CYCLE = {
     "train_batch_size": 16,
@@ -32,10 +31,7 @@ def test_a_run_started_by_torchrun_has_the_bits_of_its_emulation(tmp_path: Path)
     pef = compile_from_options(options.model_copy(update={"output_folder": tmp_path})).path
     run = ["--pef", str(pef), "--deepspeed", str(file), "--steps", "5", "--threads", "1", "--json"]
     launch = [str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*launch, "-m", "sambasim", "run", *run], capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_job([*launch, "-m", "sambasim", "run", *run], timeout=120).check()
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("{")]
     emulated = CliRunner().invoke(run_command, [*run, "--emulate-replicas", "2"])
     summaries = [json.loads(line), json.loads(emulated.stdout)]

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from tests.mpi.bodies.train import Run
 from tests.mpi.test_meshes import MICRO_BATCHES, MODELS, Mesh, compiled
-from tests.mpi.training import EACH_ALONE, TWO_NODES, Run, Trained, run_of, train
+from tests.mpi.training import EACH_ALONE, TWO_NODES, Trained, run_of, train
 from tests.support.mpi import SAMBASIM, run_mpi
 from tests.support.whole import whole, whole_case
 

@@ -1,16 +1,19 @@
 """Many trainings in one MPI job, and what they came to."""
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import BaseModel
 
 from sambasim.records.metrics import SummaryRecord
-from tests.support.mpi import run_mpi
+from sambasim.runtime.single_rank import single_rank
+from tests.mpi.bodies.train import Run
+from tests.mpi.bodies.train import train as train_one
+from tests.support.mpi import body_command, run_mpi
 
 TWO_NODES = {"MPIR_CVAR_NUM_CLIQUES": "2"}
 EACH_ALONE = {"MPIR_CVAR_NOLOCAL": "1"}
@@ -26,23 +29,6 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
 """By name of a way to sync: its options."""
 
 EXACT = ("device", "mpi", "server")
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One training of a PEF.
-
-    alone: by one of the processes, which emulates all replicas
-    counted: the calls of what the handler table binds
-    round_elements: of an exchange through the host; None for the usual number
-    """
-
-    name: str
-    pef: str
-    options: Mapping[str, object]
-    alone: bool = False
-    counted: bool = False
-    round_elements: int | None = None
 
 
 class Trained(BaseModel):
@@ -101,11 +87,18 @@ def train(
     body: str = "train",
 ) -> dict[str, Trained]:
     """Train `runs` in one job of `np` ranks; what each came to, by name."""
-    spec = json.dumps([asdict(run) for run in runs], default=str)
-    argv = [sys.executable, "-m", f"tests.mpi.bodies.{body}", spec]
+    argv = [*body_command(body), json.dumps([asdict(run) for run in runs], default=str)]
     lines = run_mpi(np, argv, timeout=280, env=env, cwd=cwd, hosts=hosts).check().stdout.splitlines()
     found = [Trained.model_validate_json(line) for line in lines if line.startswith("{")]
     assert sorted(one.name for one in found) == sorted(run.name for run in runs)
+    return {one.name: one for one in found}
+
+
+def train_here(runs: Sequence[Run]) -> dict[str, Trained]:
+    """As `train` by one rank, but in this process, which need not be started."""
+    threads, here = torch.get_num_threads(), single_rank("here")
+    found = [Trained.model_validate(train_one(run, here)) for run in runs]
+    torch.set_num_threads(threads)
     return {one.name: one for one in found}
 
 

@@ -5,7 +5,6 @@ same bits after 20 steps. At three and more, gloo adds in a ring and divides fir
 divides last: both round, differently, and training carries that on.
 """
 
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -18,10 +17,9 @@ from sambasim.options.run import RunOptions
 from tests.parity.conftest import Variant
 from tests.support.eager import EagerReplica
 from tests.support.examples import EXAMPLES, OPTIMIZERS
-from tests.support.mpi import RANKS, ROOT, run_mpi
+from tests.support.mpi import RANKS, body_command, run_mpi
 from tests.support.whole import is_whole, whole_case
 
-BODY = ROOT / "tests" / "mpi" / "bodies" / "ddp.py"
 STEPS = 20  # at two replicas
 FEW_STEPS = 10  # at more: sooner or later a rounding changes which element max-pooling takes, and so a whole gradient
 BOUND = 1e-5
@@ -75,7 +73,7 @@ def test_parameters_are_those_of_ddp(np: int, pefs: Mapping[Variant, Path], tmp_
     chosen = {pefs[example, kind, False].stem: example for example in EXAMPLES for kind in kinds}
     paths = [str(path) for path in pefs.values() if path.stem in chosen]
     steps = STEPS if np == 2 else FEW_STEPS
-    run_mpi(np, [sys.executable, str(BODY), str(tmp_path), str(steps), *paths], timeout=280).check()
+    run_mpi(np, [*body_command("ddp"), str(tmp_path), str(steps), *paths], timeout=280).check()
     for stem, example in chosen.items():
         ours, ddp = (load_file(tmp_path / f"{stem}.{who}.safetensors") for who in ("ours", "ddp"))
         before = load_file(tmp_path / f"{stem}.before.safetensors")

@@ -13,6 +13,7 @@ from sambasim.collectives.tree import additions
 from sambasim.errors import MachineError
 from sambasim.runtime.kernels.build import build, find_c_compiler
 from sambasim.runtime.mean import CHUNK_ELEMENTS, Finish, torch_tree_mean, tree_mean, tree_mean_build, tree_mean_kernel
+from tests.support.whole import whole_case
 
 
 def _operands(count: int, numel: int) -> list[Tensor]:
@@ -128,7 +129,7 @@ def test_a_kernel_is_kept_and_needs_no_compiler_again(folder: Path, monkeypatch:
 
 
 @needs_compiler
-@pytest.mark.parametrize("part", [0.0, 0.3, 0.99])
+@pytest.mark.parametrize("part", [0.0, whole_case(0.3), 0.99])
 def test_a_library_that_was_cut_off_is_built_again(folder: Path, part: float) -> None:
     assert tree_mean_build(torch.float32).library is not None
     (kept,) = _files(folder)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.mpi import SAMBASIM, run_job
+from tests.support.whole import whole_case
 
 APP = """\
 import torch.distributed as dist
@@ -22,7 +23,7 @@ print(dist.get_backend())
 @pytest.mark.parametrize(
     "call",
     [
-        "assert dist.get_rank() == 0",
+        whole_case("assert dist.get_rank() == 0"),
         "dist.barrier()",
         "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)",
     ],

@@ -13,10 +13,13 @@ from tests.support.mpi import ROOT
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "digits": (),
     "logistic_regression": (),
-    "char_gpt": ("model.args.layers=2", "model.args.width=32", "model.args.length=32", "data.args.length=32"),
+    "char_gpt": (
+        "model.args.layers=2", "model.args.width=32", "model.args.length=32", "data.args.length=32",
+        "data.args.held_out=195", "data.source=tests.support.text:text",
+    ),
     "lstm_classifier": ("model.args.hidden=24",),
     "resnet": ("model.args.width=4",),
-}
+}  # fmt: skip
 """By name of the config: what makes the example small enough to be run many times."""
 
 OPTIMIZERS: Mapping[str, tuple[str, ...]] = {

@@ -21,6 +21,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+SITE = ROOT / "tests" / "support" / "site"
+"""On PYTHONPATH, for what Python runs as it starts."""
+
 SAMBASIM = [sys.executable, "-m", "sambasim"]
 RANKS = tuple(int(ranks) for ranks in os.environ.get("SAMBASIM_TEST_RANKS", "1,2,3,4").split(","))
 
@@ -43,6 +46,11 @@ Other MPIs ignore them."""
 _RULE = "-" * 74
 _NOTICE = re.compile(rf"^{_RULE}\n.*?^{_RULE}\n\0?", re.DOTALL | re.MULTILINE)
 """What mpirun of Open MPI prints to stderr when a job has failed; ranks cannot prevent it."""
+
+
+def body_command(name: str) -> list[str]:
+    """The command that calls `main` of tests/mpi/bodies/NAME.py."""
+    return [sys.executable, "-m", "tests.mpi.bodies.start", name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +181,7 @@ def job_environ(job: str, env: Mapping[str, str] | None = None) -> dict[str, str
         **inherited,
         **_FOR_OPEN_MPI,
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{SITE}",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         **(env or {}),
         JOB_KEY: job,

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -31,20 +30,13 @@ from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.executor import Executor, tangent_of
 from sambasim.runtime.replica import place_inputs, place_weights
 from sambasim.runtime.transports.in_process import Hub, InProcess, run_together
-from tests.compiler.sharding.test_plan import built_from, captured
-from tests.support.examples import example_options
+from tests.compiler.sharding.test_plan import built_from, example
 from tests.support.whole import whole_case
 
 MICRO_BATCHES = 4
 BUDGET = budget_of(load_device("sn30"), load_calibration(), None)
 
 Batch = dict[str, Tensor]
-
-
-@cache
-def example(name: str) -> tuple[Built, Batch]:
-    """The captured example called `name`, and a batch."""
-    return captured(example_options(name, Path()))
 
 
 class Shared(nn.Module):
@@ -63,6 +55,14 @@ class Shared(nn.Module):
         for layer, norm in zip(self.layers, self.norms, strict=True):
             hidden = F.dropout(norm(layer(hidden)).relu(), 0.25, training=self.training) * mask
         return F.mse_loss(self.tied((hidden + first) * self.frozen), target)
+
+
+@cache
+def shared() -> tuple[Built, list[Batch]]:
+    """`Shared`, captured, and its micro-batches."""
+    torch.manual_seed(0)
+    batches = [{"x": torch.randn(3, 8), "target": torch.randn(3, 8)} for _ in range(MICRO_BATCHES)]
+    return built_from(Shared(), **batches[0])[0], batches
 
 
 class Turned(nn.Module):
@@ -146,10 +146,7 @@ def check_bits(built: Built, batches: Sequence[Batch], ranks: int, schedule: str
     [(2, "gpipe"), (2, "zb-h1"), (4, "1f1b"), whole_case(4, "zb-h1"), (2, "interleaved-1f1b"), whole_case(4, "gpipe")],
 )
 def test_a_model_that_shares_layers_and_draws_has_the_bits_of_accumulation(ranks: int, schedule: str) -> None:
-    torch.manual_seed(0)
-    batches = [{"x": torch.randn(3, 8), "target": torch.randn(3, 8)} for _ in range(MICRO_BATCHES)]
-    built, _ = built_from(Shared(), **batches[0])
-    check_bits(built, batches, ranks, schedule)
+    check_bits(*shared(), ranks, schedule)
 
 
 def test_a_message_keeps_its_strides() -> None:

@@ -20,14 +20,14 @@ from sambasim.ir.dataflow import gathers
 from sambasim.ir.mesh import TENSOR
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
-from tests.compiler.sharding.test_plan import built_from, captured, check_gradients_of
+from tests.compiler.sharding.test_plan import built_from, check_gradients_of, example
 from tests.support.examples import example_options
 from tests.support.whole import whole_case
 
 
 @pytest.fixture(scope="module")
-def gpt(tmp_path_factory: pytest.TempPathFactory) -> tuple[Built, dict[str, Tensor]]:
-    return captured(example_options("char_gpt", tmp_path_factory.mktemp("gpt")))
+def gpt() -> tuple[Built, dict[str, Tensor]]:
+    return example("char_gpt")
 
 
 def layouts_of(program: Program) -> dict[str, Layout]:

@@ -1,6 +1,7 @@
 """Which parameters are cut, and that a cut program computes the gradients of the whole one."""
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,12 @@ def captured(options: CompileOptions) -> tuple[Built, dict[str, Tensor]]:
     return built, dict(inputs)
 
 
+@cache
+def example(name: str) -> tuple[Built, dict[str, Tensor]]:
+    """The captured example called `name`, and a batch."""
+    return captured(example_options(name, Path()))
+
+
 def built_from(model: nn.Module, **inputs: Tensor) -> tuple[Built, dict[str, Tensor]]:
     options = compile_options(None, "net:Net", ["optimizer.name=sgd"], {})
     return capture_model(model, inputs, options, by_keyword=True, watch=Stopwatch(lambda phase: None)), dict(inputs)
@@ -186,8 +193,8 @@ those of evaluation."""
 
 
 @pytest.mark.parametrize("name", WITHOUT_RULE)
-def test_a_cut_example_computes_the_gradients_of_the_whole_one(name: str, tmp_path: Path) -> None:
-    built, inputs = captured(example_options(name, tmp_path))
+def test_a_cut_example_computes_the_gradients_of_the_whole_one(name: str) -> None:
+    built, inputs = example(name)
     without = {node.operator for graph in built.program.graphs for node in graph.nodes} - RULES.keys()
     assert {one.removeprefix("aten.") for one in without} == WITHOUT_RULE[name]
     check_gradients(built, inputs, 2)
@@ -241,8 +248,8 @@ def plan_of(built: Built, ranks: int) -> dict[str, Layout]:
     return {name.partition("__")[2]: layout for name, layout in plan.layouts.items()}
 
 
-def test_a_gpt_is_cut_as_in_megatron(tmp_path: Path) -> None:
-    built, _ = captured(example_options("char_gpt", tmp_path))
+def test_a_gpt_is_cut_as_in_megatron() -> None:
+    built, _ = example("char_gpt")
     of_block = {
         "attention__qkv__weight": cut(0, 3),
         "attention__qkv__bias": cut(0, 3),

@@ -101,7 +101,3 @@ def main() -> None:
     everybody = communicator.gather_object({name: outputs_of(one, communicator) for name, one in PROGRAMS.items()})
     if everybody is not None:
         print(json.dumps(everybody))
-
-
-if __name__ == "__main__":
-    main()

@@ -4,11 +4,11 @@ Both start from the PEF's weights, deal the same samples out, draw the same rand
 kernel. Rank 0 leaves three files for each PEF in FOLDER: NAME.before.safetensors, with the parameters to begin with, by
 symbol; NAME.ours.safetensors and NAME.ddp.safetensors, with the parameters and buffers that it ends with.
 
-    ddp.py FOLDER STEPS PEF...
+Its arguments are FOLDER STEPS PEF...
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -28,7 +28,8 @@ from sambasim.runtime.weights import load_weights
 from tests.support.eager import CONSTANT_RATE, EagerReplica, PaddedOptimizer
 
 
-def main(folder: Path, steps: int, paths: Sequence[Path]) -> None:
+def main() -> None:
+    folder, steps, paths = Path(sys.argv[1]), int(sys.argv[2]), [Path(name) for name in sys.argv[3:]]
     communicator = connect(sys.argv)
     for path in paths:
         saved = folder / f"{path.stem}.safetensors"
@@ -65,7 +66,3 @@ def _train_by_ddp(path: Path, options: RunOptions, steps: int, communicator: Com
 
 def _leave(path: Path, tensors: Mapping[str, Tensor]) -> None:
     save_file({name: tensor.detach().clone() for name, tensor in tensors.items()}, path)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), [Path(name) for name in sys.argv[3:]])

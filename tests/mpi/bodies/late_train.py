@@ -1,12 +1,9 @@
 """As `train`, but replica 1 is late with each group that it reduces and updates through a shared window."""
 
-import json
-import sys
 import time
 
 from sambasim.runtime.transports.window import WindowReduce, _Work
-from tests.mpi.bodies.train import main
-from tests.mpi.training import Run
+from tests.mpi.bodies import train
 
 LATE_S = 0.05
 on_time = WindowReduce._reduce
@@ -18,6 +15,6 @@ def _late(self: WindowReduce, work: _Work) -> None:
     on_time(self, work)
 
 
-if __name__ == "__main__":
+def main() -> None:
     WindowReduce._reduce = _late  # type: ignore[method-assign]
-    main([Run(**run) for run in json.loads(sys.argv[1])])
+    train.main()

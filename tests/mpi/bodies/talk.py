@@ -226,6 +226,3 @@ def main() -> None:
     passed = communicator.gather_object((communicator.rank, communicator.node_of))
     if passed is not None:
         print(f"passed {len(passed)} of {communicator.world_size}; nodes {communicator.node_of}")
-
-
-main()

@@ -1,4 +1,4 @@
-"""Train as often as argv[1] says, a JSON list of `tests.mpi.training.Run`: starting a job takes seconds.
+"""Train as often as argv[1] says, a JSON list of `Run`: starting a job takes seconds.
 
 Runs that are `alone` emulate their replicas in one process: they come first, each on one of the ranks. Rank 0 prints
 one JSON line for each run, as `tests.mpi.training.Trained` reads it.
@@ -7,13 +7,11 @@ one JSON line for each run, as `tests.mpi.training.Trained` reads it.
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-
-import pytest
 
 from sambasim.ir.graph import Node
 from sambasim.options.run import RunOptions
@@ -29,7 +27,23 @@ from sambasim.runtime.setup import set_up
 from sambasim.runtime.single_rank import single_rank
 from sambasim.runtime.transports import exchange
 from sambasim.runtime.transports.base import Communication, Fusion, Transport
-from tests.mpi.training import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One training of a PEF.
+
+    alone: by one of the processes, which emulates all replicas
+    counted: the calls of what the handler table binds
+    round_elements: of an exchange through the host; None for the usual number
+    """
+
+    name: str
+    pef: str
+    options: Mapping[str, object]
+    alone: bool = False
+    counted: bool = False
+    round_elements: int | None = None
 
 
 class Calls:
@@ -42,6 +56,8 @@ class Calls:
     @contextmanager
     def counted(self) -> Iterator[None]:
         """Within it, every entry of the handler table and every fusion counts the calls of what it binds."""
+        import pytest  # most jobs count nothing, and each rank would import it
+
         with pytest.MonkeyPatch.context() as patch:
             for operator, handler in handlers.HANDLERS.items():
                 patch.setitem(handlers.HANDLERS, operator, self._counting(handler))
@@ -86,7 +102,8 @@ class _Messages(RunObserver):
         self.notes.append(what)
 
 
-def _train(run: Run, communicator: Communicator) -> dict[str, object]:
+def train(run: Run, communicator: Communicator) -> dict[str, object]:
+    """What `tests.mpi.training.Trained` says of the run."""
     messages, calls, whole_rounds = _Messages(), Calls(), exchange.ROUND_ELEMENTS
     exchange.ROUND_ELEMENTS = run.round_elements or whole_rounds
     with calls.counted() if run.counted else nullcontext():
@@ -98,19 +115,15 @@ def _train(run: Run, communicator: Communicator) -> dict[str, object]:
     return {"name": run.name, **vars(messages), **found}
 
 
-def main(runs: Sequence[Run]) -> None:
-    communicator = connect(sys.argv)
+def main() -> None:
+    communicator, runs = connect(sys.argv), [Run(**run) for run in json.loads(sys.argv[1])]
     rank, world_size = communicator.rank, communicator.world_size
     single = single_rank(communicator.topology.host_name, communicator.library)
     emulations = [run for run in runs if run.alone]
-    own = [_train(run, single) for number, run in enumerate(emulations) if number % world_size == rank]
+    own = [train(run, single) for number, run in enumerate(emulations) if number % world_size == rank]
     done = [one for part in communicator.all_gather_object(own) for one in part]
-    done += [_train(run, communicator) for run in runs if not run.alone]
+    done += [train(run, communicator) for run in runs if not run.alone]
     if rank == 0:
         with open(1, "w", closefd=False) as stdout:  # with PYTHONUNBUFFERED, sys.stdout may print only a part
             print("\n".join(map(json.dumps, done)), file=stdout)
     communicator.close()
-
-
-if __name__ == "__main__":
-    main([Run(**run) for run in json.loads(sys.argv[1])])

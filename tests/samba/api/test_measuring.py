@@ -18,7 +18,8 @@ from tests.support.mpi import run_job, run_mpi
 from tests.support.whole import whole, whole_case
 
 APP = """\
-import sys
+import atexit, gc, sys
+atexit.register(gc.freeze)  # else Python goes through all of torch and of the compiler as it ends
 import torch
 from sambaflow import samba
 from sambaflow.samba import utils

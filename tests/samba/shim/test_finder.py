@@ -16,6 +16,7 @@ from sambasim.samba.shim import finder
 from sambasim.samba.shim.finder import ABSENT, MODULES, ROOT, AbsentModuleError
 from sambasim.samba.shim.modules import ConvTilingMetadata, OrderedSet, TilingMetadata
 from tests.support.door import open_door
+from tests.support.whole import whole_case
 
 
 @pytest.fixture(autouse=True)
@@ -147,7 +148,7 @@ def test_metadata_is_kept() -> None:
     assert (TilingMetadata.key, tiling.num_tiles) == ("tiling", 4)
 
 
-@pytest.mark.parametrize(("env", "rank"), [({}, ""), ({"PMI_SIZE": "4", "PMI_RANK": "3"}, " rank 3")])
+@pytest.mark.parametrize(("env", "rank"), [whole_case({}, ""), ({"PMI_SIZE": "4", "PMI_RANK": "3"}, " rank 3")])
 def test_a_log_line_names_its_rank(env: dict[str, str], rank: str) -> None:
     body = (
         "import logging; logging.basicConfig()\n"

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from sambasim.cli.app import PATH_ENTRY
 from sambasim.cli.launch_scripts import COMMANDS, env_command, shell_lines
-from tests.support.mpi import ROOT, Result, run_job, run_mpi
+from tests.support.mpi import ROOT, SITE, Result, run_job, run_mpi
 from tests.support.whole import whole_case
 
 STARTS = {
@@ -34,7 +34,7 @@ def run(tmp_path: Path) -> Run:
         way: str, text: str, arguments: Sequence[str] = (), *, ranks: int = 0, path: Sequence[Path] = ()
     ) -> Result:
         (tmp_path / "script.py").write_text(text, encoding="utf-8")
-        folders = [*([PATH_ENTRY] if way == "env" else []), ROOT, *path]
+        folders = [*([PATH_ENTRY] if way == "env" else []), ROOT, SITE, *path]
         env = {"PYTHONPATH": os.pathsep.join(map(str, folders))}
         command = [*STARTS[way], "script.py", *arguments]
         if ranks:
@@ -95,7 +95,7 @@ def test_a_script_sees_what_python_shows_it(run: Run, way: str, tmp_path: Path) 
             "  try:   what sambaflow has: __version__, is_demo, logging, mac, samba, sambacollections\n",
         ),
         whole_case("optional", 0, "goes on\n", ""),
-        ("exit", 5, "", ""),
+        whole_case("exit", 5, "", ""),
         whole_case("text", 1, "", "a text\n"),
         whole_case("well", 0, "", ""),
     ],

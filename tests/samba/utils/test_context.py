@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -50,6 +49,7 @@ tell(told)
 
 
 EACH_FORKED = """\
+import gc
 import json
 import os
 import runpy
@@ -59,6 +59,7 @@ import torch.distributed
 
 from sambasim.samba.utils import argparser
 
+gc.freeze()  # else each process would go through all of it as it ends
 _, app, commands = sys.argv
 for arguments in json.loads(commands):
     if os.fork() == 0:
@@ -87,7 +88,7 @@ JOBS: Mapping[str, tuple[int, tuple[str, ...]]] = {
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[list[object]]]:
-    """What the ranks of each job print, sorted. Several jobs run at once, and those of one rank in turn."""
+    """What the ranks of each job print, sorted. Those of one rank are in one process."""
     app = tmp_path_factory.mktemp("context") / "app.py"
     app.write_text(APP, encoding="utf-8")
 
@@ -95,14 +96,12 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[list[obj
         assert result.check().stderr == ""
         return [json.loads(line) for line in result.stdout.splitlines()]
 
-    def together(job: tuple[int, tuple[str, ...]]) -> list[list[object]]:
-        np, arguments = job
-        return sorted(printed(run_mpi(np, [sys.executable, str(app), *arguments], timeout=90)), key=str)
-
-    several = {name: job for name, job in JOBS.items() if job[0] > 1}
+    told = {
+        name: sorted(printed(run_mpi(np, [sys.executable, str(app), *arguments], timeout=90)), key=str)
+        for name, (np, arguments) in JOBS.items()
+        if np > 1
+    }
     alone = {name: arguments for name, (np, arguments) in JOBS.items() if np == 1}
-    with ThreadPoolExecutor(3) as pool:
-        told = dict(zip(several, pool.map(together, several.values()), strict=True))
     in_turn = run_job([sys.executable, "-c", EACH_FORKED, str(app), json.dumps([*alone.values()])], timeout=90)
     return told | {name: [line] for name, line in zip(alone, printed(in_turn), strict=True)}
 
