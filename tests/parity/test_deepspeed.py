@@ -24,9 +24,12 @@ from tests.support.whole import whole
 STEPS = 9
 SOURCE = ["data.source=tests.support.deepspeed:samples", "data.shuffle=false"]
 HALF = {"enabled": True, "initial_scale_power": 19, "loss_scale_window": 3, "hysteresis": 2}
-ADAM = {"type": "Adam", "params": {"lr": 0.02, "betas": [0.8, 0.99], "weight_decay": 0.1}}
+ADAM: dict[str, Any] = {"type": "Adam", "params": {"lr": 0.02, "betas": [0.8, 0.99], "weight_decay": 0.1}}
 SGD = {"type": "SGD", "params": {"lr": 0.2, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}}
-WARMUP = {"type": "WarmupLR", "params": {"warmup_min_lr": 0.001, "warmup_max_lr": 0.03, "warmup_num_steps": 4}}
+WARMUP: dict[str, Any] = {
+    "type": "WarmupLR",
+    "params": {"warmup_min_lr": 0.001, "warmup_max_lr": 0.03, "warmup_num_steps": 4},
+}
 
 CASES: Mapping[str, tuple[int, dict[str, Any]]] = {
     "Adam is AdamW": (1, {"train_batch_size": 16, "optimizer": ADAM, "gradient_clipping": 0.05}),
@@ -35,7 +38,7 @@ CASES: Mapping[str, tuple[int, dict[str, Any]]] = {
         {
             "train_micro_batch_size_per_gpu": 4,
             "gradient_accumulation_steps": 3,
-            "optimizer": {"type": "Adam", "params": {**ADAM["params"], "adam_w_mode": False}},  # type: ignore[dict-item]
+            "optimizer": {"type": "Adam", "params": {**ADAM["params"], "adam_w_mode": False}},
             "scheduler": WARMUP,
         },
     ),
@@ -44,7 +47,7 @@ CASES: Mapping[str, tuple[int, dict[str, Any]]] = {
         {
             "train_batch_size": 16,
             "optimizer": {"type": "AdamW", "params": {"lr": 0.05, "torch_adam": True}},
-            "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 8, **WARMUP["params"]}},  # type: ignore[dict-item]
+            "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 8, **WARMUP["params"]}},
         },
     ),
     "SGD, accumulated": (
