@@ -1,8 +1,10 @@
 """`sambasim plan`: which parallelism a model should use on a cluster."""
 
+import gc
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -99,7 +101,6 @@ def plan_command(
       sambasim plan configs/char_gpt.toml --here --ranks 2 --explain
       sambasim plan transformers:GPT2LMHeadModel --set optimizer.name=adamw --global-batch 512
     """
-    from sambasim.compiler.trial import rare_collections
     from sambasim.errors import OptionError
     from sambasim.hardware.budget import load_calibration
     from sambasim.hardware.spec import ALIASES, load_cluster, load_device
@@ -145,7 +146,7 @@ def plan_command(
                     remedy="other values, or another --global-batch: replicas × chips × samples × passes",
                 )
             planner = Planner(programs, device, where, options.opt_level, load_calibration())
-            with rare_collections():
+            with uncollected():
                 found = planner.plan(options.name, space, Goal(goal), on_phase=report)
                 if html_file is not None:
                     report("compile and price the frontier of time and memory")
@@ -164,6 +165,19 @@ def plan_command(
         shared.write_all({emit: _emitted(found, options, subject, emit)}, quiet=as_json)
     if not found.best:
         sys.exit(1)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage collection: thousands of prices live until the end, and a fifth of the time would go to looking at
+    them again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _only(given: Sequence[str]) -> Mapping[str, Sequence[object]]:

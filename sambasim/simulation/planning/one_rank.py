@@ -2,7 +2,7 @@
 estimated.
 
 layers     of a model with many repeated ones, few are compiled and priced
-samples    1, 2, 4, 8, 64, 512, … are priced; what lies between is interpolated
+samples    1, 8, 64, 512, … are priced, with recomputation of sections also 2 and 4; the others are interpolated
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,14 +39,12 @@ class Programs(Protocol):
         """The same with so many of its repeated layers; None if it has no more."""
 
 
-_FEW_LAYERS, _MANY_LAYERS = (3, 6), 12
+_FEW_LAYERS, _MANY_LAYERS = (2, 4), 12
 """A model with many repeated layers is priced with few of them, and what a further one adds is added for the others."""
 
-_CUT_FOR = 8
-"""The most samples for which sections are cut; a pass of more has the same ones."""
-
-_APART = 8
-"""Passes of 1, 2, 4, 8, 64, 512, … samples are priced; what lies between is interpolated."""
+_CUT_FOR = _APART = 8
+"""The most samples for which sections are cut: a pass of more has the same ones. And by how many times the numbers of
+samples that are priced differ."""
 
 
 @dataclass(frozen=True)
@@ -156,9 +154,11 @@ class Ranks:
         return self._ranks[alone]
 
     def _between(self, alone: Strategy) -> OneRank | str:
-        low, high = 1, 2
+        # What sections keep between them depends on the samples for which they are cut.
+        closer = 2 if alone.recompute == "sections" else _APART
+        low, high = 1, closer
         while high <= alone.samples:
-            low, high = high, high * (2 if high < _CUT_FOR else _APART)
+            low, high = high, high * (closer if high < _CUT_FOR else _APART)
         found = self._anchored(replace(alone, samples=low))
         if low == alone.samples or isinstance(found, str):
             return found
