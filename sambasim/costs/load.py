@@ -129,8 +129,10 @@ class GrowingLoad:
         for value in {read.value for read in stage.reads}:
             if value in self._made and self._work.last_reader[value] == self._next and value not in self._work.kept:
                 self._write(tensors[value], -1)
-        streamed = (tensors[value].rows for value in stage.values if not tensors[value].resident)
-        self._rows = max(self._rows, *streamed, 1)
+        for value in stage.values:
+            tensor = tensors[value]
+            if tensor.rows > self._rows and not tensor.resident:
+                self._rows = tensor.rows
         least = least_units(stage, budget)
         if stage.product_flops:
             most = max(least, stage.blocks * max(1.0, budget.units / TILE_UNITS))

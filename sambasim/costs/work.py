@@ -10,7 +10,7 @@ a constant mask. Views of a value count as that value.
 Dropout is made again in the backward, from its input and the seed: no mask is stored, and no dropped tensor.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, prod
@@ -130,27 +130,37 @@ class Work:
         return {read.value: number for number, stage in enumerate(self.stages) for read in stage.reads}
 
 
-def work_of(graph: Graph, symbols: Mapping[str, Symbol], resident: Set[str] = frozenset()) -> Work:
-    """The work of the forward and the backward in `graph`. `resident`: values that are known to be the same for each
-    sample, of a graph of one of several ranks. Raises PefError for invalid operands of a product."""
+def work_of(graph: Graph, symbols: Mapping[str, Symbol]) -> Work:
+    """The work of the forward and the backward in `graph`. Raises PefError for invalid operands of a product."""
     types = {**graph.values, **{name: symbol.type for name, symbol in symbols.items()}}
     base_of: dict[str, str] = {}
     stages = list(_without_masks(graph, _stages(graph, types, base_of)))
     float32 = _loss_values(graph, stages, types)
     kept = frozenset(base_of.get(output.value, output.value) for output in graph.outputs)
     sent = _sent(graph)
-    resident = resident | _fixed(stages, symbols, sent) | _gradients(graph, stages, symbols, types, base_of, sent)
+    resident = _fixed(stages, symbols, sent) | _gradients(graph, stages, symbols, types, base_of, sent)
     values = dict.fromkeys(value for stage in stages for value in stage.values)
     tensors = {value: _tensor(types[value], value in float32, value in resident) for value in values}
     return Work(tuple(stages), tensors, kept)
 
 
 def works_of_ranks(program: Program) -> Sequence[tuple[Program, Work]]:
-    """By rank along pp: its own program, and the work of that. Only the whole program shows that what a rank sends is
-    the same for each sample, such as a gradient that another rank completes."""
+    """By rank along pp: its own program, and its part of the work. Only the whole program shows that what a rank sends
+    is the same for each sample, such as a gradient that another rank completes."""
     graph, own = program.training or program.evaluation, of_ranks(program)
-    resident = work_of(graph, program.symbols).resident if len(own) > 1 else frozenset()
-    return [(one, work_of(one.training or one.evaluation, one.symbols, resident)) for one in own]
+    whole = work_of(graph, program.symbols)
+    return [(one, _part(whole, graph, one.training or one.evaluation)) for one in own]
+
+
+def _part(whole: Work, graph: Graph, own: Graph) -> Work:
+    """The work of the nodes of `graph` that `own` has."""
+    if own is graph:
+        return whole
+    place_of = {node.name: place for place, node in enumerate(own.nodes)}
+    of_stage = ((stage, place_of.get(graph.nodes[stage.node].name)) for stage in whole.stages)
+    stages = tuple(replace(stage, node=place) for stage, place in of_stage if place is not None)
+    values = dict.fromkeys(value for stage in stages for value in stage.values)
+    return Work(stages, {value: whole.tensors[value] for value in values}, whole.kept)
 
 
 def stage_ranges(work: Work, ends: Iterable[int]) -> list[tuple[int, int]]:

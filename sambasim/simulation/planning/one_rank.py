@@ -155,7 +155,7 @@ class Ranks:
 
     def _between(self, alone: Strategy) -> OneRank | str:
         # What sections keep between them depends on the samples for which they are cut.
-        closer = 2 if alone.recompute == "sections" else _APART
+        closer = 2 if alone.recompute == "sections" and alone.tiles is None else _APART
         low, high = 1, closer
         while high <= alone.samples:
             low, high = high, high * (closer if high < _CUT_FOR else _APART)
