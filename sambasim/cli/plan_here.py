@@ -58,6 +58,7 @@ def plan_this_machine(
         raise OptionError("a plan of steps needs an optimizer", remedy="--set optimizer.name=adamw")
     with shared.kept_imports():
         from sambasim.compiler.front import captured_from_options
+        from sambasim.compiler.passes import Place
         from sambasim.compiler.variants import Variants
         from sambasim.hardware.host import available_bytes
         from sambasim.runtime.capacity import cores_of_this_process
@@ -95,7 +96,7 @@ def plan_this_machine(
             )
             captured, model = captured_from_options(of_size, report)
             of_samples[strategy.samples] = Variants(captured, of_size, model)
-        return of_samples[strategy.samples].program(strategy)
+        return Place()(of_samples[strategy.samples].program(strategy))
 
     machine = measure_machine(work_for, most, report)
     report("predict all strategies")

@@ -14,7 +14,7 @@ from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.stages import symbols_of_ranks
 from sambasim.ir.types import ALIGNMENT_BYTES, DTYPE_BYTES, SymbolKind, align
 from sambasim.ir.verify import Progress, verify
-from sambasim.simulation.memory import need_of, passes_in_flight
+from sambasim.simulation.memory import need_of, rows_of
 
 
 class Pass(Protocol):
@@ -139,10 +139,10 @@ class Fits:
     budget: Budget
 
     def __call__(self, program: Program) -> Program:
-        for (part, work), passes in zip(works_of_ranks(program), passes_in_flight(program), strict=True):
+        for (part, work), row in zip(works_of_ranks(program), rows_of(program), strict=True):
             graph = part.training or part.evaluation
             check_chip(graph, work, self.budget)
             ends = [one.stop for one in graph.sections if one.kind in (SectionKind.FWD, SectionKind.BCKWD)]
-            need = need_of(part, work, stage_ranges(work, ends), in_flight=passes)
+            need = need_of(part, work, stage_ranges(work, ends), row=row)
             check_memory(graph, need, self.budget)
         return program

@@ -3,7 +3,7 @@ the chip. A boundary tensor lives from the section that writes it to the last on
 
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sambasim.costs.work import Work
@@ -31,21 +31,35 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """All boundary tensors, in the order in which they are written, the bytes in use while each section runs, and how
-    many sections the forward has."""
+    """All boundary tensors, in the order in which they are written, and the bytes in use while each section runs."""
 
     boundaries: tuple[Boundary, ...]
     taken_bytes: tuple[int, ...]
-    forward: int
 
     @property
     def size_bytes(self) -> int:
         return max((one.address + one.size_bytes for one in self.boundaries), default=0)
 
-    @property
-    def waiting_bytes(self) -> int:
-        """Of what the forward has written for the backward."""
-        return sum(one.size_bytes for one in self.boundaries if one.first < self.forward <= one.last)
+    def most_bytes(self, runs: Iterable[tuple[int, int]]) -> int:
+        """The most bytes in use, if ranges of sections run in this order, some for one pass and some for others."""
+        written, freed = [0] * len(self.taken_bytes), [0] * len(self.taken_bytes)
+        for one in self.boundaries:
+            written[one.first] += one.size_bytes
+            freed[one.last] += one.size_bytes
+        peaks: dict[tuple[int, int], tuple[int, int]] = {}
+        used = most = 0
+        for run in runs:
+            if run not in peaks:
+                own = peak = 0
+                for number in range(*run):
+                    own += written[number]
+                    peak = max(peak, own)
+                    own -= freed[number]
+                peaks[run] = peak, own
+            peak, own = peaks[run]
+            most = max(most, used + peak)
+            used += own
+        return most
 
     @property
     def fullest(self) -> int:
@@ -54,36 +68,32 @@ class Residency:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Off-chip bytes of one rank: what the program keeps, and boundary tensors of `in_flight` passes, of which one
-    runs and the others wait for their backward."""
+    """Off-chip bytes of one rank: what the program keeps, and boundary tensors of one pass, or of all that a pipeline
+    has begun."""
 
     kept_bytes: int
     residency: Residency
-    in_flight: float = 1
-
-    @property
-    def between_bytes(self) -> int:
-        """Of boundary tensors."""
-        return self.residency.size_bytes + round((self.in_flight - 1) * self.residency.waiting_bytes)
+    between_bytes: int
 
     @property
     def size_bytes(self) -> int:
         return self.kept_bytes + self.between_bytes
 
 
-def reside(
-    work: Work, sections: Sequence[tuple[int, int]], forward: int, excluded: frozenset[str] = frozenset()
-) -> Residency:
-    """The boundary tensors of `sections`, which are ranges of stages of `work`, the first `forward` of them in the
-    forward. Tensors in `excluded` are not counted."""
+def reside(work: Work, sections: Sequence[tuple[int, int]], excluded: frozenset[str] = frozenset()) -> Residency:
+    """The boundary tensors of `sections`, which are ranges of stages of `work`. Those in `excluded` are not counted.
+    What another stage of a pipeline sends is there from the first section that reads it."""
     section_of = [number for number, (start, stop) in enumerate(sections) for _ in range(start, stop)]
     ending: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     free = _FreeList()
     boundaries: list[Boundary] = []
     taken, taken_bytes = 0, []
+    known: set[str] = set()
     for number, (start, stop) in enumerate(sections):
         for stage in work.stages[start:stop]:
-            for value in stage.writes:
+            received = [read.value for read in stage.reads if read.value in work.received and read.value not in known]
+            known.update(received)
+            for value in (*received, *stage.writes):
                 last = len(sections) - 1 if value in work.kept else section_of[work.last_reader.get(value, start)]
                 if value in excluded or (last <= number and value not in work.kept):
                     continue
@@ -96,7 +106,7 @@ def reside(
         for address, size_bytes in ending.pop(number, []):
             free.release(address, size_bytes)
             taken -= size_bytes
-    return Residency(tuple(boundaries), tuple(taken_bytes), forward)
+    return Residency(tuple(boundaries), tuple(taken_bytes))
 
 
 class _FreeList:

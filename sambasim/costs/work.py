@@ -114,11 +114,13 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Work:
-    """The stages of a graph, in order, and the tensors by value. `kept` are the outputs of the graph."""
+    """The stages of a graph, in order, and the tensors by value. `kept` are the outputs of the graph, `received` what
+    another stage of a pipeline sends."""
 
     stages: tuple[Stage, ...]
     tensors: Mapping[str, Tensor]
     kept: frozenset[str]
+    received: frozenset[str] = frozenset()
 
     @cached_property
     def resident(self) -> frozenset[str]:
@@ -141,7 +143,7 @@ def work_of(graph: Graph, symbols: Mapping[str, Symbol]) -> Work:
     resident = _fixed(stages, symbols, sent) | _gradients(graph, stages, symbols, types, base_of, sent)
     values = dict.fromkeys(value for stage in stages for value in stage.values)
     tensors = {value: _tensor(types[value], value in float32, value in resident) for value in values}
-    return Work(tuple(stages), tensors, kept)
+    return Work(tuple(stages), tensors, kept, frozenset(sent))
 
 
 def works_of_ranks(program: Program) -> Sequence[tuple[Program, Work]]:
@@ -160,7 +162,7 @@ def _part(whole: Work, graph: Graph, own: Graph) -> Work:
     of_stage = ((stage, place_of.get(graph.nodes[stage.node].name)) for stage in whole.stages)
     stages = tuple(replace(stage, node=place) for stage, place in of_stage if place is not None)
     values = dict.fromkeys(value for stage in stages for value in stage.values)
-    return Work(stages, {value: whole.tensors[value] for value in values}, whole.kept)
+    return Work(stages, {value: whole.tensors[value] for value in values}, whole.kept, whole.received)
 
 
 def stage_ranges(work: Work, ends: Iterable[int]) -> list[tuple[int, int]]:
@@ -190,12 +192,12 @@ def at_batch_size(work: Work, compiled: int, wanted: int) -> Work:
         return replace(stage, reads=reads, product_flops=stage.product_flops * wanted // compiled)
 
     def picked(read: Read, result: Tensor) -> Read:
-        return read._replace(part=min(1.0, result.size_bytes / tensors[read.value].size_bytes))
+        return read._replace(part=min(1.0, result.size_bytes / max(tensors[read.value].size_bytes, 1)))
 
     if compiled == wanted:
         return work
     tensors = {value: rows(tensor) for value, tensor in work.tensors.items()}
-    return Work(tuple(map(scaled, work.stages)), tensors, work.kept)
+    return replace(work, stages=tuple(map(scaled, work.stages)), tensors=tensors)
 
 
 def device_bytes_of(type_: TensorType) -> int:

@@ -19,11 +19,11 @@ from typing import TypeAlias
 
 from sambasim.costs.fit import Need, reside
 from sambasim.costs.work import Work
-from sambasim.ir.dataflow import groups_of
+from sambasim.ir.dataflow import groups_of, spans_of_actions
 from sambasim.ir.graph import MADE_AGAIN, Graph, Node, SectionKind, node_references
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import ParameterGroup, Program
-from sambasim.ir.schedule import in_flight as forwards_in_flight
+from sambasim.ir.schedule import Action
 from sambasim.ir.slices import cut
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
 from sambasim.ir.zero import in_slices
@@ -56,11 +56,15 @@ _KEPT_OUTPUTS = (SymbolKind.GRADIENT, SymbolKind.BUFFER)
 
 
 def need_of(
-    program: Program, work: Work, sections: Sequence[tuple[int, int]], samples: int | None = None, in_flight: float = 1
+    program: Program,
+    work: Work,
+    sections: Sequence[tuple[int, int]],
+    samples: int | None = None,
+    row: Sequence[Action] | None = None,
 ) -> Need:
     """The off-chip memory of one rank, whose own program is `program`: of its training step, or else of its evaluation,
     with the fewest replicas that may run it. `sections` are ranges of stages of `work`, `samples` is the batch size, if
-    it is not the compiled one."""
+    it is not the compiled one, and `row` what the rank does in a pipeline."""
     graph = program.training or program.evaluation
     excluded = frozenset(one.value for one in graph.outputs if program.symbols[one.symbol].kind in _KEPT_OUTPUTS)
     kept = memory_of(
@@ -70,20 +74,18 @@ def need_of(
         replicas=program.world_size * program.chips,
         passes=program.micro_batches,
     )
-    backward = min((one.start for one in graph.sections if one.kind is SectionKind.BCKWD), default=len(graph.nodes))
-    later = (at for at, (start, stop) in enumerate(sections) if start < stop and work.stages[start].node >= backward)
-    forward = next(later, len(sections))
-    return Need(kept.total_bytes, reside(work, sections, forward, excluded), in_flight)
+    residency = reside(work, sections, excluded)
+    between_bytes = residency.size_bytes
+    if row is not None:
+        spans = spans_of_actions([one for one in graph.sections if one.kind in (SectionKind.FWD, SectionKind.BCKWD)])
+        runs = (spans[action.kind, action.stage] for action in row if (action.kind, action.stage) in spans)
+        between_bytes = max(between_bytes, residency.most_bytes(runs))
+    return Need(kept.total_bytes, residency, between_bytes)
 
 
-def passes_in_flight(program: Program) -> Sequence[float]:
-    """By rank on the axis pp: of how many passes it keeps activations at once. Of several stages, some are ahead of
-    others: a forward of one of two stages is half a pass."""
-    schedule = program.schedule
-    if schedule is None:
-        return (1,)
-    chunks = schedule.stages // schedule.ranks
-    return [forwards / chunks for forwards in forwards_in_flight(schedule)]
+def rows_of(program: Program) -> Sequence[Sequence[Action] | None]:
+    """By rank on the axis pp: its row of the schedule, None without a pipeline."""
+    return (None,) if program.schedule is None else program.schedule.rows
 
 
 def memory_of(

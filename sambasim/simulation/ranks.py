@@ -14,7 +14,7 @@ from sambasim.ir.mesh import DATA_PARALLEL, Mesh
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import ActionKind
 from sambasim.ir.types import SymbolKind
-from sambasim.simulation.memory import passes_in_flight
+from sambasim.simulation.memory import rows_of
 from sambasim.simulation.messages import copies_of, traffic_of
 from sambasim.simulation.scaling import ScaledStep, Span, Track, scale, syncs_of
 from sambasim.simulation.step import MODEL_KINDS, PredictedStep, pieces_as_compiled, price_pieces
@@ -97,12 +97,12 @@ def price_ranks(
     Raises MachineError if one does not fit, PefError for invalid arguments."""
     samples = samples or program.batch_size
     found = []
-    for (own, compiled), passes in zip(works_of_ranks(program), passes_in_flight(program), strict=True):
+    for (own, compiled), row in zip(works_of_ranks(program), rows_of(program), strict=True):
         graph = _training(own)
         work = at_batch_size(compiled, own.batch_size, samples)
         check_chip(graph, work, budget)
         pieces = pieces_as_compiled(graph, work)
-        step = price_pieces(own, work, pieces, budget, calibration, samples, 1, passes)
+        step = price_pieces(own, work, pieces, budget, calibration, samples, 1, row)
         found.append(PricedRank(own, step, work.resident))
     return tuple(found)
 

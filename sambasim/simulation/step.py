@@ -14,6 +14,7 @@ from sambasim.costs.work import Work, at_batch_size, device_bytes_of, stage_rang
 from sambasim.hardware.budget import Budget, Calibration
 from sambasim.ir.graph import Graph, SectionKind
 from sambasim.ir.program import MASTER, Program
+from sambasim.ir.schedule import Action
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 from sambasim.simulation.memory import need_of
 
@@ -176,12 +177,12 @@ def price_pieces(
     calibration: Calibration,
     samples: int,
     micro_steps: int,
-    in_flight: float = 1,
+    row: Sequence[Action] | None = None,
 ) -> PredictedStep:
-    """The step of `program` with the `pieces` of its `work` as sections, for `samples` in a micro-step, while the
-    activations of `in_flight` passes are kept. Raises MachineError if the memory of `budget` is too small."""
+    """The step of `program` with the `pieces` of its `work` as sections, for `samples` in a micro-step. `row` is what
+    the rank does in a pipeline. Raises MachineError if the memory of `budget` is too small."""
     graph = program.training or program.evaluation
-    need = need_of(program, work, [piece.stages for piece in pieces], samples, in_flight)
+    need = need_of(program, work, [piece.stages for piece in pieces], samples, row)
     check_memory(graph, need, budget)
     states = (one for one in program.symbols.values() if one.kind is SymbolKind.OPTIMIZER_STATE)
     tiers = tiers_of(need, sum(one.type.size_bytes for one in states), budget)

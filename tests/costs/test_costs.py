@@ -308,7 +308,7 @@ def test_no_two_live_tensors_share_an_address(widths: list[int], data: st.DataOb
     work = chain(widths)
     count = len(work.stages)
     cuts = sorted(data.draw(st.sets(st.integers(1, count - 1)))) if count > 1 else []
-    residency = reside(work, list(pairwise([0, *cuts, count])), count)
+    residency = reside(work, list(pairwise([0, *cuts, count])))
     for one, other in combinations(residency.boundaries, 2):
         if one.first <= other.last and other.first <= one.last:
             assert one.address + one.size_bytes <= other.address or other.address + other.size_bytes <= one.address
@@ -319,11 +319,13 @@ def test_no_two_live_tensors_share_an_address(widths: list[int], data: st.DataOb
 
 def test_what_lives_between_sections() -> None:
     """Of a chain, two neighbours at a time; of one section, only the graph's own result, unless it is kept."""
-    residency = reside(chain([32, 32, 32, 32, 32]), [(0, 1), (1, 2), (2, 3), (3, 4)], 2)
+    residency = reside(chain([32, 32, 32, 32, 32]), [(0, 1), (1, 2), (2, 3), (3, 4)])
     one = ROWS * 32 * 2
     assert [boundary.address for boundary in residency.boundaries] == [0, one, 0, one]
     assert residency.taken_bytes == (one, 2 * one, 2 * one, 2 * one)
     assert residency.size_bytes == 2 * one
-    assert residency.waiting_bytes == one  # what the first two sections, those of the forward, hand on
-    assert [boundary.value for boundary in reside(chain([32, 32, 32]), [(0, 2)], 1).boundaries] == ["y1"]
-    assert reside(chain([32, 32, 32]), [(0, 2)], 1, frozenset({"y1"})).boundaries == ()
+    assert residency.most_bytes([(0, 4)]) == 2 * one
+    # Three passes have begun before the first one ends: each waits with what its second section has written.
+    assert residency.most_bytes([(0, 2), (0, 2), (0, 2), (2, 4), (2, 4), (2, 4)]) == 4 * one
+    assert [boundary.value for boundary in reside(chain([32, 32, 32]), [(0, 2)]).boundaries] == ["y1"]
+    assert reside(chain([32, 32, 32]), [(0, 2)], frozenset({"y1"})).boundaries == ()
