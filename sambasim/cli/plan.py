@@ -88,8 +88,8 @@ def plan_command(
     memory, so it can have any size. Every strategy that fills at most the cluster and gives the global batch is priced
     by the device model: all by an estimate, and the best of each shape of the mesh as it is compiled. Nothing is
     measured, and no step of RDUs with pipelines, cut tensors or ZeRO was ever published. In the table, memory is that
-    of the fullest RDU; bubble is the share of the step in which RDUs wait for other stages, on average, and sync that
-    of sync that nothing hides. If no strategy fits, the exit code is 1.
+    of the fullest RDU; bubble is the share of the step in which RDUs wait for other stages, on average, and sync the
+    share of sync that does not overlap. If no strategy fits, the exit code is 1.
 
     With --here, passes of the model are measured on this machine, and steps of `mpirun -np N sambasim run` predicted.
 
@@ -161,7 +161,7 @@ def plan_command(
     if html_file is not None:
         texts[html_file] = plan_page(found)
     shared.write_all(texts, quiet=as_json)
-    if emit is not None:
+    if emit is not None and found.best:
         shared.write_all({emit: _emitted(found, options, subject, emit)}, quiet=as_json)
     if not found.best:
         sys.exit(1)
@@ -340,15 +340,12 @@ def _space(
 
 
 def _emitted(plan: "Plan", options: "CompileOptions", subject: str, file: Path) -> str:
-    """The best strategy of `plan` as a config, of DeepSpeed if `file` is JSON. Raises OptionError if none fits."""
+    """The best strategy of `plan` as a config, of DeepSpeed if `file` is JSON."""
     from sambasim.compiler.variants import changes_of
-    from sambasim.errors import OptionError
     from sambasim.options.deepspeed_written import as_deepspeed, beyond_deepspeed
     from sambasim.options.emit import config_text
     from sambasim.report.plan import headline
 
-    if not plan.best:
-        raise OptionError("no strategy fits, so there is none to write", remedy="more --nodes, or another --arch")
     strategy = plan.best[0].strategy
     chosen = options.model_copy(update=changes_of(strategy, options))
     if file.suffix == ".json":

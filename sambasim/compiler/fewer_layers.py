@@ -1,8 +1,8 @@
 """Programs of a model with fewer layers, made from that of the whole model.
 
 Repeated layers are a run of operators that repeats in the forward, and one that repeats in the backward. The last
-layers of the forward go, and with them the first of the backward. What read a result of theirs reads that of a layer
-which stays: after the forward, of as many layers before; in the backward, what the first of those that go had read.
+layers of the forward are removed, and the first of the backward. Operators that read their results then read those of
+the last layer that is left; in the backward, they read what the first removed layer read.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ def fewer_layers(program: Program, left: int) -> Shorter | None:
         backward = replace(run, start=split + run.start)
         gone = forward.count - left
         if gone <= 0 or abs(forward.count - backward.count) > 1:
-            return None
+            continue
         shorter = _without(program, graph, forward, backward, gone)
         if shorter is not None:
             starts = [graph.nodes[forward.start + at * forward.period].name for at in range(forward.count - gone)]

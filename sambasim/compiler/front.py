@@ -57,12 +57,13 @@ def compile_from_options(options: CompileOptions, on_phase: Callable[[str], None
 def weights_fit() -> Iterator[None]:
     """Raises MachineError as soon as the parameters that are made have more bytes than this machine has available, for
     which the system would end the process without a word."""
-    available, made = available_bytes(), 0
+    available = available_bytes()
+    bytes_of: dict[int, int] = {}  # by address: a tied parameter is registered several times
 
-    def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-        nonlocal made
-        made += 0 if parameter is None or parameter.is_meta else parameter.nbytes
-        if available is not None and made > available:
+    def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:
+            bytes_of[parameter.data_ptr()] = parameter.nbytes
+        if available is not None and sum(bytes_of.values()) > available:
             raise MachineError(
                 f"the weights of this model need more than the {format_bytes(available)} of memory that are available",
                 remedy="a machine with more memory; `sambasim simulate` and `plan` take a model of any size",

@@ -84,16 +84,15 @@ def best_cut(work: Work, budget: Budget, limits: Sequence[int]) -> list[int]:
     patterns = _patterns(work, known.numbers)
     for start in range(count):
         window = patterns[start : min(limits[start], start + MOST_STAGES)]
-        for stop, seconds in enumerate(_sections_from(work, budget, start, window, known.longer), start + 1):
+        for stop, seconds in enumerate(_sections_from(work, budget, start, window, known), start + 1):
             if least_s[start] + seconds < least_s[stop]:
                 least_s[stop], begins[stop] = least_s[start] + seconds, start
     ends, stop = [], count
     while stop:
         ends.append(stop)
         stop = begins[stop]
-    if len(known.numbers) > _MOST_PATTERNS:
-        known.numbers.clear()
-        known.longer.clear()
+    if known.count > _MOST_SECTIONS:
+        known_for.cache_clear()
     return ends[::-1]
 
 
@@ -106,16 +105,18 @@ class Longer:
     longer: "dict[int, Longer]" = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Known:
     """What cuts have found: a number for each pattern of a stage, and the sections that begin with it. Layers of one
     model are much alike, and so are the many programs of a plan."""
 
     numbers: dict[Hashable, int] = field(default_factory=dict)
     longer: dict[int, Longer] = field(default_factory=dict)
+    count: int = 0
 
 
-_MOST_PATTERNS = 20_000
+_MOST_SECTIONS = 300_000
+"""That are known for one budget: about 100 MB."""
 
 
 @lru_cache(maxsize=8)
@@ -123,20 +124,18 @@ def known_for(budget: Budget) -> Known:
     return Known()
 
 
-def _sections_from(
-    work: Work, budget: Budget, start: int, window: tuple[int, ...], sections: dict[int, Longer]
-) -> Iterator[float]:
+def _sections_from(work: Work, budget: Budget, start: int, window: tuple[int, ...], known: Known) -> Iterator[float]:
     """The predicted seconds of the sections that begin at stage `start`, with one stage, two and so on, up to those of
-    all patterns of `window`, as far as they can be one section. Those that `sections` lacks are added to it."""
-    found = 0
+    all patterns of `window`, as far as they can be one section. Those that are not `known` are added."""
+    sections, found = known.longer, 0
     for pattern in window:
-        known = sections.get(pattern)
-        if known is None:
+        section = sections.get(pattern)
+        if section is None:
             break
-        if known.seconds is None:
+        if section.seconds is None:
             return
-        yield known.seconds
-        found, sections = found + 1, known.longer
+        yield section.seconds
+        found, sections = found + 1, section.longer
     if found == len(window):
         return
     growing = GrowingLoad(work, start, budget)
@@ -145,6 +144,7 @@ def _sections_from(
     for number, pattern in enumerate(window[found:], start + found):
         seconds = _with(growing, work.stages[number], budget)
         sections[pattern] = Longer(seconds)
+        known.count += 1
         if seconds is None:
             return
         yield seconds

@@ -57,10 +57,10 @@ def plan_report(plan: Plan, *, explain: bool) -> Iterator[RenderableType]:
 def counts(plan: Plan) -> str:
     """How many strategies there are, and what is known of them."""
     every = plan.everything
-    exact, fitting = sum(one.is_exact for one in every), len(plan.fitting)
-    known = "" if exact == len(every) else f", {exact:,} of them compiled and priced, the others estimated"
+    fitting, exact = len(plan.fitting), sum(one.is_exact for one in plan.fitting)
+    known = "" if exact == fitting else f", {exact:,} of them compiled and priced, the others estimated"
     return (
-        f"{counted(fitting, 'strategy', 'strategies')} fit{known}; {len(every) - fitting:,} need more memory, and"
+        f"{counted(fitting, 'strategy', 'strategies')} fit{known}; {len(every) - fitting:,} do not, and"
         f" {len(plan.refused):,} are impossible"
     )
 
@@ -101,8 +101,8 @@ def _slow_host(plan: Plan) -> Iterator[tuple[str, str]]:
     if share > _MUCH and not plan.note:
         yield (
             "host",
-            f"{share:.0%} of the best step is the host, which starts sections and fetches the outputs of each pass:"
-            " `sambasim simulate` says of what, and what would help. A model that returns only its loss has least",
+            f"{share:.0%} of the best step is the host, which starts sections and fetches the outputs of each pass."
+            " `sambasim simulate` says what would help, such as a model that returns only its loss",
         )
 
 

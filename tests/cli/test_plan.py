@@ -51,10 +51,10 @@ def test_the_csv_has_every_strategy_with_memory_by_part(written: tuple[Path, str
     priced = [row for row in rows if row["memory_bytes"]]
     fitting, compiled, lacking = (
         int(re.findall(pattern, written[1])[0].replace(",", ""))
-        for pattern in (r"([\d,]+) strategies fit", r"([\d,]+) of them compiled", r"([\d,]+) need more memory")
+        for pattern in (r"([\d,]+) strategies fit", r"([\d,]+) of them compiled", r"([\d,]+) do not")
     )
     assert len(priced) == fitting + lacking
-    assert sum(row["compiled"] == "True" for row in priced) == compiled
+    assert sum(row["compiled"] == "True" and not row["problem"] for row in priced) == compiled
     for row in priced:
         parts = ("parameters", "gradients", "states", "activations", "buffers")
         assert sum(int(row[f"{part}_bytes"]) for part in parts) == int(row["memory_bytes"])
@@ -176,10 +176,25 @@ def test_the_device_that_is_named_cuts_the_sections_too(tmp_path: Path) -> None:
     assert best["memory_bytes"] == record["needed_bytes"]
 
 
-def test_what_fits_nowhere_says_what_is_closest(tmp_path: Path) -> None:
-    device = tmp_path / "tiny.toml"
+def _small_device(folder: Path, capacity_bytes: int) -> str:
     text = (ROOT / "sambasim" / "hardware" / "devices" / "sn30.toml").read_text(encoding="utf-8")
-    device.write_text(re.sub(r"ddr_capacity_bytes = [\d_]+", "ddr_capacity_bytes = 65536", text), encoding="utf-8")
-    text = _plan("--arch", str(device), "--only", "recompute=full", "--only", "tensor=none").stdout
-    assert "no strategy fits; the closest: " in text
-    assert " of 64.0 KiB, " in text
+    (folder / "small.toml").write_text(
+        re.sub(r"ddr_capacity_bytes = [\d_]+", f"ddr_capacity_bytes = {capacity_bytes}", text)
+    )
+    return str(folder / "small.toml")
+
+
+def test_what_fits_nowhere_says_what_is_closest(tmp_path: Path) -> None:
+    found = _plan("--arch", _small_device(tmp_path, 65536), "--only", "recompute=none")
+    assert found.exit_code == 1
+    assert "no strategy fits; the closest: " in found.stdout
+    assert " of 64.0 KiB, " in found.stdout
+
+
+def test_of_what_was_compiled_only_what_fits_is_counted(tmp_path: Path) -> None:
+    rows = tmp_path / "all.csv"
+    found = _plan("--arch", _small_device(tmp_path, 400_000), "--only", "zero=1", "--all", str(rows))
+    fitting, compiled = re.findall(r"([\d,]+) strategies fit, (\d+) of them compiled", found.stdout)[0]
+    every = [row for row in csv.DictReader(rows.open(encoding="utf-8")) if row["memory_bytes"]]
+    assert 0 < int(fitting.replace(",", "")) == sum(not row["problem"] for row in every) < len(every)
+    assert int(compiled) == sum(row["compiled"] == "True" and not row["problem"] for row in every)

@@ -125,7 +125,7 @@ class _Seconds:
 
 
 class Here:
-    """`programs` compiles the model for a strategy. Passes were measured in `dtype`."""
+    """`program_of` compiles the model for a strategy. Passes were measured in `dtype`."""
 
     def __init__(self, program_of: Callable[[Strategy], Program], machine: Machine, dtype: str = "fp32") -> None:
         self._program_of, self._machine = program_of, machine

@@ -59,6 +59,11 @@ class Compiled:
     def numel_of(self) -> Mapping[str, int]:
         return {member.parameter: member.numel for group in self.program.groups for member in group.members}
 
+    @property
+    def sections(self) -> int:
+        graph = self.program.training or self.program.evaluation
+        return sum(one.kind in MODEL_KINDS for one in graph.sections)
+
     @cached_property
     def operand_bytes(self) -> int:
         """Of the reduce operand, which a single copy of the model does not need."""
@@ -85,6 +90,16 @@ class Compiled:
 
 def _compiled(program: Program, shorter: Shorter | None = None) -> Compiled:
     return Compiled(program, work_of(program.training or program.evaluation, program.symbols), shorter)
+
+
+def _show(found: Sequence[Compiled]) -> bool:
+    """Whether programs with few layers show what a layer costs: each has sections and parameters of its own."""
+    if len(found) < len(_FEW_LAYERS) or any(one.shorter is None or one.shorter.layers < _MANY_LAYERS for one in found):
+        return False
+    few, more = found
+    layers = _FEW_LAYERS[1] - _FEW_LAYERS[0]
+    grows = more.sections - few.sections >= 2 * layers  # of the forward and of the backward
+    return grows and sum(more.numel_of.values()) > sum(few.numel_of.values())
 
 
 @dataclass(frozen=True)
@@ -116,7 +131,7 @@ def mixed(low: _T, high: _T, part: float) -> _T:
     b: Any = high
     found: Any = low
     if isinstance(low, (int, float)):
-        found = type(low)(a + (b - a) * part)
+        found = round(a + (b - a) * part) if isinstance(low, int) else a + (b - a) * part
     elif isinstance(low, tuple):
         found = tuple(mixed(*pair, part) for pair in zip(a, b, strict=True))
     elif isinstance(low, Mapping):
@@ -185,10 +200,8 @@ class Ranks:
         if alone not in self._made:
             try:
                 short = [self._programs.shorter(alone, layers) for layers in _FEW_LAYERS]
-                if all(one is not None and one.layers >= _MANY_LAYERS for one in short):
-                    self._made[alone] = [_compiled(one.program, one) for one in short if one is not None]
-                else:
-                    self._made[alone] = [_compiled(self._programs.program(alone))]
+                found = [_compiled(one.program, one) for one in short if one is not None]
+                self._made[alone] = found if _show(found) else [_compiled(self._programs.program(alone))]
             except SambasimError as error:  # a model may not be captured in each dtype
                 self._made[alone] = error.what
         return self._made[alone]
