@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.parameter import is_lazy
 
 from sambasim.compiler.compile import Compiled, Stopwatch, capture_model, compile_model
 from sambasim.compiler.configured import example_of, is_configured, make_configured
@@ -61,7 +62,7 @@ def weights_fit() -> Iterator[None]:
     bytes_of: dict[int, int] = {}  # by address: a tied parameter is registered several times
 
     def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and not parameter.is_meta:
+        if parameter is not None and not parameter.is_meta and not is_lazy(parameter):
             bytes_of[parameter.data_ptr()] = parameter.nbytes
         if available is not None and sum(bytes_of.values()) > available:
             raise MachineError(

@@ -15,7 +15,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "logistic_regression": (),
     "char_gpt": (
         "model.args.layers=2", "model.args.width=32", "model.args.length=32", "data.args.length=32",
-        "data.args.held_out=195", "data.source=tests.support.text:text",
+        "data.source=tests.support.text:text",
     ),
     "lstm_classifier": ("model.args.hidden=24",),
     "resnet": ("model.args.width=4",),
