@@ -1,5 +1,6 @@
 """Sound PEFs, compiled once, for the rows that need one."""
 
+import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -27,10 +28,11 @@ _DEEP_FLAGS = {
 
 
 class _Compiled(Mapping[str, bytes]):
-    """The bytes of each PEF, which is compiled when it is first asked for."""
+    """The bytes of each PEF, which is compiled when it is first asked for: by the account of the session, also within a
+    test that has another."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder, self._account = folder, os.environ["XDG_STATE_HOME"]
         (folder / "sound.py").write_text(net())
         (folder / "deep.py").write_text(DEEP)
 
@@ -39,7 +41,9 @@ class _Compiled(Mapping[str, bytes]):
         if not path.exists():
             file, flags = ("sound.py", _FLAGS[name]) if name in _FLAGS else ("deep.py", _DEEP_FLAGS[name])
             command = f"{TRAIN.replace('net.py', file)} --pef-name {name} {flags}"
-            outcome = sambasim(shlex.split(command), self._folder)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("XDG_STATE_HOME", self._account)
+                outcome = sambasim(shlex.split(command), self._folder)
             assert outcome.exit_code == 0, outcome.stderr
         return path.read_bytes()
 
