@@ -1,10 +1,8 @@
 """`sambasim plan`: which parallelism a model should use on a cluster."""
 
-import gc
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,12 +11,12 @@ import click
 
 from sambasim.bounded import shortened
 from sambasim.cli import shared
-from sambasim.cli.plan_here import PLAIN, check_place, plan_this_machine
+from sambasim.cli.plan_here import check_place, plan_this_machine
+from sambasim.cli.plan_subject import check_subject, programs_of, subject_of
 from sambasim.cli.terminal import phases, show
 from sambasim.options.flags import LARGEST_COUNT, MOST_REPLICAS
 
 if TYPE_CHECKING:
-    from sambasim.compiler.variants import OfDtypes
     from sambasim.hardware.spec import ClusterSpec, DeviceSpec
     from sambasim.options.compile import CompileOptions
     from sambasim.simulation.planning.search import Plan
@@ -125,28 +123,20 @@ def plan_command(
     for load, name in ((load_device, arch), (load_cluster, cluster)):
         if name is not None:
             load(name)  # raises an error before the model is captured
-    dtype = next((str(one) for one in wanted.get("dtype", ())), None)
-    check = _check_training if emit is None else _check_emitted
-    options, programs = _programs(subject, overrides, output_folder, arch, dtype, check, quiet=as_json)
+    options, program = subject_of(subject, overrides, output_folder, arch)
+    check_subject(options, wanted, emitted=emit is not None, of_pef=program is not None)
+    device = load_device(options.arch)
+    where = load_cluster(cluster or device.cluster)
+    space = None if here else _space(options, device, where, nodes or 1, global_batch, wanted)
+    programs = programs_of(options, program, wanted, quiet=as_json)
     with phases(quiet=as_json) as report:
-        if here:
+        if space is None:
             found = plan_this_machine(options, programs.program, ranks, global_batch, wanted, Goal(goal), report)
         else:
-            device = load_device(options.arch)
-            where = load_cluster(cluster or device.cluster)
-            nodes = nodes or 1
-            if where.nodes is not None and nodes > where.nodes:
-                raise OptionError(
-                    f"--nodes {nodes}, and {where.name} has {where.nodes}", remedy=f"--nodes {where.nodes}"
-                )
-            space = _space(options, device, where, nodes, global_batch, wanted)
-            if next(space.strategies(), None) is None:
-                raise OptionError(
-                    f"--only leaves no strategy with a global batch of {space.global_batch:,} on {space.rdus} RDUs",
-                    remedy="other values, or another --global-batch: replicas × chips × samples × passes",
-                )
+            from sambasim.compiler.trial import rare_collections
+
             planner = Planner(programs, device, where, options.opt_level, load_calibration())
-            with uncollected():
+            with rare_collections():
                 found = planner.plan(options.name, space, Goal(goal), on_phase=report)
                 if html_file is not None:
                     report("compile and price the frontier of time and memory")
@@ -165,19 +155,6 @@ def plan_command(
         shared.write_all({emit: _emitted(found, options, subject, emit)}, quiet=as_json)
     if not found.best:
         sys.exit(1)
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """No garbage collection: thousands of prices live until the end, and a fifth of the time would go to looking at
-    them again and again."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _only(given: Sequence[str]) -> Mapping[str, Sequence[object]]:
@@ -213,108 +190,6 @@ _DIGITS = 12
 """Of a number in `--only`: longer ones name no strategy."""
 
 
-def _programs(
-    subject: str,
-    overrides: Sequence[str],
-    output_folder: Path,
-    arch: str | None,
-    dtype: str | None,
-    check: "Callable[[CompileOptions], None]",
-    *,
-    quiet: bool,
-) -> "tuple[CompileOptions, OfDtypes]":
-    """The options of SUBJECT, which `check` may refuse, and its programs."""
-    from sambasim.cli.prediction import is_model, refuse_script
-    from sambasim.options.compile import compile_options
-
-    if not is_model(subject):
-        refuse_script(subject)
-        return _programs_of_pef(subject, overrides, output_folder, arch, check)
-    config, target = (Path(subject), None) if subject.endswith(".toml") else (None, subject)
-    options = compile_options(config, target, overrides, {})
-    options = options.model_copy(update={"arch": arch or options.arch})
-    check(options)
-    with shared.kept_imports():
-        from sambasim.compiler.front import captured_from_options
-        from sambasim.compiler.variants import OfDtypes, Variants
-
-    plain = options.model_copy(update=PLAIN)
-
-    def capture(dtype: str) -> Variants:
-        with phases(quiet=quiet) as report:
-            of_dtype = plain.model_copy(update={"dtype": dtype})
-            captured, model = captured_from_options(of_dtype, report)
-            return Variants(captured, of_dtype, model)
-
-    programs = OfDtypes(capture)
-    programs.of(dtype or options.dtype)  # its errors end the command
-    return options, programs
-
-
-def _programs_of_pef(
-    subject: str,
-    overrides: Sequence[str],
-    output_folder: Path,
-    arch: str | None,
-    check: "Callable[[CompileOptions], None]",
-) -> "tuple[CompileOptions, OfDtypes]":
-    from sambasim.errors import OptionError
-    from sambasim.options.compile import BuildOptions, ParallelOptions, options_in_python
-    from sambasim.pef import locate, read
-
-    if overrides:
-        raise OptionError(f"--set changes a config, and {subject} is a PEF", remedy=f"sambasim plan {subject}")
-    document = read(locate(subject, output_folder))
-    program, compiled = document.program, document.compile_options
-    if program.ranks_of_replica > 1:
-        raise OptionError(
-            f"a replica of {program.name} has {program.ranks_of_replica} ranks already, and a plan begins with one",
-            remedy="plan the config or the model that it was compiled from",
-        )
-    if compiled.get("recompute") != "none":
-        raise OptionError(f"{program.name} recomputes activations", remedy="plan the config or the model")
-    tables: dict[str, object] = {"data": document.data_source, "model": compiled.get("model")}
-    tables |= {name: value for name, value in document.training_defaults.items() if value is not None}
-    for table, kind in (("compile", BuildOptions), ("parallel", ParallelOptions)):
-        tables[table] = {name: compiled[name] for name in kind.model_fields if name in compiled}
-    options = options_in_python(tables, {})
-    options = options.model_copy(update={"arch": arch or options.arch})
-    check(options)
-    with shared.kept_imports():
-        from sambasim.compiler.variants import OfDtypes, Variants
-
-    def of_dtype(dtype: str) -> Variants:
-        if dtype != options.dtype:
-            raise OptionError(f"the PEF is {options.dtype}", remedy="plan the config or the model")
-        return Variants(program, options)
-
-    return options, OfDtypes(of_dtype)
-
-
-def _check_emitted(options: "CompileOptions") -> None:
-    """As `_check_training`. Raises OptionError also for what no config can say."""
-    from typing import get_args
-
-    from sambasim.errors import OptionError
-    from sambasim.options.compile import BuildOptions
-
-    _check_training(options)
-    known = get_args(BuildOptions.model_fields["arch"].annotation)
-    if options.arch not in known:
-        what = f"--emit writes a config, and a config compiles for {', '.join(known)}, not {options.arch}"
-        raise OptionError(what, remedy="leave out --emit, or give one of them as --arch")
-    if options.model.target is None:
-        what = "--emit writes a config, and this PEF was compiled in Python or by an app: it names no model"
-        raise OptionError(what, remedy="leave out --emit")
-
-
-def _check_training(options: "CompileOptions") -> None:
-    from sambasim.errors import OptionError
-
-    if options.inference:
-        raise OptionError("a plan is for training, and this is for inference", remedy="leave out inference")
-
-
 def _space(
     options: "CompileOptions",
     device: "DeviceSpec",
@@ -323,12 +198,16 @@ def _space(
     global_batch: int | None,
     only: Mapping[str, Sequence[object]],
 ) -> "Space":
+    """Raises OptionError if it has no strategy."""
+    from sambasim.errors import OptionError
     from sambasim.simulation.planning.strategy import Space, divisors
 
+    if cluster.nodes is not None and nodes > cluster.nodes:
+        raise OptionError(f"--nodes {nodes}, and {cluster.name} has {cluster.nodes}", remedy=f"--nodes {cluster.nodes}")
     rdus = nodes * cluster.rdus_per_node
     of_an_rdu = options.training.batch_size * options.training.accumulation_steps
     dtypes = only.get("dtype", (options.dtype,))
-    return Space(
+    space = Space(
         rdus=rdus,
         rdus_per_node=cluster.rdus_per_node,
         global_batch=global_batch or rdus * of_an_rdu,
@@ -337,6 +216,12 @@ def _space(
         tiles_of_rdu=device.tiles,
         only=only,
     )
+    if next(space.strategies(), None) is None:
+        raise OptionError(
+            f"--only leaves no strategy with a global batch of {space.global_batch:,} on {rdus} RDUs",
+            remedy="other values, or another --global-batch: replicas × chips × samples × passes",
+        )
+    return space
 
 
 def _emitted(plan: "Plan", options: "CompileOptions", subject: str, file: Path) -> str:

@@ -57,6 +57,8 @@ def bring_up(communicator: Communicator, timeout_s: float = DEFAULT_TIMEOUT_S) -
         sys.excepthook = hook
     except (RuntimeError, ValueError) as error:
         raise _not_connected(_reason(error), where) from error
+    # A rank that ends early would close its connections while others still make theirs.
+    communicator.barrier()
 
 
 def _obstacle(host: str, port: int, timeout_s: float, where: str) -> MachineError | None:
