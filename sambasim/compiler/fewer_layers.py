@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 
 from sambasim.compiler.names import gradient_name, parameter_of
-from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, SectionKind, node_references, renamed
+from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, SectionKind, renamed
 from sambasim.ir.program import Program
 from sambasim.simulation.folds import Run, runs_of
 from sambasim.simulation.planning.layers import Shorter
@@ -79,12 +79,12 @@ def _without(program: Program, graph: Graph, forward: Run, backward: Run, gone: 
         names = instead
         if last_gone <= at < backward.stop:
             before = graph.nodes[at - gone * backward.period]
-            pairs = zip(node_references(node), node_references(before), strict=True)
+            pairs = zip(node.reads, before.reads, strict=True)
             names = {**{name: instead.get(other, other) for name, other in pairs if name in lost}, **instead}
         nodes.append(renamed(node, names))
     known = {name for node in nodes for name in node.results if name is not None}
-    read = {name for node in nodes for name in node_references(node)}
-    left_out = {name for at in dropped for name in node_references(graph.nodes[at])} - read
+    read = {name for node in nodes for name in node.reads}
+    left_out = {name for at in dropped for name in graph.nodes[at].reads} - read
     left_out |= {gradient_name(name) for name in left_out}
     outputs = [
         Output(one.value, _of_layer_that_stays(one.symbol, instead))
@@ -118,7 +118,7 @@ def _counterparts(node: Node, other: Node, program: Program) -> Iterator[tuple[s
     for name, instead in zip(node.results, other.results, strict=True):
         if name is not None and instead is not None:
             yield name, instead
-    for name, instead in zip(node_references(node), node_references(other), strict=True):
+    for name, instead in zip(node.reads, other.reads, strict=True):
         if name in program.symbols and name != instead:
             yield name, instead
 

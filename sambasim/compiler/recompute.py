@@ -24,7 +24,6 @@ from sambasim.ir.graph import (
     Section,
     SectionKind,
     TorchConstant,
-    node_references,
     renamed,
 )
 from sambasim.ir.operators import OPERATORS, OperatorKind
@@ -87,7 +86,7 @@ def _kept(graph: Graph, ends: list[int], passes: Sequence[Section], values: Valu
     for one in passes:
         for at, node in enumerate(graph.section_nodes(one), one.start):
             segment, is_forward = bisect_right(ends, at), one.kind is SectionKind.FWD
-            for name in made_in.keys() & set(node_references(node)):
+            for name in made_in.keys() & set(node.reads):
                 if made_in[name][1] != one.stage or (is_forward and made_in[name][0] != segment):
                     kept.add(name)
             if is_forward:
@@ -115,7 +114,7 @@ def _held(graph: Graph) -> Counter[int]:
     read: set[tuple[str, int]] = set()
     for one in _passes(graph.sections):
         for node in graph.section_nodes(one):
-            found = [maker[name] for name in node_references(node) if name in maker]
+            found = [maker[name] for name in node.reads if name in maker]
             if one.kind is not SectionKind.FWD:
                 read.update(found)
             elif not is_view(node):
@@ -150,7 +149,7 @@ class _Repeated:
 
     def _with_repeated_operands(self, node: Node) -> Node:
         """`node`, with the names of values that were made again."""
-        names = {name: self._available(name) for name in dict.fromkeys(node_references(node))}
+        names = {name: self._available(name) for name in dict.fromkeys(node.reads)}
         return renamed(node, names)
 
     def _available(self, name: str) -> str:

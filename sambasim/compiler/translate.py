@@ -13,7 +13,7 @@ from sambasim.compiler.captured import CapturedGraph
 from sambasim.compiler.names import UniqueNames, layer_name, module_path, source_line, symbol_name
 from sambasim.compiler.tensors import dtype_name
 from sambasim.errors import OperatorError
-from sambasim.ir.graph import TORCH_CONSTANTS, Argument, Node, Ref, SourceLine, TorchConstant, node_references
+from sambasim.ir.graph import TORCH_CONSTANTS, Argument, Node, Ref, SourceLine, TorchConstant
 from sambasim.ir.operators import ASSERTION, OPERATORS
 from sambasim.ir.types import VALUE_BYTES, TensorType
 
@@ -208,7 +208,7 @@ class _Translator:
             has_effect = node.operator == ASSERTION or OPERATORS[node.operator].draws_random_numbers
             if has_effect or needed & set(node.results):
                 kept.append(node)
-                needed |= set(node_references(node))
+                needed |= set(node.reads)
         done.nodes = kept[::-1]
         done.nodes = [
             replace(node, results=tuple(result if result in needed else None for result in node.results))

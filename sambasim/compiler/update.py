@@ -11,7 +11,7 @@ from sambasim.compiler.names import UniqueNames, parameter_of, prefix_of
 from sambasim.compiler.pipeline.tied import Move, copies, moved
 from sambasim.errors import OptionError
 from sambasim.ir.dataflow import pass_and_update
-from sambasim.ir.graph import Graph, Node, Ref, Section, SectionKind, node_references
+from sambasim.ir.graph import Graph, Node, Ref, Section, SectionKind
 from sambasim.ir.mesh import DATA_PARALLEL, Axis
 from sambasim.ir.program import (
     LOSS_SCALE,
@@ -336,7 +336,7 @@ def _with_communication(training: Graph, program: Program) -> Graph:
         members: list[Node] = []
         for node in training.section_nodes(section):
             if node.operator == "opt.total_norm":
-                (own,) = node_references(node)
+                (own,) = node.reads
                 members.append(_sum_along(DATA_PARALLEL, own, values))
                 node = replace(node, args=(Ref(members[-1].name),))
             members.append(node)

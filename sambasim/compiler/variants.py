@@ -12,7 +12,6 @@ from sambasim.compiler.recompute import Recompute
 from sambasim.compiler.sharding.tensor_parallel import TensorParallel
 from sambasim.compiler.strategy import pipeline
 from sambasim.ir.dataflow import pass_and_update
-from sambasim.ir.graph import node_references
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.compile import CompileOptions
@@ -121,7 +120,7 @@ def _as_captured(program: Program) -> Program:
         training = replace(training, nodes=training.nodes[: sections[-1].stop], sections=sections)
     first = whole.nodes[:1]
     values = {name: whole.values[name] for node in first for name in node.results if name is not None}
-    inputs = tuple(name for name in whole.inputs if any(name in node_references(node) for node in first))
+    inputs = tuple(name for name in whole.inputs if any(name in node.reads for node in first))
     section = replace(whole.sections[0], stop=1)
     evaluation = replace(whole, inputs=inputs, nodes=first, outputs=(), values=values, sections=(section,))
     symbols = {

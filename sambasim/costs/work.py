@@ -10,13 +10,14 @@ a constant mask. Views of a value count as that value.
 Dropout is made again in the backward, from its input and the seed: no mask is stored, and no dropped tensor.
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, prod
 from typing import NamedTuple
 
-from sambasim.ir.graph import Graph, Node, SectionKind, node_references, references
+from sambasim.ir.graph import Graph, Node, SectionKind, references
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.stages import of_ranks
@@ -98,8 +99,7 @@ class Stage:
         return (*(read.value for read in self.reads), *self.writes)
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(NamedTuple):
     """A value on the device: `rows` of `row_bytes`; a vector has rows of one number. A `resident` tensor is the same
     for each sample, such as a weight. Other tensors stream through, some rows at a time."""
 
@@ -134,6 +134,9 @@ class Work:
 
 def work_of(graph: Graph, symbols: Mapping[str, Symbol]) -> Work:
     """The work of the forward and the backward in `graph`. Raises PefError for invalid operands of a product."""
+    for known, of_known, work in _LATELY:
+        if known is graph and of_known is symbols:
+            return work
     types = {**graph.values, **{name: symbol.type for name, symbol in symbols.items()}}
     base_of: dict[str, str] = {}
     stages = list(_without_masks(graph, _stages(graph, types, base_of)))
@@ -143,7 +146,13 @@ def work_of(graph: Graph, symbols: Mapping[str, Symbol]) -> Work:
     resident = _fixed(stages, symbols, sent) | _gradients(graph, stages, symbols, types, base_of, sent)
     values = dict.fromkeys(value for stage in stages for value in stage.values)
     tensors = {value: _tensor(types[value], value in float32, value in resident) for value in values}
-    return Work(tuple(stages), tensors, kept, frozenset(sent))
+    work = Work(tuple(stages), tensors, kept, frozenset(sent))
+    _LATELY.append((graph, symbols, work))
+    return work
+
+
+_LATELY: deque[tuple[Graph, Mapping[str, Symbol], Work]] = deque(maxlen=8)
+"""The last results: a plan begins many programs with one graph."""
 
 
 def works_of_ranks(program: Program) -> Sequence[tuple[Program, Work]]:
@@ -183,7 +192,7 @@ def at_batch_size(work: Work, compiled: int, wanted: int) -> Work:
 
     def rows(tensor: Tensor) -> Tensor:
         fixed = tensor.resident or tensor.rows < compiled
-        return tensor if fixed else replace(tensor, rows=tensor.rows * wanted // compiled)
+        return tensor if fixed else Tensor(tensor.rows * wanted // compiled, tensor.row_bytes, tensor.resident)
 
     def scaled(stage: Stage) -> Stage:
         if all(work.tensors[read.value].resident for read in stage.reads):
@@ -215,7 +224,7 @@ def _stages(graph: Graph, types: Mapping[str, TensorType], base_of: dict[str, st
         operator = OPERATORS[node.operator]
         if operator.kind in _NO_STAGE:
             continue
-        read = [name for name in dict.fromkeys(node_references(node)) if name in types]
+        read = [name for name in dict.fromkeys(node.reads) if name in types]
         results = [name for name in node.results if name is not None]
         if not read:
             continue
@@ -258,7 +267,7 @@ def _without_masks(graph: Graph, stages: Iterable[Stage]) -> Iterator[Stage]:
             if dropped is not None:
                 inputs[dropped] = inputs.get(read.value, read)
             masks.update(stage.writes if dropped is None else stage.writes[1:])
-        if stage.node >= backward:
+        if stage.node >= backward and any(read.value in inputs or read.value in masks for read in stage.reads):
             reads: dict[str, Read] = {}
             for read in stage.reads:
                 source = inputs.get(read.value)
@@ -311,7 +320,7 @@ def _sent(graph: Graph) -> Mapping[str, str]:
         dict(node.kwargs).get("tag"): name
         for node in graph.nodes
         if node.operator == "comm.send"
-        for name in node_references(node)
+        for name in node.reads
     }
     received = (node for node in graph.nodes if node.operator == "comm.recv")
     pairs = ((node.results[0], values.get(dict(node.kwargs).get("tag"))) for node in received)

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sambasim.ir.graph import Graph, Node, Section, SectionKind, node_references
+from sambasim.ir.graph import Graph, Node, Section, SectionKind
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.schedule import ActionKind
@@ -55,7 +55,7 @@ def gathers(graph: Graph, axis: str, ranks: int) -> Sequence[Gather]:
     """What is gathered along `axis`, in the order of execution."""
     readers: dict[str, Node] = {}
     for node in reversed(graph.nodes):  # so that the first reader stays
-        readers |= dict.fromkeys(node_references(node), node)
+        readers |= dict.fromkeys(node.reads, node)
 
     def found(node: Node) -> Gather:
         name = node.results[0] or ""
@@ -83,8 +83,8 @@ def section_effects(program: Program, graph: Graph, section: Section) -> Effects
     """What a section reads of others, and what it writes for them."""
     nodes = graph.section_nodes(section)
     made = {name for node in nodes for name in node.results if name is not None}
-    read = {name for node in nodes for name in node_references(node)} - made
-    read_later = {name for node in graph.nodes[section.stop :] for name in node_references(node)}
+    read = {name for node in nodes for name in node.reads} - made
+    read_later = {name for node in graph.nodes[section.stop :] for name in node.reads}
     kept = {output.value: output.symbol for output in graph.outputs}
     written = {kept.get(name, name) for name in made if name in kept or name in read_later}
     groups = {group.name: group for group in program.groups}
@@ -195,7 +195,7 @@ def _made_and_read(
     read: dict[str, list[int]] = defaultdict(list)
     for position, section in enumerate(sections, start=1):
         for node in graph.section_nodes(section):
-            operands = tuple(node_references(node))
+            operands = node.reads
             of_inputs = _NOTHING.union(*(aliases.get(name, _NOTHING) for name in operands))
             for name in of_inputs:
                 read[name].append(position)
@@ -238,7 +238,7 @@ def aliases_of(value: str, nodes: Sequence[Node]) -> set[str]:
     """`value`, and all values that may share its memory. `nodes` are in order, and include all that read it."""
     found = {value}
     for node in nodes:
-        if may_alias(node) and not found.isdisjoint(node_references(node)):
+        if may_alias(node) and not found.isdisjoint(node.reads):
             found.update(result for result in node.results if result is not None)
     return found
 
@@ -246,6 +246,6 @@ def aliases_of(value: str, nodes: Sequence[Node]) -> set[str]:
 def last_reader(values: set[str], nodes: Sequence[Node]) -> int:
     """The position of the last node that reads one of `values`; -1 if none does."""
     for position in range(len(nodes) - 1, -1, -1):
-        if not values.isdisjoint(node_references(nodes[position])):
+        if not values.isdisjoint(nodes[position].reads):
             return position
     return -1

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from sambasim.ir.graph import Node, Section, node_references
+from sambasim.ir.graph import Node, Section
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
@@ -45,7 +45,7 @@ def _read(nodes: Sequence[Node], wanted: Iterable[str], effects: Iterable[str] =
     read, named = set(wanted), set(effects)
     for node in reversed(nodes):
         if _is_kept(node, read, named):
-            read.update(node_references(node))
+            read.update(node.reads)
             if node.operator == "comm.recv":
                 read.add(_message(node))
     return read
@@ -68,7 +68,7 @@ def _effects(nodes: Sequence[Node], left_out: Sequence[str]) -> set[str] | None:
     depends, effects = set[str | None](left_out), set[str]()
     for node in nodes:
         operator = OPERATORS[node.operator]
-        if not depends.isdisjoint(node_references(node)):
+        if not depends.isdisjoint(node.reads):
             depends.update(node.results)
             if operator.draws_random_numbers:
                 return None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from sambasim.errors import InvariantError
 from sambasim.ir.dataflow import groups_of, pass_and_update
-from sambasim.ir.graph import Graph, Node, Section, node_references
+from sambasim.ir.graph import Graph, Node, Section
 from sambasim.ir.mesh import PIPELINE
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
@@ -42,7 +42,7 @@ def ranks_of_values(training: Graph, ranks: int) -> tuple[Mapping[str, int], Map
     for section in pass_and_update(training)[0]:
         for node in training.section_nodes(section):
             made.update((name, section.stage % ranks) for name in node.results if name is not None)
-            for name in node_references(node):
+            for name in node.reads:
                 read[name].add(section.stage % ranks)
     return made, read
 
@@ -167,7 +167,7 @@ def _own(graph: Graph, groups: Set[str], rank: int, ranks: int) -> Graph:
         if len(nodes) > start:
             sections.append(replace(section, index=len(sections), start=start, stop=len(nodes)))
     made = {result for node in nodes for result in node.results}
-    read = {name for node in nodes for name in node_references(node)}
+    read = {name for node in nodes for name in node.reads}
     made.update(graph.inputs if rank == ranks - 1 else ())
     outputs = tuple(one for one in graph.outputs if one.value in made)
     read.update(one.value for one in outputs)

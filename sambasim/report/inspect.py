@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from sambasim.ir.dataflow import Gather, gathers, section_effects
-from sambasim.ir.graph import Graph, Node, node_references
+from sambasim.ir.graph import Graph, Node
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program, RuntimeArgument
 from sambasim.ir.slices import cut
@@ -210,7 +210,7 @@ def _stage_facts(program: Program) -> Iterable[StageFacts]:
     for rank, own in enumerate(() if schedule is None else of_ranks(program)):
         graph = own.training or own.evaluation
         types = {name: symbol.type for name, symbol in own.symbols.items()} | dict(graph.values)
-        sent = [name for node in graph.nodes if node.operator == "comm.send" for name in node_references(node)]
+        sent = [name for node in graph.nodes if node.operator == "comm.send" for name in node.reads]
         own_of = {member.gradient: member.parameter for group in own.groups for member in group.members}
         held = held_bytes(own)
         yield StageFacts(

@@ -13,7 +13,6 @@ from rich.text import Text
 
 from sambasim.bounded import printable
 from sambasim.ir.dataflow import axis_of, pass_and_update
-from sambasim.ir.graph import node_references
 from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.ir.program import Program
 from sambasim.ir.stages import of_ranks
@@ -187,7 +186,7 @@ def _received_bytes(own: Program, axis: str) -> int:
             if node.operator == "comm.recv":
                 received += types[node.results[0] or ""].size_bytes
             else:
-                received += others * sum(types[name].size_bytes for name in node_references(node))
+                received += others * sum(types[name].size_bytes for name in node.reads)
     return received
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sambasim.errors import OptionError
 from sambasim.ir.dataflow import pass_and_update, spans_of_actions
-from sambasim.ir.graph import Graph, Node, Output, SectionKind, node_references
+from sambasim.ir.graph import Graph, Node, Output, SectionKind
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
@@ -119,7 +119,7 @@ class BoundPass:
         # Gradients are stored at once; only outputs and changed buffers are needed at the end of the pass.
         keep = {output.value for output in (*returned, *buffers)}
         if not self.keeps_order:  # no instruction is the last reader in every micro-batch, so all values are kept
-            keep |= {name for node in nodes for name in node_references(node)}
+            keep |= {name for node in nodes for name in node.reads}
         lowered = lower(nodes, Binding(self.registers, graph.values, stores, tensor_of, transport, optimizers), keep)
         if function_of is not None:
             lowered = [None if one is None else replace(one, function=function_of(one)) for one in lowered]

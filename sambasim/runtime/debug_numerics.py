@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sambasim.errors import InternalError, NumericsError
-from sambasim.ir.graph import Argument, SectionKind, node_references
+from sambasim.ir.graph import Argument, SectionKind
 from sambasim.ir.mesh import Mesh
 from sambasim.ir.program import LOSS_SCALE, Program
 from sambasim.ir.types import Symbol, SymbolKind
@@ -173,7 +173,7 @@ class Probe:
         return causes
 
     def _operands(self, name: str) -> Sequence[str]:
-        return node_references(self._graph.nodes[self._node_of[name]]) if name in self._node_of else ()
+        return self._graph.nodes[self._node_of[name]].reads if name in self._node_of else ()
 
     def _kind(self, name: str) -> int:
         if name in self._seen:

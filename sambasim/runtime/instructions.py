@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from sambasim.errors import PefError
-from sambasim.ir.graph import Argument, Node, Ref, TorchConstant, node_references
+from sambasim.ir.graph import Argument, Node, Ref, TorchConstant
 from sambasim.pef.archive import COMPILE_AGAIN
 from sambasim.runtime.engine.routes import builtin
 
@@ -86,7 +86,7 @@ def _last_uses(nodes: Sequence[Node | None], keep: set[str]) -> list[list[str]]:
         node = nodes[position]
         if node is None:
             continue
-        for name in (*node_references(node), *(result for result in node.results if result is not None)):
+        for name in (*node.reads, *(result for result in node.results if result is not None)):
             if name in defined and name not in seen:
                 seen.add(name)
                 last_uses[position].append(name)
@@ -103,7 +103,7 @@ def aten_instruction(node: Node, registers: RegisterFile, stores: Mapping[str, S
 def compiled_instruction(
     node: Node, function: Callable[..., object], registers: RegisterFile, stores: Mapping[str, Sequence[Tensor]]
 ) -> Instruction:
-    operands = [registers.value(name) for name in node_references(node)]
+    operands = [registers.value(name) for name in node.reads]
     return _instruction(node, function, operands, False, registers, stores)
 
 

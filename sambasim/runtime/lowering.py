@@ -11,7 +11,7 @@ from itertools import groupby
 from torch import Tensor
 
 from sambasim.ir.dataflow import groups_of
-from sambasim.ir.graph import Graph, Node, Section, node_references
+from sambasim.ir.graph import Graph, Node, Section
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.runtime.engine.straight_line import Part
@@ -100,7 +100,7 @@ def _evaluate_view(instruction: Instruction, registers: RegisterFile) -> bool:
         return False
     if result is None or instruction.stores:
         return False
-    operands = [registers.initial[registers.value(name)] for name in node_references(node)]
+    operands = [registers.initial[registers.value(name)] for name in node.reads]
     if not operands or not all(isinstance(operand, Tensor) for operand in operands):
         return False
     try:

@@ -19,7 +19,7 @@ from torch import Tensor
 from sambasim import __version__
 from sambasim.errors import InternalError, MachineError, OptionError
 from sambasim.ir.dataflow import pass_and_update
-from sambasim.ir.graph import Graph, Section, node_references
+from sambasim.ir.graph import Graph, Section
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.grammar import StepRange, step_range
@@ -82,7 +82,7 @@ def seen_of_sections(graph: Graph, program: Program) -> Sequence[Sequence[Seen]]
         name
         for section in sections
         for node in graph.section_nodes(section)
-        for name in node_references(node)
+        for name in node.reads
         if section_of.get(name, section.index) != section.index and name not in unwritten
     }
     named: dict[str, list[Seen]] = {}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sambasim.compiler.tensors import check_model
 from sambasim.errors import OptionError, PefError
 from sambasim.hardware.placement import inventory_of, place_replicas
-from sambasim.ir.graph import Node, node_references
+from sambasim.ir.graph import Node
 from sambasim.ir.mesh import replica_mesh
 from sambasim.ir.printer import format_argument, numbered, numbered_output
 from sambasim.ir.printer import numbers as number_values
@@ -310,7 +310,7 @@ def first_difference(compiled: Program, traced: Program) -> str | None:
 def _first_use(program: Program, name: str) -> str:
     """The first operator that reads `name`, with the source line of the model, for a message."""
     graphs = [graph for graph in (program.training, program.evaluation) if graph is not None]
-    readers = (node for graph in graphs for node in graph.nodes if name in node_references(node))
+    readers = (node for graph in graphs for node in graph.nodes if name in node.reads)
     return next((f", which is read by {_described(node)}," for node in readers), "")
 
 

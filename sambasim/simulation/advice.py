@@ -13,7 +13,7 @@ from sambasim.errors import MachineError
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.placement import place
 from sambasim.hardware.spec import DeviceSpec, device_names, load_device
-from sambasim.ir.graph import Graph, Node, SectionKind, node_references
+from sambasim.ir.graph import Graph, Node, SectionKind
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
@@ -128,7 +128,7 @@ def _line_of(graph: Graph, value: str) -> str | None:
     while node is not None:
         if node.source is not None and OPERATORS[node.operator].kind is not OperatorKind.VIEW:
             return f"{node.source.file}:{node.source.line}"
-        node = next((maker[name] for name in node_references(node) if name in maker), None)
+        node = next((maker[name] for name in node.reads if name in maker), None)
     return None
 
 

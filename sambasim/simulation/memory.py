@@ -20,7 +20,7 @@ from typing import TypeAlias
 from sambasim.costs.fit import Need, reside
 from sambasim.costs.work import Work
 from sambasim.ir.dataflow import groups_of, spans_of_actions
-from sambasim.ir.graph import MADE_AGAIN, Graph, Node, SectionKind, node_references
+from sambasim.ir.graph import MADE_AGAIN, Graph, Node, SectionKind
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.schedule import Action
@@ -200,7 +200,7 @@ def pass_memory(graph: Graph, symbols: Mapping[str, Symbol]) -> PassMemory:
     kept: set[str] = set()  # bases that are activations; symbols are none
     backward = min((one.start for one in graph.sections if one.kind is SectionKind.BCKWD), default=len(graph.nodes))
     for at, node in enumerate(graph.nodes):
-        operands = [base.get(name, name) for name in node_references(node)]
+        operands = [base.get(name, name) for name in node.reads]
         for name in operands:
             last[name] = at
             if at >= backward and (name.endswith(MADE_AGAIN) or made.get(name, backward) < backward):
@@ -224,7 +224,7 @@ def _is_operand(node: Node, types: Mapping[str, TensorType]) -> bool:
     """Whether the result is the operand, or a view of it. A functional graph needs no clones, as which dropout at 0 is
     recorded too, and no conversions to the type that a value has."""
     if node.operator in ("aten.clone.default", "aten._to_copy.default"):
-        (result,), operand = node.results, node_references(node)[0]
+        (result,), operand = node.results, node.reads[0]
         return result is not None and types[result] == types[operand] and "memory_format" not in dict(node.kwargs)
     return OPERATORS[node.operator].kind is OperatorKind.VIEW
 

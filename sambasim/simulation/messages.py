@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from sambasim.costs.work import device_bytes_of
 from sambasim.hardware.placement import Placement
 from sambasim.ir.dataflow import axis_of, groups_of
-from sambasim.ir.graph import Graph, Node, Section, node_references
+from sambasim.ir.graph import Graph, Node, Section
 from sambasim.ir.mesh import PIPELINE, Mesh
 from sambasim.ir.program import Program
 from sambasim.ir.stages import copied, ends_of
@@ -35,7 +35,7 @@ def traffic_of(
     node_of = [location.node for location in placement.locations()]
     for node, axis in _receiving(sections, graph):
         group = mesh.group(rank, axis)
-        value = (node.results[0] or "") if node.operator == "comm.recv" else node_references(node)[0]
+        value = (node.results[0] or "") if node.operator == "comm.recv" else node.reads[0]
         type_ = graph.values[value] if value in graph.values else program.symbols[value].type
         tensors = 1 if node.operator == "comm.recv" else len(group) - 1
         size_bytes = tensors * device_bytes_of(type_)

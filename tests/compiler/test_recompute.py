@@ -15,7 +15,7 @@ from sambasim.compiler.pipeline.assign import is_view
 from sambasim.compiler.pipeline.pipeline_parallel import PipelineParallel
 from sambasim.compiler.recompute import Recompute
 from sambasim.compiler.strategy import pipeline
-from sambasim.ir.graph import SectionKind, node_references
+from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import in_flight, make
 from sambasim.ir.stages import of_rank, pipeline_ranks
@@ -78,9 +78,9 @@ def kept_bytes(program: Program) -> int:
     stop = max(one.stop for one in training.sections if one.kind is SectionKind.FWD)
     viewed: dict[str | None, str | None] = {}
     for node in training.nodes[:stop]:
-        base = viewed.get(next(iter(node_references(node)), None))
+        base = viewed.get(next(iter(node.reads), None))
         viewed |= {name: base if is_view(node) else name for name in node.results}
-    read = {viewed.get(name) for node in training.nodes[stop:] for name in node_references(node)} - {None}
+    read = {viewed.get(name) for node in training.nodes[stop:] for name in node.reads} - {None}
     return sum(training.values[name].size_bytes for name in read if name is not None)
 
 

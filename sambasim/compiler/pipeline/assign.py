@@ -15,7 +15,7 @@ from sambasim.costs.load import alone_s
 from sambasim.costs.work import at_batch_size, work_of
 from sambasim.errors import OptionError
 from sambasim.hardware.budget import Budget
-from sambasim.ir.graph import Graph, Node, SectionKind, node_references
+from sambasim.ir.graph import Graph, Node, SectionKind
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
@@ -41,20 +41,20 @@ class Values:
         if name in self.free or (name not in self.maker and name not in self.trained):
             return set()
         if self.is_view(name):
-            return set().union(*map(self.bases, node_references(self.maker[name])))
+            return set().union(*map(self.bases, self.maker[name].reads))
         return {name}
 
     def read_by(self, node: Node) -> set[str]:
-        return set().union(*map(self.bases, node_references(node)))
+        return set().union(*map(self.bases, node.reads))
 
     def buffers_of(self, name: str) -> set[str]:
         """The changed buffers that `name` is, or is a view of."""
         if self.is_view(name):
-            return set().union(*map(self.buffers_of, node_references(self.maker[name])))
+            return set().union(*map(self.buffers_of, self.maker[name].reads))
         return {name} & self.changed
 
     def buffers_read_by(self, node: Node) -> set[str]:
-        return set().union(*map(self.buffers_of, node_references(node)))
+        return set().union(*map(self.buffers_of, node.reads))
 
 
 def is_view(node: Node) -> bool:
@@ -68,7 +68,7 @@ def values_of(graph: Graph, program: Program) -> Values:
     changed = frozenset(name for name in kept if kinds[name] is SymbolKind.BUFFER)
     depth = {name: 0 for name in graph.inputs if kinds[name] is not SymbolKind.PARAMETER and name not in changed}
     for node in graph.nodes:
-        read = [depth.get(name, _DEEPEST) for name in node_references(node)]
+        read = [depth.get(name, _DEEPEST) for name in node.reads]
         if max(read, default=0) < _DEEPEST and not OPERATORS[node.operator].draws_random_numbers:
             depth.update((name, max(read, default=0) + 1) for name in node.results if name is not None)
     maker = {name: node for node in graph.nodes for name in node.results if name is not None}
@@ -251,7 +251,7 @@ def only_output(graph: Graph, backward: Sequence[Node]) -> Mapping[str, str]:
         if not reached:
             continue
         symbol = reached.pop() if len(reached) == 1 else None
-        for name in node_references(node):
+        for name in node.reads:
             symbol_of[name] = symbol if symbol_of.get(name, symbol) == symbol else None
         if symbol is not None:
             found[node.name] = symbol
@@ -290,6 +290,6 @@ def _backward(
         if node.name not in fixed:
             stage = min(max((one for one in places if one is not None), default=0), stage)
         found[node.name] = stage
-        for name in node_references(node):
+        for name in node.reads:
             read[name] = max(read.get(name, 0), stage)
     return found

@@ -9,7 +9,7 @@ from itertools import count, pairwise
 from sambasim.compiler.names import parameter_of
 from sambasim.compiler.pipeline.assign import Assignment, Values, only_output
 from sambasim.errors import OptionError
-from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, SectionKind, node_references, renamed
+from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, SectionKind, renamed
 from sambasim.ir.mesh import PIPELINE
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
@@ -81,7 +81,7 @@ class Connected:
         return (True, -stage, later) if kind is SectionKind.BCKWD else (False, stage, later)
 
     def _add(self, node: Node, segment: _Segment) -> None:
-        names = {name: self._at(name, segment) for name in dict.fromkeys(node_references(node))}
+        names = {name: self._at(name, segment) for name in dict.fromkeys(node.reads)}
         self._nodes[segment].append(renamed(node, names))
 
     def _at(self, name: str, segment: _Segment) -> str:
@@ -198,7 +198,7 @@ def _weight_gradients(graph: Graph, assignment: Assignment) -> frozenset[str]:
         if (owner := assignment.owner.get(parameter_of(output.symbol))) is not None:
             read_at.setdefault(output.value, set()).add(owner)
     for node in backward:
-        for name in node_references(node):
+        for name in node.reads:
             read_at.setdefault(name, set()).add(stage_of[node.name])
     to_one = only_output(graph, backward)
     return frozenset(

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from sambasim.compiler.names import parameter_of
 from sambasim.compiler.sharding.layouts import PARTIAL, WHOLE, Layout, fits, part_type
 from sambasim.errors import InternalError
-from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, SectionKind, TorchConstant, node_references
+from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, SectionKind, TorchConstant
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
 
 Rule: TypeAlias = Callable[["Sharder", Node], bool]
@@ -55,13 +55,15 @@ class Sharder:
     _converted: dict[tuple[str, Layout], str] = field(default_factory=dict)
     _transposed: dict[str, str] = field(default_factory=dict)  # by whole transpose: its operand
     _counts: bool = True  # whether the forward runs
-    _kept: dict[str, Layout] = field(default_factory=dict)
+    _kept: dict[str, Layout] = field(default_factory=dict)  # by value that is given out
+    _fixed: set[str] = field(default_factory=set)  # of those, the ones that are more than an output
 
     def run(self) -> Found:
         graph = self.graph
         self._types = {name: self.symbols[name].whole for name in graph.inputs} | dict(graph.values)
         self.layouts = {name: self.at_rest.get(name, WHOLE) for name in graph.inputs}
         self._kept = {output.value: self._layout_of_output(output) for output in graph.outputs}
+        self._fixed = {one.value for one in graph.outputs if self.symbols[one.symbol].kind is not SymbolKind.OUTPUT}
         sections: list[Section] = []
         for section in graph.sections:
             start, self._counts = len(self._nodes), section.kind is SectionKind.FWD
@@ -128,8 +130,10 @@ class Sharder:
                     raise InternalError(f"{name}, {self._types[name]}, cannot be {layout} over {self.ranks} ranks")
                 self.layouts[name] = layout
                 self._values[name] = part_type(self._types[name], layout, self.ranks)
-        keywords = node.kwargs if kwargs is None else tuple(kwargs)
-        self._nodes.append(replace(node, args=tuple(args), kwargs=keywords, operator=operator or node.operator))
+        if args is not node.args or operator is not None or kwargs is not None:
+            keywords = node.kwargs if kwargs is None else tuple(kwargs)
+            node = replace(node, args=tuple(args), kwargs=keywords, operator=operator or node.operator)
+        self._nodes.append(node)
 
     def new(
         self,
@@ -175,7 +179,7 @@ class Sharder:
         return self.new(node, "position", "comm.index", (), TensorType("int64", ()), kwargs=(("axis", self.axis),))
 
     def _shard(self, node: Node) -> None:
-        operands = node_references(node)
+        operands = node.reads
         rule = self.rules.get(node.operator)
         if all(self.layouts[name] == WHOLE for name in operands):
             if node.operator in self.even_if_whole and rule is not None and rule(self, node):
@@ -251,8 +255,7 @@ class Sharder:
 
     def _may_be_cut(self, name: str) -> bool:
         """Whether what is given out may stay cut: no loss, no gradient and no buffer."""
-        kinds = {self.symbols[one.symbol].kind for one in self.graph.outputs if one.value == name}
-        return self.graph.name == "training" and kinds == {SymbolKind.OUTPUT} and self.layouts[name].kind == "cut"
+        return self.graph.name == "training" and name not in self._fixed and self.layouts[name].kind == "cut"
 
     def _output(self, output: Output) -> str:
         if self._may_be_cut(output.value):

@@ -11,7 +11,7 @@ from sambasim.compiler.sharding.named_plan import Named, plan_by_name, read_name
 from sambasim.compiler.sharding.plan import Plan, find_plan, general, propagate
 from sambasim.compiler.sharding.rules import RULES
 from sambasim.errors import OptionError
-from sambasim.ir.graph import Graph, Node, Ref, node_references
+from sambasim.ir.graph import Graph, Node, Ref
 from sambasim.ir.mesh import TENSOR, Axis
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
@@ -182,7 +182,7 @@ def _left_whole(program: Program, graph: Graph, plan: Plan) -> Iterator[str]:
             whole.setdefault(_general_name(symbol), []).append(symbol)
     sizes = {path: sum(one.type.size_bytes for one in symbols) for path, symbols in whole.items()}
     for path in sorted(whole, key=lambda path: -sizes[path])[:_MOST_NAMES]:
-        read_by = {node.operator for node in graph.nodes if whole[path][0].name in node_references(node)}
+        read_by = {node.operator for node in graph.nodes if whole[path][0].name in node.reads}
         without = sorted(operator for operator in read_by if operator not in RULES)
         why = f"{without[0]} has no rule" if without else plan.whole.get(whole[path][0].name)
         yield f"{path} ({format_bytes(sizes[path])}{f': {why}' if why else ''})"

@@ -2,7 +2,7 @@
 
 from sambasim.errors import InvariantError, OptionError
 from sambasim.ir.dataflow import axis_of, groups_of, pass_and_update
-from sambasim.ir.graph import Argument, SectionKind, node_references
+from sambasim.ir.graph import Argument, SectionKind
 from sambasim.ir.mesh import PIPELINE
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import check
@@ -38,7 +38,7 @@ def verify_pipeline(program: Program) -> None:
             rank = section.stage % ranks
             require(0 <= section.stage < schedule.stages, 16, f"section {section.index} is of stage {section.stage}")
             for node in graph.section_nodes(section):
-                for name in node_references(node):
+                for name in node.reads:
                     require(made.get(name, rank) == rank, 16, f"{node.name} reads {name}, which another rank makes")
                 made.update((name, rank) for name in node.results if name is not None)
                 if axis_of(node) != PIPELINE:
@@ -47,7 +47,7 @@ def verify_pipeline(program: Program) -> None:
                 peer, tag = (rank + _whole(given.get("shift"))) % ranks, _whole(given.get("tag"))
                 require(0 <= tag <= _LARGEST_TAG, 16, f"{node.name} has the tag {tag}")
                 if node.operator == "comm.send":
-                    names = node_references(node)
+                    names = node.reads
                     require(len(names) == 1 and (peer, tag) not in tags, 16, f"{node.name} sends {len(names)} values")
                     tags.add((peer, tag))
                     messages[peer, tag] = graph.values.get(names[0]) or program.symbols[names[0]].type

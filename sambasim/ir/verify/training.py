@@ -2,7 +2,7 @@
 
 from sambasim.errors import InvariantError
 from sambasim.ir.dataflow import axis_of, groups_of, pass_and_update
-from sambasim.ir.graph import Graph, Node, Ref, SectionKind, node_references
+from sambasim.ir.graph import Graph, Node, Ref, SectionKind
 from sambasim.ir.mesh import PIPELINE
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import LOSS_SCALE, MASTER, Program
@@ -107,7 +107,7 @@ def _verify_norm(program: Program, training: Graph) -> None:
         expected = squares[0].results[0]
         left = {axis.name for axis in program.mesh}
         while left:
-            along = [node for node in training.nodes if tuple(node_references(node)) == (expected,)]
+            along = [node for node in training.nodes if node.reads == (expected,)]
             axis = axis_of(along[0]) if len(along) == 1 else None
             summed = axis in left and along[0].operator == "comm.all_reduce"
             right = summed and dict(along[0].kwargs) == {"axis": axis, "op": "sum", "order": "tree"}

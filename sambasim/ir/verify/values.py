@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from sambasim.errors import InvariantError
-from sambasim.ir.graph import TORCH_CONSTANTS, Argument, Graph, TorchConstant, node_references
+from sambasim.ir.graph import TORCH_CONSTANTS, Argument, Graph, TorchConstant
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import DTYPE_BYTES, VALUE_BYTES, Symbol, SymbolKind, TensorType
@@ -62,7 +62,7 @@ def verify_values(graph: Graph, program: Program) -> None:
         require(permitted, 3, f"node {node.name} is {node.operator}, which is not permitted")
         _verify_constants(node.name, node.args)
         _verify_constants(node.name, node.kwargs)
-        for name in node_references(node):
+        for name in node.reads:
             require(name in known, 2, f"node {node.name} reads {name}, which nothing before it defines")
         for result in node.results:
             if result is not None:

@@ -25,7 +25,7 @@ from torch.fx.node import Argument as FxArgument
 from torch.library import Library
 
 from sambasim.errors import MachineError
-from sambasim.ir.graph import Argument, Node, Ref, SectionKind, node_references
+from sambasim.ir.graph import Argument, Node, Ref, SectionKind
 from sambasim.ir.operators import ASSERTION, OPERATORS
 from sambasim.runtime.engine.routes import find_routes
 from sambasim.runtime.engine.straight_line import Part, by_part
@@ -251,7 +251,7 @@ def _compile_module(module: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> C
 
 def _name_unread_draws(nodes: Sequence[Node]) -> tuple[list[Node], list[str]]:
     """`nodes` with named results for unread random draws, so that compiled code keeps them; and these names."""
-    read = {name for node in nodes for name in node_references(node)}
+    read = {name for node in nodes for name in node.reads}
     named: list[Node] = []
     drawn: list[str] = []
     for node in nodes:

@@ -11,7 +11,7 @@ import torch
 from torch import FunctionSchema, Tensor
 
 from sambasim.ir.dataflow import aliases_of, kind_of, last_reader
-from sambasim.ir.graph import Node, Ref, node_references
+from sambasim.ir.graph import Node, Ref
 from sambasim.ir.operators import OperatorKind
 
 Function = Callable[..., object]
@@ -75,7 +75,7 @@ def find_routes(
     """The safe routes to the values in `stored`. `sections` gives the section of each node. Values that a later section
     or the caller reads are not safe: other ranks may overwrite a gradient once its section is done."""
     position_of = {result: position for position, node in enumerate(nodes) for result in node.results if result}
-    readers = Counter(name for node in nodes for name in set(node_references(node)))
+    readers = Counter(name for node in nodes for name in set(node.reads))
     routes = []
     for value in stored:
         chain = _chain(value, nodes, position_of)
@@ -109,7 +109,7 @@ def _chain(value: str, nodes: Sequence[Node], position_of: Mapping[str, int]) ->
 def _viewed(node: Node) -> str:
     """The value that `node` is a view of; empty if it is not a view of one value with one result."""
     is_view = kind_of(node) is OperatorKind.VIEW and len(node.results) == 1
-    read = node_references(node)
+    read = node.reads
     return read[0] if is_view and len(read) == 1 else ""
 
 

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from sambasim.ir.graph import Node, SectionKind, node_references
+from sambasim.ir.graph import Node, SectionKind
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.runtime.engine.routes import Route
 
@@ -74,7 +74,7 @@ class Steps:
         bodies: dict[tuple[int, ...], tuple[tuple[int, ...], tuple[str, ...]]] = {}
         for step in (step for draft in drafts for step in draft):
             if isinstance(step, int):
-                outside.update(node_references(self.nodes[step]))
+                outside.update(self.nodes[step].reads)
             else:
                 bodies[step] = self._inputs(step)
                 outside.update(bodies[step][1])
@@ -108,7 +108,7 @@ class Steps:
         """The views to evaluate again for `nodes`, and the values that are then read from outside."""
         maker = {result: p for p, node in enumerate(self.nodes) for result in node.results if result is not None}
         inside, views, inputs = set(nodes), set[int](), dict[str, None]()
-        waiting = [name for position in nodes for name in node_references(self.nodes[position])]
+        waiting = [name for position in nodes for name in self.nodes[position].reads]
         while waiting:
             name = waiting.pop(0)
             position = maker.get(name, -1)
@@ -116,7 +116,7 @@ class Steps:
                 continue
             if position >= 0 and position not in self.taken and _is_plain_view(self.nodes[position]):
                 views.add(position)
-                waiting += node_references(self.nodes[position])
+                waiting += self.nodes[position].reads
             else:
                 inputs[name] = None
         return tuple(sorted(views)), tuple(inputs)
@@ -125,7 +125,7 @@ class Steps:
         """The products that are only gradients, the views up to the gradient, and the views that only they read."""
         readers: dict[str, list[int]] = defaultdict(list)
         for position, node in enumerate(self.nodes):
-            for name in set(node_references(node)):
+            for name in set(node.reads):
                 readers[name].append(position)
         last: set[int] = set()
         for route in self.routes:
@@ -145,5 +145,5 @@ class Steps:
 
 
 def _is_plain_view(node: Node) -> bool:
-    one = len(node.results) == 1 and node.results[0] is not None and len(node_references(node)) == 1
+    one = len(node.results) == 1 and node.results[0] is not None and len(node.reads) == 1
     return one and OPERATORS[node.operator].kind is OperatorKind.VIEW

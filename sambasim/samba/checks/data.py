@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data.distributed import DistributedSampler
 
-from sambasim.ir.graph import Node, SectionKind, node_references
+from sambasim.ir.graph import Node, SectionKind
 from sambasim.ir.program import Program
 from sambasim.runtime.weights import tensor_sha256
 from sambasim.samba.checks.findings import Finding, app_line, reporter
@@ -322,7 +322,7 @@ def _row_numbers(program: Program) -> set[str]:
     counted = {result for node in graph.nodes if _name(node) == "arange" for result in node.results}
     indices: set[str] = set()
     for node in reversed(graph.nodes):
-        name, read = _name(node), set(node_references(node))
+        name, read = _name(node), set(node.reads)
         one_hot = name == "eq" and not counted.isdisjoint(read)  # torch.export writes one_hot as a comparison
         reshaped = name in _RESHAPING and not indices.isdisjoint(node.results)
         if name in _PICKING or one_hot or reshaped:

@@ -9,8 +9,10 @@ sync               of its parameters as one group, which overlaps with the last 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, reduce
 from itertools import pairwise
 from math import sqrt
+from operator import add
 
 from sambasim.hardware.budget import Calibration
 from sambasim.hardware.placement import Placement, place
@@ -26,11 +28,11 @@ from sambasim.simulation.sync import WIRE_BYTES, Traffic, Wire, group_sync
 from sambasim.simulation.zero import GATHERS_IN_PASSES
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Stage:
-    """A stage of the pipeline: seconds of a pass without messages between stages, and those of its backward that
-    gradients of weights take; what it receives in messages, its share of the parameters, what passes keep for their
-    backward, and what the backward of one pass computes again."""
+    """A stage of the pipeline, or all those of a rank: seconds of a pass without messages between stages, and those of
+    its backward that gradients of weights take; what it receives in messages, its share of the parameters, what passes
+    keep for their backward, and what the backward of one pass computes again."""
 
     forward_s: float
     backward_s: float
@@ -40,9 +42,20 @@ class Stage:
     kept_bytes: int
     again_bytes: int
 
-    @property
+    @cached_property
     def pass_s(self) -> float:
         return self.forward_s + self.backward_s + self.messages.predicted_s
+
+    def __add__(self, other: "Stage") -> "Stage":
+        return Stage(
+            self.forward_s + other.forward_s,
+            self.backward_s + other.backward_s,
+            self.weights_s + other.weights_s,
+            self.messages + other.messages,
+            self.parameters + other.parameters,
+            self.kept_bytes + other.kept_bytes,
+            max(self.again_bytes, other.again_bytes),
+        )
 
 
 class Estimator:
@@ -63,17 +76,18 @@ class Estimator:
         rank = self.ranks.of(strategy)
         if isinstance(rank, str):
             return rank
-        stages = self._staged(strategy, rank)
-        if isinstance(stages, str):
-            return stages
-        memory = self._memory(strategy, rank, stages)
+        of_ranks = self._staged(strategy, rank)
+        if isinstance(of_ranks, str):
+            return of_ranks
+        memory = self._memory(strategy, rank, of_ranks)
         capacity_bytes = self.ranks.budget(strategy).capacity_bytes
-        terms, received, idle_s = self._time(strategy, rank, stages)
+        terms, received, idle_s = self._time(strategy, rank, of_ranks)
         rdus = rdus_of(place(strategy.ranks, self._device, strategy.tiles, self._cluster))
         problem = shortage(memory, capacity_bytes)
         return Priced(strategy, rdus, terms, memory, capacity_bytes, received, False, problem, idle_s)
 
     def _staged(self, strategy: Strategy, rank: OneRank) -> Sequence[Stage] | str:
+        """By rank of the pipeline: all its stages."""
         stages = strategy.stages * strategy.chunks
         splits, again = strategy.schedule == "zb-h1", strategy.recompute == "full"
         key = id(rank), stages, strategy.stages, strategy.chips, splits, again
@@ -88,10 +102,12 @@ class Estimator:
                 budget = self.ranks.budget(strategy)
                 section_s = budget.launch_s + budget.load_s + budget.start_s
                 least_s = section_s, section_s * (2 if splits else 1)
-                self._stages[key] = [
+                staged = [
                     _stage(rank.chain.layers[slice(*span)], messages, rank.numel, least_s, again=again)
                     for span, messages in zip(ranges, received, strict=True)
                 ]
+                of_ranks = (staged[at :: strategy.stages] for at in range(strategy.stages))
+                self._stages[key] = [reduce(add, own) for own in of_ranks]
         return self._stages[key]
 
     def _between_stages(self, strategy: Strategy, stage: int, size_bytes: int) -> Traffic:
@@ -100,40 +116,37 @@ class Estimator:
         nodes = {rank // self._cluster.rdus_per_node for rank in ranks}
         return message(size_bytes, place(1, self._device, None, self._cluster), within=len(nodes) == 1)
 
-    def _memory(self, strategy: Strategy, rank: OneRank, stages: Sequence[Stage]) -> tuple[Memory, ...]:
+    def _memory(self, strategy: Strategy, rank: OneRank, of_ranks: Sequence[Stage]) -> tuple[Memory, ...]:
         ranks, copies, zero, whole = strategy.stages, strategy.copies, strategy.zero, rank.memory
-        kept = [sum(one.kept_bytes for one in stages[at::ranks]) for at in range(ranks)]
-        again_bytes = [max(one.again_bytes for one in stages[at::ranks]) for at in range(ranks)]
-        share = [sum(one.parameters for one in stages[at::ranks]) for at in range(ranks)]
         # What lies between sections only, and not until the backward.
         between = max(whole.activations - rank.chain.kept_bytes, 0)
         gathered = rank.gathered[zero - BY_HOST] * (1 - 1 / copies) / ranks if zero >= BY_HOST else 0.0
         buffers = whole.buffers - (rank.operand_bytes if copies == 1 else 0)
+        slices = zero >= 3, zero >= 2 and strategy.passes == 1, zero >= 1
+        divided = [copies if sliced else 1 for sliced in slices]
         return tuple(
             Memory(
-                parameters=round(whole.parameters * of / (copies if zero >= 3 else 1)),
-                gradients=round(whole.gradients * of / (copies if zero >= 2 and strategy.passes == 1 else 1)),
-                states=round(whole.states * of / (copies if zero >= 1 else 1)),
-                activations=kept_bytes * _in_flight(strategy, at) + again_bytes[at] + between // ranks,
-                buffers=round(buffers * of + gathered),
+                parameters=round(whole.parameters * own.parameters / divided[0]),
+                gradients=round(whole.gradients * own.parameters / divided[1]),
+                states=round(whole.states * own.parameters / divided[2]),
+                activations=own.kept_bytes * _in_flight(strategy, at) + own.again_bytes + between // ranks,
+                buffers=round(buffers * own.parameters + gathered),
             )
-            for at, (kept_bytes, of) in enumerate(zip(kept, share, strict=True))
+            for at, own in enumerate(of_ranks)
         )
 
     def _time(
-        self, strategy: Strategy, rank: OneRank, stages: Sequence[Stage]
+        self, strategy: Strategy, rank: OneRank, of_ranks: Sequence[Stage]
     ) -> tuple[Terms, dict[Wire, float], float]:
         """The terms of the slowest rank, the bytes that it receives, and how long ranks wait for stages on average."""
         ranks, passes = strategy.stages, strategy.passes
-        of_rank = [stages[at::ranks] for at in range(ranks)]
-        busy_s = [sum(one.pass_s for one in own) for own in of_rank]
-        slowest = max(range(ranks), key=lambda at: busy_s[at])
-        pass_s = busy_s[slowest] + (rank.sent_s if ranks == 1 else 0.0)
-        bubble_s = (sum(busy_s) - busy_s[slowest]) / strategy.chunks
+        busy_s = sum([one.pass_s for one in of_ranks])
+        slowest = max(of_ranks, key=lambda one: one.pass_s)
+        pass_s = slowest.pass_s + (rank.sent_s if ranks == 1 else 0.0)
+        bubble_s = (busy_s - slowest.pass_s) / strategy.chunks
         if strategy.schedule == "zb-h1":  # which runs gradients of weights, once and again, where others wait
-            bubble_s *= max(1 - 2 * sum(one.weights_s for one in of_rank[slowest]) / busy_s[slowest], 0.0)
-        share = sum(one.parameters for one in of_rank[slowest])
-        messages = sum((one.messages for one in of_rank[slowest]), Traffic())
+            bubble_s *= max(1 - 2 * slowest.weights_s / slowest.pass_s, 0.0)
+        share, messages = slowest.parameters, slowest.messages
         tensor_s = rank.messages.predicted_s * share
         starts_s = rank.start_s * max(rank.sections / ranks, 2 * strategy.chunks)
         host_s = (starts_s + rank.sent_s) * passes
@@ -144,14 +157,13 @@ class Estimator:
             received[wire] = received.get(wire, 0.0) + size * passes
         if strategy.copies > 1:
             update_s /= strategy.copies if strategy.zero or not strategy.by_host else 1
-            last_s = sum(one.backward_s for one in of_rank[slowest])
-            sync_s, moved = self._sync(strategy, rank, numel, last_s)
+            sync_s, moved = self._sync(strategy, rank, numel, slowest.backward_s)
             for wire, size in moved.received_bytes.items():
                 received[wire] = received.get(wire, 0.0) + size
         messages_s = (tensor_s + messages.predicted_s) * passes
         compute_s = max(pass_s * passes - host_s - messages_s, 0.0)
         terms = Terms(compute_s, host_s, messages_s, bubble_s, update_s, sync_s)
-        idle_s = bubble_s + (busy_s[slowest] - sum(busy_s) / ranks) * passes
+        idle_s = bubble_s + (slowest.pass_s - busy_s / ranks) * passes
         return terms, received, idle_s
 
     def _sync(self, strategy: Strategy, rank: OneRank, numel: float, last_s: float) -> tuple[float, Traffic]:

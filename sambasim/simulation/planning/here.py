@@ -17,7 +17,7 @@ from functools import cached_property
 
 from sambasim.errors import OptionError
 from sambasim.ir.dataflow import axis_of, pass_and_update, spans_of_actions
-from sambasim.ir.graph import MADE_AGAIN, Graph, Node, node_references
+from sambasim.ir.graph import MADE_AGAIN, Graph, Node
 from sambasim.ir.mesh import TENSOR
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
@@ -106,7 +106,7 @@ class _Part:
 
     def bytes_of(self, node: Node) -> int:
         """Read and written by `node`."""
-        names = [*node_references(node), *(name for name in node.results if name is not None)]
+        names = [*node.reads, *(name for name in node.results if name is not None)]
         return sum(self.types[name].size_bytes for name in names if name in self.types)
 
     @cached_property

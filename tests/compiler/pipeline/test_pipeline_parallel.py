@@ -19,7 +19,7 @@ from sambasim.errors import InvariantError, OptionError
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.spec import load_device
 from sambasim.ir.dataflow import axis_of
-from sambasim.ir.graph import Argument, Node, SectionKind, node_references
+from sambasim.ir.graph import Argument, Node, SectionKind
 from sambasim.ir.mesh import PIPELINE, replica_mesh
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import make
@@ -207,7 +207,7 @@ def test_a_gradient_is_complete_where_it_is_computed() -> None:
         if output.symbol.endswith(GRADIENT_SUFFIX):
             product = node = training.nodes[place_of[output.value]]
             while is_view(product):
-                (operand,) = node_references(product)
+                (operand,) = product.reads
                 product = training.nodes[place_of[operand]]
             assert training.nodes.index(node) - training.nodes.index(product) < 8
 
