@@ -59,12 +59,16 @@ def weights_fit() -> Iterator[None]:
     """Raises MachineError as soon as the parameters that are made have more bytes than this machine has available, for
     which the system would end the process without a word."""
     available = available_bytes()
-    bytes_of: dict[int, int] = {}  # by address: a tied parameter is registered several times
+    counted: set[int] = set()  # by address: a tied parameter is registered several times
+    made_bytes = 0
 
     def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and not parameter.is_meta and not is_lazy(parameter):
-            bytes_of[parameter.data_ptr()] = parameter.nbytes
-        if available is not None and sum(bytes_of.values()) > available:
+        nonlocal made_bytes
+        if parameter is None or parameter.is_meta or is_lazy(parameter) or parameter.data_ptr() in counted:
+            return
+        counted.add(parameter.data_ptr())
+        made_bytes += parameter.nbytes
+        if available is not None and made_bytes > available:
             raise MachineError(
                 f"the weights of this model need more than the {format_bytes(available)} of memory that are available",
                 remedy="a machine with more memory; `sambasim simulate` and `plan` take a model of any size",

@@ -34,14 +34,14 @@ def traffic_of(
     found: dict[str, Traffic] = {}
     node_of = [location.node for location in placement.locations()]
     for node, axis in _receiving(sections, graph):
-        group = mesh.group(rank, axis)
-        value = (node.results[0] or "") if node.operator == "comm.recv" else node.reads[0]
+        group, is_received = mesh.group(rank, axis), node.operator == "comm.recv"
+        value = (node.results[0] or "") if is_received else node.reads[0]
         type_ = graph.values[value] if value in graph.values else program.symbols[value].type
-        tensors = 1 if node.operator == "comm.recv" else len(group) - 1
+        tensors = 1 if is_received else len(group) - 1
         size_bytes = tensors * device_bytes_of(type_)
         if value not in resident:
             size_bytes = size_bytes * samples // program.batch_size
-        peers = [group[(group.index(rank) + _shift(node)) % len(group)]] if node.operator == "comm.recv" else group
+        peers = [group[(group.index(rank) + _shift(node)) % len(group)]] if is_received else group
         one = message(size_bytes, placement, within=all(node_of[peer] == node_of[rank] for peer in peers))
         found[axis] = found.get(axis, Traffic()) + one
     return found

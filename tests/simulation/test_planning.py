@@ -1,6 +1,7 @@
 """The planner: its space, its estimates beside compiled programs, and laws that hold for every plan."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
@@ -9,15 +10,17 @@ import pytest
 from sambasim.compiler.front import captured_from_options, shapes_from_options
 from sambasim.compiler.passes import Fits, Place
 from sambasim.compiler.variants import Variants, changes_of
+from sambasim.costs.work import at_batch_size, work_of
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.placement import place
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec, load_cluster, load_device
 from sambasim.ir.program import Program
 from sambasim.ir.verify import verify
 from sambasim.options.compile import CompileOptions, compile_options
-from sambasim.report.plan import TERMS, explanation
+from sambasim.report.plan import TERMS, explanation, verdict
 from sambasim.simulation.mesh import predict_mesh
-from sambasim.simulation.planning.priced import Priced
+from sambasim.simulation.planning.one_rank import OneRank, Ranks
+from sambasim.simulation.planning.priced import Priced, Terms
 from sambasim.simulation.planning.search import Goal, Plan, Planner
 from sambasim.simulation.planning.strategy import Space, Strategy
 from sambasim.simulation.prediction import predict
@@ -146,6 +149,58 @@ def test_no_point_of_the_frontier_is_beaten() -> None:
         assert any(
             best.step_s <= one.step_s and best.fullest.total_bytes <= one.fullest.total_bytes for best in frontier
         )
+
+
+def test_the_whole_frontier_can_be_priced() -> None:
+    priced = _planner().with_priced_frontier(_plan())
+    assert not all(one.is_exact for one in _plan().frontier)
+    assert all(one.is_exact for one in priced.frontier)
+    assert {one.strategy for one in priced.everything} == {one.strategy for one in _plan().everything}
+
+
+def test_the_verdict_names_what_is_as_good_and_the_share_of_the_host() -> None:
+    none = Terms(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    terms = [replace(none, compute_s=0.6, host_s=0.4), replace(none, compute_s=1.04), replace(none, compute_s=1.06)]
+    best = tuple(replace(one, terms=of) for one, of in zip(_plan().best, terms, strict=False))
+    lines = dict(verdict(replace(_plan(), best=best)))
+    assert lines["as good"].startswith("2: within 5% of it")
+    assert lines["host"].startswith("40% of the best step is the host")
+    lines = dict(verdict(replace(_plan(), best=best[1:2])))
+    assert {"as good", "host"}.isdisjoint(lines)
+
+
+def test_few_layers_show_what_the_whole_model_costs() -> None:
+    fields = ["model.args.width=64", "model.args.layers=16", "training.batch_size=8"]
+    options = compile_options(ROOT / "configs" / "char_gpt.toml", None, fields, {})
+    captured, model = captured_from_options(options)
+    few, whole = (Variants(captured, options, model) for _ in range(2))
+    whole.shorter = lambda strategy, layers, least: None  # type: ignore[method-assign]  # compiles the whole model
+    for strategy in (Strategy(2, samples=8), Strategy(2, tensor="weight", chips=2, samples=2, recompute="sections")):
+        found = [
+            Ranks(one, load_device("sn30"), load_cluster("sn30-8"), load_calibration()).of(strategy)
+            for one in (few, whole)
+        ]
+        one, other = found
+        assert isinstance(one, OneRank)
+        assert isinstance(other, OneRank)
+        assert (one.numel, one.chain.most_stages) == (other.numel, other.chain.most_stages)
+        assert one.memory.parameters == other.memory.parameters
+        assert one.memory.total_bytes == pytest.approx(other.memory.total_bytes, rel=0.1)
+        for name in ("forward_s", "backward_s", "weights_s", "kept_bytes", "numel"):
+            sums = [sum(getattr(layer, name) for layer in each.chain.layers) for each in (one, other)]
+            assert sums[0] == pytest.approx(sums[1], rel=0.1), name
+
+
+def test_rows_that_are_picked_follow_the_samples() -> None:
+    of_eight, of_one = (
+        shapes_from_options(_options().model_copy(update={"training": training}))
+        for training in (_options().training, _options().training.model_copy(update={"batch_size": 1}))
+    )
+    works = [work_of(one.training or one.evaluation, one.symbols) for one in (of_eight, of_one)]
+    scaled = at_batch_size(works[1], 1, 8)
+    picks = [[read for stage in work.stages for read in stage.reads if read.picks] for work in (works[0], scaled)]
+    assert picks[0]
+    assert [read.part for read in picks[0]] == [read.part for read in picks[1]]
 
 
 def test_what_fits_compiles_and_verifies() -> None:

@@ -35,8 +35,8 @@ class Programs(Protocol):
     def program(self, strategy: Strategy) -> Program:
         """The program that is compiled for `strategy`."""
 
-    def shorter(self, strategy: Strategy, layers: int) -> Shorter | None:
-        """The same with so many of its repeated layers; None if it has no more."""
+    def shorter(self, strategy: Strategy, layers: int, least: int) -> Shorter | None:
+        """The same with so many of its repeated layers; None if it has no more, or fewer than `least`."""
 
 
 _FEW_LAYERS, _MANY_LAYERS = (2, 4), 12
@@ -94,7 +94,7 @@ def _compiled(program: Program, shorter: Shorter | None = None) -> Compiled:
 
 def _show(found: Sequence[Compiled]) -> bool:
     """Whether programs with few layers show what a layer costs: each has sections and parameters of its own."""
-    if len(found) < len(_FEW_LAYERS) or any(one.shorter is None or one.shorter.layers < _MANY_LAYERS for one in found):
+    if len(found) < len(_FEW_LAYERS):
         return False
     few, more = found
     layers = _FEW_LAYERS[1] - _FEW_LAYERS[0]
@@ -199,7 +199,7 @@ class Ranks:
         """The program of the whole model, or that of few layers and one of some more."""
         if alone not in self._made:
             try:
-                short = [self._programs.shorter(alone, layers) for layers in _FEW_LAYERS]
+                short = [self._programs.shorter(alone, layers, _MANY_LAYERS) for layers in _FEW_LAYERS]
                 found = [_compiled(one.program, one) for one in short if one is not None]
                 self._made[alone] = found if _show(found) else [_compiled(self._programs.program(alone))]
             except SambasimError as error:  # a model may not be captured in each dtype
