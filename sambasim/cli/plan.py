@@ -1,5 +1,6 @@
 """`sambasim plan`: which parallelism a model should use on a cluster."""
 
+import gc
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -133,14 +134,13 @@ def plan_command(
         if space is None:
             found = plan_this_machine(options, programs.program, ranks, global_batch, wanted, Goal(goal), report)
         else:
-            from sambasim.compiler.trial import rare_collections
-
             planner = Planner(programs, device, where, options.opt_level, load_calibration())
-            with rare_collections():
-                found = planner.plan(options.name, space, Goal(goal), on_phase=report)
-                if html_file is not None:
-                    report("compile and price the frontier of time and memory")
-                    found = planner.with_priced_frontier(found)
+            gc.disable()  # a plan makes millions of objects, and no cycles
+            found = planner.plan(options.name, space, Goal(goal), on_phase=report)
+            if html_file is not None:
+                report("compile and price the frontier of time and memory")
+                found = planner.with_priced_frontier(found)
+            gc.enable()
     if as_json:
         print(plan_json(found))
     else:

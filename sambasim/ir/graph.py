@@ -136,12 +136,13 @@ def references(arguments: tuple[Argument, ...]) -> list[str]:
 
 def renamed(node: Node, names: Mapping[str, str]) -> Node:
     """`node`, reading values by other names: `names` has the new one of each value that changes."""
-
-    def new(argument: Argument) -> Argument:
-        if isinstance(argument, Ref):
-            return Ref(names.get(argument.name, argument.name))
-        return tuple(map(new, argument)) if isinstance(argument, tuple) else argument
-
-    if all(old == name for old, name in names.items()):
+    if all(names.get(name, name) == name for name in node.reads):
         return node
-    return replace(node, args=tuple(map(new, node.args)), kwargs=tuple((key, new(one)) for key, one in node.kwargs))
+    kwargs = tuple((key, _renamed(one, names)) for key, one in node.kwargs)
+    return replace(node, args=tuple(_renamed(one, names) for one in node.args), kwargs=kwargs)
+
+
+def _renamed(argument: Argument, names: Mapping[str, str]) -> Argument:
+    if isinstance(argument, Ref):
+        return Ref(names.get(argument.name, argument.name))
+    return tuple(_renamed(one, names) for one in argument) if isinstance(argument, tuple) else argument

@@ -24,7 +24,7 @@ from sambasim.simulation.planning.one_rank import OneRank, Programs, Ranks
 from sambasim.simulation.planning.priced import Priced, Terms, path_of, rdus_of, shortage
 from sambasim.simulation.planning.strategy import BY_HOST, Strategy
 from sambasim.simulation.scaling import spread_of
-from sambasim.simulation.sync import WIRE_BYTES, Traffic, Wire, group_sync
+from sambasim.simulation.sync import WIRE_BYTES, GroupSync, Traffic, Wire, group_sync
 from sambasim.simulation.zero import GATHERS_IN_PASSES
 
 
@@ -69,7 +69,7 @@ class Estimator:
         self._device, self._cluster = device, cluster
         self.ranks = Ranks(programs, device, cluster, calibration)
         self._stages: dict[tuple[object, ...], Sequence[Stage] | str] = {}
-        self._along_dp: dict[tuple[int, int, int | None], Placement] = {}
+        self._synced: dict[tuple[object, ...], GroupSync] = {}
 
     def estimate(self, strategy: Strategy) -> Priced | str:
         """The price of `strategy`, or why it is impossible."""
@@ -167,9 +167,7 @@ class Estimator:
         return terms, received, idle_s
 
     def _sync(self, strategy: Strategy, rank: OneRank, numel: float, last_s: float) -> tuple[float, Traffic]:
-        placement = self._replicas(strategy)
-        budget = self.ranks.budget(strategy)
-        one = group_sync(path_of(strategy), round(WIRE_BYTES * numel), placement, budget, sliced=strategy.zero > 0)
+        one, budget = self._group_sync(strategy, round(WIRE_BYTES * numel)), self.ranks.budget(strategy)
         groups = max(rank.groups // strategy.stages, 1)
         launches_s = groups * budget.launch_s * (2 if strategy.by_host else 1)
         waits_s = rank.spread_s * spread_of(strategy.copies) / spread_of(2) / strategy.stages
@@ -181,16 +179,20 @@ class Estimator:
         moved = one.reduce + one.gather * gathers
         return moved.predicted_s + (1 + gathers) * launches_s + waits_s, moved
 
+    def _group_sync(self, strategy: Strategy, size_bytes: int) -> GroupSync:
+        path, sliced = path_of(strategy), strategy.zero > 0
+        key = path, sliced, strategy.copies, strategy.ranks, strategy.tiles, size_bytes
+        if key not in self._synced:
+            placement = self._replicas(strategy)
+            self._synced[key] = group_sync(path, size_bytes, placement, self.ranks.budget(strategy), sliced=sliced)
+        return self._synced[key]
+
     def _replicas(self, strategy: Strategy) -> Placement:
         """The ranks along dp, of which a node has as many as it has places for whole copies."""
         copies, apart = strategy.copies, strategy.ranks // strategy.copies
-        key = copies, apart, strategy.tiles
-        if key not in self._along_dp:
-            whole = place(strategy.ranks, self._device, strategy.tiles, self._cluster)
-            here = max(whole.per_full_node // apart, 1)
-            node_of = tuple(at // here for at in range(copies))
-            self._along_dp[key] = replace(whole, replicas=copies, node_of=node_of)
-        return self._along_dp[key]
+        whole = place(strategy.ranks, self._device, strategy.tiles, self._cluster)
+        here = max(whole.per_full_node // apart, 1)
+        return replace(whole, replicas=copies, node_of=tuple(at // here for at in range(copies)))
 
 
 def _stage(

@@ -159,11 +159,15 @@ class Ranks:
 
     def of(self, strategy: Strategy) -> OneRank | str:
         """The rank of `strategy`, or why it is impossible."""
-        alone = replace(strategy, replicas=2, stages=1, zero=1, passes=1, schedule="1f1b")
-        if strategy.tensor == "batch":
-            alone = replace(alone, tensor="none", chips=1)
-        if strategy.recompute == "full":  # each stage has segments of its own
-            alone = replace(alone, recompute="none")
+        alone = Strategy(
+            2,
+            tensor="weight" if strategy.tensor == "weight" else "none",
+            chips=strategy.chips if strategy.tensor == "weight" else 1,
+            samples=strategy.samples,
+            recompute="none" if strategy.recompute == "full" else strategy.recompute,  # each stage has its own segments
+            dtype=strategy.dtype,
+            tiles=strategy.tiles,
+        )
         if alone not in self._ranks:
             self._ranks[alone] = self._between(alone)
         return self._ranks[alone]
