@@ -3,7 +3,8 @@
 import gc
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -135,12 +136,11 @@ def plan_command(
             found = plan_this_machine(options, programs.program, ranks, global_batch, wanted, Goal(goal), report)
         else:
             planner = Planner(programs, device, where, options.opt_level, load_calibration())
-            gc.disable()  # a plan makes millions of objects, and no cycles
-            found = planner.plan(options.name, space, Goal(goal), on_phase=report)
-            if html_file is not None:
-                report("compile and price the frontier of time and memory")
-                found = planner.with_priced_frontier(found)
-            gc.enable()
+            with _without_collections():
+                found = planner.plan(options.name, space, Goal(goal), on_phase=report)
+                if html_file is not None:
+                    report("compile and price the frontier of time and memory")
+                    found = planner.with_priced_frontier(found)
     if as_json:
         print(plan_json(found))
     else:
@@ -188,6 +188,16 @@ def _only(given: Sequence[str]) -> Mapping[str, Sequence[object]]:
 
 _DIGITS = 12
 """Of a number in `--only`: longer ones name no strategy."""
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """No garbage collections: a plan makes millions of objects, and no cycles."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _space(

@@ -1,6 +1,7 @@
 """Device memory and shared memory that do not fit are rejected, with the bytes needed and available."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -36,9 +37,23 @@ def test_more_memory_than_the_machine_has_is_refused() -> None:
     assert error.value.where == "host c"
 
 
-def test_available_memory_is_read_in_bytes() -> None:
-    assert available_bytes("MemTotal:  9 kB\nMemFree: 3 kB\nMemAvailable:      1048576 kB\n") == GIB
-    assert available_bytes("") is None
+def test_available_memory_is_that_of_the_system_or_of_its_control_group(tmp_path: Path) -> None:
+    def write(file: str, text: str) -> None:
+        path = tmp_path / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="ascii")
+
+    assert available_bytes(tmp_path) is None
+    write("proc/meminfo", "MemTotal:  9 kB\nMemFree: 3 kB\nMemAvailable:      1048576 kB\nHugePages_Total: 0\n")
+    assert available_bytes(tmp_path) == GIB
+    write("proc/self/cgroup", "4:memory:/old\n0::/jobs/one\n")
+    write("sys/fs/cgroup/jobs/one/memory.max", "max\n")
+    write("sys/fs/cgroup/jobs/one/memory.current", "5000\n")
+    assert available_bytes(tmp_path) == GIB
+    write("sys/fs/cgroup/jobs/one/memory.max", "9000\n")
+    assert available_bytes(tmp_path) == 4000
+    write("sys/fs/cgroup/jobs/one/memory.stat", "anon 4000\ninactive_file 1000\n")
+    assert available_bytes(tmp_path) == 5000
 
 
 def demand(node: int, needed: int, free: int | None) -> Demand:
