@@ -193,11 +193,13 @@ _DIGITS = 12
 @contextmanager
 def _without_collections() -> Iterator[None]:
     """No garbage collections: a plan makes millions of objects, and no cycles."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 def _space(

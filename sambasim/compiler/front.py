@@ -59,15 +59,15 @@ def weights_fit() -> Iterator[None]:
     """Raises MachineError as soon as the parameters that are made have more bytes than this machine has available, for
     which the system would end the process without a word."""
     available = available_bytes()
-    counted: set[int] = set()  # by address: a tied parameter is registered several times
+    bytes_of: dict[int, int] = {}  # by address: a tied parameter is registered several times
     made_bytes = 0
 
     def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         nonlocal made_bytes
-        if parameter is None or parameter.is_meta or is_lazy(parameter) or parameter.data_ptr() in counted:
+        if parameter is None or parameter.is_meta or is_lazy(parameter):
             return
-        counted.add(parameter.data_ptr())
-        made_bytes += parameter.nbytes
+        made_bytes += parameter.nbytes - bytes_of.get(parameter.data_ptr(), 0)
+        bytes_of[parameter.data_ptr()] = parameter.nbytes
         if available is not None and made_bytes > available:
             raise MachineError(
                 f"the weights of this model need more than the {format_bytes(available)} of memory that are available",

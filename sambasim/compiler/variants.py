@@ -42,17 +42,23 @@ class Variants:
                 self._made.append((passes[:number], program))
         return program
 
-    def shorter(self, strategy: Strategy, layers: int, least: int) -> Shorter | None:
-        """The same with so many of its repeated layers; None if it has no more, or fewer than `least`. Raises
-        OptionError."""
+    def repeated_layers(self) -> int:
+        """How many equal layers the model repeats; 0 if they cannot be left out."""
+        known = self._with_layers(2)
+        return 0 if known is None else known[0].layers
+
+    def shorter(self, strategy: Strategy, layers: int) -> Shorter | None:
+        """The same with so many of its repeated layers; None if it has no more. Raises OptionError."""
+        known = self._with_layers(layers)
+        return known and replace(known[0], program=known[1].program(strategy))
+
+    def _with_layers(self, layers: int) -> "tuple[Shorter, Variants] | None":
         if layers not in self._shorter:
             found = None if self._options.tensor_plan else fewer_layers(self._captured, layers)  # it may name a layer
-            variants = found and Variants(found.program, self._options, self._model)
-            self._shorter[layers] = (found, variants) if found and variants else None
-        known = self._shorter[layers]
-        if known is None or known[0].layers < least:
-            return None
-        return replace(known[0], program=known[1].program(strategy))
+            self._shorter[layers] = None
+            if found is not None:
+                self._shorter[layers] = found, Variants(found.program, self._options, self._model)
+        return self._shorter[layers]
 
     def _known(self, passes: Sequence[Pass]) -> tuple[int, Program]:
         """The longest beginning of `passes` whose result is kept, and that."""
@@ -77,8 +83,11 @@ class OfDtypes:
     def program(self, strategy: Strategy) -> Program:
         return self.of(strategy.dtype).program(strategy)
 
-    def shorter(self, strategy: Strategy, layers: int, least: int) -> Shorter | None:
-        return self.of(strategy.dtype).shorter(strategy, layers, least)
+    def repeated_layers(self, dtype: str) -> int:
+        return self.of(dtype).repeated_layers()
+
+    def shorter(self, strategy: Strategy, layers: int) -> Shorter | None:
+        return self.of(strategy.dtype).shorter(strategy, layers)
 
 
 def changes_of(strategy: Strategy, options: CompileOptions) -> Mapping[str, object]:

@@ -134,8 +134,8 @@ class Work:
 
 def work_of(graph: Graph, symbols: Mapping[str, Symbol]) -> Work:
     """The work of the forward and the backward in `graph`. Raises PefError for invalid operands of a product."""
-    for known, of_known, work in _LATELY:
-        if known is graph and of_known is symbols:
+    for known_graph, known_symbols, work in _RECENT:
+        if known_graph is graph and known_symbols is symbols:
             return work
     types = {**graph.values, **{name: symbol.type for name, symbol in symbols.items()}}
     base_of: dict[str, str] = {}
@@ -147,12 +147,12 @@ def work_of(graph: Graph, symbols: Mapping[str, Symbol]) -> Work:
     values = dict.fromkeys(value for stage in stages for value in stage.values)
     tensors = {value: _tensor(types[value], value in float32, value in resident) for value in values}
     work = Work(tuple(stages), tensors, kept, frozenset(sent))
-    _LATELY.append((graph, symbols, work))
+    _RECENT.append((graph, symbols, work))
     return work
 
 
-_LATELY: deque[tuple[Graph, Mapping[str, Symbol], Work]] = deque(maxlen=8)
-"""The last results: a plan begins many programs with one graph."""
+_RECENT: deque[tuple[Graph, Mapping[str, Symbol], Work]] = deque(maxlen=8)
+"""Results: a plan begins many programs with one graph."""
 
 
 def works_of_ranks(program: Program) -> Sequence[tuple[Program, Work]]:

@@ -1,5 +1,6 @@
 """The memory of the machine that sambasim runs on."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from sambasim.units import KIB
@@ -7,26 +8,22 @@ from sambasim.units import KIB
 
 def available_bytes(root: Path = Path("/")) -> int | None:
     """Bytes of available memory, also of this process's control group, such as a container; None without /proc."""
-    found = [value for value in (_of_system(root), _of_group(root)) if value is not None]
-    return min(found, default=None)
-
-
-def _of_system(root: Path) -> int | None:
     kib = _numbers(root / "proc" / "meminfo").get("MemAvailable:")
-    return None if kib is None else kib * KIB
+    return None if kib is None else min([kib * KIB, *_of_groups(root)])
 
 
-def _of_group(root: Path) -> int | None:
-    """What is left to the group by its limit; files that it may drop are free (source: cgroup-v2.rst of Linux)."""
-    try:
-        groups = (root / "proc" / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
-        named = [line.removeprefix("0::/") for line in groups if line.startswith("0::/")]
-        folder = root.joinpath("sys", "fs", "cgroup", *named)
-        limit, used = ((folder / f"memory.{name}").read_text(encoding="ascii").strip() for name in ("max", "current"))
-    except OSError:
-        return None
-    dropped = _numbers(folder / "memory.stat").get("inactive_file", 0)
-    return None if limit == "max" else max(int(limit) - int(used) + dropped, 0)
+def _of_groups(root: Path) -> Iterator[int]:
+    """What is left to the group, and to those that it is in, by their limits; files that they may drop are free
+    (source: cgroup-v2.rst of Linux)."""
+    file, top = root / "proc" / "self" / "cgroup", root / "sys" / "fs" / "cgroup"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    own = top.joinpath(*(line.removeprefix("0::/") for line in lines if line.startswith("0::/")))
+    for folder in (own, *own.parents):
+        limit = folder / "memory.max"
+        if limit.exists() and (most := limit.read_text(encoding="ascii").strip()) != "max":
+            used = int((folder / "memory.current").read_text(encoding="ascii"))
+            dropped = _numbers(folder / "memory.stat").get("inactive_file", 0)
+            yield max(int(most) - used + dropped, 0)
 
 
 def _numbers(file: Path) -> dict[str, int]:

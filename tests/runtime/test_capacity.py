@@ -54,6 +54,9 @@ def test_available_memory_is_that_of_the_system_or_of_its_control_group(tmp_path
     assert available_bytes(tmp_path) == 4000
     write("sys/fs/cgroup/jobs/one/memory.stat", "anon 4000\ninactive_file 1000\n")
     assert available_bytes(tmp_path) == 5000
+    write("sys/fs/cgroup/jobs/memory.max", "7000\n")
+    write("sys/fs/cgroup/jobs/memory.current", "6000\n")
+    assert available_bytes(tmp_path) == 1000
 
 
 def demand(node: int, needed: int, free: int | None) -> Demand:

@@ -46,14 +46,15 @@ def _verdict(plan: Plan) -> ui.Part:
 
 def _frontier(plan: Plan) -> ui.Part:
     best, frontier = plan.best[0], plan.frontier
-    cloud = plan.fitting
+    cloud = [one for one in plan.fitting if not one.is_exact]
+    compiled = [one for one in plan.fitting if one.is_exact]
     if len(cloud) > _MOST_POINTS:
         cloud = Random(0).sample(cloud, _MOST_POINTS)
     named = {"mode": "markers", "hoverinfo": "text"}
     traces = [
         _points("estimates that fit", cloud, {"color": ui.GREY, "size": 5, "opacity": 0.4}, **named),
-        _points("not beaten in both", frontier, {"color": ui.GREY, "size": 7}, mode="lines+markers", hoverinfo="text"),
-        _points("compiled", plan.best, {"color": ui.BLUE, "size": 9}, **named),
+        _points("predicted" if plan.note else "compiled and priced", compiled, {"color": ui.BLUE, "size": 9}, **named),
+        _points("not beaten in both", frontier, {"color": ui.BLUE, "size": 9}, mode="lines", hoverinfo="skip"),
         _points("the best", [best], {"color": ui.VERMILLION, "size": 13, "symbol": "star"}, **named),
     ]
     drawn = ui.figure(
@@ -63,10 +64,10 @@ def _frontier(plan: Plan) -> ui.Part:
         margin={"l": 64, "r": 16, "t": 52, "b": 48},
         legend=ui.LEGEND,
     )
+    how = ": blue ones were compiled and priced, grey ones are estimates" if cloud else ""
     lead = (
-        "A point is a strategy: blue ones were compiled and priced, grey ones are estimates. On the line are those that"
-        " no other beats in both time and memory, by what is known of each"
-        f" ({counted(len(frontier), 'strategy', 'strategies')})."
+        f"A point is a strategy{how}. On the line are those that no other {'blue one ' * bool(cloud)}beats in both time"
+        f" and memory ({counted(len(frontier), 'strategy', 'strategies')})."
     )
     body = ui.plot("frontier-figure", 440, "memory of strategies over their predicted step")
     return ui.Part("frontier", "Time and memory", lead, body, {"frontier-figure": drawn})

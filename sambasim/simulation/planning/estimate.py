@@ -101,9 +101,8 @@ class Estimator:
                 received = [a + b for a, b in pairwise([Traffic(), *between, Traffic()])]
                 budget = self.ranks.budget(strategy)
                 section_s = budget.launch_s + budget.load_s + budget.start_s
-                least_s = section_s, section_s * (2 if splits else 1)
                 staged = [
-                    _stage(rank.chain.layers[slice(*span)], messages, rank.numel, least_s, again=again)
+                    _stage(rank.chain.layers[slice(*span)], messages, rank.numel, section_s, splits=splits, again=again)
                     for span, messages in zip(ranges, received, strict=True)
                 ]
                 of_ranks = (staged[at :: strategy.stages] for at in range(strategy.stages))
@@ -118,8 +117,6 @@ class Estimator:
 
     def _memory(self, strategy: Strategy, rank: OneRank, of_ranks: Sequence[Stage]) -> tuple[Memory, ...]:
         ranks, copies, zero, whole = strategy.stages, strategy.copies, strategy.zero, rank.memory
-        # What lies between sections only, and not until the backward.
-        between = max(whole.activations - rank.chain.kept_bytes, 0)
         gathered = rank.gathered[zero - BY_HOST] * (1 - 1 / copies) / ranks if zero >= BY_HOST else 0.0
         buffers = whole.buffers - (rank.operand_bytes if copies == 1 else 0)
         slices = zero >= 3, zero >= 2 and strategy.passes == 1, zero >= 1
@@ -129,7 +126,7 @@ class Estimator:
                 parameters=round(whole.parameters * own.parameters / divided[0]),
                 gradients=round(whole.gradients * own.parameters / divided[1]),
                 states=round(whole.states * own.parameters / divided[2]),
-                activations=own.kept_bytes * _in_flight(strategy, at) + own.again_bytes + between // ranks,
+                activations=own.kept_bytes * _in_flight(strategy, at) + own.again_bytes + rank.between_bytes // ranks,
                 buffers=round(buffers * own.parameters + gathered),
             )
             for at, own in enumerate(of_ranks)
@@ -148,7 +145,8 @@ class Estimator:
             bubble_s *= max(1 - 2 * slowest.weights_s / slowest.pass_s, 0.0)
         share, messages = slowest.parameters, slowest.messages
         tensor_s = rank.messages.predicted_s * share
-        starts_s = rank.start_s * max(rank.sections / ranks, 2 * strategy.chunks)
+        least = 3 if strategy.schedule == "zb-h1" else 2  # forward, backward, gradients of weights
+        starts_s = rank.start_s * max(rank.sections / ranks, least * strategy.chunks)
         host_s = (starts_s + rank.sent_s) * passes
         update_s = rank.update_s * share
         numel = rank.numel * share
@@ -156,7 +154,7 @@ class Estimator:
         for wire, size in messages.received_bytes.items():
             received[wire] = received.get(wire, 0.0) + size * passes
         if strategy.copies > 1:
-            update_s /= strategy.copies if strategy.zero or not strategy.by_host else 1
+            update_s /= strategy.copies
             sync_s, moved = self._sync(strategy, rank, numel, slowest.backward_s)
             for wire, size in moved.received_bytes.items():
                 received[wire] = received.get(wire, 0.0) + size
@@ -180,11 +178,11 @@ class Estimator:
         return moved.predicted_s + (1 + gathers) * launches_s + waits_s, moved
 
     def _group_sync(self, strategy: Strategy, size_bytes: int) -> GroupSync:
-        path, sliced = path_of(strategy), strategy.zero > 0
-        key = path, sliced, strategy.copies, strategy.ranks, strategy.tiles, size_bytes
+        path = path_of(strategy)
+        key = path, strategy.copies, strategy.ranks, strategy.tiles, size_bytes
         if key not in self._synced:
             placement = self._replicas(strategy)
-            self._synced[key] = group_sync(path, size_bytes, placement, self.ranks.budget(strategy), sliced=sliced)
+            self._synced[key] = group_sync(path, size_bytes, placement, self.ranks.budget(strategy), sliced=True)
         return self._synced[key]
 
     def _replicas(self, strategy: Strategy) -> Placement:
@@ -196,11 +194,11 @@ class Estimator:
 
 
 def _stage(
-    layers: Sequence[Layer], messages: Traffic, numel: int, least_s: tuple[float, float], *, again: bool
+    layers: Sequence[Layer], messages: Traffic, numel: int, section_s: float, *, splits: bool, again: bool
 ) -> Stage:
-    """The stage of `layers` of a model with `numel` elements of parameters; `least_s`: the shortest forward and
-    backward. With `again`, it recomputes about √n segments, if it has n places where one tensor crosses: see
-    `compiler/recompute.py`."""
+    """The stage of `layers` of a model with `numel` elements of parameters; `section_s`: the shortest section. With
+    `splits`, gradients of weights have sections of their own. With `again`, it recomputes about √n segments, if it has
+    n places where one tensor crosses: see `compiler/recompute.py`."""
     forward_s, backward_s = sum(one.forward_s for one in layers), sum(one.backward_s for one in layers)
     kept_bytes, again_bytes = sum(one.kept_bytes for one in layers), 0
     crossing = [one.crossing_bytes for one in layers[:-1] if one.crossing == 1]
@@ -211,7 +209,11 @@ def _stage(
             kept_bytes, again_bytes = between_bytes, kept_bytes // segments
             backward_s += forward_s
     weights_s, owned = sum(one.weights_s for one in layers), sum(one.numel for one in layers)
-    forward_s, backward_s = max(forward_s, least_s[0]), max(backward_s, least_s[1])
+    forward_s = max(forward_s, section_s)
+    if splits:
+        rest_s, weights_s = max(backward_s - weights_s, section_s), max(weights_s, section_s)
+        backward_s = rest_s + weights_s
+    backward_s = max(backward_s, section_s)
     return Stage(forward_s, backward_s, weights_s, messages, owned / max(numel, 1), kept_bytes, again_bytes)
 
 

@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, cycle, islice, pairwise
 
 from sambasim.costs.load import alone_s
 from sambasim.costs.work import Work, stage_ranges
@@ -45,9 +45,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class Chain:
-    """The layers of a step in order, and how many of them each stage of a pipeline has."""
+    """The layers of a step in order, and how many of them each stage of a pipeline has. `priced_bytes`: what the
+    program from which they are keeps for its backward; it may have fewer layers."""
 
     layers: tuple[Layer, ...]
+    priced_bytes: int
 
     @cached_property
     def places(self) -> Sequence[Sequence[int]]:
@@ -65,10 +67,6 @@ class Chain:
                 found.append(at)
                 owned = 0
         return [*found, len(self.layers)]
-
-    @cached_property
-    def kept_bytes(self) -> int:
-        return sum(one.kept_bytes for one in self.layers)
 
     @property
     def most_stages(self) -> int:
@@ -132,9 +130,8 @@ def chain_of(
         if work.resident.issuperset(work.stages[number].writes):
             weights_s[at] += seconds[number]
     order = range(count) if shorter is None else _repeated(shorter, work, count)
-    return Chain(
-        tuple(_layers([values.of(number, seconds[number], backward_s[number], weights_s[number]) for number in order]))
-    )
+    operators = [values.of(number, seconds[number], backward_s[number], weights_s[number]) for number in order]
+    return Chain(tuple(_layers(operators)), sum(values.kept_bytes))
 
 
 def _repeated(shorter: Shorter, work: Work, count: int) -> Sequence[int]:
@@ -143,9 +140,10 @@ def _repeated(shorter: Shorter, work: Work, count: int) -> Sequence[int]:
     place_of = {node.name: place for place, node in enumerate(graph.nodes)}
     nodes = [stage.node for stage in work.stages[:count]]
     starts = [bisect_left(nodes, place_of[name]) for name in (*shorter.starts, shorter.end)]
-    layers = [range(*span) for span in pairwise(starts)]
-    middle = chain.from_iterable(layers[layer % len(layers)] for layer in range(shorter.layers))
-    return [*range(starts[0]), *middle, *range(starts[-1], count)]
+    first, *inner, last = [range(*span) for span in pairwise(starts)]
+    # The first and the last one may have more, such as the gradient of the embedding.
+    layers = [first, *islice(cycle(inner), shorter.layers - 2), last]
+    return [*range(starts[0]), *chain.from_iterable(layers), *range(starts[-1], count)]
 
 
 def _by_operator(step: PredictedStep, work: Work, messages_s: Sequence[float]) -> list[float]:

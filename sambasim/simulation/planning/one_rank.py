@@ -2,9 +2,11 @@
 estimated.
 
 layers     of a model with many repeated ones, few are compiled and priced
-samples    1, 8, 64, 512, … are priced, with recomputation of sections also 2 and 4; the others are interpolated
+samples    1, 8, 64, 512, … are priced, with recomputation of sections on whole RDUs also 2 and 4; the others are
+           interpolated
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
@@ -35,12 +37,17 @@ class Programs(Protocol):
     def program(self, strategy: Strategy) -> Program:
         """The program that is compiled for `strategy`."""
 
-    def shorter(self, strategy: Strategy, layers: int, least: int) -> Shorter | None:
-        """The same with so many of its repeated layers; None if it has no more, or fewer than `least`."""
+    def repeated_layers(self, dtype: str) -> int:
+        """How many equal layers the model repeats; 0 if they cannot be left out."""
+
+    def shorter(self, strategy: Strategy, layers: int) -> Shorter | None:
+        """The same with so many of its repeated layers; None if it has no more."""
 
 
-_FEW_LAYERS, _MANY_LAYERS = (2, 4), 12
-"""A model with many repeated layers is priced with few of them, and what a further one adds is added for the others."""
+_MANY_LAYERS = 12
+_FEW_LAYERS = {"none": (2, 4), "sections": (2, 6)}
+"""A model with many repeated layers is priced with few of them, by recomputation, and what a further one adds is added
+for the others. Sections that recompute are less regular."""
 
 _CUT_FOR = _APART = 8
 """The most samples for which sections are cut: a pass of more has the same ones. And by how many times the numbers of
@@ -72,13 +79,15 @@ class Compiled:
 
     @cached_property
     def largest_layer_bytes(self) -> int:
-        """Of the largest parameter, its gradient and its states."""
-        found = [0]
+        """Of the parameters of one module, their gradients and their states."""
+        found = Counter[str]()
         for group in self.program.groups:
             regions = self.program.optimizers[group.optimizer].regions
             element_bytes = sum(DTYPE_BYTES[group.region_type(region).dtype] for region in regions)
-            found += [member.numel * element_bytes for member in group.members]
-        return max(found)
+            for member in group.members:
+                module, _, _ = self.program.symbols[member.parameter].torch_names[0].rpartition(".")
+                found[module] += member.numel * element_bytes
+        return max(found.values(), default=0)
 
     @cached_property
     def gathered(self) -> tuple[int, int]:
@@ -92,12 +101,9 @@ def _compiled(program: Program, shorter: Shorter | None = None) -> Compiled:
     return Compiled(program, work_of(program.training or program.evaluation, program.symbols), shorter)
 
 
-def _show(found: Sequence[Compiled]) -> bool:
-    """Whether programs with few layers show what a layer costs: each has sections and parameters of its own."""
-    if len(found) < len(_FEW_LAYERS):
-        return False
-    few, more = found
-    layers = _FEW_LAYERS[1] - _FEW_LAYERS[0]
+def _show(few: Compiled, more: Compiled, layers: int) -> bool:
+    """Whether programs that differ by so many layers show what one costs: each has sections and parameters of its
+    own."""
     grows = more.sections - few.sections >= 2 * layers  # of the forward and of the backward
     return grows and sum(more.numel_of.values()) > sum(few.numel_of.values())
 
@@ -105,8 +111,8 @@ def _show(found: Sequence[Compiled]) -> bool:
 @dataclass(frozen=True)
 class OneRank:
     """One pass of some samples on a rank that has all layers, and its update. `sent_s`: its inputs and outputs;
-    `spread_s`: what the slowest of two replicas takes longer; `memory` is without ZeRO, `gathered` that of
-    `Compiled`."""
+    `spread_s`: what the slowest of two replicas takes longer; `memory` is without ZeRO and activations, `between_bytes`
+    what lies between sections only, and not until the backward; `gathered` that of `Compiled`."""
 
     chain: Chain
     sections: int
@@ -118,6 +124,7 @@ class OneRank:
     spread_s: float
     messages: Traffic
     memory: Memory
+    between_bytes: int
     gathered: tuple[int, int]
     operand_bytes: int
 
@@ -126,7 +133,7 @@ _T = TypeVar("_T")
 
 
 def mixed(low: _T, high: _T, part: float) -> _T:
-    """All numbers of `low`, moved by `part` of the way to those of `high`."""
+    """All numbers of `low`, moved by `part` of the way to those of `high`, or beyond."""
     a: Any = low
     b: Any = high
     found: Any = low
@@ -195,20 +202,32 @@ class Ranks:
         found, shorter = ranks[-1], compiled[-1].shorter
         if shorter is None:
             return found
-        few, more = _FEW_LAYERS
-        fewer = replace(ranks[0], chain=found.chain)  # that of the whole model
-        return mixed(fewer, found, (shorter.layers - few) / (more - few))
+        few, more = _FEW_LAYERS[alone.recompute]
+        low, high = (replace(one, chain=Chain((), 0)) for one in ranks)
+        whole = mixed(low, high, (shorter.layers - few) / (more - few))
+        between_bytes = max(whole.between_bytes, 0)
+        return replace(whole, chain=found.chain, between_bytes=between_bytes, gathered=found.gathered)
 
     def _compiled(self, alone: Strategy) -> Sequence[Compiled] | str:
         """The program of the whole model, or that of few layers and one of some more."""
         if alone not in self._made:
             try:
-                short = [self._programs.shorter(alone, layers, _MANY_LAYERS) for layers in _FEW_LAYERS]
-                found = [_compiled(one.program, one) for one in short if one is not None]
-                self._made[alone] = found if _show(found) else [_compiled(self._programs.program(alone))]
+                self._made[alone] = self._few(alone) or [_compiled(self._programs.program(alone))]
             except SambasimError as error:  # a model may not be captured in each dtype
                 self._made[alone] = error.what
         return self._made[alone]
+
+    def _few(self, alone: Strategy) -> Sequence[Compiled]:
+        """The programs of few layers, if they show what the whole model costs."""
+        if self._programs.repeated_layers(alone.dtype) < _MANY_LAYERS:
+            return []
+        counts = _FEW_LAYERS[alone.recompute]
+        shorter = [self._programs.shorter(alone, count) for count in counts]
+        found = [_compiled(one.program, one) for one in shorter if one is not None]
+        if len(found) < len(counts):
+            return []
+        few, more = found
+        return found if _show(few, more, counts[1] - counts[0]) else []
 
     def _one_rank(self, alone: Strategy, compiled: Compiled) -> OneRank:
         program, samples = compiled.program, alone.samples
@@ -225,6 +244,7 @@ class Ranks:
                 section = Section(number, one.kind, one.name, *one.nodes)
                 by_axis = traffic_of([section], graph, program, placement, mesh, 0, alone.samples, work.resident)
                 found[number] = by_axis.get(TENSOR, Traffic())
+        memory = memory_of(program, activations_bytes=0, samples=samples, zero=0, replicas=1)
         chain = chain_of(step, work, [one.predicted_s for one in found], compiled.numel_of, compiled.shorter)
         update_s = sum(one.price.predicted_s for one in step.sections if one.kind not in MODEL_KINDS)
         return OneRank(
@@ -237,15 +257,13 @@ class Ranks:
             update_s=update_s,
             spread_s=slowest_s_of(step, 2),
             messages=sum(found, Traffic()),
-            memory=memory_of(
-                program, activations_bytes=step.need.residency.size_bytes, samples=samples, zero=0, replicas=1
-            ),
+            memory=memory,
+            between_bytes=max(step.need.residency.size_bytes - chain.priced_bytes, 0),
             gathered=compiled.gathered,
             operand_bytes=compiled.operand_bytes,
         )
 
-    @property
-    def largest_layer_bytes(self) -> int | None:
-        """Without cuts; None if nothing could be compiled."""
-        compiled = [one[-1] for one in self._made.values() if not isinstance(one, str)]
-        return max((one.largest_layer_bytes for one in compiled), default=None)
+    def largest_layer_bytes(self, dtype: str) -> int | None:
+        """Without cuts; None if it cannot be compiled."""
+        compiled = self._compiled(Strategy(2, dtype=dtype))
+        return None if isinstance(compiled, str) else compiled[-1].largest_layer_bytes

@@ -40,8 +40,8 @@ class Terms:
 class Priced:
     """`memory` is that of each rank of the pipeline, of `capacity_bytes`; `received_bytes` what a rank receives in a
     step, by link, and `idle_s` how long it waits for other stages, on average over the pipeline. With `is_exact`, the
-    program of this strategy was priced; else its time and memory are estimated from one without stages. `problem` says
-    why it cannot run."""
+    program of this strategy was priced, or could not be compiled; else its time and memory are estimated from one
+    without stages. `problem` says why it cannot run."""
 
     strategy: Strategy
     rdus: int

@@ -40,7 +40,8 @@ class Refused:
 class Plan:
     """The plan for the model `name` on `hardware`. `best` has the best strategy of each shape of the mesh, best first;
     each of them was compiled and priced. `others` are all other strategies, mostly as estimated, and `refused` those
-    that are impossible. `largest_layer_bytes`: parameters, gradients and states of the largest layer, if known."""
+    that are impossible. `largest_layer_bytes`: parameters, gradients and states of the module that has the most of
+    them, if known."""
 
     name: str
     hardware: str
@@ -63,12 +64,8 @@ class Plan:
 
     @property
     def frontier(self) -> list[Priced]:
-        """Those that no other beats in both time and memory, from the fastest on."""
-        found: list[Priced] = []
-        for one in sorted(self.fitting, key=lambda one: (one.step_s, one.fullest.total_bytes)):
-            if not found or one.fullest.total_bytes < found[-1].fullest.total_bytes:
-                found.append(one)
-        return found
+        """Of those that were priced, the ones that no other beats in both time and memory, from the fastest on."""
+        return _unbeaten([one for one in self.fitting if one.is_exact])
 
 
 class Planner:
@@ -104,7 +101,7 @@ class Planner:
         known = {one.strategy for one in (*best, *priced)}
         others = (*priced, *(one for one in estimated if one.strategy not in known))
         hardware = f"{space.rdus} {self._device.name} of {self._cluster.name}"
-        largest = self.estimator.ranks.largest_layer_bytes
+        largest = self.estimator.ranks.largest_layer_bytes(space.dtypes[0])
         return Plan(name, hardware, space, goal, tuple(best), others, tuple(refused), largest_layer_bytes=largest)
 
     def _best(self, estimated: Sequence[Priced], goal: Goal, count: int) -> tuple[list[Priced], list[Priced]]:
@@ -150,11 +147,10 @@ class Planner:
         return in_order, [*others, *(one for *_, one in waiting if one.is_exact)]
 
     def with_priced_frontier(self, plan: Plan) -> Plan:
-        """`plan`, in which strategies of the frontier are compiled and priced too, until it has no estimates left or
-        enough are priced."""
+        """`plan`, in which the strategies that estimates do not beat are compiled and priced too, at most 32."""
         others = {one.strategy: one for one in plan.others}
         for _ in range(_MOST_OF_FRONTIER):
-            estimated = next((one for one in plan.frontier if not one.is_exact), None)
+            estimated = next((one for one in _unbeaten(plan.fitting) if not one.is_exact), None)
             if estimated is None:
                 break
             others[estimated.strategy] = self.exact(estimated.strategy)
@@ -162,7 +158,8 @@ class Planner:
         return plan
 
     def exact(self, strategy: Strategy) -> Priced:
-        """Compile `strategy` and price its program. Raises OptionError if it is impossible without stages too."""
+        """Compile `strategy` and price its program. What cannot be compiled keeps its estimate, with the problem.
+        Raises OptionError if it is impossible without stages too."""
         estimator = self.estimator
         placement = place(strategy.ranks, self._device, strategy.tiles, self._cluster)
         try:
@@ -173,6 +170,15 @@ class Planner:
             if isinstance(found, str):
                 raise OptionError(found, remedy="another strategy") from error
             return replace(found, is_exact=True, problem=error.what)
+
+
+def _unbeaten(strategies: Sequence[Priced]) -> list[Priced]:
+    """Those that no other beats in both time and memory, from the fastest on."""
+    found: list[Priced] = []
+    for one in sorted(strategies, key=lambda one: (one.step_s, one.fullest.total_bytes)):
+        if not found or one.fullest.total_bytes < found[-1].fullest.total_bytes:
+            found.append(one)
+    return found
 
 
 def family(one: Priced) -> Hashable:
