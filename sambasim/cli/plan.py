@@ -13,7 +13,7 @@ import click
 
 from sambasim.bounded import shortened
 from sambasim.cli import shared
-from sambasim.cli.plan_here import check_place, plan_this_machine
+from sambasim.cli.plan_here import check_place, plan_this_machine, spaces_here
 from sambasim.cli.plan_subject import check_subject, programs_of, subject_of
 from sambasim.cli.terminal import phases, show
 from sambasim.options.flags import LARGEST_COUNT, MOST_REPLICAS
@@ -129,12 +129,16 @@ def plan_command(
     check_subject(options, wanted, emitted=emit is not None, of_pef=program is not None)
     device = load_device(options.arch)
     where = load_cluster(cluster or device.cluster)
-    space = None if here else _space(options, device, where, nodes or 1, global_batch, wanted)
+    if here:
+        spaces = spaces_here(options, ranks, global_batch, wanted)
+    else:
+        spaces = [_space(options, device, where, nodes or 1, global_batch, wanted)]
     programs = programs_of(options, program, wanted, quiet=as_json)
     with phases(quiet=as_json) as report:
-        if space is None:
-            found = plan_this_machine(options, programs.program, ranks, global_batch, wanted, Goal(goal), report)
+        if here:
+            found = plan_this_machine(options, programs.program, spaces, Goal(goal), report)
         else:
+            (space,) = spaces
             planner = Planner(programs, device, where, options.opt_level, load_calibration())
             with _without_collections():
                 found = planner.plan(options.name, space, Goal(goal), on_phase=report)
@@ -152,7 +156,7 @@ def plan_command(
         texts[html_file] = plan_page(found)
     shared.write_all(texts, quiet=as_json)
     if emit is not None and found.best:
-        shared.write_all({emit: _emitted(found, options, subject, emit)}, quiet=as_json)
+        shared.write_all({emit: _emitted(found, options, subject, emit, cluster)}, quiet=as_json)
     if not found.best:
         sys.exit(1)
 
@@ -176,9 +180,13 @@ def _only(given: Sequence[str]) -> Mapping[str, Sequence[object]]:
         known = VALUES.get(name)
         if known is not None:
             if wrong := [part for part in parts if part not in known]:
+                meant = nearest(wrong[0], known) or known[0]
                 raise OptionError(
-                    f"--only {text}: {wrong[0]!r} is none of {', '.join(known)}", remedy=f"--only {name}={known[0]}"
+                    f"--only {text}: {wrong[0]!r} is none of {', '.join(known)}", remedy=f"--only {name}={meant}"
                 )
+        elif "=" in values:
+            each = shortened(text.replace(",", " --only "))
+            raise OptionError(f"--only {shortened(text)} names several fields", remedy=f"--only {each}")
         elif not all(part.isdecimal() and len(part) < _DIGITS for part in parts):
             raise OptionError(f"--only {shortened(text)}: {name} takes whole numbers", remedy=f"--only {name}=1,2")
         numbers = parts if known is not None else [int(part) for part in parts]
@@ -236,7 +244,7 @@ def _space(
     return space
 
 
-def _emitted(plan: "Plan", options: "CompileOptions", subject: str, file: Path) -> str:
+def _emitted(plan: "Plan", options: "CompileOptions", subject: str, file: Path, cluster: str | None) -> str:
     """The best strategy of `plan` as a config, of DeepSpeed if `file` is JSON."""
     from sambasim.compiler.variants import changes_of
     from sambasim.options.deepspeed_written import as_deepspeed, beyond_deepspeed
@@ -251,5 +259,10 @@ def _emitted(plan: "Plan", options: "CompileOptions", subject: str, file: Path) 
         return json.dumps(as_deepspeed(chosen), indent=2) + "\n"
     sync = "" if strategy.by_host or strategy.copies == 1 else "--reduce-on-rdu "
     launcher = f"mpirun -np {strategy.ranks} " if strategy.ranks > 1 else ""
-    run = f"{launcher}sambasim run {sync}--pef {options.name}"
-    return config_text(chosen, f"Planned from {subject}: {headline(plan)}\n\n  {run}")
+    commands = [f"compile --config {file}", f"run {sync}--pef {options.name}"]
+    if plan.device == "RDU":
+        path = "host" if strategy.by_host else "rdu"
+        flags = f" --replicas {strategy.replicas} --sync {path}" if strategy.copies > 1 else ""
+        commands.append(f"simulate {file}{flags}{f' --cluster {cluster}' if cluster else ''}")
+    lines = [f"  {launcher * one.startswith('run')}sambasim {one}" for one in commands]
+    return config_text(chosen, "\n".join([f"Planned from {subject}: {headline(plan)}", "", *lines]))

@@ -1,15 +1,14 @@
 """What `sambasim plan` plans: a config, a model or a PEF, as options and the programs of its strategies."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sambasim.cli import shared
-from sambasim.cli.plan_here import PLAIN
 from sambasim.cli.terminal import phases
 
 if TYPE_CHECKING:
-    from sambasim.compiler.variants import OfDtypes
+    from sambasim.compiler.variants import OfDtypes, Variants
     from sambasim.ir.program import Program
     from sambasim.options.compile import CompileOptions
 
@@ -66,7 +65,8 @@ def check_subject(
         raise OptionError("a plan is for training, and this is for inference", remedy="leave out inference")
     if of_pef and (others := [one for one in only.get("dtype", ()) if one != options.dtype]):
         raise OptionError(
-            f"--only dtype={others[0]}: the PEF is {options.dtype}", remedy="plan the config or the model"
+            f"--only dtype={others[0]}: the PEF is {options.dtype}",
+            remedy=f"--only dtype={options.dtype}, or plan the config or the model",
         )
     known = get_args(BuildOptions.model_fields["arch"].annotation)
     if emitted and options.arch not in known:
@@ -83,17 +83,26 @@ def programs_of(
     """The programs of all strategies, from `program`, or else from one capture for each dtype. The first is made
     now: its errors end the command."""
     with shared.kept_imports():
-        from sambasim.compiler.front import captured_from_options
         from sambasim.compiler.variants import OfDtypes, Variants
 
     def capture(dtype: str) -> Variants:
         if program is not None:
             return Variants(program, options)
         with phases(quiet=quiet) as report:
-            of_dtype = options.model_copy(update={**PLAIN, "dtype": dtype})
-            captured, model = captured_from_options(of_dtype, report)
-            return Variants(captured, of_dtype, model)
+            return captured(options, {"dtype": dtype}, report)
 
     programs = OfDtypes(capture)
     programs.of(str(next(iter(only.get("dtype", ())), options.dtype)))
     return programs
+
+
+def captured(options: "CompileOptions", changes: Mapping[str, object], report: Callable[[str], None]) -> "Variants":
+    """A capture of the model with `changes` of `options`, before any strategy."""
+    with shared.kept_imports():
+        from sambasim.compiler.front import captured_from_options
+        from sambasim.compiler.variants import Variants
+
+    plain = {"n_chips": 1, "micro_batches": 1, "tensor_parallel": None}
+    chosen = options.model_copy(update={**plain, **changes})
+    program, model = captured_from_options(chosen, report)
+    return Variants(program, chosen, model)

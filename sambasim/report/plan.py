@@ -34,7 +34,7 @@ _BEST_FOR = {
 def headline(plan: Plan) -> str:
     """The best strategy in a line."""
     best = plan.best[0]
-    memory = f"{format_bytes(best.fullest.total_bytes)} of {format_bytes(best.capacity_bytes)}"
+    memory = f"{format_bytes(best.rdu_bytes)} of {format_bytes(best.capacity_bytes * best.sharing)}"
     return (
         f"{best.strategy}: {format_seconds(best.step_s)} a step, {plain_rate(best.samples_per_s)} samples/s on"
         f" {counted(best.rdus, plan.device)}, {memory}"
@@ -80,6 +80,7 @@ def verdict(plan: Plan) -> list[tuple[str, str]]:
         found.append(("best", headline(plan)))
         found += _as_good(plan)
         found += _slow_host(plan)
+        found += _shared_host(plan)
     return found
 
 
@@ -98,7 +99,7 @@ _NEAR = 1.05
 def _slow_host(plan: Plan) -> Iterator[tuple[str, str]]:
     best = plan.best[0]
     share = best.terms.host_s / best.step_s
-    if share > _MUCH and not plan.note:
+    if share > _MUCH and plan.device == "RDU":
         yield (
             "host",
             f"{share:.0%} of the best step is the host, which starts sections and fetches the outputs of each pass."
@@ -107,6 +108,18 @@ def _slow_host(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 _MUCH = 0.3
+
+
+def _shared_host(plan: Plan) -> Iterator[tuple[str, str]]:
+    best = plan.best[0]
+    if best.sharing > 1:
+        whole = next((number for number, one in enumerate(plan.best, 1) if one.sharing == 1), None)
+        other = "no strategy of the table has whole RDUs" if whole is None else f"{whole} is the best of whole RDUs"
+        yield (
+            "tiles",
+            f"{best.sharing} replicas share an RDU and its link to the host, for which no prediction waits, so they may"
+            f" be slower; {other}",
+        )
 
 
 def _fits_one(plan: Plan) -> str:
@@ -138,7 +151,9 @@ _COST = "RDU time a sample"
 
 
 def _table(plan: Plan) -> RenderableType:
-    title = f"The best {len(plan.best)}, {_BEST_FOR[plan.goal].replace('RDU', plan.device)} first"
+    what = _BEST_FOR[plan.goal].replace("RDU", plan.device)
+    ties = "; of those equal to three digits, the simplest" if len(plan.best) > 1 else ""
+    title = f"The best {len(plan.best)}, {what} first{ties}"
     costs = (_COST,) if plan.goal is Goal.COST else ()
     table = plain_table(title, ("", "strategy"), (*_COLUMNS, f"{plan.device}s", *costs))
     for number, one in enumerate(plan.best, 1):
@@ -148,7 +163,7 @@ def _table(plan: Plan) -> RenderableType:
             str(one.strategy),
             format_seconds(one.step_s),
             plain_rate(one.samples_per_s),
-            format_bytes(one.fullest.total_bytes),
+            format_bytes(one.rdu_bytes),
             f"{one.bubble:.1%}",
             f"{one.terms.sync_s / one.step_s:.1%}",
             str(one.rdus),
@@ -166,7 +181,7 @@ def explanation(best: Priced, other: Priced, device: str = "RDU") -> list[tuple[
         if mine or theirs:
             more = f"{format_seconds(abs(theirs - mine))} {'less' if mine < theirs else 'more'}"
             found.append((TERMS[name], f"{format_seconds(mine)} | {format_seconds(theirs)}: {more}"))
-    memory = f"{format_bytes(best.fullest.total_bytes)} | {format_bytes(other.fullest.total_bytes)}"
+    memory = f"{format_bytes(best.rdu_bytes)} | {format_bytes(other.rdu_bytes)}"
     return [*found, (f"memory of the fullest {device}", memory)]
 
 
@@ -180,6 +195,7 @@ def record_of(one: Priced) -> dict[str, object]:
         "predicted_samples_per_s": one.samples_per_s,
         **{f"predicted_{term.name}": getattr(one.terms, term.name) for term in fields(Terms)},
         "predicted_bubble": one.bubble,
+        "rdu_bytes": one.rdu_bytes,
         "memory_bytes": fullest.total_bytes,
         **{f"{part.name}_bytes": getattr(fullest, part.name) for part in fields(fullest)},
         "capacity_bytes": one.capacity_bytes,

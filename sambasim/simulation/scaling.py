@@ -65,7 +65,7 @@ class ScaledStep:
 
     @property
     def hidden_sync_s(self) -> float:
-        return self.sync_s + self.slowest_s - self.exposed_sync_s
+        return max(self.sync_s + self.slowest_s - self.exposed_sync_s, 0.0)  # but for rounding
 
     @property
     def sync_share(self) -> float:

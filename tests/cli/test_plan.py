@@ -79,7 +79,7 @@ def test_a_plan_in_json_has_the_best_and_the_frontier() -> None:
     assert record["model"] == "char_gpt"
     assert len(record["best"]) == 10
     assert record["best"][0]["predicted_step_s"] == min(one["predicted_step_s"] for one in record["best"])
-    assert record["frontier"][0]["memory_bytes"] > record["frontier"][-1]["memory_bytes"]
+    assert record["frontier"][0]["rdu_bytes"] > record["frontier"][-1]["rdu_bytes"]
 
 
 WANTED = {
@@ -98,6 +98,7 @@ def test_emitted_configs_compile_and_train_at_np_4_as_in_one_process(names: list
         best = json.loads(_plan(*wanted, "--json", "--emit", str(emitted)).stdout)["best"][0]
         assert all(str(best[field]) == value for field, value in (one.split("=") for one in only))
         assert "mpirun -np 4 sambasim run --reduce-on-rdu --pef char_gpt" in emitted.read_text(encoding="utf-8")
+        assert f"#   sambasim simulate {emitted} --replicas 2 --sync rdu" in emitted.read_text(encoding="utf-8")
         options = compile_options(emitted, None, [], {})
         assert options.training.batch_size * options.training.accumulation_steps * options.world_size == 16
         command = ["compile", "--config", str(emitted), "--output-folder", str(tmp_path / name)]
@@ -139,6 +140,8 @@ def test_a_pef_is_planned_without_its_code(tmp_path: Path) -> None:
     [
         (["--only", "stage=2"], "a strategy has no 'stage'"),
         (["--only", "schedule=1f2b"], "'1f2b' is none of gpipe, 1f1b"),
+        (["--only", "dtype=bfloat16"], "try:   --only dtype=bf16"),
+        (["--only", "replicas=2,stages=2"], "try:   --only replicas=2 --only stages=2"),
         (["--only", "zero=two"], "zero takes whole numbers"),
         (["--only", "replicas=3"], "--only leaves no strategy"),
         (["--only", "zero=" + "1" * 5000], "zero takes whole numbers"),

@@ -135,7 +135,7 @@ def test_the_best_of_each_shape_are_compiled_and_in_order() -> None:
 
 def test_goals_choose_by_memory_and_by_cost() -> None:
     fastest, leanest, cheapest = (_plan(goal).best[0] for goal in Goal)
-    assert leanest.fullest.total_bytes < 0.8 * fastest.fullest.total_bytes
+    assert leanest.rdu_bytes < 0.8 * fastest.rdu_bytes
     assert cheapest.rdus * cheapest.step_s <= 1.01 * fastest.rdus * fastest.step_s
 
 
@@ -144,11 +144,9 @@ def test_no_point_of_the_frontier_is_beaten_by_what_was_priced() -> None:
     assert len(frontier) > 1
     for before, after in pairwise(frontier):
         assert before.step_s <= after.step_s
-        assert before.fullest.total_bytes > after.fullest.total_bytes
+        assert before.rdu_bytes > after.rdu_bytes
     for one in _plan().fitting:
-        beaten = [
-            best.step_s <= one.step_s and best.fullest.total_bytes <= one.fullest.total_bytes for best in frontier
-        ]
+        beaten = [best.step_s <= one.step_s and best.rdu_bytes <= one.rdu_bytes for best in frontier]
         assert any(beaten) or not one.is_exact
 
 
@@ -167,7 +165,16 @@ def test_the_verdict_names_what_is_as_good_and_the_share_of_the_host() -> None:
     assert lines["as good"].startswith("2: within 5% of it")
     assert lines["host"].startswith("40% of the best step is the host")
     lines = dict(verdict(replace(_plan(), best=best[1:2])))
-    assert {"as good", "host"}.isdisjoint(lines)
+    assert {"as good", "host", "tiles"}.isdisjoint(lines)
+
+
+def test_memory_is_that_of_an_rdu_which_replicas_may_share() -> None:
+    shared = _planner().exact(Strategy(4, samples=16, tiles=4))
+    assert (shared.sharing, shared.rdus) == (2, 2)
+    assert shared.rdu_bytes == 2 * shared.fullest.total_bytes
+    lines = dict(verdict(replace(_plan(), best=(shared, *(one for one in _plan().best if one.sharing == 1)))))
+    assert lines["tiles"].startswith("2 replicas share an RDU and its link to the host")
+    assert lines["tiles"].endswith("2 is the best of whole RDUs")
 
 
 def test_few_layers_show_what_the_whole_model_costs() -> None:

@@ -75,9 +75,9 @@ def _frontier(plan: Plan) -> ui.Part:
 
 def _points(name: str, priced: Sequence[Priced], marker: dict[str, object], **more: object) -> ui.Trace:
     x = [one.step_s for one in priced]
-    y = [one.fullest.total_bytes / (1 << 30) for one in priced]
+    y = [one.rdu_bytes / (1 << 30) for one in priced]
     texts = [
-        f"{one.strategy}: {format_seconds(one.step_s)}, {format_bytes(one.fullest.total_bytes)}"
+        f"{one.strategy}: {format_seconds(one.step_s)}, {format_bytes(one.rdu_bytes)}"
         f"{'' if one.is_exact else ', estimated'}"
         for one in priced
     ]
@@ -91,7 +91,7 @@ def _best(plan: Plan) -> ui.Part:
             str(one.strategy),
             format_seconds(one.step_s),
             plain_rate(one.samples_per_s),
-            format_bytes(one.fullest.total_bytes),
+            format_bytes(one.rdu_bytes),
             f"{one.bubble:.1%}",
             *(ui.seconds_or_none(getattr(one.terms, name)) for name in TERMS),
             str(one.rdus),

@@ -66,6 +66,16 @@ class Priced:
         return max(self.memory, key=lambda one: one.total_bytes)
 
     @property
+    def sharing(self) -> int:
+        """The ranks of an RDU."""
+        return -(-self.strategy.ranks // self.rdus)
+
+    @property
+    def rdu_bytes(self) -> int:
+        """Of the fullest RDU."""
+        return self.fullest.total_bytes * self.sharing
+
+    @property
     def bubble(self) -> float:
         """The share of the step in which ranks wait for other stages, on average."""
         return self.idle_s / self.step_s

@@ -175,8 +175,8 @@ class Planner:
 def _unbeaten(strategies: Sequence[Priced]) -> list[Priced]:
     """Those that no other beats in both time and memory, from the fastest on."""
     found: list[Priced] = []
-    for one in sorted(strategies, key=lambda one: (one.step_s, one.fullest.total_bytes)):
-        if not found or one.fullest.total_bytes < found[-1].fullest.total_bytes:
+    for one in sorted(strategies, key=lambda one: (one.step_s, one.rdu_bytes)):
+        if not found or one.rdu_bytes < found[-1].rdu_bytes:
             found.append(one)
     return found
 
@@ -196,7 +196,7 @@ _MOST_OF_FRONTIER = 32
 def value_of(one: Priced, goal: Goal) -> float:
     """What `goal` wants least of."""
     if goal is Goal.MEMORY:
-        return one.fullest.total_bytes
+        return one.rdu_bytes
     return one.step_s * one.rdus if goal is Goal.COST else one.step_s
 
 
