@@ -78,10 +78,26 @@ def verdict(plan: Plan) -> list[tuple[str, str]]:
     found.append(("nodes", f"{counted(nodes, 'node')}, {links}"))
     if plan.best:
         found.append(("best", headline(plan)))
+        found += _fewer(plan)
         found += _as_good(plan)
         found += _slow_host(plan)
         found += _shared_host(plan)
     return found
+
+
+def _fewer(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Why the fastest leaves RDUs idle: what takes longer with all of them."""
+    best = plan.best[0]
+    on_all = [one for one in plan.fitting if one.rdus == plan.space.rdus]
+    if best.rdus < plan.space.rdus and on_all and plan.goal is Goal.THROUGHPUT:
+        other = min(on_all, key=lambda one: (not one.is_exact, one.step_s))
+        longer_s = {name: getattr(other.terms, name) - getattr(best.terms, name) for name in TERMS}
+        term = max(TERMS, key=lambda name: longer_s[name])
+        yield (
+            f"fewer {plan.device}s",
+            f"{best.rdus} of {plan.space.rdus}: on all, {other.strategy} takes {format_seconds(other.step_s)},"
+            f" with {format_seconds(longer_s[term])} more for {TERMS[term]}",
+        )
 
 
 def _as_good(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -90,7 +106,9 @@ def _as_good(plan: Plan) -> Iterator[tuple[str, str]]:
     near = [number for number, one in enumerate(plan.best, 1) if value_of(one, plan.goal) <= best * _NEAR]
     if len(near) > 1:
         numbers = ", ".join(map(str, near[1:]))
-        yield "as good", f"{numbers}: within {_NEAR - 1:.0%} of it, less than what a prediction can tell apart"
+        least = min(near, key=lambda number: plan.best[number - 1].rdus)
+        fewest = f"; {least} has the fewest {plan.device}s" if least > 1 else ""
+        yield "as good", f"{numbers}: within {_NEAR - 1:.0%} of it, less than what a prediction can tell apart{fewest}"
 
 
 _NEAR = 1.05

@@ -168,6 +168,19 @@ def test_the_verdict_names_what_is_as_good_and_the_share_of_the_host() -> None:
     assert {"as good", "host", "tiles"}.isdisjoint(lines)
 
 
+def test_the_verdict_says_why_rdus_are_idle_and_which_equal_has_the_fewest() -> None:
+    found = _plan().best
+    one = next(one for one in found if one.rdus == 1)
+    every = [other for other in _plan().fitting if other.rdus == 4 and other.is_exact]
+    other = min(every, key=lambda one: one.step_s)
+    lines = dict(verdict(replace(_plan(), best=(one, *found))))
+    assert lines["fewer RDUs"].startswith(f"1 of 4: on all, {other.strategy} takes ")
+    same = replace(other, terms=one.terms)
+    lines = dict(verdict(replace(_plan(), best=(same, one))))
+    assert lines["as good"].endswith("; 2 has the fewest RDUs")
+    assert "fewer RDUs" not in lines
+
+
 def test_memory_is_that_of_an_rdu_which_replicas_may_share() -> None:
     shared = _planner().exact(Strategy(4, samples=16, tiles=4))
     assert (shared.sharing, shared.rdus) == (2, 2)
