@@ -85,11 +85,12 @@ def plan_command(
     """Choose how to train a model on many RDUs: data, pipeline and tensor parallelism, ZeRO, recomputation, tiles.
 
     SUBJECT is a config (.toml), a model (file.py:Name) or a PEF of one rank. A model is captured on tensors without
-    memory, so it can have any size. Every strategy that fills at most the cluster and gives the global batch is priced
-    by the device model: all by an estimate, and the best of each shape of the mesh as it is compiled. Nothing is
-    measured, and no step of RDUs with pipelines, cut tensors or ZeRO was ever published. In the table, memory is that
-    of the fullest RDU; bubble is the share of the step in which RDUs wait for other stages, on average, and sync the
-    share of sync that does not overlap. If no strategy fits, the exit code is 1.
+    memory, so it can have any size. Every strategy that fills at most the cluster and gives the global batch is
+    priced by the device model: all by an estimate, and the best of each shape of the mesh as it is compiled. Nothing
+    is measured, and no step of RDUs with pipelines, cut tensors or ZeRO was ever published. In the table, memory is
+    that of the fullest RDU; host is the share of the step in which it starts sections and moves inputs and outputs,
+    bubble the share of the step in which RDUs wait for other stages, on average, and sync the share of sync that does
+    not overlap. If no strategy fits, the exit code is 1.
 
     With --here, passes of the model are measured on this machine, and steps of `mpirun -np N sambasim run` predicted.
 

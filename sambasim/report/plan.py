@@ -79,6 +79,7 @@ def verdict(plan: Plan) -> list[tuple[str, str]]:
     if plan.best:
         found.append(("best", headline(plan)))
         found += _fewer(plan)
+        found += _half(plan)
         found += _as_good(plan)
         found += _slow_host(plan)
         found += _shared_host(plan)
@@ -100,18 +101,27 @@ def _fewer(plan: Plan) -> Iterator[tuple[str, str]]:
         )
 
 
+def _half(plan: Plan) -> Iterator[tuple[str, str]]:
+    """What at most half the RDUs would do, if that is not much slower."""
+    best = plan.best[0]
+    on_half = [(one.step_s, number) for number, one in enumerate(plan.best, 1) if 2 * one.rdus <= best.rdus]
+    if on_half and plan.goal is Goal.THROUGHPUT:
+        step_s, number = min(on_half)
+        rdus, slower = plan.best[number - 1].rdus, step_s / best.step_s - 1
+        yield f"half the {plan.device}s", f"{number} is {slower:.0%} slower, with {rdus} of {best.rdus}"
+
+
 def _as_good(plan: Plan) -> Iterator[tuple[str, str]]:
-    """The others that differ from the best by less than a prediction can tell."""
+    """The others that differ from the best by less than the usual error of a prediction."""
     best = value_of(plan.best[0], plan.goal)
-    near = [number for number, one in enumerate(plan.best, 1) if value_of(one, plan.goal) <= best * _NEAR]
+    near = [
+        number for number, one in enumerate(plan.best, 1) if value_of(one, plan.goal) <= best * (1 + plan.mean_error)
+    ]
     if len(near) > 1:
         numbers = ", ".join(map(str, near[1:]))
         least = min(near, key=lambda number: plan.best[number - 1].rdus)
         fewest = f"; {least} has the fewest {plan.device}s" if least > 1 else ""
-        yield "as good", f"{numbers}: within {_NEAR - 1:.0%} of it, less than what a prediction can tell apart{fewest}"
-
-
-_NEAR = 1.05
+        yield "as good", f"{numbers}: within {plan.mean_error:.0%} of it, the mean error of a prediction{fewest}"
 
 
 def _slow_host(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -129,14 +139,16 @@ _MUCH = 0.3
 
 
 def _shared_host(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Replicas on one RDU share its link to the host. At worst they take turns."""
     best = plan.best[0]
     if best.sharing > 1:
-        whole = next((number for number, one in enumerate(plan.best, 1) if one.sharing == 1), None)
-        other = "no strategy of the table has whole RDUs" if whole is None else f"{whole} is the best of whole RDUs"
+        at_worst_s = [one.step_s + (one.sharing - 1) * one.terms.host_s for one in plan.best]
+        first = min(range(len(at_worst_s)), key=lambda at: at_worst_s[at])
+        other = "" if first == 0 else f"; then {first + 1} is the best, with {format_seconds(at_worst_s[first])}"
         yield (
             "tiles",
-            f"{best.sharing} replicas share an RDU and its link to the host, for which no prediction waits, so they may"
-            f" be slower; {other}",
+            f"{best.sharing} replicas share an RDU and its link to the host. Predictions do not wait for it: if they"
+            f" take turns, a step is {format_seconds(at_worst_s[0])} at worst{other}",
         )
 
 
@@ -164,14 +176,13 @@ def closest(plan: Plan) -> str:
     return f"{one.strategy}: {one.problem}"
 
 
-_COLUMNS = ("step", "samples/s", "memory", "bubble", "sync")
+_COLUMNS = ("step", "samples/s", "memory", "host", "bubble", "sync")
 _COST = "RDU time a sample"
 
 
 def _table(plan: Plan) -> RenderableType:
     what = _BEST_FOR[plan.goal].replace("RDU", plan.device)
-    ties = "; of those equal to three digits, the simplest" if len(plan.best) > 1 else ""
-    title = f"The best {len(plan.best)}, {what} first{ties}"
+    title = f"The best {len(plan.best)}, {what} first"
     costs = (_COST,) if plan.goal is Goal.COST else ()
     table = plain_table(title, ("", "strategy"), (*_COLUMNS, f"{plan.device}s", *costs))
     for number, one in enumerate(plan.best, 1):
@@ -182,6 +193,7 @@ def _table(plan: Plan) -> RenderableType:
             format_seconds(one.step_s),
             plain_rate(one.samples_per_s),
             format_bytes(one.rdu_bytes),
+            f"{one.terms.host_s / one.step_s:.1%}",
             f"{one.bubble:.1%}",
             f"{one.terms.sync_s / one.step_s:.1%}",
             str(one.rdus),

@@ -74,7 +74,11 @@ def plan_here(
     note += "" if has_mpi else _WITHOUT_MPI
     if machine.other_cores > _QUIET_CORES:
         note += f"; other programs used {machine.other_cores:.1f} cores meanwhile, so times are too long: measure again"
-    return Plan(name, hardware, spaces[-1], goal, tuple(first), others, tuple(refused), device="rank", note=note)
+    return Plan(name, hardware, spaces[-1], goal, tuple(first), others, tuple(refused), _MEAN_ERROR, "rank", note)
+
+
+_MEAN_ERROR = 0.07
+"""Of steps that `python -m tests.benchmarks plan` measures."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class Plan:
     """The plan for the model `name` on `hardware`. `best` has the best strategy of each shape of the mesh, best first;
     each of them was compiled and priced. `others` are all other strategies, mostly as estimated, and `refused` those
     that are impossible. `largest_layer_bytes`: parameters, gradients and states of the module that has the most of
-    them, if known."""
+    them, if known. `mean_error`: of predictions of published steps, or on this machine."""
 
     name: str
     hardware: str
@@ -50,6 +50,7 @@ class Plan:
     best: tuple[Priced, ...]
     others: tuple[Priced, ...]
     refused: tuple[Refused, ...]
+    mean_error: float
     device: str = "RDU"
     note: str = ""
     largest_layer_bytes: int | None = None
@@ -101,8 +102,11 @@ class Planner:
         known = {one.strategy for one in (*best, *priced)}
         others = (*priced, *(one for one in estimated if one.strategy not in known))
         hardware = f"{space.rdus} {self._device.name} of {self._cluster.name}"
+        error = self._calibration.fit.left_out_mean
         largest = self.estimator.ranks.largest_layer_bytes(space.dtypes[0])
-        return Plan(name, hardware, space, goal, tuple(best), others, tuple(refused), largest_layer_bytes=largest)
+        return Plan(
+            name, hardware, space, goal, tuple(best), others, tuple(refused), error, largest_layer_bytes=largest
+        )
 
     def _best(self, estimated: Sequence[Priced], goal: Goal, count: int) -> tuple[list[Priced], list[Priced]]:
         """The best of each shape, and what else was priced on the way. What is best by estimate is priced, and goes
@@ -201,10 +205,10 @@ def value_of(one: Priced, goal: Goal) -> float:
 
 
 def order(one: Priced, goal: Goal, error: tuple[float, float] = (1.0, 1.0)) -> tuple[float, ...]:
-    """Less is better. Of those that are equal to three digits, the one that changes less is better. `error`: by which
+    """Less is better. Of those that are equal to four digits, the one that changes less is better. `error`: by which
     the time and the memory of an estimate are multiplied."""
     of_time, of_memory = (1.0, 1.0) if one.is_exact else error
     strategy, step_s = one.strategy, one.step_s * of_time
-    about = float(f"{value_of(one, goal) * (of_memory if goal is Goal.MEMORY else of_time):.2e}")
+    about = float(f"{value_of(one, goal) * (of_memory if goal is Goal.MEMORY else of_time):.3e}")
     changes = strategy.recompute != "none", strategy.stages, strategy.chips, abs(strategy.zero - 1), strategy.passes
     return about, *changes, step_s
