@@ -102,12 +102,12 @@ def _fewer(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _half(plan: Plan) -> Iterator[tuple[str, str]]:
-    """What at most half the RDUs would do, if that is not much slower."""
+    """What at most half the RDUs would do."""
     best = plan.best[0]
-    on_half = [(one.step_s, number) for number, one in enumerate(plan.best, 1) if 2 * one.rdus <= best.rdus]
+    on_half = [(_at_worst_s(one), number) for number, one in enumerate(plan.best, 1) if 2 * one.rdus <= best.rdus]
     if on_half and plan.goal is Goal.THROUGHPUT:
-        step_s, number = min(on_half)
-        rdus, slower = plan.best[number - 1].rdus, step_s / best.step_s - 1
+        seconds, number = min(on_half)
+        rdus, slower = plan.best[number - 1].rdus, seconds / _at_worst_s(best) - 1
         yield f"half the {plan.device}s", f"{number} is {slower:.0%} slower, with {rdus} of {best.rdus}"
 
 
@@ -139,10 +139,9 @@ _MUCH = 0.3
 
 
 def _shared_host(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Replicas on one RDU share its link to the host. At worst they take turns."""
     best = plan.best[0]
     if best.sharing > 1:
-        at_worst_s = [one.step_s + (one.sharing - 1) * one.terms.host_s for one in plan.best]
+        at_worst_s = [_at_worst_s(one) for one in plan.best]
         first = min(range(len(at_worst_s)), key=lambda at: at_worst_s[at])
         other = "" if first == 0 else f"; then {first + 1} is the best, with {format_seconds(at_worst_s[first])}"
         yield (
@@ -150,6 +149,11 @@ def _shared_host(plan: Plan) -> Iterator[tuple[str, str]]:
             f"{best.sharing} replicas share an RDU and its link to the host. Predictions do not wait for it: if they"
             f" take turns, a step is {format_seconds(at_worst_s[0])} at worst{other}",
         )
+
+
+def _at_worst_s(one: Priced) -> float:
+    """The step, if the replicas of an RDU take turns at its link to the host."""
+    return one.step_s + (one.sharing - 1) * one.terms.host_s
 
 
 def _fits_one(plan: Plan) -> str:

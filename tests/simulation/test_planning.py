@@ -195,7 +195,12 @@ def test_memory_is_that_of_an_rdu_which_replicas_may_share() -> None:
 
 def test_the_verdict_says_what_half_the_rdus_would_do() -> None:
     one = _plan().best[0]
-    half = replace(one, rdus=2, terms=replace(one.terms, compute_s=one.terms.compute_s + 0.5 * one.step_s))
+    half = replace(
+        one,
+        strategy=replace(one.strategy, replicas=2),
+        rdus=2,
+        terms=replace(one.terms, compute_s=one.terms.compute_s + 0.5 * one.step_s),
+    )
     lines = dict(verdict(replace(_plan(), best=(replace(one, rdus=4), half))))
     assert lines["half the RDUs"] == "2 is 50% slower, with 2 of 4"
 
