@@ -107,8 +107,10 @@ def _half(plan: Plan) -> Iterator[tuple[str, str]]:
     on_half = [(_at_worst_s(one), number) for number, one in enumerate(plan.best, 1) if 2 * one.rdus <= best.rdus]
     if on_half and plan.goal is Goal.THROUGHPUT:
         seconds, number = min(on_half)
-        rdus, slower = plan.best[number - 1].rdus, seconds / _at_worst_s(best) - 1
-        yield f"half the {plan.device}s", f"{number} is {slower:.0%} slower, with {rdus} of {best.rdus}"
+        one, slower = plan.best[number - 1], seconds / _at_worst_s(best) - 1
+        shares = ", if replicas of one take turns at the host" if max(one.sharing, best.sharing) > 1 else ""
+        more = f"{abs(slower):.0%} {'slower' if slower >= 0 else 'faster'}"
+        yield f"half the {plan.device}s", f"{number} is {more}, with {one.rdus} of {best.rdus}{shares}"
 
 
 def _as_good(plan: Plan) -> Iterator[tuple[str, str]]:

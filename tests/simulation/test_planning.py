@@ -195,14 +195,13 @@ def test_memory_is_that_of_an_rdu_which_replicas_may_share() -> None:
 
 def test_the_verdict_says_what_half_the_rdus_would_do() -> None:
     one = _plan().best[0]
-    half = replace(
-        one,
-        strategy=replace(one.strategy, replicas=2),
-        rdus=2,
-        terms=replace(one.terms, compute_s=one.terms.compute_s + 0.5 * one.step_s),
-    )
-    lines = dict(verdict(replace(_plan(), best=(replace(one, rdus=4), half))))
-    assert lines["half the RDUs"] == "2 is 50% slower, with 2 of 4"
+    none = Terms(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    whole = replace(one, strategy=Strategy(4), rdus=4, terms=replace(none, compute_s=1.0))
+    half = replace(one, strategy=Strategy(2), rdus=2, terms=replace(none, compute_s=1.5))
+    shared = replace(one, strategy=Strategy(8, tiles=4), rdus=4, terms=replace(none, host_s=1.0))
+    assert dict(verdict(replace(_plan(), best=(whole, half))))["half the RDUs"] == "2 is 50% slower, with 2 of 4"
+    found = dict(verdict(replace(_plan(), best=(shared, half))))["half the RDUs"]
+    assert found == "2 is 25% faster, with 2 of 4, if replicas of one take turns at the host"
 
 
 def test_few_layers_show_what_the_whole_model_costs() -> None:
