@@ -18,6 +18,7 @@ from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import Action, ActionKind
 from sambasim.ir.types import SymbolKind
+from sambasim.records.trace import Track
 from sambasim.runtime.bound_pass import BoundPass, Tangent, tensor_in
 from sambasim.runtime.engine.operator_errors import Misfit, misfit, operator_error
 from sambasim.runtime.engine.straight_line import StraightLine, merged, straight_lines
@@ -26,7 +27,7 @@ from sambasim.runtime.instructions import Instruction, RegisterFile, Registers
 from sambasim.runtime.lowering import lower_update
 from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.optimizers import Optimizers
-from sambasim.runtime.transports.base import Communication, EndOfStep, Overlapped, Transport
+from sambasim.runtime.transports.base import BYTE_COUNTS, Communication, EndOfStep, Overlapped, Transport
 from sambasim.runtime.transports.in_process import finished
 
 if TYPE_CHECKING:
@@ -240,35 +241,27 @@ class Executor:
         for one in self._overlapped:
             one.begin_step()
 
-    def update(self, losses: Sequence[float], request: int = 0, began_ns: int = 0) -> Steps[Updated]:
-        """Run the update sections; afterwards every replica has the parameters of the next step. `losses`: of this
-        rank's replica; `request`: what this rank asks of the run; `began_ns`: when the passes ended, to be returned."""
-        if self._observer is not None and self._observer.detailed:
-            return self._end_step(self._observed_update, losses, request, began_ns, self._observer)
-        return self._end_step(self._update, losses, request, began_ns)
-
-    def exchange(self, losses: Sequence[float], request: int, began_ns: int) -> Steps[Updated]:
-        """Exchange losses and requests, as at the end of `update`, and nothing else."""
-        return self._end_step((), losses, request, began_ns)
-
-    def _end_step(
-        self,
-        update: Sequence[StraightLine],
-        losses: Sequence[float],
-        request: int,
-        began_ns: int,
-        observer: StepObserver | None = None,
+    def update(
+        self, losses: Sequence[float], request: int = 0, began_ns: int = 0, *, applies: bool = True
     ) -> Steps[Updated]:
+        """Run the update sections; afterwards every replica has the parameters of the next step. `losses`: of this
+        rank's replica; `request`: what this rank asks of the run; `began_ns`: when the passes ended, to be returned.
+        Unless it `applies`, only losses and requests are exchanged."""
         transport, optimizers, end = self._transport, self._optimizers, self._end
         if transport is None or optimizers is None or end is None:
             raise InternalError(_UNBOUND)
+        observer = self._observer if applies and self._observer is not None and self._observer.detailed else None
+        lines = self._update if observer is None else self._observed_update
+        span_ns, moved = perf_counter_ns(), transport.bytes_moved.counts()
+        if observer is not None:
+            observer.span_begins(self._replica, Track.HOST, "sync and update")
         hidden_s, norm = 0.0, None
         waited_s, self._waited_s = self._waited_s, {}
         transport.offer(losses, request)
         for one in self._overlapped:
             hidden_s += one.hidden_s
         live = self._update_registers.initial.copy()
-        yield from self._run(update, live, observer)
+        yield from self._run(lines if applies else (), live, observer)
         exposed_s, self._waited_s = sum(self._waited_s.values()), {}
         began_s = perf_counter()
         end.begin()
@@ -284,6 +277,10 @@ class Executor:
             computed = live[self._norm]
             norm = computed if isinstance(computed, float) else None
             applied = norm is None or not optimizers.skips(norm)
+        if observer is not None:
+            counts = zip(BYTE_COUNTS, transport.bytes_moved.counts(), moved, strict=True)
+            args = {name: now - before for name, now, before in counts if now != before}
+            observer.span_ends(self._replica, Track.HOST, "sync and update", span_ns, args)
         return Updated(shared.losses, shared.request, norm, exposed_s, hidden_s, began_ns, waited_s, applied)
 
     @property

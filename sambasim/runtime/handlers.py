@@ -13,14 +13,13 @@ from sambasim.ir.dataflow import axis_of, groups_of
 from sambasim.ir.graph import Argument, Node, Ref
 from sambasim.ir.operators import ASSERTION, OPERATORS
 from sambasim.ir.program import ParameterGroup
-from sambasim.ir.slices import pieces
 from sambasim.ir.stages import ends_of
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS, Cut, TensorType
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.runtime.device import SHARED_KINDS
 from sambasim.runtime.instructions import Instruction, RegisterFile, aten_instruction, stores_of
-from sambasim.runtime.mean import CHUNK_ELEMENTS, SquareSums, parts_of, total_norm
-from sambasim.runtime.optimizers import Optimizers, SliceUpdate
+from sambasim.runtime.mean import SquareSums, parts_of, total_norm
+from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.parts import joined, part
 from sambasim.runtime.transports.base import Communication, Finishing, Transport
 from sambasim.runtime.transports.values import Combine, Line, max_of, mean_of, of_root, sum_of
@@ -300,48 +299,29 @@ def _square_sums(nodes: Sequence[Node], binding: Binding) -> Instruction:
 
 
 def _total_norm(nodes: Sequence[Node], binding: Binding) -> Instruction:
-    """The norm of the gradients; of scaled ones, without the scale."""
+    """The norm of the gradients, of scaled ones without the scale, by which the updates then clip them."""
     (node,), optimizers = nodes, binding.optimizers
     if optimizers is None:
         raise InternalError("a norm in a graph without optimizers")
-    return bound(node, binding, lambda sums: total_norm(sums.tolist()) / optimizers.loss_scale)
+
+    def norm_of(sums: Tensor) -> float:
+        norm = total_norm(sums.tolist()) / optimizers.loss_scale
+        optimizers.clip(norm)
+        return norm
+
+    return bound(node, binding, norm_of)
 
 
 def _optimizer(nodes: Sequence[Node], binding: Binding) -> Instruction:
-    """One optimizer step on the owned slice, if gradients have not overflowed. Without master weights, clipped
-    gradients are read twice: in pieces that stay in the caches."""
-    (node,) = nodes
-    optimizers = binding.optimizers
+    """One optimizer step on the owned slice."""
+    (node,), optimizers = nodes, binding.optimizers
     if optimizers is None:
         raise InternalError("an optimizer node in a graph without optimizers")
     (group,) = _named(nodes, binding)
     start, stop = binding.connected.owned(group)
-    gradient = binding.connected.memory.region(group, "gradient")
-    clips = any(isinstance(one, Ref) for one in node.args)
-    rereads = clips and not optimizers.has_masters
-    limit = CHUNK_ELEMENTS * torch.get_num_threads() if rereads else max(stop - start, 1)
-    updates: list[tuple[Tensor, SliceUpdate]] = [
-        (gradient[a:b], optimizers.slice(group, a, b)) for a, b in pieces(start, stop, limit)
-    ]
-
-    def update() -> None:
-        for piece, step in updates:
-            step(piece)
-
-    if len(updates) == 1 and not clips:
-        ((piece, step),) = updates
-        return bound(node, binding, partial(step, piece))
-
-    def clip_and_update(norm: float) -> None:
-        factor = optimizers.clip(norm)
-        if factor is None:
-            return
-        for piece, step in updates:
-            if factor < 1.0:
-                piece.mul_(factor)
-            step(piece)
-
-    return bound(node, binding, clip_and_update if clips else update)
+    gradient = binding.connected.memory.region(group, "gradient")[start:stop]
+    instruction = bound(node, binding, optimizers.slice(group, start, stop, gradient))
+    return replace(instruction, operands=())  # `opt.total_norm` has told the optimizers its norm
 
 
 HANDLERS: Mapping[str, Handler] = {

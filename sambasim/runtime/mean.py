@@ -8,6 +8,7 @@ import ctypes
 import math
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -81,26 +82,43 @@ def tree_mean_kernel(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel | 
     library = tree_mean_build(dtype).library
     if library is None:
         return None
-    pointer, integer, real, function = ctypes.c_void_p, ctypes.c_int32, _REALS[dtype][1], library.tree_mean
+    integer, real, function = ctypes.c_int32, _REALS[dtype][1], library.tree_mean
     function.restype = None
     places = torch.tensor(_places(steps), dtype=torch.int32)
     sums = torch.empty(len(steps) * _BLOCK_ELEMENTS, dtype=dtype)
 
     def bound(operands: Sequence[Tensor], out: Tensor, finish: Finish, number: float, near: bool) -> Sum:
         # Each is of the C type that the function takes: without `argtypes`, ctypes would pass an int as 32 bits.
-        pointers = (pointer * len(operands))(*[operand.data_ptr() for operand in operands])
-        given = (
-            *(pointers, pointer(places.data_ptr()), integer(len(steps)), integer(near), pointer(sums.data_ptr())),
-            *(pointer(out.data_ptr()), ctypes.c_int64(out.numel()), integer(finish), real(number)),
+        return partial(
+            function,
+            _Pointers(operands),
+            _Pointer(places),
+            integer(len(steps)),
+            integer(near),
+            _Pointer(sums),
+            _Pointer(out),
+            ctypes.c_int64(out.numel()),
+            integer(finish),
+            real(number),
         )
 
-        # The default argument keeps the tensors alive as long as the function.
-        def add_up(_pointed_at: Sequence[Tensor] = (places, sums, out, *operands)) -> None:
-            function(*given)
-
-        return add_up
-
     return bound
+
+
+class _Pointer:
+    """An argument of a C function that points at `tensor`, and keeps it alive."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._as_parameter_ = ctypes.c_void_p(tensor.data_ptr())
+        self._tensor = tensor
+
+
+class _Pointers:
+    """The same, for an array of pointers."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._as_parameter_ = (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+        self._tensors = tensors
 
 
 def _places(steps: Sequence[Addition]) -> list[list[int]]:

@@ -26,12 +26,13 @@ import torch
 from torch import Tensor
 
 from sambasim.errors import InternalError
+from sambasim.ir.dataflow import is_clipped
 from sambasim.ir.program import LOSS_SCALE, MASTER, ROUNDING_SEED, ParameterGroup, Program
 from sambasim.ir.slices import pieces
 from sambasim.optimizers import OPTIMIZERS, Fused
 from sambasim.options.training import OptimizerOptions
 from sambasim.runtime.device import DeviceMemory
-from sambasim.runtime.mean import coefficient
+from sambasim.runtime.mean import CHUNK_ELEMENTS, coefficient
 
 Arguments: TypeAlias = Mapping[str, float | int | bool]
 
@@ -55,8 +56,8 @@ def bind_arguments(program: Program, optimizer: OptimizerOptions, world_size: in
 
 
 Hyperparameters: TypeAlias = Mapping[str, float | bool]
-SliceUpdate: TypeAlias = Callable[[Tensor], None]
-"""Updates one slice of a group's parameters and states in place, given the mean gradient of that slice."""
+SliceUpdate: TypeAlias = Callable[[], None]
+"""Updates one slice of a group's parameters and states in place, by the mean gradient of that slice."""
 
 
 class Scalars:
@@ -70,7 +71,9 @@ class Scalars:
         self.number = torch.zeros(())
         self.keywords: dict[str, float | bool] = {}
         self.factor = 1.0
-        """By what gradients are multiplied in float32, for master weights: that of clipping, over the loss scale."""
+        """By what updates multiply gradients: that of clipping; for master weights, over the loss scale."""
+        self.skips = False
+        """Whether updates do nothing: gradients have overflowed."""
         self._last_given: tuple[Hyperparameters, float, bool] | None = None
 
     def begin(self, step: int, rate: float) -> None:
@@ -94,35 +97,54 @@ def divides_exactly(dtype: str) -> bool:
     return dtype in ("float32", "float64")
 
 
-def slice_update(parameter: Tensor, states: Mapping[str, Tensor], scalars: Scalars, divisor: int = 1) -> SliceUpdate:
-    """A function that updates `parameter` and `states`, flat, with the current values of `scalars`. It divides the
-    gradient by `divisor`, in place."""
+def slice_update(
+    parameter: Tensor,
+    gradient: Tensor,
+    states: Mapping[str, Tensor],
+    scalars: Scalars,
+    *,
+    divisor: int = 1,
+    clips: bool = False,
+) -> SliceUpdate:
+    """A function that updates `parameter` and `states` by `gradient`, all flat, with the current values of `scalars`.
+    It first divides the gradient by `divisor`, and if it `clips` multiplies it by the factor of `scalars`, in place."""
     if parameter.numel() == 0:
-        return lambda gradient: None
-    update, keywords = scalars.entry.update, scalars.keywords
+        return lambda: None
+    update, keywords, needs = scalars.entry.update, scalars.keywords, scalars.entry.needs
+    # A gradient that is multiplied is read twice: in pieces that stay in the caches.
+    limit = CHUNK_ELEMENTS * torch.get_num_threads() if clips else parameter.numel()
+    parts = [
+        (parameter[a:b], gradient[a:b], {name: state[a:b] for name, state in states.items()})
+        for a, b in pieces(0, parameter.numel(), limit)
+    ]
     if not isinstance(update, Fused):
 
-        def written(gradient: Tensor) -> None:
-            if divisor != 1:
-                gradient.div_(divisor)
-            update(parameter, gradient, states, keywords)
+        def written() -> None:
+            for part, of_gradient, of_states in parts:
+                if divisor != 1:
+                    of_gradient.div_(divisor)
+                if clips and scalars.factor != 1.0:
+                    of_gradient.mul_(scalars.factor)
+                update(part, of_gradient, of_states, keywords)
 
         return written
     scale = None if divisor == 1 else torch.tensor(float(divisor))
     kernel: Callable[..., object] = partial(getattr(torch, update.kernel), grad_scale=scale)
-    tensors = {**states, "step": scalars.number}
-    parameters, operands = [parameter], [[tensors[name]] if name in tensors else [] for name in update.operands]
-    needs, none = scalars.entry.needs, [list[Tensor]() for _ in operands]
+    calls = []
+    for part, of_gradient, of_states in parts:
+        tensors = {**of_states, "step": scalars.number}
+        operands = [[tensors[name]] if name in tensors else [] for name in update.operands]
+        calls.append(([part], [of_gradient], operands))
+    none = [list[Tensor]() for _ in update.operands]
 
-    def fused(gradient: Tensor) -> None:
-        kernel(parameters, [gradient], *operands, **keywords)
+    def fused() -> None:
+        reads_states = needs is None or keywords[needs]  # the kernel would write also a state that it does not read
+        for parameters, gradients, operands in calls:
+            if clips and scalars.factor != 1.0:
+                gradients[0].mul_(scalars.factor)
+            kernel(parameters, gradients, *(operands if reads_states else none), **keywords)
 
-    def fused_if_needed(gradient: Tensor) -> None:
-        # A state that the kernel does not read is not passed: the kernel would still write it.
-        given = operands if keywords[needs or ""] else none
-        kernel(parameters, [gradient], *given, **keywords)
-
-    return fused if needs is None else fused_if_needed
+    return fused
 
 
 _DRAWS_OF_A_COUNTER = 16
@@ -157,6 +179,7 @@ def round_stochastically(values: Tensor, draws: Tensor, out: Tensor) -> None:
 
 def wide_update(
     parameter: Tensor,
+    narrow_gradient: Tensor,
     states: Mapping[str, Tensor],
     scalars: Scalars,
     scratch: list[Tensor],
@@ -181,17 +204,19 @@ def wide_update(
     updates = []
     for a, b, number, offset in _pieces(places, parameter.numel()):
         gradient, *wide = (buffer[: b - a] for buffer in scratch[: 1 + len(stored)])
-        compute = slice_update(wide[0], dict(zip(states, wide[1:], strict=True)), scalars)
+        compute = slice_update(wide[0], gradient, dict(zip(states, wide[1:], strict=True)), scalars)
         copies = [(value, whole[a:b]) for whole, value in zip(stored, wide, strict=True)]
         roundings = [rounded(tensor, a, b, number, offset) for tensor in range(len(stored))]
-        updates.append((slice(a, b), gradient, copies, compute, roundings))
+        updates.append((narrow_gradient[a:b], gradient, copies, compute, roundings))
 
-    def update_slice(narrow_gradient: Tensor) -> None:
-        for where, gradient, copies, compute, roundings in updates:
-            gradient.copy_(narrow_gradient[where])
+    def update_slice() -> None:
+        for narrow, gradient, copies, compute, roundings in updates:
+            if scalars.factor != 1.0:
+                narrow.mul_(scalars.factor)  # in its own dtype, as torch does
+            gradient.copy_(narrow)
             for value, place in copies:
                 value.copy_(place)
-            compute(gradient)
+            compute()
             for round_piece in roundings:
                 round_piece()
 
@@ -199,7 +224,11 @@ def wide_update(
 
 
 def master_update(
-    parameter: Tensor, states: Mapping[str, Tensor], scalars: Scalars, scratch: list[Tensor]
+    parameter: Tensor,
+    narrow_gradient: Tensor,
+    states: Mapping[str, Tensor],
+    scalars: Scalars,
+    scratch: list[Tensor],
 ) -> SliceUpdate:
     """As `slice_update`, of the float32 parameters in `states`, which are then rounded to `parameter`. The first step
     begins with a copy of `parameter`."""
@@ -209,17 +238,19 @@ def master_update(
     updates = []
     for a, b in pieces(0, parameter.numel(), PIECE_ELEMENTS):
         others = {name: state[a:b] for name, state in states.items() if name != MASTER}
-        updates.append((slice(a, b), scratch[0][: b - a], slice_update(master[a:b], others, scalars)))
+        gradient, wide = scratch[0][: b - a], master[a:b]
+        compute = slice_update(wide, gradient, others, scalars, clips=True)
+        updates.append((narrow_gradient[a:b], gradient, compute, parameter[a:b], wide))
 
-    def update_slice(narrow_gradient: Tensor) -> None:
+    def update_slice() -> None:
+        if scalars.skips:
+            return
         if scalars.step == 1:
             master.copy_(parameter)
-        for where, gradient, compute in updates:
-            gradient.copy_(narrow_gradient[where])
-            if scalars.factor != 1.0:
-                gradient.mul_(scalars.factor)
-            compute(gradient)
-            parameter[where].copy_(master[where])
+        for narrow, gradient, compute, rounded, wide in updates:
+            gradient.copy_(narrow)
+            compute()
+            rounded.copy_(wide)
 
     return update_slice
 
@@ -249,7 +280,8 @@ class Optimizers:
         self._rounding_seed = None if seed is None else int(seed)
         self._scratch: list[Tensor] = []
         self.scales_loss = LOSS_SCALE in arguments
-        self.has_masters = all(MASTER in one.states for one in program.optimizers)
+        self._has_masters = all(MASTER in one.states for one in program.optimizers)
+        self._clips = is_clipped(program)
         self.loss_scale = 1.0
 
     def begin(self, step: int, rate: float, loss_scale: float = 1.0) -> None:
@@ -261,31 +293,26 @@ class Optimizers:
         """Whether gradients of this norm have overflowed, so that the update must be skipped."""
         return self.scales_loss and not math.isfinite(norm)
 
-    def clip(self, norm: float) -> float | None:
-        """Clip gradients of this norm, as torch does. Returns what the caller must multiply them by: 1 with master
-        weights, whose updates do that in float32; None if the update must be skipped."""
-        if self.skips(norm):
-            return None
-        bound = self._scalars[0].hyperparameters.get("max_grad_norm")
+    def clip(self, norm: float) -> None:
+        """Clip gradients of this norm, as torch does, in the updates of this step."""
+        bound, skips = self._scalars[0].hyperparameters.get("max_grad_norm"), self.skips(norm)
         factor = 1.0 if bound is None else coefficient(norm, bound)
-        if not self.has_masters:
-            return factor
         for scalars in self._scalars:
-            scalars.factor = factor / self.loss_scale
-        return 1.0
+            scalars.factor = factor / self.loss_scale if self._has_masters else factor
+            scalars.skips = skips
 
-    def slice(self, group: ParameterGroup, start: int, stop: int, divisor: int = 1) -> SliceUpdate:
-        """A function that updates elements `start` to `stop` of `group`, multiples of 64, in every step. It divides the
-        gradient by `divisor`, in place: another than 1 only for a dtype that `divides_exactly`."""
+    def slice(self, group: ParameterGroup, start: int, stop: int, gradient: Tensor, divisor: int = 1) -> SliceUpdate:
+        """A function that updates elements `start` to `stop` of `group`, multiples of 64, by `gradient`, in every step.
+        It divides the gradient by `divisor`, in place: another than 1 only for a dtype that `divides_exactly`."""
         memory, scalars = self._memory, self._scalars[group.optimizer]
         parameter = memory.region(group, "parameter")[start:stop]
         states = {
             state: memory.region(group, state)[start:stop] for state in self._program.optimizers[group.optimizer].states
         }
         if MASTER in states:
-            return master_update(parameter, states, scalars, self._scratch)
+            return master_update(parameter, gradient, states, scalars, self._scratch)
         if divides_exactly(group.dtype):
-            return slice_update(parameter, states, scalars, divisor)
+            return slice_update(parameter, gradient, states, scalars, divisor=divisor, clips=self._clips)
         places = [(0, 0, 0)]
         if self._rounding_seed is not None:
             places = [
@@ -293,7 +320,7 @@ class Optimizers:
                 for one, following in pairwise([*group.members, None])
                 if one is not None and one.start < stop and (following is None or following.start > start)
             ]
-        return wide_update(parameter, states, scalars, self._scratch, self._rounding_seed, places)
+        return wide_update(parameter, gradient, states, scalars, self._scratch, self._rounding_seed, places)
 
     def change(self, index: int, hyperparameters: Hyperparameters) -> None:
         scalars = self._scalars[index]

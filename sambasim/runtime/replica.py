@@ -20,11 +20,11 @@ from sambasim.records.trace import Track
 from sambasim.runtime.determinism import Stream, derive, seed_torch
 from sambasim.runtime.device import SHARED_KINDS, DeviceMemory
 from sambasim.runtime.executor import Executor, Steps, Updated, tangent_of
-from sambasim.runtime.observer import StepObserver
+from sambasim.runtime.observer import StepObserver, span
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.parts import part_of
 from sambasim.runtime.sharding import Shard
-from sambasim.runtime.transports.base import BYTE_COUNTS, Transport
+from sambasim.runtime.transports.base import Transport
 
 if TYPE_CHECKING:
     from sambasim.runtime.engine.inductor import Inductor
@@ -63,6 +63,10 @@ class Replica:
         self._seed, self._micro_steps = training.seed, training.accumulation_steps
         self._loss = program.loss
         self._program = program
+        schedule = program.schedule
+        self._batches = 1 if schedule is None else schedule.micro_batches
+        """Of a pass."""
+        self._actions = None if schedule is None else schedule.rows[transport.mesh.coordinate(rank, PIPELINE)]
         kinds = program.symbols
         self._inputs = {name: memory.tensor(name) for name in kinds if kinds[name].kind is SymbolKind.INPUT}
         self.executor = Executor(
@@ -107,129 +111,80 @@ class Replica:
         """Run step `step` (from 0) with optimizer step `update` (from 1, without skipped ones); `rate` multiplies the
         learning rates, `loss_scale` the loss of each backward. `request` is called after the passes: what this rank
         asks of the run."""
-        guard, detailed, exchanged = self._guard, self._detailed, None
-        if guard is not None:
-            guard.save()
+        if self._guard is not None:
+            self._guard.save()
             self.transport.wait_for_readers()
-        elif detailed is not None:
-            self._observed_begin(detailed, update, rate, loss_scale)
         else:
-            self.executor.begin_step(update, rate, loss_scale)
-        passes = self._passes if self._program.schedule is None else self._pipelined
-        losses = (yield from passes(self._shard, step, loss_scale)) if self._shard is not None else []
+            self._begin_step(update, rate, loss_scale)
+        losses: list[float] = []
+        began_ns, micro_steps = perf_counter_ns(), self._micro_steps if self._shard is not None else 0
+        for micro_step in range(micro_steps):
+            batches = self._next_batches(micro_step)
+            tangent, accumulate, last = self._tangent(loss_scale), micro_step > 0, micro_step == micro_steps - 1
+            seed = partial(self._seed_pass, step, micro_step * self._batches)
+            if self._actions is not None:
+                outputs = yield from self.executor.run_schedule(
+                    self._actions, batches, tangent, seed, accumulate=accumulate, last=last
+                )
+            else:
+                if self.executor.draws_random_numbers:
+                    seed(0)
+                outputs = [(yield from self.executor.run_pass(tangent, accumulate=accumulate, last=last))]
+            losses += [float(one[self._loss]) if self._loss in one else math.nan for one in outputs]
+            if self.observer is not None:
+                self.observer.pass_ends(self.rank, losses[-1])
+        if self._detailed is not None and losses:
+            self._detailed.span_ends(self.rank, Track.HOST, "forward and backward", began_ns, {})
+        losses = [sum(losses) / len(losses)] if losses else []
         ended_ns, asked = perf_counter_ns(), request()
-        if guard is not None:  # exchange the losses before any gradient is reduced
-            exchanged = yield from self.executor.exchange(losses, asked, ended_ns)
-            if not all(map(math.isfinite, exchanged.losses)):
-                guard.restore()
-                return exchanged._replace(applied=False)
-            self.executor.begin_step(update, rate, loss_scale)
-            asked = exchanged.request
-        if detailed is None:
-            updated = yield from self.executor.update(losses, asked, ended_ns)
-        else:
-            updated = yield from self._observed_update(detailed, losses, asked, ended_ns)
-        if exchanged is None:
-            return updated
+        if self._guard is None:
+            return (yield from self.executor.update(losses, asked, ended_ns))
+        # The losses are exchanged before any gradient is reduced.
+        exchanged = yield from self.executor.update(losses, asked, ended_ns, applies=False)
+        if not all(map(math.isfinite, exchanged.losses)):
+            self._guard.restore()
+            return exchanged._replace(applied=False)
+        self._begin_step(update, rate, loss_scale)
+        updated = yield from self.executor.update(losses, exchanged.request, ended_ns)
         exposed_s = updated.exposed_s + exchanged.exposed_s
         return updated._replace(began_ns=exchanged.began_ns, exposed_s=exposed_s, waited_s=exchanged.waited_s)
 
-    def _observed_begin(self, observer: StepObserver, update: int, rate: float, loss_scale: float) -> None:
-        began_ns = perf_counter_ns()
-        observer.span_begins(self.rank, Track.HOST, "begin step")
+    @span(Track.HOST, "begin step")
+    def _begin_step(self, update: int, rate: float, loss_scale: float) -> None:
         self.executor.begin_step(update, rate, loss_scale)
-        observer.span_ends(self.rank, Track.HOST, "begin step", began_ns, {})
 
-    def _observed_update(
-        self, observer: StepObserver, losses: Sequence[float], request: int, ended_ns: int
-    ) -> Steps[Updated]:
-        before, began_ns = self.transport.bytes_moved.counts(), perf_counter_ns()
-        observer.span_begins(self.rank, Track.HOST, "sync and update")
-        updated = yield from self.executor.update(losses, request, ended_ns)
-        moved = [now - then for now, then in zip(self.transport.bytes_moved.counts(), before, strict=True)]
-        args = {name: count for name, count in zip(BYTE_COUNTS, moved, strict=True) if count}
-        observer.span_ends(self.rank, Track.HOST, "sync and update", began_ns, args)
-        return updated
-
-    def _passes(self, shard: Shard, step: int, loss_scale: float) -> Steps[Sequence[float]]:
-        """Forward and backward on the next batches. Each backward starts from `loss_scale` divided by the micro-steps,
-        so device memory then holds the scaled gradient of their mean. Returns a list with the mean loss."""
-        observer, detailed = self.observer, self._detailed
-        micro_steps = self._micro_steps
-        scale = loss_scale / micro_steps
+    def _tangent(self, loss_scale: float) -> Tensor | None:
+        """What a backward starts from: `loss_scale` divided by the batches of a step, so that device memory then holds
+        the scaled gradient of their mean."""
+        scale = loss_scale / (self._micro_steps * self._batches)
         if scale not in self._tangents:
             self._tangents[scale] = tangent_of(self._program, scale)
-        began_ns, total = 0 if detailed is None else perf_counter_ns(), 0.0
-        for micro_step in range(micro_steps):
-            if observer is not None:
-                observer.batch_begins(self.rank, micro_step)
-            if detailed is None:
-                for name, tensor in shard.next_batch().items():
-                    self._inputs[name].copy_(tensor)
-            else:
-                self._observed_place(shard, detailed, micro_step)
-            if observer is not None:
-                observer.pass_begins(self.rank, micro_step)
-            if self.executor.draws_random_numbers:
-                self._seed_pass(step, micro_step)
-            outputs = yield from self.executor.run_pass(
-                self._tangents[scale],
-                accumulate=micro_step > 0,
-                last=micro_step == micro_steps - 1,
-            )
-            loss = float(outputs[self._loss])
-            if observer is not None:
-                observer.pass_ends(self.rank, loss)
-            total += loss
-        if detailed is not None:
-            detailed.span_ends(self.rank, Track.HOST, "forward and backward", began_ns, {})
-        return [total / micro_steps]
+        return self._tangents[scale]
 
-    def _pipelined(self, shard: Shard, step: int, loss_scale: float) -> Steps[Sequence[float]]:
-        """`_passes` of a stage of a pipeline. Its loss is NaN where another rank has it."""
-        observer, schedule = self.observer, self._program.schedule
-        if schedule is None:
-            raise InternalError("a pipeline without a schedule")
-        micro_steps, count = self._micro_steps, schedule.micro_batches
-        actions = schedule.rows[self.transport.mesh.coordinate(self.rank, PIPELINE)]
-        scale = loss_scale / (micro_steps * count)
-        if scale not in self._tangents:
-            self._tangents[scale] = tangent_of(self._program, scale)
-        losses: list[float] = []
-        for micro_step in range(micro_steps):
-            if observer is not None:
-                observer.batch_begins(self.rank, micro_step)
-            batches = [shard.next_batch() for _ in range(count)]
-            if observer is not None:
-                observer.pass_begins(self.rank, micro_step)
-            outputs = yield from self.executor.run_schedule(
-                actions,
-                batches,
-                self._tangents[scale],
-                partial(self._seed_pass, step, micro_step * count),
-                accumulate=micro_step > 0,
-                last=micro_step == micro_steps - 1,
-            )
-            losses += [float(one[self._loss]) if self._loss in one else math.nan for one in outputs]
-            if observer is not None:
-                observer.pass_ends(self.rank, losses[-1])
-        return [sum(losses) / len(losses)]
+    def _next_batches(self, micro_step: int) -> Sequence[Mapping[str, Tensor]]:
+        """Read the batches of the next pass, and place the only one of a pass without a schedule in device memory."""
+        observer = self.observer
+        if observer is not None:
+            observer.batch_begins(self.rank, micro_step)
+        batches = self._read(micro_step)
+        if self._actions is None:
+            self._place(batches[0])
+        if observer is not None:
+            observer.pass_begins(self.rank, micro_step)
+        return batches
+
+    @span(Track.HOST, "data", lambda self, micro_step: {"micro_step": micro_step})
+    def _read(self, micro_step: int) -> Sequence[Mapping[str, Tensor]]:
+        return [self.shard.next_batch() for _ in range(self._batches)]
+
+    @span(Track.COPIES, "batch to device", lambda self, batch: {"bytes": sum(one.nbytes for one in batch.values())})
+    def _place(self, batch: Mapping[str, Tensor]) -> None:
+        for name, tensor in batch.items():
+            self._inputs[name].copy_(tensor)
 
     def _seed_pass(self, step: int, first: int, number: int = 0) -> None:
         """Seed the generator for micro-batch `first` + `number` of a step: the same for all ranks of a replica."""
         seed_torch(derive(self._seed, self.replica, step, first + number, Stream.GRAPH))
-
-    def _observed_place(self, shard: Shard, observer: StepObserver, micro_step: int) -> None:
-        began_ns = perf_counter_ns()
-        observer.span_begins(self.rank, Track.HOST, "data")
-        batch = shard.next_batch()
-        observer.span_ends(self.rank, Track.HOST, "data", began_ns, {"micro_step": micro_step})
-        began_ns = perf_counter_ns()
-        observer.span_begins(self.rank, Track.COPIES, "batch to device")
-        for name, tensor in batch.items():
-            self._inputs[name].copy_(tensor)
-        moved = {"bytes": sum(tensor.nbytes for tensor in batch.values())}
-        observer.span_ends(self.rank, Track.COPIES, "batch to device", began_ns, moved)
 
 
 class _Buffers:

@@ -41,7 +41,7 @@ def _apply(
 ) -> None:
     scalars = Scalars(kind, given)
     scalars.begin(step, 1.0)
-    slice_update(parameter, states, scalars)(gradient)
+    slice_update(parameter, gradient, states, scalars)()
 
 
 def _start(states: tuple[str, ...], seed: int) -> tuple[Tensor, list[Tensor], dict[str, Tensor]]:
@@ -169,16 +169,18 @@ class Trained:
 
     def train(self, seed: int | None, world_size: int = 1) -> Tensor:
         """Three steps, in as many slices as there are replicas; parameters and states after them."""
-        scalars, scratch = self.scalars, list[Tensor]()
+        scalars, scratch, place = self.scalars, list[Tensor](), torch.empty_like(self.parameter)
         slices = cut(self.parameter.numel(), world_size)
         by_slice = []
         for start, stop in slices:
             states = {name: state[start:stop] for name, state in self.state.items()}
-            by_slice.append(wide_update(self.parameter[start:stop], states, scalars, scratch, seed, [(0, 0, start)]))
+            own = self.parameter[start:stop], place[start:stop]
+            by_slice.append(wide_update(*own, states, scalars, scratch, seed, [(0, 0, start)]))
         for step, gradient in enumerate(self.gradients, start=1):
             scalars.begin(step, 1.0)
-            for update, (start, stop) in zip(by_slice, slices, strict=True):
-                update(gradient[start:stop])
+            place.copy_(gradient)
+            for update in by_slice:
+                update()
         return torch.stack([self.parameter, *self.state.values()])
 
 
@@ -190,7 +192,7 @@ def test_each_step_is_one_of_float32_rounded_once(kind: str, dtype: torch.dtype)
         wide = expected.parameter.float()
         states = {name: state.float() for name, state in expected.state.items()}
         expected.scalars.begin(step, 1.0)
-        slice_update(wide, states, expected.scalars)(gradient.float())
+        slice_update(wide, gradient.float(), states, expected.scalars)()
         expected.parameter.copy_(wide)
         for name, state in states.items():
             expected.state[name].copy_(state)
@@ -203,20 +205,25 @@ def test_master_weights_are_those_of_float32_and_parameters_their_roundings(kind
     trained, expected = Trained(kind), Trained(kind)
     states = {MASTER: torch.zeros(TRAINED_NUMEL), **{name: torch.zeros(TRAINED_NUMEL) for name in trained.states}}
     wide, others = expected.parameter.float(), {name: torch.zeros(TRAINED_NUMEL) for name in trained.states}
-    slices, scratch = cut(TRAINED_NUMEL, 3), list[Tensor]()
+    scratch, place = list[Tensor](), torch.empty_like(trained.parameter)
     updates = [
         master_update(
-            trained.parameter[a:b], {name: one[a:b] for name, one in states.items()}, trained.scalars, scratch
+            trained.parameter[a:b],
+            place[a:b],
+            {name: one[a:b] for name, one in states.items()},
+            trained.scalars,
+            scratch,
         )
-        for a, b in slices
+        for a, b in cut(TRAINED_NUMEL, 3)
     ]
     trained.scalars.factor = 1 / 16
     for step, gradient in enumerate(expected.gradients, start=1):
         expected.scalars.begin(step, 1.0)
-        slice_update(wide, others, expected.scalars)(gradient.float())
+        slice_update(wide, gradient.float(), others, expected.scalars)()
         trained.scalars.begin(step, 1.0)
-        for update, (a, b) in zip(updates, slices, strict=True):
-            update(16 * gradient[a:b])
+        place.copy_(16 * gradient)
+        for update in updates:
+            update()
     assert torch.equal(states.pop(MASTER), wide)
     assert all(torch.equal(states[name], others[name]) for name in states)
     assert torch.equal(trained.parameter, wide.bfloat16())
@@ -258,8 +265,8 @@ def _mean_after_small_steps(seed: int | None) -> float:
     """Of parameters that begin as 1 and take 100 steps of 1e-4."""
     parameter, gradient = torch.ones(4096).bfloat16(), torch.full((4096,), 0.01).bfloat16()
     scalars = Scalars("sgd", {**SGD, "lr": 0.01, "momentum": 0.0, "weight_decay": 0.0})
-    update = wide_update(parameter, {}, scalars, [], seed, [(0, 0, 0)])
+    update = wide_update(parameter, gradient, {}, scalars, [], seed, [(0, 0, 0)])
     for step in range(1, 101):
         scalars.begin(step, 1.0)
-        update(gradient)
+        update()
     return float(parameter.double().mean())

@@ -3,7 +3,7 @@
     def run(registers):
         r = registers
         r[7] = f0(r[2], r[5])
-        r[8] = f1(r[7]); keep(r[8], d1_0); r[7] = None
+        r[8] = f1(r[7]); d1_0.copy_(r[8]); r[7] = None
 
 `r[8]` is a gradient: it is stored at once in its destination, and `r[7]` is freed at its last use.
 
@@ -135,10 +135,10 @@ class StraightLine:
             self.begins = first.begins and kind.begin is not Communication.begin
             self.waits = first.finishes and kind.is_ready is not Communication.is_ready
         self._instructions = part.instructions
-        self._keep = add if accumulate else overwrite
+        self._accumulate = accumulate
 
     def compile(self) -> Callable[[Registers], None]:
-        self.function = _function(self._instructions, self._keep)
+        self.function = _function(self._instructions, accumulate=self._accumulate)
         return self.function
 
     def failed(self, error: BaseException) -> Instruction:
@@ -162,21 +162,21 @@ def straight_lines(
     return lines
 
 
-def _function(
-    instructions: Sequence[Instruction], keep: Callable[[object, Tensor], None]
-) -> Callable[[Registers], None]:
-    names: dict[str, Any] = {"unpack": _unpack, "keep": keep}
+def _function(instructions: Sequence[Instruction], *, accumulate: bool) -> Callable[[Registers], None]:
+    names: dict[str, Any] = {"unpack": _unpack}
     lines = ["def run(registers):", "    r = registers"]
+    store = "add_" if accumulate else "copy_"
     for number, instruction in enumerate(instructions):
-        lines.append(f"    {_line(number, instruction, names)}")
+        lines.append(f"    {_line(number, instruction, names, store)}")
     exec(compile("\n".join(lines), "<section>", "exec"), names)
     # A function in its own globals is a reference cycle, which would keep the destinations alive.
     run: Callable[[Registers], None] = names.pop("run")
     return run
 
 
-def _line(number: int, instruction: Instruction, names: dict[str, Any]) -> str:
-    """The line for instruction `number`; the objects that it uses are added to `names`."""
+def _line(number: int, instruction: Instruction, names: dict[str, Any], store: str) -> str:
+    """The line for instruction `number`; the objects that it uses are added to `names`. `store`: the method by which a
+    gradient's destination takes it."""
     names[f"f{number}"] = instruction.function
     line = f"f{number}({', '.join(f'r[{operand}]' for operand in instruction.operands)})"
     if instruction.communication is not None:
@@ -188,7 +188,7 @@ def _line(number: int, instruction: Instruction, names: dict[str, Any]) -> str:
         line = f"r[{instruction.results[0]}] = {line}"
     for index, (register, destination) in enumerate(instruction.stores):
         names[f"d{number}_{index}"] = destination
-        line += f"; keep(r[{register}], d{number}_{index})"
+        line += f"; d{number}_{index}.{store}(r[{register}])"
     if instruction.frees:
         line += f"; {' = '.join(f'r[{register}]' for register in instruction.frees)} = None"
     return line
@@ -200,22 +200,6 @@ def _unpack(value: object, results: Sequence[int | None], registers: Registers) 
     for number, tensor in zip(results, value, strict=True):
         if number is not None:
             registers[number] = tensor
-
-
-def overwrite(value: object, destination: Tensor) -> None:
-    """Store a gradient in the first pass of a step. Raises Misfit if `value` is no tensor."""
-    destination.copy_(_tensor(value))
-
-
-def add(value: object, destination: Tensor) -> None:
-    """Store a gradient in later passes of a step. Raises Misfit if `value` is no tensor."""
-    destination.add_(_tensor(value))
-
-
-def _tensor(value: object) -> Tensor:
-    if not isinstance(value, Tensor):
-        raise Misfit
-    return value
 
 
 class Lines:

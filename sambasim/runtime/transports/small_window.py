@@ -106,18 +106,17 @@ class _Step(Communication):
         self._window = window
         self._optimizers = optimizers
         self._clips = clips
-        self._means = list(window.means.values())
-        groups = window.program.groups
+        groups, means = window.program.groups, window.means
         blocks = sum(member.blocks for group in groups for member in group.members)
         self._square_sums = SquareSums(
             (
                 (member.block, part)
-                for group, mean in zip(groups, self._means, strict=True)
-                for member, _, part in parts_of(group, mean, (0, group.numel))
+                for group in groups
+                for member, _, part in parts_of(group, means[group.name], (0, group.numel))
             ),
             blocks,
         )
-        self._updates = [optimizers.slice(group, 0, group.numel) for group in window.program.groups]
+        self._updates = [optimizers.slice(group, 0, group.numel, means[group.name]) for group in groups]
 
     def finish(self) -> object:
         self._window.reduce()
@@ -125,12 +124,8 @@ class _Step(Communication):
         norm = None
         if self._clips:
             norm = total_norm(self._square_sums()) / self._optimizers.loss_scale
-            factor = self._optimizers.clip(norm)
-            if factor is None:
-                return norm
-            for mean in self._means if factor < 1.0 else ():
-                mean.mul_(factor)
-        for update, mean in zip(self._updates, self._means, strict=True):
-            update(mean)
+            self._optimizers.clip(norm)
+        for update in self._updates:
+            update()
         self.update_s = time.perf_counter() - began_s
         return norm

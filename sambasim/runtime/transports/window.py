@@ -203,16 +203,15 @@ class _Meeting(EndOfStep):
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A piece of a slice: `add_up` computes its sum in `scratch`, `update` applies it."""
+    """A piece of a slice: `add_up` computes its sum in a buffer, `update` applies it."""
 
     add_up: Sum
-    scratch: Tensor
     update: SliceUpdate
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """The work of this rank for one group: compute the mean of its slice, or update it piece by piece."""
+    """The work of this rank for one group: compute the mean of its slice, or update it in `pieces`."""
 
     group: ParameterGroup
     ready_at: int
@@ -259,7 +258,7 @@ class WindowReduce(Overlapped):
             self._send(self._incomplete.pop())
         # Both are stacks. What `_pending` has on top, and `_incomplete` has not any more, is complete and not reduced.
         while len(self._pending) > len(self._incomplete) and (self._network is None or self._network.has_received()):
-            self._finish(self._pending.pop())
+            self._reduce(self._pending.pop())
         self._in_pass_s += time.perf_counter() - began_s
 
     def begin(self, *operands: object) -> None:
@@ -273,7 +272,7 @@ class WindowReduce(Overlapped):
         while self._pending:
             if self._network is not None:
                 self._network.receive()
-            self._finish(self._pending.pop())
+            self._reduce(self._pending.pop())
         if self._optimizers is None:
             # The update comes next, and changes parameters: no rank may still read them in its pass.
             self._flags.wait(Counter.PROGRESS, self._done + self._window.pass_length)
@@ -295,16 +294,20 @@ class WindowReduce(Overlapped):
         at = work.ready_at
         return at <= count and self._flags.reached(Counter.PROGRESS, self._done + at)
 
-    def _finish(self, work: _Work) -> None:
-        window = self._window
-        observer = window.observer
-        if observer is None:
-            self._reduce(work)
-        else:
-            name = "REDUCE" if self._optimizers is None else "REDUCE, OPT"
+    def _reduce(self, work: _Work) -> None:
+        window, clock = self._window, time.perf_counter
+        observer, began_ns = window.observer, perf_counter_ns()
+        name = "REDUCE" if self._optimizers is None else "REDUCE, OPT"
+        if observer is not None:
             observer.span_begins(window.rank, Track.COLLECTIVES, name)
-            began_ns = perf_counter_ns()
-            self._reduce(work)
+        if self._optimizers is None:
+            work.reduce()
+        for piece in work.pieces:
+            piece.add_up()
+            began_s = clock()
+            piece.update()
+            self._updating_s += clock() - began_s
+        if observer is not None:
             network_bytes = window.network.incoming_bytes[work.group.name]
             args: SpanArgs = {
                 "group": work.group.name,
@@ -315,18 +318,6 @@ class WindowReduce(Overlapped):
         if self._network is not None:
             self._network.done(work.group)
         window.bytes_moved.peer += work.peer_bytes
-
-    def _reduce(self, work: _Work) -> None:
-        if self._optimizers is None:
-            work.reduce()
-            return
-        clock, updating_s = time.perf_counter, 0.0
-        for piece in work.pieces:
-            piece.add_up()
-            began_s = clock()
-            piece.update(piece.scratch)
-            updating_s += clock() - began_s
-        self._updating_s += updating_s
 
     def _work_of(self, group: ParameterGroup, ready_at: int) -> _Work:
         window, mean = self._window, self._means[group.dtype]
@@ -343,9 +334,8 @@ class WindowReduce(Overlapped):
             limit = CHUNK_ELEMENTS if stop - start <= _CACHED_ELEMENTS else CHUNK_ELEMENTS // 2
             for a, b in pieces(start, stop, limit):
                 part, scratch = slice(a - start, b - start), mean.scratch[: b - a]
-                update = self._optimizers.slice(group, a, b, divisor)
                 add = add_up([operand[part] for operand in operands], scratch, near)
-                updates.append(_Piece(add, scratch, update))
+                updates.append(_Piece(add, self._optimizers.slice(group, a, b, scratch, divisor)))
         return _Work(
             group,
             ready_at,
