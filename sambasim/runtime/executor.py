@@ -84,6 +84,7 @@ class Executor:
         self._replica = replica
         self._overlaps = overlaps
         self._observer: StepObserver | None = None
+        self._detailed: StepObserver | None = None  # the same, if it wants details
         self._wanted = wanted
         self._live: Registers = []
         self._waited_s: dict[str, float] = {}
@@ -138,6 +139,7 @@ class Executor:
 
     def observe(self, observer: StepObserver | None) -> None:
         self._observer = observer
+        self._detailed = observer if observer is not None and observer.detailed else None
         if self._transport is not None:
             self._transport.observer = observer
 
@@ -155,7 +157,8 @@ class Executor:
         live = self._live = bound.begin(tangent)
         overlapped = self._overlapped if last and self._overlaps else ()
         whole = self._observer is None and not overlapped
-        lines = bound.lines.of_sections(0, len(bound.sections), accumulate=accumulate, whole=whole, last=last)
+        code = bound.lines.adding if accumulate else bound.lines.writing
+        lines = code.of_sections(0, len(bound.sections), whole=whole, last=last)
         yield from self._run(lines, live, self._observer, overlapped)
         outputs = bound.outputs(live, bound.returned)
         if bound.ends_with_work:
@@ -194,7 +197,8 @@ class Executor:
             ends = last and number == len(batches) - 1
             overlapped = self._overlapped if ends and self._overlaps and bound.keeps_order else ()
             whole = self._observer is None and not overlapped
-            lines = bound.lines.of_sections(start, stop, accumulate=accumulate or number > 0, whole=whole, last=ends)
+            code = bound.lines.adding if accumulate or number > 0 else bound.lines.writing
+            lines = code.of_sections(start, stop, whole=whole, last=ends)
             yield from self._run(lines, live, self._observer, overlapped)
             if is_forward:
                 found = [place for place in bound.of_forward if live[place.register] is not None]
@@ -212,7 +216,7 @@ class Executor:
         """Run the forward sections only, as `run_pass`. Activations are kept until `backward` or the next pass."""
         bound = self._pass
         live = self._live = bound.begin(None)
-        yield from self._run(bound.lines.of_sections(0, bound.forward_sections), live, self._observer)
+        yield from self._run(bound.lines.writing.of_sections(0, bound.forward_sections), live, self._observer)
         outputs = bound.outputs(live, bound.of_forward)
         bound.store_buffers(live)
         return outputs
@@ -223,9 +227,8 @@ class Executor:
             raise InternalError("a backward without a forward before it")
         bound, live = self._pass, self._live
         bound.set_tangents(live, tangent)
-        first = bound.forward_sections
-        lines = bound.lines.of_sections(first, len(bound.sections), accumulate=accumulate)
-        yield from self._run(lines, live, self._observer)
+        code = bound.lines.adding if accumulate else bound.lines.writing
+        yield from self._run(code.of_sections(bound.forward_sections, len(bound.sections)), live, self._observer)
         outputs = bound.outputs(live, bound.of_backward)
         bound.end(live, accumulate=accumulate)
         self._live = []
@@ -236,10 +239,16 @@ class Executor:
         transport, optimizers = self._transport, self._optimizers
         if transport is None or optimizers is None:
             raise InternalError(_UNBOUND)
+        detailed, began_ns = self._detailed, 0
+        if detailed is not None:
+            began_ns = perf_counter_ns()
+            detailed.span_begins(self._replica, Track.HOST, "begin step")
         optimizers.begin(number, rate, loss_scale)
         transport.wait_for_readers()
         for one in self._overlapped:
             one.begin_step()
+        if detailed is not None:
+            detailed.span_ends(self._replica, Track.HOST, "begin step", began_ns, {})
 
     def update(
         self, losses: Sequence[float], request: int = 0, began_ns: int = 0, *, applies: bool = True
@@ -250,19 +259,22 @@ class Executor:
         transport, optimizers, end = self._transport, self._optimizers, self._end
         if transport is None or optimizers is None or end is None:
             raise InternalError(_UNBOUND)
-        observer = self._observer if applies and self._observer is not None and self._observer.detailed else None
-        lines = self._update if observer is None else self._observed_update
-        span_ns, moved = perf_counter_ns(), transport.bytes_moved.counts()
-        if observer is not None:
-            observer.span_begins(self._replica, Track.HOST, "sync and update")
+        detailed = self._detailed if applies else None
+        lines = self._update if detailed is None else self._observed_update
+        span_ns, moved = 0, (0, 0, 0, 0)
+        if detailed is not None:
+            span_ns, moved = perf_counter_ns(), transport.bytes_moved.counts()
+            detailed.span_begins(self._replica, Track.HOST, "sync and update")
         hidden_s, norm = 0.0, None
         waited_s, self._waited_s = self._waited_s, {}
         transport.offer(losses, request)
         for one in self._overlapped:
             hidden_s += one.hidden_s
         live = self._update_registers.initial.copy()
-        yield from self._run(lines if applies else (), live, observer)
-        exposed_s, self._waited_s = sum(self._waited_s.values()), {}
+        yield from self._run(lines if applies else (), live, detailed)
+        exposed_s = 0.0
+        if self._waited_s:
+            exposed_s, self._waited_s = sum(self._waited_s.values()), {}
         began_s = perf_counter()
         end.begin()
         if self._end_waits and not end.is_ready():
@@ -277,10 +289,10 @@ class Executor:
             computed = live[self._norm]
             norm = computed if isinstance(computed, float) else None
             applied = norm is None or not optimizers.skips(norm)
-        if observer is not None:
+        if detailed is not None:
             counts = zip(BYTE_COUNTS, transport.bytes_moved.counts(), moved, strict=True)
             args = {name: now - before for name, now, before in counts if now != before}
-            observer.span_ends(self._replica, Track.HOST, "sync and update", span_ns, args)
+            detailed.span_ends(self._replica, Track.HOST, "sync and update", span_ns, args)
         return Updated(shared.losses, shared.request, norm, exposed_s, hidden_s, began_ns, waited_s, applied)
 
     @property

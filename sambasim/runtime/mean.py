@@ -91,12 +91,12 @@ def tree_mean_kernel(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel | 
         # Each is of the C type that the function takes: without `argtypes`, ctypes would pass an int as 32 bits.
         return partial(
             function,
-            _Pointers(operands),
+            (ctypes.c_void_p * len(operands))(*[operand.data_ptr() for operand in operands]),
             _Pointer(places),
             integer(len(steps)),
             integer(near),
             _Pointer(sums),
-            _Pointer(out),
+            _Pointer(out, *operands),
             ctypes.c_int64(out.numel()),
             integer(finish),
             real(number),
@@ -105,20 +105,12 @@ def tree_mean_kernel(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel | 
     return bound
 
 
-class _Pointer:
-    """An argument of a C function that points at `tensor`, and keeps it alive."""
+class _Pointer(ctypes.c_void_p):
+    """The address of `tensor`, which keeps it and `others` alive."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self._as_parameter_ = ctypes.c_void_p(tensor.data_ptr())
-        self._tensor = tensor
-
-
-class _Pointers:
-    """The same, for an array of pointers."""
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._as_parameter_ = (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
-        self._tensors = tensors
+    def __init__(self, tensor: Tensor, *others: Tensor) -> None:
+        super().__init__(tensor.data_ptr())
+        self.tensors = (tensor, *others)
 
 
 def _places(steps: Sequence[Addition]) -> list[list[int]]:

@@ -60,6 +60,8 @@ class Replica:
         self.observer: StepObserver | None = None
         self._detailed: StepObserver | None = None  # the same, if it wants details
         self._shard = shard
+        self.works = shard is not None
+        """Whether it computes gradients; False for a parameter server without a replica."""
         self._seed, self._micro_steps = training.seed, training.accumulation_steps
         self._loss = program.loss
         self._program = program
@@ -81,6 +83,7 @@ class Replica:
             overlaps=overlaps and not skips_nonfinite,
             observer=observer,
         )
+        self._draws = self.executor.draws_random_numbers
         self._guard = _Buffers(program, memory) if skips_nonfinite else None
         self._tangents: dict[float, Tensor | None] = {}
 
@@ -100,11 +103,6 @@ class Replica:
             raise InternalError("the data of a rank that has no replica")
         return self._shard
 
-    @property
-    def works(self) -> bool:
-        """Whether it computes gradients; False for a parameter server without a replica."""
-        return self._shard is not None
-
     def step(
         self, step: int, update: int, rate: float, loss_scale: float, request: Callable[[], int]
     ) -> Steps[Updated]:
@@ -115,27 +113,34 @@ class Replica:
             self._guard.save()
             self.transport.wait_for_readers()
         else:
-            self._begin_step(update, rate, loss_scale)
-        losses: list[float] = []
-        began_ns, micro_steps = perf_counter_ns(), self._micro_steps if self._shard is not None else 0
-        for micro_step in range(micro_steps):
-            batches = self._next_batches(micro_step)
-            tangent, accumulate, last = self._tangent(loss_scale), micro_step > 0, micro_step == micro_steps - 1
-            seed = partial(self._seed_pass, step, micro_step * self._batches)
-            if self._actions is not None:
-                outputs = yield from self.executor.run_schedule(
-                    self._actions, batches, tangent, seed, accumulate=accumulate, last=last
-                )
+            self.executor.begin_step(update, rate, loss_scale)
+        began_ns, observer, total, loss = perf_counter_ns(), self.observer, 0.0, math.nan
+        micro_steps, batches = self._micro_steps, self._batches
+        scale = loss_scale / (micro_steps * batches)  # so gradients add up to that of the mean, scaled
+        if scale not in self._tangents:
+            self._tangents[scale] = tangent_of(self._program, scale)
+        tangent = self._tangents[scale]
+        for micro_step in range(micro_steps if self.works else 0):
+            accumulate, last = micro_step > 0, micro_step == micro_steps - 1
+            inputs = self._next_batches(micro_step)
+            outputs: Sequence[Mapping[str, Tensor]]
+            if self._actions is None:
+                if self._draws:
+                    self._seed_pass(step, micro_step)
+                outputs = ((yield from self.executor.run_pass(tangent, accumulate=accumulate, last=last)),)
             else:
-                if self.executor.draws_random_numbers:
-                    seed(0)
-                outputs = [(yield from self.executor.run_pass(tangent, accumulate=accumulate, last=last))]
-            losses += [float(one[self._loss]) if self._loss in one else math.nan for one in outputs]
-            if self.observer is not None:
-                self.observer.pass_ends(self.rank, losses[-1])
+                seed = partial(self._seed_pass, step, micro_step * batches)
+                outputs = yield from self.executor.run_schedule(
+                    self._actions, inputs, tangent, seed, accumulate=accumulate, last=last
+                )
+            for one in outputs:
+                loss = float(one[self._loss]) if self._loss in one else math.nan
+                total += loss
+            if observer is not None:
+                observer.pass_ends(self.rank, loss)
+        losses = (total / (micro_steps * batches),) if self.works else ()
         if self._detailed is not None and losses:
             self._detailed.span_ends(self.rank, Track.HOST, "forward and backward", began_ns, {})
-        losses = [sum(losses) / len(losses)] if losses else []
         ended_ns, asked = perf_counter_ns(), request()
         if self._guard is None:
             return (yield from self.executor.update(losses, asked, ended_ns))
@@ -144,31 +149,25 @@ class Replica:
         if not all(map(math.isfinite, exchanged.losses)):
             self._guard.restore()
             return exchanged._replace(applied=False)
-        self._begin_step(update, rate, loss_scale)
+        self.executor.begin_step(update, rate, loss_scale)
         updated = yield from self.executor.update(losses, exchanged.request, ended_ns)
         exposed_s = updated.exposed_s + exchanged.exposed_s
         return updated._replace(began_ns=exchanged.began_ns, exposed_s=exposed_s, waited_s=exchanged.waited_s)
 
-    @span(Track.HOST, "begin step")
-    def _begin_step(self, update: int, rate: float, loss_scale: float) -> None:
-        self.executor.begin_step(update, rate, loss_scale)
-
-    def _tangent(self, loss_scale: float) -> Tensor | None:
-        """What a backward starts from: `loss_scale` divided by the batches of a step, so that device memory then holds
-        the scaled gradient of their mean."""
-        scale = loss_scale / (self._micro_steps * self._batches)
-        if scale not in self._tangents:
-            self._tangents[scale] = tangent_of(self._program, scale)
-        return self._tangents[scale]
-
     def _next_batches(self, micro_step: int) -> Sequence[Mapping[str, Tensor]]:
         """Read the batches of the next pass, and place the only one of a pass without a schedule in device memory."""
-        observer = self.observer
+        observer, places = self.observer, self._actions is None
         if observer is not None:
             observer.batch_begins(self.rank, micro_step)
-        batches = self._read(micro_step)
-        if self._actions is None:
-            self._place(batches[0])
+        if self._detailed is None and places:  # without the calls that report spans
+            batch = self.shard.next_batch()
+            batches: Sequence[Mapping[str, Tensor]] = (batch,)
+            for name, tensor in batch.items():
+                self._inputs[name].copy_(tensor)
+        else:
+            batches = self._read(micro_step)
+            if places:
+                self._place(batches[0])
         if observer is not None:
             observer.pass_begins(self.rank, micro_step)
         return batches

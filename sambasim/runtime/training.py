@@ -52,6 +52,7 @@ class Trainer:
         self._plan = plan
         self._samples = plan.samples_per_step
         self._training = training
+        self._counts_updates = training.schedule.counts_updates
         self._optimizers = replicas[0].optimizers
         self._request = request
         self.observer: StepObserver | None = None
@@ -82,7 +83,7 @@ class Trainer:
             observer.step_begins(number)
         began_ns = perf_counter_ns()
         schedule, updates = self._training.schedule, number - self.totals.skipped_steps
-        rate = learning_rate_factor(schedule, updates if schedule.counts_updates else number, self._plan.steps)
+        rate = learning_rate_factor(schedule, updates if self._counts_updates else number, self._plan.steps)
         if (momentum := cycled_momentum(schedule, updates)) is not None:
             for replica in self._replicas:
                 replica.optimizers.change(0, {"beta1": momentum})

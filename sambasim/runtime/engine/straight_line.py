@@ -204,13 +204,15 @@ def _unpack(value: object, results: Sequence[int | None], registers: Registers) 
 
 class Lines:
     """`parts` of a pass, which consists of `sections`, as straight-line code that overwrites gradients, or adds to
-    them. `of_sections`: see `PassLines`."""
+    them."""
 
     def __init__(self, parts: Sequence[Part], sections: Sequence[Section], *, accumulate: bool) -> None:
         self._parts, self._sections, self._accumulate = parts, sections, accumulate
         self._found: dict[tuple[int, int, bool, bool], Sequence[StraightLine]] = {}
 
-    def of_sections(self, start: int, stop: int, *, whole: bool, last: bool) -> Sequence[StraightLine]:
+    def of_sections(self, start: int, stop: int, *, whole: bool = False, last: bool = True) -> Sequence[StraightLine]:
+        """The code of sections `start` to `stop`: `whole` in as few parts as possible, or to report every section;
+        `last`: with what only the last pass of a step runs."""
         key = start, stop, whole, last
         found = self._found.get(key)
         if found is None:
@@ -299,14 +301,6 @@ class PassLines:
         self.writing = self._replaced(
             [replace(one, function=watch.watched(i, one.function)) for i, one in enumerate(flat)]
         )
-
-    def of_sections(
-        self, start: int, stop: int, *, accumulate: bool = False, whole: bool = False, last: bool = True
-    ) -> Sequence[StraightLine]:
-        """The code of sections `start` to `stop`: `whole` in as few parts as possible, or to report every section.
-        `accumulate`: it adds to the gradients; `last`: with what only the last pass of a step runs."""
-        lines = self.adding if accumulate else self.writing
-        return lines.of_sections(start, stop, whole=whole, last=last)
 
     def end_watching(self) -> None:
         """Call after the first pass that wrote gradients: it decides how the next ones run."""
