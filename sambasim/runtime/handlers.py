@@ -299,7 +299,7 @@ def _square_sums(nodes: Sequence[Node], binding: Binding) -> Instruction:
 
 
 def _total_norm(nodes: Sequence[Node], binding: Binding) -> Instruction:
-    """The norm of the gradients, of scaled ones without the scale, by which the updates then clip them."""
+    """The norm of the gradients, of scaled ones without the scale. The updates that follow clip by it."""
     (node,), optimizers = nodes, binding.optimizers
     if optimizers is None:
         raise InternalError("a norm in a graph without optimizers")
@@ -321,7 +321,7 @@ def _optimizer(nodes: Sequence[Node], binding: Binding) -> Instruction:
     start, stop = binding.connected.owned(group)
     gradient = binding.connected.memory.region(group, "gradient")[start:stop]
     instruction = bound(node, binding, optimizers.slice(group, start, stop, gradient))
-    return replace(instruction, operands=())  # `opt.total_norm` has told the optimizers its norm
+    return replace(instruction, operands=())  # `opt.total_norm`, which runs before, has called `clip`
 
 
 HANDLERS: Mapping[str, Handler] = {

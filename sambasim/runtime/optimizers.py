@@ -73,7 +73,7 @@ class Scalars:
         self.factor = 1.0
         """By what updates multiply gradients: that of clipping; for master weights, over the loss scale."""
         self.skips = False
-        """Whether updates do nothing: gradients have overflowed."""
+        """Whether gradients have overflowed: updates of master weights, which such programs have, then do nothing."""
         self._last_given: tuple[Hyperparameters, float, bool] | None = None
 
     def begin(self, step: int, rate: float) -> None:
@@ -107,7 +107,7 @@ def slice_update(
     clips: bool = False,
 ) -> SliceUpdate:
     """A function that updates `parameter` and `states` by `gradient`, all flat, with the current values of `scalars`.
-    It first divides the gradient by `divisor`, and if it `clips` multiplies it by the factor of `scalars`, in place."""
+    It first divides the gradient by `divisor` or, if it `clips`, multiplies it by the factor of `scalars`, in place."""
     if parameter.numel() == 0:
         return lambda: None
     update, keywords, needs = scalars.entry.update, scalars.keywords, scalars.entry.needs
@@ -303,7 +303,7 @@ class Optimizers:
 
     def slice(self, group: ParameterGroup, start: int, stop: int, gradient: Tensor, divisor: int = 1) -> SliceUpdate:
         """A function that updates elements `start` to `stop` of `group`, multiples of 64, by `gradient`, in every step.
-        It divides the gradient by `divisor`, in place: another than 1 only for a dtype that `divides_exactly`."""
+        In place, it clips the gradient or divides it by `divisor`: 1 unless the dtype `divides_exactly`."""
         memory, scalars = self._memory, self._scalars[group.optimizer]
         parameter = memory.region(group, "parameter")[start:stop]
         states = {

@@ -122,16 +122,16 @@ class Replica:
         tangent = self._tangents[scale]
         for micro_step in range(micro_steps if self.works else 0):
             accumulate, last = micro_step > 0, micro_step == micro_steps - 1
-            inputs = self._next_batches(micro_step)
             outputs: Sequence[Mapping[str, Tensor]]
             if self._actions is None:
+                self._place_next_batch(micro_step)
                 if self._draws:
                     self._seed_pass(step, micro_step)
                 outputs = ((yield from self.executor.run_pass(tangent, accumulate=accumulate, last=last)),)
             else:
                 seed = partial(self._seed_pass, step, micro_step * batches)
                 outputs = yield from self.executor.run_schedule(
-                    self._actions, inputs, tangent, seed, accumulate=accumulate, last=last
+                    self._actions, self._next_batches(micro_step), tangent, seed, accumulate=accumulate, last=last
                 )
             for one in outputs:
                 loss = float(one[self._loss]) if self._loss in one else math.nan
@@ -154,22 +154,24 @@ class Replica:
         exposed_s = updated.exposed_s + exchanged.exposed_s
         return updated._replace(began_ns=exchanged.began_ns, exposed_s=exposed_s, waited_s=exchanged.waited_s)
 
-    def _next_batches(self, micro_step: int) -> Sequence[Mapping[str, Tensor]]:
-        """Read the batches of the next pass, and place the only one of a pass without a schedule in device memory."""
-        observer, places = self.observer, self._actions is None
+    def _place_next_batch(self, micro_step: int) -> None:
+        observer = self.observer
         if observer is not None:
             observer.batch_begins(self.rank, micro_step)
-        if self._detailed is None and places:  # without the calls that report spans
-            batch = self.shard.next_batch()
-            batches: Sequence[Mapping[str, Tensor]] = (batch,)
-            for name, tensor in batch.items():
+        if self._detailed is not None:
+            self._place(self._read(micro_step)[0])
+        else:  # without the calls that report spans
+            for name, tensor in self.shard.next_batch().items():
                 self._inputs[name].copy_(tensor)
-        else:
-            batches = self._read(micro_step)
-            if places:
-                self._place(batches[0])
         if observer is not None:
             observer.pass_begins(self.rank, micro_step)
+
+    def _next_batches(self, micro_step: int) -> Sequence[Mapping[str, Tensor]]:
+        if self.observer is None:
+            return self._read(micro_step)
+        self.observer.batch_begins(self.rank, micro_step)
+        batches = self._read(micro_step)
+        self.observer.pass_begins(self.rank, micro_step)
         return batches
 
     @span(Track.HOST, "data", lambda self, micro_step: {"micro_step": micro_step})

@@ -12,6 +12,7 @@ from torch import Tensor
 from sambasim.ir.program import MASTER
 from sambasim.ir.slices import cut
 from sambasim.optimizers import OPTIMIZERS
+from sambasim.runtime.mean import CHUNK_ELEMENTS
 from sambasim.runtime.optimizers import (
     PIECE_ELEMENTS,
     Hyperparameters,
@@ -115,6 +116,35 @@ def test_slices_that_end_at_64_elements_have_the_bits_of_the_whole(world_size: i
     assert torch.equal(whole[:numel], sliced[:numel])
     for name in states:
         assert torch.equal(whole_state[name], sliced_state[name])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_clipped_update_has_the_bits_of_one_by_the_smaller_gradient(kind: str) -> None:
+    """In several pieces, each of which is multiplied just before its update."""
+    hyperparameters, states = KINDS[kind]
+    numel = 2 * CHUNK_ELEMENTS * torch.get_num_threads() + 64
+    gradient, found = torch.randn(numel, generator=torch.Generator().manual_seed(5)), []
+    for clips, reduced in ((True, gradient.clone()), (False, 0.3 * gradient)):
+        scalars, parameter = Scalars(kind, hyperparameters), torch.ones(numel)
+        state = {name: torch.zeros(numel) for name in states}
+        scalars.factor = 0.3
+        update = slice_update(parameter, reduced, state, scalars, clips=clips)
+        scalars.begin(1, 1.0)
+        update()
+        found.append(torch.stack([parameter, reduced, *state.values()]))
+    assert torch.equal(*found)
+
+
+def test_a_step_that_overflowed_changes_nothing_and_the_next_one_does() -> None:
+    parameter, gradient = torch.ones(64).bfloat16(), torch.ones(64).bfloat16()
+    states = {MASTER: torch.zeros(64), "momentum": torch.zeros(64)}
+    scalars = Scalars("sgd", SGD)
+    update = master_update(parameter, gradient, states, scalars, [])
+    for step, scalars.skips in enumerate((False, True, False), start=1):
+        before = parameter.clone()
+        scalars.begin(step, 1.0)
+        update()
+        assert torch.equal(parameter, before) is scalars.skips
 
 
 DRAWS = 64 * 1024

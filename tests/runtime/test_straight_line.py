@@ -10,8 +10,8 @@ from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, Secti
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
-from sambasim.runtime.engine.operator_errors import operator_error
-from sambasim.runtime.engine.straight_line import finished_late
+from sambasim.runtime.engine.operator_errors import Misfit, operator_error
+from sambasim.runtime.engine.straight_line import Part, StraightLine, finished_late
 from sambasim.runtime.executor import Executor
 from sambasim.runtime.instructions import Instruction, RegisterFile, aten_instruction, find_operator
 from sambasim.runtime.transports.base import Finishing
@@ -43,6 +43,17 @@ def test_a_list_of_another_length_than_stated_is_refused() -> None:
     fault = re.escape("node n: aten.split.Tensor does not return the 3 tensors that the PEF states")
     with pytest.raises(PefError, match=fault):
         executable(node("aten.split.Tensor", (X, 1), (), ("y", None, None))).run()
+
+
+def test_a_gradient_that_its_operator_masks_is_refused() -> None:
+    mask = node("aten.native_layer_norm_backward.default", (), results=(None, "y"))
+    place = torch.ones(2)
+    masked = Instruction(
+        mask, lambda: (torch.zeros(2), None), (), single=False, results=(None, 0), stores=((0, place),)
+    )
+    with pytest.raises(Misfit):
+        StraightLine(Part(1, (masked,)), (), accumulate=False).compile()([None])
+    assert place.tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("constant", [TorchConstant("dtype", "strided"), TorchConstant("module", "hub")])

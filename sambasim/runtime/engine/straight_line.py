@@ -182,8 +182,8 @@ def _line(number: int, instruction: Instruction, names: dict[str, Any], store: s
     if instruction.communication is not None:
         line = f"f{number}()"  # it was begun with its operands
     if instruction.results and not instruction.single:
-        names[f"t{number}"] = instruction.results
-        line = f"unpack({line}, t{number}, r)"
+        names[f"t{number}"], names[f"s{number}"] = instruction.results, [register for register, _ in instruction.stores]
+        line = f"unpack({line}, t{number}, r, s{number})"
     elif instruction.results and instruction.results[0] is not None:
         line = f"r[{instruction.results[0]}] = {line}"
     for index, (register, destination) in enumerate(instruction.stores):
@@ -194,12 +194,17 @@ def _line(number: int, instruction: Instruction, names: dict[str, Any], store: s
     return line
 
 
-def _unpack(value: object, results: Sequence[int | None], registers: Registers) -> None:
+def _unpack(value: object, results: Sequence[int | None], registers: Registers, stored: Sequence[int]) -> None:
+    """Put the members of `value` into their registers. Raises Misfit for another number of them, and where a gradient
+    to be stored is no tensor: a masked result is None."""
     if not isinstance(value, (tuple, list)) or len(value) != len(results):
         raise Misfit
     for number, tensor in zip(results, value, strict=True):
         if number is not None:
             registers[number] = tensor
+    for number in stored:
+        if not isinstance(registers[number], Tensor):
+            raise Misfit
 
 
 class Lines:

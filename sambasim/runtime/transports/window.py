@@ -1,9 +1,9 @@
 """Device sync, `--reduce-on-rdu`: the replicas of a node read each other's device memory, a shared memory window.
 
-Parameters exist once per node. Between nodes, slices are sent by MPI: see `network`. REDUCE, OPT and GATHER are one
-pass over memory: once all replicas have completed a group, the owner of a slice reads it from all of them, in pieces
-that fit a core's cache, adds them in the order of the tree and divides; if the optimizer is fused, it updates the
-parameters and its own states in the same piece. No replica waits for another before its own pass has ended.
+Parameters exist once per node. Between nodes, slices are sent by MPI: see `network`. Once all replicas have completed a
+group, the owner of a slice reads it from all of them, in pieces that fit a core's cache, adds them in the order of the
+tree and divides. Without clipping, REDUCE, OPT and GATHER are one pass over memory: the owner updates the parameters
+and its own states in the same piece. No replica waits for another before its own pass has ended.
 """
 
 import time
