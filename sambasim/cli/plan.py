@@ -190,8 +190,8 @@ def _only(given: Sequence[str]) -> Mapping[str, Sequence[object]]:
             raise OptionError(f"--only {shortened(text)} names several fields", remedy=f"--only {each}")
         elif not all(part.isdecimal() and len(part) < _DIGITS for part in parts):
             raise OptionError(f"--only {shortened(text)}: {name} takes whole numbers", remedy=f"--only {name}=1,2")
-        numbers = parts if known is not None else [int(part) for part in parts]
-        found[name] = list(dict.fromkeys([*found.get(name, ()), *numbers]))
+        allowed = parts if known is not None else [int(part) for part in parts]
+        found[name] = list(dict.fromkeys([*found.get(name, ()), *allowed]))
     return found
 
 

@@ -95,7 +95,7 @@ class Recorded(TorchFunctionMode):
     def _remember(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: object
     ) -> None:
-        """Whether `result` depends on random numbers alone, and how it is drawn again."""
+        """Record how `result` is drawn again, if it depends on random numbers alone."""
         if not isinstance(result, Tensor) or result.numel() != 1:
             return
         tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]

@@ -91,7 +91,7 @@ class Place:
             shared = [one for one in kept if len(holders[one.name]) > 1 and one.name not in in_groups]
             offsets = {symbol.name: allocate(symbol.type.size_bytes, range(len(of_ranks))) for symbol in shared}
         regions = {}
-        # First what two ranks hold: neither has a gap before it.
+        # Groups that several ranks hold come first, at one offset on all of them, so that no rank has a gap.
         for group in sorted(program.groups, key=lambda one: len(holders[one.members[0].parameter]) == 1):
             regions[group.name] = _place_group(group, program, holders, allocate, offsets)
         groups = [replace(group, regions=regions[group.name]) for group in program.groups]

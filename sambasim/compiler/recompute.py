@@ -66,7 +66,8 @@ def _passes(sections: Sequence[Section]) -> list[Section]:
 
 
 def _segments(graph: Graph, stage: Section, values: Values) -> list[int]:
-    """The ends of segments of the forward of `stage`, with about the same bytes of activations."""
+    """The ends of segments of the forward of `stage`, with about the same bytes of activations. A segment ends where
+    one tensor crosses."""
     forward = graph.section_nodes(stage)
     crossing = crossing_of(forward, values)
     places = [at for at, count in enumerate(crossing, 1) if count == 1]
@@ -142,8 +143,9 @@ class _Repeated:
         for one in _passes(graph.sections):
             start = len(self._nodes)
             for node in graph.section_nodes(one):
-                again = node if one.kind is SectionKind.FWD else self._with_repeated_operands(node)
-                self._nodes.append(again)
+                # This also appends the nodes that are repeated for it.
+                placed = node if one.kind is SectionKind.FWD else self._with_repeated_operands(node)
+                self._nodes.append(placed)
             sections.append(replace(one, start=start, stop=len(self._nodes)))
         return replace(graph, nodes=tuple(self._nodes), values=self._types, sections=tuple(sections))
 

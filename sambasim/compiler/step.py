@@ -361,4 +361,4 @@ def _users_loss(target: str, args: Mapping[str, object]) -> Loss:
     if not callable(found):
         raise ModelError(f"the loss {target} is not callable")
     function: Callable[..., Tensor] = found
-    return lambda result, target: function(result, target, **args)
+    return lambda result, labels: function(result, labels, **args)

@@ -121,8 +121,8 @@ class Placement:
 def place(
     replicas: int, device: DeviceSpec, tiles: int | None, cluster: ClusterSpec, noun: str = "replica"
 ) -> Placement:
-    """`replicas`, or another `noun`, with `tiles` tiles each, None for whole RDUs. Raises OptionError if the cluster is
-    too small."""
+    """Where so many `replicas` lie, with `tiles` tiles each, None for whole RDUs. `noun`: what the error calls one.
+    Raises OptionError if the cluster is too small."""
     placement = Placement(cluster, replicas, tiles, _per_rdu(device, tiles))
     if cluster.nodes is not None and placement.nodes > cluster.nodes:
         most = cluster.nodes * placement.per_full_node

@@ -175,6 +175,7 @@ def received_bytes(program: Program, axis: str) -> int:
 
 
 def _received_bytes(own: Program, axis: str) -> int:
+    """What a rank receives along `axis` in a pass: of a collective, the operands of all other ranks."""
     graph = own.training or own.evaluation
     others = sum(one.size - 1 for one in own.mesh if one.name == axis and not one.at_run_time)
     types = {name: symbol.type for name, symbol in own.symbols.items()} | dict(graph.values)

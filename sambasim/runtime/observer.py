@@ -121,12 +121,12 @@ def span(
 ) -> Callable[[Callable[Concatenate[S, P], R]], Callable[Concatenate[S, P], R]]:
     """Decorator: report each call of a method as a span. `args_of` takes the method's arguments, returns the span's."""
 
-    is_wanted = track is Track.COLLECTIVES
+    always = track is Track.COLLECTIVES  # also for observers that want no details
 
     def decorate(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
         def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
             observer = self.observer
-            if observer is None or not (is_wanted or observer.detailed):
+            if observer is None or not (always or observer.detailed):
                 return method(self, *args, **kwargs)
             observer.span_begins(self.rank, track, name)
             began_ns = perf_counter_ns()

@@ -138,8 +138,8 @@ def _fitting(name: str, wanted: Mapping[str, Symbol], given_tensor: Tensor, batc
         return tensor
     check_on_host(name, given_tensor)
     shape, given = symbol.type.shape, tuple(tensor.shape)
-    differs_in_batch = shape[1:] == given[1:] and len(shape) == len(given)
-    if differs_in_batch and given[0] != batch_size:
+    same_but_batch = shape[1:] == given[1:] and len(shape) == len(given)
+    if same_but_batch and given[0] != batch_size:
         what = f"AP01: {name} has {given[0]} samples, and the PEF takes {batch_size} at a time"
         if given[0] > batch_size:
             raise DataError(what, where=app_line(), remedy=f"-b {batch_size}, or compile again with -b {given[0]}")

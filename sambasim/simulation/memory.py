@@ -203,6 +203,7 @@ def pass_memory(graph: Graph, symbols: Mapping[str, Symbol]) -> PassMemory:
         operands = [base.get(name, name) for name in node.reads]
         for name in operands:
             last[name] = at
+            # What the backward reads: made by the forward, or made again by a recomputed section.
             if at >= backward and (name.endswith(MADE_AGAIN) or made.get(name, backward) < backward):
                 kept.add(name)
         is_view = _is_operand(node, types)

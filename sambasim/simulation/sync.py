@@ -68,7 +68,7 @@ class GroupSync:
 
 
 def group_sync(path: SyncPath, size_bytes: int, placement: Placement, budget: Budget, *, sliced: bool) -> GroupSync:
-    """`sliced`: each replica updates a slice, which it does between RDUs anyway."""
+    """The sync of a group of `size_bytes`. `sliced`: each replica updates a slice; between RDUs it always does."""
     if placement.replicas == 1:
         return GroupSync(Traffic(), Traffic(), "")
     if path is SyncPath.RDU:

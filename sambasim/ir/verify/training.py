@@ -121,6 +121,7 @@ def _verify_norm(program: Program, training: Graph) -> None:
 
 
 def _verify_order(program: Program, training: Graph) -> None:
+    """Each group passes the operators of `order` once, in later and later sections; "back" copies a parameter back."""
     updates = {f"opt.{optimizer.kind}" for optimizer in program.optimizers}
     order = ["comm.copy", "comm.reduce_scatter", "opt.square_sums", "opt", "comm.all_gather", "back"]
     parameters = {member.parameter for group in program.groups for member in group.members}

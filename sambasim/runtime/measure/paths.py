@@ -103,7 +103,7 @@ def _reduce_small(transport: SmallWindow) -> None:
 
 
 def _reduce_in_window(transport: Window) -> Callable[[], None]:
-    """REDUCE without an optimizer; the means are sent to all other nodes."""
+    """REDUCE without an optimizer; the means, which lie where parameters do, are sent to all other nodes."""
     reduce = transport.reduce_scatter(transport.program.groups)
     has_other_nodes = bool(transport.network.sources)
 

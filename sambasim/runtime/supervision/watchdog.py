@@ -159,7 +159,7 @@ def dead_ranks(observed: Sequence[Observation]) -> list[Observation]:
 
 def is_stalled(own: Observation, observed: Sequence[Observation], timeout_s: float) -> bool:
     """Whether `own` has waited too long for ranks that make no progress. `observed` are all ranks, `own` among them."""
-    # A rank does not always write that it waits. While a process is stopped, one that has done nothing new does.
+    # A rank may wait without having written so. While a process is stopped, an idle rank counts as waiting.
     waits = own.waits or any(one.process is Process.STOPPED for one in observed)
     if not waits or own.idle_s < timeout_s:
         return False
@@ -240,7 +240,7 @@ class OtherNodes:
         self._answers: dict[int, Observation] = {}
 
     def answer(self, observed: Sequence[Observation]) -> None:
-        """Send `observed` to those who have asked. Does not wait."""
+        """Send `observed` to those who have asked, and keep the answers to own questions. Does not wait."""
         for rank, message in self._communicator.posted():
             if message == _QUESTION:
                 self._communicator.post(tuple(observed), rank)

@@ -165,6 +165,8 @@ class Estimator:
         return terms, received, idle_s
 
     def _sync(self, strategy: Strategy, rank: OneRank, numel: float, last_s: float) -> tuple[float, Traffic]:
+        """Seconds of sync after the backward, and its traffic. Between RDUs it overlaps with the backward's last
+        `last_s` seconds, apart from one group."""
         one, budget = self._group_sync(strategy, round(WIRE_BYTES * numel)), self.ranks.budget(strategy)
         groups = max(rank.groups // strategy.stages, 1)
         launches_s = groups * budget.launch_s * (2 if strategy.by_host else 1)

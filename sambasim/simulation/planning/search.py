@@ -87,7 +87,7 @@ class Planner:
         count: int = 10,
         on_phase: Callable[[str], None] = lambda phase: None,
     ) -> Plan:
-        """The best `count` shapes of the mesh."""
+        """Estimate all strategies of `space`, then compile and price the best ones of `count` shapes of the mesh."""
         estimated: list[Priced] = []
         refused: list[Refused] = []
         on_phase("estimate all strategies")
