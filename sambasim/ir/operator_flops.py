@@ -82,6 +82,17 @@ def product(first: int) -> Flops:
     return lambda node, type_of: 2 * _result_numel(node, type_of) * _extent(node, type_of, first, -1)
 
 
+def summed_products(node: Node, type_of: TypeOf) -> int:
+    """`aten.addbmm`: 2 b m k n, for the operands [b, m, k] and [b, k, n]."""
+    return 2 * prod(_shape(node, type_of, 1)) * _extent(node, type_of, 2, -1)
+
+
+def products(node: Node, type_of: TypeOf) -> int:
+    """`aten._foreach_mm`, of two lists of matrices."""
+    pairs = zip(_shapes(node, type_of, 0), _shapes(node, type_of, 1), strict=False)
+    return sum(2 * prod(a) * b[-1] for a, b in pairs if b)
+
+
 def tensordot(node: Node, type_of: TypeOf) -> int:
     """2 for each element of the result and of the dimensions that are summed over (argument 2)."""
     summed = prod(_extent(node, type_of, 0, dimension) for dimension in _integers(node, 2))
@@ -166,12 +177,22 @@ def convolution(node: Node, type_of: TypeOf) -> int:
     return transposed_convolution(node, type_of) if transposed else plain_convolution(node, type_of)
 
 
-def convolution_backward(node: Node, type_of: TypeOf) -> int:
-    """As many as the forward for the gradient of the input, and as many for that of the weight, by the output mask."""
-    wanted = _output_mask(node, 10)
-    weight = _shape(node, type_of, 2)
-    pixels = prod(_shape(node, type_of, 1 if _argument(node, 7) is True else 0)) // max(weight[0], 1)
-    return wanted * 2 * pixels * prod(weight)
+def convolution_of_steps(node: Node, type_of: TypeOf) -> int:
+    """`aten.conv_tbc`, the weight of which is [steps, in, out]."""
+    return 2 * _result_numel(node, type_of) * prod(_shape(node, type_of, 1)[:2])
+
+
+def convolution_backward(mask: int) -> Flops:
+    """As many as the forward for the gradient of the input, and as many for that of the weight, by the output mask,
+    which is argument `mask`."""
+
+    def flops(node: Node, type_of: TypeOf) -> int:
+        wanted = _output_mask(node, mask)
+        weight = _shape(node, type_of, 2)
+        pixels = prod(_shape(node, type_of, 1 if _argument(node, 7) is True else 0)) // max(weight[0], 1)
+        return wanted * 2 * pixels * prod(weight)
+
+    return flops
 
 
 def attention(node: Node, type_of: TypeOf) -> int:

@@ -56,15 +56,19 @@ class Operator:
 ASSERTION = "check.true"
 
 
-def _aten(names: str) -> tuple[str, ...]:
-    """`"relu add.Tensor"` -> `("aten.relu.default", "aten.add.Tensor")`."""
-    return tuple(f"aten.{name}" if "." in name else f"aten.{name}.default" for name in names.split())
+def _aten(names: str, prefix: str = "", overloads: str = "default") -> tuple[str, ...]:
+    """`"relu add.Tensor|Scalar"` -> `("aten.relu.default", "aten.add.Tensor", "aten.add.Scalar")`. Names without
+    overloads have `overloads`."""
+    parts = (name.partition(".") for name in names.split())
+    return tuple(f"aten.{prefix}{name}.{one}" for name, _, own in parts for one in (own or overloads).split("|"))
 
 
 PRODUCTS = (
     Operator(OperatorKind.MATMUL, _aten("""
-        mm bmm matmul mv dot vdot inner linear linalg_matmul linalg_vecdot
+        mm bmm matmul mv dot vdot inner linear linalg_matmul linalg_vecdot _int_mm _weight_int8pack_mm _grouped_mm
     """), count.product(0)),
+    Operator(OperatorKind.MATMUL, _aten("_foreach_mm"), count.products),
+    Operator(OperatorKind.MATMUL, _aten("addbmm"), count.summed_products),
     Operator(OperatorKind.MATMUL, _aten("addmm baddbmm addmv _addmm_activation"), count.product(1)),
     Operator(OperatorKind.MATMUL, _aten("outer ger kron"), count.each_result(1)),
     Operator(OperatorKind.MATMUL, _aten("einsum"), count.einsum),
@@ -72,15 +76,19 @@ PRODUCTS = (
     Operator(OperatorKind.MATMUL, _aten("linear_backward"), count.linear_backward),
     Operator(OperatorKind.MATMUL, _aten("_trilinear"), count.trilinear),
     Operator(OperatorKind.MATMUL, _aten("bilinear"), count.bilinear),
-    Operator(OperatorKind.MATMUL, _aten("cdist _cdist_forward _cdist_backward"), count.distances),
+    Operator(OperatorKind.MATMUL, _aten("cdist _cdist_forward _cdist_backward _euclidean_dist"), count.distances),
     Operator(OperatorKind.CONVOLUTION, _aten("convolution _convolution"), count.convolution),
     Operator(OperatorKind.CONVOLUTION, _aten("""
         conv1d conv1d.padding conv2d conv2d.padding conv3d conv3d.padding
+        _slow_conv2d_forward slow_conv3d_forward slow_conv_dilated2d slow_conv_dilated3d
+        _nnpack_spatial_convolution mkldnn_convolution
     """), count.plain_convolution),
+    Operator(OperatorKind.CONVOLUTION, _aten("conv_tbc"), count.convolution_of_steps),
     Operator(OperatorKind.CONVOLUTION, _aten("""
-        conv_transpose1d conv_transpose2d.input conv_transpose3d.input
+        conv_transpose1d conv_transpose2d.input conv_transpose3d.input slow_conv_transpose2d slow_conv_transpose3d
     """), count.transposed_convolution),
-    Operator(OperatorKind.CONVOLUTION, _aten("convolution_backward"), count.convolution_backward),
+    Operator(OperatorKind.CONVOLUTION, _aten("convolution_backward"), count.convolution_backward(10)),
+    Operator(OperatorKind.CONVOLUTION, _aten("_slow_conv2d_backward.output_mask"), count.convolution_backward(6)),
     Operator(OperatorKind.ATTENTION, _aten("""
         scaled_dot_product_attention _scaled_dot_product_attention_math _scaled_dot_product_flash_attention_for_cpu
     """), count.attention, draws_random_numbers=True),
@@ -104,7 +112,9 @@ FACTORIZATIONS = (
         linalg_lu linalg_lu_factor linalg_lu_factor_ex linalg_lu_solve lu_unpack
         linalg_det _linalg_det det logdet linalg_slogdet _linalg_slogdet slogdet
         linalg_svd _linalg_svd linalg_svdvals linalg_qr linalg_eigh _linalg_eigh linalg_eigvalsh
-        linalg_pinv linalg_matrix_exp matrix_exp cholesky_solve cholesky_inverse
+        linalg_pinv linalg_pinv.atol_rtol_tensor linalg_matrix_exp matrix_exp _compute_linear_combination
+        cholesky_solve _cholesky_solve_helper cholesky_inverse linalg_eig _linalg_eigvals
+        geqrf ormqr linalg_householder_product linalg_ldl_factor_ex linalg_ldl_solve
     """), count.factorization),
 )  # fmt: skip
 
@@ -146,7 +156,29 @@ POINTWISE = (
         softplus_backward log_sigmoid_backward glu_backward _prelu_kernel_backward logit_backward
         rrelu_with_noise_backward native_dropout_backward _masked_scale
         complex polar angle _conj_physical conj_physical
+        frexp.Tensor gcd lcm igamma igammac mvlgamma _dirichlet_grad _standard_gamma_grad _add_relu.Tensor|Scalar
+        __lshift__.Tensor __rshift__.Tensor bitwise_and.Scalar_Tensor bitwise_or.Scalar_Tensor bitwise_xor.Scalar_Tensor
+        bitwise_left_shift.Scalar_Tensor bitwise_right_shift.Scalar_Tensor
+        special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1
+        special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1
+        special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_spherical_bessel_j0
+        special_xlog1py.self_scalar|other_scalar special_zeta.self_scalar|other_scalar
     """)),
+    Operator(OperatorKind.POINTWISE, _aten("""
+        chebyshev_polynomial_t chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w
+        shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u
+        shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w
+        hermite_polynomial_h hermite_polynomial_he laguerre_polynomial_l legendre_polynomial_p
+    """, "special_", "default|x_scalar|n_scalar")),
+    Operator(OperatorKind.POINTWISE, _aten("""
+        abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round
+        rsqrt sigmoid sign sin sinh sqrt tan tanh trunc
+        add.Scalar|List|ScalarList|Tensor sub.Scalar|List|ScalarList
+        mul.Scalar|List|ScalarList|Tensor div.Scalar|List|ScalarList|Tensor
+        addcdiv.Scalar|ScalarList|Tensor addcmul.Scalar|ScalarList|Tensor
+        clamp_max.Scalar|List|ScalarList clamp_min.Scalar|List|ScalarList lerp.Scalar|List|ScalarList
+        maximum.Scalar|List|ScalarList minimum.Scalar|List|ScalarList pow.Scalar|List|ScalarList|ScalarAndTensor
+    """, "_foreach_")),
 )  # fmt: skip
 
 REDUCTIONS = (
@@ -159,14 +191,17 @@ REDUCTIONS = (
         norm.Scalar norm.ScalarOpt_dim norm.ScalarOpt_dtype norm.ScalarOpt_dim_dtype
         linalg_vector_norm linalg_matrix_norm linalg_matrix_norm.str_ord linalg_norm linalg_norm.ord_str
         frobenius_norm.dim norm_except_dim logsumexp dist pairwise_distance cosine_similarity
-        quantile quantile.scalar trapezoid.dx histc
+        quantile quantile.scalar trapezoid.dx histc histogram.bin_ct histogram.bins_tensor
+        _histogramdd_bin_edges _histogramdd_from_bin_cts _histogramdd_from_bin_tensors
+        _aminmax _aminmax.dim linalg__powsum _foreach_max _foreach_norm.Scalar _foreach_powsum.Scalar
+        _pdist_forward _pdist_backward
     """)),
     Operator(OperatorKind.SCAN, _aten("""
         cumsum cumprod cumprod_backward cummax cummin cummaxmin_backward logcumsumexp _logcumsumexp diff
     """)),
     Operator(OperatorKind.SOFTMAX, _aten("""
         softmax.int _softmax log_softmax.int _log_softmax _safe_softmax
-        _softmax_backward_data _log_softmax_backward_data
+        _softmax_backward_data _log_softmax_backward_data _masked_softmax _masked_softmax_backward
     """)),
     Operator(OperatorKind.NORMALIZATION, _aten("""
         batch_norm _native_batch_norm_legit_functional _native_batch_norm_legit.no_stats
@@ -174,6 +209,11 @@ REDUCTIONS = (
         group_norm native_group_norm instance_norm renorm _weight_norm _weight_norm_interface
         native_batch_norm_backward native_layer_norm_backward _fused_rms_norm_backward
         native_group_norm_backward _weight_norm_interface_backward
+        _batch_norm_no_update _batch_norm_with_update_functional batch_norm_backward glu_jvp glu_backward_jvp
+        fake_quantize_per_tensor_affine_cachemask fake_quantize_per_channel_affine_cachemask
+        _fake_quantize_per_tensor_affine_cachemask_tensor_qparams _fused_moving_avg_obs_fq_helper_functional
+        _fake_quantize_learnable_per_tensor_affine _fake_quantize_learnable_per_tensor_affine_backward
+        _fake_quantize_learnable_per_channel_affine _fake_quantize_learnable_per_channel_affine_backward
     """)),
 )  # fmt: skip
 
@@ -186,6 +226,7 @@ PICTURES = (
         avg_pool2d_backward avg_pool3d_backward max_pool2d_with_indices_backward max_pool3d_with_indices_backward
         _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward adaptive_max_pool2d_backward
         adaptive_max_pool3d_backward max_unpool2d max_unpool3d
+        fractional_max_pool2d fractional_max_pool2d_backward fractional_max_pool3d fractional_max_pool3d_backward
     """)),
     Operator(OperatorKind.RESIZE, _aten("""
         upsample_nearest1d upsample_nearest1d.vec upsample_nearest2d upsample_nearest2d.vec
@@ -203,6 +244,8 @@ PICTURES = (
         grid_sampler_3d grid_sampler_3d_backward
         upsample_bicubic2d upsample_bicubic2d.vec upsample_bicubic2d_backward
         _upsample_bicubic2d_aa _upsample_bicubic2d_aa.vec _upsample_bicubic2d_aa_backward
+        _upsample_lanczos2d_aa _upsample_lanczos2d_aa_backward
+        _grid_sampler_2d_cpu_fallback _grid_sampler_2d_cpu_fallback_backward
     """)),
     Operator(OperatorKind.COPY, _aten("""
         pad constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d
@@ -231,7 +274,7 @@ MOVES = (
         view view_as view.dtype _unsafe_view reshape reshape_as flatten.using_ints ravel unflatten.int
         t mT numpy_T transpose.int swapaxes swapdims permute movedim.int movedim.intlist moveaxis.int moveaxis.intlist
         unsqueeze squeeze squeeze.dim squeeze.dims expand expand_as broadcast_to broadcast_tensors
-        slice.Tensor select.int narrow unbind.int diagonal unfold alias detach
+        slice.Tensor select.int narrow unbind.int diagonal unfold alias detach lift_fresh
         split.Tensor split.sizes split_with_sizes chunk tensor_split.sections tensor_split.indices
         unsafe_split.Tensor unsafe_split_with_sizes unsafe_chunk
         atleast_1d atleast_2d atleast_3d meshgrid meshgrid.indexing
@@ -245,7 +288,11 @@ MOVES = (
         tril triu diag diag_embed diagflat
         select_scatter slice_scatter diagonal_scatter
         select_backward slice_backward diagonal_backward trace_backward unfold_backward
-        value_selecting_reduction_backward
+        value_selecting_reduction_backward _stack _chunk_cat lift _foreach_clone _foreach_copy
+        alias_copy detach_copy diagonal_copy expand_copy permute_copy select_copy.int slice_copy.Tensor
+        split_copy.Tensor split_with_sizes_copy squeeze_copy.default|dim|dims t_copy transpose_copy.int unbind_copy.int
+        unfold_copy unsqueeze_copy view_copy.default|dtype view_as_complex_copy view_as_real_copy narrow_copy
+        _conj_copy _neg_view_copy _reshape_copy as_strided_copy as_strided_scatter _transform_bias_rescale_qkv
     """)),
     Operator(OperatorKind.INDEXING, _aten("""
         embedding index.Tensor _unsafe_index.Tensor index_select index_copy index_fill.int_Scalar index_fill.int_Tensor
@@ -254,6 +301,8 @@ MOVES = (
         searchsorted.Tensor searchsorted.Scalar
         index_put _unsafe_index_put index_add index_reduce scatter_add scatter.reduce scatter.value_reduce
         scatter_reduce.two index_select_backward gather_backward
+        _index_put_impl _unsafe_masked_index _unsafe_masked_index_put_accumulate embedding_renorm
+        segment_reduce _segment_reduce_backward
         embedding_dense_backward embedding_bag embedding_bag.padding_idx _embedding_bag _embedding_bag_forward_only
         _embedding_bag_backward _embedding_bag_dense_backward _embedding_bag_per_sample_weights_backward
     """)),
@@ -261,7 +310,11 @@ MOVES = (
         zeros zeros_like new_zeros ones ones_like new_ones full full_like new_full fill.Scalar fill.Tensor zero
         empty.memory_format empty_like empty_permuted new_empty new_empty_strided scalar_tensor
         arange arange.start arange.start_step linspace logspace eye eye.m tril_indices triu_indices
-        hann_window hann_window.periodic hamming_window hamming_window.periodic
+        hann_window hann_window.periodic hamming_window.default|periodic|periodic_alpha|periodic_alpha_beta
+        bartlett_window.default|periodic blackman_window.default|periodic kaiser_window.default|periodic|beta
+        linspace.Tensor_Tensor|Tensor_Scalar|Scalar_Tensor logspace.Tensor_Tensor|Tensor_Scalar|Scalar_Tensor
+        range range.step fft_fftfreq fft_rfftfreq empty_strided _foreach_zero
+        _efficientzerotensor _new_zeros_with_same_feature_meta
     """)),
 )  # fmt: skip
 
@@ -271,7 +324,10 @@ RANDOM = (
         bernoulli bernoulli.p bernoulli.Tensor multinomial poisson binomial
         rand rand_like randn randn_like randint randint.low randint_like randint_like.low_dtype randperm
         normal.Tensor_float normal.float_Tensor normal.Tensor_Tensor normal.float_float normal_functional
-        uniform exponential geometric log_normal cauchy
+        uniform exponential geometric log_normal cauchy random.default|from|to randint_like.Tensor
+        _standard_gamma _sample_dirichlet
+        rand.generator rand_like.generator randn.generator randn_like.generator randint.generator|low_generator
+        randint_like.generator|Tensor_generator|low_generator_dtype randperm.generator
     """), draws_random_numbers=True),
 )  # fmt: skip
 
