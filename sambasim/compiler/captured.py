@@ -7,7 +7,6 @@ from operator import ne
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverload
 
 from sambasim.compiler.tensors import memory_order
 
@@ -97,29 +96,25 @@ def restore_strides(captured: CapturedGraph) -> CapturedGraph:
 
 
 def complex_constants(captured: CapturedGraph) -> CapturedGraph:
-    """Python's complex numbers, which a PEF cannot hold, are made of two constants where an operator takes a tensor."""
-    constants = dict(captured.constants)
-    for node in list(captured.graph.nodes):
-        if node.op != "call_function" or not isinstance(node.target, OpOverload):
+    """Complex constants are made of two real ones, which a PEF can hold. The graph is changed."""
+    graph, inputs, constants = captured.graph, dict(captured.inputs), dict(captured.constants)
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    for node in list(graph.nodes):
+        key = str(node.target) if node.op == "get_attr" else inputs[node.name].name if node.name in inputs else ""
+        value = captured.constants.get(key)
+        if value is None or not value.is_complex():
             continue
-        for index, (given, expected) in enumerate(zip(node.args, node.target._schema.arguments, strict=False)):
-            if isinstance(given, complex) and isinstance(expected.type, torch.TensorType):
-                name = f"complex_{len(constants)}"
-                value = node.meta.get("val")
-                is_wide = isinstance(value, Tensor) and value.dtype in (torch.complex128, torch.float64)
-                dtype = torch.float64 if is_wide else torch.float32
-                parts = {f"{name}_real": torch.tensor(given.real, dtype=dtype)}
-                parts[f"{name}_imaginary"] = torch.tensor(given.imag, dtype=dtype)
-                constants |= parts
-                with captured.graph.inserting_before(node):
-                    read = [captured.graph.create_node("get_attr", part) for part in parts]
-                    number = captured.graph.call_function(torch.ops.aten.complex.default, tuple(read))
-                for made, constant in zip(
-                    (*read, number), (*parts.values(), torch.complex(*parts.values())), strict=True
-                ):
-                    made.meta = {**node.meta, "val": constant}
-                node.update_arg(index, number)
-    return replace(captured, constants=constants)
+        parts = {f"{key}_real": value.real.contiguous(), f"{key}_imaginary": value.imag.contiguous()}
+        constants |= parts
+        with graph.inserting_before(node if node.op == "get_attr" else first):
+            read = [graph.create_node("get_attr", part) for part in parts]
+            whole = graph.call_function(torch.ops.aten.complex.default, tuple(read))
+        for made, tensor in zip((*read, whole), (*parts.values(), node.meta["val"]), strict=True):
+            made.meta = {**node.meta, "val": tensor}
+        node.replace_all_uses_with(whole)
+        inputs.pop(node.name, None)
+        graph.erase_node(node)
+    return replace(captured, inputs=inputs, constants=constants)
 
 
 def starts_a_backward(captured: CapturedGraph, *, any_shape: bool) -> bool:

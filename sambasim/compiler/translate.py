@@ -13,7 +13,7 @@ from sambasim.compiler.captured import CapturedGraph
 from sambasim.compiler.names import UniqueNames, layer_name, module_path, source_line, symbol_name
 from sambasim.compiler.tensors import dtype_name
 from sambasim.errors import OperatorError
-from sambasim.ir.graph import TORCH_CONSTANTS, Argument, Node, Ref, SourceLine, TorchConstant
+from sambasim.ir.graph import TORCH_CONSTANTS, Argument, ComplexNumber, Node, Ref, SourceLine, TorchConstant
 from sambasim.ir.operators import ASSERTION, OPERATORS
 from sambasim.ir.types import VALUE_BYTES, TensorType
 
@@ -139,15 +139,16 @@ class _Translator:
     def _relative(self, node: fx.Node, operator: str) -> Sequence[object]:
         """The arguments of `node`, without a storage offset: memory of a device may begin elsewhere. Refuses
         `as_strided` of other memory than a contiguous tensor's own, which a rank may hold in another way."""
-        if operator != "aten.as_strided.default":
+        if not operator.startswith("aten.as_strided"):
             return node.args
-        base, size, stride, *offset = node.args
-        tensor = cast(fx.Node, base).meta["val"]
+        given = node.args[: 2 if "scatter" in operator else 1]
+        size, stride, *offset = node.args[len(given) :]
+        tensor = cast(fx.Node, given[0]).meta["val"]
         last = sum((extent - 1) * step for extent, step in zip(cast(Any, size), cast(Any, stride), strict=True))
         moved = any(one not in (None, tensor.storage_offset()) for one in offset)
         if moved or not tensor.is_contiguous() or last >= tensor.numel():
             self._refused.setdefault("as_strided of a tensor that is not contiguous", source_line(node))
-        return base, size, stride
+        return *given, size, stride
 
     def _results(self, node: fx.Node, name: str) -> tuple[str | None, ...]:
         value = node.meta["val"]
@@ -178,15 +179,15 @@ class _Translator:
                 return Ref(self._value_of[argument])
             case None | bool() | int() | float() | str():
                 return argument
+            case complex():
+                return ComplexNumber(argument.real, argument.imag)
             case torch.dtype() | torch.layout() | torch.memory_format():
                 return TorchConstant(type(argument).__name__, str(argument).removeprefix("torch."))
             case torch.device():
                 return TorchConstant("device", argument.type)
             case list() | tuple():
                 return tuple(self._argument(item) for item in argument)
-        what = f"an operator takes {argument!r}, which cannot be written in a PEF"
-        remedy = "give a tensor: torch.complex(real, imaginary)" if isinstance(argument, complex) else None
-        raise OperatorError(what, remedy=remedy)
+        raise OperatorError(f"an operator takes {argument!r}, which cannot be written in a PEF")
 
     def _refuse(self) -> None:
         if not self._refused:

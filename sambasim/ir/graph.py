@@ -30,6 +30,12 @@ class TorchConstant:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class ComplexNumber:
+    real: float
+    imaginary: float
+
+
 TORCH_CONSTANTS: Mapping[str, frozenset[str]] = {
     "dtype": frozenset(VALUE_BYTES),
     "layout": frozenset({"strided"}),
@@ -38,7 +44,9 @@ TORCH_CONSTANTS: Mapping[str, frozenset[str]] = {
 }
 """By kind: the names that a constant of torch may have. Closed, since a reader looks them up in torch."""
 
-Argument = TypeAliasType("Argument", "bool | int | float | str | Ref | TorchConstant | tuple[Argument, ...] | None")
+Argument = TypeAliasType(
+    "Argument", "bool | int | float | str | Ref | TorchConstant | ComplexNumber | tuple[Argument, ...] | None"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, TorchConstant
+from sambasim.ir.graph import Argument, ComplexNumber, Graph, Node, Output, Ref, Section, TorchConstant
 from sambasim.ir.program import Program
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
@@ -39,6 +39,8 @@ def format_node(graph: Graph, node: Node) -> str:
 
 def format_argument(argument: Argument) -> str:
     """`%x` for a reference, `torch.float32` for a constant of torch, `(1, 2)` for a tuple, the rest as in Python."""
+    if isinstance(argument, ComplexNumber):
+        return repr(complex(argument.real, argument.imaginary))
     if isinstance(argument, Ref):
         return f"%{argument.name}"
     if isinstance(argument, TorchConstant):

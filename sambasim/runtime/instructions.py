@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from sambasim.errors import PefError
-from sambasim.ir.graph import Argument, Node, Ref, TorchConstant
+from sambasim.ir.graph import Argument, ComplexNumber, Node, Ref, TorchConstant
 from sambasim.pef.archive import COMPILE_AGAIN
 from sambasim.runtime.engine.routes import builtin
 
@@ -210,6 +210,8 @@ def plain_argument(argument: Argument) -> object:
     match argument:
         case TorchConstant():
             return _constant(argument)
+        case ComplexNumber():
+            return complex(argument.real, argument.imaginary)
         case tuple():
             return [plain_argument(item) for item in argument]
     return argument

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from sambasim.ir.graph import Node, Ref, SourceLine, TorchConstant
+from sambasim.ir.graph import ComplexNumber, Node, Ref, SourceLine, TorchConstant
 from sambasim.ir.printer import format_argument, format_graph, format_node
 from tests.pef.samples import sample_program
 
@@ -52,7 +52,7 @@ def test_arguments() -> None:
     constants = (TorchConstant("dtype", "bfloat16"), TorchConstant("device", "cpu"))
     assert format_argument(constants) == '(torch.bfloat16, device("cpu"))'
     assert format_argument((1, (Ref("a"), None), (True,), ())) == "(1, (%a, None), (True,), ())"
-    assert format_argument((0.1, float("inf"), "mean")) == "(0.1, inf, 'mean')"
+    assert format_argument((0.1, float("inf"), "mean", ComplexNumber(0, -2))) == "(0.1, inf, 'mean', -2j)"
 
 
 def test_a_result_that_nobody_reads() -> None:

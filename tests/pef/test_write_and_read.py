@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from sambasim import pef
 from sambasim.errors import InternalError, InvariantError, MachineError, SambasimError, UserError
-from sambasim.ir.graph import TORCH_CONSTANTS, Argument, Ref, TorchConstant
+from sambasim.ir.graph import TORCH_CONSTANTS, Argument, ComplexNumber, Ref, TorchConstant
 from sambasim.ir.mesh import Axis
 from sambasim.ir.program import Program
 from sambasim.pef.archive import open_pef, write_archive
@@ -36,7 +36,9 @@ constants = st.sampled_from(
     [TorchConstant(kind, name) for kind, names in TORCH_CONSTANTS.items() for name in sorted(names)]
 )
 arguments = st.recursive(
-    st.one_of(scalars, st.builds(Ref, st.text(max_size=6)), constants),
+    st.one_of(
+        scalars, st.builds(Ref, st.text(max_size=6)), st.builds(ComplexNumber, st.floats(), st.floats()), constants
+    ),
     lambda inner: st.lists(inner, max_size=3).map(tuple),
     max_leaves=6,
 )
