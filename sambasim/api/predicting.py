@@ -8,10 +8,10 @@ from typing import Any
 from rich.console import RenderableType
 from torch import Tensor, nn
 
-from sambasim.api.given import data_of, unwrapped
+from sambasim.api.given import data_of
 from sambasim.api.pef import Pef, opened
 from sambasim.api.ranks import command, connected, supervised
-from sambasim.api.training import Run
+from sambasim.api.training import Run, tensors_of
 from sambasim.cli.prediction import Question, counts, paths, predicted
 from sambasim.cli.run_checks import checked_pef
 from sambasim.errors import OptionError
@@ -86,9 +86,11 @@ def _tensors_of(weights: object) -> Mapping[str, Tensor] | None:
     if isinstance(weights, Run):
         return weights.weights
     if isinstance(weights, nn.Module):
-        return unwrapped(weights).state_dict()
-    if weights is None or isinstance(weights, Mapping):
-        return weights
+        return tensors_of(weights)
+    if isinstance(weights, Mapping):
+        return {name: one for name, one in weights.items() if isinstance(one, Tensor)}  # it may have more
+    if weights is None:
+        return None
     raise OptionError(
         f"weights is of type {type(weights).__name__}", remedy="a run, a model, a state_dict, or a file of --save"
     )

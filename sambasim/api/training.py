@@ -1,6 +1,7 @@
 """Train a PEF in Python."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from sambasim.api.pef import Pef, opened
 from sambasim.api.ranks import command, connected, supervised
 from sambasim.cli.progress import RunProgress
 from sambasim.cli.run_checks import checked_pef
-from sambasim.data.user_code import summary
+from sambasim.compiler.tensors import held_by
 from sambasim.errors import DataError, LaunchError, OptionError, WeightsError
 from sambasim.options.load import given_settings
 from sambasim.options.run import RunOptions, run_options
@@ -47,11 +48,16 @@ class Run(Shown):
 
     def load_into(self, model: nn.Module) -> nn.Module:
         """Gives `model` the trained weights, and returns it. Raises WeightsError for another model."""
-        try:
-            unwrapped(model).load_state_dict(self.weights)
-        except RuntimeError as error:
-            what = f"the weights of {self.name} do not fit the model: {summary(error)}"
-            raise WeightsError(what, remedy="give the model that was compiled") from error
+        own, target = tensors_of(model), unwrapped(model)
+        wrong = sorted(own.keys() ^ self.weights.keys())
+        wrong += [name for name in own if name not in wrong and own[name].shape != self.weights[name].shape]
+        if wrong:
+            what = f"the weights of {self.name} do not fit the model: {wrong[0]} is in one only, or of another shape"
+            raise WeightsError(what, remedy="give the model that was compiled")
+        with suppress(Exception):  # for its hooks: it may take other names than those of state_dict()
+            target.load_state_dict({**target.state_dict(), **self.weights})
+        for name, tensor in tensors_of(model).items():
+            tensor.copy_(self.weights[name])
         return model
 
     @cached_property
@@ -72,6 +78,11 @@ class Run(Shown):
         replicas = f"{summary.world_size} replica{'s' * (summary.world_size > 1)}"
         took = f"{counted(len(self.losses), 'step')} on {replicas} in {format_seconds(summary.training_s)} (measured)"
         return f"Run({self.name}: {took}, loss {summary.loss_first:.4f} -> {summary.loss_last:.4f})"
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers of `model` by their names in its `state_dict()`, which may also have other entries."""
+    return {name: one.tensor.detach() for one in held_by(unwrapped(model)) for name in one.names}
 
 
 def run(

@@ -18,7 +18,7 @@ from sambasim.compiler.names import (
     read_by,
     symbol_name,
 )
-from sambasim.compiler.tensors import check_constant, check_memory, memory_order, model_tensor, model_tensors
+from sambasim.compiler.tensors import check_constant, check_memory, held_by, itself, memory_order
 from sambasim.compiler.translate import Translation, tensor_type, translate
 from sambasim.errors import CaptureError, ModelError
 from sambasim.ir.graph import Graph, Output, Section, SectionKind
@@ -37,17 +37,20 @@ class Captures:
     evaluation: CapturedGraph
     single: CapturedGraph | None
     per_sample_loss: bool
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
     """A program, and the tensors of the model by symbol: parameters, buffers and constants. `checkpointed`: the model
-    asks for activation checkpointing somewhere; `cast_twice`: parameters that PyTorch casts once: see `captured`."""
+    asks for activation checkpointing somewhere; `cast_twice`: parameters that PyTorch casts once: see `captured`;
+    `kept`: what calls change in Python, and no call reads."""
 
     program: Program
     weights: Mapping[str, Tensor]
     checkpointed: bool = False
     cast_twice: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
 
 
 def build(name: str, model: nn.Module, inputs: Mapping[str, Tensor], captures: Captures, batch_size: int) -> Built:
@@ -63,7 +66,7 @@ class _Builder:
         self._name = name
         self._prefix = type(model).__name__.lower()
         self._model = model
-        self._tensors = model_tensors(model)
+        self._held = held_by(model)
         self._inputs = inputs
         self._captures = captures
         self._batch_size = batch_size
@@ -106,34 +109,29 @@ class _Builder:
         )
         verify(program, Progress.CAPTURED)
         if captures.training is None:
-            return Built(program, self._weights)
-        return Built(program, self._weights, captures.training.is_checkpointed, captures.training.cast_twice)
+            return Built(program, self._weights, kept=captures.kept)
+        casts = {self._symbol_of_path[path]: None for path in captures.training.cast_twice}
+        cast_twice = tuple(self._symbols[name].torch_names[0] for name in casts)
+        return Built(program, self._weights, captures.training.is_checkpointed, cast_twice, captures.kept)
 
     def _add(self, symbol: Symbol) -> None:
         self._symbols[symbol.name] = symbol
 
     def _add_model_tensors(self) -> None:
-        persistent = set(self._model.state_dict(keep_vars=True))
         changed = self._paths_of_changed_buffers()
-        check_memory(self._tensors, changed)
-        paths_of: dict[int, list[str]] = {}
-        for path, tensor in self._tensors.items():
-            paths_of.setdefault(id(tensor), []).append(path)
-        for paths in paths_of.values():
-            tensor = self._tensors[paths[0]]
-            name = symbol_name(self._prefix, paths[0])
-            if isinstance(tensor, nn.Parameter):
+        check_memory(self._held, changed)
+        for one in self._held:
+            name = symbol_name(self._prefix, one.name)
+            if one.is_parameter:
                 kind = SymbolKind.PARAMETER
                 name = self._names.take(name, GRADIENT_SUFFIX)
             else:
                 # What training changes is a buffer, whether it is saved or not.
-                kind = SymbolKind.BUFFER if (persistent | changed) & set(paths) else SymbolKind.CONSTANT
+                kind = SymbolKind.BUFFER if one.names or not changed.isdisjoint(one.paths) else SymbolKind.CONSTANT
                 name = self._names.take(name)
-            torch_names = tuple(p for p in paths if p in persistent)
-            symbol = Symbol(name, kind, tensor_type(tensor), torch_names=torch_names)
-            self._add(symbol)
-            self._weights[name] = tensor.detach().contiguous()
-            self._symbol_of_path |= dict.fromkeys(paths, name)
+            self._add(Symbol(name, kind, tensor_type(one.tensor), torch_names=one.names))
+            self._weights[name] = one.tensor.detach().contiguous()
+            self._symbol_of_path |= dict.fromkeys(one.paths, name)
 
     def _paths_of_changed_buffers(self) -> set[str]:
         """The buffers that a training step changes, by their names in the model, such as `bn.running_mean`."""
@@ -173,10 +171,10 @@ class _Builder:
     def _constant(self, path: str, tensor: Tensor, where: str | None) -> str:
         """The symbol of a tensor that a trace made, or that the model has in a list, say. Each trace counts its own
         from 0, so the name says nothing: equal tensors share a symbol."""
-        itself = model_tensor(tensor, self._tensors)
-        if itself is not None and itself not in self._paths_of_changed_buffers():
-            return self._symbol_of_path[itself]
-        check_constant(path, tensor, self._tensors, where)
+        held = itself(tensor, self._held)
+        if held is not None and self._paths_of_changed_buffers().isdisjoint(held.paths):
+            return self._symbol_of_path[held.paths[0]]
+        check_constant(path, tensor, self._held, where)
         value = tensor.detach().permute(memory_order(tensor))  # see `captured.restore_strides`
         type_ = tensor_type(value)
         for name in self._lifted:

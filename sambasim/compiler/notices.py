@@ -10,7 +10,7 @@ from sambasim.compiler.build import Built
 from sambasim.compiler.capture import TESTED_TORCH
 from sambasim.compiler.sharding.plan import general
 from sambasim.compiler.step import TARGET
-from sambasim.compiler.tensors import sparse_embeddings
+from sambasim.compiler.tensors import entries_of, held_by, sparse_embeddings
 from sambasim.ir.dataflow import gathers
 from sambasim.ir.mesh import TENSOR
 from sambasim.ir.program import Program
@@ -20,6 +20,8 @@ _CHECKPOINTING = (
     "torch.utils.checkpoint in the model saves no memory here, and --recompute full does; buffers that it would change "
     "twice a step, such as BatchNorm statistics, change once"
 )
+
+_MOST_NAMES = 6
 
 _GRU_EXACT_MULTIPLE = 32
 """Hidden sizes of a GRU that are multiples of this give the bits of eager PyTorch: see docs/concepts.md."""
@@ -48,14 +50,21 @@ def notices_of(built: Built, program: Program, model: nn.Module) -> list[str]:
     notices = [*_gathered(program)]
     if built.checkpointed:
         notices.append(_CHECKPOINTING)
+    if built.kept:
+        listed = ", ".join(built.kept[:_MOST_NAMES]) + " …" * (len(built.kept) > _MOST_NAMES)
+        notices.append(f"changed by each call of the model, read by none, and so not in the PEF: {listed}")
     if built.cast_twice:
         notices.append(
             f"read several times under torch.autocast: {', '.join(built.cast_twice)}; PyTorch adds up their gradients "
             "in the narrow type, so results may differ from PyTorch's in the last bits of that type"
         )
-    tensors = (*model.named_parameters(), *model.named_buffers())
-    strided = [path for path, tensor in tensors if not tensor.is_contiguous()]
-    if strided:
+    held = held_by(model)
+    if others := sorted(entries_of(model).keys() - {name for one in held for name in one.names}):
+        notices.append(
+            f"in state_dict(), and no parameter or buffer: {', '.join(others)}; neither the PEF nor a file of --save "
+            "holds it"
+        )
+    if strided := [one.name for one in held if not one.tensor.is_contiguous()]:
         notices.append(
             f"stored contiguously in the PEF: {', '.join(strided)}; results equal PyTorch's on contiguous tensors, and "
             "with the strides of the model PyTorch may differ in the last bits"
@@ -77,9 +86,9 @@ def notices_of(built: Built, program: Program, model: nn.Module) -> list[str]:
         )
     members = (member for group in program.groups for member in group.members)
     trained = {path for member in members for path in program.symbols[member.parameter].torch_names}
-    wanted = {path for path, parameter in model.named_parameters() if parameter.requires_grad}
-    unused = sorted(wanted - trained)
-    if unused:
+    if unused := sorted(
+        one.name for one in held if one.is_parameter and one.tensor.requires_grad and one.name not in trained
+    ):
         notices.append(f"parameters without a gradient, which training leaves as they are: {', '.join(unused)}")
     return notices
 

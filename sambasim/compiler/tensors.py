@@ -1,7 +1,9 @@
-"""Tensors of a model: which of them a PEF can hold, which share memory, and constants that no module has."""
+"""Tensors of a model: their names, which of them a PEF can hold, which share memory, and constants that no module
+has."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from itertools import combinations
 
 import torch
@@ -9,7 +11,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
-from sambasim.compiler.names import own_name
+from sambasim.compiler.names import own_name, user_line
+from sambasim.data.user_code import summary
 from sambasim.errors import CaptureError, ModelError
 from sambasim.ir.types import DTYPE_BYTES
 
@@ -20,6 +23,57 @@ _STRIDED = "_sambasim_strided"
 """The attribute of a tensor that `made_contiguous` has replaced the data of: what it had before."""
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A parameter or buffer of a model: its `names` in `state_dict()`, and the `paths` at which modules have it. State-
+    dict hooks, and classes with methods of their own, make them differ."""
+
+    tensor: Tensor
+    names: tuple[str, ...]
+    paths: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """What the user knows it by."""
+        return (*self.names, *self.paths)[0]
+
+    @property
+    def is_parameter(self) -> bool:
+        return isinstance(self.tensor, nn.Parameter)
+
+    def __str__(self) -> str:
+        return f"the {'parameter' if self.is_parameter else 'buffer'} {self.name}"
+
+
+def held_by(model: nn.Module) -> tuple[Held, ...]:
+    """The parameters and buffers of `model`, each once. Raises ModelError if its `state_dict()` fails."""
+    paths: dict[int, list[str]] = {}
+    tensors: dict[int, Tensor] = {}
+    for members in (nn.Module.named_parameters, nn.Module.named_buffers):  # a class may have others of these names
+        for path, tensor in members(model, remove_duplicate=False):
+            tensors[id(tensor)] = tensor
+            paths.setdefault(id(tensor), []).append(path)
+    names: dict[int, list[str]] = {}
+    at_place = {_place(tensor): key for key, tensor in reversed(tensors.items())}
+    for name, entry in entries_of(model).items():
+        if isinstance(entry, Tensor):
+            key = id(entry) if id(entry) in tensors else at_place.get(_place(entry))  # it may be detached
+            if key is not None:
+                names.setdefault(key, []).append(name)
+    return tuple(Held(one, tuple(names.get(key, ())), tuple(paths[key])) for key, one in tensors.items())
+
+
+def entries_of(model: nn.Module) -> Mapping[str, object]:
+    """The `state_dict()` of `model`, with the tensors themselves where it can. Raises ModelError if it fails."""
+    try:
+        try:
+            return dict(model.state_dict(keep_vars=True))
+        except TypeError:  # one of the model's own may have no arguments
+            return dict(model.state_dict())
+    except Exception as error:
+        raise ModelError(f"state_dict() of the model fails: {summary(error)}", where=user_line(error)) from error
+
+
 def dtype_name(tensor: Tensor) -> str:
     """`float32`, and not `torch.float32`."""
     return str(tensor.dtype).removeprefix("torch.")
@@ -28,7 +82,8 @@ def dtype_name(tensor: Tensor) -> str:
 def check_model(model: nn.Module, *, training: bool, replicas: bool) -> None:
     """Raises one ModelError that names every module and tensor of `model` that a PEF cannot hold, or not train, or not
     on several `replicas`."""
-    problems = [*_storage_problems(model), *(_training_problems(model, replicas) if training else ())]
+    held = held_by(model)
+    problems = [*_storage_problems(held), *(_training_problems(model, held, replicas) if training else ())]
     if len(problems) == 1:
         raise ModelError(problems[0][0], remedy=problems[0][1])
     if problems:
@@ -37,31 +92,40 @@ def check_model(model: nn.Module, *, training: bool, replicas: bool) -> None:
         raise ModelError(f"the model has {len(problems)} things that a PEF cannot hold:\n    {lines}", remedy=remedies)
 
 
-def _storage_problems(model: nn.Module) -> Iterator[tuple[str, str]]:
-    for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
-        for name, tensor in tensors:
-            if is_lazy(tensor):
-                remedy = "give its module the sizes: nn.Linear(…) instead of nn.LazyLinear(…)"
-                yield f"the {kind} {name} has no shape yet: its module is lazy", remedy
-            elif tensor.device.type != "cpu":
-                yield f"the {kind} {name} is on the device {tensor.device}", "build the model on the CPU"
-            elif tensor.layout is not torch.strided:
-                yield f"the {kind} {name} is a sparse tensor", "make it dense: .to_dense()"
-            elif dtype_name(tensor) not in DTYPE_BYTES:
-                remedy = REAL_NUMBERS if tensor.is_complex() else f"use one of {', '.join(DTYPE_BYTES)}"
-                yield f"the {kind} {name} is {dtype_name(tensor)}, which a PEF cannot hold", remedy
+def _storage_problems(held: Sequence[Held]) -> Iterator[tuple[str, str]]:
+    for one in held:
+        tensor = one.tensor
+        if is_lazy(tensor):
+            remedy = "give its module the sizes: nn.Linear(…) instead of nn.LazyLinear(…)"
+            yield f"{one} has no shape yet: its module is lazy", remedy
+        elif tensor.device.type != "cpu":
+            yield f"{one} is on the device {tensor.device}", "build the model on the CPU"
+        elif tensor.layout is not torch.strided:
+            yield f"{one} is a sparse tensor", "make it dense: .to_dense()"
+        elif dtype_name(tensor) not in DTYPE_BYTES:
+            remedy = REAL_NUMBERS if tensor.is_complex() else f"use one of {', '.join(DTYPE_BYTES)}"
+            yield f"{one} is {dtype_name(tensor)}, which a PEF cannot hold", remedy
+        if one.is_parameter and not one.names:
+            remedy = "let state_dict() and its hooks give each parameter itself under a name, not a copy"
+            yield f"no entry of state_dict() is {one}, so its values could be neither saved nor loaded", remedy
 
 
-def _training_problems(model: nn.Module, replicas: bool) -> Iterator[tuple[str, str]]:
-    parameters = list(model.parameters())
+def _training_problems(model: nn.Module, held: Sequence[Held], replicas: bool) -> Iterator[tuple[str, str]]:
+    parameters = [one for one in held if one.is_parameter]
+    trained = [one for one in parameters if one.tensor.requires_grad]
     if not parameters:
         yield "the model has no parameters to train", "compile it with --inference"
-    elif not any(parameter.requires_grad for parameter in parameters):
+    elif not trained:
         remedy = "set requires_grad on those to train, or compile with --inference"
         yield "all parameters of the model are frozen: requires_grad is False", remedy
-    for name, parameter in model.named_parameters():
-        if getattr(parameter, "_backward_hooks", None) or getattr(parameter, "_post_accumulate_grad_hooks", None):
-            yield f"the parameter {name} has a gradient hook, which a graph does not call", NO_HOOK
+    own = set(map(id, model.parameters()))
+    for one in trained:
+        if id(one.tensor) not in own:
+            what = f"parameters() of the model leaves out {one.name}, which requires a gradient"
+            yield what, "freeze it: requires_grad_(False)"
+    for one in parameters:
+        if getattr(one.tensor, "_backward_hooks", None) or getattr(one.tensor, "_post_accumulate_grad_hooks", None):
+            yield f"{one} has a gradient hook, which a graph does not call", NO_HOOK
     for name, module in model.named_modules():
         named = f"module {name}" if name else "model"
         if isinstance(module, nn.parallel.DistributedDataParallel):
@@ -116,19 +180,14 @@ def made_contiguous(model: nn.Module) -> Iterator[None]:
             vars(own[key]).pop(_STRIDED, None)
 
 
-def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by path; one that has several paths is there several times."""
-    parameters = model.named_parameters(remove_duplicate=False)
-    return {**dict(parameters), **dict(model.named_buffers(remove_duplicate=False))}
+def itself(value: Tensor, held: Sequence[Held]) -> Held | None:
+    """The parameter or buffer that `value` is."""
+    return next((one for one in held if _place(one.tensor) == _place(value)), None)
 
 
-def model_tensor(value: Tensor, tensors: Mapping[str, Tensor]) -> str | None:
-    return next((path for path, tensor in tensors.items() if _place(tensor) == _place(value)), None)
-
-
-def check_constant(path: str, value: Tensor, tensors: Mapping[str, Tensor], where: str | None) -> None:
-    """Raises CaptureError for a constant whose values would not be those that the model reads. `tensors` are those of
-    the model, by path; `where` is the line that reads it."""
+def check_constant(path: str, value: Tensor, held: Sequence[Held], where: str | None) -> None:
+    """Raises CaptureError for a constant whose values would not be those that the model reads. `held` are the tensors
+    of the model; `where` is the line that reads it."""
     name, dtype = own_name(path), dtype_name(value)
     if value.layout is not torch.strided or dtype not in DTYPE_BYTES:
         form = "sparse" if value.layout is not torch.strided else dtype
@@ -143,14 +202,12 @@ def check_constant(path: str, value: Tensor, tensors: Mapping[str, Tensor], wher
             where=where,
             remedy="make it so by .contiguous()",
         )
-    memory = {path: getattr(tensor, _STRIDED, tensor) for path, tensor in tensors.items()}
-    base = next((path for path, tensor in memory.items() if share_memory(value, tensor)), None)
+    base = next((one for one in held if share_memory(value, getattr(one.tensor, _STRIDED, one.tensor))), None)
     if base is not None:
         raise CaptureError(
-            f"{name} is a view of the {_kind(tensors[base])} {base} that was kept from before: the graph would not see"
-            " it change",
+            f"{name} is a view of {base} that was kept from before: the graph would not see it change",
             where=where,
-            remedy=f"take the view in forward(), of self.{base}",
+            remedy=f"take the view in forward(), of self.{base.name}",
         )
 
 
@@ -160,27 +217,23 @@ def memory_order(tensor: Tensor) -> tuple[int, ...]:
     return tuple(axes) if tensor.is_contiguous() else tuple(sorted(axes, key=tensor.stride, reverse=True))
 
 
-def check_memory(tensors: Mapping[str, Tensor], changed: Set[str]) -> None:
-    """Raises ModelError for two different tensors in the same memory of which a training step changes one. `changed`
-    are the paths of what changes beside the parameters."""
-    distinct: dict[int, tuple[str, Tensor]] = {}
-    for path, tensor in tensors.items():
-        distinct.setdefault(id(tensor), (path, tensor))
-    by_storage: dict[int, list[tuple[str, Tensor]]] = {}
-    for path, tensor in distinct.values():
-        if tensor.numel():
-            storage = tensor.untyped_storage()
-            where = storage._cdata if isinstance(tensor, FakeTensor) else storage.data_ptr()
-            by_storage.setdefault(where, []).append((path, tensor))
+def check_memory(held: Sequence[Held], changed: Set[str]) -> None:
+    """Raises ModelError for two tensors in the same memory of which a training step changes one. `changed` are the
+    paths of what changes beside the parameters."""
+    by_storage: dict[int, list[Held]] = {}
+    for one in held:
+        if one.tensor.numel():
+            storage = one.tensor.untyped_storage()
+            where = storage._cdata if isinstance(one.tensor, FakeTensor) else storage.data_ptr()
+            by_storage.setdefault(where, []).append(one)
     for sharing in by_storage.values():
-        for (path, tensor), (other_path, other) in combinations(sharing, 2):
-            fixed = not {path, other_path} & changed and "parameter" not in (_kind(tensor), _kind(other))
-            if not fixed and share_memory(tensor, other):
-                pair = f"the {_kind(tensor)} {path} and the {_kind(other)} {other_path}"
-                remedy = f"tie them as one: model.{other_path} = model.{path}, without .data; or give each its own"
-                if f"{path}_orig" == other_path or f"{other_path}_orig" == path:
+        for one, other in combinations(sharing, 2):
+            fixed = changed.isdisjoint(one.paths + other.paths) and not (one.is_parameter or other.is_parameter)
+            if not fixed and share_memory(one.tensor, other.tensor):
+                remedy = f"tie them as one: model.{other.name} = model.{one.name}, without .data; or give each its own"
+                if f"{one.name}_orig" == other.name or f"{other.name}_orig" == one.name:
                     remedy = "torch.nn.utils.parametrizations.spectral_norm, in place of torch.nn.utils.spectral_norm"
-                raise ModelError(f"{pair} are two tensors in the same memory", remedy=remedy)
+                raise ModelError(f"{one} and {other} are two tensors in the same memory", remedy=remedy)
 
 
 def share_memory(one: Tensor, other: Tensor) -> bool:
@@ -208,10 +261,6 @@ def _address(tensor: Tensor) -> tuple[int, int]:
 
 
 def _place(tensor: Tensor) -> tuple[object, ...]:
-    if tensor.layout is not torch.strided or not tensor.numel():
+    if is_lazy(tensor) or tensor.layout is not torch.strided or not tensor.numel():
         return (id(tensor),)
     return _address(tensor), tensor.shape, tensor.stride(), tensor.dtype
-
-
-def _kind(tensor: Tensor) -> str:
-    return "parameter" if isinstance(tensor, nn.Parameter) else "buffer"

@@ -75,15 +75,20 @@ def load_weights(path: Path, program: Program) -> Mapping[str, Tensor]:
 
 
 def fitting(tensors: Mapping[str, Tensor], program: Program, source: str) -> Mapping[str, Tensor]:
-    """The parameters and buffers of `program`, by symbol, from `tensors` by the names of a state_dict. Raises
-    WeightsError, which names their `source`, if unfit."""
+    """The parameters and buffers of `program`, by symbol, from `tensors` by the names of a state_dict; of tied names,
+    one is enough. Raises WeightsError, which names their `source`, if unfit."""
     wanted = [symbol for symbol in program.symbols.values() if symbol.kind in _SAVED and symbol.torch_names]
     names = {name for symbol in wanted for name in symbol.torch_names}
-    missing = [symbol.torch_names[0] for symbol in wanted if symbol.torch_names[0] not in tensors]
+    there = {symbol.name: [name for name in symbol.torch_names if name in tensors] for symbol in wanted}
+    missing = [symbol.torch_names[0] for symbol in wanted if not there[symbol.name]]
     unknown = [name for name in tensors if name not in names]
     if missing or unknown:
         raise _misfit(source, program, f"missing {_few(missing)}; not in the model {_few(unknown)}")
-    loaded = {symbol.name: tensors[symbol.torch_names[0]] for symbol in wanted}
+    loaded = {symbol: tensors[found[0]] for symbol, found in there.items()}
+    for first, *tied in there.values():
+        for name in tied:
+            if tensors[name] is not tensors[first] and bytes_of(tensors[name]) != bytes_of(tensors[first]):
+                raise _misfit(source, program, f"{first} and {name} are one tensor of the model, and differ there")
     other = [
         f"{symbol.torch_names[0]} is {given} and not {symbol.whole}"
         for symbol in wanted

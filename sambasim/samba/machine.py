@@ -3,13 +3,16 @@
 import difflib
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from numbers import Real
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
 
 from sambasim.compiler.names import gradient_name
+from sambasim.compiler.tensors import held_by
 from sambasim.errors import OptionError, WeightsError
 from sambasim.ir.graph import Graph, Node, Ref
 from sambasim.ir.program import Program, state_name
@@ -81,9 +84,9 @@ class Machine:
     def _symbol_of(self, tensor: Tensor) -> Symbol | None:
         named = self.program.symbols.get(str(tensor.__dict__.get("sn_name")))  # set by from_torch_model_
         if named is not None and named.torch_names:
-            owner, _, name = named.torch_names[0].rpartition(".")
-            if getattr(self.model.get_submodule(owner), name, None) is tensor:
-                return named
+            with suppress(AttributeError):  # most names are also paths
+                if attrgetter(named.torch_names[0])(self.model) is tensor:
+                    return named
         tensors = self._host_tensors()
         return next((symbol for symbol, path in self._state_dict_symbols() if tensors[path] is tensor), None)
 
@@ -107,16 +110,16 @@ class Machine:
                 entry["step"] = torch.tensor(float(self.replica.steps))
 
     def _host_tensors(self) -> Mapping[str, Tensor]:
-        return {**dict(self.model.named_parameters(remove_duplicate=False)), **dict(self.model.named_buffers())}
+        return {name: one.tensor for one in held_by(self.model) for name in one.names}
 
     def _state_dict_symbols(self) -> list[tuple[Symbol, str]]:
         """The parameters and buffers of the model's state_dict, with their paths."""
         kinds = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
         return [(s, s.torch_names[0]) for s in self.program.symbols.values() if s.kind in kinds and s.torch_names]
 
-    def _states(self) -> list[tuple[str, nn.Parameter, str, Optimizer]]:
+    def _states(self) -> list[tuple[str, Tensor, str, Optimizer]]:
         """Every optimizer state on the device: its symbol, its parameter on the host, its name, and its optimizer."""
-        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        parameters = self._host_tensors()
         owner = {id(p): one for one in self.optimizers for group in one.param_groups for p in group["params"]}
         symbols = self.program.symbols
         states = []

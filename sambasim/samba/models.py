@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sambasim.compiler.names import GRADIENT_SUFFIX, UniqueNames, loss_name, symbol_name
+from sambasim.compiler.tensors import held_by
 from sambasim.errors import ModelError
 from sambasim.samba import context
 from sambasim.samba.checks.arguments import checks_keywords, checks_keywords_of
@@ -44,9 +45,10 @@ def from_torch_model_(model: M, parent_module_prefix: str | None = None) -> M:
         raise ModelError(what, remedy="give that parameter, buffer, module or property another name") from error
     names = UniqueNames()
     names.take(loss_name(prefix), GRADIENT_SUFFIX)  # so that no parameter has the name of the loss
-    for path, parameter in unwrapped(model).named_parameters():
-        symbol = names.take(symbol_name(prefix, path), GRADIENT_SUFFIX)
-        parameter.sn_name = symbol  # type: ignore[attr-defined]  # SambaFlow's attribute
+    for one in held_by(unwrapped(model)):
+        if one.is_parameter:
+            symbol = names.take(symbol_name(prefix, one.name), GRADIENT_SUFFIX)
+            one.tensor.sn_name = symbol  # type: ignore[attr-defined]  # SambaFlow's attribute
     if parent_module_prefix is None:
         add_old_methods(model)
     return model

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sambasim.compiler.fingerprint import fingerprint
+from sambasim.compiler.tensors import held_by
 from sambasim.compiler.update import Update
 from sambasim.errors import DataError, ModelError, OptionError
 from sambasim.ir.program import Program
@@ -218,7 +219,7 @@ def _updates(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterable[Upda
         remedy = "pass samba.optim.SGD(model.parameters(), …) as the third argument; or, to predict, --inference, "
         remedy += "and inference=True in config_dict"
         raise OptionError("training needs an optimizer", where=app_line(), remedy=remedy)
-    paths = {id(parameter): path for path, parameter in model.named_parameters()}
+    paths = {id(one.tensor): one.name for one in held_by(model) if one.is_parameter}
     updated: set[str] = set()
     for optimizer in optimizers:
         for group, options in zip(optimizer.param_groups, optimizer.options(), strict=True):
@@ -234,7 +235,7 @@ def _updates(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterable[Upda
             updated |= names
             if names:
                 yield Update(options.name, options.hyperparameters(), names)
-    missing = [path for path, p in model.named_parameters() if p.requires_grad and path not in updated]
+    missing = [one.name for one in held_by(model) if one.tensor.requires_grad and one.name not in updated]
     if missing:
         what = f"no optimizer updates {', '.join(missing[:3])}{' …' * (len(missing) > 3)}"
         raise ModelError(what, remedy="give them to an optimizer, or freeze them: parameter.requires_grad_(False)")

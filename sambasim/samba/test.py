@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sambasim.compiler.step import forward_parameters
+from sambasim.compiler.tensors import held_by
 from sambasim.errors import DataError, OptionError, WeightsError
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
@@ -330,7 +331,7 @@ def dump_accuracy_debug_info(
 
 def _rows(model: nn.Module) -> Iterator[dict[str, JsonValue]]:
     program = session.program(model)
-    host = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+    host = {name: one.tensor for one in held_by(model) for name in one.names}
     symbols = [symbol for symbol in program.symbols.values() if symbol.kind in _DUMPED]
     tensors = session.get_tensors_by_name([symbol.name for symbol in symbols])
     for symbol, tensor in zip(symbols, tensors, strict=True):

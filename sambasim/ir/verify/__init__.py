@@ -29,6 +29,7 @@ memory; a PEF is always at that last stage.
         pass has a stage of the schedule, and reads only what its own rank makes, or receives from the one that sends
         it. A trained parameter is read where its gradient is completed. If one more rank reads it, that rank updates
         it, in a group of its own: copy nodes bring the gradient there and the parameter back
+    17  every parameter has a name in the state_dict of its model, and no name there is that of two symbols
 """
 
 from enum import IntEnum
@@ -37,7 +38,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.verify.groups import verify_data_parallel, verify_group, verify_memory, verify_ownership
 from sambasim.ir.verify.pipeline import verify_copies, verify_pipeline
 from sambasim.ir.verify.training import verify_training, verify_updates
-from sambasim.ir.verify.values import verify_outputs, verify_sections, verify_types, verify_values
+from sambasim.ir.verify.values import verify_names, verify_outputs, verify_sections, verify_types, verify_values
 
 
 class Progress(IntEnum):
@@ -51,6 +52,7 @@ class Progress(IntEnum):
 def verify(program: Program, stage: Progress = Progress.PLACED) -> None:
     """Raises InvariantError, with the number of the first invariant that `program` breaks."""
     verify_types(program)
+    verify_names(program)
     for graph in program.graphs:
         verify_values(graph, program)
         verify_sections(graph)

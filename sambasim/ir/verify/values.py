@@ -1,4 +1,4 @@
-"""Values, types, sections and outputs: invariants 1 to 4, 6, 12, 14 and 15; and `require`, which states one."""
+"""Values, types, sections and outputs: invariants 1 to 4, 6, 12, 14, 15 and 17; and `require`, which states one."""
 
 from collections.abc import Mapping
 
@@ -51,6 +51,16 @@ def verify_types(program: Program) -> None:
         batched = symbol.kind is not SymbolKind.INPUT or symbol.type.shape[:1] == (program.batch_size,)
         require(batched, 14, f"{symbol.name} is {symbol.type}, but the batch size is {program.batch_size}")
     require(0 <= program.device_bytes <= LARGEST_BYTES, 12, f"device memory of {program.device_bytes} bytes")
+
+
+def verify_names(program: Program) -> None:
+    held: dict[str, str] = {}
+    for symbol in program.symbols.values():
+        named = symbol.kind is not SymbolKind.PARAMETER or bool(symbol.torch_names)
+        require(named, 17, f"the parameter {symbol.name} has no name in the state_dict")
+        for name in symbol.torch_names:
+            require(name not in held, 17, f"{name} is the name of {held.get(name)} and of {symbol.name}")
+            held[name] = symbol.name
 
 
 def verify_values(graph: Graph, program: Program) -> None:

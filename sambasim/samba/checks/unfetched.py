@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from functools import cache, wraps
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from torch import nn, serialization
 from torch.jit import _recursive
 from torch.utils.weak import WeakIdKeyDictionary
 
+from sambasim.compiler.tensors import held_by
 from sambasim.compiler.trial import is_tracing
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.types import SymbolKind
@@ -136,11 +136,11 @@ def _changed_by(machine: Machine) -> Iterator[nn.Module]:
     if program.training is not None:
         outputs = {output.symbol for output in program.training.outputs}
         changed |= {name for name in outputs if program.symbols[name].kind is SymbolKind.BUFFER}
-    holders = {""} if changed else set()
-    for path in (path for name in changed for path in program.symbols[name].torch_names):
-        holders |= set(accumulate(path.split(".")[:-1], "{}.{}".format))
-    named = machine.model.named_modules(remove_duplicate=False)
-    yield from {id(module): module for path, module in named if path in holders}.values()
+    names = {name for symbol in changed for name in program.symbols[symbol].torch_names}
+    tensors = {id(one.tensor) for one in held_by(machine.model) if not names.isdisjoint(one.names)}
+    for module in machine.model.modules():
+        if any(id(one) in tensors for one in (*module.parameters(), *module.buffers())):
+            yield module
 
 
 @cache

@@ -14,9 +14,10 @@ from functools import cache, wraps
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import clip_grad
 
+from sambasim.compiler.tensors import held_by
 from sambasim.compiler.torch_optimizers import plain_number
 from sambasim.ir.graph import SectionKind
 from sambasim.runtime.weights import tensor_sha256
@@ -229,8 +230,8 @@ class Unsent:
         on_device = {path for symbol in symbols for path in symbol.torch_names}
         return {path: tensor_sha256(one.detach()) for path, one in self._parameters() if path in on_device}
 
-    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return self._machine.model.named_parameters(remove_duplicate=False)
+    def _parameters(self) -> Iterator[tuple[str, Tensor]]:
+        return ((one.name, one.tensor) for one in held_by(self._machine.model) if one.is_parameter)
 
     def _options(self) -> list[list[object]]:
         """The values of `_OPTIONS` in each parameter group of the host."""
