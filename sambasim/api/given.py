@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
+from sambasim.api.optimizers import options_of_optimizer
 from sambasim.compiler.step import NAMED_LOSSES, Loss, first_tensor
-from sambasim.compiler.torch_optimizers import options_of_optimizer
+from sambasim.compiler.torch_optimizers import is_of_a_library
 from sambasim.data.batches import Batch, values_of
 from sambasim.data.files import ArraysDataset
-from sambasim.errors import DataError, OptionError
+from sambasim.errors import DataError, ModelError, OptionError
 from sambasim.options.training import LOSS_ARGUMENTS
 
 _MODULES: Mapping[type[nn.Module], str] = {
@@ -26,6 +28,10 @@ _MODULES: Mapping[type[nn.Module], str] = {
     nn.BCEWithLogitsLoss: "bce_with_logits",
     nn.KLDivLoss: "kl_div",
 }
+
+
+_version: Callable[[Tensor], int] = vars(torch._C.TensorBase)["_version"].__get__
+"""How often a tensor was changed in place. A capture refuses `tensor._version`, as a model's may mean something."""
 
 
 def batch_of(example: object) -> Batch:
@@ -109,8 +115,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def loss_of(loss: object) -> tuple[dict[str, object] | None, Loss | None]:
-    """The `[loss]` table of a loss that has a name here, which gives an accuracy too, and else a function. Raises
-    OptionError for what cannot be called."""
+    """The `[loss]` table of a loss that has a name here, which gives an accuracy too, and else a function that calls
+    it. Raises OptionError for what cannot be called, ModelError for a module with parameters to train."""
     if loss is None:
         return None, None
     if isinstance(loss, str):
@@ -121,7 +127,7 @@ def loss_of(loss: object) -> tuple[dict[str, object] | None, Loss | None]:
             f"{type(loss).__name__} gives a sum, and a loss is a mean: replicas average their gradients",
             remedy=f"torch.nn.{type(loss).__name__}(), and a learning rate for the mean",
         )
-    if name is not None and _is_plain(loss, name):
+    if name is not None and _is_plain(loss, name) and not _is_changed(loss):
         return {"name": name, "args": {one: getattr(loss, one) for one in LOSS_ARGUMENTS[name]}}, None
     for name, function in NAMED_LOSSES.items():
         if loss is function and name != "kl_div":  # whose mean is that of elements
@@ -132,6 +138,8 @@ def loss_of(loss: object) -> tuple[dict[str, object] | None, Loss | None]:
             remedy="a name such as 'cross_entropy', torch.nn.CrossEntropyLoss(), or a function of result and target",
         )
     called: Callable[..., Any] = loss
+    if isinstance(loss, nn.Module):
+        called = _constant(loss)
     source = getattr(loss, "func", loss)  # of functools.partial
     if getattr(source, "__module__", "").startswith("torch.nn."):  # they take one tensor, as those with names do
         return None, lambda result, target: called(first_tensor(result), target)
@@ -143,6 +151,36 @@ def _is_plain(loss: Any, name: str) -> bool:
     mean = "batchmean" if name == "kl_div" else "mean"
     weights = [getattr(loss, one, None) for one in ("weight", "pos_weight")]
     return loss.reduction == mean and all(one is None for one in weights)
+
+
+def _is_changed(loss: nn.Module) -> bool:
+    """Whether a call does more than its class in torch: by hooks, or by another forward."""
+    hooks = [hooks for name, hooks in vars(loss).items() if name.endswith("_hooks")]
+    return any(hooks) or "forward" in vars(loss) or not is_of_a_library(type(loss).forward)
+
+
+def _constant(loss: nn.Module) -> Callable[..., Any]:
+    """`loss`, which must hold nothing that training changes. Raises ModelError for parameters to train; a call raises
+    it for a buffer that the call changes."""
+    into_model = "make the loss a submodule of the model, whose forward(x, target) returns it first"
+    if trained := [name for name, one in loss.named_parameters() if one.requires_grad]:
+        raise ModelError(
+            f"the loss has parameters to train, {', '.join(trained)}, and a run trains those of the model",
+            remedy=f"{into_model}; or loss.requires_grad_(False)",
+        )
+
+    frozen = {name: one.detach() for name, one in loss.named_parameters()}  # a capture takes no others' parameters
+
+    def called(*given: object) -> object:
+        before = {name: (one, _version(one)) for name, one in loss.named_buffers()}
+        value: object = functional_call(loss, frozen, given)
+        for name, one in loss.named_buffers():
+            was, version = before.get(name, (None, 0))
+            if was is not one or version != _version(one):
+                raise ModelError(f"the loss changes {name}, a buffer of its own, in a call", remedy=into_model)
+        return value
+
+    return called
 
 
 def optimizer_of(optimizer: object, model: nn.Module) -> dict[str, object]:

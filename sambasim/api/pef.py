@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sambasim.api.boundary import speaks_python
 from sambasim.api.given import batch_of, first_samples, loss_of, optimizer_of, size_of, unwrapped
 from sambasim.api.ranks import on_first
 from sambasim.cli.terminal import phases
@@ -17,6 +18,7 @@ from sambasim.compiler.front import inputs_of, refuse_torchscript
 from sambasim.errors import ModelError, OptionError
 from sambasim.ir.program import Program
 from sambasim.options.compile import options_in_python
+from sambasim.options.python_words import in_python
 from sambasim.pef import PefDocument, locate, map_weights, peek, read
 from sambasim.report.inspect import Contents, contents
 from sambasim.report.inspect_tables import inspection, summary_table
@@ -87,6 +89,7 @@ class Pef(Shown):
         return f"Pef({str(self.path)!r}: {len(graph.sections)} sections, {len(graph.nodes)} operators)"
 
 
+@speaks_python(compiles=True)
 def compile(
     model: nn.Module,
     example: object,
@@ -135,16 +138,19 @@ def compile(
                 remedy="leave it out: the example is one batch of a replica",
             )
         micro = first_samples(batch, chosen.micro_batch_size)
-        inputs, by_keyword, arguments = inputs_of(micro, model, named, inference=chosen.inference)
-        given = None if chosen.inference else function
         notices = [_EVALUATING] if not (model.training or chosen.inference) else []
+        inputs, by_keyword, arguments = inputs_of(
+            micro, model, named, inference=chosen.inference, notice=notices.append
+        )
+        given = None if chosen.inference else function
         if isinstance(optimizer, Optimizer) and _has_stepped(optimizer):
             notices.append(_STATE)
         with phases(quiet=quiet) as on_phase:
             done = compile_model(
                 model, inputs, chosen, by_keyword=by_keyword, arguments=arguments, loss=given, on_phase=on_phase
             )
-        return Pef(done.path, (*notices, *done.notices))
+        said = (in_python(notice, compiles=True) for notice in (*notices, *done.notices))
+        return Pef(done.path, tuple(said))
 
     return on_first(compiled)
 
@@ -154,6 +160,7 @@ def _has_stepped(optimizer: Optimizer) -> bool:
     return any(state and ("step" not in state or float(state["step"]) > 0) for state in optimizer.state.values())
 
 
+@speaks_python()
 def load(pef: str | Path, *, output_folder: str | Path = "out") -> Pef:
     """The PEF at a path, or NAME for `out/NAME/NAME.pef`. Raises OptionError if there is none, PefError if it is not
     valid."""

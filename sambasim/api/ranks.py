@@ -18,6 +18,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import numpy as np
 import torch
 
+from sambasim.api.boundary import translate
 from sambasim.cli.terminal import exit_code_of, report_error
 from sambasim.errors import SambasimError
 from sambasim.ir.mesh import Mesh
@@ -108,6 +109,8 @@ def supervised(world: Communicator, path: Path, mesh: Mesh, timeout_s: float) ->
 
 
 def _report(failure: Failure) -> None:
+    if isinstance(failure.error, SambasimError):
+        translate(failure.error)
     report_error(failure.error, failure.reporter, [("doing", failure.doing)] if failure.doing else [])
 
 

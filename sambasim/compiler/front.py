@@ -6,6 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from sambasim.compiler.step import TARGET, forward_parameters
 from sambasim.compiler.strategy import pipeline, schedule_of
 from sambasim.compiler.trial import replaced
 from sambasim.data.batches import Batch, bind, collate, flat, in_place_of_values
+from sambasim.data.datasets import Failure
 from sambasim.data.sources import open_source
 from sambasim.data.user_code import check_arguments, load_object, summary
 from sambasim.errors import DataError, MachineError, ModelError, OptionError, SambasimError
@@ -50,8 +52,10 @@ def compile_from_options(options: CompileOptions, on_phase: Callable[[str], None
     with weights_fit():
         model = build_model(options)
     on_phase("read an example batch")
-    inputs, by_keyword, arguments = example_batch(model, options)
-    return compile_model(model, inputs, options, by_keyword=by_keyword, arguments=arguments, on_phase=on_phase)
+    notices: list[str] = []
+    inputs, by_keyword, arguments = example_batch(model, options, notices.append)
+    done = compile_model(model, inputs, options, by_keyword=by_keyword, arguments=arguments, on_phase=on_phase)
+    return replace(done, notices=(*notices, *done.notices))
 
 
 @contextmanager
@@ -216,9 +220,11 @@ def refuse_torchscript(model: nn.Module) -> None:
         )
 
 
-def example_batch(model: nn.Module, options: CompileOptions) -> Example:
+def example_batch(
+    model: nn.Module, options: CompileOptions, notice: Callable[[str], None] = lambda text: None
+) -> Example:
     """The first batch of the training data, by input name, and whether the model takes its inputs by name. Raises
-    DataError if samples are too few, or do not fit model and loss."""
+    DataError if samples are too few, or do not fit together, or model and loss."""
     source = open_source(options.data, None)
     batch_size = options.training.batch_size
     if len(source.train) < batch_size:
@@ -227,11 +233,21 @@ def example_batch(model: nn.Module, options: CompileOptions) -> Example:
             remedy=f"--batch-size {len(source.train)} or less",
         )
     batch = collate(source.train.__getitems__(range(options.micro_batch_size)))
-    return inputs_of(batch, model, options.loss.name if options.loss else None, inference=options.inference)
+    loss = options.loss.name if options.loss else None
+    return inputs_of(batch, model, loss, inference=options.inference, notice=notice)
 
 
-def inputs_of(batch: Batch, model: nn.Module, loss: str | None, *, inference: bool) -> Example:
+def inputs_of(
+    batch: Batch,
+    model: nn.Module,
+    loss: str | None,
+    *,
+    inference: bool,
+    notice: Callable[[str], None] = lambda text: None,
+) -> Example:
     """The inputs of a batch by name, the target last if there is a `loss`. Raises DataError if they do not fit."""
+    if isinstance(batch, Failure):
+        raise batch.error()
     by_keyword = isinstance(batch, Mapping)
     if isinstance(batch, Mapping):
         given = {str(name): value for name, value in batch.items()}
@@ -244,7 +260,7 @@ def inputs_of(batch: Batch, model: nn.Module, loss: str | None, *, inference: bo
     names = [name for top, value in given.items() for name, _ in flat(value, top)]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise DataError(f"two values of a sample are both called {twice[0]}", remedy="give them keys without dots")
-    inputs = _narrowed(bind(batch, names), model)
+    inputs = _narrowed(bind(batch, names), model, notice)
     if loss and names[-1] != TARGET:
         raise DataError("the target of a loss is one tensor, and a sample gives several", remedy="give one, or no loss")
     if inference and loss:
@@ -254,11 +270,13 @@ def inputs_of(batch: Batch, model: nn.Module, loss: str | None, *, inference: bo
     return Example(inputs, by_keyword, None if is_flat else arguments)
 
 
-def _narrowed(inputs: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+def _narrowed(inputs: dict[str, Tensor], model: nn.Module, notice: Callable[[str], None]) -> dict[str, Tensor]:
     """NumPy makes float64 of everything; a model without float64 parameters takes it as float32, as a run will."""
-    if any(parameter.dtype is torch.float64 for parameter in model.parameters()):
+    wide = [name for name, tensor in inputs.items() if tensor.dtype is torch.float64]
+    if not wide or any(parameter.dtype is torch.float64 for parameter in model.parameters()):
         return inputs
-    return {name: tensor.float() if tensor.dtype is torch.float64 else tensor for name, tensor in inputs.items()}
+    notice(f"float64 samples become float32, as the model is: {', '.join(wide)}")
+    return inputs | {name: inputs[name].float() for name in wide}
 
 
 def _positional_names(model: nn.Module, count: int, *, has_loss: bool) -> list[str]:

@@ -1,14 +1,16 @@
-"""The options of a PEF's optimizer from an optimizer of torch."""
+"""What a PEF takes of an optimizer of torch: the options of its groups. A step of the user's own it does not take."""
 
-from collections.abc import Mapping
+import inspect
+import linecache
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+import torch.optim.optimizer as torch_optimizer
+from torch import Tensor
 
-from sambasim.errors import ModelError, OptionError
+from sambasim.errors import OptionError
 from sambasim.optimizers import OPTIMIZERS
-from sambasim.options.load import build, one_of
+from sambasim.options.load import build
 from sambasim.options.training import OptimizerOptions
 
 NOT_IN_A_PEF: Mapping[str, str] = {
@@ -20,37 +22,59 @@ NOT_IN_A_PEF: Mapping[str, str] = {
 }
 """Options of torch's optimizers that a PEF does not have, with remedies."""
 
+_LIBRARIES = ("torch.", "sambasim.", "typing_extensions")
 
-def options_of_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> OptimizerOptions:
-    """The options of `optimizer`, which has one parameter group with all trained parameters of `model`. Raises
-    OptionError for another class or several groups, ModelError for other parameters."""
-    kinds = {entry.torch_name: kind for kind, entry in OPTIMIZERS.items() if entry.torch_name}
-    kind, name = kinds.get(type(optimizer).__name__), type(optimizer).__name__
-    if kind is None or not isinstance(optimizer, getattr(torch.optim, name)):
-        raise OptionError(
-            f"a PEF has no optimizer {name}",
-            remedy=f"one of torch.optim.{one_of(kinds)}, or a name: {one_of(OPTIMIZERS)}",
-        )
-    if (count := len(optimizer.param_groups)) > 1:
-        raise OptionError(
-            f"{name} has {count} parameter groups, and a run of a PEF trains one",
-            remedy=f"torch.optim.{name}(model.parameters(), …); SambaFlow apps can have several",
-        )
-    (group,) = optimizer.param_groups
-    trained = {id(parameter): path for path, parameter in model.named_parameters() if parameter.requires_grad}
-    given = {id(parameter) for parameter in group["params"]}
-    if left := [path for address, path in trained.items() if address not in given]:
-        raise ModelError(
-            f"{name} does not update {left[0]}" + (f" and {len(left) - 1} more" if len(left) > 1 else ""),
-            remedy=f"make it from all of them, torch.optim.{name}(model.parameters(), …), or freeze the others",
-        )
-    own = {id(parameter) for parameter in model.parameters()}
-    if others := len(given - own):
-        raise ModelError(
-            f"{name} also updates {others} parameters that the model does not have",
-            remedy=f"torch.optim.{name}(model.parameters(), …), made for this model",
-        )
-    return options_of_group(kind, group, f"torch.optim.{name}")
+
+def refuse_changed_step(optimizer: torch_optimizer.Optimizer, name: str) -> None:
+    """Raises OptionError if a step of `optimizer`, which users call `name`, does more or other than that of the class
+    in torch: for a hook, and for a method that was replaced in the object, in a class of the user's, or in torch's."""
+    hooks = {**vars(torch_optimizer), **vars(optimizer)}
+    for kind in (one for one in hooks if one.endswith("_hooks")):
+        for hook in hooks[kind].values():
+            if not is_of_a_library(hook):
+                words = kind.replace("_global_optimizer", "_step").removeprefix("_optimizer").removesuffix("s")
+                raise OptionError(
+                    f"{name} has a{words.replace('_', ' ')}, {_called(hook)}, which a run does not call",
+                    where=code_line(hook),
+                    remedy="remove it: handle.remove(); to clip gradients give max_grad_norm=1.0",
+                )
+    library = next(one for one in type(optimizer).__mro__ if one.__module__.startswith(_LIBRARIES))
+    for method, function in _methods(optimizer):
+        if hasattr(library, method) and not is_of_a_library(function):
+            raise OptionError(
+                f"{method} of {name} is not torch's, but {_called(function)}, which a run does not call",
+                where=code_line(function),
+                remedy=f"{name}(model.parameters(), …) as it is, or write what differs in the model",
+            )
+
+
+def _methods(optimizer: torch_optimizer.Optimizer) -> Iterator[tuple[str, Any]]:
+    """Name and function of each method, without those of Python's protocols."""
+    for attributes in (vars(optimizer), *map(vars, type(optimizer).__mro__)):
+        for name, value in attributes.items():
+            if callable(value) and not name.startswith("__") and not hasattr(value, "__origin__"):  # no alias of a type
+                yield name, value
+
+
+def is_of_a_library(function: Any) -> bool:
+    """Whether torch or sambasim has written `function`, and what it wraps."""
+    function = getattr(function, "__func__", function)  # of a method
+    wrapped, names = getattr(function, "__wrapped__", None), getattr(function, "__globals__", {})
+    return str(names.get("__name__")).startswith(_LIBRARIES) and (wrapped is None or is_of_a_library(wrapped))
+
+
+def _called(function: Any) -> str:
+    return getattr(function, "__qualname__", f"a {type(function).__name__}")
+
+
+def code_line(function: Any) -> str | None:
+    """File, line and code where `function` begins; None if it was not written in Python."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return None
+    return (
+        f"{code.co_filename}:{code.co_firstlineno}: {linecache.getline(code.co_filename, code.co_firstlineno).strip()}"
+    )
 
 
 def options_of_group(

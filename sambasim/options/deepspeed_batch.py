@@ -4,7 +4,7 @@ size. Of what is missing, DeepSpeed works out the rest."""
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from sambasim.options.deepspeed_file import Table
+from sambasim.options.deepspeed_file import AUTO, Table
 from sambasim.options.load import Given, Problem
 
 TRAIN, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
@@ -48,10 +48,14 @@ def batch_of(
             what = f"the PEF was compiled for batches of {world.compiled} samples"
             problems.append(Problem(MICRO, what, given=str(micro.value)))
         micro = micro or _Size(world.compiled, " (of the PEF)")
+    if {problem.name for problem in top.problems} & {TRAIN, MICRO, STEPS}:
+        return [], problems  # of a size that cannot be read, nothing follows
     if train is None and micro is None:
         other = training.get("batch_size")
         if type(other) is not int:
             what = f"is missing, and so is {MICRO}: DeepSpeed needs one of them"
+            if auto := [key for key in (MICRO, TRAIN) if top.says_auto(key)]:
+                return [], [Problem(auto[0], "needs a value from elsewhere", "--batch-size 8", AUTO)]
             return [], [Problem(TRAIN, what, f'"{MICRO}": 8, or --batch-size 8')]
         micro = _Size(other)
     if not {TRAIN, MICRO, STEPS} & top.fields.keys():

@@ -158,7 +158,10 @@ class Table:
         if value is None or value == AUTO:
             return None
         if type(value) is not int:
-            self.wrong(key, "must be a whole number, or auto")
+            is_quoted = isinstance(value, str) and value.isdigit()
+            self.wrong(
+                key, "must be a whole number, or auto", f'"{key}": {value}, without quotes' if is_quoted else None
+            )
         elif not least <= value <= LARGEST_COUNT:
             self.wrong(key, f"must be at least {least}" if value < least else f"must be at most {LARGEST_COUNT:,}")
         else:
@@ -261,7 +264,7 @@ def _parsed(path: Path) -> dict[str, object]:
     text = _COMMENT.sub(lambda found: found[0] if found[0][0] == '"' else re.sub(r"[^\n]", " ", found[0]), text)
     text = _LAST_COMMA.sub(lambda found: found[0] if found[0][0] == '"' else " ", text)
     try:
-        config = json.loads(text, object_pairs_hook=_once, parse_float=_number, parse_constant=_no_constant)
+        config = json.loads(text, object_pairs_hook=_once, parse_float=_number)
     except json.JSONDecodeError as error:
         line = text.split("\n")[error.lineno - 1].strip()
         what = f"the DeepSpeed config is not valid JSON: {error.msg[:1].lower()}{error.msg[1:]}"
@@ -290,7 +293,3 @@ def _number(text: str) -> float:
     """A number with a point or an exponent; a whole one is an int: `5e8` elements, `1e3` steps."""
     value = float(text)
     return int(value) if value.is_integer() else value
-
-
-def _no_constant(text: str) -> float:
-    raise ValueError(f"{text} is not a number of JSON")

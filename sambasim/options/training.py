@@ -208,6 +208,7 @@ class ScheduleOptions(_Extended):
     """The `[training.schedule]` table: the factor of the learning rate at optimizer step `s`, counted from 0.
 
         warm-up     (s + 1) / warmup_steps                              while s < warmup_steps; then
+                    with start_factor: start_factor + (1 - start_factor) · s / warmup_steps
         constant    1
         linear      1 + (final_factor - 1) · t
         cosine      final_factor + (1 - final_factor) · (1 + cos(π t)) / 2
@@ -282,7 +283,7 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
 _SCHEDULES_WITH: Mapping[str, tuple[str, ...]] = {
     "step_size": ("step", "one_cycle", "range_test"),
     "warmup_curve": _WITH_CURVE,
-    "start_factor": (*_WITH_CURVE, "one_cycle"),
+    "start_factor": ("constant", "linear", "cosine", "step", *_WITH_CURVE, "one_cycle"),
     "up_steps": ("one_cycle",),
     "down_steps": ("one_cycle",),
     "rate": ("range_test", "one_cycle"),

@@ -107,7 +107,8 @@ def learning_rate_factor(schedule: ScheduleOptions, step: int, run_steps: int) -
     if schedule.counts_updates:
         return _factor_of_update(schedule, step, schedule.total_steps or run_steps)
     if step < schedule.warmup_steps:
-        return (step + 1) / schedule.warmup_steps
+        start = schedule.start_factor
+        return (step + 1 if start is None else start * (schedule.warmup_steps - step) + step) / schedule.warmup_steps
     if schedule.name == "constant":
         return 1.0
     past = step - schedule.warmup_steps

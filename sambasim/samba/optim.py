@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from sambasim.compiler.torch_optimizers import NOT_IN_A_PEF, options_of_group, plain_number
+from sambasim.compiler.torch_optimizers import NOT_IN_A_PEF, options_of_group, plain_number, refuse_changed_step
 from sambasim.errors import OptionError
 from sambasim.options.training import OptimizerOptions
 from sambasim.samba.checks.arguments import checks_keywords_of
@@ -48,7 +48,9 @@ class _OnDevice(torch.optim.Optimizer):
 
     def options(self) -> tuple[OptimizerOptions, ...]:
         """The options of each of `param_groups` for a PEF. Raises OptionError for an option that a PEF's optimizer does
-        not have, for a value out of range, and if the groups differ in `max_grad_norm`."""
+        not have, for a value out of range, if the groups differ in `max_grad_norm`, and for a step of the user's
+        own."""
+        refuse_changed_step(self, f"samba.optim.{type(self).__name__}")
         bounds = list(dict.fromkeys(group["max_grad_norm"] for group in self.param_groups))
         if len(bounds) > 1:
             raise OptionError(

@@ -62,7 +62,8 @@ _HALF = {"enabled": True}
         ('{"a": 1', "the DeepSpeed config is not valid JSON: expecting ',' delimiter"),
         ('{\n // x\n "a": tru,\n "b": 1}', 'ds_config.json:3: "a": tru,\n  try:   correct that line'),
         ('{"a": 1, "a": 2}', "is not valid: a is given twice in one table"),
-        ('{"gradient_clipping": Infinity}', "Infinity is not a number of JSON"),
+        ('{"gradient_clipping": Infinity}', "gradient_clipping = Infinity: must be a finite number"),
+        ('{"train_batch_size": 8, "optimizer": {"type": "Adam", "params": {"lr": NaN}}}', "must be a finite number"),
         ("[1]", "the DeepSpeed config is [1], not a table"),
         ("[" * 40 + "]" * 40, "not a table"),
         ('{"wandb": ' + "[" * 40 + "]" * 40 + "}", "is nested too deeply"),
@@ -139,6 +140,37 @@ def test_without_any_batch_size_one_is_needed(tmp_path: Path) -> None:
     told = "train_batch_size: is missing, and so is train_micro_batch_size_per_gpu: DeepSpeed needs one of them"
     assert told in str(error.value)
     assert "or --batch-size 8" in str(error.value)
+
+
+def test_a_batch_size_that_is_auto_is_not_called_missing(tmp_path: Path) -> None:
+    file = tmp_path / "auto.json"
+    for sizes in ("train_batch_size",), ("train_batch_size", "train_micro_batch_size_per_gpu"):
+        file.write_text(json.dumps(dict.fromkeys(sizes, "auto")))
+        with pytest.raises(OptionError, match=f"{sizes[-1]} = auto: needs a value from elsewhere") as error:
+            compile_options_and_notes(None, "net:Net", [], {}, file)
+        assert "missing" not in str(error.value)
+        remedied = compile_options_and_notes(None, "net:Net", ["optimizer.name=sgd"], {"batch_size": 8}, file)
+        assert remedied.options.training.batch_size == 8
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"train_batch_size": "16"},
+        {"train_batch_size": 16, "train_micro_batch_size_per_gpu": "4", "gradient_accumulation_steps": 1},
+        {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": "2"},
+    ],
+)
+def test_a_batch_size_in_quotes_is_the_only_error(sizes: Mapping[str, object], tmp_path: Path) -> None:
+    told = refused(sizes, tmp_path)
+    assert "must be a whole number, or auto" in told
+    assert "without quotes" in told
+    assert "options are wrong" not in told
+
+
+def test_printing_never_is_no_error(tmp_path: Path) -> None:
+    notes = compiled('{"train_batch_size": 8, "steps_per_print": Infinity}', tmp_path).notes
+    assert notes == ["ds_config.json: these change nothing here: steps_per_print"]
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

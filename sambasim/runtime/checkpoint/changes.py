@@ -107,6 +107,10 @@ def check_pef(saved: Manifest, now: Manifest, pef: Path, where: str) -> list[Cha
         text for part, text in _PEF_PARTS.items() if getattr(saved.pef.parts, part) != getattr(now.pef.parts, part)
     ]
     if not reasons:
+        defaults = (one for one in _options(saved, now) if one.name.startswith(("loss", "optimizer", "training")))
+        named = [f"{one.name}: {one.before} → {one.now}" for one in defaults]
+        if named and _PEF_PARTS["training_defaults"] in parts:
+            parts[parts.index(_PEF_PARTS["training_defaults"])] = ", ".join(named)
         reasons.append(f"these differ: {', '.join(parts) or 'the version of sambasim'}")
     raise CheckpointError(
         f"the checkpoint is of another PEF than {now.pef.name}: {'; '.join(reasons)}",

@@ -1,0 +1,231 @@
+"""An optimizer of torch whose step is more or other than torch's is refused, with what to type instead, and what is
+typed trains as an eager loop with the optimizer as it was."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import SGD, Adam, AdamW, lr_scheduler
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+import sambasim as ss
+from tests.api.live import TRAIN, compiled, net, trained
+
+MakesScheduler = Callable[[Optimizer], Any]
+STEPS = 10
+LENGTH = 12
+
+
+def eager(optimizer: Optimizer, model: nn.Module, scheduler: Any = None, clip: float | None = None) -> list[float]:
+    """The losses of a plain loop."""
+    losses = []
+    for step in range(STEPS):
+        x, y = (one[32 * step : 32 * step + 32] for one in TRAIN)
+        loss = nn.functional.cross_entropy(model(x), y)
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        if clip is not None:
+            clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+    return losses
+
+
+def run(folder: Path, model: nn.Module, optimizer: Optimizer, **options: Any) -> list[float]:
+    pef = compiled(folder, model, loss="cross_entropy", optimizer=optimizer, **options)
+    return trained(pef, steps=STEPS, set={"data.shuffle": False}).losses
+
+
+def refused(folder: Path, model: nn.Module, optimizer: Optimizer) -> ss.SambasimError:
+    with pytest.raises(ss.SambasimError) as error:
+        run(folder, model, optimizer)
+    return error.value
+
+
+def _warm_cosine(optimizer: Optimizer) -> lr_scheduler.LRScheduler:
+    parts = [lr_scheduler.LinearLR(optimizer, 0.1, total_iters=4), lr_scheduler.CosineAnnealingLR(optimizer, LENGTH)]
+    return lr_scheduler.SequentialLR(optimizer, parts, milestones=[4])
+
+
+def _after(steps: int) -> Callable[[int], float]:
+    return lambda step: min(step / steps, 1.0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda o: lr_scheduler.LinearLR(o, 1 / 3, total_iters=5),
+        lambda o: lr_scheduler.LinearLR(o, 1, 0.1, total_iters=LENGTH),
+        lambda o: lr_scheduler.CosineAnnealingLR(o, LENGTH, eta_min=0.01),
+        lambda o: lr_scheduler.PolynomialLR(o, LENGTH),
+        lambda o: lr_scheduler.StepLR(o, 3, 0.5),
+        lambda o: lr_scheduler.ExponentialLR(o, 0.8),
+        lambda o: lr_scheduler.LambdaLR(o, lambda step: min((step + 1) / 4, 1)),
+        lambda o: lr_scheduler.LambdaLR(o, _after(4)),
+        lambda o: lr_scheduler.MultiplicativeLR(o, lambda step: 0.7),
+        _warm_cosine,
+    ],
+)  # fmt: skip
+def test_a_scheduler_is_refused_with_the_schedule_that_has_its_rates(make: MakesScheduler, folder: Path) -> None:
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.3)
+    scheduler = make(optimizer)
+    error = refused(folder, model, optimizer)
+    assert f"a learning rate scheduler, {type(scheduler).__name__}" in error.what
+    typed = re.search(r"give (lr=.*}): the same rates in ([\d,]+) optimizer steps", error.remedy or "")
+    assert typed is not None, error.remedy
+    assert int(typed[2].replace(",", "")) >= STEPS
+    given = eval(f"dict({typed[1]})")
+    other = net()
+    ours = run(folder, other, SGD(other.parameters(), lr=0.3), **given)
+    assert ours == pytest.approx(eager(optimizer, model, scheduler), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda o: lr_scheduler.OneCycleLR(o, 1.0, total_steps=STEPS),
+        lambda o: lr_scheduler.MultiStepLR(o, [3, 5], 0.5),
+        lambda o: lr_scheduler.MultiStepLR(o, [600], 0.5),
+        lambda o: lr_scheduler.ConstantLR(o, 0.5, total_iters=5),
+        lambda o: lr_scheduler.LambdaLR(o, lambda step: 1.0 if step < 900 else 0.1),
+        lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.3, 4, cycle_momentum=False),
+        lr_scheduler.ReduceLROnPlateau,
+    ],
+)  # fmt: skip
+def test_a_scheduler_without_an_equal_is_refused_as_one(make: MakesScheduler, folder: Path) -> None:
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.3, momentum=0.9)
+    scheduler = make(optimizer)
+    error = refused(folder, model, optimizer)
+    assert f"a learning rate scheduler, {type(scheduler).__name__}" in error.what
+    assert "no schedule of a PEF has its rates; or run in parts" in str(error.remedy)
+    del scheduler
+
+
+def test_a_scheduler_that_is_gone_has_changed_the_rate(folder: Path) -> None:
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.3)
+    lr_scheduler.LinearLR(optimizer, 0.1)
+    assert "which is gone by now, and a run would keep its rate of now, 0.03" in refused(folder, model, optimizer).what
+
+
+def test_parts_of_a_run_with_rates_of_their_own_are_what_the_remedy_says(folder: Path, tmp_path: Path) -> None:
+    model = net()
+    pef = compiled(folder, model, loss="cross_entropy", optimizer=SGD(model.parameters(), lr=0.3))
+    order: dict[str, Any] = {"set": {"data.shuffle": False}, "checkpoint_dir": tmp_path}
+    losses = trained(pef, steps=4, **order).losses
+    losses += trained(pef, steps=STEPS, resume="newest", lr=0.03, **order).losses
+    optimizer = SGD(model.parameters(), lr=0.3)
+    wanted = eager(optimizer, model, lr_scheduler.MultiStepLR(optimizer, [4], 0.1))
+    assert losses == pytest.approx(wanted, rel=1e-5)
+
+
+def _does_nothing(*given: object) -> None:
+    """A hook, or a step."""
+
+
+class Halved(SGD):
+    def step(self, closure: Any = None) -> Any:
+        with torch.no_grad():
+            for one in self.param_groups[0]["params"]:
+                one.grad *= 0.5
+        return super().step(closure)
+
+
+class AdamWOfMine(AdamW):
+    pass
+
+
+AdamWOfMine.__name__ = "AdamW"
+
+
+def _with(change: Callable[[Any], object]) -> Callable[[nn.Module], Optimizer]:
+    def made(model: nn.Module) -> Optimizer:
+        optimizer = SGD(model.parameters(), lr=0.1)
+        change(optimizer)
+        return optimizer
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (_with(lambda o: o.register_step_pre_hook(_does_nothing)), "SGD has a step pre hook, _does_nothing"),
+        (_with(lambda o: o.register_step_post_hook(lambda *given: None)), "SGD has a step post hook, "),
+        (_with(lambda o: o.register_state_dict_post_hook(_does_nothing)), "SGD has a state dict post hook"),
+        (_with(lambda o: o.register_load_state_dict_pre_hook(_does_nothing)), "has a load state dict pre hook"),
+        (_with(lambda o: setattr(o, "step", _does_nothing)), "step of torch.optim.SGD is not torch's"),
+        (_with(lambda o: setattr(o, "zero_grad", _does_nothing)), "zero_grad of torch.optim.SGD is not torch's"),
+        (_with(lambda o: o.param_groups[0].update(lr_scale=0.1)), "SGD has lr_scale, which is no option"),
+        (_with(lambda o: o.param_groups[0]["params"].append(o.param_groups[0]["params"][0])), "a parameter twice"),
+        (lambda model: Halved(model.parameters(), lr=0.1), "Halved is a subclass of torch.optim.SGD"),
+        (lambda model: AdamWOfMine(model.parameters()), "is a subclass of torch.optim.AdamW"),
+        (lambda model: torch.optim.LBFGS(model.parameters()), "a PEF has no optimizer LBFGS"),
+        (lambda model: SGD(model.parameters(), maximize=True), "does not have maximize"),
+        (lambda model: Adam(model.parameters(), amsgrad=True), "does not have amsgrad"),
+        (lambda model: Adam(model.parameters(), capturable=True), "does not have capturable"),
+        (lambda model: SGD(model.parameters(), differentiable=True), "does not have differentiable"),
+        (lambda model: SGD([*model.parameters(), nn.Parameter(torch.zeros(1))]), "also updates 1 parameters"),
+    ],
+)  # fmt: skip
+def test_a_step_that_is_not_torchs_is_refused_by_name(
+    make: Callable[[nn.Module], Optimizer], what: str, folder: Path
+) -> None:
+    model = net()
+    error = refused(folder, model, make(model))
+    assert what in error.what
+    assert error.remedy
+    if "_does_nothing" in error.what:
+        assert "def _does_nothing" in str(error.where)
+
+
+@pytest.fixture
+def global_hook(request: pytest.FixtureRequest) -> Iterator[None]:
+    handle = request.param(_does_nothing)
+    yield
+    handle.remove()
+
+
+@pytest.mark.parametrize(
+    "global_hook", [register_optimizer_step_pre_hook, register_optimizer_step_post_hook], indirect=True
+)
+def test_a_hook_of_all_optimizers_is_refused(global_hook: None, folder: Path) -> None:
+    model = net()
+    assert re.search(
+        "SGD has a step (pre|post) hook, _does_nothing", refused(folder, model, SGD(model.parameters())).what
+    )
+
+
+def test_a_class_of_torch_with_another_step_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = net()
+    optimizer = SGD(model.parameters())
+    monkeypatch.setattr(SGD, "step", _does_nothing)
+    assert "step of torch.optim.SGD is not torch's, but _does_nothing" in refused(folder, model, optimizer).what
+
+
+def test_the_remedy_for_a_hook_that_clips(folder: Path) -> None:
+    model, other = net(), net()
+    optimizer = SGD(model.parameters(), lr=0.3)
+    handle = optimizer.register_step_pre_hook(lambda *given: clip_grad_norm_(model.parameters(), 0.1) and None)
+    assert "max_grad_norm=1.0" in str(refused(folder, model, optimizer).remedy)
+    handle.remove()
+    ours = run(folder, model, optimizer, max_grad_norm=0.1)
+    assert ours == pytest.approx(eager(SGD(other.parameters(), lr=0.3), other, clip=0.1), rel=1e-5)
+
+
+@pytest.mark.parametrize("how", [{}, {"foreach": True}, {"fused": True}])
+@pytest.mark.parametrize("kind", [SGD, Adam, AdamW, torch.optim.Adagrad])
+def test_an_optimizer_as_torch_makes_it_trains_as_it_does(kind: Any, how: dict[str, bool], folder: Path) -> None:
+    model, other = net(), net()
+    optimizer = kind([{"params": [*model.named_parameters()], "name": "all"}], lr=0.05, **how)
+    optimizer.label = "mine"  # torch reads no attribute of this name
+    assert run(folder, model, optimizer) == pytest.approx(eager(kind(other.parameters(), lr=0.05), other), rel=1e-5)
