@@ -49,6 +49,19 @@ def _eigenvalues(matrix: Tensor, half: str = "L") -> Tensor:
     return values
 
 
+def _covariance(x: Tensor, *, correction: int = 1, **weights: Tensor | None) -> Tensor:
+    """torch.cov as torch's own kernel computes it, which asks whether there are more samples than `correction`."""
+    rows = x.view(1, -1) if x.dim() < 2 else x
+    samples = rows.shape[1]
+    if any(weight is not None for weight in weights.values()) or samples <= correction:
+        composite: Tensor = torch.ops.aten.cov.default._op_dk(
+            torch._C.DispatchKey.CompositeImplicitAutograd, x, correction=correction, **weights
+        )
+        return composite
+    centered = rows - rows.sum(1).div(samples).unsqueeze(1)
+    return (torch.mm(centered, centered.t().conj()) / (samples - correction)).squeeze()
+
+
 def _check_matrix(info: Tensor, api_name: str, *, is_matrix: bool) -> None:
     """What torch.linalg does to raise an error; by torch's own way it has an order of its own in the graph."""
     torch._assert_async((info == 0).all(), f"{api_name} does not work for this matrix: it is singular, say")
@@ -77,13 +90,24 @@ def _ctc_loss(
         return scores.new_empty(samples), scores.new_empty(samples, steps, 2 * longest + 1)
 
 
-_SHAPES = {torch.ops.aten._ctc_loss.Tensor: _ctc_loss, torch.ops.aten._ctc_loss.default: _ctc_loss}
-"""Operators whose shapes torch's tracers refuse to know."""
+def _dense_zeros(mode: FakeTensorMode, operator: OpOverload, size: Sequence[int], **options: Any) -> Tensor:
+    with mode:
+        return torch.zeros(size, **options)
+
+
+_ZEROS = torch.ops.aten._efficientzerotensor.default
+_SHAPES = {
+    torch.ops.aten._ctc_loss.Tensor: _ctc_loss,
+    torch.ops.aten._ctc_loss.default: _ctc_loss,
+    _ZEROS: _dense_zeros,
+}
+"""Operators whose shapes torch's tracers refuse to know, and zeros without memory, on which they crash."""
 
 _COMPOSITES: dict[Any, Callable[..., object]] = {
     **{getattr(torch.ops.aten, f"adaptive_avg_pool{axes}d").default: _mean_over(axes) for axes in (2, 3)},
     torch.ops.aten.linalg_svdvals.default: _singular_values,
     torch.ops.aten.linalg_eigvalsh.default: _eigenvalues,
+    torch.ops.aten.cov.default: _covariance,
 }
 
 
@@ -127,6 +151,12 @@ def known_shapes() -> Iterator[None]:
     finally:
         for operator in _SHAPES:
             del known[operator]
+
+
+def dense_zeros(graph: fx.Graph) -> None:
+    """Zeros without memory become zeros."""
+    for node in graph.find_nodes(op="call_function", target=_ZEROS):
+        node.target = torch.ops.aten.zeros.default
 
 
 _16_BITS = 2

@@ -2,8 +2,9 @@
 ask for, and branches that only raise or warn. The graph checks in each step that they are the same."""
 
 import ast
+import contextlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum, auto
 from functools import cache, partial
 from pathlib import Path
@@ -15,9 +16,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from sambasim.compiler.explain import CHANGED_CONSTANT, Finding, all_findings, line_of, user_frame, where_of
+from sambasim.compiler.explain import CHANGED_CONSTANT, Finding, all_findings
 from sambasim.compiler.line_marks import mark_line
 from sambasim.compiler.names import is_library_file
+from sambasim.compiler.recording import line_of, user_frame
+from sambasim.compiler.trial import replaced
 from sambasim.errors import CaptureError
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -50,13 +53,14 @@ class _Answer(NamedTuple):
     place: tuple[str, int] | None
 
 
-class Recorded(TorchFunctionMode):
-    """Around one eager call: records what is asked of values. Raises CaptureError if the user's own code asks, other
-    than in a branch that only raises or warns, and RandomBranch for branches on random numbers."""
+class Asked(TorchFunctionMode):
+    """Around one eager call: records what is asked of values. `refused`: the user's own code asks, other than in a
+    branch that only raises or warns. Raises RandomBranch for branches on random numbers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.answers: list[_Answer] = []
+        self.refused: CaptureError | None = None
         self._drawn: dict[int, tuple[Tensor, Callable[[], Any]]] = {}  # what depends on random numbers alone
 
     def __torch_function__(
@@ -85,7 +89,10 @@ class Recorded(TorchFunctionMode):
                 remedy="never drop layers: layerdrop=0 in the config of a model of transformers; in a model of your "
                 "own, drop by a factor: x + keep * layer(x), with keep = torch.bernoulli(…)",
             )
-        self.answers.append(_Answer(answer, _said(frame, asks), _place(frame)))
+        try:
+            self.answers.append(_Answer(answer, _said(frame, asks), _place(frame)))
+        except CaptureError as error:
+            self.refused = self.refused or error
 
     def _is_constant(self, drawn: Tensor) -> bool:
         _, again = self._drawn[id(drawn)]
@@ -114,9 +121,9 @@ class Followed(TorchFunctionMode):
     """Around a trace of `step`: each question has the answer that was recorded, and an assertion says so. Tensors that
     are none of the model's are constants. Marks what is traced with the user's line."""
 
-    def __init__(self, recorded: Recorded, step: nn.Module) -> None:
+    def __init__(self, asked: Asked, step: nn.Module) -> None:
         super().__init__()
-        self._answers = recorded.answers
+        self._answers = asked.answers
         self._next = 0
         self._step = step
         self._of_step = {one.untyped_storage()._cdata for one in (*step.parameters(), *step.buffers())}
@@ -183,7 +190,9 @@ class Followed(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             constant = torch.ops.aten.lift_fresh.default(value)
         frame = user_frame()
-        self._constants.append((value, constant, "" if frame is None else where_of(frame)))
+        self._constants.append(
+            (value, constant, "" if frame is None else line_of(frame.f_code.co_filename, frame.f_lineno))
+        )
         return constant
 
     def _answer(self) -> _Answer:
@@ -263,16 +272,19 @@ def _said(frame: FrameType | None, asks: Asks) -> str | None:
     if frame is None:
         return _OTHER_WAY
     file, line = frame.f_code.co_filename, frame.f_lineno
-    if file.startswith(_TORCH) or not _INSTALLED.isdisjoint(Path(file).parts):
-        return _OTHER_WAY
+    is_library = file.startswith(_TORCH) or not _INSTALLED.isdisjoint(Path(file).parts)
     if asks is not Asks.BRANCH:
+        if is_library:
+            return _OTHER_WAY
         raise CaptureError("the values of a tensor decide", where=line_of(file, line))
     for node in _syntax_nodes(file):
         if isinstance(node, ast.Assert) and node.lineno <= line <= (node.end_lineno or line):
             return ast.unparse(node)
         is_test = isinstance(node, ast.If) and node.test.lineno <= line <= (node.test.end_lineno or line)
-        if is_test and isinstance(node, ast.If) and not node.orelse and all(map(_only_reports, node.body)):
+        if is_test and isinstance(node, ast.If) and not node.orelse and _only_reports(node, _syntax_nodes(file)):
             return ast.unparse(node.body[-1]) if isinstance(node.body[-1], ast.Raise) else None
+    if is_library:
+        return _OTHER_WAY
     raise CaptureError("a branch on the value of a tensor", where=line_of(file, line))
 
 
@@ -284,9 +296,22 @@ def _syntax_nodes(file: str) -> Iterable[ast.AST]:
         return ()
 
 
-def _only_reports(statement: ast.stmt) -> bool:
-    if isinstance(statement, ast.Raise):
-        return True
+def _only_reports(branch: ast.If, nodes: Iterable[ast.AST]) -> bool:
+    """Whether the branch raises, or only says something: what it computes for that is read nowhere else."""
+    if not all(map(_reports, branch.body)):
+        return False
+    inside = {id(node) for node in ast.walk(branch)}
+    named = {node.id for node in ast.walk(branch) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    read = (node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
+    return not any(node.id in named and id(node) not in inside for node in read)
+
+
+def _reports(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.Raise | ast.Assign | ast.AugAssign):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+        return isinstance(statement, ast.Raise) or all(isinstance(target, ast.Name) for target in targets)
+    if isinstance(statement, ast.If):
+        return all(map(_reports, (*statement.body, *statement.orelse)))
     called = statement.value if isinstance(statement, ast.Expr) else None
     if not isinstance(called, ast.Call):
         return False
@@ -295,3 +320,27 @@ def _only_reports(statement: ast.stmt) -> bool:
         owner = ast.unparse(function.value).lower()
         return function.attr in _REPORTS and ("log" in owner or owner == "warnings")
     return isinstance(function, ast.Name) and function.id in _REPORTS
+
+
+def _has_own(*values: object) -> bool:
+    """Whether an operand is of a subclass of Tensor with operators of its own: a mode does not count."""
+    return any(
+        isinstance(leaf, Tensor)
+        and type(leaf).__torch_function__ not in (Tensor.__torch_function__, torch._C._disabled_torch_function_impl)
+        for leaf in tree_leaves(values)
+    )
+
+
+@contextlib.contextmanager
+def modes_reach_inside() -> Iterator[None]:
+    """Functions of torch that are written in Python, such as `torch.nn.functional.gaussian_nll_loss`, call torch's
+    operators one by one, where a mode would otherwise see only the function, and nothing inside of it."""
+    with contextlib.ExitStack() as stack:
+        for module in _ASKED_FOR_FUNCTIONS:
+            for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
+                if hasattr(module, name):
+                    stack.enter_context(replaced(module, name, _has_own))
+        yield
+
+
+_ASKED_FOR_FUNCTIONS = (torch.overrides, torch.functional, torch.nn.functional, torch._tensor, torch._lowrank)

@@ -12,30 +12,21 @@ from torch import Tensor, nn
 from sambasim import __version__
 from sambasim.compiler.asked_values import RandomBranch
 from sambasim.compiler.build import Built, Captures, build
-from sambasim.compiler.capture import answers_of_eager, capture_by_running, capture_evaluation, capture_training
-from sambasim.compiler.captured import CapturedGraph, starts_a_backward
-from sambasim.compiler.effects import refuse_lost_effects
+from sambasim.compiler.capture import capture
+from sambasim.compiler.captured import CapturedGraph
 from sambasim.compiler.explain import explained
 from sambasim.compiler.identity import digests_of_model
 from sambasim.compiler.names import source_files
 from sambasim.compiler.notices import exemptions, notice_of_shapes, notices_of
 from sambasim.compiler.passes import run_pipeline
 from sambasim.compiler.precision import STORED, inputs_in, stored_in
-from sambasim.compiler.step import (
-    EvaluationStep,
-    Loss,
-    TrainingStep,
-    check_loss,
-    loss_in,
-    per_sample_loss,
-    run_eagerly,
-    training_loss,
-)
+from sambasim.compiler.state import Observed, asked_of, observe
+from sambasim.compiler.step import EvaluationStep, Loss, TrainingStep, per_sample_loss, training_loss
 from sambasim.compiler.strategy import pipeline
 from sambasim.compiler.tensors import check_model, dense_gradients, made_contiguous
 from sambasim.compiler.trial import buffers_of_plain_tensors, rare_collections, variables_are_tensors
 from sambasim.compiler.update import Update
-from sambasim.errors import CaptureError, DataError
+from sambasim.errors import CaptureError, DataError, ModelError
 from sambasim.ir.program import Program
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
 from sambasim.pef import PefDocument, write
@@ -166,68 +157,42 @@ def _mean_loss(options: CompileOptions, given: Loss | None) -> Loss | None:
 def _capture(
     step: TrainingStep, tensors: tuple[Tensor, ...], options: CompileOptions, watch: Stopwatch, given: Loss | None
 ) -> Captures:
-    narrow = STORED[options.dtype]
     loss = None if options.inference or given is not None else options.loss
+    by_sample = per_sample_loss(loss.name, loss.args) if loss else None
+    evaluation = EvaluationStep(step.model, step.names, by_sample or step.loss, step.by_keyword, step.arguments)
+    steps: list[TrainingStep | EvaluationStep] = [evaluation] if options.inference else [step, evaluation]
+    if not (options.inference or step.model.training):
+        step.model.train()
+    watch.begin("observe a step")
+    observed = observe(steps, tensors, "function" if given is not None else loss.name if loss else None)
+    narrow = STORED[options.dtype]
     training = None
     if not options.inference:
         watch.begin("capture the training step")
-        if not step.model.training:
-            step.model.train()
-        name = "function" if given is not None else loss.name if loss else None
-        training = _captured(step, tensors, narrow, name)
+        training = _captured(step, tensors, narrow, observed)
     watch.begin("capture the evaluation graph")
-    by_sample = per_sample_loss(loss.name, loss.args) if loss else None
-    evaluation_step = EvaluationStep(step.model, step.names, by_sample or step.loss, step.by_keyword, step.arguments)
-    evaluation_step.eval()
-    evaluation = _captured(evaluation_step, tensors, narrow)
+    evaluation.eval()
+    captured = _captured(evaluation, tensors, narrow, observed)
     single = None
     if not options.inference and by_sample is None and tensors[0].shape[0] > 1:
         watch.begin("capture the evaluation graph at batch 1")
-        with suppress(CaptureError):  # not every sound model runs on one sample; `notices_of` says so
+        with suppress(CaptureError, ModelError):  # not every sound model runs on one sample; `notices_of` says so
             ones = tuple(tensor[:1].clone() for tensor in tensors)
-            single = _traced_or_run(evaluation_step, ones, narrow)
-    return Captures(training, evaluation, single, per_sample_loss=by_sample is not None)
+            asked = asked_of(evaluation, ones) if observed.asked[evaluation].answers else None
+            single = capture(evaluation, ones, asked, narrow=narrow)
+    return Captures(training, captured, single, per_sample_loss=by_sample is not None, kept=observed.kept)
 
 
 def _captured(
-    step: nn.Module, tensors: Sequence[Tensor], narrow: torch.dtype | None, loss_name: str | None = None
+    step: nn.Module, tensors: Sequence[Tensor], narrow: torch.dtype | None, observed: Observed
 ) -> CapturedGraph:
-    """The captured graph of a step. Raises an error if a capture would lose something that the model does. After a
-    failed capture PyTorch runs the model once, because its messages are better than a tracer's."""
-    is_checked = refuse_lost_effects(step, tensors, keeps_backwards=narrow is None)
+    """The captured graph of a step. Raises CaptureError, with all that the observed call shows in its way."""
     try:
-        captured = _traced_or_run(step, tensors, narrow)
+        return capture(step, tensors, observed.asked[step], narrow=narrow)
     except RandomBranch:
         raise
     except CaptureError as error:
-        raise explained(error, step, tensors, loss_name) from error
-    if isinstance(step, TrainingStep) and not starts_a_backward(captured, any_shape=step.any_loss):
-        check_loss(loss_in(run_eagerly(step, tensors)), loss_name, any_shape=step.any_loss)
-    if narrow is None and captured.mixes_types:
-        run_eagerly(step, tensors)  # raises PyTorch's error, with the line
-    if not is_checked:
-        refuse_lost_effects(step, tensors, fake=False, keeps_backwards=narrow is None)
-    return captured
-
-
-def _traced_or_run(step: nn.Module, tensors: Sequence[Tensor], narrow: torch.dtype | None) -> CapturedGraph:
-    """The captured graph of a step: traced, or else as Python runs it. Raises CaptureError."""
-    capture = capture_training if isinstance(step, TrainingStep) else capture_evaluation
-    for compiled in (False, True):  # libraries avoid what cannot be traced where they know that they are compiled
-        try:
-            with answers_of_eager(compiled=compiled):
-                return capture(step, tensors, narrow=narrow)
-        except CaptureError as error:
-            raised = error
-    if narrow is None:
-        try:
-            return capture_by_running(step, tensors)
-        except RandomBranch:
-            raise
-        except CaptureError as error:
-            if error.where and error.remedy and error.__cause__ is None:  # it is ours, and no tracer's
-                raise
-    raise raised
+        raise explained(error, step, observed.calls[step]) from error
 
 
 def _document(program: Program, model: nn.Module, options: CompileOptions, metadata: Mapping[str, str]) -> PefDocument:

@@ -1,28 +1,15 @@
-"""Why a step cannot be captured: which lines, and how to write them instead. After a failed capture the model runs once
-under `Watch`, which finds all obstacles."""
+"""Why a step cannot be captured: which lines, and how to write them instead."""
 
-import contextlib
-import dis
-import linecache
 import re
-import sys
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
 from sambasim.compiler.names import forward_line, is_library_file, line_in, user_line
-from sambasim.compiler.step import TrainingStep, check_loss, loss_in, run_eagerly
-from sambasim.compiler.trial import written
-from sambasim.errors import CaptureError, UserError
+from sambasim.compiler.recording import Op, Recording
+from sambasim.errors import CaptureError
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +124,9 @@ def _hint(error: BaseException) -> str:
     return _without_advice(sensible[0]) if sensible else "rewrite the line with PyTorch's own operators on tensors"
 
 
-def explained(error: CaptureError, step: nn.Module, inputs: Sequence[Tensor], loss: str | None) -> UserError:
-    """The most helpful error for a capture of `step` that failed with `error`; `loss` is the name of its loss. Raises
-    ModelError if PyTorch cannot run the model either."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # by `_memory`
-        findings = _findings(step, [tensor.clone() for tensor in inputs], loss)
+def explained(error: CaptureError, step: nn.Module, call: Recording) -> CaptureError:
+    """The most helpful error for a capture of `step` that failed with `error`, of which `call` was an eager call."""
+    findings = obstacles(call)
     if findings:
         return all_findings(findings, step.training)
     if not step.training and "autograd.grad" in (error.where or ""):
@@ -152,15 +136,33 @@ def explained(error: CaptureError, step: nn.Module, inputs: Sequence[Tensor], lo
     return error
 
 
-def _findings(step: nn.Module, inputs: Sequence[Tensor], loss: str | None) -> Sequence[Finding]:
-    watch = Watch(step, inputs)
-    outputs = run_eagerly(step, inputs, watch)
-    if step.training:
-        check_loss(loss_in(outputs), loss, any_shape=isinstance(step, TrainingStep) and step.any_loss)
-        with contextlib.suppress(Exception), watch:  # a backward of the user's own may hold obstacles too
-            wanted = [parameter for parameter in step.parameters() if parameter.requires_grad]
-            torch.autograd.grad(loss_in(outputs).sum(), wanted, allow_unused=True)
-    return watch.findings
+def obstacles(call: Recording) -> Sequence[Finding]:
+    """What of an eager call cannot be captured, in the order of execution."""
+    found = ((_obstacle(op), op.line) for op in call.ops if op.line is not None)
+    return list(dict.fromkeys(Finding(obstacle, str(line)) for obstacle, line in found if obstacle is not None))
+
+
+def _obstacle(op: Op) -> Obstacle | None:
+    name, line = op.func._schema.name, op.line
+    if name == "aten::_pack_padded_sequence":
+        return _PACKED
+    if name == "aten::_ctc_loss":
+        return _LENGTHS
+    if name == "aten::index":  # by numbers its shape is known, by a mask it is not
+        return SHAPE if op.masks else None
+    if torch.Tag.dynamic_output_shape in op.func.tags:
+        return SHAPE
+    if torch.Tag.data_dependent_output in op.func.tags:
+        # Tracers know where torch's own code reads values, and how to leave out an assertion.
+        if line is None or not line.is_next or str(line).partition(": ")[2].startswith("assert"):
+            return None
+        return _BRANCH if line.jumps else _NUMBER
+    if op.foreign:
+        return _UNREGISTERED
+    kinds = {label.partition(" ")[0] for label in op.writes}
+    if "input" in kinds:
+        return _INPUT
+    return _PARAMETER if "parameter" in kinds else CHANGED_CONSTANT if kinds - {"buffer"} else None
 
 
 def _rewrite(finding: Finding) -> str:
@@ -183,113 +185,3 @@ def all_findings(findings: Sequence[Finding], training: bool) -> CaptureError:
     return CaptureError(
         "\n    ".join((f"{what}, for {len(findings)} reasons:", *lines)), remedy="\n         ".join(rewrites)
     )
-
-
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own methods are untyped here and below
-    """Around one eager call of `step`: gathers `findings` in the order of execution. Parameters that the call changes
-    in place have their old values again afterwards."""
-
-    def __init__(self, step: nn.Module, inputs: Sequence[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's, untyped
-        self.findings: list[Finding] = []
-        self._inputs = {_memory(tensor) for tensor in inputs}
-        self._parameters = {_memory(tensor): tensor for tensor in step.parameters()}
-        self._known = {*self._inputs, *self._parameters}
-        self._saved: dict[int, Tensor] = {}
-
-    def __torch_dispatch__(
-        self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> object:
-        obstacle = _obstacle(func, args) or self._unregistered(args)
-        for tensor in written(func, args, kwargs or {}):
-            obstacle = obstacle or self._changed(tensor)
-        result = func(*args, **(kwargs or {}))
-        if obstacle is not None:
-            self._find(obstacle)
-        return result
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
-    ) -> None:
-        super().__exit__(exc_type, exc_val, exc_tb)  # type: ignore[no-untyped-call]  # torch's, untyped
-        with torch.no_grad():
-            for memory, value in self._saved.items():
-                self._parameters[memory].copy_(value)
-
-    def _unregistered(self, args: tuple[Any, ...]) -> Obstacle | None:
-        parameters = {_memory(leaf) for leaf in tree_leaves(args) if isinstance(leaf, nn.Parameter)}
-        unknown = parameters - self._known
-        self._known |= unknown
-        return _UNREGISTERED if unknown else None
-
-    def _changed(self, tensor: Tensor) -> Obstacle | None:
-        memory = _memory(tensor)
-        if memory == 0:
-            return None
-        if memory in self._inputs:
-            return _INPUT
-        if memory not in self._parameters:
-            return None
-        if memory not in self._saved:
-            self._saved[memory] = self._parameters[memory].detach().clone()
-        return _PARAMETER
-
-    def _find(self, obstacle: Obstacle) -> None:
-        frame = user_frame()
-        if frame is None:
-            return
-        where = where_of(frame)
-        if obstacle is _NUMBER:
-            if frame is not next(_frames(), None) or where.partition(": ")[2].startswith("assert"):
-                return  # tracers know where torch's own code reads values, and how to leave out an assertion
-            operation = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-            obstacle = _BRANCH if "JUMP" in operation or operation in ("TO_BOOL", "UNARY_NOT") else _NUMBER
-        finding = Finding(obstacle, where)
-        if finding not in self.findings:
-            self.findings.append(finding)
-
-
-def _memory(tensor: Tensor) -> int:
-    """The address of the memory that `tensor` is a view of; 0 for one without elements, or that is not dense."""
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
-
-
-def _obstacle(func: OpOverload, args: tuple[Any, ...]) -> Obstacle | None:
-    name = func._schema.name
-    if name == "aten::_pack_padded_sequence":
-        return _PACKED
-    if name == "aten::_ctc_loss":
-        return _LENGTHS
-    if name == "aten::index":  # by numbers its shape is known, by a mask it is not
-        masks = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)]
-        return SHAPE if masks else None
-    if torch.Tag.dynamic_output_shape in func.tags:
-        return SHAPE
-    return _NUMBER if torch.Tag.data_dependent_output in func.tags else None
-
-
-_TORCH = Path(torch.__file__).parent
-_FORWARDING = ("_tensor.py", "_ops.py", "_compile.py", "_dynamo/eval_frame.py", "utils/_stats.py")
-_TRANSPARENT = (__file__, *(str(_TORCH / name) for name in _FORWARDING))
-"""Files that only forward a call, between the line that uses a tensor and `__torch_dispatch__`."""
-
-
-def _frames() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename in _TRANSPARENT:
-        frame = frame.f_back
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def user_frame() -> FrameType | None:
-    return next((frame for frame in _frames() if not is_library_file(frame.f_code.co_filename)), None)
-
-
-def where_of(frame: FrameType) -> str:
-    return line_of(frame.f_code.co_filename, frame.f_lineno)
-
-
-def line_of(file: str, line: int) -> str:
-    return f"{file}:{line}: {linecache.getline(file, line).strip()}"

@@ -8,7 +8,7 @@ from torch import nn
 from torch.fx import traceback
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from sambasim.compiler.explain import user_frame
+from sambasim.compiler.recording import user_frame
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sambasim.compiler.build import Captures, build
-from sambasim.compiler.capture import answers_of_eager, capture_shapes
+from sambasim.compiler.capture import capture
 from sambasim.compiler.captured import starts_a_backward
 from sambasim.compiler.compile import Stopwatch, capture_model
 from sambasim.compiler.front import Example, build_model, example_of_one, model_of_shapes
@@ -98,8 +98,8 @@ def _captured(model: nn.Module, example: Example, options: CompileOptions) -> Pr
     step = TrainingStep(model, tuple(shapes), loss, by_keyword, arguments=arguments).train()
     with buffers_of_plain_tensors(model), made_contiguous(model), dense_gradients(model):
         check_model(model, training=True, replicas=True)
-        with variables_are_tensors(), answers_of_eager(compiled=False):
-            captured = capture_shapes(step, tuple(shapes.values()))
+        with variables_are_tensors():
+            captured = capture(step, tuple(shapes.values()))
         if not starts_a_backward(captured, any_shape=False):
             raise CaptureError("the training step returns no loss")
         captures = Captures(captured, replace(captured, outputs=()), None, per_sample_loss=False)

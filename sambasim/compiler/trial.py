@@ -21,26 +21,47 @@ from torch.utils._pytree import tree_leaves
 
 
 @contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Output, logs and warnings are dropped."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+@contextlib.contextmanager
 def trial(step: nn.Module, convert: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """The modules of `step` hold tensors that `convert` made of theirs, each once; output, logs and warnings are
     dropped. Afterwards all attributes and the random generators are as before."""
     generators = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    disabled = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
     try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(warnings.catch_warnings())
-            warnings.simplefilter("ignore")
-            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-            stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
-            stack.enter_context(_converted(step, convert))
-            stack.enter_context(as_written())
+        with quiet(), _converted(step, convert), as_written():
             yield
     finally:
-        logging.disable(disabled)
         torch.set_rng_state(generators[0])
         random.setstate(generators[1])
         np.random.set_state(generators[2])
+
+
+@contextlib.contextmanager
+def frozen(step: nn.Module) -> Iterator[None]:
+    """No parameter of `step` requires a gradient, whatever the grad mode: a model may differentiate in its forward."""
+    trained = [parameter for parameter in step.parameters() if parameter.requires_grad]
+    try:
+        for parameter in trained:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
 
 
 @contextlib.contextmanager

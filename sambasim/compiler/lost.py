@@ -1,0 +1,113 @@
+"""What a trace would lose without a word is refused here, at its line; activation checkpointing, which changes no
+result, calls its block."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.fx import traceback
+from torch.utils import checkpoint
+from torch.utils.checkpoint import CheckpointFunction
+
+from sambasim.compiler.explain import Finding, Obstacle, all_findings
+from sambasim.compiler.names import is_library_file
+from sambasim.compiler.recording import user_frame, where_of
+from sambasim.compiler.trial import replaced
+
+_SAVED = Obstacle("hooks on the tensors that are saved for the backward, which a graph does not call", "leave them out")
+_NO_ZEROS = Obstacle(
+    "set_materialize_grads(False), where a graph has zeros", "leave it out: an unused output has a gradient of zeros"
+)
+_CHECKPOINTED = Obstacle(
+    "activation checkpointing that changes results: use_reentrant=True of inputs without a gradient, or "
+    "preserve_rng_state=False",
+    "use_reentrant=False, and leave out preserve_rng_state",
+)
+_VERSION = Obstacle(
+    "_version, which counts the changes of a tensor, and stays as it is in a graph",
+    'count in a buffer: self.register_buffer("steps", torch.zeros(())), and self.steps.add_(1)',
+)
+_INFERENCE_MODE = Obstacle("torch.inference_mode(), through which a graph would send gradients", "torch.no_grad()")
+
+
+@contextlib.contextmanager
+def nothing_lost(*, training: bool) -> Iterator[None]:
+    """While this is open, what a trace would lose raises CaptureError, and blocks under torch.utils.checkpoint are
+    called as they are. What they trace has the mark `recompute`."""
+    count_of = vars(torch._C.TensorBase)["_version"].__get__
+    enter_inference, enter_saved = torch.inference_mode.__enter__, saved_tensors_hooks.__enter__
+    materialize = FunctionCtx.set_materialize_grads
+
+    def version(tensor: Tensor) -> int:
+        if _is_users(sys._getframe(1)):
+            raise _refused(_VERSION)
+        return int(count_of(tensor))
+
+    def inference(block: torch.inference_mode) -> None:
+        if _is_users(sys._getframe(1)):
+            raise _refused(_INFERENCE_MODE)
+        enter_inference(block)
+
+    def saves(block: saved_tensors_hooks) -> None:
+        if _is_users(sys._getframe(1)) and not isinstance(block, save_on_cpu):
+            raise _refused(_SAVED)
+        enter_saved(block)
+
+    def materializes(context: FunctionCtx, value: bool) -> None:
+        if not value:
+            raise _refused(_NO_ZEROS)
+        materialize(context, value)
+
+    def reentrant(function: Callable[..., object], preserves: bool, *args: Any) -> object:
+        if training and not (preserves and any(isinstance(one, Tensor) and one.requires_grad for one in args)):
+            raise _refused(_CHECKPOINTED)
+        with _marked():
+            return function(*args)
+
+    def not_reentrant(function: Callable[..., object], preserves: bool = True, *args: Any, **kwargs: Any) -> Any:
+        if not preserves:
+            raise _refused(_CHECKPOINTED)
+        with _marked():
+            yield
+
+    with contextlib.ExitStack() as stack:
+        for owner, name, substitute in (
+            (Tensor, "_version", property(version)),
+            (torch.inference_mode, "__enter__", inference),
+            (saved_tensors_hooks, "__enter__", saves),
+            (FunctionCtx, "set_materialize_grads", materializes),
+            (CheckpointFunction, "apply", staticmethod(reentrant)),
+            (checkpoint, "_checkpoint_without_reentrant_generator", not_reentrant),
+        ):
+            stack.enter_context(replaced(owner, name, substitute))
+        yield
+
+
+@contextlib.contextmanager
+def _marked() -> Iterator[None]:
+    traceback.current_meta["recompute"] = 1
+    try:
+        yield
+    finally:
+        traceback.current_meta.pop("recompute", None)
+
+
+_DECORATORS = torch.utils._contextlib.__file__
+
+
+def _is_users(frame: FrameType | None) -> bool:
+    """Whether the user's code has called it, by `with` or by a decorator; torch calls some itself."""
+    while frame is not None and frame.f_code.co_filename == _DECORATORS:
+        frame = frame.f_back
+    return frame is not None and not is_library_file(frame.f_code.co_filename)
+
+
+def _refused(obstacle: Obstacle) -> Exception:
+    frame = user_frame()
+    return all_findings([Finding(obstacle, "" if frame is None else where_of(frame))], training=True)

@@ -1,0 +1,229 @@
+"""Records one call: its operators, with what each reads, writes and makes, and the user's line. State, obstacles and
+fingerprints are functions of such a list."""
+
+import dis
+import hashlib
+import linecache
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from sambasim.compiler.names import is_library_file
+from sambasim.compiler.trial import written
+from sambasim.pef.weights import bytes_of
+
+RUNNING = ("running_mean", "running_var")
+"""Arguments that batch_norm writes to, though its schema does not say so."""
+
+_RANDOM = torch.Tag.nondeterministic_seeded
+_LIFTED = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
+"""Of torch.tensor(), which makes its tensor by no operator."""
+
+_ZEROS_WITHOUT_MEMORY = torch.ops.aten._efficientzerotensor.default
+_ASKING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+class Line(NamedTuple):
+    """A line of the user's. `is_next`: no code of a library is between it and the operator; `jumps`: it decides by the
+    result."""
+
+    file: str
+    number: int
+    is_next: bool = True
+    jumps: bool = False
+
+    def __str__(self) -> str:
+        return line_of(self.file, self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """`text`: the operator, its numbers, and by labels the tensors that it reads. `writes`: labels of what existed
+    before and is changed. `line`: None in code of libraries alone. `masks`: it reads truth values; `draws_from`: it
+    draws from a generator of the user's own; `foreign`: it reads a parameter that is none of the model's."""
+
+    func: OpOverload
+    text: str
+    writes: tuple[str, ...]
+    line: Line | None
+    masks: bool
+    draws_from: bool
+    foreign: bool
+
+    @property
+    def asks(self) -> bool:
+        """Whether the shape of its result, or a Python number, depends on values."""
+        return not _ASKING.isdisjoint(self.func.tags)
+
+
+class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own methods are untyped here and below
+    """Around one call: records `ops`. Tensors have labels: those of `named`, `%3.0` for what the third operator made,
+    the digest of their bytes for others. `seeded`: the generator of random numbers was set by hand."""
+
+    def __init__(self, named: Mapping[str, Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's, untyped
+        self.ops: list[Op] = []
+        self.made_elements = 0
+        self.made_bytes = 0
+        self.seeded = False
+        self._labels = {_storage(tensor): label for label, tensor in named.items() if is_dense(tensor)}
+        self._known = len(self._labels)
+        self._alive: list[object] = list(named.values())  # so that nothing else gets a storage that is gone
+        self._saved: dict[int, tuple[Tensor, Tensor]] = {}
+        self._generator = torch.get_rng_state()
+        self._states: set[bytes] = set()
+        self._draws_again = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch asks this; its own answer would import a tracer, in seconds, to keep it from tracing this class."""
+        return False
+
+    def label(self, tensor: Tensor) -> str:
+        if not is_dense(tensor):
+            return f"{tensor.layout}"
+        storage = _storage(tensor)
+        if storage not in self._labels:
+            self._labels[storage] = "" if isinstance(tensor, FakeTensor) else digest_of(tensor)
+            self._alive.append(tensor)
+        return self._labels[storage]
+
+    def form(self, tensor: Tensor) -> str:
+        """The label, and how the tensor lies in its memory."""
+        if not is_dense(tensor):
+            return f"{self.label(tensor)} {tensor.dtype} {tuple(tensor.shape)}"
+        place = f"{tensor.storage_offset()} {tensor.stride()}"
+        return f"{self.label(tensor)} {tensor.dtype} {tuple(tensor.shape)} {place}"
+
+    def undo(self) -> None:
+        """Tensors that existed before the call have their values again."""
+        with torch.no_grad(), torch._C._DisableTorchDispatch():
+            for tensor, value in self._saved.values():
+                tensor.detach().copy_(value)
+
+    def is_seeded(self) -> bool:
+        """Whether something else than a draw has changed the generator since the last draw."""
+        return not torch.equal(torch.get_rng_state(), self._generator)
+
+    def ends(self) -> None:
+        """The call is over: the generator of random numbers is where the last operator left it."""
+        self._check_generator()
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> object:
+        kwargs = kwargs or {}
+        if func is _ZEROS_WITHOUT_MEMORY:  # PyTorch crashes in operators that take one within a mode
+            func = torch.ops.aten.zeros.default
+        leaves = tree_leaves((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        text = f"{func} {[self.form(leaf) if isinstance(leaf, Tensor) else _text(leaf) for leaf in leaves]}"
+        writes = [tensor for tensor in written(func, args, kwargs, RUNNING) if not self.label(tensor).startswith("%")]
+        for tensor in writes:
+            self._save(tensor)
+        draws_from = any(isinstance(leaf, torch.Generator) for leaf in leaves)
+        is_random = _RANDOM in func.tags and not draws_from
+        if is_random:
+            self._check_generator()
+        result = func(*args, **kwargs)
+        if is_random:
+            self._generator = torch.get_rng_state()
+        frame = user_frame()
+        line = None if frame is None else _line(frame, asks=not _ASKING.isdisjoint(func.tags))
+        masks = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors)
+        foreign = any(isinstance(one, nn.Parameter) and not _is_named(self.label(one)) for one in tensors)
+        self.ops.append(Op(func, text, tuple(map(self.label, writes)), line, masks, draws_from, foreign))
+        for made in tree_leaves(result):
+            if is_dense(made) and (_storage(made) not in self._labels or func in _LIFTED):
+                self._make(made)
+        return result
+
+    def _make(self, tensor: Tensor) -> None:
+        self._labels[_storage(tensor)] = f"%{len(self.ops)}.{len(self._labels) - self._known}"
+        kept = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]  # torch's, untyped
+        self._alive.append(kept)  # so that its address is not used again
+        self.made_elements += tensor.numel()
+        self.made_bytes += tensor.untyped_storage().nbytes()
+
+    def _save(self, tensor: Tensor) -> None:
+        if is_dense(tensor) and _storage(tensor) not in self._saved and not isinstance(tensor, FakeTensor):
+            whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+            self._saved[_storage(tensor)] = whole, whole.clone()
+
+    def _check_generator(self) -> None:
+        """A draw goes on where the last one ended. torch.utils.checkpoint draws again what it has drawn before."""
+        now = torch.get_rng_state()
+        if self.is_seeded():
+            self._draws_again |= any(frame.f_code.co_filename == _CHECKPOINT for frame in _frames())
+            self.seeded |= not self._draws_again or bytes_of(now).tobytes() not in self._states
+        self._states.add(bytes_of(now).tobytes())
+
+
+def is_dense(value: object) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and value.layout is torch.strided
+
+
+def digest_of(tensor: Tensor) -> str:
+    with torch._C._DisableTorchDispatch():
+        return hashlib.sha256(bytes_of(tensor.detach())).hexdigest()[:16]
+
+
+def _is_named(label: str) -> bool:
+    return label.startswith(("parameter ", "buffer ", "input ", "%"))
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _text(value: object) -> str:
+    return repr(value) if isinstance(value, (*_PLAIN, type(None))) else str(type(value))
+
+
+_PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+_TORCH = Path(torch.__file__).parent
+_CHECKPOINT = str(_TORCH / "utils" / "checkpoint.py")
+_FORWARDING = ("_tensor.py", "_ops.py", "_compile.py", "_dynamo/eval_frame.py", "utils/_stats.py")
+_TRANSPARENT = (__file__, *(str(_TORCH / name) for name in _FORWARDING))
+"""Files that only forward a call, between the line that uses a tensor and `__torch_dispatch__`."""
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename in _TRANSPARENT:
+        frame = frame.f_back
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def user_frame() -> FrameType | None:
+    return next((frame for frame in _frames() if not is_library_file(frame.f_code.co_filename)), None)
+
+
+def _line(frame: FrameType, *, asks: bool) -> Line:
+    """`asks`: an operator asks for a value there."""
+    if not asks:
+        return Line(frame.f_code.co_filename, frame.f_lineno)
+    operation = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+    jumps = "JUMP" in operation or operation in ("TO_BOOL", "UNARY_NOT")
+    return Line(frame.f_code.co_filename, frame.f_lineno, frame is next(_frames(), None), jumps)
+
+
+def where_of(frame: FrameType) -> str:
+    return line_of(frame.f_code.co_filename, frame.f_lineno)
+
+
+def line_of(file: str, number: int) -> str:
+    return f"{file}:{number}: {linecache.getline(file, number).strip()}"

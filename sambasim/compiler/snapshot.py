@@ -1,0 +1,384 @@
+"""A snapshot of every Python slot that a call can reach, in which tensors go by identity: what a call has changed is
+what differs between two of them."""
+
+import collections
+import contextvars
+import functools
+import random
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sambasim.compiler.names import is_library_file
+from sambasim.compiler.recording import is_dense
+
+MISSING = object()
+_LEAVES = (int, float, complex, str, bytes, type(None), type(...), range, slice, torch.dtype, torch.device, np.dtype)
+_OF_LIBRARIES = {"torch", "numpy", *sys.stdlib_module_names}
+_ENTERED = {
+    "types",
+    "argparse",
+    "collections",
+    "functools",
+    "itertools",
+    "builtins",
+    "array",
+    "queue",
+    "threading",
+    "random",
+}
+"""Modules of Python whose objects are entered, as those of the user's own classes are."""
+
+_LARGEST = 4096
+"""The largest container whose items are slots. Of larger ones the length is one."""
+
+_PERTURBED = 0.75
+
+
+class Slot(NamedTuple):
+    """`kind`: a "value", a "tensor", the "content" of a container (its length or its keys), or the "position" of an
+    iterator or a generator; `is_registered`: it is a parameter or buffer; `before`: what an earlier snapshot has."""
+
+    name: str
+    kind: str
+    owner: Any
+    key: Any
+    value: Any
+    mark: object = None
+    is_registered: bool = False
+    before: Any = MISSING
+
+    def now(self) -> object:
+        """The mark of what it holds now."""
+        if self.kind in ("content", "position"):
+            return _mark(self.kind, self.owner)
+        try:
+            value = self.owner[self.key] if _has_items(self.owner) else getattr(self.owner, self.key)
+        except (AttributeError, LookupError, TypeError, ValueError):
+            return MISSING
+        return _mark("tensor" if isinstance(value, Tensor) else "value", value)
+
+    def set(self, value: Any) -> None:
+        if _has_items(self.owner):
+            self.owner[self.key] = value
+        else:
+            setattr(self.owner, self.key, value)
+
+
+class _Variable:
+    """A ContextVar as an object with one attribute."""
+
+    def __init__(self, variable: contextvars.ContextVar[Any]) -> None:
+        self._variable = variable
+
+    value = property(lambda self: self._variable.get(MISSING), lambda self, value: self._variable.set(value))
+
+
+class Snapshot:
+    """Of what can be reached from `roots`, which have names."""
+
+    def __init__(self, roots: Mapping[str, object]) -> None:
+        self.slots: dict[tuple[str, str, int], Slot] = {}
+        self._seen: dict[int, object] = {}  # so that no other object gets the id of one that is gone
+        self._owners: dict[int, object] = {}
+        queue = collections.deque(roots.items())
+        while queue:
+            queue.extend(self._enter(*queue.popleft()))
+
+    def _enter(self, name: str, one: Any) -> Iterable[tuple[str, Any]]:
+        """Add the slots of `one`. Returns what they hold, by name."""
+        if isinstance(one, _LEAVES) or id(one) in self._seen:
+            return ()
+        self._seen[id(one)] = one
+        kind = "content" if _is_container(one) else "position" if _is_iterator(one) else None
+        if kind is not None:
+            self._add(Slot(name, kind, one, None, one, _mark(kind, one)))
+        held = []
+        for path, owner, key, value in _children(name, one):
+            if isinstance(value, (*_LEAVES, Tensor)) or _is_plain_tuple(value):
+                kind = "tensor" if isinstance(value, Tensor) else "value"
+                is_registered = isinstance(one, nn.Module) and owner is not vars(one)
+                self._add(Slot(path, kind, owner, key, value, _mark(kind, value), is_registered))
+            self._owners[id(owner)] = owner
+            held.append((path, value))
+        return held
+
+    def _add(self, slot: Slot) -> None:
+        count = 0
+        while (key := (slot.name, slot.kind, count)) in self.slots:
+            count += 1
+        self.slots[key] = slot
+
+    def owner(self, key: int) -> object:
+        """The object with this id that has slots, or is a container; None if there was none."""
+        return self._owners.get(key, self._seen.get(key))
+
+    def changed_in(self, later: "Snapshot") -> list[Slot]:
+        """The slots of `later` that differ from those here, or are new; of a container whose content differs, none of
+        its items."""
+        changed = []
+        for key, slot in later.slots.items():
+            before = self.slots.get(key)
+            if before is None or before.mark != slot.mark:
+                changed.append(slot._replace(before=MISSING if before is None else before.value))
+        whole = tuple(f"{slot.name}{mark}" for slot in changed if slot.kind == "content" for mark in ("[", "."))
+        return [slot for slot in changed if not (whole and slot.name.startswith(whole))]
+
+
+def process_state() -> dict[str, object]:
+    """What is set for the whole process, the generators of random numbers apart, by what it is called."""
+    return {
+        "the grad mode": torch.is_grad_enabled(),
+        "the default dtype": torch.get_default_dtype(),
+        "torch.autocast": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
+        "the inference mode": torch.is_inference_mode_enabled(),
+        "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "the number of threads": torch.get_num_threads(),
+    }
+
+
+def _mark(kind: str, value: Any) -> object:
+    """What is equal for two values between which nothing has changed."""
+    if kind == "tensor" and isinstance(value, Tensor):
+        memory = value.untyped_storage()._cdata if is_dense(value) else 0
+        return id(value), memory, value.shape, value.dtype, value.requires_grad
+    if kind == "content":
+        if isinstance(value, np.ndarray):
+            return value.shape, hash(value.tobytes()) if value.dtype != object else len(value)
+        if isinstance(value, Mapping):
+            return tuple(key if isinstance(key, _LEAVES) else id(key) for key in value)
+        if isinstance(value, (set, frozenset)):
+            return frozenset(item if isinstance(item, _LEAVES) else id(item) for item in value)
+        return len(value)
+    if kind == "position":
+        return _position(value)
+    return type(value), repr(value) if isinstance(value, (float, complex, tuple)) else value
+
+
+def _position(one: Any) -> object:
+    if isinstance(one, types.GeneratorType):
+        frame = one.gi_frame
+        return (frame.f_lasti, repr(sorted(frame.f_locals))) if frame is not None else None
+    if isinstance(one, torch.Generator):
+        return hash(one.get_state().numpy().tobytes())
+    if isinstance(one, random.Random):
+        return hash(one.getstate())
+    if isinstance(one, np.random.Generator):
+        return repr(one.bit_generator.state)
+    if isinstance(one, np.random.RandomState):
+        return repr(one.get_state(legacy=False))
+    if isinstance(one, functools._lru_cache_wrapper):
+        return one.cache_info().misses, one.cache_info().currsize
+    return repr(one.__reduce__())  # of an iterator of Python
+
+
+def _is_container(one: object) -> bool:
+    kinds = (dict, list, tuple, set, frozenset, collections.deque, np.ndarray, bytearray, types.MappingProxyType)
+    return isinstance(one, kinds) and not _is_plain_tuple(one)
+
+
+def _is_iterator(one: object) -> bool:
+    kinds = (types.GeneratorType, torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+    if isinstance(one, (*kinds, functools._lru_cache_wrapper)):
+        return True
+    return type(one).__module__ in ("itertools", "builtins") and hasattr(one, "__next__") and hasattr(one, "__reduce__")
+
+
+def _is_plain_tuple(one: object) -> bool:
+    return isinstance(one, tuple) and all(isinstance(item, _LEAVES) for item in one)
+
+
+def _has_items(owner: object) -> bool:
+    return isinstance(owner, (dict, list, collections.deque))
+
+
+def _of_library(module: str) -> bool:
+    return module.partition(".")[0] in _OF_LIBRARIES
+
+
+def _children(name: str, one: Any) -> Iterator[tuple[str, Any, Any, Any]]:
+    """What `one` holds: a name, the owner and the key by which it is reached, and the value."""
+    if isinstance(one, types.ModuleType | types.BuiltinFunctionType):
+        return
+    if isinstance(one, types.MethodType):
+        yield f"{name}.__self__", None, None, one.__self__
+        yield name, None, None, one.__func__
+    elif isinstance(one, types.FunctionType):
+        yield from _of_function(one)
+    elif isinstance(one, type):
+        yield from _of_class(one)
+    elif isinstance(one, functools.partial):
+        yield from ((f"{name}.{part}", None, None, getattr(one, part)) for part in ("func", "args", "keywords"))
+    elif isinstance(one, functools._lru_cache_wrapper):
+        yield name, None, None, one.__wrapped__
+    elif isinstance(one, staticmethod | classmethod):
+        yield name, None, None, one.__func__
+    elif isinstance(one, property):
+        yield from ((name, None, None, function) for function in (one.fget, one.fset) if function is not None)
+    elif isinstance(one, functools.cached_property):
+        yield name, None, None, one.func
+    elif isinstance(one, contextvars.ContextVar):
+        variable = _Variable(one)
+        yield f"{name}.get()", variable, "value", variable.value
+    elif isinstance(one, types.GeneratorType):
+        if one.gi_frame is not None:
+            yield from ((f"{name}.{key}", None, None, value) for key, value in one.gi_frame.f_locals.items())
+    else:
+        yield from _of_container(name, one)
+        yield from _of_object(name, one)
+
+
+def _of_container(name: str, one: Any) -> Iterator[tuple[str, Any, Any, Any]]:
+    if isinstance(one, (dict, types.MappingProxyType)) and len(one) <= _LARGEST:
+        yield from ((f"{name}[{_key(key)}]", one, key, value) for key, value in list(dict(one).items()))
+    elif isinstance(one, (list, tuple, collections.deque)) and len(one) <= _LARGEST:
+        yield from ((f"{name}[{index}]", one, index, value) for index, value in enumerate(one))
+
+
+def _key(key: object) -> str:
+    return repr(key) if isinstance(key, _LEAVES) else type(key).__name__
+
+
+def _of_object(name: str, one: Any) -> Iterator[tuple[str, Any, Any, Any]]:
+    module = type(one).__module__
+    if _of_library(module) and not (module.partition(".")[0] in _ENTERED or module.startswith("torch")):
+        return
+    attributes = getattr(one, "__dict__", None)
+    if isinstance(one, nn.Module):
+        for kind in ("_parameters", "_buffers", "_modules"):
+            held = vars(one).get(kind, {})
+            yield from ((f"{name}.{key}", held, key, value) for key, value in list(held.items()))
+    if isinstance(attributes, dict):
+        left_out = ("_parameters", "_buffers", "_modules", "training") if isinstance(one, nn.Module) else ()
+        owner = one if isinstance(one, threading.local) else attributes
+        for key, value in list(attributes.items()):
+            if key not in left_out:
+                yield f"{name}.{key}", owner, key, value
+    for cls in type(one).__mro__:
+        slots = vars(cls).get("__slots__", ())
+        for key in (slots,) if isinstance(slots, str) else tuple(slots):
+            if not _of_library(cls.__module__) and hasattr(one, key) and key not in ("__dict__", "__weakref__"):
+                yield f"{name}.{key}", one, key, getattr(one, key)
+    if not _of_library(module):
+        yield type(one).__name__, None, None, type(one)
+
+
+def _of_class(one: type) -> Iterator[tuple[str, Any, Any, Any]]:
+    if _of_library(one.__module__):
+        return
+    for key, value in list(vars(one).items()):
+        if key not in ("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__slots__"):
+            yield f"{one.__name__}.{key}", one, key, value
+    for base in one.__bases__:
+        yield base.__name__, None, None, base
+
+
+def _of_function(one: types.FunctionType) -> Iterator[tuple[str, Any, Any, Any]]:
+    """Its closure, its defaults, its attributes, and the globals that its code names."""
+    if is_library_file(one.__code__.co_filename):
+        return
+    called = f"{one.__name__} at {Path(one.__code__.co_filename).name}:{one.__code__.co_firstlineno}"
+    for key, cell in zip(one.__code__.co_freevars, one.__closure__ or (), strict=True):
+        try:
+            yield f"{key} of {called}", cell, "cell_contents", cell.cell_contents
+        except ValueError:  # it is empty
+            continue
+    for index, value in enumerate((*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values())):
+        yield f"default {index} of {called}", None, None, value
+    yield from ((f"{one.__name__}.{key}", vars(one), key, value) for key, value in list(vars(one).items()))
+    for key in sorted(_names_in(one.__code__)):
+        if key in one.__globals__:
+            yield f"global {key}", one.__globals__, key, one.__globals__[key]
+
+
+@functools.cache
+def _names_in(code: types.CodeType) -> frozenset[str]:
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return frozenset(code.co_names).union(*map(_names_in, inner))
+
+
+NUMBERS = (*range(33), 49, 50, 99, 100, 199, 499, 500, 999, 1000, 1999, 4999, 9999, 99_999, 999_999, 10**6)
+"""What a counter is set to, to see whether anything depends on it: the first calls, and rounds that people choose."""
+
+
+FEW = tuple(map(NUMBERS.index, (0, 1, 2, 7, 10, 50, 100, 999, 10**6)))
+"""Variations where a call takes long."""
+
+
+def vary(slot: Slot, number: int) -> None:
+    """Give a slot the variation `number`, of as many as `NUMBERS`. Raises TypeError for what has none."""
+    if slot.kind == "content":
+        _vary_content(slot.owner, number)
+    elif slot.kind == "position":
+        _advance(slot.owner, number)
+    else:
+        slot.set(_varied(slot.value, number, slot.before))
+
+
+def _varied(value: Any, number: int, before: Any) -> Any:
+    match value:
+        case bool():
+            return bool(number % 2)
+        case int() | float():
+            return type(value)(NUMBERS[number])
+        case str() | bytes():
+            return value[:0] if number % 2 else value * 2
+        case Tensor():
+            return perturbed(value, number)
+        case tuple():
+            varied = [_varied(item, number, item) for item in value]
+            return type(value)(*varied) if hasattr(value, "_fields") else tuple(varied)
+        case _ if before is not MISSING:
+            return before
+    raise TypeError(f"a {type(value).__name__} has no variation")
+
+
+def perturbed(tensor: Tensor, number: int = 1) -> Tensor:
+    """Other values within about the same range, of the same kind."""
+    rolled = tensor.detach().roll(number) if tensor.numel() else tensor.detach().clone()
+    return rolled * _PERTURBED if tensor.is_floating_point() else rolled
+
+
+def _vary_content(one: Any, number: int) -> None:
+    times = (0, 1, 2, 10, 100, 1000)[number % 6]
+    match one:
+        case list() | collections.deque() | bytearray():
+            items = list(one)[:64] * times
+            one.clear()
+            one.extend(items)
+        case dict():
+            items = list(one.items())
+            if not times:
+                one.clear()
+            elif items and isinstance(items[-1][0], int | str):
+                one.update((type(items[-1][0])(f"{extra}"), items[-1][1]) for extra in range(10**6, 10**6 + times))
+        case set():
+            one.clear() if not times else one.update(object() for _ in range(times))
+        case np.ndarray():
+            one[...] = np.roll(one, 1) * NUMBERS[number]
+        case _:
+            raise TypeError(f"a {type(one).__name__} has no variation")
+
+
+def _advance(one: Any, number: int) -> None:
+    draw: Callable[[], object]
+    match one:
+        case functools._lru_cache_wrapper():
+            one.cache_clear()
+            return
+        case random.Random() | np.random.Generator() | np.random.RandomState():
+            draw = one.random
+        case torch.Generator():
+            one.manual_seed(number)
+            return
+        case _:
+            draw = functools.partial(next, one)
+    for _ in range((1, 2, 7, 10, 50, 100)[number % 6]):
+        draw()

@@ -1,0 +1,363 @@
+"""What a real call of a step changes in Python, beside its tensors, and whether later calls depend on it. A graph loses
+all of that: so either nothing reads it, which is a notice, or the step is refused with the slot and its line."""
+
+import contextlib
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from sambasim.compiler.asked_values import Asked, modes_reach_inside
+from sambasim.compiler.explain import Finding, Obstacle, all_findings
+from sambasim.compiler.forks import Fork
+from sambasim.compiler.names import is_library_file
+from sambasim.compiler.recording import Recording, line_of
+from sambasim.compiler.snapshot import FEW, NUMBERS, Slot, Snapshot, perturbed, process_state, vary
+from sambasim.compiler.step import EvaluationStep, TrainingStep, check_loss, eagerly, loss_in
+from sambasim.compiler.trial import frozen, quiet
+from sambasim.errors import CaptureError, ModelError
+
+_MOST_ELEMENTS = 20_000_000
+"""Where a call makes more elements of tensors, it is repeated only if it has changed something."""
+
+_MOST_ALONE = 8
+"""So many changed slots are varied one by one."""
+
+_OF_PYTHON, _OF_NUMPY = "random numbers of Python", "random numbers of NumPy"
+
+_IN_A_BUFFER = 'keep it in a buffer, self.register_buffer("steps", torch.zeros(())), and change that in place: {}'
+_REWRITES = {
+    "value": _IN_A_BUFFER.format("self.steps.add_(1)"),
+    "tensor": _IN_A_BUFFER.format("self.steps.copy_(…)"),
+    "content": _IN_A_BUFFER.format("self.steps.copy_(…)"),
+    "position": "draw random numbers by PyTorch, torch.rand(()); keep other values in a buffer",
+}
+_FIRST_CALL = (
+    "compute it before, in __init__; or keep the value and a flag in buffers, and choose by "
+    "torch.where(self.is_set, self.value, …)"
+)
+_DIFFERS = Obstacle(
+    "a value that differs from call to call, though nothing that the model can reach has changed",
+    "give it to the model as an input, or compute it before",
+)
+_GENERATOR = Obstacle(
+    "a torch.Generator of its own, whose state a graph does not keep", "leave out generator=, which draws from torch's"
+)
+_SEEDED = Obstacle(
+    "a seed or a state of the generator of random numbers, which a graph does not set",
+    "draw the numbers once, and keep them in a buffer: self.register_buffer(name, torch.randn(…))",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What the first call of each step was: its operators, and what it asks of values. `kept`: slots that calls change
+    and nothing reads."""
+
+    calls: Mapping[nn.Module, Recording]
+    asked: Mapping[nn.Module, Asked]
+    kept: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """One call of each step."""
+
+    calls: list[Recording] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
+
+    @property
+    def texts(self) -> list[str]:
+        return [op.text for call in self.calls for op in call.ops]
+
+
+@contextlib.contextmanager
+def _generators_kept() -> Iterator[None]:
+    """Afterwards all generators of random numbers are as they were."""
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])
+
+
+def observe(steps: Sequence[nn.Module], inputs: Sequence[Tensor], loss: str | None = None) -> Observed:
+    """Call each of `steps`, which have one model, and again as far as they change anything. Caches are filled
+    afterwards, and tensors have their values again. `loss`: the name of the loss. Raises CaptureError for state that a
+    graph would lose, and ModelError if PyTorch cannot run a step."""
+    return _Observer(steps, inputs, loss).run()
+
+
+def asked_of(step: nn.Module, inputs: Sequence[Tensor]) -> Asked:
+    """What one call of `step` asks of values. Raises ModelError if it fails."""
+    done = _Round()
+    _Observer([step], inputs, None).call(step, done)
+    return done.asked[0]
+
+
+class _Observer:
+    def __init__(self, steps: Sequence[nn.Module], inputs: Sequence[Tensor], loss: str | None) -> None:
+        self._steps = steps
+        self._inputs = inputs
+        self._loss = loss
+        self._roots = {
+            "model": steps[0].get_submodule("model"),
+            "loss": getattr(steps[0], "loss", None),
+            _OF_PYTHON: vars(random)["_inst"],
+            _OF_NUMPY: vars(np.random.mtrand)["_rand"],
+        }
+        self._is_fake = any(isinstance(one, FakeTensor) for one in (*inputs, *steps[0].parameters()))
+        self._modes = [(module, module.training) for module in steps[0].modules()]
+        self._fresh: Fork[Any] | None = None
+
+    def run(self) -> Observed:
+        with contextlib.ExitStack() as stack:
+            if not self._is_fake:
+                self._fresh = Fork(lambda request: getattr(self, request[0])(*request[1:]))
+                stack.callback(self._fresh.close)
+            stack.enter_context(_generators_kept())
+            process, before = process_state(), Snapshot(self._roots)
+            first = self._round()
+            after = Snapshot(self._roots)
+            self._check_process(process)
+            self._check_draws(first)
+            changed = before.changed_in(after)
+            self._check_replaced(changed)
+            is_large = sum(call.made_elements for call in first.calls) > _MOST_ELEMENTS
+            if not changed and (self._is_fake or is_large):
+                return self._observed(first)
+            second = self._round()
+            again = after.changed_in(Snapshot(self._roots))
+            if not changed and not again:
+                self._check_equal(first, second)
+                return self._observed(first)
+            names = {slot.name for slot in again}
+            only_first = [slot for slot in changed if slot.name not in names]
+            if only_first and self._ask("after_another_first") not in (None, second.texts):
+                raise self._refused_first(only_first)
+            if again:
+                self._check_read(again, second)
+            return self._observed(first, again)
+
+    def _observed(self, first: _Round, kept: Sequence[Slot] = ()) -> Observed:
+        names = dict.fromkeys(slot.name for slot in kept if slot.name not in (_OF_PYTHON, _OF_NUMPY))
+        calls = dict(zip(self._steps, first.calls, strict=True))
+        return Observed(calls, dict(zip(self._steps, first.asked, strict=True)), tuple(names))
+
+    def _ask(self, *request: object) -> Any:
+        """What a fresh copy of the process, in which nothing was called yet, says."""
+        return None if self._fresh is None else self._fresh.ask(request)
+
+    def _round(self, seed: int = 1, done: _Round | None = None) -> _Round:
+        done = done or _Round()
+        for step in self._steps:
+            torch.manual_seed(seed)
+            self.call(step, done)
+        return done
+
+    def _set_modes(self, step: nn.Module) -> None:
+        if isinstance(step, TrainingStep):
+            for module, is_training in self._modes:
+                module.training = is_training
+        else:
+            step.eval()
+
+    def call(self, step: nn.Module, done: _Round) -> None:
+        try:
+            self._call(step, done)
+        except ModelError:
+            if not isinstance(step, EvaluationStep) or step.differentiates:
+                raise
+            step.differentiates = True  # the model may need the gradients of its parameters
+            with contextlib.suppress(ModelError):
+                return self._call(step, done)
+            step.differentiates = False
+            raise
+
+    def _call(self, step: nn.Module, done: _Round) -> None:
+        named: dict[str, Tensor]
+        named = {f"parameter {name}": one for name, one in step.named_parameters(remove_duplicate=False)}
+        named |= {f"buffer {name}": one for name, one in step.named_buffers(remove_duplicate=False)}
+        given = [tensor.clone() for tensor in self._inputs]
+        named |= {f"input {index}": one for index, one in enumerate(given)}
+        recording, asked = Recording(named), Asked()
+        self._set_modes(step)
+        is_frozen = isinstance(step, EvaluationStep) and not step.differentiates
+        mode = frozen(step) if is_frozen else contextlib.nullcontext()
+        try:
+            with eagerly(step, given), quiet(), mode, modes_reach_inside(), recording, asked:
+                outputs = step(*given)
+            if isinstance(step, TrainingStep):
+                check_loss(loss_in(outputs), self._loss, any_shape=step.any_loss)
+                wanted = [one for one in step.parameters() if one.requires_grad]
+                with eagerly(step, given), quiet(), recording:
+                    torch.autograd.grad(loss_in(outputs).sum(), wanted, allow_unused=True)
+            recording.ends()
+        finally:
+            recording.undo()
+        done.calls.append(recording)
+        done.asked.append(asked)
+
+    def after_another_first(self) -> list[str]:
+        """The operators of a second round, where the first one has other inputs, parameters, buffers and seeds."""
+        held = {id(one): one for one in (*self._steps[0].parameters(), *self._steps[0].buffers())}
+        own = {key: one.detach().clone() for key, one in held.items()}
+        inputs, states = self._inputs, (random.getstate(), np.random.get_state())
+        with torch.no_grad():
+            for one in held.values():
+                one.copy_(perturbed(one))
+        random.seed(77)
+        np.random.seed(77)
+        for number in (1, 0):  # values may be checked: then as they were
+            self._inputs = [perturbed(one) if number else one for one in inputs]
+            with contextlib.suppress(Exception):
+                self._round(77)
+                break
+        self._inputs = inputs
+        with torch.no_grad():
+            for key, one in held.items():
+                one.copy_(own[key])
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        return self._round().texts
+
+    def _check_process(self, before: Mapping[str, object]) -> None:
+        now = process_state()
+        for name, value in before.items():
+            if now[name] != value:
+                obstacle = Obstacle(f"{name} of the process, which forward() changes", "set it outside of the model")
+                raise self._refused(obstacle, self._ask("line_of_process", name))
+
+    def _check_draws(self, first: _Round) -> None:
+        for call in first.calls:
+            own = next((op for op in call.ops if op.draws_from), None)
+            if own is not None:
+                raise self._refused(_GENERATOR, str(own.line or ""))
+            if call.seeded:
+                raise self._refused(_SEEDED, self._ask("line_of_seed"))
+
+    def _check_replaced(self, changed: Sequence[Slot]) -> None:
+        for slot in changed:
+            if slot.is_registered:
+                name = slot.name.removeprefix("model.")
+                kind = "parameter" if isinstance(slot.value, nn.Parameter) else "buffer"
+                what = f"the {kind} {name}, which forward() replaces, where a graph changes tensors in place"
+                rewrite = f"copy into it: self.{name.rpartition('.')[2]}.copy_(…)"
+                raise self._refused(Obstacle(what, rewrite), self._line_of(slot))
+
+    def _check_equal(self, one: _Round, other: _Round) -> None:
+        if one.texts != other.texts:
+            ops = [two for a, b in zip(one.calls, other.calls, strict=True) for two in zip(a.ops, b.ops, strict=False)]
+            line = next((now.line for before, now in ops if before.text != now.text), None)
+            raise self._refused(_DIFFERS, str(line or ""))
+
+    def _refused_first(self, changed: Sequence[Slot]) -> CaptureError:
+        slot = next((slot for slot in changed if slot.kind == "tensor"), changed[0])
+        what = f"{slot.name}, which the first call sets, and which depends on that call's inputs, weights or draws"
+        return self._refused(Obstacle(what, _FIRST_CALL), self._line_of(slot))
+
+    def _check_read(self, changed: Sequence[Slot], last: _Round) -> None:
+        """Raises CaptureError for a slot, of those that each call changes, on which the operators of a call depend, or
+        may depend."""
+        is_read = self._round().texts != last.texts
+        few = is_read or self._is_fake or sum(call.made_elements for call in last.calls) > _MOST_ELEMENTS
+        trials = FEW if few else range(len(NUMBERS))
+        found: int | None = 0
+        if not self._is_fake:
+            fork: Fork[int] = Fork(lambda request: self._first_read(changed, trials))
+            found = fork.ask()
+            fork.close()
+        if is_read or found is None or found >= 0:
+            slot = changed[max(found or 0, 0)]
+            what = f"{slot.name}, which each call changes, and on which later calls depend"
+            raise self._refused(Obstacle(what, _REWRITES[slot.kind]), self._line_of(slot))
+
+    def _first_read(self, changed: Sequence[Slot], trials: Sequence[int]) -> int:
+        """The index of the first slot without which a call is another; -1 if no variation changes a call."""
+        if len(changed) <= _MOST_ALONE:
+            expected = self._varied(changed, (), 0)
+            for index, slot in enumerate(changed):
+                for number in trials:
+                    if expected is None or self._varied(changed, (slot,), number) != expected:
+                        return index
+        expected = self._varied((), (), 0)
+        for number in trials:
+            if self._varied((), changed, number) != expected or self._varied((), (), 0) != expected:
+                return 0
+        return -1
+
+    def _varied(self, kept: Sequence[Slot], varied: Sequence[Slot], number: int) -> list[str] | None:
+        """The operators of a round, before which the slots of `kept` are as they were after the last one, and `varied`
+        have other values; None if it fails."""
+        try:
+            for slot in kept:
+                if slot.kind in ("value", "tensor"):
+                    slot.set(slot.value)
+            for slot in varied:
+                vary(slot, number)
+            return self._round().texts
+        except Exception:
+            return None
+
+    def _line_of(self, slot: Slot) -> str | None:
+        line: str | None = self._ask("line_of_slot", slot.name, slot.kind)
+        return line
+
+    def line_of_slot(self, name: str, kind: str) -> str | None:
+        """The line of a first call that changes a slot first."""
+        snapshot = Snapshot(self._roots)
+        owners: Fork[Any] = Fork(lambda request: self._owner_after(name, kind))
+        owner, key = owners.ask() or (0, None)
+        owners.close()
+        found = snapshot.owner(owner)
+        if found is None:
+            return None
+        slot = Slot(name, kind, found, key, None)
+        before = slot.now()
+        return self._traced(lambda: slot.now() != before)
+
+    def _owner_after(self, name: str, kind: str) -> tuple[int, object]:
+        self._round()
+        slots = Snapshot(self._roots).slots.values()
+        return next((id(slot.owner), slot.key) for slot in slots if (slot.name, slot.kind) == (name, kind))
+
+    def line_of_process(self, name: str) -> str | None:
+        before = process_state()[name]
+        return self._traced(lambda: process_state()[name] != before)
+
+    def line_of_seed(self) -> str | None:
+        done = _Round()
+        return self._traced(lambda: bool(done.calls) and done.calls[-1].is_seeded(), done)
+
+    def _traced(self, is_found: Callable[[], bool], done: "_Round | None" = None) -> str | None:
+        """The user's line, of one round, after which `is_found` is true."""
+        last: tuple[str, int] | None = None
+        found: list[str | None] = []
+
+        def look(frame: FrameType, event: str, argument: object) -> Any:
+            nonlocal last
+            if is_library_file(frame.f_code.co_filename):
+                return None
+            if not found and is_found():
+                found.append(None if last is None else line_of(*last))
+            last = frame.f_code.co_filename, frame.f_lineno
+            return look
+
+        sys.settrace(look)
+        try:
+            self._round(done=done)
+        finally:
+            sys.settrace(None)
+        return found[0] if found else None
+
+    def _refused(self, obstacle: Obstacle, where: str | None) -> CaptureError:
+        return all_findings([Finding(obstacle, where or "")], self._steps[0].training)
