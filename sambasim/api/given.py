@@ -153,7 +153,7 @@ def _is_plain(loss: Any, name: str) -> bool:
     return loss.reduction == mean and all(one is None for one in weights)
 
 
-def _is_changed(loss: nn.Module) -> bool:
+def _is_changed(loss: Any) -> bool:
     """Whether a call does more than its class in torch: by hooks, or by another forward."""
     hooks = [hooks for name, hooks in vars(loss).items() if name.endswith("_hooks")]
     return any(hooks) or "forward" in vars(loss) or not is_of_a_library(type(loss).forward)

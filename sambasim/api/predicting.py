@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 from torch import Tensor, nn
 
+from sambasim.api.boundary import speaks_python
 from sambasim.api.given import data_of
 from sambasim.api.pef import Pef, opened
 from sambasim.api.ranks import command, connected, supervised
@@ -50,6 +51,7 @@ class Prediction(Shown):
         return f"Prediction({', '.join(facts)})"
 
 
+@speaks_python()
 def predict(
     pef: Pef | str | Path,
     data: object = None,
@@ -108,6 +110,7 @@ class Simulation(Tables):
         return float(self.record[0]["predicted_s"])
 
 
+@speaks_python()
 def simulate(
     pef: Pef | str | Path,
     *,

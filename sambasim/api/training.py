@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import RenderableType
 from torch import Tensor, nn
 
+from sambasim.api.boundary import speaks_python
 from sambasim.api.given import data_of, unwrapped
 from sambasim.api.pef import Pef, opened
 from sambasim.api.ranks import command, connected, supervised
@@ -85,6 +86,7 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: one.tensor.detach() for one in held_by(unwrapped(model)) for name in one.names}
 
 
+@speaks_python()
 def run(
     pef: Pef | str | Path,
     data: object = None,

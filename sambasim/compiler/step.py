@@ -6,7 +6,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -14,10 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sambasim.compiler.misfits import misfit, of_numbers
 from sambasim.compiler.names import forward_line, user_line
 from sambasim.compiler.trial import as_written
+from sambasim.data.batches import flat
 from sambasim.data.user_code import load_object, summary
-from sambasim.errors import ModelError, OptionError, SambasimError
+from sambasim.errors import DataError, ModelError, OptionError, SambasimError
 
 Loss = Callable[[Any, Tensor], Tensor]
 """Of what the model returns, and the target."""
@@ -91,7 +93,7 @@ class TrainingStep(_Step):
             return tuple(one if index in losses else one.detach() for index, one in enumerate(tensors))
         if self.loss is None:
             result, tensors = self._call(inputs)
-            _check_one_loss(result)
+            _check_one_loss(result, len(inputs[0]) if inputs[0].ndim else 1)
             loss, *outputs = loss_first(result, tensors)
         else:
             result, tensors = self._call(inputs[:-1])
@@ -105,7 +107,10 @@ class TrainingStep(_Step):
 
 
 class EvaluationStep(_Step):
-    """`(inputs…) -> (loss, outputs…)` in evaluation mode; with a named loss, one loss for each sample."""
+    """`(inputs…) -> (loss, outputs…)` in evaluation mode; with a named loss, one loss for each sample.
+    `differentiates`: it runs only if parameters require gradients."""
+
+    differentiates = False
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         if self.loss is None:
@@ -115,26 +120,41 @@ class EvaluationStep(_Step):
 
 
 def loss_first(result: object, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """`tensors`, with the one called "loss" first if the model returns a dictionary."""
-    loss = result.get("loss") if isinstance(result, Mapping) else None
+    """`tensors`, with the one called "loss" first if the model returns a dictionary, a dataclass or a NamedTuple."""
+    loss = _fields(result).get("loss")
     if not isinstance(loss, Tensor):
         return tensors
     return (loss, *(one for one in tensors if one is not loss))
 
 
-def _check_one_loss(result: object) -> None:
-    """Raises ModelError for a dictionary of several losses, such as those of torchvision's detectors."""
-    if isinstance(result, Mapping) and isinstance(result.get("loss"), Mapping | tuple | list):
-        kind = type(result["loss"]).__name__
+def _fields(result: object) -> Mapping[Any, object]:
+    """What the model returns by name, or by position where it has no names."""
+    if isinstance(result, Mapping):
+        return result
+    if is_dataclass(result):
+        return {field.name: getattr(result, field.name) for field in fields(result)}
+    values = tuple(result) if isinstance(result, tuple | list) else ()
+    return dict(zip(getattr(result, "_fields", range(len(values))), values, strict=True))
+
+
+def _check_one_loss(result: object, batch_size: int) -> None:
+    """Raises ModelError for several losses, none of which is called "loss", such as those of torchvision's detectors:
+    numbers with a gradient, which those of a batch of one sample may be without being losses."""
+    named = _fields(result)
+    if isinstance(named.get("loss"), Mapping | tuple | list):
+        kind = type(named["loss"]).__name__
         raise ModelError(f'the model returns a {kind} as "loss"', remedy='add them up, and return the sum as "loss"')
-    if isinstance(result, Mapping) and "loss" not in result:
-        able = {name: one for name, one in result.items() if isinstance(one, Tensor) and one.requires_grad}
-        names = [str(name) for name, one in able.items() if one.numel() == 1]
-        if len(names) > 1:
-            raise ModelError(
-                f"the model returns several losses: {', '.join(names)}",
-                remedy='call the one to train "loss"; of parts, that is their sum',
-            )
+    numbers = [
+        name
+        for top, value in named.items()
+        for name, one in flat(value, f"output {top}" if isinstance(top, int) else str(top))
+        if isinstance(one, Tensor) and one.requires_grad and (one.ndim == 0 or (one.numel() == 1 and batch_size > 1))
+    ]
+    if "loss" not in named and len(numbers) > 1:
+        remedy = 'call the one to train "loss"; of parts, that is their sum'
+        if isinstance(next(iter(named)), int):
+            remedy = 'return {"loss": …, …} with the one to train, of parts their sum; or detach() the others'
+        raise ModelError(f"the model returns several losses: {', '.join(numbers)}", remedy=remedy)
 
 
 def first_tensor(result: object) -> Any:
@@ -265,19 +285,21 @@ _OF_ONE_VALUE = "Expected more than 1 value per channel"
 """What torch says of a batch of one sample whose picture has become one value."""
 
 
-def run_eagerly(
-    step: nn.Module, inputs: Sequence[Tensor], watch: AbstractContextManager[object] | None = None
-) -> tuple[Tensor, ...]:
-    """One eager call inside of `watch`. The state of BatchNorm and of the random generator is as before. Raises
-    ModelError with the line that failed."""
-    state = {name: buffer.clone() for name, buffer in step.named_buffers()}
-    generator = torch.get_rng_state()
+@contextmanager
+def eagerly(step: nn.Module, inputs: Sequence[Tensor]) -> Iterator[None]:
+    """What PyTorch raises here, where it runs `step`, becomes a ModelError with the line that failed, or a DataError for a
+    target that does not fit its loss."""
     try:
-        with watch or nullcontext(), as_written():
-            result: tuple[Tensor, ...] = step(*inputs)
+        with as_written():
+            yield
     except SambasimError:
         raise
     except (Exception, SystemExit) as error:
+        found = misfit(error)
+        if found is None and "Found dtype" in str(error) and isinstance(step, TrainingStep) and step.loss is not None:
+            found = of_numbers("the loss", next(step.parameters()), inputs[-1])  # a backward has no frame of the loss
+        if found is not None:
+            raise DataError(found.what, where=user_line(error), remedy=found.remedy) from error
         shapes = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in inputs)
         mode = "" if step.training else ", in evaluation mode"
         remedy = f"check the model against its inputs, which were {shapes}"
@@ -288,12 +310,6 @@ def run_eagerly(
             where=user_line(error),
             remedy=remedy,
         ) from error
-    finally:
-        torch.set_rng_state(generator)
-        with torch.no_grad():
-            for name, buffer in step.named_buffers():
-                buffer.copy_(state[name])
-    return result
 
 
 NAMED_LOSSES: Mapping[str, Callable[..., Tensor]] = {

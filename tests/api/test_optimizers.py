@@ -29,7 +29,7 @@ def eager(optimizer: Optimizer, model: nn.Module, scheduler: Any = None, clip: f
         loss = nn.functional.cross_entropy(model(x), y)
         losses.append(loss.item())
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         if clip is not None:
             clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
@@ -215,7 +215,11 @@ def test_a_class_of_torch_with_another_step_is_refused(folder: Path, monkeypatch
 def test_the_remedy_for_a_hook_that_clips(folder: Path) -> None:
     model, other = net(), net()
     optimizer = SGD(model.parameters(), lr=0.3)
-    handle = optimizer.register_step_pre_hook(lambda *given: clip_grad_norm_(model.parameters(), 0.1) and None)
+
+    def clips(*given: object) -> None:
+        clip_grad_norm_(model.parameters(), 0.1)
+
+    handle = optimizer.register_step_pre_hook(clips)
     assert "max_grad_norm=1.0" in str(refused(folder, model, optimizer).remedy)
     handle.remove()
     ours = run(folder, model, optimizer, max_grad_norm=0.1)

@@ -1,0 +1,353 @@
+"""Losses of all kinds: each trains as an eager loop, or is refused at compile with what to type."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrize
+
+import sambasim as ss
+from tests.api.live import compiled
+
+X = torch.randn(64, 3, generator=torch.Generator().manual_seed(1))
+NUMBERS = X.sum(1, keepdim=True).tanh()
+CLASSES = (X.sum(1).abs() * 2).long().clamp(max=4)
+BATCH, STEPS = 8, 6
+
+
+def net(width: int = 1) -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, width))
+
+
+def pef_of(folder: Path, model: nn.Module, y: object, loss: Any, **options: Any) -> ss.Pef:
+    chosen = {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1), **options}
+    first = y[:BATCH] if isinstance(y, Tensor | np.ndarray) else y
+    return compiled(folder, model, (X[:BATCH], first), loss=loss, **chosen)
+
+
+def losses(pef: ss.Pef, y: Tensor) -> list[float]:
+    return ss.run(pef, (X, y), quiet=True, steps=STEPS, set={"data.shuffle": False}).losses
+
+
+def eager(model: nn.Module, loss: Callable[[Any, Tensor], Tensor], y: Tensor) -> list[float]:
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for step in range(STEPS):
+        part = slice(BATCH * step, BATCH * (step + 1))
+        value = loss(model(X[part]), y[part])
+        found.append(value.item())
+        optimizer.zero_grad()
+        torch.autograd.backward(value)
+        optimizer.step()
+    return found
+
+
+def _hooked(loss: nn.Module) -> nn.Module:
+    loss.register_forward_hook(lambda module, given, value: value * 3)
+    return loss
+
+
+def _pre_hooked(loss: nn.Module) -> nn.Module:
+    loss.register_forward_pre_hook(lambda module, given: (given[0] * 0.5, given[1]))
+    return loss
+
+
+def _patched(loss: nn.Module) -> nn.Module:
+    loss.forward = lambda outputs, target: (outputs - target).abs().mean() * 2
+    return loss
+
+
+class Huge(nn.MSELoss):
+    """A forward of its own, with the class of torch above it."""
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        return super().forward(input, target) * 100
+
+
+class Weighted(nn.Module):
+    """With a constant buffer, which its loss reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.tensor([2.5]))
+
+    def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
+        return ((outputs - target).square() * self.weight).mean()
+
+
+class Perceptual(nn.Module):
+    """By the activations of a network that nothing trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.net = nn.Sequential(nn.Linear(1, 4), nn.Tanh()).requires_grad_(False)
+
+    def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
+        return (self.net(outputs) - self.net(target)).square().mean()
+
+
+class Twice(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * 2
+
+
+def _parametrized() -> nn.Module:
+    loss = Weighted()
+    parametrize.register_parametrization(loss, "weight", Twice())
+    return loss
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        _hooked(nn.MSELoss()),
+        _pre_hooked(nn.MSELoss()),
+        _patched(nn.MSELoss()),
+        Huge(),
+        Weighted(),
+        _parametrized(),
+        Perceptual(),
+        _hooked(Perceptual()),
+        partial(F.smooth_l1_loss, beta=0.3),
+        nn.HuberLoss(delta=0.2),
+    ],
+    ids=lambda loss: type(loss).__name__,
+)
+def test_a_loss_object_is_taken_as_it_is(loss: Any, folder: Path) -> None:
+    pef = pef_of(folder, net(), NUMBERS, loss)
+    assert losses(pef, NUMBERS) == eager(net(), loss, NUMBERS)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 1.0, 0.5, 3.0])),
+        nn.CrossEntropyLoss(label_smoothing=0.1, ignore_index=2),
+        _hooked(nn.CrossEntropyLoss()),
+        partial(F.cross_entropy, label_smoothing=0.2),
+    ],
+)
+def test_a_loss_of_classes_is_taken_as_it_is(loss: Any, folder: Path) -> None:
+    pef = pef_of(folder, net(5), CLASSES, loss)
+    assert losses(pef, CLASSES) == pytest.approx(eager(net(5), loss, CLASSES), rel=1e-6)
+
+
+class Centered(nn.Module):
+    """Keeps a mean of its targets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
+        self.mean.mul_(0.9).add_(0.1 * target.mean())
+        return (outputs - target + self.mean).square().mean()
+
+
+class Replaced(Centered):
+    def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * target.mean()
+        return (outputs - target + self.mean).square().mean()
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
+        return (outputs * self.scale - target).square().mean()
+
+
+class WithLoss(nn.Module):
+    """What the remedy says: the loss is a submodule of the model."""
+
+    def __init__(self, loss: nn.Module) -> None:
+        super().__init__()
+        self.net, self.loss = net(), loss
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        return torch.as_tensor(self.loss(self.net(x), target))
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        (Centered, "the loss changes mean, a buffer of its own"),
+        (Replaced, "the loss changes mean, a buffer of its own"),
+        (Scaled, "the loss has parameters to train, scale"),
+    ],
+)
+def test_a_loss_with_a_state_is_refused_and_trains_as_a_submodule(
+    kind: Callable[[], nn.Module], what: str, folder: Path
+) -> None:
+    with pytest.raises(ss.SambasimError, match=what) as error:
+        pef_of(folder, net(), NUMBERS, kind())
+    assert "make the loss a submodule of the model, whose forward(x, target) returns it first" in str(
+        error.value.remedy
+    )
+    if kind is Replaced:
+        return  # the same state, by assignment: the model is refused for it, too
+    model, other = WithLoss(kind()), WithLoss(kind())
+    pef = pef_of(folder, model, NUMBERS, None)
+    wanted = torch.optim.SGD(other.parameters(), lr=0.1)
+    found = []
+    for step in range(STEPS):
+        part = slice(BATCH * step, BATCH * (step + 1))
+        value = other(X[part], NUMBERS[part])
+        found.append(value.item())
+        wanted.zero_grad()
+        torch.autograd.backward(value)
+        wanted.step()
+    assert losses(pef, NUMBERS) == found
+
+
+@dataclass
+class Parts:
+    kl: Tensor
+    loss: Tensor
+    outputs: Tensor
+
+
+class NamedParts(NamedTuple):
+    kl: Tensor
+    loss: Tensor
+
+
+@dataclass
+class Unnamed:
+    kl: Tensor
+    rest: Tensor
+
+
+class Returning(nn.Module):
+    def __init__(self, returned: Callable[[Tensor, Tensor, Tensor], object]) -> None:
+        super().__init__()
+        self.net, self.returned = net(), returned
+
+    def forward(self, x: Tensor, target: Tensor) -> Any:
+        outputs = self.net(x)
+        return self.returned(outputs.square().mean(), (outputs - target).square().mean(), outputs)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        lambda kl, loss, outputs: Parts(kl, loss, outputs),
+        lambda kl, loss, outputs: NamedParts(kl, loss),
+        lambda kl, loss, outputs: {"kl": kl, "loss": loss},
+        lambda kl, loss, outputs: (loss, kl.detach(), outputs),
+        lambda kl, loss, outputs: [loss, outputs],
+        lambda kl, loss, outputs: (loss, {"outputs": outputs}),
+    ],
+)
+def test_the_field_called_loss_is_trained(returned: Callable[..., object], folder: Path) -> None:
+    pef = pef_of(folder, Returning(returned), NUMBERS, None)
+    assert losses(pef, NUMBERS) == eager(net(), F.mse_loss, NUMBERS)
+
+
+@pytest.mark.parametrize(
+    ("returned", "named"),
+    [
+        (lambda kl, loss, outputs: Unnamed(kl, loss), "kl, rest"),
+        (lambda kl, loss, outputs: {"kl": kl, "rest": loss}, "kl, rest"),
+        (lambda kl, loss, outputs: {"outputs": outputs, "parts": {"a": kl, "b": loss}}, "parts.a, parts.b"),
+        (lambda kl, loss, outputs: (kl, loss), "output 0, output 1"),
+        (lambda kl, loss, outputs: [kl, outputs, loss], "output 0, output 2"),
+        (lambda kl, loss, outputs: (kl, (outputs, loss)), "output 0, output 1.1"),
+    ],
+)
+def test_a_second_loss_without_a_name_is_refused(returned: Callable[..., object], named: str, folder: Path) -> None:
+    with pytest.raises(ss.SambasimError, match=f"the model returns several losses: {named}") as error:
+        pef_of(folder, Returning(returned), NUMBERS, None)
+    assert '"loss"' in str(error.value.remedy)
+
+
+def test_one_sample_may_have_outputs_of_one_element(folder: Path) -> None:
+    model = Returning(lambda kl, loss, outputs: (loss, outputs))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    compiled(folder, model, (X[:1], NUMBERS[:1]), optimizer=optimizer)
+
+
+_UP_TO_FIVE = CLASSES.clamp(1, 4) + 1
+_WITHOUT = CLASSES.clone()
+_WITHOUT[0] = -1
+
+
+@pytest.mark.parametrize(
+    ("y", "loss", "width", "what", "remedy", "corrected"),
+    [
+        (CLASSES.int(), "cross_entropy", 5, "target is int32, and cross_entropy needs int64", "y.long()",
+         lambda y: y.long()),
+        (CLASSES.bool(), nn.CrossEntropyLoss(), 5, "target is bool, and cross_entropy needs int64", "y.long()",
+         lambda y: y.long()),
+        (CLASSES.float(), "cross_entropy", 5, "needs int64, or probabilities of shape [8, 5]", "y.long()",
+         lambda y: y.long()),
+        (_UP_TO_FIVE, "cross_entropy", 5, "target goes from 2 to 5, and the model has 5 classes, 0 to 4",
+         "y - 2, or a model with 6 outputs", lambda y: y - 2),
+        (CLASSES * 2, lambda outputs, y: F.cross_entropy(outputs, y), 5, "and the model has 5 classes, 0 to 4",
+         "labels from 0 to 4, or a model with", lambda y: y // 2),
+        (_WITHOUT, nn.CrossEntropyLoss(), 5, "target goes from -1 to", "ignore_index=-1", lambda y: y.clamp(min=0)),
+        (CLASSES[:, None], "cross_entropy", 5, "target has shape [8, 1]; the outputs have [8, 5]", "y.reshape(-1)",
+         lambda y: y.reshape(-1)),
+        (CLASSES.int(), "nll", 5, "target is int32, and nll_loss needs int64", "y.long()", lambda y: y.long()),
+        (CLASSES[:, None], "bce_with_logits", 1, "target is int64, and binary_cross_entropy_with_logits needs float32",
+         "y.float()", lambda y: y.float()),
+        (NUMBERS[:, 0], "bce_with_logits", 1, "target has shape [8], and the outputs [8, 1]", "y.reshape(-1, 1)",
+         lambda y: y.reshape(-1, 1)),
+        (CLASSES[:, None], "huber", 1, "target is int64, and the loss needs float32", "y.float()", lambda y: y.float()),
+        (torch.ones(64, 3, 2), "l1", 1, "target has shape [8, 3, 2], and the outputs [8, 1]", "give both one shape",
+         lambda y: y[:, :1, 0]),
+    ],
+)  # fmt: skip
+def test_a_target_that_does_not_fit_fails_at_compile(
+    y: Tensor, loss: Any, width: int, what: str, remedy: str, corrected: Callable[[Tensor], Tensor], folder: Path
+) -> None:
+    with pytest.raises(ss.SambasimError, match=re.escape(what)) as error:
+        pef_of(folder, net(width), y, loss)
+    assert remedy in str(error.value.remedy)
+    assert "sambasim" not in str(error.value.where)
+    pef_of(folder, net(width), corrected(y), loss)
+
+
+def test_classes_are_the_second_axis(folder: Path) -> None:
+    texts = torch.randint(0, 5, (BATCH, 4))
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5))
+    for loss in ("cross_entropy", nn.CrossEntropyLoss()):
+        with pytest.raises(ss.SambasimError, match=r"classes second, so cross_entropy needs \[8, 5\]") as error:
+            compiled(folder, model, (texts, texts), loss=loss)
+        assert "outputs.movedim(-1, 1)" in str(error.value.remedy)
+    compiled(folder, model, (texts, texts), loss=lambda outputs, y: F.cross_entropy(outputs.movedim(-1, 1), y))
+
+
+def test_labels_that_a_model_itself_compares_are_explained(folder: Path) -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net(5)
+
+        def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+            return F.cross_entropy(self.net(x), labels)
+
+    with pytest.raises(ss.SambasimError, match="target goes from 2 to 5, and the model has 5 classes") as error:
+        pef_of(folder, Own(), _UP_TO_FIVE, None)
+    assert "return F.cross_entropy(self.net(x), labels)" in str(error.value.where)
+
+
+def test_a_notice_says_what_becomes_float32(folder: Path) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = (one[:BATCH].double().numpy() for one in (X, NUMBERS))
+    pef = compiled(folder, model, (x, y), loss="mse", optimizer=optimizer)
+    assert "float64 samples become float32, as the model is: input, target" in pef.notices
+    pef = compiled(folder, model.double(), (x, y), loss="mse", optimizer=optimizer)
+    assert not any("float64" in notice for notice in pef.notices)
