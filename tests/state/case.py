@@ -1,0 +1,208 @@
+"""A case: a small model that does something beside its tensors, and what may become of it."""
+
+# Calling a module gives Any.
+# mypy: no-warn-return-any
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sambasim.runtime.determinism import Stream, derive
+
+Verdict = Literal["equal", "told", "refused", "other", "ended", "traceback", "crashed"]
+"""`equal`: losses, parameters and buffers of eager PyTorch. `told`: a notice has the words that the case asks for.
+`refused`: compile raises a SambasimError. Never right: `other`: something else without a word, or the model or the
+process are not as they were; `ended`: compiled, and the run raises a SambasimError; `traceback`: another exception, or
+an internal error; `crashed`: a signal or a timeout ended the process."""
+
+EQUAL, REFUSED, TOLD = frozenset({"equal"}), frozenset({"refused"}), frozenset({"told"})
+EITHER = EQUAL | REFUSED
+BATCH, RATE = 4, 0.05
+HERE = "# here"
+"""Ends the line of a case that an error has to name."""
+
+Then: TypeAlias = Callable[[Any, Tensor], Tensor]
+"""What a `Net` does with the result of its first layer."""
+
+
+@dataclass(slots=True)
+class Setup:
+    """What a user gives to compile and run. `data`: tensors side by side, samples first, BATCH for each step.
+    `optimizer` None is SGD. `scheduler`: stepped after each step of the eager loop. `options`: of compile. `example`:
+    in place of the first batch."""
+
+    model: nn.Module
+    data: tuple[Tensor, ...]
+    loss: Any = None
+    optimizer: torch.optim.Optimizer | None = None
+    scheduler: Any = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    example: Any = None
+
+    def __post_init__(self) -> None:
+        if self.optimizer is None:
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE)
+
+
+Build: TypeAlias = Callable[[], Setup]
+
+
+@dataclass(slots=True)
+class Case:
+    """`build` makes everything anew. If the case is refused: `where` is in the line that the error names (None: it
+    names none), `says` are in its text, and `never_says` not; `rewritten` follows the remedy, and is equal to eager
+    PyTorch of the case, or with `own_losses` of the rewrite itself. `notice`: words of a notice that explains a
+    difference. `tolerance`: of losses and weights, relative, for optimizers that round differently. `also` returns a
+    complaint, given a fresh setup, the eager state, the PEF and the run. `oracle`: what the eager loop runs in place
+    of a case that eager PyTorch cannot run. `whole`: only `make test-whole` runs it."""
+
+    name: str
+    build: Build
+    expected: frozenset[str]
+    where: str | None = HERE
+    says: tuple[str, ...] = ()
+    never_says: tuple[str, ...] = ()
+    notice: str = ""
+    steps: int = 4
+    compiles: int = 1
+    tolerance: float = 0.0
+    rewritten: Build | None = None
+    oracle: Build | None = None
+    own_losses: bool = False
+    also: Callable[..., str] | None = None
+    whole: bool = False
+
+    def rewrite(self, prepare: Callable[[Any], object] | None = None) -> Callable[[Then], Then]:
+        """Decorates what the remedy makes of the case's function."""
+
+        def decorated(then: Then) -> Then:
+            self.rewritten = lambda: net_of(then, prepare, self.steps)
+            return then
+
+        return decorated
+
+    def rebuilt(self, build: Build) -> Build:
+        """Decorates a function that builds what the remedy makes of the case."""
+        self.rewritten = build
+        return build
+
+
+CASES: dict[str, Case] = {}
+
+
+def add(name: str, module: str, build: Build, expected: frozenset[str], **more: Any) -> Case:
+    case = Case(f"{module.rpartition('.')[2]}-{name}", build, expected, **more)
+    CASES[case.name] = case
+    return case
+
+
+def case(
+    expected: frozenset[str], prepare: Callable[[Any], object] | None = None, **more: Any
+) -> Callable[[Then], Case]:
+    """Decorates what a `Net` does in its forward; `prepare` is called on the net once."""
+
+    def decorated(then: Then) -> Case:
+        build = lambda: net_of(then, prepare, more.get("steps", 4))  # noqa: E731 (a def would need a name of its own)
+        return add(then.__name__, then.__module__, build, expected, **more)
+
+    return decorated
+
+
+def built(expected: frozenset[str], **more: Any) -> Callable[[Build], Case]:
+    """Decorates a function that builds the setup of a case."""
+    return lambda build: add(build.__name__, build.__module__, build, expected, **more)
+
+
+def given(**makers: Any) -> Callable[[Any], object]:
+    """Gives a net attributes, anew for each net: of a function what it returns; a tensor is a buffer."""
+
+    def prepare(net: nn.Module) -> None:
+        for name, make in makers.items():
+            value = make() if callable(make) else make
+            if type(value) is Tensor:
+                net.register_buffer(name, value)
+            else:
+                setattr(net, name, value)
+
+    return prepare
+
+
+def zero() -> Tensor:
+    return torch.zeros(())
+
+
+class Net(nn.Module):
+    """Two linear layers; `then` is between them. It returns the mean square error."""
+
+    def __init__(self, then: Then = lambda net, h: h) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 4)
+        self.b = nn.Linear(4, 1)
+        self.then = then
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return functional.mse_loss(self.b(self.then(self, self.a(x))).squeeze(1), y)
+
+
+class Outputs(Net):
+    """The same without its loss."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # the target is the loss's
+        return self.b(self.then(self, self.a(x))).squeeze(1)
+
+
+def net_of(then: Then, prepare: Callable[[Any], object] | None = None, steps: int = 4) -> Setup:
+    torch.manual_seed(0)
+    model = Net(then)
+    if prepare is not None:
+        prepare(model)
+    return Setup(model, points(steps))
+
+
+def points(steps: int = 12) -> tuple[Tensor, Tensor]:
+    """Samples of a Net: float32 [steps * BATCH, 3] and [steps * BATCH]."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(steps * BATCH, 3, generator=generator)
+    return x, torch.sin(x.sum(1)) + 0.1 * torch.randn(steps * BATCH, generator=generator)
+
+
+def eager(setup: Setup, steps: int) -> tuple[list[float], dict[str, Tensor]]:
+    """The loss of each step, and the state at the end, of a loop as PyTorch's documentation has it."""
+    losses = []
+    assert setup.optimizer is not None
+    for step in range(steps):
+        batch = [tensor[step * BATCH : (step + 1) * BATCH].clone() for tensor in setup.data]
+        torch.manual_seed(derive(0, 0, step, 0, Stream.GRAPH))
+        setup.model.zero_grad()
+        setup.optimizer.zero_grad()
+        loss = loss_of(setup, batch)
+        torch.autograd.backward(loss)
+        losses.append(loss.item())
+        setup.optimizer.step()
+        if setup.scheduler is not None:
+            setup.scheduler.step()
+    return losses, {name: tensor.detach().clone() for name, tensor in setup.model.state_dict().items()}
+
+
+_LOSSES: dict[str, Callable[..., Tensor]] = {
+    "mse": functional.mse_loss,
+    "cross_entropy": functional.cross_entropy,
+    "nll": functional.nll_loss,
+    "bce_with_logits": functional.binary_cross_entropy_with_logits,
+}
+
+
+def loss_of(setup: Setup, batch: list[Tensor]) -> Tensor:
+    if setup.loss is not None:
+        function = _LOSSES[setup.loss] if isinstance(setup.loss, str) else setup.loss
+        return function(setup.model(*batch[:-1]), batch[-1])
+    result = setup.model(*batch)
+    if isinstance(result, Mapping):
+        return result["loss"]
+    if hasattr(result, "loss"):
+        return result.loss
+    return result[0] if isinstance(result, tuple | list) else result

@@ -1,0 +1,401 @@
+"""What a user hands over beside the model: optimizers with hooks and schedulers, losses that are modules, results with
+a field `loss`, and micro-batches that change a mean."""
+
+# Calling a module gives Any, and some functions of torch have no types.
+# mypy: no-warn-return-any, allow-untyped-calls
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import lr_scheduler
+from torch.optim.optimizer import Optimizer
+from torch.utils.checkpoint import checkpoint_sequential
+
+from tests.state.case import BATCH, EITHER, EQUAL, RATE, REFUSED, TOLD, Net, Outputs, Setup, built, net_of, points
+
+
+def plain() -> Setup:
+    return net_of(lambda net, h: h.tanh(), steps=6)
+
+
+def _with_optimizer(make: Callable[[Any], Optimizer], attach: Callable[[Optimizer], object] | None = None) -> Setup:
+    setup = plain()
+    setup.optimizer = make(setup.model.parameters())
+    if attach is not None:
+        attached = attach(setup.optimizer)
+        setup.scheduler = attached if isinstance(attached, lr_scheduler.LRScheduler) else None
+    return setup
+
+
+def _sgd(parameters: Any) -> Optimizer:
+    return torch.optim.SGD(parameters, lr=RATE)
+
+
+def _halves_gradients(optimizer: Optimizer, *others: object) -> None:
+    for group in optimizer.param_groups:
+        for one in group["params"]:
+            one.grad = one.grad * 0.5
+
+
+def _shrinks(optimizer: Optimizer, *others: object) -> None:
+    with torch.no_grad():
+        for group in optimizer.param_groups:
+            for one in group["params"]:
+                one.mul_(0.9)
+
+
+@built(REFUSED, where=None, says=("register_step_pre_hook",))
+def hook_before_a_step() -> Setup:
+    return _with_optimizer(_sgd, lambda optimizer: optimizer.register_step_pre_hook(_halves_gradients))
+
+
+@built(REFUSED, where=None, says=("register_step_post_hook",), whole=True)
+def hook_after_a_step() -> Setup:
+    return _with_optimizer(_sgd, lambda optimizer: optimizer.register_step_post_hook(_shrinks))
+
+
+@built(REFUSED, where=None, whole=True)
+def step_of_the_instance() -> Setup:
+    def attach(optimizer: Any) -> None:
+        step = optimizer.step
+
+        def halved(closure: Any = None) -> Any:
+            _halves_gradients(optimizer)
+            return step(closure)
+
+        optimizer.step = halved
+
+    return _with_optimizer(_sgd, attach)
+
+
+class AdamW(torch.optim.AdamW):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for one in group["params"]:
+                one.sub_(one.grad.sign(), alpha=0.01)
+
+
+class SGD(torch.optim.SGD):
+    """Another step by its own method."""
+
+    def step(self, closure: Any = None) -> Any:
+        _halves_gradients(self)
+        return super().step(closure)
+
+
+class Named(torch.optim.SGD):
+    """Only another name."""
+
+
+@built(REFUSED, where=None, says=("AdamW", "step"))
+def subclass_called_adamw() -> Setup:
+    return _with_optimizer(lambda parameters: AdamW(parameters, lr=1e-3))
+
+
+@built(REFUSED, where=None, says=("SGD", "step"), whole=True)
+def subclass_called_sgd() -> Setup:
+    return _with_optimizer(lambda parameters: SGD(parameters, lr=RATE))
+
+
+@built(EITHER, where=None, whole=True)
+def subclass_without_a_step() -> Setup:
+    return _with_optimizer(lambda parameters: Named(parameters, lr=RATE))
+
+
+@built(EQUAL | TOLD | REFUSED, where=None, notice="states")
+def momentum_of_earlier_steps() -> Setup:
+    setup = _with_optimizer(lambda parameters: torch.optim.SGD(parameters, lr=RATE, momentum=0.9))
+    setup.model(*(tensor[:BATCH] for tensor in setup.data)).backward()
+    setup.optimizer.step()  # type: ignore[union-attr]
+    return setup
+
+
+def _scheduled(make: Callable[[Optimizer], object], **schedule: Any) -> tuple[Callable[[], Setup], Callable[[], Setup]]:
+    """A scheduler of torch, and the same as a table."""
+
+    def told() -> Setup:
+        setup = plain()
+        setup.options = {"set": {f"training.schedule.{name}": value for name, value in schedule.items()}}
+        return setup
+
+    return lambda: _with_optimizer(_sgd, make), told
+
+
+_LINEAR = _scheduled(lambda o: lr_scheduler.LinearLR(o, 0.25, 1.0, 3), name="constant", warmup_steps=4)
+_STEP = _scheduled(lambda o: lr_scheduler.StepLR(o, 2, 0.5), name="step", step_size=2, gamma=0.5)
+_COSINE = _scheduled(lambda o: lr_scheduler.CosineAnnealingLR(o, 6), name="cosine", total_steps=6)
+_LAMBDA = _scheduled(lambda o: lr_scheduler.LambdaLR(o, lambda s: 1 - s / 8), name="linear", total_steps=8)
+_CYCLE = _scheduled(lambda o: lr_scheduler.OneCycleLR(o, 0.5, 6))
+
+for _name, _ways in {"linear": _LINEAR, "step": _STEP, "cosine": _COSINE, "lambda": _LAMBDA, "cycle": _CYCLE}.items():
+    _has_rewrite = _name != "cycle"  # of which the schedules of a PEF have none
+    _case = built(
+        REFUSED,
+        where=None,
+        says=("training.schedule",) if _has_rewrite else ("OneCycleLR",),
+        steps=6,
+        rewritten=_ways[1] if _has_rewrite else None,
+        tolerance=1e-6,  # chainable schedulers of torch multiply rates by ratios
+        whole=_name in ("step", "cosine", "lambda"),
+    )
+    _ways[0].__name__ = f"scheduler_{_name}"
+    _case(_ways[0])
+
+
+# Losses.
+
+
+def with_loss(loss: Any, target: Callable[[Tensor], Tensor] = lambda y: y) -> Setup:
+    torch.manual_seed(0)
+    x, y = points()
+    return Setup(Outputs(), (x, target(y)), loss)
+
+
+def _hooked(register: Callable[[Any], object], loss: nn.Module | None = None) -> Setup:
+    made = loss or nn.MSELoss()
+    register(made)
+    return with_loss(made)
+
+
+@built(EQUAL)
+def loss_module_with_a_forward_hook() -> Setup:
+    return _hooked(lambda loss: loss.register_forward_hook(lambda module, given, result: result * 3))
+
+
+@built(EQUAL, whole=True)
+def loss_module_with_a_forward_pre_hook() -> Setup:
+    return _hooked(lambda loss: loss.register_forward_pre_hook(lambda module, given: (given[0] * 2, given[1])))
+
+
+class Scaled(nn.MSELoss):
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        return super().forward(input, target) * 3
+
+
+@built(EQUAL, whole=True)
+def loss_of_a_subclass() -> Setup:
+    return with_loss(Scaled())
+
+
+@built(EQUAL | REFUSED, where=None, whole=True)
+def loss_module_whose_forward_is_replaced() -> Setup:
+    def replace(loss: Any) -> None:
+        loss.forward = lambda result, target: 3 * functional.mse_loss(result, target)
+
+    return _hooked(replace)
+
+
+@built(EQUAL | REFUSED, where=None, whole=True)
+def loss_module_with_a_backward_hook() -> Setup:
+    return _hooked(lambda loss: loss.register_full_backward_pre_hook(lambda module, gradient: (gradient[0] * 3,)))
+
+
+class Moving(nn.Module):
+    """A loss with a buffer that it changes, and a parameter."""
+
+    mean: Tensor
+
+    def __init__(self, has_parameter: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+        self.scale = nn.Parameter(torch.ones(())) if has_parameter else 1.0
+
+    def forward(self, result: Tensor, target: Tensor) -> Tensor:
+        self.mean.mul_(0.9).add_(result.detach().mean(), alpha=0.1)  # here
+        return functional.mse_loss(result - self.mean, target * self.scale)
+
+
+class Inside(Outputs):
+    """The remedy: the loss is a submodule."""
+
+    def __init__(self, loss: nn.Module) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
+        return self.loss(super().forward(x), y)
+
+
+def _inside(loss: nn.Module) -> Setup:
+    torch.manual_seed(0)
+    return Setup(Inside(loss), points())
+
+
+@built(EITHER, says=("submodule",), where=None)
+def loss_module_with_a_buffer() -> Setup:
+    return with_loss(Moving())
+
+
+loss_module_with_a_buffer.rebuilt(lambda: _inside(Moving()))
+
+
+@built(EITHER, says=("submodule",), where=None)
+def loss_module_with_a_parameter() -> Setup:
+    setup = with_loss(loss := Moving(has_parameter=True))
+    setup.optimizer = torch.optim.SGD([*setup.model.parameters(), *loss.parameters()], lr=RATE)
+    return setup
+
+
+loss_module_with_a_parameter.rebuilt(lambda: _inside(Moving(has_parameter=True)))
+
+
+# The field called loss.
+
+
+@dataclass
+class Result:
+    kl: Tensor
+    loss: Tensor
+
+
+class Tupled(NamedTuple):
+    kl: Tensor
+    loss: Tensor
+
+
+@dataclass
+class Wide:
+    logits: Tensor
+    parts: tuple[Tensor, ...]
+    loss: Tensor
+
+
+class Returns(Net):
+    """Two losses, in what `make` makes of the smaller one, `kl`, and the one to train."""
+
+    def __init__(self, make: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.make = make
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        h = self.a(x)
+        return self.make(h.square().mean() * 0.1, functional.mse_loss(self.b(h).squeeze(1), y))
+
+
+def returns(make: Callable[[Tensor, Tensor], Any]) -> Setup:
+    torch.manual_seed(0)
+    return Setup(Returns(make), points())
+
+
+@built(EQUAL)
+def loss_in_a_dataclass() -> Setup:
+    return returns(Result)
+
+
+@built(EQUAL)
+def loss_in_a_named_tuple() -> Setup:
+    return returns(Tupled)
+
+
+@built(EQUAL, whole=True)
+def loss_last_in_a_dataclass() -> Setup:
+    return returns(lambda kl, loss: Wide(kl.detach(), (kl,), loss))
+
+
+@built(EQUAL, whole=True)
+def loss_in_a_dictionary() -> Setup:
+    return returns(lambda kl, loss: {"kl": kl, "loss": loss})
+
+
+@built(REFUSED, where=None, says=("loss",))
+def two_losses_in_a_tuple() -> Setup:
+    return returns(lambda kl, loss: (kl, loss))
+
+
+two_losses_in_a_tuple.rebuilt(lambda: returns(lambda kl, loss: {"loss": kl, "other": loss.detach()}))
+
+
+@built(REFUSED, where=None, whole=True)
+def three_losses_in_a_list() -> Setup:
+    return returns(lambda kl, loss: [kl + loss, kl, loss])
+
+
+@dataclass
+class Nameless:
+    kl: Tensor
+    reconstruction: Tensor
+
+
+@built(REFUSED, where=None, whole=True, oracle=lambda: returns(lambda kl, loss: kl))
+def two_losses_in_a_dataclass_without_the_name() -> Setup:
+    return returns(Nameless)
+
+
+@built(EQUAL, whole=True)
+def loss_and_a_detached_number_in_a_tuple() -> Setup:
+    return returns(lambda kl, loss: (loss, kl.detach()))
+
+
+# Micro-batches: the mean over them is another loss.
+
+
+class Stack(nn.Module):
+    """Layers in a row, which a pipeline can cut, and a loss."""
+
+    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor], norm: bool = False) -> None:
+        super().__init__()
+        middle = [nn.BatchNorm1d(4)] if norm else []
+        self.layers = nn.Sequential(nn.Linear(3, 4), *middle, nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+        self.loss = loss
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.loss(self.layers(x).squeeze(1), y)
+
+
+def _in_micro_batches(loss: Callable[[Tensor, Tensor], Tensor], norm: bool = False) -> Setup:
+    torch.manual_seed(0)
+    return Setup(Stack(loss, norm), points(), options={"pipeline_stages": 2, "micro_batches": 2})
+
+
+def _contrastive(result: Tensor, target: Tensor) -> Tensor:
+    return functional.cross_entropy(result[:, None] * target[None], torch.arange(len(result)))
+
+
+def _padded(result: Tensor, target: Tensor) -> Tensor:
+    counted = (target > 0).float()
+    return ((result - target).square() * counted).sum() / counted.sum().clamp(min=1)
+
+
+MICRO: Mapping[str, Any] = {"notice": "micro", "steps": 2, "where": None}
+
+
+@built(TOLD | REFUSED, **MICRO)
+def micro_batches_with_batch_norm() -> Setup:
+    return _in_micro_batches(functional.mse_loss, norm=True)
+
+
+@built(TOLD | REFUSED, **MICRO)
+def micro_batches_with_a_sum() -> Setup:
+    return _in_micro_batches(lambda result, target: (result - target).square().sum())
+
+
+@built(TOLD | REFUSED, **MICRO)
+def micro_batches_with_a_contrastive_loss() -> Setup:
+    return _in_micro_batches(_contrastive)
+
+
+@built(TOLD | REFUSED, **MICRO)
+def micro_batches_with_a_mean_of_tokens() -> Setup:
+    return _in_micro_batches(_padded)
+
+
+@built(EQUAL, steps=2, tolerance=1e-5)
+def micro_batches_with_a_mean() -> Setup:
+    return _in_micro_batches(functional.mse_loss)
+
+
+class Checkpointed(Stack):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        result: Tensor = checkpoint_sequential(self.layers, 2, x, use_reentrant=False)
+        return self.loss(result.squeeze(1), y)
+
+
+@built(EQUAL | TOLD | REFUSED, notice="checkpoint", where=None)
+def checkpoint_sequential_with_batch_norm() -> Setup:
+    torch.manual_seed(0)
+    return Setup(Checkpointed(functional.mse_loss, norm=True), points())

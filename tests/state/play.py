@@ -1,0 +1,292 @@
+"""Gives the verdict on a case: compiles and runs it in a forked child, and holds it against an eager loop in another,
+so that nothing that a case does to its process reaches the next one."""
+
+import contextvars
+import gc
+import itertools
+import os
+import pickle
+import random
+import select
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+import sambasim as ss
+from sambasim.errors import InternalError, SambasimError
+from tests.state.case import BATCH, Case, Setup, Verdict, eager, net_of
+
+TIMEOUT_S = 60.0
+_FEW = 6
+"""Steps that are enough to see that a refused model is as it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What became of a case. `detail`: what differs, or the traceback. `what`, `where`, `remedy`: of the error."""
+
+    verdict: Verdict
+    detail: str = ""
+    what: str = ""
+    where: str = ""
+    remedy: str = ""
+    notices: tuple[str, ...] = ()
+    losses: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        error = f"\n{self.what}\nwhere: {self.where}\ntry: {self.remedy}" if self.what else ""
+        return f"{self.verdict}: {self.detail}{error}" + "".join(f"\nnotice: {one}" for one in self.notices)
+
+
+def play(case: Case) -> Found:
+    """The verdict on a case alone, not on its rewrite."""
+    warm()
+    expected = in_child(lambda: eager(_fresh(case), case.steps))
+    if not isinstance(expected, tuple):
+        raise AssertionError(f"{case.name} does not run in eager PyTorch: {expected}")
+    found = in_child(lambda: _judged(case, *expected))
+    if not isinstance(found, Found):
+        return Found("crashed", str(found))
+    return found
+
+
+def complaints(case: Case, found: Found) -> Iterator[str]:
+    """What is wrong with the verdict, with the error, and with the rewrite."""
+    if found.verdict not in case.expected:
+        yield f"it is {found.verdict}, not {' or '.join(sorted(case.expected))}"
+        return
+    if found.verdict != "refused":
+        return
+    place = found.where or found.what  # an error of several reasons lists its lines
+    if case.where is not None and case.where not in place:
+        yield f"the error does not point at the line with {case.where!r}"
+    if "sambasim/api" in found.where or "/torch/" in found.where:
+        yield "the error points at a line that is not the user's"
+    text = f"{found.what}\n{found.remedy}"
+    yield from (f"the error does not say {one!r}" for one in case.says if one not in text)
+    yield from (f"the error says {one!r}" for one in case.never_says if one in text)
+    if case.rewritten is not None:
+        of_rewrite = replace(case, build=case.rewritten, rewritten=None, expected=frozenset({"equal", "told"}))
+        if not case.own_losses:
+            of_rewrite = replace(of_rewrite, oracle=case.oracle or case.build)
+        again = play(of_rewrite)
+        if again.verdict not in of_rewrite.expected:
+            yield f"the rewrite that the remedy proposes is {again}"
+
+
+def in_child(function: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> Any:
+    """What `function` returns in a forked child; a text if it raises, crashes or takes too long."""
+    sys.stdout.flush()
+    with tempfile.TemporaryFile() as printed:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            _child(function, reader, writer, printed.fileno())
+        os.close(writer)
+        answer = _answer(reader, time.monotonic() + timeout_s)
+        os.close(reader)
+        if answer is None:
+            os.killpg(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        if answer:
+            return pickle.loads(answer)
+        printed.seek(0)
+        text = printed.read().decode(errors="replace")[-2000:]
+        ended = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit code {status >> 8}"
+        return f"{ended if answer is not None else f'no answer in {timeout_s:.0f} s'}\n{text}"
+
+
+def _child(function: Callable[[], Any], reader: int, writer: int, printed: int) -> None:
+    """Never returns."""
+    try:
+        os.setpgid(0, 0)  # so that a timeout ends its own children too
+        os.close(reader)
+        os.dup2(printed, 1)
+        os.dup2(printed, 2)
+        torch.set_num_threads(1)
+        random.seed(0)
+        np.random.seed(0)
+        with open(writer, "wb") as stream:
+            stream.write(pickle.dumps(function()))
+    except BaseException:
+        traceback.print_exc(file=open(2, "w"))  # noqa: SIM115 (the process ends)
+        os._exit(1)
+    os._exit(0)
+
+
+def _answer(reader: int, until_s: float) -> bytes | None:
+    """All bytes until the child closes the pipe; None if that takes too long."""
+    pieces: list[bytes] = []
+    while True:
+        ready, _, _ = select.select([reader], [], [], max(0.0, until_s - time.monotonic()))
+        if not ready:
+            return None
+        piece = os.read(reader, 1 << 20)
+        if not piece:
+            return b"".join(pieces)
+        pieces.append(piece)
+
+
+@cache
+def warm() -> None:
+    """Makes the imports and caches of a first compile, before the first fork."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        _run(net_of(lambda net, h: h), 1, Path(folder))
+    torch.set_num_threads(threads)
+
+
+def _run(setup: Setup, steps: int, folder: Path) -> tuple[ss.Pef, ss.Run]:
+    pef = _compiled(setup, folder)
+    return pef, ss.run(pef, setup.data, steps=steps, threads=1, quiet=True)
+
+
+def _compiled(setup: Setup, folder: Path) -> ss.Pef:
+    example = tuple(tensor[:BATCH] for tensor in setup.data) if setup.example is None else setup.example
+    options = dict(setup.options)
+    settings = {"data.shuffle": False, **options.pop("set", {})}
+    given = {"loss": setup.loss, "optimizer": setup.optimizer, "output_folder": folder, "set": settings, **options}
+    return ss.compile(setup.model, example, name="case", quiet=True, **given)
+
+
+def _fresh(case: Case) -> Setup:
+    return (case.oracle or case.build)()
+
+
+def _judged(case: Case, losses: list[float], state: Mapping[str, Tensor]) -> Found:
+    """The verdict, in a process of its own; `losses` and `state` are those of the eager loop."""
+    setup = case.build()
+    before, pef, found = process_state(), None, Found("equal")
+    with tempfile.TemporaryDirectory() as name:
+        try:
+            for _ in range(case.compiles):
+                pef = _compiled(setup, Path(name))
+        except Exception as error:
+            found = _of_error(error, "refused")
+        damage = [*_changed(before), *fakes((setup, case.build))]
+        if pef is not None and not found.what and not found.detail:
+            found = _of_run(case, setup, pef, losses, state)
+            damage += _changed(before)
+    steps = case.steps if found.verdict in ("equal", "told") else min(case.steps, _FEW)
+    try:
+        again = eager(setup, steps)[0] if case.oracle is None else losses[:steps]
+        if not all(map(_close, again, losses[:steps], itertools.repeat(0.0))):
+            damage.append(f"the model is not as it was: {again[:_FEW]}, before {losses[:_FEW]}")
+    except Exception as error:
+        damage.append(f"the model cannot be called any more: {type(error).__name__}: {str(error)[:300]}")
+    if damage and found.verdict in ("equal", "told", "refused"):
+        return replace(found, verdict="other", detail="; ".join([found.detail, *damage]).strip("; "))
+    return found
+
+
+def _of_error(error: Exception, verdict: Verdict) -> Found:
+    if not isinstance(error, SambasimError) or isinstance(error, InternalError):
+        return Found("traceback", "".join(traceback.format_exception(error))[-3000:])
+    return Found(verdict, "", error.what, error.where or "", error.remedy or "")
+
+
+def _of_run(case: Case, setup: Setup, pef: ss.Pef, losses: list[float], state: Mapping[str, Tensor]) -> Found:
+    try:
+        run = ss.run(pef, setup.data, steps=case.steps, threads=1, quiet=True)
+        wrong = list(_differences(case, run, losses, state))
+        if case.also is not None and (complaint := case.also(case.build(), state, pef, run)):
+            wrong.append(complaint)
+    except Exception as error:
+        return _of_error(error, "ended")
+    is_told = bool(case.notice) and any(case.notice in notice for notice in pef.notices)
+    verdict: Verdict = "told" if is_told else "other" if wrong else "equal"
+    return Found(verdict, "; ".join(wrong), notices=pef.notices, losses=tuple(run.losses))
+
+
+def _differences(case: Case, run: ss.Run, losses: list[float], state: Mapping[str, Tensor]) -> Iterator[str]:
+    if not all(_close(one, other, case.tolerance) for one, other in zip(run.losses, losses, strict=True)):
+        off = max(abs(one - other) for one, other in zip(run.losses, losses, strict=True))
+        yield f"losses differ by {off:.1e}: {run.losses[:_FEW]}, eager {losses[:_FEW]}"
+    if case.oracle is None and run.weights.keys() != state.keys():
+        yield f"the weights have {sorted(run.weights)}, eager {sorted(state)}"
+    for name in run.weights.keys() & state.keys():
+        one, other = run.weights[name], state[name]
+        if one.shape != other.shape or one.dtype != other.dtype:
+            yield f"{name} is {one.dtype}{list(one.shape)}, eager {other.dtype}{list(other.shape)}"
+        elif not (_bits(one) == _bits(other) or (case.tolerance and torch.allclose(one, other, case.tolerance, 1e-5))):
+            yield f"{name} differs by {(one.double() - other.double()).abs().max().item():.1e}"
+
+
+def _close(one: float, other: float, tolerance: float) -> bool:
+    return one == other or abs(one - other) <= tolerance * abs(other) or (one != one and other != other)
+
+
+def _bits(tensor: Tensor) -> bytes:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def process_state() -> dict[str, object]:
+    """What a compile has to leave as it is, by its name."""
+    return {
+        "grad mode": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "default dtype": torch.get_default_dtype(),
+        "autocast": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
+        "deterministic mode": torch.get_deterministic_debug_mode(),
+        "number of threads": torch.get_num_threads(),
+        "torch's generator": torch.get_rng_state().numpy().tobytes(),
+        "Python's generator": random.getstate(),
+        "NumPy's generator": pickle.dumps(np.random.get_state()),
+        "warnings filters": list(warnings.filters),
+        "modes": (len(_get_current_dispatch_mode_stack()), torch._C._len_torch_function_stack()),
+        "profile and trace": (sys.getprofile(), sys.gettrace()),
+        "working directory": os.getcwd(),
+        "nn.Module": dict(vars(nn.Module)),
+    }
+
+
+def _changed(before: Mapping[str, object]) -> list[str]:
+    now = process_state()
+    return [f"compile changed the {name}" for name in before if before[name] != now[name]]
+
+
+def fakes(roots: object) -> list[str]:
+    """The FakeTensors that the user's objects reach: a complaint about each type that holds one."""
+    queue: list[object] = [roots, contextvars.copy_context()]
+    seen: dict[int, object] = {}
+    found: set[str] = set()
+    while queue:
+        one = queue.pop()
+        if id(one) in seen or _is_library(one):
+            continue
+        seen[id(one)] = one  # also so that no other object gets its id
+        inner = gc.get_referents(one)
+        if isinstance(one, threading.local):
+            inner = [*inner, vars(one)]
+        if isinstance(one, contextvars.Context):
+            inner = [*inner, *one.values()]
+        found |= {f"a FakeTensor stays in a {type(one).__name__}" for each in inner if isinstance(each, FakeTensor)}
+        queue += inner
+    return sorted(found)
+
+
+_LIBRARY = ("torch", "numpy", "sambasim", "builtins", "typing", "collections", "functools", "tests.state.play")
+
+
+def _is_library(one: object) -> bool:
+    if isinstance(one, types.ModuleType):
+        return True
+    of_library = isinstance(one, types.FunctionType | type) and (one.__module__ or "").startswith(_LIBRARY)
+    return of_library or isinstance(one, types.BuiltinFunctionType)
