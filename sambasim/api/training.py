@@ -142,9 +142,13 @@ def _options(
         raise DataError(f"the PEF {pef.name} names no data", remedy="data=(inputs, targets), or a data set")
     if replicas is not None and (type(replicas) is not int or replicas < 1):
         raise OptionError(f"replicas is {replicas!r}", remedy="a whole number of at least 1")
-    ranks, of_replica = world.world_size, pef.program.ranks_of_replica
+    ranks, of_replica, fewest = world.world_size, pef.program.ranks_of_replica, pef.program.world_size
+    if replicas is not None and ranks == 1 and replicas < fewest:
+        raise LaunchError(
+            f"replicas is {replicas}, and {pef.name} is for at least {fewest}", remedy=f"replicas={fewest}"
+        )
     if ranks == 1:
-        count = pef.program.world_size if replicas is None else replicas
+        count = fewest if replicas is None else replicas
         return run_options(flags | ({"emulate_replicas": count} if count * of_replica > 1 else {}), settings)
     chosen = run_options(flags, settings)
     started = (ranks - (chosen.parameter_servers or 0)) // (1 if chosen.one_process_per_replica else of_replica)

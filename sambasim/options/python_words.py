@@ -69,7 +69,8 @@ def _translated(found: re.Match[str]) -> str:
     keyword, rest = known.setting.keyword.replace("emulate_replicas", "replicas"), found[0][len(word) :]
     if known.fixed is not None:
         return _marked(f"{keyword}={known.fixed}") + rest
-    if value is None or not _is_value(value, known.setting):
+    is_all = found[0] == found.string  # as in a remedy
+    if value is None or not (is_all or _is_value(value, known.setting)):
         return f"{keyword}{rest}"
     return _marked(f"{keyword}={_value(value)}")
 

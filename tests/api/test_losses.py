@@ -75,6 +75,8 @@ class Huge(nn.MSELoss):
 class Weighted(nn.Module):
     """With a constant buffer, which its loss reads."""
 
+    weight: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("weight", torch.tensor([2.5]))
@@ -92,7 +94,7 @@ class Perceptual(nn.Module):
         self.net = nn.Sequential(nn.Linear(1, 4), nn.Tanh()).requires_grad_(False)
 
     def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
-        return (self.net(outputs) - self.net(target)).square().mean()
+        return F.mse_loss(self.net(outputs), self.net(target))
 
 
 class Twice(nn.Module):
@@ -143,6 +145,8 @@ def test_a_loss_of_classes_is_taken_as_it_is(loss: Any, folder: Path) -> None:
 
 class Centered(nn.Module):
     """Keeps a mean of its targets."""
+
+    mean: Tensor
 
     def __init__(self) -> None:
         super().__init__()

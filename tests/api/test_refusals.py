@@ -49,7 +49,7 @@ def test_what_is_wrong_is_said(call: Callable[[], object], error: type[Exception
         (DataLoader(TensorDataset(POINTS)), {}, "data is a DataLoader"),
         ((POINTS, LABELS[:5]), {}, "value 0 has 400, value 1 has 5"),
         (TRAIN, {"emulate_replicas": 2}, "it is replicas=N"),
-        (TRAIN, {"replicas": 1}, "at least 2"),
+        (TRAIN, {"replicas": 1}, "for at least 2"),
         (TRAIN, {"stepz": 1}, "stepz: is not a flag"),
         ({"x": POINTS, "target": LABELS[:5]}, {}, "x has 400, target has 5"),
         (TensorDataset, {}, "data is the class TensorDataset"),
@@ -62,6 +62,31 @@ def test_what_is_wrong_with_a_run_is_said(pef: ss.Pef, data: object, options: di
     with pytest.raises(ss.SambasimError, match=message):
         ss.run(pef, data, quiet=True, **options)
     assert len(trained(pef).losses) == 4, "the next run works"
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (
+            lambda pef: ss.run(pef, TRAIN, quiet=True, replicas=1),
+            "replicas is 1, and net is for at least 2\n  try:   replicas=2",
+        ),
+        (lambda pef: ss.run(pef, TRAIN, quiet=True, set={"loss.name": "mse"}), 'set={"loss.name": "mse"}'),
+        (lambda pef: ss.run(pef, TRAIN, quiet=True, trace_steps=2), "add trace=FILE"),
+        (lambda pef: ss.run(pef, TRAIN, quiet=True, exact=True), "leave out exact=True"),
+        (lambda pef: ss.predict(pef, TRAIN, metrics="m.jsonl"), "leave out metrics, or call sambasim.run"),
+        (lambda pef: ss.compile(net(), BATCH, loss="mse", world_size=2), "add data_parallel=True"),
+        (lambda pef: ss.compile(net(), BATCH, loss="mse", micro_batches=2), "add pipeline_stages=2"),
+        (lambda pef: ss.compile(net(), BATCH), 'set={"loss.name": "cross_entropy"}'),
+        (lambda pef: ss.compile(net(), BATCH, loss="mse", pef_name="a.pef"), 'pef_name="a"'),
+    ],
+)
+def test_errors_of_the_python_api_speak_python(pef: ss.Pef, call: Callable[[ss.Pef], object], told: str) -> None:
+    with pytest.raises(ss.SambasimError) as error:
+        call(pef)
+    assert told in str(error.value)
+    assert " --" not in str(error.value)
+    assert str(error.value.args[0]) == error.value.what
 
 
 def test_a_sparkline_shows_the_course_of_numbers() -> None:

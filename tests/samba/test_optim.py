@@ -48,6 +48,32 @@ def test_a_step_on_the_host_is_torchs(kind: Any, torchs: Any, given: dict[str, A
     assert all(a.equal(b) for a, b in zip(ours, plain, strict=True))
 
 
+class HalvedAdamW(AdamW):
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+class RenamedAdamW(AdamW):
+    """Only its arguments are its own."""
+
+    def __init__(self, trained: list[nn.Parameter]) -> None:
+        super().__init__(trained, lr=0.5)
+
+
+def test_a_step_of_the_apps_own_is_refused_because_a_device_would_not_take_it() -> None:
+    optimizer = SGD(parameters(), lr=0.1, max_grad_norm=1.0)
+    torch.optim.lr_scheduler.StepLR(optimizer, 3)  # a session sends its rates
+    assert optimizer.options()[0].lr == 0.1
+    handle = optimizer.register_step_post_hook(lambda *given: None)
+    with pytest.raises(OptionError, match=r"samba\.optim\.SGD has a step post hook, .*<lambda>"):
+        optimizer.options()
+    handle.remove()
+    assert optimizer.options()
+    with pytest.raises(OptionError, match=r"step of samba\.optim\.HalvedAdamW is not torch's, but HalvedAdamW\.step"):
+        HalvedAdamW(parameters())
+    assert RenamedAdamW(parameters()).options()[0].lr == 0.5
+
+
 def clipped_by_hand(trained: list[nn.Parameter], bound: float) -> None:
     norm = torch.cat([p.grad for p in trained if p.grad is not None]).norm()
     for parameter in trained:

@@ -134,7 +134,7 @@ def test_another_pef_is_refused_with_what_differs() -> None:
 
     assert "than net: these differ: its graph, its initial weights -> run" in refused("weights", "graph")
     assert "these differ: the version of sambasim" in refused()
-    trained_otherwise = {**SAVED.options, "loss": {"name": "l1", "args": {}}}
+    trained_otherwise = {**SAVED.options, "loss": {"name": "l1"}}
     told = refused("training_defaults", options=trained_otherwise)
     assert 'these differ: loss.name: none → "l1"' in told
     assert not any("the version of sambasim" in refused(part) for part in PartDigests.model_fields)
