@@ -287,8 +287,8 @@ _OF_ONE_VALUE = "Expected more than 1 value per channel"
 
 @contextmanager
 def eagerly(step: nn.Module, inputs: Sequence[Tensor]) -> Iterator[None]:
-    """What PyTorch raises here, where it runs `step`, becomes a ModelError with the line that failed, or a DataError for a
-    target that does not fit its loss."""
+    """What PyTorch raises here, where it runs `step`, becomes a ModelError with the line that failed; for a target that
+    does not fit its loss, a DataError."""
     try:
         with as_written():
             yield
