@@ -10,6 +10,8 @@ from torch._ops import OpOverload
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
+from sambasim.compiler.trial import replaced
+
 _UPSAMPLINGS = (
     *(f"upsample_{mode}" for mode in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")),
     *(f"{kind}{axes}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for axes in (1, 2, 3)),
@@ -67,6 +69,15 @@ def _check_matrix(info: Tensor, api_name: str, *, is_matrix: bool) -> None:
     torch._assert_async((info == 0).all(), f"{api_name} does not work for this matrix: it is singular, say")
 
 
+def _chosen(mode: FakeTensorMode, operator: OpOverload, condition: Tensor, *values: Tensor) -> Tensor:
+    """Of a condition in bytes, which torch's kernels take, and its tracers do not."""
+    if condition.dtype is not torch.uint8:
+        return NotImplemented
+    with mode:
+        chosen: Tensor = operator(condition.bool(), *values)
+        return chosen
+
+
 def _ctc_loss(
     mode: FakeTensorMode,
     operator: OpOverload,
@@ -99,6 +110,7 @@ _ZEROS = torch.ops.aten._efficientzerotensor.default
 _SHAPES = {
     torch.ops.aten._ctc_loss.Tensor: _ctc_loss,
     torch.ops.aten._ctc_loss.default: _ctc_loss,
+    torch.ops.aten.where.self: _chosen,
     _ZEROS: _dense_zeros,
 }
 """Operators whose shapes torch's tracers refuse to know, and zeros without memory, on which they crash."""
@@ -109,6 +121,10 @@ _COMPOSITES: dict[Any, Callable[..., object]] = {
     torch.ops.aten.linalg_eigvalsh.default: _eigenvalues,
     torch.ops.aten.cov.default: _covariance,
 }
+
+
+_KEYWORD = getattr(torch.ops.aten.random, "from")
+"""In the code that FX writes for a graph, its name would be a keyword, unless FX gives it a name of its own."""
 
 
 @contextlib.contextmanager
@@ -130,8 +146,10 @@ def kernels_of_eager() -> Iterator[None]:
     for operator, key, kernel in added:
         operator.py_kernels[key] = kernel
         operator._dispatch_cache.clear()
+    own = fx.graph._is_from_torch
     try:
-        yield
+        with replaced(fx.graph, "_is_from_torch", lambda one: one is not _KEYWORD and own(one)):
+            yield
     finally:
         for operator, key, kernel in removed:
             operator.py_kernels[key] = kernel
