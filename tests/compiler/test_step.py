@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from sambasim.compiler.step import TrainingStep, losses_among, named_loss, run_eagerly
+from sambasim.compiler.step import TrainingStep, eagerly, losses_among, named_loss
 from sambasim.errors import ModelError
 
 
@@ -27,7 +27,8 @@ def test_what_is_given_to_torch_compile_runs_as_it_is_written() -> None:
     model = Doubled()
     model.compile(backend=backend)
     x = torch.ones(2, 3)
-    run_eagerly(model, [x])
+    with eagerly(model, [x]):
+        model(x)
     assert compiled == []
     model(x)
     assert len(compiled) == 1
