@@ -125,8 +125,9 @@ def pooled(h: Tensor) -> Tensor:
 
 
 def step_convolution(h: Tensor) -> Tensor:
-    made = torch.conv_tbc(h.view(-1, 2, 3).transpose(0, 1).contiguous(), torch.full((2, 3, 4), 0.1), torch.zeros(4), 1)
-    return made.transpose(0, 1).flatten(1) + torch.addbmm(h[:1, :1], h.view(1, -1, 6), h.view(1, -1, 6).mT).sum()
+    steps = h.view(-1, 2, 3).transpose(0, 1).contiguous()
+    made = torch.conv_tbc(steps, torch.full((2, 3, 4), 0.1), torch.zeros(4), 1).square().mean(0)
+    return torch.cat((made, torch.addbmm(h, h.view(1, -1, 6), torch.full((1, 6, 6), 0.1))), 1)
 
 
 def complex_products(h: Tensor) -> Tensor:
