@@ -1,0 +1,120 @@
+"""Messages of what is no model: samples that cannot be put together, weights that lack a parameter, calls from Python,
+and DeepSpeed configs."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.utils.data import Dataset
+
+import sambasim as ss
+from sambasim.compiler.front import compile_from_options
+from sambasim.errors import DataError, OptionError, SambasimError
+from sambasim.options.compile import compile_options, compile_options_and_notes
+from tests.state.case import BATCH, Outputs, points
+
+
+class Ragged(Dataset[tuple[Tensor, Any]]):
+    """Samples of the shape [3, number + 1], or with None as their target."""
+
+    def __init__(self, is_none: bool = False) -> None:
+        self.is_none = is_none
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Any]:
+        return torch.ones(3 if self.is_none else number + 1), None if self.is_none else torch.ones(())
+
+
+@pytest.mark.parametrize("is_none", [False, True], ids=["lengths", "None"])
+def test_samples_that_cannot_be_put_together_are_named_at_compile(is_none: bool, tmp_path: Path) -> None:
+    given = ["data.source=tests.state.test_messages:Ragged", f"data.args.is_none={json.dumps(is_none)}"]
+    given += ["loss.name=mse", "optimizer.name=sgd"]
+    flags = {"output_folder": tmp_path, "batch_size": BATCH}
+    with pytest.raises(DataError, match="the samples of a batch cannot be put together"):
+        compile_from_options(compile_options(None, "tests.state.case:Outputs", given, flags))
+
+
+@pytest.fixture(scope="module")
+def pef(tmp_path_factory: pytest.TempPathFactory) -> ss.Pef:
+    return _compiled(tmp_path_factory.mktemp("pef"))
+
+
+def _compiled(folder: Path, **options: Any) -> ss.Pef:
+    example = tuple(tensor[:BATCH] for tensor in points())
+    given = {"loss": "mse", "optimizer": "sgd", "quiet": True, "name": "outputs", **options}
+    return ss.compile(Outputs(), example, output_folder=folder, **given)
+
+
+def test_a_weights_file_that_lacks_a_parameter_is_an_error(pef: ss.Pef, tmp_path: Path) -> None:
+    file, lacking = tmp_path / "w.safetensors", tmp_path / "lacking.safetensors"
+    ss.run(pef, points(), steps=1, threads=1, quiet=True, save=file)
+    weights = load_file(file)
+    removed = next(name for name in weights if "weight" in name)
+    save_file({name: one for name, one in weights.items() if name != removed}, lacking)
+    with pytest.raises(SambasimError, match=re.escape(removed)):
+        ss.predict(pef, points(), weights=lacking, threads=1)
+    with pytest.raises(SambasimError, match=re.escape(removed)):
+        ss.run(pef, points(), weights=lacking, threads=1, quiet=True)
+
+
+MISUSES: dict[str, Callable[[ss.Pef, Path], object]] = {
+    "replicas of a PEF for one": lambda pef, folder: ss.run(pef, points(), replicas=2, quiet=True),
+    "no steps": lambda pef, folder: ss.run(pef, points(), steps=0, quiet=True),
+    "world_size without data_parallel": lambda pef, folder: _compiled(folder, world_size=2),
+    "chips without a way to use them": lambda pef, folder: _compiled(folder, n_chips=2),
+    "micro-batches without stages": lambda pef, folder: _compiled(folder, micro_batches=2),
+    "another batch size": lambda pef, folder: _compiled(folder, batch_size=8),
+    "no loss": lambda pef, folder: _compiled(folder, loss=None),
+    "another optimizer": lambda pef, folder: _compiled(folder, optimizer="adan"),
+}
+
+
+@pytest.mark.parametrize("misuse", MISUSES)
+def test_the_python_api_speaks_python(misuse: str, pef: ss.Pef, tmp_path: Path) -> None:
+    with pytest.raises(SambasimError) as caught:
+        MISUSES[misuse](pef, tmp_path)
+    assert not re.findall(r"(?<!\w)--[a-z][\w-]*", str(caught.value)), str(caught.value)
+    assert "sambasim/api" not in (caught.value.where or "")
+
+
+def _deepspeed(text: str, folder: Path) -> Any:
+    file = folder / "ds.json"
+    file.write_text(text, encoding="utf-8")
+    flags: dict[str, object] = {"optimizer": "sgd", "batch_size": None}
+    return compile_options_and_notes(None, "tests.state.case:Outputs", [], flags, file)
+
+
+def test_deepspeeds_steps_per_print_may_be_infinite(tmp_path: Path) -> None:
+    _deepspeed('{"train_batch_size": 8, "steps_per_print": Infinity}', tmp_path)
+
+
+@pytest.mark.parametrize("also", ["", ', "gradient_accumulation_steps": "auto"'])
+def test_deepspeeds_automatic_batch_sizes_are_not_called_missing(also: str, tmp_path: Path) -> None:
+    text = f'{{"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto"{also}}}'
+    with pytest.raises(OptionError, match="auto") as caught:
+        _deepspeed(text, tmp_path)
+    assert "is missing" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"train_batch_size": "64", "train_micro_batch_size_per_gpu": "4", "gradient_accumulation_steps": 2},
+        {"train_batch_size": "64", "gradient_accumulation_steps": "2"},
+        {"train_batch_size": "64"},
+    ],
+)
+def test_numbers_that_are_texts_are_one_error_each(given: dict[str, object], tmp_path: Path) -> None:
+    with pytest.raises(OptionError) as caught:
+        _deepspeed(json.dumps(given), tmp_path)
+    texts = [name for name, value in given.items() if isinstance(value, str)]
+    assert str(caught.value).count("must be a whole number") == len(texts)
+    assert "is missing" not in str(caught.value)
