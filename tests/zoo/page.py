@@ -9,7 +9,7 @@ PAGE = ROOT / "docs" / "models.md"
 
 _HEAD = """# Supported models
 
-`make zoo` compiles each of these models at a tiny size, trains it for three steps with one and with two replicas, and
+`make zoo` compiles each of these models at a tiny size, trains it for three steps with one and two replicas, and
 compares every loss with eager PyTorch (SGD, one thread). This page is written from its list,
 by `python -m tests.zoo.page`.
 
@@ -22,10 +22,11 @@ by `python -m tests.zoo.page`.
 _TAIL = """
 ## What a model may contain
 
-A model may hold any operator of PyTorch that has a static shape: autograd Functions, `torch.autocast`, FFT and
-`torch.linalg`, losses such as CTC, loops and branches of Python that do not depend on the values of tensors. If the
-code of a *library* branches on values, the branch of the example batch is compiled; a step that would take another ends
-the run with `error[assertion]`. Where your own code decides by values, the compile names the line and a rewrite.
+A model may hold any operator of PyTorch that has a static shape, and complex numbers between operators. Exceptions
+(`python -m tests.operators` counts them): sizes that depend on values; sparse, quantized and nested tensors; other
+devices; memory and files. Loops and branches of Python must not depend on values. If the code of a *library* branches
+on them, the branch of the example batch is compiled; a step that would take another ends the run with
+`error[assertion]`. Where your own code decides by values, the compile names the line and a rewrite.
 
 Settings of `transformers` that are needed: `layerdrop=0` and `apply_spec_augment=False` in models of speech and time
 series, and `experts_implementation="batched_mm"` in mixtures of experts.
