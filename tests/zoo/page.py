@@ -25,7 +25,7 @@ _TAIL = """
 A model may hold any operator of PyTorch that has a static shape, and complex numbers between operators. Exceptions
 (`python -m tests.operators` counts them): sizes that depend on values; sparse, quantized and nested tensors; other
 devices; memory and files. Loops and branches of Python must not depend on values. If the code of a *library* branches
-on them, the branch of the example batch is compiled; a step that would take another ends the run with
+on them, the branch of the example batch is compiled; a step that takes another ends the run with
 `error[assertion]`. Where your own code decides by values, the compile names the line and a rewrite.
 
 Settings of `transformers` that are needed: `layerdrop=0` and `apply_spec_augment=False` in models of speech and time
