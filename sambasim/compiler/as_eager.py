@@ -69,13 +69,12 @@ def _check_matrix(info: Tensor, api_name: str, *, is_matrix: bool) -> None:
     torch._assert_async((info == 0).all(), f"{api_name} does not work for this matrix: it is singular, say")
 
 
-def _chosen(mode: FakeTensorMode, operator: OpOverload, condition: Tensor, *values: Tensor) -> Tensor:
+def _chosen(mode: FakeTensorMode, operator: OpOverload, condition: Tensor, *values: Tensor) -> object:
     """Of a condition in bytes, which torch's kernels take, and its tracers do not."""
     if condition.dtype is not torch.uint8:
         return NotImplemented
     with mode:
-        chosen: Tensor = operator(condition.bool(), *values)
-        return chosen
+        return operator(condition.bool(), *values)
 
 
 def _ctc_loss(

@@ -28,7 +28,8 @@ class Net(nn.Module):
     def __init__(self, compute: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layer, self.last = nn.Linear(4, 6), nn.Linear(1, 1)
+        self.layer: nn.Module = nn.Linear(4, 6)
+        self.last = nn.Linear(1, 1)
         self.compute = compute
 
     def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,7 +91,8 @@ def counts(h: Tensor) -> Tensor:
 
 
 def copies(h: Tensor) -> Tensor:
-    parts = torch.cat((*torch.unbind_copy(h.unsqueeze(2), 2), *torch.split_copy(h, 2, 1)), 1)
+    unbind, split = torch.ops.aten.unbind_copy.int, torch.ops.aten.split_copy.Tensor
+    parts = torch.cat((*unbind(h.unsqueeze(2), 2), *split(h, 2, 1)), 1)
     moved = torch.permute_copy(torch.view_copy(h, (-1, 2, 3)), (0, 2, 1)).flatten(1)
     return torch.narrow_copy(parts, 1, 3, 6) + moved + torch.t_copy(h).T + torch.slice_copy(h, 1, 0, 6)
 
