@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 _OF_CLASSES = ("cross_entropy", "nll_loss", "multi_margin_loss")
 _CASTS = {torch.float32: "float()", torch.float64: "double()", torch.float16: "half()", torch.bfloat16: "bfloat16()"}
@@ -43,6 +44,8 @@ def _of_classes(name: str, outputs: Tensor, target: Tensor, ignored: object) -> 
             remedy = "outputs.movedim(-1, 1), as classes are the second axis of outputs"
         shapes = f"the outputs have {list(outputs.shape)}, classes second, so {name} needs {list(wanted)}"
         return Misfit(f"target has shape {list(target.shape)}; {shapes}", remedy)
+    if isinstance(target, FakeTensor):
+        return None
     classes, counted = outputs.shape[min(outputs.ndim - 1, 1)], target[target != ignored]
     if not counted.numel() or (counted.min() >= 0 and counted.max() < classes):
         return None

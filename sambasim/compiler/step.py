@@ -19,7 +19,7 @@ from sambasim.compiler.names import forward_line, user_line
 from sambasim.compiler.trial import as_written
 from sambasim.data.batches import flat
 from sambasim.data.user_code import load_object, summary
-from sambasim.errors import DataError, ModelError, OptionError, SambasimError
+from sambasim.errors import ModelError, OptionError, SambasimError
 
 Loss = Callable[[Any, Tensor], Tensor]
 """Of what the model returns, and the target."""
@@ -107,10 +107,7 @@ class TrainingStep(_Step):
 
 
 class EvaluationStep(_Step):
-    """`(inputs…) -> (loss, outputs…)` in evaluation mode; with a named loss, one loss for each sample.
-    `differentiates`: it runs only if parameters require gradients."""
-
-    differentiates = False
+    """`(inputs…) -> (loss, outputs…)` in evaluation mode; with a named loss, one loss for each sample."""
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         if self.loss is None:
@@ -287,8 +284,8 @@ _OF_ONE_VALUE = "Expected more than 1 value per channel"
 
 @contextmanager
 def eagerly(step: nn.Module, inputs: Sequence[Tensor]) -> Iterator[None]:
-    """What PyTorch raises here, where it runs `step`, becomes a ModelError with the line that failed; for a target that
-    does not fit its loss, a DataError."""
+    """What PyTorch raises here, where it runs `step`, becomes a ModelError with the line that failed, and what does not
+    fit if a loss of torch failed."""
     try:
         with as_written():
             yield
@@ -299,7 +296,7 @@ def eagerly(step: nn.Module, inputs: Sequence[Tensor]) -> Iterator[None]:
         if found is None and "Found dtype" in str(error) and isinstance(step, TrainingStep) and step.loss is not None:
             found = of_numbers("the loss", next(step.parameters()), inputs[-1])  # a backward has no frame of the loss
         if found is not None:
-            raise DataError(found.what, where=user_line(error), remedy=found.remedy) from error
+            raise ModelError(found.what, where=user_line(error), remedy=found.remedy) from error
         shapes = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in inputs)
         mode = "" if step.training else ", in evaluation mode"
         remedy = f"check the model against its inputs, which were {shapes}"

@@ -1,13 +1,13 @@
 """What a PEF takes of an optimizer of torch: the options of its groups. A step of the user's own it does not take."""
 
 import inspect
-import linecache
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch.optim.optimizer as torch_optimizer
 from torch import Tensor
 
+from sambasim.compiler.recording import line_of
 from sambasim.errors import OptionError
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.load import build
@@ -70,11 +70,7 @@ def _called(function: Any) -> str:
 def code_line(function: Any) -> str | None:
     """File, line and code where `function` begins; None if it was not written in Python."""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None:
-        return None
-    return (
-        f"{code.co_filename}:{code.co_firstlineno}: {linecache.getline(code.co_filename, code.co_firstlineno).strip()}"
-    )
+    return None if code is None else line_of(code.co_filename, code.co_firstlineno)
 
 
 def options_of_group(

@@ -355,3 +355,12 @@ def test_a_notice_says_what_becomes_float32(folder: Path) -> None:
     assert "float64 samples become float32, as the model is: input, target" in pef.notices
     pef = compiled(folder, model.double(), (x, y), loss="mse", optimizer=optimizer)
     assert not any("float64" in notice for notice in pef.notices)
+
+
+def test_a_loss_that_does_not_take_one_sample_still_trains(folder: Path) -> None:
+    def squeezed(outputs: Tensor, y: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(outputs.squeeze(), y)  # of one sample: a number, and y has an axis
+
+    pef = pef_of(folder, net(), (CLASSES % 2).float(), squeezed)
+    assert losses(pef, (CLASSES % 2).float()) == eager(net(), squeezed, (CLASSES % 2).float())
+    assert any("cannot be captured at batch 1" in notice for notice in pef.notices)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sambasim.compiler.front import compile_from_options
-from sambasim.errors import DataError, MachineError
+from sambasim.errors import MachineError, UserError
 from sambasim.options.compile import compile_options
 from tests.support.mpi import ROOT
 
@@ -64,7 +64,7 @@ def _compile(folder: Path, source: str) -> tuple[str, ...]:
     ],
 )
 def test_samples_that_do_not_fit_are_refused_as_by_a_run(source: str, what: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=what) as error:
+    with pytest.raises(UserError, match=what) as error:
         _compile(tmp_path, source)
     assert error.value.remedy
 
