@@ -1,0 +1,314 @@
+"""Runs work in a forked child of this process: what it changes ends with it, and so does a crash of PyTorch.
+
+The child has one thread, since the other threads of OpenMP are not in it. What it prints, to `sys.stdout` or to the
+descriptors below it, is printed by the parent. Ctrl-C ends both, and the child ends with its parent.
+"""
+
+import codecs
+import ctypes
+import faulthandler
+import gc
+import io
+import linecache
+import os
+import pickle
+import re
+import selectors
+import signal
+import struct
+import sys
+import tempfile
+import threading
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import IO, Any, NoReturn, TypeAlias, TypeVar
+
+import torch
+
+import sambasim
+from sambasim.compiler.names import is_library_file
+from sambasim.data.user_code import summary
+from sambasim.errors import CaptureError, InternalError, MachineError, SambasimError
+
+T = TypeVar("T")
+OnPhase: TypeAlias = Callable[[str], None]
+
+_SAMBASIM = os.path.dirname(sambasim.__file__) + os.sep
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
+_HEAD = struct.Struct("<Q")
+_CHUNK_BYTES = 1 << 16
+_POLL_S = 0.2
+"""How often the parent looks whether the child is alive, where something else holds its pipes open."""
+
+_FRAME = re.compile(rb'File "(?P<file>[^"]+)", line (?P<line>\d+) in ')  # of faulthandler, innermost first
+
+
+class ChildTraceback(Exception):
+    """The traceback of an error in the child: the cause of the error that the parent raises."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def can_fork() -> bool:
+    return hasattr(os, "fork")
+
+
+def in_child(work: Callable[[OnPhase], T], on_phase: OnPhase = lambda phase: None) -> T:
+    """What `work` returns, in a child of this process; both results and errors must be such that pickle takes them.
+    `on_phase` is called here with what `work` passes to its argument. A SambasimError of the child is raised here; any
+    other exception, and the end of the child by a signal, as a CaptureError or InternalError with the user's line."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()  # or the child would have it too
+    pipes = [os.pipe() for _ in range(3)]  # messages, descriptor 1, descriptor 2
+    parent = os.getpid()
+    with tempfile.TemporaryFile() as crash:
+        pid = _fork(pipes)
+        if pid == 0:
+            _live(work, pipes, crash, parent)
+        child = _Child(pid, [reads for reads, _ in pipes], on_phase)
+        try:
+            for _, writes in pipes:
+                os.close(writes)
+            child.listen()
+        finally:
+            child.end()
+        result: T = child.result(crash)
+        return result
+
+
+def _fork(pipes: list[tuple[int, int]]) -> int:
+    try:
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of threads, which have no part
+            return os.fork()
+    except OSError as error:
+        for end in (end for pipe in pipes for end in pipe):
+            os.close(end)
+        what = f"this machine gives no other process: {error.strerror}"
+        raise MachineError(what, remedy="free some memory, or raise `ulimit -u`") from error
+
+
+class _Child:
+    """The child as its parent sees it. `pipes`: the ends from which its messages and its output are read."""
+
+    def __init__(self, pid: int, pipes: list[int], on_phase: OnPhase) -> None:
+        self._pid = pid
+        self._pipes = pipes
+        self._on_phase = on_phase
+        self._phase = ""
+        self._status: int | None = None
+        self._messages = bytearray()
+        self._answer: tuple[str, Any] | None = None
+        new = codecs.getincrementaldecoder("utf-8")
+        self._decoders = {1: new(errors="replace"), 2: new(errors="replace")}
+
+    def listen(self) -> None:
+        """Forward what the child prints and tells, until it has answered or ended."""
+        with selectors.DefaultSelector() as selector:
+            for number, pipe in enumerate(self._pipes):
+                selector.register(pipe, selectors.EVENT_READ, number)
+            while self._answer is None and (selector.get_map() or self._lives()):
+                ready = selector.select(_POLL_S)
+                for key, _ in ready:
+                    if not self._take(key.data, os.read(key.fd, _CHUNK_BYTES)):
+                        selector.unregister(key.fd)
+                if not ready and not self._lives():
+                    break
+        if self._status is None:
+            self._status = os.waitpid(self._pid, 0)[1]
+        for number, pipe in enumerate(self._pipes):
+            os.set_blocking(pipe, False)
+            try:
+                while self._take(number, os.read(pipe, _CHUNK_BYTES)):
+                    pass
+            except BlockingIOError:  # another process has it open
+                continue
+
+    def end(self) -> None:
+        """Nothing of the child is left."""
+        if self._status is None:
+            os.kill(self._pid, signal.SIGKILL)
+            self._status = os.waitpid(self._pid, 0)[1]
+        for pipe in self._pipes:
+            os.close(pipe)
+
+    def result(self, crash: IO[bytes]) -> Any:
+        if self._answer is None:
+            raise self._ended(_crashed_at(crash))
+        kind, value = self._answer
+        if kind == "result":
+            return value
+        error: SambasimError = value[0]
+        raise error from ChildTraceback(value[1])
+
+    def _lives(self) -> bool:
+        if self._status is None:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            self._status = status if pid else None
+        return self._status is None
+
+    def _take(self, number: int, data: bytes) -> bool:
+        if number:
+            self._print(number, data)
+        else:
+            self._messages += data
+            while len(self._messages) >= _HEAD.size:
+                stop = _HEAD.size + _HEAD.unpack_from(self._messages)[0]
+                if len(self._messages) < stop:
+                    break
+                kind, value = pickle.loads(self._messages[_HEAD.size : stop])
+                del self._messages[:stop]
+                self._hear(kind, value)
+        return bool(data)
+
+    def _hear(self, kind: str, value: Any) -> None:
+        if kind == "phase":
+            self._phase = value
+            self._on_phase(value)
+        elif kind == "printed":
+            self._print(*value)
+        else:
+            self._answer = kind, value
+
+    def _print(self, number: int, data: bytes) -> None:
+        stream = sys.stdout if number == 1 else sys.stderr
+        text = self._decoders[number].decode(data)
+        if text and stream is not None:
+            stream.write(text)
+            stream.flush()
+
+    def _ended(self, where: str | None) -> BaseException:
+        """The error for a child that ended without an answer."""
+        when = f" in the phase “{self._phase}”" if self._phase else ""
+        code = os.waitstatus_to_exitcode(self._status or 0)
+        if code == -signal.SIGINT:
+            return KeyboardInterrupt()
+        if code == -signal.SIGKILL:
+            what = f"the compiler was killed{when}: most likely this machine has too little memory"
+            return CaptureError(what, where=where, remedy="a smaller batch, a smaller model, or more memory")
+        if code < 0:
+            what = f"PyTorch crashed{when}: {signal.Signals(-code).name}"
+            return CaptureError(what, where=where, remedy="write that line by other operators, or leave it out")
+        what = f"the model ended the process{when}, with exit code {code}"
+        return CaptureError(what, where=where, remedy="leave out os._exit() in the model")
+
+
+def _crashed_at(crash: IO[bytes]) -> str | None:
+    """The innermost line of the user's program in what faulthandler wrote."""
+    crash.seek(0)
+    for found in _FRAME.finditer(crash.read()):
+        file, line = os.fsdecode(found["file"]), int(found["line"])
+        if not _is_ours(file):
+            return f"{file}:{line}: {linecache.getline(file, line).strip()}"
+    return None
+
+
+def _live(work: Callable[[OnPhase], object], pipes: list[tuple[int, int]], crash: IO[bytes], parent: int) -> NoReturn:
+    """The life of the child. It ends without handlers of `atexit`, and without flushing files of the parent."""
+    send = _Sender(pipes[0][1])
+    try:
+        torch.set_num_threads(1)
+        _end_with(parent)
+        gc.freeze()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        faulthandler.enable(crash, all_threads=False)
+        for reads, _ in pipes:
+            os.close(reads)
+        for number, (_, writes) in enumerate(pipes[1:], 1):
+            os.dup2(writes, number)
+            os.close(writes)
+        sys.stdout, sys.stderr = (_stream(send, number) for number in (1, 2))
+        send("result", work(lambda phase: send("phase", phase)))
+    except BaseException as error:
+        trace = "".join(traceback.format_exception(error))
+        try:
+            send("error", _Packed(error if isinstance(error, SambasimError) else _as_ours(error), trace))
+        except Exception:  # pickle does not take it
+            send("error", _Packed(InternalError(summary(error)), trace))
+    finally:
+        os._exit(0)
+
+
+def _end_with(parent: int) -> None:
+    """Ask Linux to kill this process when `parent` ends; elsewhere its next message fails, which ends it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(0)
+
+
+class _Sender:
+    """Writes messages to a pipe, one at a time."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe = pipe
+        self._lock = threading.Lock()
+
+    def __call__(self, kind: str, value: object) -> None:
+        data = pickle.dumps((kind, value))
+        whole = memoryview(_HEAD.pack(len(data)) + data)
+        with self._lock:
+            while whole:
+                whole = whole[os.write(self._pipe, whole) :]
+
+
+class _Output(io.RawIOBase):
+    """What is written is a message, so that it keeps its place among the others."""
+
+    def __init__(self, send: _Sender, number: int) -> None:
+        self._send = send
+        self._number = number
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._number
+
+    def write(self, data: Any) -> int:
+        self._send("printed", (self._number, bytes(data)))
+        return len(data)
+
+
+def _stream(send: _Sender, number: int) -> io.TextIOWrapper:
+    output: Any = _Output(send, number)  # as with `python -u`, without a buffer
+    return io.TextIOWrapper(output, encoding="utf-8", errors="backslashreplace", write_through=True)
+
+
+class _Packed:
+    """An error that pickle takes, whatever its class is made from."""
+
+    def __init__(self, error: SambasimError, trace: str) -> None:
+        self._parts = error, trace
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        error, trace = self._parts
+        return _unpacked, (type(error), error.args, dict(vars(error)), trace)
+
+
+def _unpacked(kind: type[SambasimError], args: tuple[object, ...], state: dict[str, object], trace: str) -> object:
+    error = kind.__new__(kind)
+    error.args = args
+    vars(error).update(state)
+    return error, trace
+
+
+def _as_ours(error: BaseException) -> SambasimError:
+    if isinstance(error, MemoryError):
+        return MachineError(
+            "this machine has too little memory to compile the model", remedy="a smaller batch or model"
+        )
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not _is_ours(one.filename)]
+    if not frames:
+        return InternalError(f"{summary(error)}: this is a bug in sambasim, please report it")
+    where = f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}"
+    return CaptureError(f"PyTorch raised {summary(error)}", where=where, remedy="write that line by other operators")
+
+
+def _is_ours(file: str) -> bool:
+    """Whether `file` is no part of the user's program."""
+    return is_library_file(file) or file.startswith(_SAMBASIM)

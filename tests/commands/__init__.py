@@ -1,0 +1,1 @@
+"""The commands, below the command line and the Python API."""
