@@ -81,7 +81,7 @@ PRODUCTS = (
     Operator(OperatorKind.CONVOLUTION, _aten("""
         conv1d conv1d.padding conv2d conv2d.padding conv3d conv3d.padding
         _slow_conv2d_forward slow_conv3d_forward slow_conv_dilated2d slow_conv_dilated3d
-        _nnpack_spatial_convolution mkldnn_convolution
+        mkldnn_convolution
     """), count.plain_convolution),
     Operator(OperatorKind.CONVOLUTION, _aten("conv_tbc"), count.convolution_of_steps),
     Operator(OperatorKind.CONVOLUTION, _aten("""

@@ -104,7 +104,7 @@ def _in_float32(
 ) -> object:
     """Call `function` with float32 for float16, and round the results at the positions `narrow`."""
     result = function(*map(_widened, operands))
-    if isinstance(result, tuple):
+    if isinstance(result, tuple | list):
         return tuple(
             one.half() if position in narrow and isinstance(one, Tensor) else one for position, one in enumerate(result)
         )

@@ -24,6 +24,7 @@ BY_NAME: Mapping[str, str] = {
     r"(?!_?fake).*quantize.*|.*(int4pack|4bit).*": "of quantized tensors",
     r"_nested.*|.*jagged.*": "of nested tensors",
     r"to_mkldnn": "of oneDNN's own layout",
+    r"_nnpack_.*": "only some CPUs have a kernel, which convolution calls",
     r".*overrideable.*|_philox_.*": "no kernel in torch for the CPU",
     r"set|resize(_as)?|_resize_output|slice_inverse|_reshape_alias(_copy)?|_lazy_clone|_pin_memory": "addresses memory",
     r"from_file": "reads a file",

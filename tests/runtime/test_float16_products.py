@@ -23,7 +23,7 @@ def r(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).half()
 
 
-ROWS, IMAGE = r(6, 5), r(2, 4, 9, 9)
+ROWS, IMAGE, VOLUME = r(6, 5), r(2, 4, 9, 9), r(2, 4, 5, 5, 5)
 HEADS = (r(2, 3, 8, 16), r(2, 3, 6, 16), r(2, 3, 6, 16))
 MASK = torch.ones(8, 6, dtype=torch.bool).tril()
 ATTENDED = (r(2, 3, 8, 16), *HEADS, r(2, 3, 8, 16), r(2, 3, 8).float(), 0.0, False)
@@ -48,6 +48,11 @@ CALLS: Mapping[str, Sequence[object]] = {
     "linear.default": (r(2, 3, 5), r(7, 5), r(7)),
     "linalg_matmul.default": (ROWS, r(5, 7)),
     "linalg_vecdot.default": (ROWS, r(6, 5)),
+    "_int_mm.default": (r(32, 16).char(), r(16, 8).char()),
+    "_weight_int8pack_mm.default": (r(6, 32), torch.ones(4, 32, dtype=torch.int8), r(4)),
+    "_grouped_mm.default": (r(2, 6, 16), r(2, 16, 8)),
+    "_foreach_mm.default": ([ROWS, r(5, 7)], [r(5, 7), r(7, 2)]),
+    "addbmm.default": (r(3, 7), r(2, 3, 5), r(2, 5, 7)),
     "addmm.default": (r(7), ROWS, r(5, 7)),
     "baddbmm.default": (r(2, 3, 7), r(2, 3, 5), r(2, 5, 7)),
     "addmv.default": (r(6), ROWS, r(5)),
@@ -62,6 +67,7 @@ CALLS: Mapping[str, Sequence[object]] = {
     "bilinear.default": (ROWS, r(6, 3), r(7, 5, 3), r(7)),
     "cdist.default": (ROWS, r(7, 5)),
     "_cdist_forward.default": (ROWS, r(7, 5), 2.0, None),
+    "_euclidean_dist.default": (ROWS, r(7, 5)),
     "_cdist_backward.default": (r(6, 7), ROWS, r(7, 5), 2.0, r(6, 7).abs()),
     "convolution.default": (IMAGE, r(6, 4, 3, 3), None, *STRIDES),
     "_convolution.default": (IMAGE, r(6, 4, 3, 3), None, *STRIDES, False, True, True, True),
@@ -69,11 +75,28 @@ CALLS: Mapping[str, Sequence[object]] = {
     "conv1d.padding": (r(2, 4, 9), r(6, 4, 3), r(6), [1], "same"),
     "conv2d.default": (IMAGE, r(6, 4, 3, 3), r(6)),
     "conv2d.padding": (IMAGE, r(6, 4, 3, 3), r(6), [1, 1], "same"),
-    "conv3d.default": (r(2, 4, 5, 5, 5), r(6, 4, 3, 3, 3), r(6)),
-    "conv3d.padding": (r(2, 4, 5, 5, 5), r(6, 4, 3, 3, 3), r(6), [1, 1, 1], "same"),
+    "conv3d.default": (VOLUME, r(6, 4, 3, 3, 3), r(6)),
+    "conv3d.padding": (VOLUME, r(6, 4, 3, 3, 3), r(6), [1, 1, 1], "same"),
+    "_slow_conv2d_forward.default": (IMAGE, r(6, 4, 3, 3), [3, 3], None, [1, 1], [0, 0]),
+    "_slow_conv2d_backward.output_mask": (
+        r(2, 6, 7, 7),
+        IMAGE,
+        r(6, 4, 3, 3),
+        [3, 3],
+        [1, 1],
+        [0, 0],
+        [True, True, True],
+    ),
+    "slow_conv3d_forward.default": (VOLUME, r(6, 4, 3, 3, 3), [3, 3, 3], None, [1, 1, 1], [0, 0, 0]),
+    "slow_conv_dilated2d.default": (IMAGE, r(6, 4, 3, 3), [3, 3]),
+    "slow_conv_dilated3d.default": (VOLUME, r(6, 4, 3, 3, 3), [3, 3, 3]),
+    "slow_conv_transpose2d.default": (IMAGE, r(4, 6, 3, 3), [3, 3]),
+    "slow_conv_transpose3d.default": (VOLUME, r(4, 6, 3, 3, 3), [3, 3, 3]),
+    "mkldnn_convolution.default": (IMAGE, r(6, 4, 3, 3), None, [1, 1], [1, 1], [1, 1], 1),
+    "conv_tbc.default": (r(9, 2, 4), r(3, 4, 6), r(6)),
     "conv_transpose1d.default": (r(2, 4, 9), r(4, 6, 3)),
     "conv_transpose2d.input": (IMAGE, r(4, 6, 3, 3)),
-    "conv_transpose3d.input": (r(2, 4, 5, 5, 5), r(4, 6, 3, 3, 3)),
+    "conv_transpose3d.input": (VOLUME, r(4, 6, 3, 3, 3)),
     "convolution_backward.default": (r(2, 6, 5, 5), IMAGE, r(6, 4, 3, 3), [6], *STRIDES, [True, True, True]),
     "scaled_dot_product_attention.default": (*HEADS, MASK),
     "_scaled_dot_product_attention_math.default": (*HEADS, MASK),
@@ -104,8 +127,8 @@ CALLS: Mapping[str, Sequence[object]] = {
         WORKSPACE,
     ),
 }
-WITHOUT_KERNEL = {"linear_backward.default"}
-"""On a CPU; a program that holds it cannot run."""
+WITHOUT_KERNEL = {"linear_backward.default", "_int_mm.default"}
+"""On a CPU, where a program that holds it cannot run; or for float16 and float32."""
 
 
 class Dtypes(TorchDispatchMode):
