@@ -3,10 +3,10 @@ ask for, and branches that only raise or warn. The graph checks in each step tha
 
 import ast
 import contextlib
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from functools import cache, partial
+from operator import attrgetter
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from sambasim.compiler.explain import CHANGED_CONSTANT, Finding, all_findings
+from sambasim.compiler.explain import UNREGISTERED, Finding, all_findings
 from sambasim.compiler.line_marks import mark_line
 from sambasim.compiler.names import is_library_file
-from sambasim.compiler.recording import line_of, user_frame
+from sambasim.compiler.recording import frames, is_dense, line_of, user_frame, where_of
 from sambasim.compiler.trial import replaced
 from sambasim.errors import CaptureError
 
@@ -55,12 +55,14 @@ class _Answer(NamedTuple):
 
 class Asked(TorchFunctionMode):
     """Around one eager call: records what is asked of values. `refused`: the user's own code asks, other than in a
-    branch that only raises or warns. Raises RandomBranch for branches on random numbers."""
+    branch that only raises or warns. `names`: by id, of tensors that are none of the model's. Raises RandomBranch for
+    branches on random numbers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.answers: list[_Answer] = []
         self.refused: CaptureError | None = None
+        self.names: Mapping[int, str] = {}
         self._drawn: dict[int, tuple[Tensor, Callable[[], Any]]] = {}  # what depends on random numbers alone
 
     def __torch_function__(
@@ -96,7 +98,7 @@ class Asked(TorchFunctionMode):
 
     def _is_constant(self, drawn: Tensor) -> bool:
         _, again = self._drawn[id(drawn)]
-        with torch.random.fork_rng(devices=[]), torch._C.DisableTorchFunction():
+        with torch.random.fork_rng(devices=[]), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             return len({int(again()) for _ in range(_DRAWS)}) == 1
 
     def _remember(
@@ -117,6 +119,10 @@ def _itself(value: object) -> object:
     return value
 
 
+def _is_size(one: object) -> bool:
+    return isinstance(one, torch.Size)
+
+
 class Followed(TorchFunctionMode):
     """Around a trace of `step`: each question has the answer that was recorded, and an assertion says so. Tensors that
     are none of the model's are constants. Marks what is traced with the user's line."""
@@ -126,8 +132,10 @@ class Followed(TorchFunctionMode):
         self._answers = asked.answers
         self._next = 0
         self._step = step
-        self._of_step = {one.untyped_storage()._cdata for one in (*step.parameters(), *step.buffers())}
-        self._constants: list[tuple[Tensor, Tensor, str]] = []
+        self._parameters = dict(step.named_parameters())
+        tensors = {**self._parameters, **dict(step.named_buffers())}
+        self._paths = {id(tensor): path for path, tensor in tensors.items()}
+        self._path_of_memory = {one.untyped_storage()._cdata: path for path, one in tensors.items() if is_dense(one)}
         self._is_running = False
         self._hooks = (
             step.register_forward_pre_hook(lambda *given: self._runs(True)),
@@ -138,10 +146,11 @@ class Followed(TorchFunctionMode):
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         mark_line()
-        args, kwargs = tree_map(self._as_constant, (args, kwargs or {}))
+        # A torch.Size stays one: Tensor.new() takes a tuple for values.
+        args, kwargs = tree_map(self._as_constant, (args, kwargs or {}), is_leaf=_is_size)
         sizes = {id(size): self._number(size) for size in _sizes(func, args)}
         if sizes:
-            args = tree_map(lambda one: sizes.get(id(one), one), args)
+            args = tree_map(lambda one: sizes.get(id(one), one), args, is_leaf=_is_size)
         asks = _asked(func, args)
         if asks is Asks.BRANCH:
             way, said, _ = self._answer()
@@ -161,20 +170,6 @@ class Followed(TorchFunctionMode):
         for hook in self._hooks:
             hook.remove()
 
-    def check_constants(self, call: Callable[[], object]) -> None:
-        """After the trace. Raises CaptureError for constants that it changed in place, or that `call` changes, one more
-        call of the step; then they are as before."""
-        kept = [value.clone() for value, _, _ in self._constants]
-        if kept:
-            call()
-        found = None
-        for (value, traced, where), before in zip(self._constants, kept, strict=True):
-            if traced._version or not torch.equal(value, before):
-                found = found or Finding(CHANGED_CONSTANT, where)
-                value.data.copy_(before)
-        if found is not None:
-            raise all_findings([found], self._step.training)
-
     def _runs(self, is_running: bool) -> None:
         self._is_running = is_running
 
@@ -185,15 +180,24 @@ class Followed(TorchFunctionMode):
             return value
         if torch._is_functional_tensor(value) or torch._C._functorch.is_functorch_wrapped_tensor(value):
             return value
-        if value.requires_grad or isinstance(value, nn.Parameter) or value.untyped_storage()._cdata in self._of_step:
-            raise CaptureError("a tensor that changes is read in another way than from its module")
+        if id(value) in self._paths:  # it is read from a list, say, and not from its module
+            return attrgetter(self._paths[id(value)])(self._step)
+        path = self._path_of_memory.get(value.untyped_storage()._cdata) if is_dense(value) else None
+        if value.requires_grad or path is not None:
+            frame = user_frame()
+            where = None if frame is None else where_of(frame)
+            if path is None:
+                raise all_findings([Finding(UNREGISTERED, where or "")], self._step.training)
+            name, kind = path.removeprefix("model."), "parameter" if path in self._parameters else "buffer"
+            what = f"a view of the {kind} {name} that was kept from before is read: the graph would not see it change"
+            raise CaptureError(what, where=where, remedy=f"take the view in forward(), of self.{name}")
+        if value.layout is not torch.strided:
+            frame = user_frame()
+            where = None if frame is None else where_of(frame)
+            what = f"a constant is of the layout {value.layout}, and a PEF has dense tensors"
+            raise CaptureError(what, where=where, remedy="make it dense: .to_dense()")
         with torch._C.DisableTorchFunction():
-            constant = torch.ops.aten.lift_fresh.default(value)
-        frame = user_frame()
-        self._constants.append(
-            (value, constant, "" if frame is None else line_of(frame.f_code.co_filename, frame.f_lineno))
-        )
-        return constant
+            return torch.ops.aten.lift_fresh.default(value)
 
     def _answer(self) -> _Answer:
         """The next one. Raises CaptureError if another line asks than did before."""
@@ -252,10 +256,7 @@ _NAMES = ("__bool__", "item", "__int__", "__index__", "nonzero", "where", "__get
 
 def _asker() -> FrameType | None:
     """The frame that asks for a value: the user's, or one of torch.nn and torch.distributions."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and not _may_ask(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame
+    return next((frame for frame in frames() if _may_ask(frame.f_code.co_filename)), None)
 
 
 def _place(frame: FrameType | None) -> tuple[str, int] | None:

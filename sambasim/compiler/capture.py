@@ -24,8 +24,7 @@ from sambasim.compiler.line_marks import modules_marked
 from sambasim.compiler.lost import nothing_lost
 from sambasim.compiler.names import read_by, source_line
 from sambasim.compiler.precision import check_rounded, default_type, widen
-from sambasim.compiler.step import EvaluationStep
-from sambasim.compiler.trial import as_written, frozen, replaced, tied_once, tracing, trial
+from sambasim.compiler.trial import as_written, replaced, tied_once, tracing, trial
 from sambasim.errors import CaptureError
 
 TESTED_TORCH = ("2.13.0",)
@@ -46,8 +45,6 @@ def capture(
     with _tracing("training step" if step.training else "evaluation graph"), contextlib.ExitStack() as stack:
         for context in (as_written(), answers_of_eager(), modes_reach_inside(), torch.enable_grad()):
             stack.enter_context(context)
-        if isinstance(step, EvaluationStep) and not step.differentiates:
-            stack.enter_context(frozen(step))
         module, lifted = (step, {}) if narrow is None else _widened(step, inputs, narrow)
         stack.enter_context(default_type(torch.get_default_dtype() if narrow is None else torch.float32))
         for context in (kernels_of_eager(), trial(module, lambda tensor: tensor), tied_once(module)):
@@ -58,7 +55,7 @@ def capture(
         followed = stack.enter_context(contextlib.closing(Followed(asked, module)))
         with followed:
             joint = aot_export_joint_with_descriptors(stack, module, tuple(tensor.clone() for tensor in inputs))
-    captured = _described(joint.graph_module, lifted)
+    captured = _described(joint.graph_module, lifted, asked.names)
     if step.training:
         return captured
     outputs = tuple((value, role) for value, role in captured.outputs if role.kind == "output")
@@ -83,7 +80,7 @@ def _checked(constants: dict[str, Tensor]) -> dict[str, Tensor]:
     return constants
 
 
-def _described(module: fx.GraphModule, lifted: Mapping[str, Tensor]) -> CapturedGraph:
+def _described(module: fx.GraphModule, lifted: Mapping[str, Tensor], names: Mapping[int, str]) -> CapturedGraph:
     graph = module.graph
     _check_static(graph)
     drop_as_eager(graph)
@@ -93,17 +90,22 @@ def _described(module: fx.GraphModule, lifted: Mapping[str, Tensor]) -> Captured
     output = next(iter(reversed(graph.nodes)))
     described = zip(output.args[0], output.meta["desc"], strict=True)
     outputs = tuple((value, _role(description)) for value, description in described if value is not None)
-    targets = (node.target for node in graph.nodes if node.op == "get_attr")
-    made = {target: attrgetter(target)(module) for target in targets}
-    constants = {target: value for target, value in made.items() if isinstance(value, Tensor)}
-    return complex_constants(restore_strides(CapturedGraph(graph, roles, outputs, _checked({**lifted, **constants}))))
+    constants = dict(lifted)
+    for node in graph.nodes:
+        value = attrgetter(node.target)(module) if node.op == "get_attr" else None
+        if isinstance(value, Tensor):
+            node.target = names.get(id(value), node.target)
+            constants[node.target] = value
+    return complex_constants(restore_strides(CapturedGraph(graph, roles, outputs, _checked(constants))))
 
 
 def _widened(
     step: nn.Module, inputs: Sequence[Tensor], narrow: torch.dtype
 ) -> tuple[fx.GraphModule, dict[str, Tensor]]:
     """The step in operators of ATen, with float32 where a narrow type would not do, and its constants."""
-    exported = torch.export.export(step, tuple(inputs), strict=False)
+    # A view that was rounded is of another type than its base, which torch's export does not expect.
+    with trial(step, lambda tensor: tensor.clone() if tensor._is_view() else tensor):
+        exported = torch.export.export(step, tuple(inputs), strict=False)
     widen(exported.graph_module)
     module = exported.module(check_guards=False)
     return module, _lift_constants(module, {name for name, _ in step.named_buffers(remove_duplicate=False)}, narrow)

@@ -107,7 +107,8 @@ def capture_model(
         raise DataError(what, remedy="give torch.view_as_real(x), and the model torch.view_as_complex(x)")
     try:
         with buffers_of_plain_tensors(model):
-            check_model(model, training=not options.inference, replicas=options.data_parallel or options.chips > 1)
+            several = options.data_parallel or options.chips > 1
+            check_model(model, training=not options.inference, replicas=several, narrow=dtype is not None)
             with (
                 rare_collections(),
                 stored_in(dtype, model),

@@ -55,7 +55,7 @@ CHANGED_CONSTANT = Obstacle(
     "a tensor that is changed in place, and is no buffer of the model",
     "register it: self.register_buffer(name, tensor)",
 )
-_UNREGISTERED = Obstacle(
+UNREGISTERED = Obstacle(
     "a parameter that is none of the model's",
     "give it to the model: an attribute of a module, an nn.ModuleList for a list of layers",
 )
@@ -70,7 +70,7 @@ _KNOWN = (
     (("Tensor.item()", "_local_scalar_dense", ".tolist()", "Tensor.tolist"), _NUMBER),
     (("data-dependent expression", "GuardOnDataDependent"), _VALUE),
     (("is mutated in the forward",), CHANGED_CONSTANT),
-    (("trace_numpy",), _NUMPY),
+    ((".numpy() is not supported",), _NUMPY),
     (("nonzero", "dynamic shape", "Dynamic shape", "DynamicOutputShape", "masked_select", "unbacked"), SHAPE),
 )
 """Parts of a tracer's message, and their obstacle; the first row that fits."""
@@ -129,8 +129,6 @@ def explained(error: CaptureError, step: nn.Module, call: Recording) -> CaptureE
     findings = obstacles(call)
     if findings:
         return all_findings(findings, step.training)
-    if not step.training and "autograd.grad" in (error.where or ""):
-        error.remedy = "with torch.enable_grad(): around it and what it reads; evaluation is captured without gradients"
     line = forward_line(step.get_submodule("model"))
     error.where = error.where or (None if line is None or is_library_file(line) else line)
     return error
@@ -140,6 +138,11 @@ def obstacles(call: Recording) -> Sequence[Finding]:
     """What of an eager call cannot be captured, in the order of execution."""
     found = ((_obstacle(op), op.line) for op in call.ops if op.line is not None)
     return list(dict.fromkeys(Finding(obstacle, str(line)) for obstacle, line in found if obstacle is not None))
+
+
+def changed_constants(call: Recording) -> Sequence[Finding]:
+    """The lines at which a call changes tensors that are none of the model's, which later calls may read."""
+    return [finding for finding in obstacles(call) if finding.obstacle is CHANGED_CONSTANT]
 
 
 def _obstacle(op: Op) -> Obstacle | None:
@@ -158,7 +161,7 @@ def _obstacle(op: Op) -> Obstacle | None:
             return None
         return _BRANCH if line.jumps else _NUMBER
     if op.foreign:
-        return _UNREGISTERED
+        return UNREGISTERED
     kinds = {label.partition(" ")[0] for label in op.writes}
     if "input" in kinds:
         return _INPUT

@@ -40,7 +40,9 @@ def modules_marked(step: nn.Module) -> Iterator[None]:
 def mark_line() -> None:
     """What is traced next has the line that is running."""
     frame = user_frame()
-    if frame is not None:
-        file, line = frame.f_code.co_filename, frame.f_lineno
-        code = linecache.getline(file, line).strip()
-        traceback.current_meta["stack_trace"] = f'  File "{file}", line {line}, in {frame.f_code.co_name}\n    {code}\n'
+    if frame is None:
+        traceback.current_meta.pop("stack_trace", None)
+        return
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    code = linecache.getline(file, line).strip()
+    traceback.current_meta["stack_trace"] = f'  File "{file}", line {line}, in {frame.f_code.co_name}\n    {code}\n'

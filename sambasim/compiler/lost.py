@@ -13,7 +13,7 @@ from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.fx import traceback
 from torch.utils import checkpoint
-from torch.utils.checkpoint import CheckpointFunction
+from torch.utils.checkpoint import CheckpointFunction, CheckpointPolicy
 
 from sambasim.compiler.explain import Finding, Obstacle, all_findings
 from sambasim.compiler.names import is_library_file
@@ -91,7 +91,7 @@ def nothing_lost(*, training: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _marked() -> Iterator[None]:
-    traceback.current_meta["recompute"] = 1
+    traceback.current_meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
     try:
         yield
     finally:

@@ -165,7 +165,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         """A draw goes on where the last one ended. torch.utils.checkpoint draws again what it has drawn before."""
         now = torch.get_rng_state()
         if self.is_seeded():
-            self._draws_again |= any(frame.f_code.co_filename == _CHECKPOINT for frame in _frames())
+            self._draws_again |= any(frame.f_code.co_filename == _CHECKPOINT for frame in frames())
             self.seeded |= not self._draws_again or bytes_of(now).tobytes() not in self._states
         self._states.add(bytes_of(now).tobytes())
 
@@ -195,21 +195,30 @@ _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layou
 _TORCH = Path(torch.__file__).parent
 _CHECKPOINT = str(_TORCH / "utils" / "checkpoint.py")
 _FORWARDING = ("_tensor.py", "_ops.py", "_compile.py", "_dynamo/eval_frame.py", "utils/_stats.py")
-_TRANSPARENT = (__file__, *(str(_TORCH / name) for name in _FORWARDING))
+_TRANSPARENT = (
+    *(str(_TORCH / name) for name in _FORWARDING),
+    *(str(Path(__file__).with_name(f"{name}.py")) for name in ("recording", "asked_values", "line_marks", "lost")),
+)
 """Files that only forward a call, between the line that uses a tensor and `__torch_dispatch__`."""
 
+_COMPILER = str(Path(__file__).parent)
 
-def _frames() -> Iterator[FrameType]:
+
+def frames() -> Iterator[FrameType]:
+    """Those of the step that is called, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename in _TRANSPARENT:
         frame = frame.f_back
     while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_COMPILER) and file not in _TRANSPARENT:
+            return
         yield frame
         frame = frame.f_back
 
 
 def user_frame() -> FrameType | None:
-    return next((frame for frame in _frames() if not is_library_file(frame.f_code.co_filename)), None)
+    return next((frame for frame in frames() if not is_library_file(frame.f_code.co_filename)), None)
 
 
 def _line(frame: FrameType, *, asks: bool) -> Line:
@@ -218,7 +227,7 @@ def _line(frame: FrameType, *, asks: bool) -> Line:
         return Line(frame.f_code.co_filename, frame.f_lineno)
     operation = dis.opname[frame.f_code.co_code[frame.f_lasti]]
     jumps = "JUMP" in operation or operation in ("TO_BOOL", "UNARY_NOT")
-    return Line(frame.f_code.co_filename, frame.f_lineno, frame is next(_frames(), None), jumps)
+    return Line(frame.f_code.co_filename, frame.f_lineno, frame is next(frames(), None), jumps)
 
 
 def where_of(frame: FrameType) -> str:

@@ -5,6 +5,7 @@ import collections
 import contextvars
 import functools
 import random
+import re
 import sys
 import threading
 import types
@@ -15,13 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from sambasim.compiler.names import is_library_file
 from sambasim.compiler.recording import is_dense
 
 MISSING = object()
 _LEAVES = (int, float, complex, str, bytes, type(None), type(...), range, slice, torch.dtype, torch.device, np.dtype)
-_OF_LIBRARIES = {"torch", "numpy", *sys.stdlib_module_names}
+_OF_LIBRARIES = {"torch", "numpy", "sambasim", *sys.stdlib_module_names}
 _ENTERED = {
     "types",
     "argparse",
@@ -120,6 +122,11 @@ class Snapshot:
         """The object with this id that has slots, or is a container; None if there was none."""
         return self._owners.get(key, self._seen.get(key))
 
+    def names_of_tensors(self) -> dict[int, str]:
+        """By id, `kept_0` for `model.kept[0]`, of tensors that are neither parameters nor buffers."""
+        slots = (slot for slot in self.slots.values() if slot.kind == "tensor" and not slot.is_registered)
+        return {id(slot.value): re.sub(r"^(model|global)|\W+", "_", slot.name).strip("_") for slot in slots}
+
     def changed_in(self, later: "Snapshot") -> list[Slot]:
         """The slots of `later` that differ from those here, or are new; of a container whose content differs, none of
         its items."""
@@ -152,8 +159,8 @@ def _mark(kind: str, value: Any) -> object:
     if kind == "content":
         if isinstance(value, np.ndarray):
             return value.shape, hash(value.tobytes()) if value.dtype != object else len(value)
-        if isinstance(value, Mapping):
-            return tuple(key if isinstance(key, _LEAVES) else id(key) for key in value)
+        if isinstance(value, dict):  # a subclass may make its items when it is asked for them
+            return tuple(key if isinstance(key, _LEAVES) else id(key) for key in dict.__iter__(value))
         if isinstance(value, (set, frozenset)):
             return frozenset(item if isinstance(item, _LEAVES) else id(item) for item in value)
         return len(value)
@@ -180,7 +187,7 @@ def _position(one: Any) -> object:
 
 
 def _is_container(one: object) -> bool:
-    kinds = (dict, list, tuple, set, frozenset, collections.deque, np.ndarray, bytearray, types.MappingProxyType)
+    kinds = (dict, list, tuple, set, frozenset, collections.deque, np.ndarray, bytearray)
     return isinstance(one, kinds) and not _is_plain_tuple(one)
 
 
@@ -188,6 +195,8 @@ def _is_iterator(one: object) -> bool:
     kinds = (types.GeneratorType, torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
     if isinstance(one, (*kinds, functools._lru_cache_wrapper)):
         return True
+    if isinstance(one, type):
+        return False
     return type(one).__module__ in ("itertools", "builtins") and hasattr(one, "__next__") and hasattr(one, "__reduce__")
 
 
@@ -205,7 +214,7 @@ def _of_library(module: str) -> bool:
 
 def _children(name: str, one: Any) -> Iterator[tuple[str, Any, Any, Any]]:
     """What `one` holds: a name, the owner and the key by which it is reached, and the value."""
-    if isinstance(one, types.ModuleType | types.BuiltinFunctionType):
+    if isinstance(one, types.ModuleType | types.BuiltinFunctionType | FakeTensor):
         return
     if isinstance(one, types.MethodType):
         yield f"{name}.__self__", None, None, one.__self__
@@ -236,8 +245,8 @@ def _children(name: str, one: Any) -> Iterator[tuple[str, Any, Any, Any]]:
 
 
 def _of_container(name: str, one: Any) -> Iterator[tuple[str, Any, Any, Any]]:
-    if isinstance(one, (dict, types.MappingProxyType)) and len(one) <= _LARGEST:
-        yield from ((f"{name}[{_key(key)}]", one, key, value) for key, value in list(dict(one).items()))
+    if isinstance(one, dict) and dict.__len__(one) <= _LARGEST:
+        yield from ((f"{name}[{_key(key)}]", one, key, value) for key, value in list(dict.items(one)))
     elif isinstance(one, (list, tuple, collections.deque)) and len(one) <= _LARGEST:
         yield from ((f"{name}[{index}]", one, index, value) for index, value in enumerate(one))
 
@@ -250,12 +259,12 @@ def _of_object(name: str, one: Any) -> Iterator[tuple[str, Any, Any, Any]]:
     module = type(one).__module__
     if _of_library(module) and not (module.partition(".")[0] in _ENTERED or module.startswith("torch")):
         return
-    attributes = getattr(one, "__dict__", None)
+    attributes = _attributes(one)
     if isinstance(one, nn.Module):
         for kind in ("_parameters", "_buffers", "_modules"):
             held = vars(one).get(kind, {})
             yield from ((f"{name}.{key}", held, key, value) for key, value in list(held.items()))
-    if isinstance(attributes, dict):
+    if attributes is not None:
         left_out = ("_parameters", "_buffers", "_modules", "training") if isinstance(one, nn.Module) else ()
         owner = one if isinstance(one, threading.local) else attributes
         for key, value in list(attributes.items()):
@@ -270,6 +279,15 @@ def _of_object(name: str, one: Any) -> Iterator[tuple[str, Any, Any, Any]]:
         yield type(one).__name__, None, None, type(one)
 
 
+def _attributes(one: object) -> dict[str, Any] | None:
+    """Those that it has itself, without what its class may do when it is asked for them."""
+    try:
+        found = one.__dict__ if isinstance(one, threading.local) else object.__getattribute__(one, "__dict__")
+    except AttributeError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def _of_class(one: type) -> Iterator[tuple[str, Any, Any, Any]]:
     if _of_library(one.__module__):
         return
@@ -282,7 +300,7 @@ def _of_class(one: type) -> Iterator[tuple[str, Any, Any, Any]]:
 
 def _of_function(one: types.FunctionType) -> Iterator[tuple[str, Any, Any, Any]]:
     """Its closure, its defaults, its attributes, and the globals that its code names."""
-    if is_library_file(one.__code__.co_filename):
+    if is_library_file(one.__code__.co_filename) or _of_library(one.__module__ or ""):
         return
     called = f"{one.__name__} at {Path(one.__code__.co_filename).name}:{one.__code__.co_firstlineno}"
     for key, cell in zip(one.__code__.co_freevars, one.__closure__ or (), strict=True):

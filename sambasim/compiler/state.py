@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from sambasim.compiler.asked_values import Asked, modes_reach_inside
-from sambasim.compiler.explain import Finding, Obstacle, all_findings
+from sambasim.compiler.explain import Finding, Obstacle, all_findings, changed_constants
 from sambasim.compiler.forks import Fork
 from sambasim.compiler.names import is_library_file
 from sambasim.compiler.recording import Recording, line_of
 from sambasim.compiler.snapshot import FEW, NUMBERS, Slot, Snapshot, perturbed, process_state, vary
 from sambasim.compiler.step import EvaluationStep, TrainingStep, check_loss, eagerly, loss_in
-from sambasim.compiler.trial import frozen, quiet
-from sambasim.errors import CaptureError, ModelError
+from sambasim.compiler.trial import quiet
+from sambasim.errors import CaptureError
 
 _MOST_ELEMENTS = 20_000_000
 """Where a call makes more elements of tensors, it is repeated only if it has changed something."""
@@ -125,11 +125,14 @@ class _Observer:
                 self._fresh = Fork(lambda request: getattr(self, request[0])(*request[1:]))
                 stack.callback(self._fresh.close)
             stack.enter_context(_generators_kept())
+            stack.callback(self._set_modes, self._steps[0])
             process, before = process_state(), Snapshot(self._roots)
             first = self._round()
             after = Snapshot(self._roots)
+            for asked in first.asked:
+                asked.names = after.names_of_tensors()
             self._check_process(process)
-            self._check_draws(first)
+            self._check_calls(first)
             changed = before.changed_in(after)
             self._check_replaced(changed)
             is_large = sum(call.made_elements for call in first.calls) > _MOST_ELEMENTS
@@ -165,25 +168,13 @@ class _Observer:
         return done
 
     def _set_modes(self, step: nn.Module) -> None:
-        if isinstance(step, TrainingStep):
+        if isinstance(step, EvaluationStep):
+            step.eval()
+        else:
             for module, is_training in self._modes:
                 module.training = is_training
-        else:
-            step.eval()
 
     def call(self, step: nn.Module, done: _Round) -> None:
-        try:
-            self._call(step, done)
-        except ModelError:
-            if not isinstance(step, EvaluationStep) or step.differentiates:
-                raise
-            step.differentiates = True  # the model may need the gradients of its parameters
-            with contextlib.suppress(ModelError):
-                return self._call(step, done)
-            step.differentiates = False
-            raise
-
-    def _call(self, step: nn.Module, done: _Round) -> None:
         named: dict[str, Tensor]
         named = {f"parameter {name}": one for name, one in step.named_parameters(remove_duplicate=False)}
         named |= {f"buffer {name}": one for name, one in step.named_buffers(remove_duplicate=False)}
@@ -191,10 +182,8 @@ class _Observer:
         named |= {f"input {index}": one for index, one in enumerate(given)}
         recording, asked = Recording(named), Asked()
         self._set_modes(step)
-        is_frozen = isinstance(step, EvaluationStep) and not step.differentiates
-        mode = frozen(step) if is_frozen else contextlib.nullcontext()
         try:
-            with eagerly(step, given), quiet(), mode, modes_reach_inside(), recording, asked:
+            with eagerly(step, given), quiet(), modes_reach_inside(), recording, asked:
                 outputs = step(*given)
             if isinstance(step, TrainingStep):
                 check_loss(loss_in(outputs), self._loss, any_shape=step.any_loss)
@@ -237,11 +226,13 @@ class _Observer:
                 obstacle = Obstacle(f"{name} of the process, which forward() changes", "set it outside of the model")
                 raise self._refused(obstacle, self._ask("line_of_process", name))
 
-    def _check_draws(self, first: _Round) -> None:
+    def _check_calls(self, first: _Round) -> None:
         for call in first.calls:
             own = next((op for op in call.ops if op.draws_from), None)
             if own is not None:
                 raise self._refused(_GENERATOR, str(own.line or ""))
+            if found := changed_constants(call):
+                raise all_findings(found, self._steps[0].training)
             if call.seeded:
                 raise self._refused(_SEEDED, self._ask("line_of_seed"))
 

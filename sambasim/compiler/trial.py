@@ -52,19 +52,6 @@ def trial(step: nn.Module, convert: Callable[[Tensor], Tensor]) -> Iterator[None
 
 
 @contextlib.contextmanager
-def frozen(step: nn.Module) -> Iterator[None]:
-    """No parameter of `step` requires a gradient, whatever the grad mode: a model may differentiate in its forward."""
-    trained = [parameter for parameter in step.parameters() if parameter.requires_grad]
-    try:
-        for parameter in trained:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)
-
-
-@contextlib.contextmanager
 def _converted(step: nn.Module, convert: Callable[[Tensor], Tensor]) -> Iterator[None]:
     copies: dict[int, Any] = {}
 
@@ -112,7 +99,8 @@ def tied_once(step: nn.Module) -> Iterator[None]:
                 vars(module)[kind] = own
                 shared |= again
         if shared:
-            read = {name: _reading(*place) for name, place in shared.items()}
+            read: dict[str, object] = {name: _reading(*place) for name, place in shared.items()}
+            read |= {"__module__": type(module).__module__, "__qualname__": type(module).__qualname__}
             module.__class__ = type(type(module).__name__, (type(module),), read)
     try:
         yield
@@ -158,7 +146,7 @@ def variables_are_tensors() -> Iterator[None]:
         (module, name)
         for module in list(sys.modules.values())
         for name, value in list(getattr(module, "__dict__", {}).items())
-        if value is Variable and not getattr(module, "__name__", "torch.").startswith("torch.")
+        if value is Variable and not getattr(module, "__name__", "torch.").startswith(("torch.", "sambasim."))
     ]
     with contextlib.ExitStack() as stack:
         for module, name in (*places, (torch.autograd, "Variable")):
@@ -169,6 +157,9 @@ def variables_are_tensors() -> Iterator[None]:
 class _EveryTensor(type):
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, Tensor)
+
+    def __getattr__(cls, name: str) -> object:
+        return getattr(Variable, name)
 
 
 class _TensorItself(metaclass=_EveryTensor):

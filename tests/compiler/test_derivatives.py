@@ -107,6 +107,7 @@ class Spoken(nn.Module):
 
 MODELS = [
     Derivative(turns_on=True),
+    Derivative(turns_on=False),
     Mapped(),
     Prior(validates=False),
     Prior(validates=True),
@@ -124,13 +125,6 @@ def test_they_train_and_predict_as_in_pytorch(tmp_path: Path, model: nn.Module) 
     torch.set_num_threads(run.summary.threads)
     assert run.losses == [model(X[order], X[order])[0].item()]
     assert torch.allclose(ss.predict(one, (X, X)).outputs[0], model(X, X)[1], atol=1e-6)
-
-
-def test_a_derivative_without_gradients_is_told_how_to_turn_them_on(tmp_path: Path) -> None:
-    with pytest.raises(ss.SambasimError) as caught:
-        ss.compile(Derivative(turns_on=False), (X, X), output_folder=tmp_path, quiet=True)
-    assert "autograd.grad" in str(caught.value.where)
-    assert "with torch.enable_grad()" in str(caught.value.remedy)
 
 
 def test_numpy_functions_of_values_are_refused_with_a_rewrite(tmp_path: Path) -> None:

@@ -205,6 +205,16 @@ def cat(s: Sharder, node: Node) -> bool:
     return True
 
 
+def stack(s: Sharder, node: Node) -> bool:
+    operands = node.args[0] if isinstance(node.args[0], tuple) else ()
+    at = (number(node.args[1]) if len(node.args) > 1 else 0) % len(_result_shape(s, node))
+    found = next((one for one in map(s.layout, operands) if one.kind == "cut"), None)
+    if found is None:
+        return False
+    s.emit(node, [s.to(operands, found), *node.args[1:]], [found.moved(found.dim + (found.dim >= at))])
+    return True
+
+
 def total(s: Sharder, node: Node) -> bool:
     """A sum over dimensions. If the cut one is among them, the result is partial: each rank has a term."""
     operand = node.args[0]
@@ -341,6 +351,7 @@ RULES: Mapping[str, Rule] = {
     **_aten("expand", expand),
     **_aten("select.int", select),
     **_aten("unbind.int", unbind),
+    **_aten("stack", stack),
     **_aten("select_backward", select_backward),
     **_aten("slice.Tensor", slice_of),
     **_aten("slice_backward", slice_backward),
