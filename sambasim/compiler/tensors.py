@@ -2,6 +2,7 @@
 has."""
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import combinations
@@ -17,7 +18,8 @@ from sambasim.errors import CaptureError, ModelError
 from sambasim.ir.types import DTYPE_BYTES
 
 REAL_NUMBERS = "compute with the real and the imaginary part as two real tensors"
-NO_HOOK = "write what it does to the gradient as operators of forward(), or leave it out"
+_NO_HOOK = "write what it does to the gradient as operators of forward(), or leave it out"
+_HOOK_IN_FORWARD = "register it in forward(), on a view to compute with: w = self.weight.view_as(self.weight)"
 
 _STRIDED = "_sambasim_strided"
 """The attribute of a tensor that `made_contiguous` has replaced the data of: what it had before."""
@@ -47,20 +49,17 @@ class Held:
 
 def held_by(model: nn.Module) -> tuple[Held, ...]:
     """The parameters and buffers of `model`, each once. Raises ModelError if its `state_dict()` fails."""
-    paths: dict[int, list[str]] = {}
-    tensors: dict[int, Tensor] = {}
-    for members in (nn.Module.named_parameters, nn.Module.named_buffers):  # a class may have others of these names
-        for path, tensor in members(model, remove_duplicate=False):
-            tensors[id(tensor)] = tensor
-            paths.setdefault(id(tensor), []).append(path)
-    names: dict[int, list[str]] = {}
+    members = (nn.Module.named_parameters, nn.Module.named_buffers)  # a class may have others of these names
+    found = [pair for each in members for pair in each(model, remove_duplicate=False)]
+    tensors = {id(tensor): tensor for _, tensor in found}
     at_place = {_place(tensor): key for key, tensor in reversed(tensors.items())}
+    names, paths = defaultdict[object, list[str]](list), defaultdict[object, list[str]](list)
+    for path, tensor in found:
+        paths[id(tensor)].append(path)
     for name, entry in entries_of(model).items():
-        if isinstance(entry, Tensor):
-            key = id(entry) if id(entry) in tensors else at_place.get(_place(entry))  # it may be detached
-            if key is not None:
-                names.setdefault(key, []).append(name)
-    return tuple(Held(one, tuple(names.get(key, ())), tuple(paths[key])) for key, one in tensors.items())
+        if isinstance(entry, Tensor):  # a hook may have detached it
+            names[id(entry) if id(entry) in tensors else at_place.get(_place(entry))].append(name)
+    return tuple(Held(one, tuple(names[key]), tuple(paths[key])) for key, one in tensors.items())
 
 
 def entries_of(model: nn.Module) -> Mapping[str, object]:
@@ -79,11 +78,11 @@ def dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def check_model(model: nn.Module, *, training: bool, replicas: bool) -> None:
+def check_model(model: nn.Module, *, training: bool, replicas: bool, narrow: bool = False) -> None:
     """Raises one ModelError that names every module and tensor of `model` that a PEF cannot hold, or not train, or not
-    on several `replicas`."""
+    on several `replicas`, or not in the `narrow` type of --dtype."""
     held = held_by(model)
-    problems = [*_storage_problems(held), *(_training_problems(model, held, replicas) if training else ())]
+    problems = [*_storage_problems(held), *(_training_problems(model, held, replicas, narrow) if training else ())]
     if len(problems) == 1:
         raise ModelError(problems[0][0], remedy=problems[0][1])
     if problems:
@@ -110,7 +109,9 @@ def _storage_problems(held: Sequence[Held]) -> Iterator[tuple[str, str]]:
             yield f"no entry of state_dict() is {one}, so its values could be neither saved nor loaded", remedy
 
 
-def _training_problems(model: nn.Module, held: Sequence[Held], replicas: bool) -> Iterator[tuple[str, str]]:
+def _training_problems(
+    model: nn.Module, held: Sequence[Held], replicas: bool, narrow: bool
+) -> Iterator[tuple[str, str]]:
     parameters = [one for one in held if one.is_parameter]
     trained = [one for one in parameters if one.tensor.requires_grad]
     if not parameters:
@@ -124,15 +125,16 @@ def _training_problems(model: nn.Module, held: Sequence[Held], replicas: bool) -
             what = f"parameters() of the model leaves out {one.name}, which requires a gradient"
             yield what, "freeze it: requires_grad_(False)"
     for one in parameters:
-        if getattr(one.tensor, "_backward_hooks", None) or getattr(one.tensor, "_post_accumulate_grad_hooks", None):
-            yield f"{one} has a gradient hook, which a graph does not call", NO_HOOK
+        late = getattr(one.tensor, "_post_accumulate_grad_hooks", None)
+        if late or getattr(one.tensor, "_backward_hooks", None):
+            yield f"{one} has a gradient hook, which a graph does not call", _NO_HOOK if late else _HOOK_IN_FORWARD
     for name, module in model.named_modules():
         named = f"module {name}" if name else "model"
         if isinstance(module, nn.parallel.DistributedDataParallel):
             remedy = "compile the model inside of it with --data-parallel: the PEF's own sections sync its gradients"
             yield f"the {named} is wrapped in {type(module).__name__}", remedy
-        if vars(module).get("_backward_hooks") or vars(module).get("_backward_pre_hooks"):
-            yield f"the {named} has a backward hook, which a graph does not call", NO_HOOK
+        if narrow and (vars(module).get("_backward_hooks") or vars(module).get("_backward_pre_hooks")):
+            yield f"the {named} has a backward hook, which a graph in a narrow type does not call", _NO_HOOK
         if isinstance(module, nn.SyncBatchNorm) and replicas:
             remedy = (
                 "nn.BatchNorm1d, 2d or 3d, with statistics of each replica's own batch; or compile for one replica, "

@@ -1,0 +1,159 @@
+"""Hooks on gradients: those of modules are in the graph, with the bits of eager PyTorch; those of parameters are
+refused, with what does the same."""
+
+# Calling a module gives Any.
+# mypy: no-warn-return-any
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sambasim.errors import CaptureError, ModelError
+from sambasim.runtime.determinism import Stream, derive
+from tests.api.live import compiled, trained
+
+X = torch.randn(16, 3, generator=torch.Generator().manual_seed(0))
+BATCH = X, (X.sum(1) > 0).long()
+STEPS, RATE = 4, 0.1
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.a = nn.Linear(3, 4)
+        self.b = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.c = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(torch.tanh(self.norm(self.b(torch.tanh(self.a(x))))))
+
+
+class Viewing(Net):
+    """What the refusal of a parameter's hook asks for."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.b.weight.view_as(self.b.weight)
+        if weight.requires_grad and torch.is_grad_enabled():
+            weight.register_hook(_clamped)  # type: ignore[no-untyped-call]  # torch's, untyped
+        hidden = functional.linear(torch.tanh(self.a(x)), weight, self.b.bias)
+        return self.c(torch.tanh(self.norm(hidden)))
+
+
+Gradients = tuple[Tensor, ...]
+
+
+def _clamped(gradient: Tensor) -> Tensor:
+    return gradient.clamp(-1e-3, 1e-3)
+
+
+def _twice(module: nn.Module, given: Gradients, _: Gradients) -> Gradients:
+    return tuple(2 * one for one in given)
+
+
+def _noisy(module: nn.Module, given: Gradients, _: Gradients) -> Gradients:
+    return tuple(one + 1e-3 * torch.randn_like(one) for one in given)
+
+
+def _normalized(module: nn.Module, given: Gradients) -> Gradients:
+    return tuple(one / (one.norm() + 1) for one in given)
+
+
+def _both(net: Net) -> None:
+    net.b.register_full_backward_hook(_twice)
+    net.b.register_full_backward_pre_hook(_normalized)
+
+
+def _counting(net: Net) -> None:
+    def count(module: Any, given: Gradients, _: Gradients) -> None:
+        module.calls = getattr(module, "calls", 0) + 1
+
+    net.b.register_full_backward_hook(count)
+
+
+HOOKS: Mapping[str, Callable[[Net], object]] = {
+    "of a layer": lambda net: net.b.register_full_backward_hook(_twice),
+    "before a layer": lambda net: net.b.register_full_backward_pre_hook(_normalized),
+    "both": _both,
+    "before the model": lambda net: net.register_full_backward_pre_hook(_normalized),
+    "of BatchNorm": lambda net: net.norm.register_full_backward_hook(_twice),
+    "that draws": lambda net: net.b.register_full_backward_hook(_noisy),
+    "of old": lambda net: net.norm.register_backward_hook(lambda module, given, _: None),
+    "that counts": _counting,
+}
+
+
+def _eager(net: nn.Module, hook: Callable[[Any], object] | None = None) -> list[float]:
+    if hook is not None:
+        hook(net)
+    optimizer, losses = torch.optim.SGD(net.parameters(), lr=RATE), []
+    for step in range(STEPS):
+        torch.manual_seed(derive(0, 0, step, 0, Stream.GRAPH))
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(net(BATCH[0]), BATCH[1])
+        torch.autograd.backward(loss)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def _check(model: nn.Module, eager: nn.Module, losses: list[float], folder: Path, **options: Any) -> None:
+    sgd = torch.optim.SGD(model.parameters(), lr=RATE)
+    pef = compiled(folder, model, BATCH, loss="cross_entropy", optimizer=sgd, **options)
+    run = trained(pef, BATCH, steps=STEPS, set={"data.shuffle": False})
+    assert run.losses == losses
+    for name, value in eager.state_dict().items():
+        assert torch.equal(run.weights[name], value), name
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_modules_hook_has_the_bits_of_eager_pytorch(name: str, tmp_path: Path) -> None:
+    model, eager = Net(), Net()
+    losses = _eager(eager, HOOKS[name])
+    assert (losses == _eager(Net())) == (name in ("of old", "that counts"))
+    HOOKS[name](model)
+    _check(model, eager, losses, tmp_path)
+
+
+def test_what_a_hook_does_with_state_and_values_is_refused(tmp_path: Path) -> None:
+    def warming(module: Any, given: Gradients, _: Gradients) -> Gradients:
+        module.calls = getattr(module, "calls", 0) + 1
+        return (given[0] * module.calls,)
+
+    def asking(module: nn.Module, given: Gradients, _: Gradients) -> Gradients | None:
+        return (2 * given[0],) if given[0].norm() > 1e3 else None
+
+    for hook in (warming, asking):
+        model = Net()
+        model.b.register_full_backward_hook(hook)
+        with pytest.raises(CaptureError):
+            compiled(tmp_path, model, BATCH, loss="cross_entropy")
+
+
+def test_a_narrow_type_takes_no_hooks(tmp_path: Path) -> None:
+    model = Net()
+    HOOKS["of a layer"](model)
+    with pytest.raises(
+        ModelError, match="the module b has a backward hook, which a graph in a narrow type does not call"
+    ):
+        compiled(tmp_path, model, BATCH, loss="cross_entropy", dtype="bf16")
+
+
+def test_a_parameters_hook_is_refused_with_what_does_the_same(tmp_path: Path) -> None:
+    def hook(net: Net) -> None:
+        net.b.weight.register_hook(_clamped)  # type: ignore[no-untyped-call]  # torch's, untyped
+
+    model, eager = Net(), Net()
+    hook(model)
+    says = r"the parameter b.weight has a gradient hook.*w = self.weight.view_as\(self.weight\)"
+    with pytest.raises(ModelError, match=f"(?s){says}"):
+        compiled(tmp_path, model, BATCH, loss="cross_entropy")
+    losses = _eager(eager, hook)
+    assert losses != _eager(Net())
+    _check(Viewing(), eager, losses, tmp_path)
