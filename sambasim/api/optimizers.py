@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from sambasim.compiler.tensors import held_by
 from sambasim.compiler.torch_optimizers import code_line, options_of_group, plain_number, refuse_changed_step
 from sambasim.errors import ModelError, OptionError
 from sambasim.optimizers import OPTIMIZERS
@@ -62,13 +63,13 @@ def options_of_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> 
 
 def _check_parameters(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], model: nn.Module, made: str) -> None:
     name, given = type(optimizer).__name__, {id(parameter) for parameter in group["params"]}
-    trained = {id(parameter): path for path, parameter in model.named_parameters() if parameter.requires_grad}
-    if left := [path for address, path in trained.items() if address not in given]:
+    trained = [one for one in held_by(model) if one.is_parameter and one.tensor.requires_grad]
+    if left := [one.name for one in trained if id(one.tensor) not in given]:
         raise ModelError(
             f"{name} does not update {left[0]}" + (f" and {len(left) - 1} more" if len(left) > 1 else ""),
             remedy=f"make it from all of them, {made}, or freeze the others",
         )
-    if others := len(given - {id(parameter) for parameter in model.parameters()}):
+    if others := len(given - {id(one.tensor) for one in held_by(model)}):
         raise ModelError(
             f"{name} also updates {others} parameters that the model does not have",
             remedy=f"{made}, made for this model",

@@ -18,6 +18,7 @@ from sambasim.compiler.names import is_library_file
 from sambasim.compiler.precision import STORED, inputs_in, stored_in
 from sambasim.compiler.recording import Recording, digest_of
 from sambasim.compiler.step import EvaluationStep, TrainingStep
+from sambasim.compiler.tensors import held_by
 from sambasim.compiler.trial import replaced, trial
 from sambasim.compiler.update import Update
 from sambasim.pef.sources import code_digest
@@ -112,14 +113,15 @@ def _held(model: nn.Module) -> dict[int, tuple[Tensor, list[str]]]:
 
 
 def _tensors(model: nn.Module, held: Mapping[int, tuple[Tensor, list[str]]]) -> Iterator[str]:
-    """A line for each tensor of `model`: its paths, its memory, and the bytes of what no state_dict holds."""
-    kept = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
+    """A line for each tensor of `model`: its paths and names, its memory, and the bytes of what has no name."""
+    names = {id(one.tensor): one.names for one in held_by(model)}
     memories: dict[int, int] = {}
     for tensor, paths in held.values():
         memory = memories.setdefault(tensor.untyped_storage()._cdata, len(memories))
-        content = _form(tensor) + ("" if id(tensor) in kept else digest_of(tensor))
+        own = names.get(id(tensor), ())
+        content = _form(tensor) + ("" if own else digest_of(tensor))
         trained = isinstance(tensor, nn.Parameter), tensor.requires_grad
-        yield f"{paths} {content} {trained} {id(tensor) in kept} {memory} {tensor.storage_offset()}"
+        yield f"{paths} {content} {trained} {own} {memory} {tensor.storage_offset()}"
 
 
 def _described(updates: Sequence[Update]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from sambasim import samba
+from sambasim.errors import PefError
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
 from tests.samba.api.conftest import BATCH, Net
@@ -34,6 +35,18 @@ def _renamed() -> Net:
     return model
 
 
+class Own(Net):
+    """A `state_dict` without arguments."""
+
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]  # on purpose
+        return {f"net/{name}": value for name, value in super().state_dict().items()}
+
+
+def _own() -> Net:
+    torch.manual_seed(0)
+    return Own()
+
+
 def _optimizers(model: Net, kind: Any) -> list[Any]:
     """Two parameter groups in one optimizer, and a second optimizer."""
     groups = [{"params": [model.first.weight]}, {"params": [model.first.bias], "lr": 0.3}]
@@ -45,7 +58,7 @@ def _batch() -> tuple[Tensor, Tensor]:
     return torch.randn(BATCH, 5, generator=generator), torch.randint(3, (BATCH,), generator=generator)
 
 
-@pytest.mark.parametrize("make", [_wrapped, _renamed])
+@pytest.mark.parametrize("make", [_wrapped, _renamed, _own])
 def test_an_app_trains_fetches_and_finds_its_tensors(make: Callable[[], Net], tmp_path: Path) -> None:
     model, eager = make(), make()
     samba.from_torch_model_(model)
@@ -73,3 +86,17 @@ def test_an_app_trains_fetches_and_finds_its_tensors(make: Callable[[], Net], tm
         assert torch.equal(parameter, expected), name
     momentum = optimizers[0].state[model.first.weight]["momentum_buffer"]
     assert torch.equal(momentum, torch_optimizers[0].state[eager.first.weight]["momentum_buffer"])
+
+
+def test_a_model_with_other_names_is_another_model(tmp_path: Path) -> None:
+    pefs = {}
+    inputs = [samba.from_torch_tensor(one, name=name, batch_dim=0) for name, one in zip("xy", _batch(), strict=True)]
+    for make in (Net, _renamed):
+        model = make()
+        samba.from_torch_model_(model)
+        config = {"output_folder": str(tmp_path)}
+        optimizers = _optimizers(model, samba.optim.SGD)
+        pefs[make] = session.compile(model, inputs, optimizers, name=make.__name__.lower(), config_dict=config)
+    with pytest.raises(PefError, match="is of another model"):
+        trace_graph(model, inputs, optimizers, pef=pefs[Net])
+    trace_graph(model, inputs, optimizers, pef=pefs[_renamed])
