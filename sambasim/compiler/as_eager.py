@@ -170,10 +170,22 @@ def known_shapes() -> Iterator[None]:
             del known[operator]
 
 
-def dense_zeros(graph: fx.Graph) -> None:
-    """Zeros without memory become zeros."""
+def plain_operators(graph: fx.Graph) -> None:
+    """Zeros without memory become zeros, conditions in bytes are converted as torch's kernel does it, and `random_`
+    between two bounds gets a name that is no keyword."""
+    aten = torch.ops.aten
     for node in graph.find_nodes(op="call_function", target=_ZEROS):
-        node.target = torch.ops.aten.zeros.default
+        node.target = aten.zeros.default
+    for node in graph.find_nodes(op="call_function", target=_KEYWORD):
+        if node.args[2] is not None:
+            node.target = aten.randint_like.low_dtype
+    for node in graph.find_nodes(op="call_function", target=aten.where.self):
+        condition = node.args[0]
+        if condition.meta["val"].dtype is torch.uint8:
+            with graph.inserting_before(node):
+                converted = graph.call_function(aten._to_copy.default, (condition,), {"dtype": torch.bool})
+            converted.meta = {**node.meta, "val": condition.meta["val"].bool()}
+            node.update_arg(0, converted)
 
 
 _16_BITS = 2

@@ -16,7 +16,7 @@ from torch._functorch._aot_autograd import descriptors as aot
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch.utils._pytree import tree_leaves
 
-from sambasim.compiler.as_eager import dense_zeros, drop_as_eager, kernels_of_eager, known_shapes, strided_in_order
+from sambasim.compiler.as_eager import drop_as_eager, kernels_of_eager, known_shapes, plain_operators, strided_in_order
 from sambasim.compiler.asked_values import Asked, Followed, modes_reach_inside
 from sambasim.compiler.captured import CapturedGraph, Role, complex_constants, restore_strides
 from sambasim.compiler.explain import SHAPE, tracer_error
@@ -84,7 +84,7 @@ def _described(module: fx.GraphModule, lifted: Mapping[str, Tensor], names: Mapp
     graph = module.graph
     _check_static(graph)
     drop_as_eager(graph)
-    dense_zeros(graph)
+    plain_operators(graph)
     strided_in_order(graph)
     roles = {node.name: _role(node.meta["desc"]) for node in graph.nodes if node.op == "placeholder"}
     output = next(iter(reversed(graph.nodes)))

@@ -69,7 +69,7 @@ def _is_infinite(argument: Argument) -> bool:
     return isinstance(argument, float) and math.isinf(argument)
 
 
-_UNINITIALIZED = ("empty", "empty_like", "empty_permuted", "new_empty", "new_empty_strided")
+_UNINITIALIZED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
 
 _GIVEN = (SymbolKind.INPUT, SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.CONSTANT)
 _MOST_SAMPLES = 5

@@ -48,6 +48,7 @@ UNWRITTEN: Mapping[str, int] = {
     "aten.empty.memory_format": 0,
     "aten.empty_like.default": 0,
     "aten.empty_permuted.default": 0,
+    "aten.empty_strided.default": 0,
     "aten.new_empty.default": 0,
     "aten.new_empty_strided.default": 0,
 }
