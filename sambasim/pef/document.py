@@ -15,6 +15,7 @@ from pydantic_core import SchemaSerializer, SchemaValidator
 from sambasim import __version__
 from sambasim.ir.mesh import DATA_PARALLEL, Mesh
 from sambasim.ir.program import Program
+from sambasim.units import counted
 
 FORMAT_NAME: Final = "sambasim-pef"
 FORMAT_VERSION: Final = "2"
@@ -25,15 +26,53 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 @dataclass(frozen=True, slots=True)
+class Rounded:
+    """A tensor that differs from eager PyTorch by rounding: at most by `difference`, relative to its largest number.
+    `source`: the line of the model that gives it, or ""."""
+
+    name: str
+    difference: float
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.name} by {self.difference:.1e}"
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """How a PEF was compared with the model that it was compiled from, in eager PyTorch `torch`: in so many `steps`,
+    each on another batch than the one that was compiled, so many tensors were `compared`. All had equal bits but for
+    those that are `rounded`; `exceptions` are the ones that differ most."""
+
+    steps: int
+    compared: int
+    threads: int
+    torch: str
+    rounded: int = 0
+    exceptions: tuple[Rounded, ...] = ()
+
+    def __str__(self) -> str:
+        how = f"({counted(self.threads, 'thread')}, torch {self.torch})"
+        if not self.exceptions:
+            return f"{counted(self.steps, 'step')} equal to eager PyTorch, bit for bit {how}"
+        tensors = counted(self.rounded, "tensor")
+        return (
+            f"{counted(self.steps, 'step')} equal to eager PyTorch but for rounding in {tensors}, most in "
+            f"{self.exceptions[0]} {how}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class PefDocument:
-    """The content of a PEF, without the weights. `digest` is the SHA-256 of `pef.json`, and covers the weights through
-    `weights_sha256`; the writer fills in both."""
+    """The content of a PEF, without the weights. `checked`: None if it was not compared with its model. `digest` is the
+    SHA-256 of `pef.json`, and covers the weights through `weights_sha256`; the writer fills in both."""
 
     program: Program
     data_source: Mapping[str, JsonValue] = field(default_factory=dict)
     compile_options: Mapping[str, JsonValue] = field(default_factory=dict)
     training_defaults: Mapping[str, JsonValue] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
+    checked: Checked | None = None
     digest: str = ""
     weights_sha256: str = ""
 
@@ -83,17 +122,28 @@ class Manifest:
     compile_options: dict[str, JsonValue]
     training_defaults: dict[str, JsonValue]
     metadata: dict[str, str]
+    checked: Checked | None = None
 
     def document(self, digest: str) -> PefDocument:
         parts: dict[str, Any] = {name: getattr(self, name) for name in _PARTS}
-        return PefDocument(self.program, **parts, digest=digest, weights_sha256=self.weights_sha256)
+        return PefDocument(
+            self.program, **parts, checked=self.checked, digest=digest, weights_sha256=self.weights_sha256
+        )
 
 
 def manifest_of(document: PefDocument) -> Manifest:
     """The manifest of `document`, with sorted keys: same content, same bytes. Raises TypeError or ValueError for what
     is not JSON."""
     parts = {name: _in_order(getattr(document, name)) for name in _PARTS}
-    return Manifest(FORMAT_NAME, FORMAT_VERSION, WRITER, document.program, document.weights_sha256, **parts)
+    return Manifest(
+        FORMAT_NAME,
+        FORMAT_VERSION,
+        WRITER,
+        document.program,
+        document.weights_sha256,
+        **parts,
+        checked=document.checked,
+    )
 
 
 def _in_order(fields: Mapping[str, JsonValue]) -> dict[str, Any]:

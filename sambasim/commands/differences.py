@@ -1,0 +1,102 @@
+"""How a tensor of a PEF may differ from the same of eager PyTorch: not at all, by rounding, or by more."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sambasim.ir.graph import Graph, SourceLine
+from sambasim.ir.mesh import TENSOR
+from sambasim.ir.program import Program
+
+_ROUNDINGS, _ROUNDINGS_OF_PARTS = 16, 128
+"""The largest difference that is rounding, in units of the last place of the narrowest type of the graph. Products
+whose operands are cut over ranks add up in another order."""
+
+_UPDATE_ROUNDINGS = 4
+"""As `docs/concepts.md` promises of an optimizer step, of the larger of a parameter and its change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """`name`, which the graph has as `value`, differs from eager PyTorch by `size`, relative to its largest number.
+    `position`: of the node that gives it, whose line is `source`."""
+
+    name: str
+    size: float
+    value: str
+    position: int
+    source: SourceLine | None = None
+    is_rounding: bool = False
+
+
+class Comparison:
+    """Collects the differences of a step in the values of `graph`, and the largest of all steps, by name."""
+
+    def __init__(self, program: Program, graph: Graph) -> None:
+        self._nodes = graph.nodes
+        self._positions = {name: at for at, node in enumerate(graph.nodes) for name in node.results if name}
+        types = [one.type.dtype for one in program.symbols.values()] + [one.dtype for one in graph.values.values()]
+        self._epsilon = max(torch.finfo(one).eps for one in _floating(types))
+        is_cut = any(axis.name == TENSOR and axis.size > 1 for axis in program.mesh)
+        self._bound = self._epsilon * (_ROUNDINGS_OF_PARTS if is_cut else _ROUNDINGS)
+        self._found: list[Difference] = []
+        self.largest: dict[str, Difference] = {}
+        self.compared = 0
+        """How many tensors were compared."""
+
+    def end_step(self) -> Difference | None:
+        """The first difference of the step, in the order of computation, that is more than rounding."""
+        found, self._found = self._found, []
+        for one in found:
+            if one.name not in self.largest or one.size > self.largest[one.name].size:
+                self.largest[one.name] = one
+        return min((one for one in found if not one.is_rounding), key=lambda one: one.position, default=None)
+
+    def add(self, name: str, value: str, ours: Tensor, theirs: Tensor, scale: float = 0.0) -> None:
+        """Compare a tensor, which the graph has as `value`. `scale`: numbers of this size were added up for it."""
+        self.compared += 1
+        if ours.shape == theirs.shape and torch.equal(ours, theirs):
+            return
+        size, whole = apart(ours, theirs)
+        if not size:
+            return
+        position = self._positions.get(value, -1)
+        source = self._nodes[position].source if position >= 0 else None
+        is_rounding = size <= self._bound * max(whole, scale)
+        self._found.append(Difference(name, size / whole if whole else size, value, position, source, is_rounding))
+
+    def add_update(self, name: str, before: Tensor, ours: Tensor, theirs: Tensor) -> None:
+        """Compare a parameter that both sides have updated, each with its own kernel."""
+        self.compared += 1
+        if torch.equal(ours, theirs):
+            return
+        old, one, other = before.double(), ours.double(), theirs.double()
+        bound = _UPDATE_ROUNDINGS * torch.finfo(ours.dtype).eps * torch.maximum(other.abs(), (other - old).abs())
+        if bool((((one - other).abs() <= bound) | (one.isnan() & other.isnan())).all()):
+            return
+        size, whole = apart(ours, theirs)
+        self._found.append(Difference(name, size / whole if whole else size, "", len(self._nodes)))
+
+
+def apart(one: Tensor, other: Tensor) -> tuple[float, float]:
+    """The largest difference of two tensors, and the largest number of `other`. NaN equals NaN here."""
+    if one.shape != other.shape:
+        return float("inf"), 0.0
+    ours, theirs = one.detach().double(), other.detach().double()
+    same = (ours == theirs) | (ours.isnan() & theirs.isnan())
+    size = (ours - theirs).abs().masked_fill(same, 0.0).nan_to_num(float("inf"), float("inf"))
+    return float(size.max()), largest(other)
+
+
+def largest(tensor: Tensor) -> float:
+    """The largest finite number of `tensor`, without its sign."""
+    if not tensor.numel():
+        return 0.0
+    return float(tensor.detach().double().abs().nan_to_num(0.0, 0.0).max())
+
+
+def _floating(dtypes: Iterable[str]) -> Iterable[torch.dtype]:
+    found = {getattr(torch, name, torch.float32) for name in dtypes}
+    return [one for one in found if one.is_floating_point] or [torch.float32]

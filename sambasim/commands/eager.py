@@ -1,0 +1,153 @@
+"""The user's model in eager PyTorch, beside a PEF: the same tensors, the same random numbers, the same optimizer."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sambasim.compiler.names import symbol_name
+from sambasim.compiler.step import EvaluationStep, Loss, TrainingStep, first_tensor, per_sample_loss, training_loss
+from sambasim.compiler.tensors import held_by
+from sambasim.compiler.trial import quiet
+from sambasim.ir.program import Program
+from sambasim.ir.types import SymbolKind
+from sambasim.optimizers import OPTIMIZERS
+from sambasim.options.compile import CompileOptions
+from sambasim.runtime.determinism import seed_everything
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model, and how it is called: see `compiler.compile.capture_model`. `inputs`: one batch of a pass; `optimizer`:
+    the user's own, if there is one."""
+
+    model: nn.Module
+    inputs: Mapping[str, Tensor]
+    by_keyword: bool
+    loss: Loss | None = None
+    arguments: Mapping[str, object] | None = None
+    any_loss: bool = False
+    loss_indices: tuple[int, ...] = ()
+    optimizer: torch.optim.Optimizer | None = None
+
+
+class Eager:
+    """The model of `subject`, which is changed: it takes the tensors of the PEF with `program`, and keeps them."""
+
+    def __init__(self, subject: Subject, options: CompileOptions, program: Program) -> None:
+        model, named = subject.model, options.loss
+        if not (model.training or options.inference):
+            model.train()
+        mean = subject.loss
+        by_sample = None
+        if named is not None and not options.inference and mean is None:
+            mean, by_sample = training_loss(named.name, named.args), per_sample_loss(named.name, named.args)
+            if options.dtype != "fp32" and by_sample is not None:
+                mean, by_sample = _in_float32(mean), _in_float32(by_sample)
+        self._step = TrainingStep(
+            model,
+            tuple(subject.inputs),
+            mean,
+            subject.by_keyword,
+            subject.any_loss,
+            subject.loss_indices,
+            subject.arguments,
+        )
+        self._evaluation = EvaluationStep(
+            model, tuple(subject.inputs), by_sample or mean, subject.by_keyword, subject.arguments
+        )
+        self._program = program
+        self._optimizer = subject.optimizer
+        self.tensors = dict(_by_symbol(model, program))
+        """The parameters and buffers of the model, by symbol."""
+
+    def forward_and_backward(self, batch: Mapping[str, Tensor], seed: int, scale: float) -> list[Tensor]:
+        """The outputs of one pass, in the order of the PEF's; gradients are added up. `scale`: by which the loss is
+        multiplied."""
+        given = [one.detach().clone().requires_grad_(one.requires_grad) for one in batch.values()]
+        seed_everything(seed)
+        with quiet():
+            outputs = self._step(*given)
+            starts = [one for one in outputs if one.requires_grad]
+            torch.autograd.backward(starts, [torch.full_like(one, scale) for one in starts])
+        return [one.detach() for one in outputs]
+
+    def evaluate(self, batch: Mapping[str, Tensor], seed: int) -> list[Tensor]:
+        """The outputs in evaluation mode, in which the model stays. Gradients are enabled: without, torch has other
+        kernels for some layers."""
+        self._evaluation.eval()
+        seed_everything(seed)
+        with quiet():
+            return [one.detach() for one in self._evaluation(*(one.clone() for one in batch.values()))]
+
+    def gradient(self, parameter: str) -> Tensor | None:
+        found = self.tensors[parameter].grad
+        return found.to_dense() if found is not None and found.layout is not torch.strided else found
+
+    def set_gradient(self, parameter: str, gradient: Tensor) -> None:
+        self.tensors[parameter].grad = gradient.clone()
+
+    def zero_gradients(self) -> None:
+        for one in self.tensors.values():
+            one.grad = None
+
+    def update(self) -> bool:
+        """One step of the user's optimizer, or of torch's of the same kind, from its beginning; False if torch has
+        none."""
+        wide = {name: one for name, one in self.tensors.items() if one.dtype in (torch.bfloat16, torch.float16)}
+        if self._optimizer is not None and not wide:
+            self._optimizer.state.clear()
+            self._optimizer.step()
+            return True
+        updated = {name: one.detach().float() if name in wide else one for name, one in self.tensors.items()}
+        for name, own in wide.items():
+            updated[name].grad = None if own.grad is None else own.grad.float()
+        optimizers = self._torchs(updated)
+        for optimizer in optimizers:
+            optimizer.step()
+        for name, own in wide.items():
+            own.data.copy_(updated[name])
+        return bool(optimizers)
+
+    def _torchs(self, tensors: Mapping[str, Tensor]) -> list[torch.optim.Optimizer]:
+        made: list[torch.optim.Optimizer] = []
+        defaults = {one.name: one.default for one in self._program.runtime_arguments}
+        for number, optimizer in enumerate(self._program.optimizers):
+            entry = OPTIMIZERS[optimizer.kind]
+            if entry.torch_name is None:
+                return []
+            members = [m for group in self._program.groups if group.optimizer == number for m in group.members]
+            given: dict[str, object] = {
+                name: defaults[f"{optimizer.name}__{name}"] for name in entry.defaults if name != "betas"
+            }
+            if "betas" in entry.defaults:
+                given["betas"] = tuple(defaults[f"{optimizer.name}__beta{index}"] for index in (1, 2))
+            parameters = [tensors[member.parameter] for member in members]
+            made.append(getattr(torch.optim, entry.torch_name)(parameters, **given))
+        return made
+
+    def take(self, symbol: str, value: Tensor) -> None:
+        """From now on the model's tensor of `symbol` has this value."""
+        own = self.tensors[symbol]
+        with torch.no_grad():
+            if not torch.equal(own, value):
+                own.copy_(value)
+
+
+def _in_float32(loss: Loss) -> Loss:
+    """As a PEF of a narrow type computes the losses of torch."""
+    return lambda result, target: loss(
+        first_tensor(result).float(), target.float() if target.is_floating_point() else target
+    )
+
+
+def _by_symbol(model: nn.Module, program: Program) -> Iterator[tuple[str, Tensor]]:
+    kinds = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
+    symbols = [one for one in program.symbols.values() if one.kind in kinds]
+    by_name = {name: one.name for one in symbols for name in one.torch_names}
+    prefix = type(model).__name__.lower()
+    for one in held_by(model):
+        symbol = next((by_name[name] for name in one.names if name in by_name), symbol_name(prefix, one.name))
+        if symbol in program.symbols and program.symbols[symbol].kind in kinds:
+            yield symbol, one.tensor

@@ -1,0 +1,72 @@
+"""Where a graph goes wrong: the first operator whose result no operator of eager PyTorch has."""
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from sambasim.ir.graph import Graph, Node
+from sambasim.runtime.instructions import Instruction
+from sambasim.runtime.observer import StepObserver
+
+
+def _key(tensor: Tensor) -> tuple[object, ...]:
+    """What tells a tensor from others, whatever its strides."""
+    whole = tensor.detach().contiguous()
+    data = torch.view_as_real(whole) if whole.is_complex() else whole
+    content = data.reshape(-1).view(torch.uint8).numpy().tobytes() if data.numel() else b""
+    return str(tensor.dtype), tuple(tensor.shape), hashlib.sha1(content).digest()
+
+
+class EagerValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within it, the results of all operators, in a forward and its backward."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.keys: set[tuple[object, ...]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.keys.update(
+            _key(one) for one in tree_leaves(result) if isinstance(one, Tensor) and one.layout is torch.strided
+        )
+        return result
+
+
+class GraphValues(StepObserver):
+    """The results of the operators of a pass, by value."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, tuple[object, ...]] = {}
+
+    def bind(self, replica: int, instruction: Instruction) -> Callable[..., object]:
+        function, names = instruction.function, instruction.node.results
+
+        def noted(*operands: object, **keywords: object) -> object:
+            result = function(*operands, **keywords)
+            results = result if isinstance(result, tuple | list) else (result,)
+            for name, value in zip(names, results, strict=False):
+                if name is not None and isinstance(value, Tensor):
+                    self.keys[name] = _key(value)
+            return result
+
+        return noted
+
+
+def first_wrong(graph: Graph, value: str, ours: GraphValues, theirs: EagerValues) -> Node | None:
+    """The first node, among those that `value` depends on, whose results eager PyTorch has nowhere."""
+    node_of = {name: node for node in graph.nodes for name in node.results if name is not None}
+    reached, waiting = set[str](), [value]
+    while waiting:
+        if (name := waiting.pop()) not in reached and name in node_of:
+            reached.add(name)
+            waiting += node_of[name].reads
+    for node in graph.nodes:
+        found = [ours.keys[name] for name in node.results if name in reached and name in ours.keys]
+        if found and theirs.keys.isdisjoint(found):
+            return node
+    return None

@@ -1,0 +1,157 @@
+"""A PEF as anyone would run it: one replica, whose ranks this process plays in turn."""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, mesh_of
+from sambasim.ir.program import Program
+from sambasim.ir.stages import first_holders, ranks_of_groups
+from sambasim.ir.types import SymbolKind
+from sambasim.ir.zero import in_slices
+from sambasim.runtime.determinism import Stream, derive, seed_torch
+from sambasim.runtime.executor import Executor, Steps
+from sambasim.runtime.observer import StepObserver
+from sambasim.runtime.optimizers import Optimizers
+from sambasim.runtime.parts import joined
+from sambasim.runtime.replica import place_inputs, place_weights
+from sambasim.runtime.single_rank import single_rank
+from sambasim.runtime.transports.factory import Way, allocate, connect_here
+from sambasim.runtime.transports.in_process import run_together
+
+Batch: TypeAlias = Mapping[str, Tensor]
+Outputs: TypeAlias = Mapping[str, Tensor]
+
+_SLICED = 2
+"""The level of ZeRO from which a pass has nodes of its own, where there are several replicas."""
+
+_UNCLIPPED = 1e300
+
+
+def seed_of(step: int, chip: int, micro_batch: int) -> int:
+    """By which a pass draws random numbers, here and in eager PyTorch."""
+    return derive(0, chip, step, micro_batch, Stream.GRAPH)
+
+
+class Played:
+    """One replica of `program` with `weights`, whose updates do not clip. For ZeRO 2 and 3 there are two, with the same
+    batches: the mean of their gradients has the bits of each. Raises MachineError if there is too little memory.
+    `observer`: replaces the functions of instructions."""
+
+    def __init__(self, program: Program, weights: Mapping[str, Tensor], observer: StepObserver | None = None) -> None:
+        self.program = program
+        replicas = 2 if program.zero >= _SLICED and program.training is not None else 1
+        count = program.ranks_of_replica * replicas
+        self._mesh = mesh_of(program.mesh, count)
+        own = in_slices(program) if replicas > 1 else program
+        self._memories = allocate(own, single_rank("here"), Way.IN_PROCESS, range(count), self._mesh).memories
+        for rank, memory in enumerate(self._memories):
+            place_weights(memory.program, memory, weights, self._mesh.coordinates(rank))
+        self._transports = connect_here(self._memories, self._mesh)
+        self._hub = self._transports[0].hub
+        arguments = {one.name: one.default for one in program.runtime_arguments}
+        arguments |= {name: _UNCLIPPED for name in arguments if name.endswith("__max_grad_norm")}
+        self._executors = [
+            Executor(
+                memory.program.training,
+                memory.program,
+                memory.tensor,
+                transport=transport,
+                optimizers=Optimizers(memory.program, transport.memory, arguments),
+                replica=rank,
+                observer=observer,
+            )
+            for rank, (memory, transport) in enumerate(zip(self._memories, self._transports, strict=True))
+            if memory.program.training is not None
+        ]
+        groups = ranks_of_groups(program)
+        self._holders = dict(first_holders(program)) | {
+            member.gradient: groups[group.name] for group in program.groups for member in group.members
+        }
+        self._ranks = [self._mesh.ranks_of(chip) for chip in range(program.chips)]
+        """Of each chip, in the first replica."""
+        self._steps = 0
+
+    def forward_and_backward(self, batches: Sequence[Sequence[Batch]], number: int) -> Sequence[Sequence[Outputs]]:
+        """The passes of step `number`: `batches` has the micro-batches of each chip. Returns the outputs of each by
+        symbol."""
+        symbols, micro_batches = self.program.symbols, self.program.micro_batches
+        tangents = {
+            name: torch.full(one.type.shape, 1 / micro_batches, dtype=getattr(torch, one.type.dtype))
+            for name, one in symbols.items()
+            if one.kind is SymbolKind.TANGENT
+        }
+        self._steps += 1
+        for executor in self._executors:
+            executor.begin_step(self._steps, 1.0)
+        passes = [
+            self._pass(rank, executor, batches[self._chip(rank)], tangents, number)
+            for rank, executor in enumerate(self._executors)
+        ]
+        found = run_together(passes, self._hub)
+        return [
+            [self._joined({rank: found[rank][number] for rank in ranks}) for number in range(micro_batches)]
+            for ranks in self._ranks
+        ]
+
+    def update(self) -> None:
+        """The rest of a step. Gradients stay as they were reduced."""
+        run_together([executor.update((0.0,)) for executor in self._executors], self._hub)
+
+    def forget(self) -> None:
+        """After an error: the next step begins anew."""
+        if self._hub is not None:
+            self._hub.forget()
+
+    def evaluate(self, batch: Batch, seed: int) -> Outputs:
+        """What the evaluation graph gives, on the first chip."""
+        passes = []
+        for rank in self._ranks[0]:
+            memory = self._memories[rank]
+            place_inputs(memory, batch)
+            graph = memory.program.evaluation
+            executor = Executor(graph, memory.program, memory.tensor, transport=self._transports[rank])
+            passes.append(executor.run_pass())
+        seed_torch(seed)
+        found = run_together(passes, self._hub)
+        return self._joined(dict(zip(self._ranks[0], found, strict=True)))
+
+    def read(self, symbol: str, chip: int = 0) -> Tensor:
+        """The whole tensor of `symbol` that a chip has: a view, or a copy of one that is cut."""
+        held = [rank for rank in self._ranks[chip] if self._stage(rank) == self._holders[symbol]]
+        parts = [self._memories[rank].tensor(symbol) for rank in held]
+        cuts = self.program.symbols[symbol].cuts
+        return joined(parts, cuts[0]) if cuts else parts[0]
+
+    def _pass(
+        self, rank: int, executor: Executor, batches: Sequence[Batch], tangents: dict[str, Tensor], number: int
+    ) -> Steps[Sequence[Outputs]]:
+        schedule, chip = self.program.schedule, self._chip(rank)
+        if schedule is not None:
+
+            def seed(micro_batch: int) -> None:
+                seed_torch(seed_of(number, chip, micro_batch))
+
+            actions = schedule.rows[self._stage(rank)]
+            return (yield from executor.run_schedule(actions, batches, tangents, seed, last=True))
+        place_inputs(self._memories[rank], batches[0])
+        seed_torch(seed_of(number, chip, 0))
+        return [(yield from executor.run_pass(tangents, last=True))]
+
+    def _joined(self, of_ranks: Mapping[int, Outputs]) -> Outputs:
+        """The outputs of a chip, from those of its ranks: whole, of the last stage that has them."""
+        whole = {}
+        for name in dict.fromkeys(name for outputs in of_ranks.values() for name in outputs):
+            stage = max(self._stage(rank) for rank, outputs in of_ranks.items() if name in outputs)
+            parts = [outputs[name] for rank, outputs in of_ranks.items() if self._stage(rank) == stage]
+            cuts = self.program.symbols[name].cuts
+            whole[name] = joined(parts, cuts[0]) if cuts else parts[0]
+        return whole
+
+    def _chip(self, rank: int) -> int:
+        return self._mesh.coordinate(rank, DATA_PARALLEL) % self.program.chips
+
+    def _stage(self, rank: int) -> int:
+        return self._mesh.coordinate(rank, PIPELINE)

@@ -1,0 +1,148 @@
+"""The proof: a PEF is played beside the model that it was compiled from, on other batches, and compared bit for bit.
+
+Each step begins with the same tensors and random numbers on both sides, so nothing adds up: an output, a gradient or a
+buffer has the bits of eager PyTorch, or it has not. What differs by rounding alone is told; more is an error.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import chain
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sambasim.commands.batches import Batch, equal, made_batches, parts, read_batches
+from sambasim.commands.eager import Eager, Subject
+from sambasim.commands.played import Played
+from sambasim.commands.steps import NotForEager, Steps, called
+from sambasim.compiler.precision import STORED, inputs_in, stored_in
+from sambasim.compiler.trial import buffers_of_plain_tensors
+from sambasim.data.sources import Source
+from sambasim.errors import CaptureError, SambasimError
+from sambasim.hardware.host import available_bytes
+from sambasim.ir.operators import OPERATORS
+from sambasim.ir.program import Program
+from sambasim.options.compile import CompileOptions
+from sambasim.pef import PefDocument, map_weights, read
+from sambasim.pef.document import Checked, Rounded
+from sambasim.runtime.determinism import repeatable
+from sambasim.units import format_bytes
+
+FEWEST_STEPS, MOST_STEPS = 2, 8
+_FLOPS = 4e9
+"""What all steps of a proof compute, on each side, where that is more than the fewest steps."""
+
+_PART_OF_MEMORY = 3
+
+_MOST_TOLD = 8
+
+
+def steps_of(program: Program) -> int:
+    """How many steps a proof has by default: fewer for large ones, and the same on each machine."""
+    graph = program.training or program.evaluation
+    types = {name: one.type for name, one in program.symbols.items()} | dict(graph.values)
+    formulas = [(node, OPERATORS[node.operator].flops) for node in graph.nodes]
+    each = sum(flops(node, types.__getitem__) for node, flops in formulas if flops is not None)
+    return min(max(FEWEST_STEPS, int(_FLOPS / max(each * program.micro_batches, 1))), MOST_STEPS)
+
+
+def too_large(subject: Subject) -> str | None:
+    """Why the model is too large to be played beside itself; None if it is not."""
+    available = available_bytes()
+    held = sum(one.nbytes for one in chain(subject.model.parameters(), subject.model.buffers()))
+    if available is None or _PART_OF_MEMORY * held <= available:
+        return None
+    return f"the model has {format_bytes(held)}, more than a third of the {format_bytes(available)} that are available"
+
+
+def prove(
+    path: Path, subject: Subject, options: CompileOptions, source: Source | None = None, steps: int | None = None
+) -> Checked | None:
+    """Compare the PEF at `path` with the model of `subject`, which is changed: call it in a child. `source`: the data,
+    where there is some; `steps`: by default those of `steps_of`. None if PyTorch takes no batch. Raises CaptureError
+    for a difference."""
+    with ExitStack() as stack:
+        stack.enter_context(repeatable(1))
+        stack.enter_context(stored_in(STORED[options.dtype], subject.model))
+        stack.enter_context(buffers_of_plain_tensors(subject.model))
+        return _Proof(read(path), map_weights(path, check=False), subject, options, source).run(steps)
+
+
+class _Proof:
+    def __init__(
+        self,
+        document: PefDocument,
+        weights: Mapping[str, Tensor],
+        subject: Subject,
+        options: CompileOptions,
+        source: Source | None,
+    ) -> None:
+        self._program = program = document.program
+        self._weights = weights
+        self._example = inputs_in(STORED[options.dtype], subject.inputs)
+        self._passes = program.chips * program.micro_batches
+        self._played = Played(program, weights)
+        self._eager = Eager(subject, options, program)
+        self._read: Iterator[Batch] = iter(())
+        if source is not None:
+            self._read = read_batches(source, subject.model, options, subject.inputs, options.training.batch_size)
+        graphs = [one for one in (program.training, program.evaluation) if one is not None]
+        self._steps = {graph.name: Steps(graph, self._played, self._eager, weights) for graph in graphs}
+        self._last: Sequence[Batch] = ()
+
+    def run(self, steps: int | None) -> Checked | None:
+        for name, tensor in self._eager.tensors.items():
+            if not torch.equal(tensor, self._weights[name]):
+                raise CaptureError(f"the PEF has other values of {called(self._program, name)} than the model")
+        asked = steps_of(self._program) if steps is None else steps
+        *training, evaluation = self._steps.values()
+        play = training[0].train if training else evaluation.evaluate
+        done = sum(self._on_a_batch(number, play, self._batches(number)) for number in range(asked))
+        if training and done:
+            self._on_a_batch(done, evaluation.evaluate, [(self._last, False)])
+        if not done:
+            return None
+        comparisons = [one.comparison for one in self._steps.values()]
+        found = [one for comparison in comparisons for one in comparison.largest.values()]
+        worst = sorted(found, key=lambda one: -one.size)[:_MOST_TOLD]
+        return Checked(
+            steps=done,
+            compared=sum(one.compared for one in comparisons),
+            threads=1,
+            torch=torch.__version__.split("+")[0],
+            rounded=len(found),
+            exceptions=tuple(Rounded(one.name, one.size, str(one.source or "")) for one in worst),
+        )
+
+    def _on_a_batch(
+        self, number: int, play: Callable[[int, Sequence[Batch]], None], batches: Iterable[tuple[Sequence[Batch], bool]]
+    ) -> bool:
+        """Play step `number` on the first of `batches` that PyTorch takes; False if it takes none."""
+        for one, is_read in batches:
+            for name in self._eager.tensors:
+                self._eager.take(name, self._played.read(name))
+            try:
+                play(number, one)
+            except NotForEager:
+                continue
+            except CaptureError:
+                raise
+            except SambasimError:
+                if is_read:
+                    raise
+                self._played.forget()  # the program checks what it took for granted, and it is not so here
+                continue
+            self._last = one
+            return True
+        return False
+
+    def _batches(self, number: int) -> Iterator[tuple[Sequence[Batch], bool]]:
+        """Batches for step `number`, in the parts that passes take, and whether they are of the data."""
+        if (batch := next(self._read, None)) is not None:
+            yield parts(batch, self._passes), True
+        first = number * self._passes
+        for made in zip(*(made_batches(self._example, first + index) for index in range(self._passes)), strict=True):
+            if not any(equal(one, self._example) for one in made):
+                yield made, False
+        yield [self._example] * self._passes, False

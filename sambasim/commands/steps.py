@@ -1,0 +1,157 @@
+"""One step of a PEF and of eager PyTorch on the same batch, compared."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+
+import torch
+from torch import Tensor
+
+from sambasim.commands.batches import Batch
+from sambasim.commands.differences import Comparison, largest
+from sambasim.commands.eager import Eager
+from sambasim.commands.located import EagerValues, GraphValues, first_wrong
+from sambasim.commands.played import Played, seed_of
+from sambasim.data.user_code import summary
+from sambasim.errors import CaptureError
+from sambasim.ir.graph import Graph, Node, Output
+from sambasim.ir.program import Program
+from sambasim.ir.types import SymbolKind
+
+_REPORT = "please report it, with the model; --check 0 compiles without the comparison"
+
+_OF_ALL = 0.25
+"""Of the largest number of all gradients, what a gradient whose terms cancel is made of."""
+
+
+class NotForEager(Exception):
+    """PyTorch itself cannot run a step on this batch."""
+
+
+@contextmanager
+def _of_eager() -> Iterator[None]:
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise NotForEager(summary(error)) from error
+
+
+def called(program: Program, symbol: str) -> str:
+    """What the user calls a symbol: `the gradient of fc.weight`."""
+    one = program.symbols[symbol]
+    if symbol == program.loss:
+        return "the loss"
+    if one.kind is SymbolKind.GRADIENT:
+        parameter = next((m.parameter for group in program.groups for m in group.members if m.gradient == symbol), "")
+        return f"the gradient of {called(program, parameter).removeprefix('the parameter ')}" if parameter else symbol
+    return f"the {one.kind} {(*one.torch_names, symbol)[0]}"
+
+
+class Steps:
+    """The steps of `graph`, the training or the evaluation graph. `eager` has the tensors of `played` before each."""
+
+    def __init__(self, graph: Graph, played: Played, eager: Eager, weights: Mapping[str, Tensor]) -> None:
+        self._graph = graph
+        self._program = program = played.program
+        self._played = played
+        self._eager = eager
+        self._weights = weights
+        self.comparison = Comparison(program, graph)
+        self._of_kind: dict[SymbolKind, list[Output]] = {kind: [] for kind in SymbolKind}
+        for one in graph.outputs:
+            self._of_kind[program.symbols[one.symbol].kind].append(one)
+        self._members = [member for group in program.groups for member in group.members]
+
+    def evaluate(self, number: int, batches: Sequence[Batch]) -> None:
+        """Compare the outputs of the evaluation graph. Raises NotForEager, and CaptureError for a difference."""
+        seed = seed_of(number, 0, 0)
+        with _of_eager():
+            theirs = self._eager.evaluate(batches[0], seed)
+        self._compare_outputs(self._played.evaluate(batches[0], seed), theirs, ", evaluated")
+        self._raise(number, None)
+
+    def train(self, number: int, batches: Sequence[Batch]) -> None:
+        """Compare the outputs, buffers and gradients of a training step and, in the first one, what the optimizer makes
+        of the parameters. `batches`: of each micro-batch of each chip. Raises as `evaluate`."""
+        program, played, eager = self._program, self._played, self._eager
+        of_chips = [batches[chip :: program.chips] for chip in range(program.chips)]
+        buffers = self._of_kind[SymbolKind.BUFFER]
+        theirs = []
+        eager.zero_gradients()
+        for chip, own in enumerate(of_chips):
+            for one in buffers:
+                eager.take(one.symbol, played.read(one.symbol, chip))
+            scale = 1 / (len(own) * program.chips)
+            with _of_eager():
+                passes = [
+                    eager.forward_and_backward(one, seed_of(number, chip, at), scale) for at, one in enumerate(own)
+                ]
+            theirs.append((passes, [eager.tensors[one.symbol].clone() for one in buffers]))
+        found = played.forward_and_backward(of_chips, number)
+        for chip, (passes, kept) in enumerate(theirs):
+            where = f" of chip {chip}" if program.chips > 1 else ""
+            for ours, of_pass in zip(found[chip], passes, strict=True):
+                self._compare_outputs(ours, of_pass, where)
+            for one, buffer in zip(buffers, kept, strict=True):
+                now = played.read(one.symbol, chip)
+                self.comparison.add(called(program, one.symbol) + where, one.value, now, buffer)
+        before = {member.parameter: played.read(member.parameter).clone() for member in self._members}
+        played.update()
+        self._compare_gradients()
+        self._raise(number, batches[0])
+        if number == 0:
+            self._compare_update(before)
+
+    def _compare_outputs(self, ours: Mapping[str, Tensor], theirs: Sequence[Tensor], where: str) -> None:
+        for one, other in zip(self._of_kind[SymbolKind.OUTPUT], theirs, strict=False):
+            self.comparison.add(called(self._program, one.symbol) + where, one.value, ours[one.symbol], other)
+
+    def _compare_gradients(self) -> None:
+        values = {one.symbol: one.value for one in self._of_kind[SymbolKind.GRADIENT]}
+        theirs = {member.gradient: self._eager.gradient(member.parameter) for member in self._members}
+        scale = max((largest(one) for one in theirs.values() if one is not None), default=0.0) * _OF_ALL
+        for name, gradient in theirs.items():
+            own = self._played.read(name)
+            other = torch.zeros_like(own) if gradient is None else gradient
+            self.comparison.add(called(self._program, name), values[name], own, other, scale)
+        trained = {member.parameter for member in self._members}
+        for name, tensor in self._eager.tensors.items():
+            if name not in trained and tensor.grad is not None and bool(tensor.grad.any()):
+                what = f"{called(self._program, name)} has a gradient in eager PyTorch, and none in the PEF"
+                raise CaptureError(what, remedy=_REPORT)
+
+    def _compare_update(self, before: Mapping[str, Tensor]) -> None:
+        for member in self._members:  # the optimizers are compared, and not what rounding does to gradients
+            self._eager.set_gradient(member.parameter, self._played.read(member.gradient))
+        if not self._eager.update():
+            return
+        for name, old in before.items():
+            said = f"{called(self._program, name)} after a step of the optimizer"
+            self.comparison.add_update(said, old, self._played.read(name), self._eager.tensors[name])
+        self._raise(0, None)
+
+    def _raise(self, number: int, batch: Batch | None) -> None:
+        """Raises CaptureError if a step has differed by more than rounding, on `batch`."""
+        found = self.comparison.end_step()
+        if found is None:
+            return
+        what = f"in step {number + 1} {found.name} differs from eager PyTorch by {found.size:.1e} of its largest number"
+        line: object = found.source
+        if batch is not None and self._program.ranks_of_replica == 1:
+            wrong = self._first_wrong(found.value, batch)
+            if wrong is not None:
+                what += f": {wrong.operator} gives a result that eager PyTorch has nowhere"
+                line = wrong.source or line
+        raise CaptureError(
+            f"the graph does not compute what the model does: {what}", where=str(line) if line else None, remedy=_REPORT
+        )
+
+    def _first_wrong(self, value: str, batch: Batch) -> Node | None:
+        """The node because of which `value` differs, in another step on `batch`."""
+        ours, theirs = GraphValues(), EagerValues()
+        played = Played(self._program, self._weights, ours)
+        for name in self._eager.tensors:
+            self._eager.take(name, played.read(name))
+        with suppress(Exception), theirs:
+            self._eager.forward_and_backward(batch, seed_of(0, 0, 0), 1.0)
+        played.forward_and_backward([[batch]], 0)
+        return first_wrong(self._graph, value, ours, theirs)
