@@ -13,11 +13,11 @@ from torch.nn import functional
 
 from sambasim.runtime.determinism import Stream, derive
 
-Verdict = Literal["equal", "told", "refused", "other", "ended", "traceback", "crashed"]
+Verdict = Literal["equal", "told", "refused", "other", "damaged", "ended", "traceback", "crashed"]
 """`equal`: losses, parameters and buffers of eager PyTorch. `told`: a notice has the words that the case asks for.
-`refused`: compile raises a SambasimError. Never right: `other`: something else without a word, or the model or the
-process are not as they were; `ended`: compiled, and the run raises a SambasimError; `traceback`: another exception, or
-an internal error; `crashed`: a signal or a timeout ended the process."""
+`refused`: compile raises a SambasimError. Never right: `other`: something else without a word; `damaged`: the model or
+the process is not as it was before; `ended`: compiled, and the run raises a SambasimError; `traceback`: another
+exception, or an internal error; `crashed`: a signal or a timeout ended the process."""
 
 EQUAL, REFUSED, TOLD = frozenset({"equal"}), frozenset({"refused"}), frozenset({"told"})
 EITHER = EQUAL | REFUSED
@@ -71,6 +71,7 @@ class Case:
     compiles: int = 1
     tolerance: float = 0.0
     rewritten: Build | None = None
+    shares_rewrite: bool = False
     oracle: Build | None = None
     own_losses: bool = False
     also: Callable[..., str] | None = None
@@ -81,6 +82,8 @@ class Case:
 
         def decorated(then: Then) -> Then:
             self.rewritten = lambda: net_of(then, prepare, self.steps)
+            self.shares_rewrite = then.__code__ in _REWRITES
+            _REWRITES.add(then.__code__)
             return then
 
         return decorated
@@ -92,6 +95,8 @@ class Case:
 
 
 CASES: dict[str, Case] = {}
+_REWRITES: set[object] = set()
+"""The code of each rewrite: the first case that has it proves it, and by `make test-whole` each."""
 
 
 def add(name: str, module: str, build: Build, expected: frozenset[str], **more: Any) -> Case:

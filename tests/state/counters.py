@@ -101,13 +101,13 @@ def dictionary(net: Any) -> int:
     return net.kept["n"] - 1
 
 
-@late(20, given(seen=list), says=("seen",))
+@late(20, given(seen=list), says=("seen",), whole=True)
 def list_that_grows(net: Any) -> int:
     net.seen.append(0)  # here
     return len(net.seen) - 1
 
 
-@late(9, given(last=lambda: deque(maxlen=10)), says=("last",))
+@late(9, given(last=lambda: deque(maxlen=10)), says=("last",), whole=True)
 def deque_of_ten(net: Any) -> int:
     net.last.append(0)  # here
     return len(net.last) - 1
@@ -126,7 +126,7 @@ def number_in_a_global(net: Any) -> int:
     return CALLS - 1
 
 
-@late(12, given(counter=itertools.count), says=("counter",))
+@late(12, given(counter=itertools.count), says=("counter",), whole=True)
 def itertools_count(net: Any) -> int:
     return int(next(net.counter))  # here
 
@@ -318,7 +318,7 @@ def draw_of_python(net: Any, h: Tensor) -> Tensor:
     return h * random.random()  # here
 
 
-@case(EITHER, given(random=lambda: np.random.default_rng(0)))
+@case(EITHER, given(random=lambda: np.random.default_rng(0)), whole=True)
 def numpy_generator_of_its_own(net: Any, h: Tensor) -> Tensor:
     return h * float(net.random.random())  # here
 
@@ -342,7 +342,7 @@ def counter_that_nobody_reads(net: Any, h: Tensor) -> Tensor:
     return h
 
 
-@case(EQUAL, given(log=list))
+@case(EQUAL, given(log=list), whole=True)
 def log_that_nobody_reads(net: Any, h: Tensor) -> Tensor:
     net.log.append(f"call {len(net.log)} of shape {tuple(h.shape)}")
     return h

@@ -31,7 +31,7 @@ def scale_and_flag_in_buffers(net: Any, h: Tensor) -> Tensor:
     return h / net.scale
 
 
-@case(EITHER, says=("scale",))
+@case(EITHER, says=("scale",), whole=True)
 def scale_by_attribute_error(net: Any, h: Tensor) -> Tensor:
     try:
         scale: Tensor = net.scale
@@ -86,7 +86,7 @@ def codebook_from_the_first_batch(net: Any, h: Tensor) -> Tensor:
     return h + 0.1 * net.codes[torch.cdist(h, net.codes).argmin(1)]
 
 
-@case(EITHER, given(ready=False, loc=lambda: nn.Parameter(torch.zeros(4))))
+@case(EITHER, given(ready=False, loc=lambda: nn.Parameter(torch.zeros(4))), whole=True)
 def actnorm(net: Any, h: Tensor) -> Tensor:
     if not net.ready:
         with torch.no_grad():
@@ -116,7 +116,7 @@ def dropout_mask_kept(net: Any, h: Tensor) -> Tensor:
     return h * net.mask
 
 
-@case(EITHER, given(w=None), says=("w",), own_losses=True)
+@case(EITHER, given(w=None), says=("w",), own_losses=True, whole=True)
 def noise_drawn_once(net: Any, h: Tensor) -> Tensor:
     if net.w is None:
         net.w = torch.randn(4)  # here
@@ -174,7 +174,7 @@ class _Norms(nn.Module):
         return result
 
 
-@case(EITHER, given(norms=_Norms))
+@case(EITHER, given(norms=_Norms), whole=True)
 def cached_property_of_weights(net: Any, h: Tensor) -> Tensor:
     return net.norms(h)
 
@@ -231,7 +231,7 @@ def deque_that_keeps_activations(net: Any, h: Tensor) -> Tensor:
     return h
 
 
-@case(EQUAL, given(kept=lambda: defaultdict(list)))
+@case(EQUAL, given(kept=lambda: defaultdict(list)), whole=True)
 def defaultdict_that_keeps_activations(net: Any, h: Tensor) -> Tensor:
     net.kept["h"].append(h.detach())
     return h

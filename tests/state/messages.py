@@ -88,7 +88,7 @@ def mask_behind_the_longest(net: Any, h: Tensor) -> Tensor:
     return h + h.masked_fill(torch.arange(4) >= n.max(), -torch.inf).amax(1, keepdim=True)
 
 
-@case(EITHER, **NOT_A_NUMBER)
+@case(EITHER, **NOT_A_NUMBER, whole=True)
 def counts_of_nine_classes(net: Any, h: Tensor) -> Tensor:
     return h + torch.bincount(_classes(h), minlength=9)[:4] * 0.1  # here
 
@@ -98,7 +98,7 @@ def counts_by_one_hot(net: Any, h: Tensor) -> Tensor:
     return h + functional.one_hot(_classes(h), 9).sum(0)[:4] * 0.1
 
 
-@case(EITHER, **NOT_A_NUMBER)
+@case(EITHER, **NOT_A_NUMBER, whole=True)
 def samples_repeated(net: Any, h: Tensor) -> Tensor:
     counts = torch.where(h[:, 0] > h[:, 0].mean(), 2, 1)
     return torch.repeat_interleave(h, counts, dim=0)[:4]  # here
@@ -110,7 +110,7 @@ def samples_taken_by_index(net: Any, h: Tensor) -> Tensor:
     return h.index_select(0, (torch.arange(4)[:, None] >= counts.cumsum(0)).sum(1))
 
 
-@case(EITHER)
+@case(EITHER, whole=True)
 def samples_found_by_nonzero(net: Any, h: Tensor) -> Tensor:
     found = (h[:, 0] >= h[:, 0].mean()).nonzero().squeeze(1)  # here
     return h + h[found].amax(0)  # here
@@ -122,7 +122,7 @@ def samples_found_by_a_mask(net: Any, h: Tensor) -> Tensor:
     return h + torch.where(mask, h, -torch.inf).amax(0)
 
 
-@case(EITHER)
+@case(EITHER, whole=True)
 def elements_assigned_by_a_mask(net: Any, h: Tensor) -> Tensor:
     h = h.clone()
     m = h > 0
@@ -231,7 +231,7 @@ def _spectral(net: Any) -> None:
     spectral_norm(net.b)
 
 
-@case(EITHER, _spectral, says=("parametrizations",), where=None, own_losses=True)
+@case(EITHER, _spectral, says=("parametrizations",), where=None, own_losses=True, whole=True)
 def spectral_norm_of_old(net: Any, h: Tensor) -> Tensor:
     return h
 

@@ -48,12 +48,12 @@ def _shrinks(optimizer: Optimizer, *others: object) -> None:
                 one.mul_(0.9)
 
 
-@built(REFUSED, where=None, says=("register_step_pre_hook",))
+@built(REFUSED, where=None, says=("hook", "_halves_gradients"))
 def hook_before_a_step() -> Setup:
     return _with_optimizer(_sgd, lambda optimizer: optimizer.register_step_pre_hook(_halves_gradients))
 
 
-@built(REFUSED, where=None, says=("register_step_post_hook",), whole=True)
+@built(REFUSED, where=None, says=("hook", "_shrinks"), whole=True)
 def hook_after_a_step() -> Setup:
     return _with_optimizer(_sgd, lambda optimizer: optimizer.register_step_post_hook(_shrinks))
 
@@ -92,12 +92,12 @@ class Named(torch.optim.SGD):
     """Only another name."""
 
 
-@built(REFUSED, where=None, says=("AdamW", "step"))
+@built(REFUSED, where=None, says=("AdamW", "subclass"))
 def subclass_called_adamw() -> Setup:
     return _with_optimizer(lambda parameters: AdamW(parameters, lr=1e-3))
 
 
-@built(REFUSED, where=None, says=("SGD", "step"), whole=True)
+@built(REFUSED, where=None, says=("SGD", "subclass"), whole=True)
 def subclass_called_sgd() -> Setup:
     return _with_optimizer(lambda parameters: SGD(parameters, lr=RATE))
 
@@ -234,7 +234,7 @@ def loss_module_with_a_buffer() -> Setup:
 loss_module_with_a_buffer.rebuilt(lambda: _inside(Moving()))
 
 
-@built(EITHER, says=("submodule",), where=None)
+@built(EITHER, says=("submodule",), where=None, whole=True)
 def loss_module_with_a_parameter() -> Setup:
     setup = with_loss(loss := Moving(has_parameter=True))
     setup.optimizer = torch.optim.SGD([*setup.model.parameters(), *loss.parameters()], lr=RATE)
@@ -287,7 +287,7 @@ def loss_in_a_dataclass() -> Setup:
     return returns(Result)
 
 
-@built(EQUAL)
+@built(EQUAL, whole=True)
 def loss_in_a_named_tuple() -> Setup:
     return returns(Tupled)
 
@@ -379,12 +379,12 @@ def micro_batches_with_a_contrastive_loss() -> Setup:
     return _in_micro_batches(_contrastive)
 
 
-@built(TOLD | REFUSED, **MICRO)
+@built(TOLD | REFUSED, **MICRO, whole=True)
 def micro_batches_with_a_mean_of_tokens() -> Setup:
     return _in_micro_batches(_padded)
 
 
-@built(EQUAL, steps=2, tolerance=1e-5)
+@built(EQUAL, steps=2, tolerance=1e-5, whole=True)
 def micro_batches_with_a_mean() -> Setup:
     return _in_micro_batches(functional.mse_loss)
 

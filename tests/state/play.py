@@ -31,10 +31,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 import sambasim as ss
 from sambasim.errors import InternalError, SambasimError
 from tests.state.case import BATCH, Case, Setup, Verdict, eager, net_of
+from tests.support.whole import is_whole
 
 TIMEOUT_S = 60.0
 _FEW = 6
-"""Steps that are enough to see that a refused model is as it was."""
+"""Losses that a message shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def complaints(case: Case, found: Found) -> Iterator[str]:
     text = f"{found.what}\n{found.remedy}"
     yield from (f"the error does not say {one!r}" for one in case.says if one not in text)
     yield from (f"the error says {one!r}" for one in case.never_says if one in text)
-    if case.rewritten is not None:
+    if case.rewritten is not None and (is_whole() or not case.shares_rewrite):
         of_rewrite = replace(case, build=case.rewritten, rewritten=None, expected=frozenset({"equal", "told"}))
         if not case.own_losses:
             of_rewrite = replace(of_rewrite, oracle=case.oracle or case.build)
@@ -184,15 +185,14 @@ def _judged(case: Case, losses: list[float], state: Mapping[str, Tensor]) -> Fou
         if pef is not None and not found.what and not found.detail:
             found = _of_run(case, setup, pef, losses, state)
             damage += _changed(before)
-    steps = case.steps if found.verdict in ("equal", "told") else min(case.steps, _FEW)
     try:
-        again = eager(setup, steps)[0] if case.oracle is None else losses[:steps]
-        if not all(map(_close, again, losses[:steps], itertools.repeat(0.0))):
+        again = eager(setup, case.steps)[0] if case.oracle is None else losses
+        if not all(map(_close, again, losses, itertools.repeat(0.0))):
             damage.append(f"the model is not as it was: {again[:_FEW]}, before {losses[:_FEW]}")
     except Exception as error:
         damage.append(f"the model cannot be called any more: {type(error).__name__}: {str(error)[:300]}")
     if damage and found.verdict in ("equal", "told", "refused"):
-        return replace(found, verdict="other", detail="; ".join([found.detail, *damage]).strip("; "))
+        return replace(found, verdict="damaged", detail="; ".join([found.verdict, *damage]))
     return found
 
 

@@ -25,7 +25,7 @@ def seed_of_the_default_generator(net: Any, h: Tensor) -> Tensor:
     return h + torch.randn(4)
 
 
-@case(EITHER)
+@case(EITHER, whole=True)
 def seed_imported_from_torch(net: Any, h: Tensor) -> Tensor:
     manual_seed(5)  # here
     return h + torch.randn(4)
@@ -66,7 +66,7 @@ for seeded in (*seeds, seed_by_another_name, fork_of_the_generator, state_of_the
     seeded.rewrite(NOISE)(noise_in_a_buffer)
 
 
-@case(EITHER)
+@case(EITHER, whole=True)
 def fork_around_a_draw(net: Any, h: Tensor) -> Tensor:
     with torch.random.fork_rng(devices=[]):  # here
         noise = torch.randn(4)
@@ -165,7 +165,7 @@ def number_read_in_float64_by_default(net: Any, h: Tensor) -> Tensor:
     return h / scale
 
 
-@case(EITHER)
+@case(EITHER, whole=True)
 def gradients_turned_off_and_on(net: Any, h: Tensor) -> Tensor:
     torch.set_grad_enabled(False)  # here
     scale = h.abs().max()
@@ -217,12 +217,12 @@ def hessian_of_one_row(net: Any, h: Tensor) -> Tensor:
     return h @ torch.func.hessian(lambda row: row.pow(3).sum())(h[0])
 
 
-@case(EQUAL)
+@case(EQUAL, whole=True)
 def jvp_of_a_function(net: Any, h: Tensor) -> Tensor:
     result: Any = torch.func.jvp(torch.tanh, (h,), (torch.ones_like(h),))
     return result[0] + 0.1 * result[1]
 
 
-@case(EQUAL)
+@case(EQUAL, whole=True)
 def jacfwd_of_a_function(net: Any, h: Tensor) -> Tensor:
     return h @ torch.func.jacfwd(torch.tanh)(h[0])

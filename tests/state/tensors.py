@@ -35,7 +35,7 @@ def buffer_replaced_by_data(net: Any, h: Tensor) -> Tensor:
     return h
 
 
-@case(EITHER, LAST, says=("last", "copy_"))
+@case(EITHER, LAST, says=("last", "copy_"), whole=True)
 def buffer_assigned(net: Any, h: Tensor) -> Tensor:
     net.last = h.detach().mean(0)  # here
     return h
@@ -119,7 +119,7 @@ def data_of_a_parameter_read(net: Any, h: Tensor) -> Tensor:
     return h + net.b.weight.data.sum()
 
 
-@case(EQUAL)
+@case(EQUAL, whole=True)
 def data_of_an_activation_read(net: Any, h: Tensor) -> Tensor:
     return h - h.data.mean(0)
 
@@ -243,7 +243,7 @@ def layer_in_a_checkpoint_wrapper() -> Setup:
     return _outputs(given(a=lambda: checkpoint_wrapper(nn.Linear(3, 4))))
 
 
-@built(EQUAL, also=predicts)
+@built(EQUAL, also=predicts, whole=True)
 def layer_in_two_wrappers() -> Setup:
     def wrapped() -> nn.Module:
         inner = checkpoint_wrapper(nn.Sequential(nn.Tanh(), nn.Linear(5, 4)))
@@ -367,11 +367,11 @@ def evaluation_of_attention_with_bias_kv() -> Setup:
     return _sequence(lambda: nn.MultiheadAttention(4, 2, add_bias_kv=True, batch_first=True))
 
 
-@built(EQUAL, also=predicts)
+@built(EQUAL, also=predicts, whole=True)
 def evaluation_of_a_transformer_with_norm_first() -> Setup:
     return _sequence(lambda: nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True, norm_first=True))
 
 
-@built(EQUAL, also=predicts)
+@built(EQUAL, also=predicts, whole=True)
 def evaluation_of_an_lstm_with_projection() -> Setup:
     return _sequence(lambda: nn.LSTM(4, 8, proj_size=4, batch_first=True))

@@ -24,7 +24,7 @@ def gaussian_likelihood(net: Any, h: Tensor) -> Tensor:
     return h + functional.gaussian_nll_loss(h, torch.zeros_like(h), h.square() + 0.1)
 
 
-@built(EQUAL)
+@built(EQUAL, whole=True)
 def gaussian_likelihood_as_the_loss() -> Setup:
     torch.manual_seed(0)
     gaussian = nn.GaussianNLLLoss()
@@ -36,7 +36,7 @@ def covariance(net: Any, h: Tensor) -> Tensor:
     return h @ torch.cov(h.T)
 
 
-@case(EQUAL)
+@case(EQUAL, whole=True)
 def correlation(net: Any, h: Tensor) -> Tensor:
     return h @ torch.corrcoef(h.T)
 
@@ -69,7 +69,7 @@ def orthogonal_weight(net: Any, h: Tensor) -> Tensor:
     return net.back(net.layer(h))
 
 
-@case(EQUAL)
+@case(EQUAL, whole=True)
 def draws_of_gamma(net: Any, h: Tensor) -> Tensor:
     return h * Gamma(functional.softplus(h) + 0.5, torch.ones(4)).rsample()
 
@@ -79,12 +79,12 @@ def draws_of_beta(net: Any, h: Tensor) -> Tensor:
     return h * Beta(functional.softplus(h) + 0.5, torch.ones(4)).rsample()
 
 
-@case(EQUAL)
+@case(EQUAL, whole=True)
 def choice_by_a_mask_of_bytes(net: Any, h: Tensor) -> Tensor:
     return torch.where((h > 0).to(torch.uint8).bool(), h, h * 0.1)
 
 
-@case(EQUAL)
+@case(EQUAL, whole=True)
 def gradient_of_an_angle(net: Any, h: Tensor) -> Tensor:
     return torch.complex(h, h.square() + 1).angle()
 
@@ -117,7 +117,7 @@ def gradient_penalty() -> Setup:
     return _physics(lambda u, slope, y: functional.mse_loss(u, y) + (slope.norm(dim=1) - 1).square().mean())
 
 
-@built(EQUAL)
+@built(EQUAL, whole=True)
 def forces() -> Setup:
     return _physics(lambda u, slope, y: (u - y).square().mean() + (-slope).square().mean())
 
