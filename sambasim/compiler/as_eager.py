@@ -100,6 +100,16 @@ def _ctc_loss(
         return scores.new_empty(samples), scores.new_empty(samples, steps, 2 * longest + 1)
 
 
+def _grouped_products(
+    mode: FakeTensorMode, operator: OpOverload, a: Tensor, b: Tensor, offs: Tensor | None = None, *others: object
+) -> Tensor:
+    """The shape of products by group, which torch's tracers know for bfloat16 only. If both operands have the same
+    number of dimensions, there is a matrix for each group; else the rows or columns are those of all groups."""
+    groups = () if a.dim() != b.dim() else a.shape[:-2] if offs is None else offs.shape
+    with mode:
+        return a.new_empty(*groups, a.shape[-2], b.shape[-1])
+
+
 def _dense_zeros(mode: FakeTensorMode, operator: OpOverload, size: Sequence[int], **options: Any) -> Tensor:
     with mode:
         return torch.zeros(size, **options)
@@ -110,6 +120,7 @@ _SHAPES = {
     torch.ops.aten._ctc_loss.Tensor: _ctc_loss,
     torch.ops.aten._ctc_loss.default: _ctc_loss,
     torch.ops.aten.where.self: _chosen,
+    torch.ops.aten._grouped_mm.default: _grouped_products,
     _ZEROS: _dense_zeros,
 }
 """Operators whose shapes torch's tracers refuse to know, and zeros without memory, on which they crash."""

@@ -132,6 +132,13 @@ def step_convolution(h: Tensor) -> Tensor:
     return torch.cat((made, torch.addbmm(h, h.view(1, -1, 6), torch.full((1, 6, 6), 0.1))), 1)
 
 
+def experts(h: Tensor) -> Tensor:
+    """Two matrices, each for one half of the rows; then one product for each half."""
+    rows, ends = h[:, :4].contiguous(), torch.tensor([len(h) // 2, len(h)], dtype=torch.int32)
+    made = functional.grouped_mm(rows, h.mean() + torch.arange(64.0).view(2, 4, 8) / 64, offs=ends)
+    return made.square() / 100 + functional.grouped_mm(rows.T, made, offs=ends).tanh().sum((0, 1))
+
+
 def complex_products(h: Tensor) -> Tensor:
     z = torch.complex(h, h + 1)
     turned = torch.add(z * torch.polar(torch.ones(6), torch.arange(6.0)), z**2j, alpha=0.5j)
@@ -163,6 +170,7 @@ NETS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "angle": lambda h: torch.complex(h, h * 2 + 1).angle(),
     "polar": lambda h: torch.polar(h.abs() + 0.1, h) * (2 + 1j),
     "complex products": complex_products,
+    "experts": experts,
     "bessel": bessel,
     "polynomials": polynomials,
     "lists": lists,
