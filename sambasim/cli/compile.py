@@ -48,12 +48,13 @@ def compile_command(
     options, notes = compile_options_and_notes(config, model, overrides, flags, deepspeed)
 
     with kept_imports():
-        from sambasim.compiler.front import compile_from_options
+        from sambasim.commands.compile import compile_named
         from sambasim.report.summaries import compiled_json, compiled_report
 
     with phases(quiet=json_output) as report:
-        compiled = compile_from_options(options, report)
-    facts = (compiled.program, compiled.path, compiled.digest, [*compiled.notices, *notes], compiled.phases_s)
+        done = compile_named(options, report)
+    compiled, notices = done.compiled, [*done.compiled.notices, *notes]
+    facts = (compiled.program, compiled.path, compiled.digest, notices, compiled.phases_s, done.checked)
     if json_output:
         print(compiled_json(*facts))
     else:

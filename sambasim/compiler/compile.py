@@ -73,16 +73,17 @@ def compile_model(
     loss: Loss | None = None,
     arguments: Mapping[str, object] | None = None,
     on_phase: Callable[[str], None] = lambda phase: None,
+    path: Path | None = None,
 ) -> Compiled:
     """Compile `model` for the batch `inputs` (by name, batch first) and write `OUTPUT/NAME/NAME.pef`. `updates`
     replaces the optimizer of `options`, and `loss` their loss; with `any_loss` it may have any shape. A model in
-    evaluation mode is captured after `model.train()`; the model is left as it was. Raises ModelError and CaptureError.
-    """
+    evaluation mode is captured after `model.train()`; the model is left as it was. `path`: see `assemble`. Raises
+    ModelError and CaptureError."""
     watch = Stopwatch(on_phase)
     built = capture_model(
         model, inputs, options, by_keyword=by_keyword, any_loss=any_loss, loss=loss, arguments=arguments, watch=watch
     )
-    return assemble(built, model, options, watch, updates)
+    return assemble(built, model, options, watch, updates, path=path)
 
 
 def capture_model(
@@ -133,20 +134,29 @@ def assemble(
     watch: Stopwatch,
     updates: Sequence[Update] | None = None,
     metadata: Mapping[str, str] | None = None,
+    path: Path | None = None,
 ) -> Compiled:
-    """Run the passes that `options` ask for on what was captured, and write the PEF, with `metadata`."""
+    """Run the passes that `options` ask for on what was captured, and write the PEF, with `metadata`. At a `path` that
+    is given it is not recorded as compiled by this account."""
     notices: list[str] = []
     program = run_pipeline(built.program, pipeline(options, updates, model, notices.append), watch.begin)
     watch.begin("write the PEF")
     facts = {**(metadata or {}), **digests_of_model(built.program, built.weights)}
     facts[SOURCES] = record(program, source_files(model), options.model.target or "")
-    written = write(options.pef_path, _document(program, model, options, facts), built.weights)
+    written = write(path or options.pef_path, _document(program, model, options, facts), built.weights)
     watch.end()
     notices += notices_of(built, program, model)
     notices += notice_of_shapes(program, options.loss.name if options.loss else None)
-    if why := record_compiled(written.digest):
-        notices.append(f"cannot record that this account compiled the PEF ({why}): `sambasim run` will ask for --trust")
-    return Compiled(options.pef_path, program, written.digest, tuple(notices), watch.phases_s)
+    if path is None:
+        notices += recorded(written.digest)
+    return Compiled(path or options.pef_path, program, written.digest, tuple(notices), watch.phases_s)
+
+
+def recorded(digest: str) -> list[str]:
+    """Record that this account compiled the PEF with this digest; a notice if that fails."""
+    why = record_compiled(digest)
+    told = f"cannot record that this account compiled the PEF ({why}): `sambasim run` will ask for --trust"
+    return [told] if why else []
 
 
 def _mean_loss(options: CompileOptions, given: Loss | None) -> Loss | None:
@@ -198,7 +208,7 @@ def _captured(
 
 def _document(program: Program, model: nn.Module, options: CompileOptions, metadata: Mapping[str, str]) -> PefDocument:
     ours = {"sambasim": __version__, "torch": torch.__version__, "model": repr(model)}
-    how = options.model_dump(mode="json", include=set(BUILD_FIELDS) - {"output_folder"})
+    how = options.model_dump(mode="json", include=set(BUILD_FIELDS) - {"output_folder", "check"})
     return PefDocument(
         program=program,
         data_source=options.data_source(),

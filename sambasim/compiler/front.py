@@ -25,7 +25,7 @@ from sambasim.compiler.strategy import pipeline, schedule_of
 from sambasim.compiler.trial import replaced
 from sambasim.data.batches import Batch, bind, collate, flat, in_place_of_values
 from sambasim.data.datasets import Failure
-from sambasim.data.sources import open_source
+from sambasim.data.sources import Source, open_source
 from sambasim.data.user_code import check_arguments, load_object, summary
 from sambasim.errors import DataError, MachineError, ModelError, OptionError, SambasimError
 from sambasim.hardware.host import available_bytes
@@ -43,9 +43,25 @@ class Example(NamedTuple):
     arguments: Mapping[str, object] | None = None
 
 
+class Named(NamedTuple):
+    """What options name: the model, a batch of its training data, that data, and notices about the batch."""
+
+    model: nn.Module
+    example: Example
+    source: Source
+    notices: tuple[str, ...]
+
+
 def compile_from_options(options: CompileOptions, on_phase: Callable[[str], None] = lambda phase: None) -> Compiled:
-    """Compile what `options` name. Raises OptionError, before anything else, if the PEF could not be written, or for a
-    schedule that cannot be."""
+    """Compile what `options` name, in this process and without a comparison. Raises as `named_in`."""
+    model, (inputs, by_keyword, arguments), _, notices = named_in(options, on_phase)
+    done = compile_model(model, inputs, options, by_keyword=by_keyword, arguments=arguments, on_phase=on_phase)
+    return replace(done, notices=(*notices, *done.notices))
+
+
+def named_in(options: CompileOptions, on_phase: Callable[[str], None] = lambda phase: None) -> Named:
+    """What `options` name. Raises OptionError, before anything else, if the PEF could not be written, or for a schedule
+    that cannot be."""
     check_output_file(options.pef_path, "the PEF", "--output-folder FOLDER")
     schedule_of(options)
     on_phase("build the model")
@@ -53,9 +69,8 @@ def compile_from_options(options: CompileOptions, on_phase: Callable[[str], None
         model = build_model(options)
     on_phase("read an example batch")
     notices: list[str] = []
-    inputs, by_keyword, arguments = example_batch(model, options, notices.append)
-    done = compile_model(model, inputs, options, by_keyword=by_keyword, arguments=arguments, on_phase=on_phase)
-    return replace(done, notices=(*notices, *done.notices))
+    source = open_source(options.data, None)
+    return Named(model, example_batch(model, options, notices.append, source), source, tuple(notices))
 
 
 @contextmanager
@@ -221,11 +236,15 @@ def refuse_torchscript(model: nn.Module) -> None:
 
 
 def example_batch(
-    model: nn.Module, options: CompileOptions, notice: Callable[[str], None] = lambda text: None
+    model: nn.Module,
+    options: CompileOptions,
+    notice: Callable[[str], None] = lambda text: None,
+    source: Source | None = None,
 ) -> Example:
-    """The first batch of the training data, by input name, and whether the model takes its inputs by name. Raises
-    DataError if samples are too few, or do not fit together, or model and loss."""
-    source = open_source(options.data, None)
+    """The first batch of the training data, which is `source` if it is open already, by input name, and whether the
+    model takes its inputs by name. Raises DataError if samples are too few, or do not fit together, or model and
+    loss."""
+    source = source or open_source(options.data, None)
     batch_size = options.training.batch_size
     if len(source.train) < batch_size:
         raise DataError(

@@ -229,6 +229,15 @@ class BuildFlags(Fields):
     output_folder: Annotated[FilePath, Flag("--output-folder", "Write OUT/NAME/NAME.pef in this folder.", MODEL)] = (
         Path("out")
     )
+    check: Annotated[
+        Annotated[int, Limits(ge=0, le=LARGEST_COUNT)] | None,
+        Flag(
+            "--check",
+            "Steps in which the PEF is compared with eager PyTorch, bit for bit; 0 for none.",
+            NUMERICS,
+            default="2 to 8, fewer for large ones",
+        ),
+    ] = None
     inference: Annotated[bool, Flag("--inference", "Compile the forward pass only: no loss, no optimizer.", MODEL)] = (
         False
     )

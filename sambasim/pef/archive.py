@@ -193,6 +193,16 @@ def write_archive(
     return hashlib.sha256(data).hexdigest(), hashed.hexdigest()
 
 
+def replace_manifest(file: BinaryIO, data: bytes) -> str:
+    """Replace `pef.json` of the PEF in `file` with `data`; returns its SHA-256. The weights stay where they are."""
+    with zipfile.ZipFile(file, "a") as archive:
+        last = archive.filelist.pop()
+        del archive.NameToInfo[last.filename]
+        archive.start_dir = last.header_offset  # where the next member begins
+        archive.writestr(_entry(MANIFEST_MEMBER), data)
+    return hashlib.sha256(data).hexdigest()
+
+
 def _entry(name: str) -> zipfile.ZipInfo:
     entry = zipfile.ZipInfo(name)  # of 1980-01-01
     entry.create_system = 3  # Unix

@@ -16,11 +16,20 @@ from pydantic_core import PydanticSerializationError
 from sambasim.errors import InternalError, InvariantError, MachineError, PefError, UserError
 from sambasim.ir.mesh import Axis, least_replicas, replica_mesh
 from sambasim.ir.verify import verify
-from sambasim.pef.archive import LARGEST_MANIFEST_BYTES, Archive, Rule, open_pef, refusal, write_archive
+from sambasim.pef.archive import (
+    LARGEST_MANIFEST_BYTES,
+    Archive,
+    Rule,
+    open_pef,
+    refusal,
+    replace_manifest,
+    write_archive,
+)
 from sambasim.pef.document import (
     FORMAT_NAME,
     FORMAT_VERSION,
     WRITER,
+    Checked,
     PefDocument,
     PefHeader,
     manifest_json,
@@ -215,17 +224,40 @@ def write(path: Path, document: PefDocument, weights: "Mapping[str, torch.Tensor
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # puts the new name on the disk too
-        finally:
-            os.close(folder)
+        _sync_folder(path.parent)
     except OSError as error:
         what = f"cannot write {path}: {error.strerror or error}"
         needed = format_bytes(layout.size_bytes + size_bytes)
         remedy = f"free {needed}, or choose another folder with --output-folder"
         raise MachineError(what, where=str(path.parent), remedy=remedy) from error
     return replace(document, digest=digest, weights_sha256=weights_sha256)
+
+
+def seal(path: Path, to: Path, checked: Checked | None) -> str:
+    """Move the PEF at `path`, which nobody else knows, to `to` in the same folder, with how it was `checked`. Returns
+    its digest. Raises MachineError if the file cannot be written."""
+    try:
+        with path.open("r+b") as file:
+            with open_pef(path) as archive:
+                document = _read(archive, path)[0]
+            digest = replace_manifest(file, manifest_json(replace(document, checked=checked)))
+            file.flush()
+            os.fsync(file.fileno())
+        path.replace(to)
+        _sync_folder(to.parent)
+    except OSError as error:
+        what = f"cannot write {to}: {error.strerror or error}"
+        raise MachineError(what, where=str(to.parent), remedy="free space there, or --output-folder FOLDER") from error
+    return digest
+
+
+def _sync_folder(path: Path) -> None:
+    """Puts new names on the disk."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _checked_json(document: PefDocument) -> bytes:

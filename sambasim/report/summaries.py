@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from math import prod
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.ir.program import Program
 from sambasim.ir.stages import of_ranks
 from sambasim.ir.types import SymbolKind
+from sambasim.pef import Checked
 from sambasim.records.collectives import DEFINITIONS, CollectivesRecord, SizeRecord
 from sambasim.records.metrics import PredictedRecord, SummaryRecord
 from sambasim.report.output import Chart, Curve, add_row, log_chart, plain_table
@@ -41,7 +43,12 @@ def next_command(program: Program, path: Path) -> str:
 
 
 def compiled_json(
-    program: Program, path: Path, digest: str, notices: Sequence[str], phases_s: Mapping[str, float]
+    program: Program,
+    path: Path,
+    digest: str,
+    notices: Sequence[str],
+    phases_s: Mapping[str, float],
+    checked: Checked | None,
 ) -> str:
     graph = program.training or program.evaluation
     facts = {
@@ -58,6 +65,7 @@ def compiled_json(
         "ranks_of_replica": program.ranks_of_replica,
         "chips": program.chips,
         "phases_s": phases_s,
+        "checked": None if checked is None else asdict(checked),
         "notices": list(notices),
         "next": next_command(program, path),
     }
@@ -70,11 +78,12 @@ def compiled_report(
     digest: str,
     notices: Sequence[str],
     phases_s: Mapping[str, float],
+    checked: Checked | None,
     *,
     details: bool = False,
 ) -> list[RenderableType]:
-    """What was compiled, where it is, and what runs it, in five lines and a line for each notice; `details`: as a
-    table, too."""
+    """What was compiled, how it was checked, where it is, and what runs it, in six lines and a line for each notice;
+    `details`: as a table, too."""
     graph = program.training or program.evaluation
     kinds = ", ".join(f"{count} {kind}" for kind, count in graph.section_counts.items())
     took = f"compiled in {format_seconds(sum(phases_s.values()))} (measured)"
@@ -89,6 +98,7 @@ def compiled_report(
         parts.append(f"runs on {_ranks_in_words(program)}, each with {format_bytes(program.device_bytes)}")
     return [
         *parts,
+        *([] if checked is None else [f"checked: {checked}"]),
         *(f"notice: {notice}" for notice in notices),
         f"PEF file {path.absolute()} created",
         "Compilation succeeded",

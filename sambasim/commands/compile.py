@@ -1,0 +1,122 @@
+"""The use case of compiling: the work is done in a child of this process, and the PEF is compared with its model in a
+second one. The caller's model, generators, caches and process stay as they were."""
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from sambasim.commands.child import OnPhase, can_fork, in_child
+from sambasim.commands.eager import Subject
+from sambasim.commands.proof import prove, too_large
+from sambasim.compiler.compile import Compiled, Stopwatch, capture_model, compile_model, recorded
+from sambasim.compiler.front import named_in
+from sambasim.data.sources import Source
+from sambasim.errors import MachineError
+from sambasim.options.compile import CompileOptions
+from sambasim.pef import Checked, seal
+
+_PROVE = "compare with eager PyTorch"
+
+_children = 0
+"""How many times this process has compiled in a child."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proved:
+    """What was compiled, and how it was compared with its model; None if it was not."""
+
+    compiled: Compiled
+    checked: Checked | None
+
+
+def compile_named(options: CompileOptions, on_phase: OnPhase = lambda phase: None) -> Proved:
+    """Compile what `options` name, and compare it with its model. Raises as `named_in` and `compile_proved`."""
+    model, (inputs, by_keyword, arguments), source, notices = named_in(options, on_phase)
+    subject = Subject(model, inputs, by_keyword, arguments=arguments)
+    done = compile_proved(subject, options, on_phase, source)
+    compiled = replace(done.compiled, notices=(*notices, *done.compiled.notices))
+    return replace(done, compiled=compiled)
+
+
+def compile_subject(subject: Subject, options: CompileOptions, on_phase: OnPhase, path: Path | None) -> Compiled:
+    return compile_model(
+        subject.model,
+        subject.inputs,
+        options,
+        by_keyword=subject.by_keyword,
+        arguments=subject.arguments,
+        loss=subject.loss,
+        on_phase=on_phase,
+        path=path,
+    )
+
+
+def compile_proved(
+    subject: Subject,
+    options: CompileOptions,
+    on_phase: OnPhase = lambda phase: None,
+    source: Source | None = None,
+    work: Callable[[OnPhase, Path | None], Compiled] | None = None,
+) -> Proved:
+    """Compile `subject` into the PEF that `options` name, and compare it with its model in so many steps as they say.
+    `work` does so at a path, if not `compile_subject`. Raises ModelError and CaptureError, also for a PEF that does not
+    compute what the model does; then there is none."""
+
+    def compiled(phase: OnPhase, path: Path | None) -> Compiled:
+        return compile_subject(subject, options, phase, path) if work is None else work(phase, path)
+
+    why = too_large(subject) if can_fork() else "this system cannot fork"
+    if why is not None:
+        told = f"not compared with eager PyTorch: {why}"
+        done = compiled(on_phase, None)
+        return Proved(replace(done, notices=(*done.notices, told)), None)
+    _warm()
+    path = options.pef_path
+    hidden = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+    try:
+        done = in_child(lambda phase: compiled(phase, hidden), on_phase)
+        notices, phases_s = list(done.notices), dict(done.phases_s)
+        checked = None
+        if options.check != 0:
+            on_phase(_PROVE)
+            began_s = time.perf_counter()
+            try:
+                checked = in_child(lambda phase: prove(hidden, subject, options, source, options.check), on_phase)
+            except MachineError as error:
+                notices.append(f"not compared with eager PyTorch: {error.what}")
+            phases_s[_PROVE] = time.perf_counter() - began_s
+        digest = seal(hidden, path, checked)
+    except MachineError as error:
+        error.what = error.what.replace(str(hidden), str(path))
+        raise
+    finally:
+        hidden.unlink(missing_ok=True)
+    notices += [*(_notices(checked) if checked is not None else ()), *recorded(digest)]
+    return Proved(replace(done, path=path, digest=digest, notices=tuple(notices), phases_s=phases_s), checked)
+
+
+def _notices(checked: Checked) -> list[str]:
+    return [
+        f"differs from eager PyTorch by rounding: {one}{f', at {one.source}' * bool(one.source)}"
+        for one in checked.exceptions
+    ]
+
+
+def _warm() -> None:
+    """Before the second child of a process: capture something small here, once, so that each child does not do again
+    what torch does at its first trace."""
+    global _children
+    _children += 1
+    if _children == 2:
+        with torch.random.fork_rng(devices=[]):
+            model = nn.Linear(1, 1)
+        options = CompileOptions.model_validate(
+            {"loss": {"name": "mse"}, "optimizer": {"name": "sgd"}, "pef_name": "warm"}
+        )
+        one = torch.zeros(1, 1)
+        capture_model(model, {"x": one, "target": one}, options, by_keyword=False, watch=Stopwatch(lambda phase: None))
