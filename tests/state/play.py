@@ -34,6 +34,7 @@ from tests.state.case import BATCH, Case, Setup, Verdict, eager, net_of
 from tests.support.whole import is_whole
 
 TIMEOUT_S = 60.0
+_PACKAGE = str(Path(ss.__path__[0]))
 _FEW = 6
 """Losses that a message shows."""
 
@@ -77,7 +78,7 @@ def complaints(case: Case, found: Found) -> Iterator[str]:
     place = found.where or found.what  # an error of several reasons lists its lines
     if case.where is not None and case.where not in place:
         yield f"the error does not point at the line with {case.where!r}"
-    if "sambasim/api" in found.where or "/torch/" in found.where:
+    if found.where.startswith((_PACKAGE, os.path.relpath(_PACKAGE))) or "/site-packages/" in found.where:
         yield "the error points at a line that is not the user's"
     text = f"{found.what}\n{found.remedy}"
     yield from (f"the error does not say {one!r}" for one in case.says if one not in text)
@@ -192,7 +193,7 @@ def _judged(case: Case, losses: list[float], state: Mapping[str, Tensor]) -> Fou
     except Exception as error:
         damage.append(f"the model cannot be called any more: {type(error).__name__}: {str(error)[:300]}")
     if damage and found.verdict in ("equal", "told", "refused"):
-        return replace(found, verdict="damaged", detail="; ".join([found.verdict, *damage]))
+        return replace(found, verdict="damaged", detail="; ".join([found.verdict, *dict.fromkeys(damage)]))
     return found
 
 
@@ -246,9 +247,9 @@ def process_state() -> dict[str, object]:
         "autocast": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
         "deterministic mode": torch.get_deterministic_debug_mode(),
         "number of threads": torch.get_num_threads(),
-        "torch's generator": torch.get_rng_state().numpy().tobytes(),
-        "Python's generator": random.getstate(),
-        "NumPy's generator": pickle.dumps(np.random.get_state()),
+        "generator of torch": torch.get_rng_state().numpy().tobytes(),
+        "generator of Python": random.getstate(),
+        "generator of NumPy": pickle.dumps(np.random.get_state()),
         "warnings filters": list(warnings.filters),
         "modes": (len(_get_current_dispatch_mode_stack()), torch._C._len_torch_function_stack()),
         "profile and trace": (sys.getprofile(), sys.gettrace()),

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from tests.state.case import BATCH, EITHER, EQUAL, Outputs, Setup, built, case, given, points
+from tests.state.case import BATCH, EITHER, EQUAL, TOLD, Outputs, Setup, built, case, given, points
 
 # Checks of values in code of torch.
 
@@ -64,7 +64,10 @@ def covariance_with_weights(net: Any, h: Tensor) -> Tensor:
 # Static shapes.
 
 
-@case(EQUAL, given(layer=lambda: parametrizations.orthogonal(nn.Linear(4, 6)), back=lambda: nn.Linear(6, 4)))
+ORTHOGONAL = given(layer=lambda: parametrizations.orthogonal(nn.Linear(4, 6)), back=lambda: nn.Linear(6, 4))
+
+
+@case(EQUAL | TOLD, ORTHOGONAL, notice="contiguously")  # one of its buffers has the strides of a transposed tensor
 def orthogonal_weight(net: Any, h: Tensor) -> Tensor:
     return net.back(net.layer(h))
 
