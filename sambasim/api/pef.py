@@ -13,13 +13,14 @@ from sambasim.api.boundary import speaks_python
 from sambasim.api.given import batch_of, first_samples, loss_of, optimizer_of, size_of, unwrapped
 from sambasim.api.ranks import on_first
 from sambasim.cli.terminal import phases
-from sambasim.compiler.compile import compile_model
+from sambasim.commands.compile import compile_proved
+from sambasim.commands.eager import Subject
 from sambasim.compiler.front import inputs_of, refuse_torchscript
 from sambasim.errors import ModelError, OptionError
 from sambasim.ir.program import Program
 from sambasim.options.compile import options_in_python
 from sambasim.options.python_words import in_python
-from sambasim.pef import PefDocument, locate, map_weights, peek, read
+from sambasim.pef import Checked, PefDocument, locate, map_weights, peek, read
 from sambasim.report.inspect import Contents, contents
 from sambasim.report.inspect_tables import inspection, summary_table
 from sambasim.report.shown import Shown, Tables
@@ -51,6 +52,11 @@ class Pef(Shown):
                 f"{self.path} was compiled again: it has the digest {now[:12]}, and was {self.digest[:12]}",
                 remedy="give each PEF a name of its own: sambasim.compile(…, name=…)",
             )
+
+    @property
+    def checked(self) -> Checked | None:
+        """How it was compared with its model in eager PyTorch; None if it was not."""
+        return self.document.checked
 
     @property
     def program(self) -> Program:
@@ -112,8 +118,9 @@ def compile(
     - `options`: flags of `sambasim compile` by keyword, such as `data_parallel=True, world_size=2`, and
       `set={"data.shuffle": False}`
 
-    The model is not changed. Under mpirun rank 0 compiles, and every rank returns the PEF. Raises OptionError,
-    ModelError, CaptureError and DataError.
+    The work is done in a copy of the process, so the model and the process stay as they are. In another copy the PEF is
+    compared with the model, bit for bit, in `check=N` steps: see `checked` of the result. Under mpirun rank 0 compiles,
+    and every rank returns the PEF. Raises OptionError, ModelError, CaptureError and DataError.
     """
     if not isinstance(model, nn.Module):
         remedy = f"give an instance: {model.__name__}(…)" if isinstance(model, type) else "give the model itself"
@@ -142,13 +149,16 @@ def compile(
         inputs, by_keyword, arguments = inputs_of(
             micro, model, named, inference=chosen.inference, notice=notices.append
         )
+        whole = None
+        if chosen.micro_batch_size < size_of(batch):
+            whole = inputs_of(batch, model, named, inference=chosen.inference).inputs
         given = None if chosen.inference else function
         if isinstance(optimizer, Optimizer) and _has_stepped(optimizer):
             notices.append(_STATE)
         with phases(quiet=quiet) as on_phase:
-            done = compile_model(
-                model, inputs, chosen, by_keyword=by_keyword, arguments=arguments, loss=given, on_phase=on_phase
-            )
+            own = optimizer if isinstance(optimizer, Optimizer) and not chosen.inference else None
+            subject = Subject(model, inputs, by_keyword, given, arguments, optimizer=own, whole=whole)
+            done = compile_proved(subject, chosen, on_phase).compiled
         said = (in_python(notice, compiles=True) for notice in (*notices, *done.notices))
         return Pef(done.path, tuple(said))
 

@@ -23,12 +23,13 @@ _SCALES = 8
 
 
 def read_batches(
-    source: Source, model: nn.Module, options: CompileOptions, example: Batch, size: int
+    source: Source, model: nn.Module, options: CompileOptions, example: Batch, first: int
 ) -> Iterator[Batch]:
-    """The batches of `size` samples that follow the first one in the data, as far as they fit."""
+    """The batches of a replica in the data, from number `first`, as far as samples have the shapes of `example`."""
     loss = options.loss.name if options.loss else None
+    size = options.training.batch_size
     with suppress(SambasimError):
-        for start in range(size, len(source.train) - size + 1, size):
+        for start in range(first * size, len(source.train) - size + 1, size):
             batch = collate(source.train.__getitems__(range(start, start + size)))
             inputs = inputs_of(batch, model, loss, inference=options.inference).inputs
             if any(inputs[name].shape[1:] != one.shape[1:] for name, one in example.items()):

@@ -20,7 +20,7 @@ from sambasim.errors import MachineError
 from sambasim.options.compile import CompileOptions
 from sambasim.pef import Checked, seal
 
-_PROVE = "compare with eager PyTorch"
+_PROVE, _NOT_COMPARED = "compare with eager PyTorch", "not compared with eager PyTorch"
 
 _children = 0
 """How many times this process has compiled in a child."""
@@ -72,9 +72,8 @@ def compile_proved(
 
     why = too_large(subject) if can_fork() else "this system cannot fork"
     if why is not None:
-        told = f"not compared with eager PyTorch: {why}"
         done = compiled(on_phase, None)
-        return Proved(replace(done, notices=(*done.notices, told)), None)
+        return Proved(replace(done, notices=(*done.notices, f"{_NOT_COMPARED}: {why}")), None)
     _warm()
     path = options.pef_path
     hidden = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
@@ -86,9 +85,10 @@ def compile_proved(
             on_phase(_PROVE)
             began_s = time.perf_counter()
             try:
-                checked = in_child(lambda phase: prove(hidden, subject, options, source, options.check), on_phase)
+                checked, told = in_child(lambda phase: prove(hidden, subject, options, source, options.check), on_phase)
+                notices += told
             except MachineError as error:
-                notices.append(f"not compared with eager PyTorch: {error.what}")
+                notices.append(f"{_NOT_COMPARED}: {error.what}")
             phases_s[_PROVE] = time.perf_counter() - began_s
         digest = seal(hidden, path, checked)
     except MachineError as error:

@@ -1,6 +1,7 @@
 """The user's model in eager PyTorch, beside a PEF: the same tensors, the same random numbers, the same optimizer."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -19,8 +20,8 @@ from sambasim.runtime.determinism import seed_everything
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model, and how it is called: see `compiler.compile.capture_model`. `inputs`: one batch of a pass; `optimizer`:
-    the user's own, if there is one."""
+    """A model, and how it is called: see `compiler.compile.capture_model`. `inputs`: one batch of a pass, and `whole`
+    that of a replica, where it is known; `optimizer`: the user's own, if there is one."""
 
     model: nn.Module
     inputs: Mapping[str, Tensor]
@@ -30,6 +31,7 @@ class Subject:
     any_loss: bool = False
     loss_indices: tuple[int, ...] = ()
     optimizer: torch.optim.Optimizer | None = None
+    whole: Mapping[str, Tensor] | None = None
 
 
 class Eager:
@@ -73,13 +75,25 @@ class Eager:
             torch.autograd.backward(starts, [torch.full_like(one, scale) for one in starts])
         return [one.detach() for one in outputs]
 
+    def loss(self, batch: Mapping[str, Tensor]) -> float | None:
+        """The loss of a training step on `batch`, of any size; None if it draws random numbers, or fails."""
+        before = torch.get_rng_state()
+        with quiet(), torch.no_grad(), suppress(Exception):
+            loss = float(self._step(*(one.clone() for one in batch.values()))[0])
+            return loss if torch.equal(before, torch.get_rng_state()) else None
+        return None
+
     def evaluate(self, batch: Mapping[str, Tensor], seed: int) -> list[Tensor]:
-        """The outputs in evaluation mode, in which the model stays. Gradients are enabled: without, torch has other
-        kernels for some layers."""
+        """The outputs in evaluation mode. Gradients are enabled: without, torch has other kernels for some layers."""
+        modes = [(module, module.training) for module in self._evaluation.modules()]
         self._evaluation.eval()
         seed_everything(seed)
-        with quiet():
-            return [one.detach() for one in self._evaluation(*(one.clone() for one in batch.values()))]
+        try:
+            with quiet():
+                return [one.detach() for one in self._evaluation(*(one.clone() for one in batch.values()))]
+        finally:
+            for module, was_training in modes:
+                module.training = was_training
 
     def gradient(self, parameter: str) -> Tensor | None:
         found = self.tensors[parameter].grad

@@ -7,7 +7,9 @@ buffer has the bits of eager PyTorch, or it has not. What differs by rounding al
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
+from math import isclose
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +39,8 @@ _PART_OF_MEMORY = 3
 
 _MOST_TOLD = 8
 
+_SAME_LOSS = 1e-5
+
 
 def steps_of(program: Program) -> int:
     """How many steps a proof has by default: fewer for large ones, and the same on each machine."""
@@ -56,17 +60,24 @@ def too_large(subject: Subject) -> str | None:
     return f"the model has {format_bytes(held)}, more than a third of the {format_bytes(available)} that are available"
 
 
+class Proof(NamedTuple):
+    """How a PEF was checked, and what else is to be told; None if PyTorch has taken no batch."""
+
+    checked: Checked | None
+    notices: tuple[str, ...]
+
+
 def prove(
     path: Path, subject: Subject, options: CompileOptions, source: Source | None = None, steps: int | None = None
-) -> Checked | None:
+) -> Proof:
     """Compare the PEF at `path` with the model of `subject`, which is changed: call it in a child. `source`: the data,
-    where there is some; `steps`: by default those of `steps_of`. None if PyTorch takes no batch. Raises CaptureError
-    for a difference."""
+    where there is some; `steps`: by default those of `steps_of`. Raises CaptureError for a difference."""
     with ExitStack() as stack:
         stack.enter_context(repeatable(1))
         stack.enter_context(stored_in(STORED[options.dtype], subject.model))
         stack.enter_context(buffers_of_plain_tensors(subject.model))
-        return _Proof(read(path), map_weights(path, check=False), subject, options, source).run(steps)
+        proof = _Proof(read(path), map_weights(path, check=False), subject, options, source)
+        return Proof(proof.run(steps), tuple(proof.notices()))
 
 
 class _Proof:
@@ -86,10 +97,31 @@ class _Proof:
         self._eager = Eager(subject, options, program)
         self._read: Iterator[Batch] = iter(())
         if source is not None:
-            self._read = read_batches(source, subject.model, options, subject.inputs, options.training.batch_size)
+            self._read = read_batches(source, subject.model, options, subject.inputs, 1)
         graphs = [one for one in (program.training, program.evaluation) if one is not None]
         self._steps = {graph.name: Steps(graph, self._played, self._eager, weights) for graph in graphs}
         self._last: Sequence[Batch] = ()
+        self._whole: Batch | None = None
+        if subject.whole is not None:
+            self._whole = inputs_in(STORED[options.dtype], subject.whole)
+        if self._passes > 1 and source is not None:
+            self._whole = next(read_batches(source, subject.model, options, subject.inputs, 0), None)
+
+    def notices(self) -> Iterator[str]:
+        """A notice where the mean of the losses of the parts of a batch is not the loss of the batch."""
+        if self._passes == 1 or self._whole is None or self._program.training is None:
+            return
+        of_whole, *of_parts = (self._eager.loss(one) for one in (self._whole, *parts(self._whole, self._passes)))
+        known = [one for one in of_parts if one is not None]
+        if of_whole is None or len(known) < len(of_parts):
+            return
+        mean = sum(known) / len(known)
+        if not isclose(mean, of_whole, rel_tol=_SAME_LOSS, abs_tol=_SAME_LOSS):
+            yield (
+                f"the loss of the example batch is {of_whole:.6g}, and the mean over its {self._passes} parts {mean:.6g}, "
+                "of which a step takes the gradient: the model mixes samples of a batch, as by BatchNorm, a sum or "
+                "in-batch negatives"
+            )
 
     def run(self, steps: int | None) -> Checked | None:
         for name, tensor in self._eager.tensors.items():

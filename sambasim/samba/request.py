@@ -3,7 +3,7 @@
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -29,8 +29,9 @@ from sambasim.samba.optim import SGD, Adam, AdamW
 from sambasim.samba.tensor import SambaTensor, host_values
 
 if TYPE_CHECKING:
+    from sambasim.commands.compile import Proved
     from sambasim.compiler.build import Built
-    from sambasim.compiler.compile import Compiled, Stopwatch
+    from sambasim.compiler.compile import Stopwatch
 
 Optimizer: TypeAlias = SGD | Adam | AdamW
 
@@ -254,7 +255,9 @@ def compile_model(
 ) -> str:
     """Compiles `model` with the options of `config`. Returns the absolute path of the PEF. See `Session.compile`."""
     # It takes seconds to import, and a run does not need it.
-    from sambasim.compiler.compile import Stopwatch, assemble
+    from sambasim.commands.compile import compile_proved
+    from sambasim.commands.eager import Subject
+    from sambasim.compiler.compile import Compiled, Stopwatch, assemble
 
     typed = context.current().arguments
     model = unwrapped(model)
@@ -271,16 +274,26 @@ def compile_model(
     if parsed is not None:  # the default of -b on a run
         kept.setdefault("parsed_batch_size", str(parsed))
     quiet = str(getattr(typed, "log_level", None)).lower() in ("warning", "warn", "error", "critical", "fatal")
-    watch = Stopwatch(lambda phase: None if quiet else print(f"{phase} …", file=sys.stderr, flush=True))
-    built = captured(asked, watch)
-    with_cut_batch(built.program, asked.options.chips)  # raises for outputs that it cannot join
-    # The fingerprint calls the model, which may leave something behind, as in a cache; so it comes after the capture.
-    kept |= fingerprint_of(asked) | fingerprint_of(replace(asked, updates=()))
-    if asked.loss_indices:
-        kept[LOSS_INDICES] = ",".join(map(str, asked.loss_indices))
-    compiled = assemble(built, model, asked.options, watch, asked.updates or None, kept)
-    _print_compiled(compiled)
-    return str(compiled.path.absolute())
+
+    def compiled(on_phase: Callable[[str], None], path: Path | None) -> Compiled:
+        watch = Stopwatch(on_phase)
+        built = captured(asked, watch)
+        with_cut_batch(built.program, asked.options.chips)  # raises for outputs that it cannot join
+        facts = kept | fingerprint_of(asked) | fingerprint_of(replace(asked, updates=()))
+        if asked.loss_indices:
+            facts[LOSS_INDICES] = ",".join(map(str, asked.loss_indices))
+        return assemble(built, model, asked.options, watch, asked.updates or None, facts, path)
+
+    indices = asked.loss_indices
+    subject = Subject(model, asked.inputs, asked.by_keyword, any_loss=True, loss_indices=indices)
+    done = compile_proved(
+        subject,
+        asked.options,
+        lambda phase: None if quiet else print(f"{phase} …", file=sys.stderr, flush=True),
+        work=compiled,
+    )
+    _print_compiled(done)
+    return str(done.compiled.path.absolute())
 
 
 def captured(asked: Request, watch: "Stopwatch") -> "Built":
@@ -297,12 +310,15 @@ def captured(asked: Request, watch: "Stopwatch") -> "Built":
     )
 
 
-def _print_compiled(compiled: "Compiled") -> None:
-    """The sections, notices, the file, and the command that runs it if a command line compiled it."""
+def _print_compiled(done: "Proved") -> None:
+    """The sections, how it was checked, notices, the file, and what runs it if a command line compiled it."""
+    compiled, checked = done.compiled, done.checked
     path, program = os.path.abspath(compiled.path), compiled.program
     graph = program.training or program.evaluation
     kinds = ", ".join(f"{count} {kind}" for kind, count in graph.section_counts.items())
     print(f"{program.name}: {len(graph.sections)} sections ({kinds}), {len(graph.nodes)} operators")
+    if checked is not None:
+        print(f"checked: {checked}")
     for notice in (*compiled.notices, *_of_the_loss(program)):
         print(f"notice: {notice}")
     print(f"PEF file {path} created\nCompilation succeeded")
