@@ -20,7 +20,7 @@ from sambasim.compiler.explain import UNREGISTERED, Finding, all_findings
 from sambasim.compiler.line_marks import mark_line
 from sambasim.compiler.names import is_library_file
 from sambasim.compiler.recording import frames, is_dense, line_of, user_frame, where_of
-from sambasim.compiler.trial import replaced
+from sambasim.compiler.trial import Attributes, replaced
 from sambasim.errors import CaptureError
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -127,7 +127,7 @@ class Followed(TorchFunctionMode):
     """Around a trace of `step`: each question has the answer that was recorded, and an assertion says so. Tensors that
     are none of the model's are constants. Marks what is traced with the user's line."""
 
-    def __init__(self, asked: Asked, step: nn.Module) -> None:
+    def __init__(self, asked: Asked, step: nn.Module, attributes: Attributes) -> None:
         super().__init__()
         self._answers = asked.answers
         self._next = 0
@@ -138,9 +138,10 @@ class Followed(TorchFunctionMode):
         self._path_of_memory = {one.untyped_storage()._cdata: path for path, one in tensors.items() if is_dense(one)}
         self._is_running = False
         self._hooks = (
-            step.register_forward_pre_hook(lambda *given: self._runs(True)),
-            step.register_forward_hook(lambda *given: self._runs(False), always_call=True),
+            step.register_forward_pre_hook(lambda *given: self._begin()),
+            step.register_forward_hook(lambda *given: self._end(), always_call=True),
         )
+        self._attributes = attributes
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -170,8 +171,13 @@ class Followed(TorchFunctionMode):
         for hook in self._hooks:
             hook.remove()
 
-    def _runs(self, is_running: bool) -> None:
-        self._is_running = is_running
+    def _begin(self) -> None:
+        """The trace runs the step more than once: each time it begins with what the model had."""
+        self._attributes.begin()
+        self._is_running = True
+
+    def _end(self) -> None:
+        self._is_running = False
 
     def _as_constant(self, value: Any) -> Any:
         """`value`, or the traced constant for a tensor that the trace knows nothing of, such as a global. Raises
@@ -186,6 +192,9 @@ class Followed(TorchFunctionMode):
         if value.requires_grad or path is not None:
             frame = user_frame()
             where = None if frame is None else where_of(frame)
+            if path is None and not value.is_leaf:
+                what = "a tensor with a gradient that an earlier call has computed is read"
+                raise CaptureError(what, where=where, remedy="compute it in each call, or keep it detached in a buffer")
             if path is None:
                 raise all_findings([Finding(UNREGISTERED, where or "")], self._step.training)
             name, kind = path.removeprefix("model."), "parameter" if path in self._parameters else "buffer"

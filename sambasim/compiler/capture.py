@@ -47,12 +47,13 @@ def capture(
             stack.enter_context(context)
         module, lifted = (step, {}) if narrow is None else _widened(step, inputs, narrow)
         stack.enter_context(default_type(torch.get_default_dtype() if narrow is None else torch.float32))
-        for context in (kernels_of_eager(), trial(module, lambda tensor: tensor), tied_once(module)):
-            stack.enter_context(context)
+        stack.enter_context(kernels_of_eager())
+        attributes = stack.enter_context(trial(module))
+        stack.enter_context(tied_once(module))
         if narrow is None:
             stack.enter_context(modules_marked(module))
             stack.enter_context(nothing_lost(training=step.training))
-        followed = stack.enter_context(contextlib.closing(Followed(asked, module)))
+        followed = stack.enter_context(contextlib.closing(Followed(asked, module, attributes)))
         with followed:
             joint = aot_export_joint_with_descriptors(stack, module, tuple(tensor.clone() for tensor in inputs))
     captured = _described(joint.graph_module, lifted, asked.names)
@@ -103,12 +104,25 @@ def _widened(
     step: nn.Module, inputs: Sequence[Tensor], narrow: torch.dtype
 ) -> tuple[fx.GraphModule, dict[str, Tensor]]:
     """The step in operators of ATen, with float32 where a narrow type would not do, and its constants."""
-    # A view that was rounded is of another type than its base, which torch's export does not expect.
-    with trial(step, lambda tensor: tensor.clone() if tensor._is_view() else tensor):
+    with _buffers_without_bases(step):
         exported = torch.export.export(step, tuple(inputs), strict=False)
     widen(exported.graph_module)
     module = exported.module(check_guards=False)
     return module, _lift_constants(module, {name for name, _ in step.named_buffers(remove_duplicate=False)}, narrow)
+
+
+@contextlib.contextmanager
+def _buffers_without_bases(step: nn.Module) -> Iterator[None]:
+    """A view that was rounded is of another type than its base, which torch's export does not expect."""
+    places = [(module._buffers, name, one) for module in step.modules() for name, one in module._buffers.items()]
+    views = [(held, name, one) for held, name, one in places if one is not None and one._is_view()]
+    try:
+        for held, name, view in views:
+            held[name] = view.clone()
+        yield
+    finally:
+        for held, name, view in views:
+            held[name] = view
 
 
 def _lift_constants(module: fx.GraphModule, known: Set[str], narrow: torch.dtype) -> dict[str, Tensor]:

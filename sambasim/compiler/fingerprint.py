@@ -48,7 +48,7 @@ def fingerprint(
     if not updates:
         step = EvaluationStep(model, names, None, by_keyword)
     try:
-        with trial(step, lambda tensor: tensor), stored_in(stored, model):
+        with trial(step), stored_in(stored, model):
             held = _held(model)
             tensors = [tensor.clone() for tensor in given.values()]
             named = {f"input {name}": tensor for name, tensor in zip(names, tensors, strict=True)}

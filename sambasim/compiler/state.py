@@ -21,7 +21,7 @@ from sambasim.compiler.names import is_library_file
 from sambasim.compiler.recording import Recording, line_of
 from sambasim.compiler.snapshot import FEW, NUMBERS, Slot, Snapshot, perturbed, process_state, vary
 from sambasim.compiler.step import EvaluationStep, TrainingStep, check_loss, eagerly, loss_in
-from sambasim.compiler.trial import quiet
+from sambasim.compiler.trial import PLAIN, quiet
 from sambasim.errors import CaptureError
 
 _MOST_ELEMENTS = 20_000_000
@@ -116,6 +116,8 @@ class _Observer:
             _OF_NUMPY: vars(np.random.mtrand)["_rand"],
         }
         self._is_fake = any(isinstance(one, FakeTensor) for one in (*inputs, *steps[0].parameters()))
+        self._named: dict[str, Tensor] = {f"parameter {name}": one for name, one in steps[0].named_parameters()}
+        self._named |= {f"buffer {name}": one for name, one in steps[0].named_buffers()}
         self._modes = [(module, module.training) for module in steps[0].modules()]
         self._fresh: Fork[Any] | None = None
 
@@ -149,6 +151,7 @@ class _Observer:
                 raise self._refused_first(only_first)
             if again:
                 self._check_read(again, second)
+            self.call(self._steps[0], _Round())  # so that it is not what an evaluation leaves behind
             return self._observed(first, again)
 
     def _observed(self, first: _Round, kept: Sequence[Slot] = ()) -> Observed:
@@ -171,15 +174,13 @@ class _Observer:
         if isinstance(step, EvaluationStep):
             step.eval()
         else:
+            step.get_submodule("model").train()  # a model's own method may do more
             for module, is_training in self._modes:
                 module.training = is_training
 
     def call(self, step: nn.Module, done: _Round) -> None:
-        named: dict[str, Tensor]
-        named = {f"parameter {name}": one for name, one in step.named_parameters(remove_duplicate=False)}
-        named |= {f"buffer {name}": one for name, one in step.named_buffers(remove_duplicate=False)}
         given = [tensor.clone() for tensor in self._inputs]
-        named |= {f"input {index}": one for index, one in enumerate(given)}
+        named = self._named | {f"input {index}": one for index, one in enumerate(given)}
         recording, asked = Recording(named), Asked()
         self._set_modes(step)
         try:
@@ -238,7 +239,7 @@ class _Observer:
 
     def _check_replaced(self, changed: Sequence[Slot]) -> None:
         for slot in changed:
-            if slot.is_registered:
+            if slot.is_registered and not hasattr(slot.before, PLAIN):
                 name = slot.name.removeprefix("model.")
                 kind = "parameter" if isinstance(slot.value, nn.Parameter) else "buffer"
                 what = f"the {kind} {name}, which forward() replaces, where a graph changes tensors in place"
@@ -262,15 +263,33 @@ class _Observer:
         is_read = self._round().texts != last.texts
         few = is_read or self._is_fake or sum(call.made_elements for call in last.calls) > _MOST_ELEMENTS
         trials = FEW if few else range(len(NUMBERS))
-        found: int | None = 0
+        found: Any = -1
         if not self._is_fake:
-            fork: Fork[int] = Fork(lambda request: self._first_read(changed, trials))
+            fork: Fork[Any] = Fork(
+                lambda others: self._first_read(changed, trials) if others is None else self._carried(others)
+            )
             found = fork.ask()
+            is_read |= fork.ask(True) not in (None, fork.ask(False))
             fork.close()
         if is_read or found is None or found >= 0:
-            slot = changed[max(found or 0, 0)]
+            likely = next((index for index, slot in enumerate(changed) if slot.kind == "tensor"), 0)
+            slot = changed[likely if found in (None, -1) else found]
             what = f"{slot.name}, which each call changes, and on which later calls depend"
             raise self._refused(Obstacle(what, _REWRITES[slot.kind]), self._line_of(slot))
+
+    def _carried(self, others: bool) -> list[list[str]]:
+        """The operators of each step after a call of each, which has had other inputs and seeds if `others`."""
+        own, found = self._inputs, []
+        for before in self._steps:
+            for after in self._steps:
+                self._inputs = [perturbed(one) for one in own] if others else own
+                torch.manual_seed(77 if others else 1)
+                self.call(before, _Round())
+                self._inputs, done = own, _Round()
+                torch.manual_seed(1)
+                self.call(after, done)
+                found.append(done.texts)
+        return found
 
     def _first_read(self, changed: Sequence[Slot], trials: Sequence[int]) -> int:
         """The index of the first slot without which a call is another; -1 if no variation changes a call."""

@@ -37,45 +37,51 @@ def quiet() -> Iterator[None]:
         logging.disable(disabled)
 
 
+class Attributes:
+    """What the modules of `step` have beside parameters and buffers."""
+
+    def __init__(self, step: nn.Module) -> None:
+        self._kept = [(module, dict(_own(module))) for module in step.modules()]
+
+    def restore(self, copied: Callable[[Any], Any] = lambda value: value) -> None:
+        """The modules have it again."""
+        for module, attributes in self._kept:
+            for key, _ in _own(module):
+                if key not in attributes:
+                    del vars(module)[key]
+            vars(module).update((key, copied(value)) for key, value in attributes.items())
+
+    def begin(self) -> None:
+        """The modules have it again, with copies of its containers, which a call may change."""
+        self.restore(lambda value: copy.copy(value) if type(value) in (dict, OrderedDict, list, set) else value)
+
+
+def _own(module: nn.Module) -> list[tuple[str, Any]]:
+    return [(key, value) for key, value in vars(module).items() if key not in _OF_ALL_MODULES]
+
+
+_OF_ALL_MODULES = vars(nn.Module()).keys() - {"training"}
+
+
 @contextlib.contextmanager
-def trial(step: nn.Module, convert: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """The modules of `step` hold tensors that `convert` made of theirs, each once; output, logs and warnings are
-    dropped. Afterwards all attributes and the random generators are as before."""
+def trial(step: nn.Module) -> Iterator[Attributes]:
+    """Output, logs and warnings are dropped. Afterwards the tensors and attributes of all modules and the random
+    generators are as before."""
+    attributes = Attributes(step)
+    tensors = [(held, dict(held)) for module in step.modules() for held in (module._parameters, module._buffers)]
     generators = torch.get_rng_state(), random.getstate(), np.random.get_state()
     try:
-        with quiet(), _converted(step, convert), as_written():
-            yield
+        attributes.begin()
+        with quiet(), as_written():
+            yield attributes
     finally:
+        attributes.restore()
+        for held, own in tensors:
+            held.clear()
+            held.update(own)
         torch.set_rng_state(generators[0])
         random.setstate(generators[1])
         np.random.set_state(generators[2])
-
-
-@contextlib.contextmanager
-def _converted(step: nn.Module, convert: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    copies: dict[int, Any] = {}
-
-    def converted(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            copies.setdefault(id(value), convert(value))
-        elif type(value) in (dict, OrderedDict):
-            copied = copies.setdefault(id(value), copy.copy(value))
-            copied.update((key, converted(item)) for key, item in value.items() if isinstance(item, Tensor))
-        elif type(value) in (list, set):
-            copies.setdefault(id(value), type(value)(converted(v) if isinstance(v, Tensor) else v for v in value))
-        else:
-            return value
-        return copies[id(value)]
-
-    kept = [(module, dict(vars(module))) for module in step.modules()]
-    try:
-        for module, attributes in kept:
-            vars(module).update((name, converted(value)) for name, value in attributes.items())
-        yield
-    finally:
-        for module, attributes in kept:
-            vars(module).clear()
-            vars(module).update(attributes)
 
 
 @contextlib.contextmanager
@@ -167,6 +173,10 @@ class _TensorItself(metaclass=_EveryTensor):
         return data.detach() if data.requires_grad else data
 
 
+PLAIN = "_sambasim_plain"
+"""The attribute of a buffer that is a plain attribute of its module."""
+
+
 @contextlib.contextmanager
 def buffers_of_plain_tensors(model: nn.Module) -> Iterator[None]:
     """Tensors that are plain attributes of modules are buffers, in no state_dict: export would otherwise refuse them,
@@ -176,7 +186,9 @@ def buffers_of_plain_tensors(model: nn.Module) -> Iterator[None]:
         for name, value in list(vars(module).items()):
             if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
                 delattr(module, name)
-                module.register_buffer(name, value.detach(), persistent=False)
+                buffer = value.detach()
+                setattr(buffer, PLAIN, True)
+                module.register_buffer(name, buffer, persistent=False)
                 promoted.append((module, name, value))
     try:
         yield
@@ -230,9 +242,3 @@ def written(
         value = args[index] if index < len(args) else kwargs.get(argument.name)
         if argument.name in undeclared or (argument.alias_info is not None and argument.alias_info.is_write):
             yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
-
-
-def cloned(tensor: Tensor) -> Tensor:
-    """A copy that is a parameter if `tensor` is one."""
-    clone = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    return nn.Parameter(clone, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else clone
