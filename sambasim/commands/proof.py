@@ -19,7 +19,7 @@ from sambasim.commands.eager import Eager, Subject
 from sambasim.commands.played import Played
 from sambasim.commands.steps import NotForEager, Steps, called
 from sambasim.compiler.precision import STORED, inputs_in, stored_in
-from sambasim.compiler.trial import buffers_of_plain_tensors
+from sambasim.compiler.trial import buffers_of_plain_tensors, tracing
 from sambasim.data.sources import Source
 from sambasim.errors import CaptureError, SambasimError
 from sambasim.hardware.host import available_bytes
@@ -76,6 +76,8 @@ def prove(
         stack.enter_context(repeatable(1))
         stack.enter_context(stored_in(STORED[options.dtype], subject.model))
         stack.enter_context(buffers_of_plain_tensors(subject.model))
+        if subject.any_loss:  # apps ask samba.session.tracing what to compute
+            stack.enter_context(tracing())
         proof = _Proof(read(path), map_weights(path, check=False), subject, options, source)
         return Proof(proof.run(steps), tuple(proof.notices()))
 
@@ -118,9 +120,9 @@ class _Proof:
         mean = sum(known) / len(known)
         if not isclose(mean, of_whole, rel_tol=_SAME_LOSS, abs_tol=_SAME_LOSS):
             yield (
-                f"the loss of the example batch is {of_whole:.6g}, and the mean over its {self._passes} parts {mean:.6g}, "
-                "of which a step takes the gradient: the model mixes samples of a batch, as by BatchNorm, a sum or "
-                "in-batch negatives"
+                f"the loss of the example batch is {of_whole:.6g}, and the mean over its {self._passes} parts "
+                f"{mean:.6g}, of which a step takes the gradient: the model mixes samples of a batch, as by BatchNorm, "
+                "a sum or in-batch negatives"
             )
 
     def run(self, steps: int | None) -> Checked | None:
