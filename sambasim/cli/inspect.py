@@ -8,7 +8,7 @@ import click
 
 from sambasim.bounded import printable
 from sambasim.cli import shared
-from sambasim.cli.terminal import show
+from sambasim.cli.terminal import phases, show
 
 if TYPE_CHECKING:
     from sambasim.ir.program import Program
@@ -113,20 +113,49 @@ def _print_section(facts: "Contents", program: "Program", index: int, as_json: b
 @click.argument("pef", required=False, shell_complete=shared.pef_names)
 @shared.pef_flag
 @shared.output_folder
-def verify_command(pef: str | None, named: str | None, output_folder: Path) -> None:
-    """Check the format of a PEF, and every byte of its weights.
+@click.option(
+    "--against", metavar="MODEL", help="Also compare it with this model, as package.module:Name, in eager PyTorch."
+)
+@click.option(
+    "--check", type=click.IntRange(1), metavar="N", help="Steps of that comparison.  [default: as by compile]"
+)
+def verify_command(
+    pef: str | None, named: str | None, output_folder: Path, against: str | None, check: int | None
+) -> None:
+    """Check the format of a PEF, and every byte of its weights; with --against, that it computes what a model does.
 
     PEF is a path, or NAME for OUT/NAME/NAME.pef. The exit code is 0 if the PEF is valid, and 3 if it breaks a rule of
     the format. One rule needs torch, and is checked by `run`: that operators accept the arguments in the graph.
+    With --against, the PEF and the model with its weights run the same steps, which are compared bit for bit; a
+    difference is an error with exit code 2.
 
     \b
-    Example:
+    Examples:
       sambasim verify out/digits/digits.pef
+      sambasim verify net --against net.py:Net --check 100
     """
-    from sambasim.pef import check, locate
+    from sambasim.errors import OptionError
+    from sambasim.pef import check as checked_file
+    from sambasim.pef import locate
 
+    if check is not None and against is None:
+        raise OptionError("--check has nothing to compare", remedy="name the model: --against package.module:Name")
     path = locate(shared.one_pef(pef, named), output_folder)
-    document = check(path)
+    document = checked_file(path)
     print(f"{path} is valid: it follows the rules of the PEF format, and every byte is as it was written")
     print(f"  digest          {document.digest}")
     print(f"  weights sha256  {document.weights_sha256}")
+    print(f"  checked         {'no' if document.checked is None else document.checked}")
+    if against is not None:
+        _compare(path, against, check)
+
+
+def _compare(path: Path, target: str, steps: int | None) -> None:
+    with shared.kept_imports():
+        from sambasim.commands.against import verify_against
+
+    with phases(quiet=False) as on_phase:
+        proof = verify_against(path, target, steps, on_phase)
+    print(f"  against {target}: {proof.checked or 'PyTorch takes no batch of this kind'}")
+    for notice in proof.notices:
+        print(f"notice: {notice}")

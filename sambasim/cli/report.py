@@ -125,7 +125,8 @@ def _predicted(
     from sambasim.report.sambatune import section_report_csv, summary_json
     from sambasim.simulation.sync import SyncPath
 
-    digest = None if pef is None else peek(pef).digest
+    header = None if pef is None else peek(pef)
+    digest, checked = (None, None) if header is None else (header.digest, header.checked)
     records = None if run is None or digest is None else (_records_of(run, digest), run.name)
     found = predicted(question, tuple(SyncPath), quiet=False)
     if found.meshes:
@@ -135,11 +136,11 @@ def _predicted(
                 remedy=f"sambasim report {question.subject} --html FILE.html",
             )
         (steps,) = found.meshes
-        return {page: mesh_page(found.device, steps, digest, records)}
+        return {page: mesh_page(found.device, steps, digest, records, checked)}
     (prediction,) = found.alone
     texts: dict[Path, str] = {}
     if page is not None:
-        texts[page] = predicted_page(prediction, digest, records)
+        texts[page] = predicted_page(prediction, digest, records, checked)
     if tables is not None:
         alone = prediction.scaled[SyncPath.RDU][0]
         texts[tables / "section_report.csv"] = section_report_csv(prediction.alone)

@@ -11,6 +11,7 @@ from sambasim.compiler.names import symbol_name
 from sambasim.compiler.step import EvaluationStep, Loss, TrainingStep, first_tensor, per_sample_loss, training_loss
 from sambasim.compiler.tensors import held_by
 from sambasim.compiler.trial import quiet
+from sambasim.errors import ModelError
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.optimizers import OPTIMIZERS
@@ -63,6 +64,12 @@ class Eager:
         self._optimizer = subject.optimizer
         self.tensors = dict(_by_symbol(model, program))
         """The parameters and buffers of the model, by symbol."""
+        lacking = [one for one in program.symbols.values() if one.torch_names and one.name not in self.tensors]
+        wrong = [name for name, one in self.tensors.items() if tuple(one.shape) != program.symbols[name].whole.shape]
+        if lacking or wrong:
+            first = (*lacking, *(program.symbols[name] for name in wrong))[0]
+            what = f"the model has no {first.kind} {first.torch_names[0]} of {first.whole}, as the PEF has"
+            raise ModelError(what, remedy="name the model that was compiled")
 
     def forward_and_backward(self, batch: Mapping[str, Tensor], seed: int, scale: float) -> list[Tensor]:
         """The outputs of one pass, in the order of the PEF's; gradients are added up. `scale`: by which the loss is

@@ -68,10 +68,17 @@ class Proof(NamedTuple):
 
 
 def prove(
-    path: Path, subject: Subject, options: CompileOptions, source: Source | None = None, steps: int | None = None
+    path: Path,
+    subject: Subject,
+    options: CompileOptions,
+    source: Source | None = None,
+    steps: int | None = None,
+    *,
+    with_own_weights: bool = True,
 ) -> Proof:
     """Compare the PEF at `path` with the model of `subject`, which is changed: call it in a child. `source`: the data,
-    where there is some; `steps`: by default those of `steps_of`. Raises CaptureError for a difference."""
+    where there is some; `steps`: by default those of `steps_of`; `with_own_weights`: whether the model must have those
+    of the PEF already. Raises CaptureError for a difference."""
     with ExitStack() as stack:
         stack.enter_context(repeatable(1))
         stack.enter_context(stored_in(STORED[options.dtype], subject.model))
@@ -79,6 +86,8 @@ def prove(
         if subject.any_loss:  # apps ask samba.session.tracing what to compute
             stack.enter_context(tracing())
         proof = _Proof(read(path), map_weights(path, check=False), subject, options, source)
+        if with_own_weights:
+            proof.check_weights()
         return Proof(proof.run(steps), tuple(proof.notices()))
 
 
@@ -125,10 +134,13 @@ class _Proof:
                 "a sum or in-batch negatives"
             )
 
-    def run(self, steps: int | None) -> Checked | None:
+    def check_weights(self) -> None:
+        """Raises CaptureError unless the PEF has the parameters and buffers of the model."""
         for name, tensor in self._eager.tensors.items():
             if not torch.equal(tensor, self._weights[name]):
                 raise CaptureError(f"the PEF has other values of {called(self._program, name)} than the model")
+
+    def run(self, steps: int | None) -> Checked | None:
         asked = steps_of(self._program) if steps is None else steps
         *training, evaluation = self._steps.values()
         play = training[0].train if training else evaluation.evaluate

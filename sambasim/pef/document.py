@@ -95,6 +95,7 @@ class PefHeader:
     zero: int = 1
     compile_options: Mapping[str, JsonValue] = field(default_factory=dict)
     metadata: Mapping[str, JsonValue] = field(default_factory=dict)
+    checked: Checked | None = None
 
     @property
     def ranks_of_replica(self) -> int:

@@ -81,6 +81,7 @@ class _ManifestHead(_Lenient):
     program: _ProgramHead
     compile_options: dict[str, JsonValue]
     metadata: dict[str, JsonValue]
+    checked: Checked | None = None
 
 
 _Parsed = TypeVar("_Parsed")
@@ -107,6 +108,7 @@ def peek(path: Path) -> PefHeader:
         writer=head.writer,
         compile_options=head.compile_options,
         metadata=head.metadata,
+        checked=head.checked,
     )
 
 

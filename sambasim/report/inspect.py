@@ -15,7 +15,7 @@ from sambasim.ir.slices import cut
 from sambasim.ir.stages import copied, ends_of, of_ranks
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 from sambasim.ir.zero import kept
-from sambasim.pef import PefDocument, PefHeader
+from sambasim.pef import Checked, PefDocument, PefHeader
 from sambasim.report.summaries import held_bytes, parameter_bytes, received_bytes
 
 
@@ -157,6 +157,7 @@ class Contents(_Facts):
     data_source: dict[str, JsonValue]
     training_defaults: dict[str, JsonValue]
     metadata: dict[str, str]
+    checked: Checked | None
 
 
 def contents(path: Path, header: PefHeader, document: PefDocument) -> Contents:
@@ -202,6 +203,7 @@ def contents(path: Path, header: PefHeader, document: PefDocument) -> Contents:
         data_source=dict(document.data_source),
         training_defaults=dict(document.training_defaults),
         metadata=dict(document.metadata),
+        checked=document.checked,
     )
 
 

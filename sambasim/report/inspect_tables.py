@@ -79,6 +79,8 @@ def summary_table(facts: Contents) -> Table:
         ("file", format_bytes(facts.file_bytes)),
         ("device memory", f"{format_bytes(facts.device_bytes)} for each {holder}"),
         *_zero_rows(facts),
+        ("checked", "no" if facts.checked is None else str(facts.checked)),
+        *((" by rounding", str(one)) for one in (facts.checked.exceptions if facts.checked else ())),
         ("digest", f"{facts.digest[:_SHOWN]}…"),
         ("weights sha256", f"{facts.weights_sha256[:_SHOWN]}…"),
     ]

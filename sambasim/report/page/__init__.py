@@ -9,6 +9,7 @@ from pathlib import Path
 from string import Template
 
 from sambasim.hardware.spec import DeviceSpec
+from sambasim.pef import Checked
 from sambasim.records.metrics import RunRecords
 from sambasim.report.findings import Findings
 from sambasim.report.page import mesh, plan
@@ -27,9 +28,14 @@ from sambasim.simulation.prediction import Prediction
 _PREDICTED = (summary, advice, timeline, sections_part, roofline, section_graph, pipeline, memory, scaling, operators)
 
 
-def predicted_page(prediction: Prediction, digest: str | None, run: tuple[RunRecords, str] | None = None) -> str:
-    """The page of a PEF with this digest, or of a model without a PEF. `run` adds the parts of a run of the PEF, given
-    with the name of its file."""
+def predicted_page(
+    prediction: Prediction,
+    digest: str | None,
+    run: tuple[RunRecords, str] | None = None,
+    checked: Checked | None = None,
+) -> str:
+    """The page of a PEF with this digest, which was `checked` so, or of a model without a PEF. `run` adds the parts of a
+    run of the PEF, given with the name of its file."""
     found = Findings(prediction)
     parts, last = [make(found) for make in _PREDICTED], grounds(prediction.device, prediction.cluster)
     lines = element(
@@ -38,15 +44,19 @@ def predicted_page(prediction: Prediction, digest: str | None, run: tuple[RunRec
     note = joined(
         element("p", found.headline, class_="headline"), *([lines] if found.line_s else []), caveat(prediction)
     )
-    return _with_run(prediction.program.name, facts_line(prediction, digest), note, parts, last, run)
+    return _with_run(prediction.program.name, facts_line(prediction, digest, checked), note, parts, last, run)
 
 
 def mesh_page(
-    device: DeviceSpec, steps: Sequence[MeshStep], digest: str | None, run: tuple[RunRecords, str] | None = None
+    device: DeviceSpec,
+    steps: Sequence[MeshStep],
+    digest: str | None,
+    run: tuple[RunRecords, str] | None = None,
+    checked: Checked | None = None,
 ) -> str:
     """The page of a PEF or a model whose replicas have several ranks; arguments as for `predicted_page`."""
     step, parts = mesh.shown(steps), mesh.parts_of(steps)
-    facts, last = mesh.facts_line(device, step, digest), grounds(device, step.placement.cluster)
+    facts, last = mesh.facts_line(device, step, digest, checked), grounds(device, step.placement.cluster)
     return _with_run(step.program.name, facts, mesh.caveat(device, step.program), parts, last, run)
 
 

@@ -6,11 +6,13 @@ from sambasim.hardware.spec import DeviceSpec
 from sambasim.ir.mesh import PIPELINE, TENSOR
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import Action, ActionKind
+from sambasim.pef import Checked
 from sambasim.report.advice import PRICED_IN
 from sambasim.report.mesh import AXIS_COLUMNS, RANK_COLUMNS, SCALING_COLUMNS, axis_rows, rank_rows, scaling_rows
 from sambasim.report.mesh_records import NOTE, MeshRecord, mesh_record
 from sambasim.report.mesh_trace import kind_of, title_of
 from sambasim.report.page import ui
+from sambasim.report.page.overview import of_pef
 from sambasim.simulation.mesh import MeshStep
 from sambasim.simulation.prediction import backing_of, zero_note
 from sambasim.simulation.scaling import Track
@@ -34,7 +36,9 @@ def shown(steps: Sequence[MeshStep]) -> MeshStep:
     return max(inside or candidates[:1], key=lambda step: step.mesh.world_size)
 
 
-def facts_line(device: DeviceSpec, step: MeshStep, digest: str | None) -> list[tuple[str, str]]:
+def facts_line(
+    device: DeviceSpec, step: MeshStep, digest: str | None, checked: Checked | None
+) -> list[tuple[str, str]]:
     program = step.program
     return [
         ("device", device.name),
@@ -43,7 +47,7 @@ def facts_line(device: DeviceSpec, step: MeshStep, digest: str | None) -> list[t
         ("schedule", step.schedule.name if program.schedule is not None else "none"),
         ("batch", f"{program.replica_batch_size} a replica"),
         ("cluster", step.placement.cluster.name),
-        *([] if digest is None else [("PEF", digest[:12])]),
+        *of_pef(digest, checked),
     ]
 
 

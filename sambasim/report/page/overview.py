@@ -3,6 +3,7 @@
 from sambasim.hardware.budget import load_calibration
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec
 from sambasim.ir.types import SymbolKind
+from sambasim.pef import Checked
 from sambasim.report.advice import PRICED_IN
 from sambasim.report.devices import figures_of, title_of, value_text
 from sambasim.report.findings import Findings
@@ -15,7 +16,7 @@ from sambasim.simulation.sync import SyncPath
 from sambasim.units import GIB, KIB, MIB, TIB, format_bytes, format_seconds, plain_rate
 
 
-def facts_line(prediction: Prediction, digest: str | None) -> list[tuple[str, str]]:
+def facts_line(prediction: Prediction, digest: str | None, checked: Checked | None) -> list[tuple[str, str]]:
     device, tiles = prediction.device, prediction.tiles
     of_device = f"{device.tiles} tiles" if device.tiles else "whole"
     return [
@@ -24,8 +25,15 @@ def facts_line(prediction: Prediction, digest: str | None) -> list[tuple[str, st
         ("batch", f"{prediction.alone.batch_size} a replica"),
         ("cluster", prediction.cluster.name),
         ("step", "training" if prediction.program.training else "forward only"),
-        *([] if digest is None else [("PEF", digest[:12])]),
+        *of_pef(digest, checked),
     ]
+
+
+def of_pef(digest: str | None, checked: Checked | None) -> list[tuple[str, str]]:
+    """What is said of a PEF, if there is one."""
+    if digest is None:
+        return []
+    return [("PEF", digest[:12]), ("checked", "no" if checked is None else str(checked))]
 
 
 def caveat(prediction: Prediction) -> ui.Html:
