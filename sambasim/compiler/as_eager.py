@@ -182,9 +182,16 @@ def known_shapes() -> Iterator[None]:
 
 
 def plain_operators(graph: fx.Graph) -> None:
-    """Zeros without memory become zeros, conditions in bytes are converted as torch's kernel does it, and `random_`
-    between two bounds gets a name that is no keyword."""
+    """Zeros without memory become zeros, conditions in bytes are converted as torch's kernel does it, `random_` between
+    two bounds gets a name that is no keyword, and what is made in another type than torch's default says so."""
     aten = torch.ops.aten
+    for node in graph.nodes:
+        made = node.meta.get("val")
+        if node.op == "call_function" and isinstance(node.target, OpOverload) and isinstance(made, Tensor):
+            names = [argument.name for argument in node.target._schema.arguments]
+            by_default = "dtype" in names and not node.all_input_nodes and node.kwargs.get("dtype") is None
+            if by_default and made.is_floating_point() and made.dtype is not torch.get_default_dtype():
+                node.update_kwarg("dtype", made.dtype)
     for node in graph.find_nodes(op="call_function", target=_ZEROS):
         node.target = aten.zeros.default
     for node in graph.find_nodes(op="call_function", target=_KEYWORD):

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import fx, nn
 
+import sambasim
 from sambasim.ir.graph import SourceLine
 from sambasim.ir.operators import OPERATORS, OperatorKind
 
@@ -98,15 +99,17 @@ def module_path(node: fx.Node) -> str:
 
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*\n\s*(?P<code>[^\n]*)')
-_LIBRARIES = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+_OURS = f"{Path(sambasim.__file__).parent}{os.sep}"
+_QUICK_START = f"{_OURS}quickstart{os.sep}"
 _PYTHON = sysconfig.get_path("stdlib") + os.sep
 
 
 def is_library_file(file: str) -> bool:
-    """Whether `file` is one of torch, of sambasim's compiler or of Python itself."""
+    """Whether `file` is one of torch, of sambasim or of Python itself."""
     if file.startswith(_PYTHON) and "-packages" not in file:
         return True
-    return file.startswith((*_LIBRARIES, "<"))
+    return file.startswith((_TORCH, _OURS, "<")) and not file.startswith(_QUICK_START)
 
 
 def line_in(stack_trace: str) -> SourceLine | None:

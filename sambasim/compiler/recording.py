@@ -132,7 +132,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         writes = [tensor for tensor in written(func, args, kwargs, RUNNING) if not self.label(tensor).startswith("%")]
         for tensor in writes:
             self._save(tensor)
-        draws_from = any(isinstance(leaf, torch.Generator) for leaf in leaves)
+        draws_from = any(isinstance(one, torch.Generator) and one is not torch.default_generator for one in leaves)
         is_random = _RANDOM in func.tags and not draws_from
         if is_random:
             self._check_generator()

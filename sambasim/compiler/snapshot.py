@@ -41,6 +41,7 @@ _ENTERED = {
 _LARGEST = 4096
 """The largest container whose items are slots. Of larger ones the length is one."""
 
+_OF_MODULES = ("_parameters", "_buffers", "_modules")
 _PERTURBED = 0.75
 
 
@@ -65,7 +66,9 @@ class Slot(NamedTuple):
             value = self.owner[self.key] if _has_items(self.owner) else getattr(self.owner, self.key)
         except (AttributeError, LookupError, TypeError, ValueError):
             return MISSING
-        return _mark("tensor" if isinstance(value, Tensor) else "value", value)
+        if isinstance(value, Tensor):
+            return _mark("tensor", value)
+        return _mark("value", value) if isinstance(value, _LEAVES) or _is_plain_tuple(value) else id(value)
 
     def set(self, value: Any) -> None:
         if _has_items(self.owner):
@@ -89,7 +92,8 @@ class Snapshot:
     def __init__(self, roots: Mapping[str, object]) -> None:
         self.slots: dict[tuple[str, str, int], Slot] = {}
         self._seen: dict[int, object] = {}  # so that no other object gets the id of one that is gone
-        self._owners: dict[int, object] = {}
+        self.places: dict[str, tuple[object, object]] = {}
+        """By name, the owner and the key of what an object holds."""
         queue = collections.deque(roots.items())
         while queue:
             queue.extend(self._enter(*queue.popleft()))
@@ -108,7 +112,7 @@ class Snapshot:
                 kind = "tensor" if isinstance(value, Tensor) else "value"
                 is_registered = isinstance(one, nn.Module) and owner is not vars(one)
                 self._add(Slot(path, kind, owner, key, value, _mark(kind, value), is_registered))
-            self._owners[id(owner)] = owner
+            self.places.setdefault(path, (owner, key))
             held.append((path, value))
         return held
 
@@ -118,9 +122,13 @@ class Snapshot:
             count += 1
         self.slots[key] = slot
 
-    def owner(self, key: int) -> object:
-        """The object with this id that has slots, or is a container; None if there was none."""
-        return self._owners.get(key, self._seen.get(key))
+    def owners(self) -> dict[int, object]:
+        """By id, what can own a slot, though it may have none."""
+        found: dict[int, object] = {id(owner): owner for owner, _ in self.places.values()} | self._seen
+        for one in self._seen.values():
+            held = [vars(one)[kind] for kind in _OF_MODULES] if isinstance(one, nn.Module) else []
+            found |= {id(owner): owner for owner in (*held, _attributes(one)) if owner is not None}
+        return found
 
     def names_of_tensors(self) -> dict[int, str]:
         """By id, `kept_0` for `model.kept[0]`, of tensors that are neither parameters nor buffers."""
@@ -261,11 +269,11 @@ def _of_object(name: str, one: Any) -> Iterator[tuple[str, Any, Any, Any]]:
         return
     attributes = _attributes(one)
     if isinstance(one, nn.Module):
-        for kind in ("_parameters", "_buffers", "_modules"):
+        for kind in _OF_MODULES:
             held = vars(one).get(kind, {})
             yield from ((f"{name}.{key}", held, key, value) for key, value in list(held.items()))
     if attributes is not None:
-        left_out = ("_parameters", "_buffers", "_modules", "training") if isinstance(one, nn.Module) else ()
+        left_out = (*_OF_MODULES, "training") if isinstance(one, nn.Module) else ()
         owner = one if isinstance(one, threading.local) else attributes
         for key, value in list(attributes.items()):
             if key not in left_out:
@@ -300,14 +308,14 @@ def _of_class(one: type) -> Iterator[tuple[str, Any, Any, Any]]:
 
 def _of_function(one: types.FunctionType) -> Iterator[tuple[str, Any, Any, Any]]:
     """Its closure, its defaults, its attributes, and the globals that its code names."""
-    if is_library_file(one.__code__.co_filename) or _of_library(one.__module__ or ""):
-        return
     called = f"{one.__name__} at {Path(one.__code__.co_filename).name}:{one.__code__.co_firstlineno}"
     for key, cell in zip(one.__code__.co_freevars, one.__closure__ or (), strict=True):
         try:
             yield f"{key} of {called}", cell, "cell_contents", cell.cell_contents
         except ValueError:  # it is empty
             continue
+    if is_library_file(one.__code__.co_filename):
+        return
     for index, value in enumerate((*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values())):
         yield f"default {index} of {called}", None, None, value
     yield from ((f"{one.__name__}.{key}", vars(one), key, value) for key, value in list(vars(one).items()))

@@ -3,9 +3,11 @@ all of that: so either nothing reads it, which is a notice, or the step is refus
 
 import contextlib
 import random
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -21,7 +23,7 @@ from sambasim.compiler.names import is_library_file
 from sambasim.compiler.recording import Recording, line_of
 from sambasim.compiler.snapshot import FEW, NUMBERS, Slot, Snapshot, perturbed, process_state, vary
 from sambasim.compiler.step import EvaluationStep, TrainingStep, check_loss, eagerly, loss_in
-from sambasim.compiler.trial import PLAIN, quiet
+from sambasim.compiler.trial import PLAIN, no_gradients_kept, quiet
 from sambasim.errors import CaptureError
 
 _MOST_ELEMENTS = 20_000_000
@@ -56,6 +58,9 @@ _SEEDED = Obstacle(
 )
 
 
+_LAST_PART = re.compile(r"(\.[^.\[]*|\[[^\[]*\]|^[^.\[]*)$")
+
+
 @dataclass(frozen=True, slots=True)
 class Observed:
     """What the first call of each step was: its operators, and what it asks of values. `kept`: slots that calls change
@@ -74,8 +79,17 @@ class _Round:
     asked: list[Asked] = field(default_factory=list)
 
     @property
+    def writes(self) -> list[tuple[str, ...]]:
+        """Labels of the tensors that existed before and are changed."""
+        return [op.writes for call in self.calls for op in call.ops if op.writes]
+
+    @property
     def texts(self) -> list[str]:
         return [op.text for call in self.calls for op in call.ops]
+
+
+def _is_changed(slot: Slot, mark: object) -> bool:
+    return slot.now() != mark
 
 
 @contextlib.contextmanager
@@ -140,14 +154,16 @@ class _Observer:
             is_large = sum(call.made_elements for call in first.calls) > _MOST_ELEMENTS
             if not changed and (self._is_fake or is_large):
                 return self._observed(first)
-            second = self._round()
+            second = self._round(2)
             again = after.changed_in(Snapshot(self._roots))
             if not changed and not again:
                 self._check_equal(first, second)
                 return self._observed(first)
             names = {slot.name for slot in again}
             only_first = [slot for slot in changed if slot.name not in names]
-            if only_first and self._ask("after_another_first") not in (None, second.texts):
+            if only_first and (
+                first.writes != second.writes or self._ask("after_another_first") not in (None, second.texts)
+            ):
                 raise self._refused_first(only_first)
             if again:
                 self._check_read(again, second)
@@ -188,9 +204,8 @@ class _Observer:
                 outputs = step(*given)
             if isinstance(step, TrainingStep):
                 check_loss(loss_in(outputs), self._loss, any_shape=step.any_loss)
-                wanted = [one for one in step.parameters() if one.requires_grad]
-                with eagerly(step, given), quiet(), recording:
-                    torch.autograd.grad(loss_in(outputs).sum(), wanted, allow_unused=True)
+                with eagerly(step, given), quiet(), no_gradients_kept(step), recording:
+                    torch.autograd.backward(loss_in(outputs).sum())
             recording.ends()
         finally:
             recording.undo()
@@ -218,7 +233,7 @@ class _Observer:
                 one.copy_(own[key])
         random.setstate(states[0])
         np.random.set_state(states[1])
-        return self._round().texts
+        return self._round(2).texts
 
     def _check_process(self, before: Mapping[str, object]) -> None:
         now = process_state()
@@ -239,7 +254,7 @@ class _Observer:
 
     def _check_replaced(self, changed: Sequence[Slot]) -> None:
         for slot in changed:
-            if slot.is_registered and not hasattr(slot.before, PLAIN):
+            if slot.is_registered and isinstance(slot.before, Tensor) and not hasattr(slot.before, PLAIN):
                 name = slot.name.removeprefix("model.")
                 kind = "parameter" if isinstance(slot.value, nn.Parameter) else "buffer"
                 what = f"the {kind} {name}, which forward() replaces, where a graph changes tensors in place"
@@ -260,7 +275,7 @@ class _Observer:
     def _check_read(self, changed: Sequence[Slot], last: _Round) -> None:
         """Raises CaptureError for a slot, of those that each call changes, on which the operators of a call depend, or
         may depend."""
-        is_read = self._round().texts != last.texts
+        is_read = self._round(3).texts != last.texts
         few = is_read or self._is_fake or sum(call.made_elements for call in last.calls) > _MOST_ELEMENTS
         trials = FEW if few else range(len(NUMBERS))
         found: Any = -1
@@ -323,22 +338,30 @@ class _Observer:
         return line
 
     def line_of_slot(self, name: str, kind: str) -> str | None:
-        """The line of a first call that changes a slot first."""
-        snapshot = Snapshot(self._roots)
-        owners: Fork[Any] = Fork(lambda request: self._owner_after(name, kind))
-        owner, key = owners.ask() or (0, None)
-        owners.close()
-        found = snapshot.owner(owner)
-        if found is None:
-            return None
-        slot = Slot(name, kind, found, key, None)
-        before = slot.now()
-        return self._traced(lambda: slot.now() != before)
+        """The line of a first call that changes a slot first, or else what it is in."""
+        before = Snapshot(self._roots)
+        after: Fork[Any] = Fork(lambda request: self._places_after(name))
+        places: dict[str, tuple[int, object]] = after.ask() or {}
+        after.close()
+        owners = before.owners()
+        for one, (owner, key) in places.items():
+            content = before.slots.get((one, "content", 0)) or before.slots.get((one, "position", 0))
+            slot = content if one == name and kind in ("content", "position") else None
+            if slot is None and owner in owners and owners[owner] is not None:
+                slot = Slot(one, kind, owners[owner], key, None)
+            if slot is not None:
+                return self._traced(partial(_is_changed, slot, slot.now()))
+        return None
 
-    def _owner_after(self, name: str, kind: str) -> tuple[int, object]:
+    def _places_after(self, name: str) -> dict[str, tuple[int, object]]:
+        """After a round, by name of the slot, and then of what it is in: the id of the owner, and the key."""
         self._round()
-        slots = Snapshot(self._roots).slots.values()
-        return next((id(slot.owner), slot.key) for slot in slots if (slot.name, slot.kind) == (name, kind))
+        places, found = Snapshot(self._roots).places, {}
+        while name:
+            if name in places:
+                found[name] = (id(places[name][0]), places[name][1])
+            name = _LAST_PART.sub("", name)
+        return found
 
     def line_of_process(self, name: str) -> str | None:
         before = process_state()[name]

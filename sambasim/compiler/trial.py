@@ -37,6 +37,19 @@ def quiet() -> Iterator[None]:
         logging.disable(disabled)
 
 
+@contextlib.contextmanager
+def no_gradients_kept(step: nn.Module) -> Iterator[None]:
+    """Parameters begin without gradients, and end with those that they have now."""
+    kept = [(parameter, parameter.grad) for parameter in step.parameters()]
+    try:
+        for parameter, _ in kept:
+            parameter.grad = None
+        yield
+    finally:
+        for parameter, gradient in kept:
+            parameter.grad = gradient
+
+
 class Attributes:
     """What the modules of `step` have beside parameters and buffers."""
 
