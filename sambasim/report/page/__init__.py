@@ -34,8 +34,8 @@ def predicted_page(
     run: tuple[RunRecords, str] | None = None,
     checked: Checked | None = None,
 ) -> str:
-    """The page of a PEF with this digest, which was `checked` so, or of a model without a PEF. `run` adds the parts of a
-    run of the PEF, given with the name of its file."""
+    """The page of a PEF with this digest, which was `checked` so, or of a model without a PEF. `run` adds the parts of
+    a run of the PEF, given with the name of its file."""
     found = Findings(prediction)
     parts, last = [make(found) for make in _PREDICTED], grounds(prediction.device, prediction.cluster)
     lines = element(

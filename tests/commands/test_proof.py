@@ -1,0 +1,354 @@
+"""The proof: a PEF beside its model, for each form of loss, each layout and each type; wrong PEFs; what is left."""
+
+# Calling a module gives Any.
+# mypy: no-warn-return-any
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import Tensor, nn
+from torch.nn import functional
+
+import sambasim as ss
+from sambasim.cli.inspect import inspect_command, verify_command
+from sambasim.commands.batches import equal, made_batches
+from sambasim.commands.compile import Proved, compile_proved, compile_subject
+from sambasim.commands.eager import Subject
+from sambasim.commands.proof import FEWEST_STEPS, MOST_STEPS, prove, steps_of
+from sambasim.errors import CaptureError, ModelError, OptionError
+from sambasim.ir.program import Program
+from sambasim.options.compile import CompileOptions
+from sambasim.pef import map_weights, read, write
+
+BATCH, FEATURES, CLASSES = 8, 6, 4
+
+
+class Net(nn.Module):
+    def __init__(self, scale: float = 0.5) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(FEATURES, 16)
+        self.norm = nn.BatchNorm1d(16)
+        self.drop = nn.Dropout(0.2)
+        self.last = nn.Linear(16, CLASSES)
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.first(x).relu())
+        h = self.drop(h)
+        h = h * self.scale
+        return self.last(h)
+
+
+class Plain(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Quarter(Net):
+    """Another model with the same tensors."""
+
+    def __init__(self) -> None:
+        super().__init__(0.25)
+
+
+def inputs(samples: int = BATCH) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(BATCH, FEATURES, generator=generator)
+    return {"x": x[:samples], "target": torch.randint(CLASSES, (BATCH,), generator=generator)[:samples]}
+
+
+def options(folder: Path, **changes: object) -> CompileOptions:
+    parts: dict[str, object] = {
+        "model": {"target": "tests.commands.test_proof:Net"},
+        "loss": {"name": "cross_entropy"},
+        "optimizer": {"name": "adamw"},
+        "training": {"batch_size": BATCH},
+        "pef_name": "net",
+        "output_folder": folder,
+    }
+    return CompileOptions.model_validate(parts | changes)
+
+
+def proved(folder: Path, model: nn.Module | None = None, /, **changes: object) -> Proved:
+    chosen = options(folder, **changes)
+    subject = Subject(model or Net(), inputs(chosen.micro_batch_size), by_keyword=False, whole=inputs())
+    return compile_proved(subject, chosen)
+
+
+LAYOUTS: dict[str, dict[str, object]] = {
+    "one rank": {},
+    "clipped": {"optimizer": {"name": "sgd", "momentum": 0.9, "lr": 0.1, "max_grad_norm": 0.01}},
+    "bf16": {"dtype": "bf16"},
+    "fp16": {"dtype": "fp16"},
+    "recomputed": {"recompute": "full"},
+    "two replicas": {"data_parallel": True, "world_size": 2},
+    "ZeRO 3": {"data_parallel": True, "world_size": 2, "zero": 3},
+    "pipeline": {"pipeline_stages": 2, "micro_batches": 4},
+    "zero bubble": {"pipeline_stages": 2, "micro_batches": 4, "schedule": "zb-h1"},
+    "ZeRO 2 of a pipeline": {"data_parallel": True, "pipeline_stages": 2, "micro_batches": 2, "zero": 2},
+    "batch on chips": {"tensor_parallel": "batch", "n_chips": 2},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_layout_is_equal_bit_for_bit(layout: str, tmp_path: Path) -> None:
+    done = proved(tmp_path, **LAYOUTS[layout])
+    assert done.checked is not None
+    assert (done.checked.steps, done.checked.rounded, done.checked.exceptions) == (MOST_STEPS, 0, ())
+    assert done.checked.compared > MOST_STEPS * 8
+    assert read(done.compiled.path).checked == done.checked
+
+
+def test_weights_that_are_cut_differ_by_rounding_which_is_told(tmp_path: Path) -> None:
+    done = proved(tmp_path, tensor_parallel="weight", n_chips=2)
+    assert done.checked is not None
+    assert 0 < done.checked.rounded <= 12
+    assert 0 < done.checked.exceptions[0].difference < 1e-5
+    assert str(done.checked).startswith("8 steps equal to eager PyTorch but for rounding in ")
+    told = [one for one in done.compiled.notices if one.startswith("differs from eager PyTorch by rounding: ")]
+    assert len(told) == len(done.checked.exceptions)
+
+
+class OwnLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, x: Tensor, target: Tensor) -> Any:
+        logits = self.net(x)
+        return functional.cross_entropy(logits, target), logits
+
+
+class InDict(OwnLoss):
+    def forward(self, x: Tensor, target: Tensor) -> Any:
+        loss, logits = super().forward(x, target)
+        return {"logits": logits, "loss": loss}
+
+
+@dataclass
+class Result:
+    logits: Tensor
+    loss: Tensor
+
+
+class InDataclass(OwnLoss):
+    def forward(self, x: Tensor, target: Tensor) -> Any:
+        return Result(*reversed(super().forward(x, target)))
+
+
+def squared(result: Tensor, target: Tensor) -> Tensor:
+    return (result.softmax(1) - functional.one_hot(target, CLASSES)).square().sum(1).mean()
+
+
+FORMS: Mapping[str, tuple[type[nn.Module], object]] = {
+    "named": (Net, "cross_entropy"),
+    "module": (Net, nn.CrossEntropyLoss(label_smoothing=0.1)),
+    "function": (Net, squared),
+    "returned": (OwnLoss, None),
+    "in a dict": (InDict, None),
+    "in a dataclass": (InDataclass, None),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_of_loss_is_equal_in_python(form: str, tmp_path: Path) -> None:
+    kind, loss = FORMS[form]
+    model = kind()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    example = tuple(inputs().values())
+    given: dict[str, Any] = {"loss": loss, "optimizer": optimizer, "check": 3, "output_folder": tmp_path}
+    pef = ss.compile(model, example, name="net", quiet=True, **given)
+    assert pef.checked is not None
+    assert str(pef.checked) == "3 steps equal to eager PyTorch, bit for bit (1 thread, torch 2.13.0)"
+    assert optimizer.state == {}
+
+
+def test_an_evaluation_graph_alone_is_equal(tmp_path: Path) -> None:
+    model = Net()
+    pef = ss.compile(model, inputs()["x"], inference=True, output_folder=tmp_path, quiet=True, check=2)
+    assert pef.checked is not None
+    assert (pef.checked.steps, pef.checked.compared) == (2, 2)
+
+
+class WithoutDraws(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.0)
+
+
+def test_a_loss_that_is_no_mean_over_micro_batches_is_told(tmp_path: Path) -> None:
+    done = proved(tmp_path, WithoutDraws(), pipeline_stages=2, micro_batches=4)
+    (notice,) = done.compiled.notices
+    assert notice.startswith("the loss of the example batch is ")
+    assert "the mean over its 4 parts" in notice
+
+
+def _changed(program: Program) -> Program:
+    """With another constant in the node that scales."""
+    assert program.training is not None
+    nodes = [
+        replace(one, args=(one.args[0], 0.25)) if one.operator == "aten.mul.Tensor" and one.args[1] == 0.5 else one
+        for one in program.training.nodes
+    ]
+    return replace(program, training=replace(program.training, nodes=tuple(nodes)))
+
+
+def test_a_wrong_constant_is_found_with_its_line(tmp_path: Path) -> None:
+    path = proved(tmp_path).compiled.path
+    document = read(path)
+    wrong = tmp_path / "wrong.pef"
+    write(wrong, replace(document, program=_changed(document.program)), map_weights(path))
+    with pytest.raises(CaptureError) as caught:
+        prove(wrong, Subject(Net(), inputs(), by_keyword=False), options(tmp_path))
+    assert "in step 1 " in caught.value.what
+    assert "aten.mul.Tensor gives a result that eager PyTorch has nowhere" in caught.value.what
+    assert (caught.value.where or "").endswith("h = h * self.scale")
+
+
+def test_after_a_difference_there_is_no_pef_or_the_one_of_before(tmp_path: Path) -> None:
+    subject, chosen = Subject(Net(), inputs(), by_keyword=False), options(tmp_path)
+    other = replace(subject, model=Quarter())
+    for before in (None, proved(tmp_path).compiled.digest):
+        with pytest.raises(CaptureError, match="the graph does not compute what the model does"):
+            compile_proved(subject, chosen, work=lambda phase, path: compile_subject(other, chosen, phase, path))
+        if before is None:
+            chosen.pef_path.unlink(missing_ok=True)
+            assert list(chosen.pef_path.parent.iterdir()) == []
+            proved(tmp_path)
+        else:
+            assert [one.name for one in chosen.pef_path.parent.iterdir()] == ["net.pef"]
+            assert read(chosen.pef_path).digest == before
+
+
+def test_compiling_twice_gives_the_same_bytes_and_changes_nothing_here(tmp_path: Path) -> None:
+    model = Net().eval()
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    torch.manual_seed(3), random.seed(3), np.random.seed(3)
+    states = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    texts = []
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        texts.append(proved(folder, model).compiled.path.read_bytes())
+    assert texts[0] == texts[1]
+    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+    assert all(one.grad is None for one in model.parameters())
+    assert not model.training
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (random.getstate(), str(np.random.get_state())) == states[1:]
+    assert (torch.get_num_threads(), torch.get_default_dtype()) == (threads, dtype)
+
+
+def test_a_sealed_pef_has_the_bytes_of_one_that_is_written_so(tmp_path: Path) -> None:
+    path = proved(tmp_path).compiled.path
+    write(tmp_path / "again.pef", read(path), map_weights(path))
+    assert (tmp_path / "again.pef").read_bytes() == path.read_bytes()
+
+
+def test_check_says_in_how_many_steps(tmp_path: Path) -> None:
+    assert proved(tmp_path, check=0).checked is None
+    assert read(tmp_path / "net" / "net.pef").checked is None
+    done = proved(tmp_path, check=11)
+    assert done.checked is not None
+    assert done.checked.steps == 11
+
+
+def test_a_model_that_is_too_large_is_compiled_here_and_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sambasim.commands.proof.available_bytes", lambda: 1000)
+    done = proved(tmp_path)
+    assert done.checked is None
+    assert done.compiled.notices[-1].startswith("not compared with eager PyTorch: the model has ")
+
+
+def test_large_steps_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = proved(tmp_path, check=0).compiled.program
+    assert steps_of(program) == MOST_STEPS
+    monkeypatch.setattr("sambasim.commands.proof._FLOPS", 1e3)
+    assert steps_of(program) == FEWEST_STEPS
+
+
+def test_batches_that_are_made_are_others_of_the_same_kind() -> None:
+    example = {**inputs(), "mask": torch.arange(BATCH) < 3}
+    for number in range(20):
+        for made in made_batches(example, number):
+            assert not equal(made, example)
+            for name, one in made.items():
+                assert (one.dtype, one.shape) == (example[name].dtype, example[name].shape)
+                assert float(one.double().abs().max()) <= float(example[name].double().abs().max())
+
+
+def _refuses_others(x: Tensor) -> None:
+    if not bool((x[0] >= 100).all()):
+        raise ValueError("the first sample must be large")
+
+
+class Refuses(Net):
+    """It takes no batch but such as begin with large numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        _refuses_others(x.detach())
+        return super().forward(x)
+
+
+def test_what_pytorch_refuses_is_no_difference(tmp_path: Path) -> None:
+    given = inputs()
+    given["x"][0] = 100.0
+    done = compile_proved(Subject(Refuses(), given, by_keyword=False), options(tmp_path, check=2))
+    assert done.checked is not None
+    assert done.checked.steps == 2
+
+
+NET = f"{Path(__file__)}:Net"
+
+
+@pytest.fixture
+def pef(tmp_path: Path) -> Path:
+    return proved(tmp_path).compiled.path
+
+
+def _verify(*arguments: str) -> Any:
+    return CliRunner().invoke(verify_command, arguments)
+
+
+def test_verify_compares_with_a_model_later(pef: Path) -> None:
+    done = _verify(str(pef), "--against", NET, "--check", "3")
+    assert f"against {NET}: 3 steps equal to eager PyTorch, bit for bit" in done.output
+    assert "checked         8 steps equal" in done.output
+    other = _verify(str(pef), "--against", NET.replace("Net", "Quarter"))
+    assert isinstance(other.exception, CaptureError)
+    assert (other.exception.where or "").endswith("h = h * self.scale")
+    assert "name the model that was compiled" in (other.exception.remedy or "")
+
+
+def test_verify_refuses_what_it_cannot_compare(pef: Path, tmp_path: Path) -> None:
+    wrong = _verify(str(pef), "--against", NET.replace("Net", "Plain")).exception
+    assert isinstance(wrong, ModelError)
+    assert "the model has no parameter first.weight of float32[16, 6]" in wrong.what
+    assert isinstance(_verify(str(pef), "--check", "3").exception, OptionError)
+    example = tuple(inputs().values())
+    live = ss.compile(Net(), example, loss=squared, name="live", quiet=True, check=0, output_folder=tmp_path)
+    assert isinstance(_verify(str(live.path), "--against", NET).exception, OptionError)
+
+
+def test_inspect_says_how_a_pef_was_checked(pef: Path) -> None:
+    output = CliRunner().invoke(inspect_command, [str(pef)]).output
+    assert "checked          8 steps equal to eager PyTorch, bit for bit (1 thread, torch 2.13.0)" in output
+    done = CliRunner().invoke(inspect_command, [str(pef), "--json"]).output
+    assert '"checked":{"steps":8,' in done
+
+
+def test_work_may_be_anything_that_compiles(tmp_path: Path) -> None:
+    subject, chosen = Subject(Net(), inputs(), by_keyword=False), options(tmp_path)
+    phases: list[str] = []
+    work: Callable[[Any, Any], Any] = lambda phase, path: compile_subject(subject, chosen, phase, path)  # noqa: E731
+    assert compile_proved(subject, chosen, phases.append, work=work).checked is not None
+    assert phases[-1] == "compare with eager PyTorch"
