@@ -7,7 +7,6 @@ descriptors below it, is printed by the parent. Ctrl-C ends both, and the child 
 import codecs
 import ctypes
 import faulthandler
-import gc
 import io
 import linecache
 import os
@@ -211,7 +210,6 @@ def _live(work: Callable[[OnPhase], object], pipes: list[tuple[int, int]], crash
     try:
         torch.set_num_threads(1)
         _end_with(parent)
-        gc.freeze()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)

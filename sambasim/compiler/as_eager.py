@@ -9,6 +9,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from sambasim.compiler.trial import replaced
 
@@ -137,6 +138,27 @@ _KEYWORD = getattr(torch.ops.aten.random, "from")
 """In the code that FX writes for a graph, its name would be a keyword, unless FX gives it a name of its own."""
 
 
+def _batch_norm(layer: Any, x: Tensor) -> Tensor:
+    """BatchNorm without a momentum has 1 / number of batches for one, which is a Python number in PyTorch."""
+    if layer.momentum is not None or not (layer.training and layer.track_running_stats):
+        plain: Tensor = _FORWARD(layer, x)
+        return plain
+    layer._check_input_dim(x)
+    layer.num_batches_tracked.add_(1)
+    momentum = layer.num_batches_tracked.double().reciprocal()
+    # With this momentum the kernel gives the sum of squares that it divides by it.
+    others = x.numel() / x.shape[1] - 1
+    squares = torch.zeros_like(layer.running_var)
+    arguments = torch.zeros_like(squares), squares, True, others, layer.eps
+    result, mean, _ = torch.native_batch_norm(x, layer.weight, layer.bias, *arguments)
+    for running, batch in ((layer.running_mean, mean.double()), (layer.running_var, squares.double() / others)):
+        running.copy_(momentum * batch + (1 - momentum) * running.double())
+    return result
+
+
+_FORWARD = _BatchNorm.forward
+
+
 @contextlib.contextmanager
 def kernels_of_eager() -> Iterator[None]:
     """While this is open, AOTAutograd traces with the kernels above."""
@@ -158,7 +180,10 @@ def kernels_of_eager() -> Iterator[None]:
         operator._dispatch_cache.clear()
     own = fx.graph._is_from_torch
     try:
-        with replaced(fx.graph, "_is_from_torch", lambda one: one is not _KEYWORD and own(one)):
+        with (
+            replaced(fx.graph, "_is_from_torch", lambda one: one is not _KEYWORD and own(one)),
+            replaced(_BatchNorm, "forward", _batch_norm),
+        ):
             yield
     finally:
         for operator, key, kernel in removed:

@@ -3,7 +3,7 @@ ask for, and branches that only raise or warn. The graph checks in each step tha
 
 import ast
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from enum import Enum, auto
 from functools import cache, partial
 from operator import attrgetter
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from sambasim.compiler.explain import UNREGISTERED, Finding, all_findings
 from sambasim.compiler.line_marks import mark_line
 from sambasim.compiler.names import is_library_file
-from sambasim.compiler.recording import frames, is_dense, line_of, user_frame, where_of
+from sambasim.compiler.recording import Recording, frames, is_dense, line_of, user_frame, where_of
 from sambasim.compiler.trial import Attributes, replaced
 from sambasim.errors import CaptureError
 
@@ -58,9 +58,11 @@ class Asked(TorchFunctionMode):
     branch that only raises or warns. `names`: by id, of tensors that are none of the model's. Raises RandomBranch for
     branches on random numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, recording: Recording | None = None) -> None:
         super().__init__()
         self.answers: list[_Answer] = []
+        self._recording = recording
+        self._refused_unless: list[tuple[frozenset[str], CaptureError]] = []
         self.refused: CaptureError | None = None
         self.names: Mapping[int, str] = {}
         self._drawn: dict[int, tuple[Tensor, Callable[[], Any]]] = {}  # what depends on random numbers alone
@@ -68,7 +70,7 @@ class Asked(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        kwargs = _without_default_generator(kwargs or {})
         for size in _sizes(func, args):
             self._answer(Asks.NUMBER, size, int(size))
         result = func(*args, **kwargs)
@@ -91,10 +93,21 @@ class Asked(TorchFunctionMode):
                 remedy="never drop layers: layerdrop=0 in the config of a model of transformers; in a model of your "
                 "own, drop by a factor: x + keep * layer(x), with keep = torch.bernoulli(…)",
             )
+        said: str | None = _OTHER_VALUE
         try:
-            self.answers.append(_Answer(answer, _said(frame, asks), _place(frame)))
+            said = _said(frame, asks)
         except CaptureError as error:
-            self.refused = self.refused or error
+            buffers = None if self._recording is None else self._recording.made_of([asked])
+            if buffers is None:
+                self.refused = self.refused or error
+            else:
+                self._refused_unless.append((buffers, error))
+        self.answers.append(_Answer(answer, said, _place(frame)))
+
+    def refuse_changed(self, changed: Set[str]) -> None:
+        """A value of buffers that no call of the model changes may be asked for: `changed` are those that one does."""
+        refused = [error for buffers, error in self._refused_unless if not buffers.isdisjoint(changed)]
+        self.refused = self.refused or next(iter(refused), None)
 
     def _is_constant(self, drawn: Tensor) -> bool:
         _, again = self._drawn[id(drawn)]
@@ -225,6 +238,11 @@ class Followed(TorchFunctionMode):
         answer = self._answer().value
         torch._assert_async(torch.count_nonzero(mask) == answer, _OTHER_VALUE)
         return torch.nonzero_static(mask, size=answer)
+
+
+def _without_default_generator(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """An operator draws from torch's own generator if none is given."""
+    return {key: value for key, value in kwargs.items() if value is not torch.default_generator}
 
 
 def _asked(func: Callable[..., Any], args: tuple[Any, ...]) -> Asks | None:

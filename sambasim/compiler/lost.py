@@ -1,5 +1,5 @@
-"""What a trace would lose without a word is refused here, at its line; activation checkpointing, which changes no
-result, calls its block."""
+"""What a trace would lose without a word is refused here, at its line. Activation checkpointing, which changes no
+result, calls its block; `.data` is `.detach()`, and to assign to it is to copy."""
 
 import contextlib
 import sys
@@ -40,7 +40,7 @@ _INFERENCE_MODE = Obstacle("torch.inference_mode(), through which a graph would 
 def nothing_lost(*, training: bool) -> Iterator[None]:
     """While this is open, what a trace would lose raises CaptureError, and blocks under torch.utils.checkpoint are
     called as they are. What they trace has the mark `recompute`."""
-    count_of = vars(torch._C.TensorBase)["_version"].__get__
+    count_of, data = vars(torch._C.TensorBase)["_version"].__get__, vars(torch._C.TensorBase)["data"]
     enter_inference, enter_saved = torch.inference_mode.__enter__, saved_tensors_hooks.__enter__
     materialize = FunctionCtx.set_materialize_grads
 
@@ -48,6 +48,17 @@ def nothing_lost(*, training: bool) -> Iterator[None]:
         if _is_users(sys._getframe(1)):
             raise _refused(_VERSION)
         return int(count_of(tensor))
+
+    def data_of(tensor: Tensor) -> Tensor:
+        of_data: Tensor = tensor.detach() if _is_users(sys._getframe(1)) else data.__get__(tensor)
+        return of_data
+
+    def set_data(tensor: Tensor, value: Tensor) -> None:
+        if _is_users(sys._getframe(1)):
+            with torch.no_grad():
+                tensor.copy_(value)
+        else:
+            data.__set__(tensor, value)
 
     def inference(block: torch.inference_mode) -> None:
         if _is_users(sys._getframe(1)):
@@ -79,6 +90,7 @@ def nothing_lost(*, training: bool) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for owner, name, substitute in (
             (Tensor, "_version", property(version)),
+            (Tensor, "data", property(data_of, set_data)),
             (torch.inference_mode, "__enter__", inference),
             (saved_tensors_hooks, "__enter__", saves),
             (FunctionCtx, "set_materialize_grads", materializes),

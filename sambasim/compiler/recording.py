@@ -5,7 +5,7 @@ import dis
 import hashlib
 import linecache
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -81,6 +81,9 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         self._known = len(self._labels)
         self._alive: list[object] = list(named.values())  # so that nothing else gets a storage that is gone
         self._saved: dict[int, tuple[Tensor, Tensor]] = {}
+        self._made_of = {
+            _storage(one): frozenset({label}) for label, one in named.items() if label.startswith("buffer ")
+        }
         self._generator = torch.get_rng_state()
         self._states: set[bytes] = set()
         self._draws_again = False
@@ -105,6 +108,15 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             return f"{self.label(tensor)} {tensor.dtype} {tuple(tensor.shape)}"
         place = f"{tensor.storage_offset()} {tensor.stride()}"
         return f"{self.label(tensor)} {tensor.dtype} {tuple(tensor.shape)} {place}"
+
+    def made_of(self, tensors: Iterable[Tensor]) -> frozenset[str] | None:
+        """The buffers that `tensors` are computed from; None if they depend on anything else that may change."""
+        parts = [
+            self._made_of.get(_storage(one), None if is_named(self.label(one)) else frozenset[str]())
+            for one in tensors
+            if is_dense(one)
+        ]
+        return None if None in parts else frozenset().union(*filter(None, parts))
 
     def undo(self) -> None:
         """Tensors that existed before the call have their values again."""
@@ -142,9 +154,14 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         frame = user_frame()
         line = None if frame is None else _line(frame, asks=not _ASKING.isdisjoint(func.tags))
         masks = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors)
-        foreign = any(isinstance(one, nn.Parameter) and not _is_named(self.label(one)) for one in tensors)
+        foreign = any(isinstance(one, nn.Parameter) and not is_named(self.label(one)) for one in tensors)
         self.ops.append(Op(func, text, tuple(map(self.label, writes)), line, masks, draws_from, foreign))
+        made_of = self.made_of(tensors) if not is_random and not draws_from else None
         for made in tree_leaves(result):
+            if is_dense(made) and made_of is not None:
+                self._made_of[_storage(made)] = made_of
+            elif is_dense(made):
+                self._made_of.pop(_storage(made), None)
             if is_dense(made) and (_storage(made) not in self._labels or func in _LIFTED):
                 self._make(made)
         return result
@@ -179,7 +196,7 @@ def digest_of(tensor: Tensor) -> str:
         return hashlib.sha256(bytes_of(tensor.detach())).hexdigest()[:16]
 
 
-def _is_named(label: str) -> bool:
+def is_named(label: str) -> bool:
     return label.startswith(("parameter ", "buffer ", "input ", "%"))
 
 

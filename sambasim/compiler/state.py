@@ -134,6 +134,7 @@ class _Observer:
         self._named |= {f"buffer {name}": one for name, one in steps[0].named_buffers()}
         self._modes = [(module, module.training) for module in steps[0].modules()]
         self._fresh: Fork[Any] | None = None
+        self._recording: Recording | None = None
 
     def run(self) -> Observed:
         with contextlib.ExitStack() as stack:
@@ -147,6 +148,7 @@ class _Observer:
             after = Snapshot(self._roots)
             for asked in first.asked:
                 asked.names = after.names_of_tensors()
+                asked.refuse_changed({label for labels in first.writes for label in labels})
             self._check_process(process)
             self._check_calls(first)
             changed = before.changed_in(after)
@@ -179,8 +181,8 @@ class _Observer:
         """What a fresh copy of the process, in which nothing was called yet, says."""
         return None if self._fresh is None else self._fresh.ask(request)
 
-    def _round(self, seed: int = 1, done: _Round | None = None) -> _Round:
-        done = done or _Round()
+    def _round(self, seed: int = 1) -> _Round:
+        done = _Round()
         for step in self._steps:
             torch.manual_seed(seed)
             self.call(step, done)
@@ -197,7 +199,8 @@ class _Observer:
     def call(self, step: nn.Module, done: _Round) -> None:
         given = [tensor.clone() for tensor in self._inputs]
         named = self._named | {f"input {index}": one for index, one in enumerate(given)}
-        recording, asked = Recording(named), Asked()
+        recording = self._recording = Recording(named)
+        asked = Asked(recording)
         self._set_modes(step)
         try:
             with eagerly(step, given), quiet(), modes_reach_inside(), recording, asked:
@@ -343,6 +346,8 @@ class _Observer:
         after: Fork[Any] = Fork(lambda request: self._places_after(name))
         places: dict[str, tuple[int, object]] = after.ask() or {}
         after.close()
+        if (root := before.slots.get((name, kind, 0))) and name in self._roots:
+            return self._traced(partial(_is_changed, root, root.mark))
         owners = before.owners()
         for one, (owner, key) in places.items():
             content = before.slots.get((one, "content", 0)) or before.slots.get((one, "position", 0))
@@ -368,8 +373,7 @@ class _Observer:
         return self._traced(lambda: process_state()[name] != before)
 
     def line_of_seed(self) -> str | None:
-        done = _Round()
-        return self._traced(lambda: bool(done.calls) and done.calls[-1].is_seeded(), done)
+        return self._traced(lambda: self._recording is not None and self._recording.is_seeded())
 
     def _traced(self, is_found: Callable[[], bool], done: "_Round | None" = None) -> str | None:
         """The user's line, of one round, after which `is_found` is true."""
@@ -387,7 +391,7 @@ class _Observer:
 
         sys.settrace(look)
         try:
-            self._round(done=done)
+            self._round()
         finally:
             sys.settrace(None)
         return found[0] if found else None
