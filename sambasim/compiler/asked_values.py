@@ -161,7 +161,8 @@ class Followed(TorchFunctionMode):
     ) -> Any:
         mark_line()
         # A torch.Size stays one: Tensor.new() takes a tuple for values.
-        args, kwargs = tree_map(self._as_constant, (args, kwargs or {}), is_leaf=_is_size)
+        given = args, _without_default_generator(kwargs or {})
+        args, kwargs = tree_map(self._as_constant, given, is_leaf=_is_size)
         sizes = {id(size): self._number(size) for size in _sizes(func, args)}
         if sizes:
             args = tree_map(lambda one: sizes.get(id(one), one), args, is_leaf=_is_size)

@@ -16,9 +16,11 @@ def app(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     app = App(request.cls.example, tmp_path_factory.mktemp("app"))
     name = app.example.name
     result = app.compile()
-    made, created, succeeded, following = result.stdout.splitlines()
+    made, checked, created, succeeded, following = result.stdout.splitlines()
     assert made.startswith(f"{name}: ")
     assert " REDUCE" in made
+    assert checked.startswith("checked: ")
+    assert " steps equal to eager PyTorch, bit for bit (1 thread, " in checked
     assert (created, succeeded) == (f"PEF file {app.folder}/out/{name}/{name}.pef created", "Compilation succeeded")
     assert following.startswith("next: mpirun -np 2 ")
     assert following.endswith(f" --pef out/{name}/{name}.pef --reduce-on-rdu")
