@@ -1,6 +1,6 @@
 """How a tensor of a PEF may differ from the same of eager PyTorch: not at all, by rounding, or by more."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,9 @@ whose operands are cut over ranks add up in another order."""
 
 _UPDATE_ROUNDINGS = 4
 """As `docs/concepts.md` promises of an optimizer step, of the larger of a parameter and its change."""
+
+_PIECE = 1 << 16
+"""Elements that are compared at a time, which fit a cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,9 @@ class Comparison:
                 self.largest[one.name] = one
         return min((one for one in found if not one.is_rounding), key=lambda one: one.position, default=None)
 
-    def add(self, name: str, value: str, ours: Tensor, theirs: Tensor, scale: float = 0.0) -> None:
+    def add(
+        self, name: str, value: str, ours: Tensor, theirs: Tensor, scale: Callable[[], float] = lambda: 0.0
+    ) -> None:
         """Compare a tensor, which the graph has as `value`. `scale`: numbers of this size were added up for it."""
         self.compared += 1
         if ours.shape == theirs.shape and torch.equal(ours, theirs):
@@ -64,20 +69,27 @@ class Comparison:
             return
         position = self._positions.get(value, -1)
         source = self._nodes[position].source if position >= 0 else None
-        is_rounding = size <= self._bound * max(whole, scale)
+        is_rounding = size <= self._bound * whole or size <= self._bound * scale()
         self._found.append(Difference(name, size / whole if whole else size, value, position, source, is_rounding))
 
     def add_update(self, name: str, before: Tensor, ours: Tensor, theirs: Tensor) -> None:
         """Compare a parameter that both sides have updated, each with its own kernel."""
         self.compared += 1
-        if torch.equal(ours, theirs):
-            return
-        old, one, other = before.double(), ours.double(), theirs.double()
-        bound = _UPDATE_ROUNDINGS * torch.finfo(ours.dtype).eps * torch.maximum(other.abs(), (other - old).abs())
-        if bool((((one - other).abs() <= bound) | (one.isnan() & other.isnan())).all()):
+        bound = _UPDATE_ROUNDINGS * torch.finfo(ours.dtype).eps
+        flat = (tensor.detach().reshape(-1) for tensor in (before, ours, theirs))
+        parts = zip(*(torch.split(tensor, _PIECE) for tensor in flat), strict=True)
+        if all(torch.equal(one, other) or _is_close(old, one, other, bound) for old, one, other in parts):
             return
         size, whole = apart(ours, theirs)
         self._found.append(Difference(name, size / whole if whole else size, "", len(self._nodes)))
+
+
+def _is_close(before: Tensor, one: Tensor, other: Tensor, bound: float) -> bool:
+    """Whether two updates of `before` differ by at most `bound`, relative to the larger of result and change."""
+    wide = torch.promote_types(one.dtype, torch.float32)
+    before, one, other = before.to(wide), one.to(wide), other.to(wide)
+    most = torch.maximum(other.abs(), (other - before).abs_()).mul_(bound)
+    return bool(((one - other).abs_().le(most) | (one.isnan() & other.isnan())).all())
 
 
 def apart(one: Tensor, other: Tensor) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -71,7 +72,8 @@ class Steps:
 
     def train(self, number: int, batches: Sequence[Batch]) -> None:
         """Compare the outputs, buffers and gradients of a training step and, in the first one, what the optimizer makes
-        of the parameters. `batches`: of each micro-batch of each chip. Raises as `evaluate`."""
+        of the parameters. `batches`: of each micro-batch of each chip. Raises as `evaluate`. Later steps have the
+        parameters of the first update, or of their own if ranks exchange gradients in it."""
         program, played, eager = self._program, self._played, self._eager
         of_chips = [batches[chip :: program.chips] for chip in range(program.chips)]
         buffers = self._of_kind[SymbolKind.BUFFER]
@@ -94,8 +96,11 @@ class Steps:
             for one, buffer in zip(buffers, kept, strict=True):
                 now = played.read(one.symbol, chip)
                 self.comparison.add(called(program, one.symbol) + where, one.value, now, buffer)
-        before = {member.parameter: played.read(member.parameter).clone() for member in self._members}
-        played.update()
+        before: dict[str, Tensor] = {}
+        if number == 0:
+            before = {member.parameter: played.read(member.parameter).clone() for member in self._members}
+        if number == 0 or program.ranks_of_replica > 1:
+            played.update()
         self._compare_gradients()
         self._raise(number, batches[0])
         if number == 0:
@@ -108,7 +113,11 @@ class Steps:
     def _compare_gradients(self) -> None:
         values = {one.symbol: one.value for one in self._of_kind[SymbolKind.GRADIENT]}
         theirs = {member.gradient: self._eager.gradient(member.parameter) for member in self._members}
-        scale = max((largest(one) for one in theirs.values() if one is not None), default=0.0) * _OF_ALL
+
+        @cache
+        def scale() -> float:
+            return max((largest(one) for one in theirs.values() if one is not None), default=0.0) * _OF_ALL
+
         for name, gradient in theirs.items():
             own = self._played.read(name)
             other = torch.zeros_like(own) if gradient is None else gradient
