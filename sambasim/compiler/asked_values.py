@@ -159,10 +159,13 @@ class Followed(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        kwargs = _without_default_generator(kwargs or {})
+        if _has_plain((*args, *kwargs.values())):
+            # A torch.Size stays one: Tensor.new() takes a tuple for values.
+            args, kwargs = tree_map(self._as_constant, (args, kwargs), is_leaf=_is_size)
+        elif getattr(func, "__name__", "") == "__get__":  # an attribute, such as the shape
+            return func(*args)
         mark_line()
-        # A torch.Size stays one: Tensor.new() takes a tuple for values.
-        given = args, _without_default_generator(kwargs or {})
-        args, kwargs = tree_map(self._as_constant, given, is_leaf=_is_size)
         sizes = {id(size): self._number(size) for size in _sizes(func, args)}
         if sizes:
             args = tree_map(lambda one: sizes.get(id(one), one), args, is_leaf=_is_size)
@@ -239,6 +242,13 @@ class Followed(TorchFunctionMode):
         answer = self._answer().value
         torch._assert_async(torch.count_nonzero(mask) == answer, _OTHER_VALUE)
         return torch.nonzero_static(mask, size=answer)
+
+
+def _has_plain(values: Iterable[object]) -> bool:
+    """Whether one is a tensor that is not traced, or has one."""
+    return any(
+        type(one) in (Tensor, nn.Parameter) or (isinstance(one, list | tuple) and _has_plain(one)) for one in values
+    )
 
 
 def _without_default_generator(kwargs: dict[str, Any]) -> dict[str, Any]:

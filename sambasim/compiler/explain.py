@@ -1,15 +1,16 @@
-"""Why a step cannot be captured: which lines, and how to write them instead."""
+"""Why a step cannot be captured: which lines, and how to write them instead. Each remedy is applied by a test."""
 
 import re
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
+from itertools import pairwise
 
-import torch
 from torch import nn
 
-from sambasim.compiler.names import forward_line, is_library_file, line_in, user_line
+from sambasim.compiler.names import forward_line, is_library_file, is_ours, user_line
 from sambasim.compiler.recording import Op, Recording
-from sambasim.errors import CaptureError
+from sambasim.errors import CaptureError, SambasimError
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,20 +21,29 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
+    """`inside`: the line of a library that the line at `where` calls, and that is the obstacle."""
+
     obstacle: Obstacle
     where: str
+    inside: str = ""
 
 
 _BRANCH = Obstacle(
     "a branch on the value of a tensor", "compute both sides, and choose by torch.where(condition, a, b)"
 )
 _NUMBER = Obstacle(
-    "the value of a tensor as a Python number",
-    "keep it a tensor: leave out .item(), float(), int(), .tolist(); "
-    "a[t] of a tensor t is a.index_select(0, t.view(1))[0]",
+    "the value of a tensor as a Python number", "keep it a tensor: leave out .item(), float(), int(), .tolist()"
 )
-_VALUE = Obstacle(
-    "Python code that depends on the value of a tensor", "compute with tensors only: torch.where, torch.rand"
+_INDEX = Obstacle("an index that is the value of a tensor", "select by the tensor: a.index_select(0, t.view(1))[0]")
+_SIZE = Obstacle(
+    "a size that is the value of a tensor",
+    "take the largest size that it may have, and a mask: torch.where(torch.arange(size) < n, a, b)",
+)
+_CLASSES = Obstacle("one_hot() without a number of classes", "give it: F.one_hot(i, num_classes=…)")
+_COUNTS = Obstacle("bincount(), whose size depends on values", "count by a sum: F.one_hot(i, num_classes=…).sum(0)")
+_REPEATS = Obstacle(
+    "repeat_interleave() by counts that are values of a tensor",
+    "take a fixed number of rows: x.index_select(0, (torch.arange(n)[:, None] >= counts.cumsum(0)).sum(1))",
 )
 SHAPE = Obstacle(
     "a shape that depends on the values of a tensor",
@@ -43,7 +53,6 @@ _PACKED = Obstacle(
     "a packed sequence, whose shape depends on lengths",
     "run the recurrent layer on the padded batch, and mask its outputs: outputs * mask.unsqueeze(-1)",
 )
-_CHECKPOINTING = Obstacle("activation checkpointing", "call the block itself, without torch.utils.checkpoint")
 _NUMPY = Obstacle(
     "NumPy, which a graph does not call", "write it with PyTorch: torch.tanh(x) instead of np.tanh(x.numpy())"
 )
@@ -51,77 +60,97 @@ _LENGTHS = Obstacle(
     "ctc_loss() with lengths that are numbers", "give both lengths as tensors: torch.full((batch,), length)"
 )
 _INPUT = Obstacle("an input that is changed in place", "make a new tensor: x = x * 2 instead of x.mul_(2) or x *= 2")
-CHANGED_CONSTANT = Obstacle(
+_CONSTANT = Obstacle(
     "a tensor that is changed in place, and is no buffer of the model",
     "register it: self.register_buffer(name, tensor)",
 )
 UNREGISTERED = Obstacle(
-    "a parameter that is none of the model's",
-    "give it to the model: an attribute of a module, an nn.ModuleList for a list of layers",
+    "a parameter or buffer that is none of the model's",
+    "give its module to the model: as an attribute, in an nn.ModuleList for a list, in an nn.ModuleDict for a dict",
+)
+_OF_LOSS = Obstacle(
+    "a parameter, or a buffer that changes, of a loss that is a module",
+    "make the loss a submodule of the model: return self.loss(outputs, targets) in its forward()",
 )
 _PARAMETER = Obstacle(
     "a parameter that is changed in place",
-    "make a new tensor of it, or register_buffer() what forward() changes: the optimizer alone changes parameters",
+    "change a buffer instead, which register_buffer() makes of what forward() changes",
 )
-_KNOWN = (
-    (("pack_padded_sequence", "PackedSequence"), _PACKED),
-    (("tag_activation_checkpoint", "_checkpoint_context_fn"), _CHECKPOINTING),
-    (("data-dependent branching", "Data-dependent branching"), _BRANCH),
-    (("Tensor.item()", "_local_scalar_dense", ".tolist()", "Tensor.tolist"), _NUMBER),
-    (("data-dependent expression", "GuardOnDataDependent"), _VALUE),
-    (("is mutated in the forward",), CHANGED_CONSTANT),
-    ((".numpy() is not supported",), _NUMPY),
-    (("nonzero", "dynamic shape", "Dynamic shape", "DynamicOutputShape", "masked_select", "unbacked"), SHAPE),
+_MAX_NORM = Obstacle(
+    "max_norm of an embedding, which changes its weight in place",
+    "leave out max_norm, and renorm the weight: F.embedding(i, torch.renorm(self.embedding.weight, 2, 0, max_norm))",
 )
-"""Parts of a tracer's message, and their obstacle; the first row that fits."""
+_FROZEN = Obstacle(
+    "requires_grad that is changed in forward()",
+    "detach the weights: F.linear(x, layer.weight.detach(), layer.bias.detach())",
+)
+
+_ASKING = (
+    (r"^(one_hot/2| )", None),  # it checks them; what has no function is answered, or is in the backward
+    (r"^one_hot/", _CLASSES),
+    (r"^bincount/", _COUNTS),
+    (r"^repeat_interleave/", _REPEATS),
+    (r"^(__bool__|is_nonzero|equal|allclose)/", _BRANCH),
+    (r"^(item|tolist|__int__|__float__|__complex__)/", _NUMBER),
+    (r"_pack_padded_sequence\b", _PACKED),
+    (r"^__[gs]etitem__/.*_local_scalar_dense.* aten\.select\b", _INDEX),
+    (r"_local_scalar_dense", _SIZE),
+    (r"", SHAPE),
+)
+"""Of operators that ask for values, `FUNCTION/ARGUMENTS OPERATOR NEXT`, and their obstacle; the first row that fits."""
+
+_WRITING = (
+    (r"\bembedding_renorm_\b", _MAX_NORM),
+    (r"\| input ", _INPUT),
+    (r"\| parameter ", _PARAMETER),
+    (r"\| foreign loss\b", _OF_LOSS),
+    (r"\| foreign ", UNREGISTERED),
+    (r"\| (?!buffer )", _CONSTANT),
+)
+"""Of operators that write to tensors which existed before, `OPERATOR| TENSOR`."""
+
+_RAISED = (
+    (r"\.numpy\(\) is not supported", _NUMPY),
+    (r"only change requires_grad flags of leaf", _FROZEN),
+    (r"data-dependent expression|GuardOnDataDependent", _BRANCH),
+    (r"_local_scalar_dense|\.tolist\(\)", _NUMBER),
+    (r"DynamicOutputShape|unbacked", SHAPE),
+)
+"""Of what a tracer raises."""
 
 _MOST_FINDINGS = 6
 _LONGEST_LINE = 160
+_ADVICE = re.compile(r"https?:|github|\b(issue|bug)s?\b|please report|torch\._?dynamo|torch\.compile|TORCH_", re.IGNORECASE)
+
+
+def _first(rows: Iterable[tuple[str, Obstacle | None]], text: str) -> Obstacle | None:
+    return next((obstacle for pattern, obstacle in rows if re.search(pattern, text)), None)
 
 
 def tracer_error(what: str, error: BaseException) -> CaptureError:
-    """The CaptureError for what the tracer raised while it captured `what`, with the user's line if it names one."""
-    text = f"{type(error).__name__}: {error}"
-    known = next((obstacle for marks, obstacle in _KNOWN if any(mark in text for mark in marks)), None)
-    line = line_in(str(error))
+    """The CaptureError for what a tracer raised while it captured `what`, with the user's line that it went through."""
+    known = _first(_RAISED, f"{type(error).__name__}: {error}")
+    sentences = re.split(r"(?<=[.!?])\s+", next(iter(str(error).strip().splitlines()), ""))
+    said = " ".join(one for one in sentences if not _ADVICE.search(one)) or f"PyTorch raises {type(error).__name__}"
     return CaptureError(
-        f"the {what} cannot be captured: {known.what if known else _explanation(error)}",
-        where=str(line) if line else user_line(error),
-        remedy=known.rewrite if known else _hint(error),
+        f"the {what} cannot be captured: {known.what if known else said[:_LONGEST_LINE]}",
+        where=user_line(error),
+        remedy=known.rewrite if known else "rewrite the line with PyTorch's own operators on tensors",
     )
 
 
-_END_OF_EXPLANATION = re.compile(
-    r"\n\s*(?:Explanation:|Hint:|Developer debug context|For more |from user code|The error above|While executing)"
-)
+def unexpected(error: Exception, model: nn.Module) -> Exception:
+    """The CaptureError for what torch raised anywhere in a compile of `model`; `error` itself if it is an error of
+    sambasim, or a bug in it."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    if isinstance(error, SambasimError) or (is_ours(last.filename) and last.name not in _FORWARDING):
+        return error
+    made = tracer_error("model", error)
+    made.where = made.where or forward_line(model)
+    return made
 
 
-def _explanation(error: BaseException) -> str:
-    """The first line of torch's message, and its explanation if there is one: no hints, links and frames."""
-    text = str(error).strip()
-    first = _END_OF_EXPLANATION.split(text)[0].strip().splitlines()
-    sentences = [*first[:1], *re.findall(r"\n\s*Explanation: (.+)", text)[:1]]
-    lines = [line for line in map(_without_advice, sentences) if line] or [f"PyTorch raises {type(error).__name__}"]
-    return "\n    ".join(line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 1]}…" for line in lines)
-
-
-_OTHER_ADVICE = re.compile(
-    r"https?://|www\.|pytorch\.org|github|\b(issue|bug)s?\b|please report|torch\._dynamo|torch\.compile|TORCH_?LOGS|"
-    r"TORCH\w*=|compiled? (region|code)|graph break|find(ing)? a workaround",
-    re.IGNORECASE,
-)
-"""Advice for users of torch.compile: to write to PyTorch's authors, to set its options."""
-
-
-def _without_advice(text: str) -> str:
-    sentences = re.split(r"(?<=[.!?])\s+", re.sub(r"\b(Torch)?Dynamo\b", "PyTorch's tracer", text.strip()))
-    return " ".join(sentence for sentence in sentences if not _OTHER_ADVICE.search(sentence))
-
-
-def _hint(error: BaseException) -> str:
-    hints: list[str] = [hint.strip() for hint in re.findall(r"Hint: (.+)", str(error))]
-    sensible = [hint for hint in hints if 0 < len(hint) <= _LONGEST_LINE and not _OTHER_ADVICE.search(hint)]
-    return _without_advice(sensible[0]) if sensible else "rewrite the line with PyTorch's own operators on tensors"
+_FORWARDING = ("__torch_function__", "__torch_dispatch__")
 
 
 def explained(error: CaptureError, step: nn.Module, call: Recording) -> CaptureError:
@@ -136,44 +165,35 @@ def explained(error: CaptureError, step: nn.Module, call: Recording) -> CaptureE
 
 def obstacles(call: Recording) -> Sequence[Finding]:
     """What of an eager call cannot be captured, in the order of execution."""
-    found = ((_obstacle(op), op.line) for op in call.ops if op.line is not None)
-    return list(dict.fromkeys(Finding(obstacle, str(line)) for obstacle, line in found if obstacle is not None))
+    changed = {label for op in call.ops for label in op.writes}
+    found = ((_obstacle(op, str(then.func), changed), op.line) for op, then in pairwise((*call.ops, call.ops[-1])))
+    return list(dict.fromkeys(Finding(one, str(line), line.inside) for one, line in found if one and line))
 
 
 def changed_constants(call: Recording) -> Sequence[Finding]:
     """The lines at which a call changes tensors that are none of the model's, which later calls may read."""
-    return [finding for finding in obstacles(call) if finding.obstacle is CHANGED_CONSTANT]
+    return [finding for finding in obstacles(call) if finding.obstacle in (_CONSTANT, UNREGISTERED, _OF_LOSS)]
 
 
-def _obstacle(op: Op) -> Obstacle | None:
-    name, line = op.func._schema.name, op.line
-    if name == "aten::_pack_padded_sequence":
-        return _PACKED
-    if name == "aten::_ctc_loss":
+def _obstacle(op: Op, then: str, changed: Set[str]) -> Obstacle | None:
+    """`then`: the operator after it; `changed`: the tensors that the call changes."""
+    if op.asks and (op.buffers is None or not op.buffers.isdisjoint(changed)):
+        return _first(_ASKING, f"{op.function} {op.func} {then}")
+    if op.masks and str(op.func) == "aten.index.Tensor":  # by numbers its shape is known
+        return _first(_ASKING, f"{op.function} {op.func}")
+    if str(op.func) == "aten._ctc_loss.default":
         return _LENGTHS
-    if name == "aten::index":  # by numbers its shape is known, by a mask it is not
-        return SHAPE if op.masks else None
-    if torch.Tag.dynamic_output_shape in op.func.tags:
-        return SHAPE
-    if torch.Tag.data_dependent_output in op.func.tags:
-        # Tracers know where torch's own code reads values, and how to leave out an assertion.
-        if line is None or not line.is_next or str(line).partition(": ")[2].startswith("assert"):
-            return None
-        return _BRANCH if line.jumps else _NUMBER
     if op.foreign:
-        return UNREGISTERED
-    kinds = {label.partition(" ")[0] for label in op.writes}
-    if "input" in kinds:
-        return _INPUT
-    return _PARAMETER if "parameter" in kinds else CHANGED_CONSTANT if kinds - {"buffer"} else None
+        return _OF_LOSS if op.foreign.startswith("foreign loss") else UNREGISTERED
+    return next(filter(None, (_first(_WRITING, f"{op.func}| {label}") for label in op.writes)), None)
 
 
 def _rewrite(finding: Finding) -> str:
-    if "-packages" not in finding.where:
+    library = finding.inside or (finding.where if "-packages" in finding.where else "")
+    if not library:
         return finding.obstacle.rewrite
-    return (
-        f"that is code of a library: choose settings of the model that do not run it; else {finding.obstacle.rewrite}"
-    )
+    told = f" ({finding.inside})" if finding.inside else ""
+    return f"that is code of a library{told}: choose settings that do not run it; else {finding.obstacle.rewrite}"
 
 
 def all_findings(findings: Sequence[Finding], training: bool) -> CaptureError:

@@ -7,6 +7,7 @@ import sys
 import sysconfig
 import traceback
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -105,6 +106,12 @@ _QUICK_START = f"{_OURS}quickstart{os.sep}"
 _PYTHON = sysconfig.get_path("stdlib") + os.sep
 
 
+def is_ours(file: str) -> bool:
+    """Whether `file` is one of sambasim's."""
+    return file.startswith(_OURS)
+
+
+@cache
 def is_library_file(file: str) -> bool:
     """Whether `file` is one of torch, of sambasim or of Python itself."""
     if file.startswith(_PYTHON) and "-packages" not in file:

@@ -361,7 +361,7 @@ def _padded(result: Tensor, target: Tensor) -> Tensor:
     return ((result - target).square() * counted).sum() / counted.sum().clamp(min=1)
 
 
-MICRO: Mapping[str, Any] = {"notice": "micro", "steps": 2, "where": None}
+MICRO: Mapping[str, Any] = {"notice": "the mean over its", "steps": 2, "where": None}
 
 
 @built(TOLD | REFUSED, **MICRO)
