@@ -61,7 +61,7 @@ class Asked(TorchFunctionMode):
     def __init__(self, recording: Recording | None = None) -> None:
         super().__init__()
         self.answers: list[_Answer] = []
-        self._recording = recording
+        self._recording = recording or Recording({})
         self._refused_unless: list[tuple[frozenset[str], CaptureError]] = []
         self.refused: CaptureError | None = None
         self.names: Mapping[int, str] = {}
@@ -71,21 +71,26 @@ class Asked(TorchFunctionMode):
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = _without_default_generator(kwargs or {})
-        for size in _sizes(func, args):
-            self._answer(Asks.NUMBER, size, int(size))
+        is_known = [self._answer(Asks.NUMBER, size, int(size)) for size in _sizes(func, args)]
+        begin = len(self._recording.ops)
+        self._recording.function = f"{getattr(func, '__name__', '')}/{len(args) + len(kwargs)}"
         result = func(*args, **kwargs)
+        self._recording.function = ""
         asks = _asked(func, args)
         if asks is None:
             self._remember(func, args, kwargs, result)
         elif asks in (Asks.BRANCH, Asks.NUMBER):
-            self._answer(asks, args[0], int(result))
+            is_known.append(self._answer(asks, args[0], int(result)))
         else:
             mask = args[asks is Asks.SELECTION]
-            self._answer(asks, mask, int(mask.count_nonzero()))
+            is_known.append(self._answer(asks, mask, int(mask.count_nonzero())))
+        if is_known and all(is_known):
+            self._recording.know(begin)
         return result
 
-    def _answer(self, asks: Asks, asked: Tensor, answer: int) -> None:
-        frame = _asker()
+    def _answer(self, asks: Asks, asked: Tensor, answer: int) -> bool:
+        """Whether a capture may take `answer`."""
+        frame, is_known = _asker(), True
         if id(asked) in self._drawn and not self._is_constant(asked):
             raise RandomBranch(
                 "a branch on random numbers, such as a layer that is dropped, cannot be captured",
@@ -97,12 +102,13 @@ class Asked(TorchFunctionMode):
         try:
             said = _said(frame, asks)
         except CaptureError as error:
-            buffers = None if self._recording is None else self._recording.made_of([asked])
+            is_known, buffers = False, self._recording.made_of([asked])
             if buffers is None:
                 self.refused = self.refused or error
             else:
                 self._refused_unless.append((buffers, error))
         self.answers.append(_Answer(answer, said, _place(frame)))
+        return is_known
 
     def refuse_changed(self, changed: Set[str]) -> None:
         """A value of buffers that no call of the model changes may be asked for: `changed` are those that one does."""

@@ -4,7 +4,6 @@ import re
 import traceback
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
-from itertools import pairwise
 
 from torch import nn
 
@@ -68,13 +67,9 @@ UNREGISTERED = Obstacle(
     "a parameter or buffer that is none of the model's",
     "give its module to the model: as an attribute, in an nn.ModuleList for a list, in an nn.ModuleDict for a dict",
 )
-_OF_LOSS = Obstacle(
-    "a parameter, or a buffer that changes, of a loss that is a module",
-    "make the loss a submodule of the model: return self.loss(outputs, targets) in its forward()",
-)
 _PARAMETER = Obstacle(
     "a parameter that is changed in place",
-    "change a buffer instead, which register_buffer() makes of what forward() changes",
+    'change a buffer instead: self.register_buffer("weight", weight.detach().clone())',
 )
 _MAX_NORM = Obstacle(
     "max_norm of an embedding, which changes its weight in place",
@@ -86,28 +81,28 @@ _FROZEN = Obstacle(
 )
 
 _ASKING = (
-    (r"^(one_hot/2| )", None),  # it checks them; what has no function is answered, or is in the backward
+    (r"^(one_hot/2| )|_ctc_loss\.Tensor", None),  # values that are only checked, or known to a capture
     (r"^one_hot/", _CLASSES),
     (r"^bincount/", _COUNTS),
     (r"^repeat_interleave/", _REPEATS),
     (r"^(__bool__|is_nonzero|equal|allclose)/", _BRANCH),
     (r"^(item|tolist|__int__|__float__|__complex__)/", _NUMBER),
-    (r"_pack_padded_sequence\b", _PACKED),
+    (r"_pack_padded_sequence", _PACKED),
+    (r"_ctc_loss", _LENGTHS),
     (r"^__[gs]etitem__/.*_local_scalar_dense.* aten\.select\b", _INDEX),
     (r"_local_scalar_dense", _SIZE),
     (r"", SHAPE),
 )
 """Of operators that ask for values, `FUNCTION/ARGUMENTS OPERATOR NEXT`, and their obstacle; the first row that fits."""
 
-_WRITING = (
-    (r"\bembedding_renorm_\b", _MAX_NORM),
+_CHANGING = (
+    (r"embedding_renorm_", _MAX_NORM),
     (r"\| input ", _INPUT),
-    (r"\| parameter ", _PARAMETER),
-    (r"\| foreign loss\b", _OF_LOSS),
+    (r"\| (foreign )?parameter ", _PARAMETER),
     (r"\| foreign ", UNREGISTERED),
     (r"\| (?!buffer )", _CONSTANT),
 )
-"""Of operators that write to tensors which existed before, `OPERATOR| TENSOR`."""
+"""Of operators that change tensors which existed before, `OPERATOR| TENSOR`."""
 
 _RAISED = (
     (r"\.numpy\(\) is not supported", _NUMPY),
@@ -120,7 +115,9 @@ _RAISED = (
 
 _MOST_FINDINGS = 6
 _LONGEST_LINE = 160
-_ADVICE = re.compile(r"https?:|github|\b(issue|bug)s?\b|please report|torch\._?dynamo|torch\.compile|TORCH_", re.IGNORECASE)
+_ADVICE = re.compile(
+    r"https?:|github|\b(issue|bug)s?\b|please report|torch\._?dynamo|torch\.compile|TORCH_", re.IGNORECASE
+)
 
 
 def _first(rows: Iterable[tuple[str, Obstacle | None]], text: str) -> Obstacle | None:
@@ -166,26 +163,28 @@ def explained(error: CaptureError, step: nn.Module, call: Recording) -> CaptureE
 def obstacles(call: Recording) -> Sequence[Finding]:
     """What of an eager call cannot be captured, in the order of execution."""
     changed = {label for op in call.ops for label in op.writes}
-    found = ((_obstacle(op, str(then.func), changed), op.line) for op, then in pairwise((*call.ops, call.ops[-1])))
-    return list(dict.fromkeys(Finding(one, str(line), line.inside) for one, line in found if one and line))
+    pairs = zip(call.ops, [*call.ops[1:], None], strict=True)
+    return _findings((op, _obstacle(op, str(then and then.func), changed)) for op, then in pairs)
 
 
 def changed_constants(call: Recording) -> Sequence[Finding]:
     """The lines at which a call changes tensors that are none of the model's, which later calls may read."""
-    return [finding for finding in obstacles(call) if finding.obstacle in (_CONSTANT, UNREGISTERED, _OF_LOSS)]
+    own = ("parameter ", "buffer ", "input ")
+    changing = (op for op in call.ops if not all(label.startswith(own) for label in op.writes))
+    return _findings((op, _obstacle(op, "", frozenset())) for op in changing)
+
+
+def _findings(found: Iterable[tuple[Op, Obstacle | None]]) -> Sequence[Finding]:
+    lines = ((one, op.line) for op, one in found)
+    return list(dict.fromkeys(Finding(one, str(line), line.inside) for one, line in lines if one and line))
 
 
 def _obstacle(op: Op, then: str, changed: Set[str]) -> Obstacle | None:
     """`then`: the operator after it; `changed`: the tensors that the call changes."""
     if op.asks and (op.buffers is None or not op.buffers.isdisjoint(changed)):
         return _first(_ASKING, f"{op.function} {op.func} {then}")
-    if op.masks and str(op.func) == "aten.index.Tensor":  # by numbers its shape is known
-        return _first(_ASKING, f"{op.function} {op.func}")
-    if str(op.func) == "aten._ctc_loss.default":
-        return _LENGTHS
-    if op.foreign:
-        return _OF_LOSS if op.foreign.startswith("foreign loss") else UNREGISTERED
-    return next(filter(None, (_first(_WRITING, f"{op.func}| {label}") for label in op.writes)), None)
+    found = (_first(_CHANGING, f"{op.func}| {label}") for label in op.writes)
+    return next(filter(None, found), UNREGISTERED if op.foreign else None)
 
 
 def _rewrite(finding: Finding) -> str:

@@ -160,8 +160,10 @@ def read_by(node: fx.Node) -> str | None:
 
 
 def user_line(error: BaseException) -> str | None:
+    """The innermost line of the user's program that `error` went through; else one of an installed library."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_library_file(frame.filename)]
-    return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else None
+    last = next(iter([frame for frame in frames if "-packages" not in frame.filename][-1:] or frames[-1:]), None)
+    return f"{last.filename}:{last.lineno}: {last.line}" if last else None
 
 
 def forward_line(model: nn.Module) -> str | None:

@@ -1,12 +1,11 @@
 """Records one call: its operators, with what each reads, writes and makes, and the user's line. State, obstacles and
 fingerprints are functions of such a list."""
 
-import dis
 import hashlib
 import linecache
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, TypeGuard
@@ -32,16 +31,15 @@ _LIFTED = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.def
 
 _ZEROS_WITHOUT_MEMORY = torch.ops.aten._efficientzerotensor.default
 _ASKING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_INDEX, _PACK = torch.ops.aten.index.Tensor, torch.ops.aten._pack_padded_sequence.default
 
 
 class Line(NamedTuple):
-    """A line of the user's. `is_next`: no code of a library is between it and the operator; `jumps`: it decides by the
-    result."""
+    """A line of the user's. `inside`: the line of an installed library that it calls, and that calls the operator."""
 
     file: str
     number: int
-    is_next: bool = True
-    jumps: bool = False
+    inside: str = ""
 
     def __str__(self) -> str:
         return line_of(self.file, self.number)
@@ -50,21 +48,20 @@ class Line(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Op:
     """`text`: the operator, its numbers, and by labels the tensors that it reads. `writes`: labels of what existed
-    before and is changed. `line`: None in code of libraries alone. `masks`: it reads truth values; `draws_from`: it
-    draws from a generator of the user's own; `foreign`: it reads a parameter that is none of the model's."""
+    before and is changed. `function`: of torch, with the number of its arguments, such as `one_hot/1`; empty if a
+    capture has the answer. `line`: None in code of libraries alone. `asks`: the shape of its result, or a Python
+    number, depends on values; `draws_from`: it draws from a generator of the user's own; `foreign`: it reads a
+    parameter to train that is none of the model's; `buffers`: those that alone it depends on."""
 
     func: OpOverload
     text: str
     writes: tuple[str, ...]
+    function: str
     line: Line | None
-    masks: bool
+    asks: bool
     draws_from: bool
     foreign: bool
-
-    @property
-    def asks(self) -> bool:
-        """Whether the shape of its result, or a Python number, depends on values."""
-        return not _ASKING.isdisjoint(self.func.tags)
+    buffers: frozenset[str] | None
 
 
 class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own methods are untyped here and below
@@ -74,6 +71,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
     def __init__(self, named: Mapping[str, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's, untyped
         self.ops: list[Op] = []
+        self.function = ""
         self.made_elements = 0
         self.made_bytes = 0
         self.seeded = False
@@ -128,6 +126,10 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         """Whether something else than a draw has changed the generator since the last draw."""
         return not torch.equal(torch.get_rng_state(), self._generator)
 
+    def know(self, begin: int) -> None:
+        """A capture has the answers to what the operators from `begin` on ask."""
+        self.ops[begin:] = [replace(op, function="") for op in self.ops[begin:]]
+
     def ends(self) -> None:
         """The call is over: the generator of random numbers is where the last operator left it."""
         self._check_generator()
@@ -151,12 +153,15 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         result = func(*args, **kwargs)
         if is_random:
             self._generator = torch.get_rng_state()
-        frame = user_frame()
-        line = None if frame is None else _line(frame, asks=not _ASKING.isdisjoint(func.tags))
-        masks = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors)
-        foreign = any(isinstance(one, nn.Parameter) and not is_named(self.label(one)) for one in tensors)
-        self.ops.append(Op(func, text, tuple(map(self.label, writes)), line, masks, draws_from, foreign))
+        asks = not _ASKING.isdisjoint(func.tags) or func is _PACK
+        if func is _INDEX:  # by numbers its shape is known
+            asks = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors)
+        parameters = (one for one in tensors if isinstance(one, nn.Parameter) and one.requires_grad)
+        foreign = not all(is_named(self.label(one)) for one in parameters)
         made_of = self.made_of(tensors) if not is_random and not draws_from else None
+        labels = tuple(map(self.label, writes))
+        line = _line(is_obstacle=asks or bool(labels or foreign))
+        self.ops.append(Op(func, text, labels, self.function, line, asks, draws_from, foreign, made_of))
         for made in tree_leaves(result):
             if is_dense(made) and made_of is not None:
                 self._made_of[_storage(made)] = made_of
@@ -238,13 +243,14 @@ def user_frame() -> FrameType | None:
     return next((frame for frame in frames() if not is_library_file(frame.f_code.co_filename)), None)
 
 
-def _line(frame: FrameType, *, asks: bool) -> Line:
-    """`asks`: an operator asks for a value there."""
-    if not asks:
-        return Line(frame.f_code.co_filename, frame.f_lineno)
-    operation = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-    jumps = "JUMP" in operation or operation in ("TO_BOOL", "UNARY_NOT")
-    return Line(frame.f_code.co_filename, frame.f_lineno, frame is next(frames(), None), jumps)
+def _line(*, is_obstacle: bool) -> Line | None:
+    """`is_obstacle`: an error may name it, which points at no line of a library that a line of the user's calls."""
+    inner = user_frame()
+    if inner is None:
+        return None
+    user = (frame for frame in frames() if is_obstacle and not is_library_file(frame.f_code.co_filename))
+    outer = next((frame for frame in user if "-packages" not in frame.f_code.co_filename), inner)
+    return Line(outer.f_code.co_filename, outer.f_lineno, "" if outer is inner else where_of(inner))
 
 
 def where_of(frame: FrameType) -> str:

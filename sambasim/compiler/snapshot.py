@@ -130,6 +130,13 @@ class Snapshot:
             found |= {id(owner): owner for owner in (*held, _attributes(one)) if owner is not None}
         return found
 
+    def registered(self) -> dict[str, Tensor]:
+        """The parameters and buffers of all modules, also of those that the model has in a list."""
+        slots = (slot for slot in self.slots.values() if slot.is_registered)
+        tensors = {slot.name: slot.value for slot in slots if isinstance(slot.value, Tensor)}
+        kinds = {True: "foreign parameter", False: "foreign buffer"}
+        return {f"{kinds[isinstance(one, nn.Parameter)]} {name}": one for name, one in tensors.items()}
+
     def names_of_tensors(self) -> dict[int, str]:
         """By id, `kept_0` for `model.kept[0]`, of tensors that are neither parameters nor buffers."""
         slots = (slot for slot in self.slots.values() if slot.kind == "tensor" and not slot.is_registered)

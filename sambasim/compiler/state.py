@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from sambasim.compiler.asked_values import Asked, modes_reach_inside
 from sambasim.compiler.explain import Finding, Obstacle, all_findings, changed_constants
@@ -29,16 +29,19 @@ from sambasim.errors import CaptureError
 _MOST_ELEMENTS = 20_000_000
 """Where a call makes more elements of tensors, it is repeated only if it has changed something."""
 
+_MOST_PARAMETERS = 20_000_000
+
 _MOST_ALONE = 8
 """So many changed slots are varied one by one."""
 
 _OF_PYTHON, _OF_NUMPY = "random numbers of Python", "random numbers of NumPy"
 
-_IN_A_BUFFER = 'keep it in a buffer, self.register_buffer("steps", torch.zeros(())), and change that in place: {}'
+_COUNTED = 'count in a buffer: self.register_buffer("steps", torch.zeros(())), and self.steps.add_(1)'
+_COPIED = 'keep it in a buffer, self.register_buffer("last", torch.zeros(size)), and copy into it: self.last.copy_(…)'
 _REWRITES = {
-    "value": _IN_A_BUFFER.format("self.steps.add_(1)"),
-    "tensor": _IN_A_BUFFER.format("self.steps.copy_(…)"),
-    "content": _IN_A_BUFFER.format("self.steps.copy_(…)"),
+    "value": _COUNTED,
+    "tensor": _COPIED,
+    "content": _COPIED,
     "position": "draw random numbers by PyTorch, torch.rand(()); keep other values in a buffer",
 }
 _FIRST_CALL = (
@@ -104,11 +107,17 @@ def _generators_kept() -> Iterator[None]:
         np.random.set_state(states[2])
 
 
-def observe(steps: Sequence[nn.Module], inputs: Sequence[Tensor], loss: str | None = None) -> Observed:
+def observe(
+    steps: Sequence[nn.Module], inputs: Sequence[Tensor], loss: str | None = None, *, always: bool = False
+) -> Observed:
     """Call each of `steps`, which have one model, and again as far as they change anything. Caches are filled
-    afterwards, and tensors have their values again. `loss`: the name of the loss. Raises CaptureError for state that a
-    graph would lose, and ModelError if PyTorch cannot run a step."""
-    return _Observer(steps, inputs, loss).run()
+    afterwards, and tensors have their values again. `loss`: the name of the loss. A large model is not called, unless
+    `always`, if a call on tensors without memory changes nothing. Raises CaptureError for state that a graph would
+    lose, and ModelError if PyTorch cannot run a step."""
+    observer = _Observer(steps, inputs, loss)
+    if not always and sum(one.numel() for one in steps[0].parameters()) > _MOST_PARAMETERS and observer.is_sound():
+        return Observed({}, {step: Asked() for step in steps})
+    return observer.run()
 
 
 def asked_of(step: nn.Module, inputs: Sequence[Tensor]) -> Asked:
@@ -144,6 +153,7 @@ class _Observer:
             stack.enter_context(_generators_kept())
             stack.callback(self._set_modes, self._steps[0])
             process, before = process_state(), Snapshot(self._roots)
+            self._named = before.registered() | self._named
             first = self._round()
             after = Snapshot(self._roots)
             for asked in first.asked:
@@ -161,8 +171,8 @@ class _Observer:
             if not changed and not again:
                 self._check_equal(first, second)
                 return self._observed(first)
-            names = {slot.name for slot in again}
-            only_first = [slot for slot in changed if slot.name not in names]
+            names = [slot.name for slot in again]
+            only_first = [slot for slot in changed if not any(name.startswith(slot.name) for name in names)]
             if only_first and (
                 first.writes != second.writes or self._ask("after_another_first") not in (None, second.texts)
             ):
@@ -171,6 +181,35 @@ class _Observer:
                 self._check_read(again, second)
             self.call(self._steps[0], _Round())  # so that it is not what an evaluation leaves behind
             return self._observed(first, again)
+
+    def is_sound(self) -> bool:
+        """Whether a call on tensors without memory shows that a step does nothing beside its tensors."""
+        if self._is_fake:
+            return False
+        fork: Fork[bool] = Fork(lambda request: self._on_fakes())
+        is_sound = fork.ask()
+        fork.close()
+        return bool(is_sound)
+
+    def _on_fakes(self) -> bool:
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        fakes: dict[int, Tensor] = {}
+        for module in self._steps[0].modules():
+            for held in (module._parameters, module._buffers):
+                for name, one in held.items():
+                    if one is not None:
+                        held[name] = fakes.setdefault(id(one), mode.from_tensor(one))
+        with mode:
+            observer = _Observer(self._steps, [mode.from_tensor(one) for one in self._inputs], self._loss)
+            process, before = process_state(), Snapshot(self._roots)
+            done = observer._round()
+            same = not before.changed_in(Snapshot(self._roots)) and process == process_state()
+        ops = [op for call in done.calls for op in call.ops]
+        return (
+            same
+            and not any(call.seeded or changed_constants(call) for call in done.calls)
+            and not any(op.draws_from or op.asks for op in ops)
+        )
 
     def _observed(self, first: _Round, kept: Sequence[Slot] = ()) -> Observed:
         names = dict.fromkeys(slot.name for slot in kept if slot.name not in (_OF_PYTHON, _OF_NUMPY))
@@ -353,7 +392,7 @@ class _Observer:
             content = before.slots.get((one, "content", 0)) or before.slots.get((one, "position", 0))
             slot = content if one == name and kind in ("content", "position") else None
             if slot is None and owner in owners and owners[owner] is not None:
-                slot = Slot(one, kind, owners[owner], key, None)
+                slot = Slot(one, "value", owners[owner], key, None)
             if slot is not None:
                 return self._traced(partial(_is_changed, slot, slot.now()))
         return None
