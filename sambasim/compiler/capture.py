@@ -185,10 +185,10 @@ def _tracing(what: str) -> Iterator[None]:
         with warnings.catch_warnings(), contextlib.redirect_stderr(said), known_shapes(), tracing():
             warnings.simplefilter("ignore")  # about side effects of library code, which tracing keeps harmless
             yield
-    except CaptureError:
-        raise
     except (Exception, SystemExit) as error:
-        raise tracer_error(what, error) from error
+        if (found := tracer_error(what, error)) is None:
+            raise
+        raise found from error
     finally:
         logging.disable(disabled)
     sys.stderr.write(said.getvalue())  # the user's own prints

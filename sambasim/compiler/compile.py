@@ -14,9 +14,9 @@ from sambasim.compiler.asked_values import RandomBranch
 from sambasim.compiler.build import Built, Captures, build
 from sambasim.compiler.capture import capture
 from sambasim.compiler.captured import CapturedGraph
-from sambasim.compiler.explain import explained
+from sambasim.compiler.explain import explained, tracer_error
 from sambasim.compiler.identity import digests_of_model
-from sambasim.compiler.names import source_files
+from sambasim.compiler.names import forward_line, source_files
 from sambasim.compiler.notices import exemptions, notice_of_shapes, notices_of
 from sambasim.compiler.passes import run_pipeline
 from sambasim.compiler.precision import STORED, inputs_in, stored_in
@@ -122,6 +122,11 @@ def capture_model(
                 captures = _capture(step, tuple(inputs.values()), options, watch, loss)
                 watch.begin("translate to the graph")
                 return build(options.name, model, inputs, captures, next(iter(inputs.values())).shape[0])
+    except Exception as error:
+        if (found := tracer_error("model", error)) is None:
+            raise
+        found.where = found.where or forward_line(model)
+        raise found from error
     finally:
         for module, was_training in modes:
             module.training = was_training
@@ -203,7 +208,8 @@ def _captured(
     except RandomBranch:
         raise
     except CaptureError as error:
-        raise explained(error, step, observed.calls[step]) from error
+        calls = observed.calls or observe([step], tensors, always=True).calls
+        raise explained(error, step, calls[step]) from error
 
 
 def _document(program: Program, model: nn.Module, options: CompileOptions, metadata: Mapping[str, str]) -> PefDocument:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from sambasim.compiler.names import forward_line, is_library_file, is_ours, user_line
+from sambasim.compiler.names import forward_line, is_ours, user_line
 from sambasim.compiler.recording import Op, Recording
 from sambasim.errors import CaptureError, SambasimError
 
@@ -27,11 +27,9 @@ class Finding:
     inside: str = ""
 
 
-_BRANCH = Obstacle(
-    "a branch on the value of a tensor", "compute both sides, and choose by torch.where(condition, a, b)"
-)
+_BRANCH = Obstacle("a branch on the value of a tensor", "compute both sides, and choose: torch.where(condition, a, b)")
 _NUMBER = Obstacle(
-    "the value of a tensor as a Python number", "keep it a tensor: leave out .item(), float(), int(), .tolist()"
+    "the value of a tensor as a number", "keep it a tensor: leave out .item(), float(), int(), .tolist()"
 )
 _INDEX = Obstacle("an index that is the value of a tensor", "select by the tensor: a.index_select(0, t.view(1))[0]")
 _SIZE = Obstacle(
@@ -52,12 +50,8 @@ _PACKED = Obstacle(
     "a packed sequence, whose shape depends on lengths",
     "run the recurrent layer on the padded batch, and mask its outputs: outputs * mask.unsqueeze(-1)",
 )
-_NUMPY = Obstacle(
-    "NumPy, which a graph does not call", "write it with PyTorch: torch.tanh(x) instead of np.tanh(x.numpy())"
-)
-_LENGTHS = Obstacle(
-    "ctc_loss() with lengths that are numbers", "give both lengths as tensors: torch.full((batch,), length)"
-)
+_NUMPY = Obstacle("NumPy, which a graph does not call", "write it with PyTorch: torch.tanh(x), not np.tanh(x.numpy())")
+_LENGTHS = Obstacle("ctc_loss() with lengths that are numbers", "give tensors: torch.full((batch,), length)")
 _INPUT = Obstacle("an input that is changed in place", "make a new tensor: x = x * 2 instead of x.mul_(2) or x *= 2")
 _CONSTANT = Obstacle(
     "a tensor that is changed in place, and is no buffer of the model",
@@ -113,50 +107,38 @@ _RAISED = (
 )
 """Of what a tracer raises."""
 
+_ADVICE = re.compile(r"https?:|github|\b(issue|bug)s?\b|please report|torch\._?dynamo|torch\.compile|TORCH_", re.I)
+_FORWARDING = ("__torch_function__", "__torch_dispatch__")
 _MOST_FINDINGS = 6
 _LONGEST_LINE = 160
-_ADVICE = re.compile(
-    r"https?:|github|\b(issue|bug)s?\b|please report|torch\._?dynamo|torch\.compile|TORCH_", re.IGNORECASE
-)
 
 
 def _first(rows: Iterable[tuple[str, Obstacle | None]], text: str) -> Obstacle | None:
     return next((obstacle for pattern, obstacle in rows if re.search(pattern, text)), None)
 
 
-def tracer_error(what: str, error: BaseException) -> CaptureError:
-    """The CaptureError for what a tracer raised while it captured `what`, with the user's line that it went through."""
+def tracer_error(what: str, error: BaseException) -> CaptureError | None:
+    """The error for what torch raised while it captured `what`, with the user's line that it went through. None for
+    errors and bugs of sambasim."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    if isinstance(error, SambasimError) or (is_ours(last.filename) and last.name not in _FORWARDING):
+        return None
     known = _first(_RAISED, f"{type(error).__name__}: {error}")
-    sentences = re.split(r"(?<=[.!?])\s+", next(iter(str(error).strip().splitlines()), ""))
-    said = " ".join(one for one in sentences if not _ADVICE.search(one)) or f"PyTorch raises {type(error).__name__}"
+    sentences = re.split(r"(?<=[.!?])\s+", str(error).strip().partition("\n")[0])
+    said = " ".join(one for one in sentences if one and not _ADVICE.search(one))
     return CaptureError(
-        f"the {what} cannot be captured: {known.what if known else said[:_LONGEST_LINE]}",
+        f"the {what} cannot be captured: "
+        + (known.what if known else said[:_LONGEST_LINE] or f"PyTorch raises {type(error).__name__}"),
         where=user_line(error),
         remedy=known.rewrite if known else "rewrite the line with PyTorch's own operators on tensors",
     )
 
 
-def unexpected(error: Exception, model: nn.Module) -> Exception:
-    """The CaptureError for what torch raised anywhere in a compile of `model`; `error` itself if it is an error of
-    sambasim, or a bug in it."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    if isinstance(error, SambasimError) or (is_ours(last.filename) and last.name not in _FORWARDING):
-        return error
-    made = tracer_error("model", error)
-    made.where = made.where or forward_line(model)
-    return made
-
-
-_FORWARDING = ("__torch_function__", "__torch_dispatch__")
-
-
 def explained(error: CaptureError, step: nn.Module, call: Recording) -> CaptureError:
     """The most helpful error for a capture of `step` that failed with `error`, of which `call` was an eager call."""
-    findings = obstacles(call)
-    if findings:
+    if findings := obstacles(call):
         return all_findings(findings, step.training)
-    line = forward_line(step.get_submodule("model"))
-    error.where = error.where or (None if line is None or is_library_file(line) else line)
+    error.where = error.where or forward_line(step.get_submodule("model"))
     return error
 
 
@@ -189,21 +171,16 @@ def _obstacle(op: Op, then: str, changed: Set[str]) -> Obstacle | None:
 
 def _rewrite(finding: Finding) -> str:
     library = finding.inside or (finding.where if "-packages" in finding.where else "")
-    if not library:
-        return finding.obstacle.rewrite
-    told = f" ({finding.inside})" if finding.inside else ""
-    return f"that is code of a library{told}: choose settings that do not run it; else {finding.obstacle.rewrite}"
+    advice = f"{library} is code of a library: choose settings that do not run it; else " if library else ""
+    return f"{advice}{finding.obstacle.rewrite}"
 
 
 def all_findings(findings: Sequence[Finding], training: bool) -> CaptureError:
     what = f"the {'training step' if training else 'evaluation graph'} cannot be captured"
+    rewrites = "\n         ".join(dict.fromkeys(map(_rewrite, findings)))
     if len(findings) == 1:
-        finding = findings[0]
-        return CaptureError(f"{what}: {finding.obstacle.what}", where=finding.where, remedy=_rewrite(finding))
+        return CaptureError(f"{what}: {findings[0].obstacle.what}", where=findings[0].where, remedy=rewrites)
     lines = [f"{finding.where}   ({finding.obstacle.what})" for finding in findings[:_MOST_FINDINGS]]
     if len(findings) > _MOST_FINDINGS:
         lines.append(f"and {len(findings) - _MOST_FINDINGS} more lines")
-    rewrites = dict.fromkeys(map(_rewrite, findings))
-    return CaptureError(
-        "\n    ".join((f"{what}, for {len(findings)} reasons:", *lines)), remedy="\n         ".join(rewrites)
-    )
+    return CaptureError("\n    ".join((f"{what}, for {len(findings)} reasons:", *lines)), remedy=rewrites)

@@ -167,8 +167,9 @@ def user_line(error: BaseException) -> str | None:
 
 
 def forward_line(model: nn.Module) -> str | None:
+    """The first line of its `forward`; None if that is a library's."""
     try:
-        lines, number = inspect.getsourcelines(model.forward)
-        return f"{inspect.getsourcefile(model.forward)}:{number}: {lines[0].strip()}"
+        file, (lines, number) = inspect.getsourcefile(model.forward), inspect.getsourcelines(model.forward)
     except (OSError, TypeError):
         return None
+    return None if file is None or is_library_file(file) else f"{file}:{number}: {lines[0].strip()}"
