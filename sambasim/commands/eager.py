@@ -107,7 +107,9 @@ class Eager:
         return found.to_dense() if found is not None and found.layout is not torch.strided else found
 
     def set_gradient(self, parameter: str, gradient: Tensor) -> None:
-        self.tensors[parameter].grad = gradient.clone()
+        own = self.tensors[parameter]
+        if own.grad is None or own.grad.layout is not torch.strided or not torch.equal(own.grad, gradient):
+            own.grad = gradient.clone()
 
     def zero_gradients(self) -> None:
         for one in self.tensors.values():

@@ -28,6 +28,7 @@ from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.pef import PefDocument, map_weights, read
 from sambasim.pef.document import Checked, Rounded
+from sambasim.runtime.capacity import keep_freed_memory
 from sambasim.runtime.determinism import repeatable
 from sambasim.units import format_bytes
 
@@ -79,6 +80,7 @@ def prove(
     """Compare the PEF at `path` with the model of `subject`, which is changed: call it in a child. `source`: the data,
     where there is some; `steps`: by default those of `steps_of`; `with_own_weights`: whether the model must have those
     of the PEF already. Raises CaptureError for a difference."""
+    keep_freed_memory()
     with ExitStack() as stack:
         stack.enter_context(repeatable(1))
         stack.enter_context(stored_in(STORED[options.dtype], subject.model))

@@ -96,15 +96,12 @@ class Steps:
             for one, buffer in zip(buffers, kept, strict=True):
                 now = played.read(one.symbol, chip)
                 self.comparison.add(called(program, one.symbol) + where, one.value, now, buffer)
-        before: dict[str, Tensor] = {}
-        if number == 0:
-            before = {member.parameter: played.read(member.parameter).clone() for member in self._members}
         if number == 0 or program.ranks_of_replica > 1:
             played.update()
         self._compare_gradients()
         self._raise(number, batches[0])
         if number == 0:
-            self._compare_update(before)
+            self._compare_update()
 
     def _compare_outputs(self, ours: Mapping[str, Tensor], theirs: Sequence[Tensor], where: str) -> None:
         for one, other in zip(self._of_kind[SymbolKind.OUTPUT], theirs, strict=False):
@@ -128,14 +125,14 @@ class Steps:
                 what = f"{called(self._program, name)} has a gradient in eager PyTorch, and none in the PEF"
                 raise CaptureError(what, remedy=_REPORT)
 
-    def _compare_update(self, before: Mapping[str, Tensor]) -> None:
+    def _compare_update(self) -> None:
         for member in self._members:  # the optimizers are compared, and not what rounding does to gradients
             self._eager.set_gradient(member.parameter, self._played.read(member.gradient))
         if not self._eager.update():
             return
-        for name, old in before.items():
+        for name in (member.parameter for member in self._members):
             said = f"{called(self._program, name)} after a step of the optimizer"
-            self.comparison.add_update(said, old, self._played.read(name), self._eager.tensors[name])
+            self.comparison.add_update(said, self._weights[name], self._played.read(name), self._eager.tensors[name])
         self._raise(0, None)
 
     def _raise(self, number: int, batch: Batch | None) -> None:
