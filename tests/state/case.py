@@ -58,7 +58,8 @@ class Case:
     PyTorch of the case, or with `own_losses` of the rewrite itself. `notice`: words of a notice that explains a
     difference. `tolerance`: of losses and weights, relative, for optimizers that round differently. `also` returns a
     complaint, given a fresh setup, the eager state, the PEF and the run. `oracle`: what the eager loop runs in place
-    of a case that eager PyTorch cannot run. `whole`: only `make test-whole` runs it."""
+    of a case that eager PyTorch cannot run. Only `make test-whole` runs it if it is `whole`, and plays its rewrite if
+    it `shares_rewrite` with an earlier case."""
 
     name: str
     build: Build

@@ -95,7 +95,7 @@ def helper_object(net: Any) -> int:
     return net.helper.count()
 
 
-@late(12, given(kept=lambda: {"n": 0}), says=("kept",))
+@late(12, given(kept=lambda: {"n": 0}), says=("kept",), whole=True)
 def dictionary(net: Any) -> int:
     net.kept["n"] += 1  # here
     return net.kept["n"] - 1
@@ -119,7 +119,7 @@ def class_attribute(net: Any) -> int:
     return Helper.shared - 1
 
 
-@late(50, says=("CALLS",))
+@late(50, says=("CALLS",), whole=True)
 def number_in_a_global(net: Any) -> int:
     global CALLS
     CALLS += 1  # here
@@ -313,7 +313,7 @@ def loss_module_that_warms_up() -> Setup:
 # Draws of Python and NumPy are state of generators.
 
 
-@case(EITHER)
+@case(EITHER, whole=True)
 def draw_of_python(net: Any, h: Tensor) -> Tensor:
     return h * random.random()  # here
 

@@ -78,7 +78,7 @@ def mean_and_flag_in_buffers(net: Any, h: Tensor) -> Tensor:
     return h - net.mean
 
 
-@case(EITHER, given(ready=list, codes=lambda: torch.zeros(4, 4)))
+@case(EITHER, given(ready=list, codes=lambda: torch.zeros(4, 4)), whole=True)
 def codebook_from_the_first_batch(net: Any, h: Tensor) -> Tensor:
     if not net.ready:
         net.codes.copy_(h.detach())  # here
@@ -109,7 +109,7 @@ def first_weights_kept(net: Any, h: Tensor) -> Tensor:
     return h + (net.a.weight - net.anchor["w"]).sum()
 
 
-@case(EITHER, given(mask=None), says=("mask",))
+@case(EITHER, given(mask=None), says=("mask",), whole=True)
 def dropout_mask_kept(net: Any, h: Tensor) -> Tensor:
     if net.mask is None:
         net.mask = (torch.rand_like(h) > 0.5).float()  # here

@@ -4,7 +4,7 @@
 # mypy: no-warn-return-any, allow-untyped-calls
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, spectral_norm
 
+from sambasim.compiler import explain, state
 from tests.state.case import EITHER, EQUAL, REFUSED, Setup, built, case, given, points
 from tests.state.objects import with_loss
 
@@ -28,7 +29,7 @@ def labels(change: Callable[[Tensor], Tensor] = lambda y: y, loss: Any = "cross_
 
 LABELS: dict[str, tuple[Callable[[Tensor], Tensor], str, tuple[str, ...], bool]] = {
     "labels_of_int32": (lambda y: y.int(), "cross_entropy", ("int32", ".long()"), False),
-    "labels_that_are_bool": (lambda y: y > 2, "cross_entropy", ("bool", ".long()"), False),
+    "labels_that_are_bool": (lambda y: y > 2, "cross_entropy", ("bool", ".long()"), True),
     "labels_from_one_on": (lambda y: y + 1, "cross_entropy", ("5", "0..4"), False),
     "labels_of_uint8_for_nll": (lambda y: y.to(torch.uint8), "nll", (".long()",), True),
     "labels_below_zero": (lambda y: y - 1, "cross_entropy", ("-1", "0..4"), True),
@@ -47,11 +48,17 @@ for _name, (_change, _loss, _says, _whole) in LABELS.items():
         return labels(change, loss)
 
     _build.__name__ = _name
-    _more: dict[str, Any] = {"says": _says, "where": None, "never_says": ("enlarge the model",), "whole": _whole}
+    _more: dict[str, Any] = {
+        "says": _says,
+        "where": None,
+        "never_says": ("enlarge the model",),
+        "whole": _whole,
+        "shares_rewrite": _whole,
+    }
     built(REFUSED, oracle=_mended, rewritten=_mended, **_more)(_build)
 
 
-@built(REFUSED, where=None, says=(".long()",), oracle=labels, rewritten=labels)
+@built(REFUSED, where=None, says=(".long()",), oracle=labels, rewritten=labels, whole=True)
 def labels_of_int32_for_a_weighted_loss() -> Setup:
     return labels(lambda y: y.int(), nn.CrossEntropyLoss(weight=torch.ones(5)))
 
@@ -61,12 +68,16 @@ def labels_of_int32_for_a_weighted_loss() -> Setup:
 NOT_A_NUMBER: dict[str, Any] = {"never_says": (".item()", ".tolist()")}
 
 
+def says(obstacle: explain.Obstacle, **more: Any) -> Mapping[str, Any]:
+    return {"says": (obstacle.rewrite,), **NOT_A_NUMBER, **more}
+
+
 def _classes(h: Tensor) -> Tensor:
     """0, 1 or 2 for each sample; the largest is at least 1."""
     return torch.arange(len(h)) % 2 + (h[:, 0] > 0)
 
 
-@case(EITHER, says=("num_classes",), **NOT_A_NUMBER)
+@case(REFUSED, **says(explain._CLASSES))
 def one_hot(net: Any, h: Tensor) -> Tensor:
     return h + functional.one_hot(_classes(h))[:, :1]  # here
 
@@ -76,7 +87,7 @@ def one_hot_of_three_classes(net: Any, h: Tensor) -> Tensor:
     return h + functional.one_hot(_classes(h), num_classes=3)[:, :1]
 
 
-@case(EITHER, **NOT_A_NUMBER)
+@case(REFUSED, **says(explain._SIZE, whole=True))
 def cut_at_the_longest(net: Any, h: Tensor) -> Tensor:
     n = _classes(h) + 1
     return h + h[:, : n.max()].amax(1, keepdim=True)  # here
@@ -88,7 +99,7 @@ def mask_behind_the_longest(net: Any, h: Tensor) -> Tensor:
     return h + h.masked_fill(torch.arange(4) >= n.max(), -torch.inf).amax(1, keepdim=True)
 
 
-@case(EITHER, **NOT_A_NUMBER, whole=True)
+@case(REFUSED, **says(explain._COUNTS, whole=True))
 def counts_of_nine_classes(net: Any, h: Tensor) -> Tensor:
     return h + torch.bincount(_classes(h), minlength=9)[:4] * 0.1  # here
 
@@ -98,7 +109,7 @@ def counts_by_one_hot(net: Any, h: Tensor) -> Tensor:
     return h + functional.one_hot(_classes(h), 9).sum(0)[:4] * 0.1
 
 
-@case(EITHER, **NOT_A_NUMBER, whole=True)
+@case(REFUSED, **says(explain._REPEATS, whole=True))
 def samples_repeated(net: Any, h: Tensor) -> Tensor:
     counts = torch.where(h[:, 0] > h[:, 0].mean(), 2, 1)
     return torch.repeat_interleave(h, counts, dim=0)[:4]  # here
@@ -110,7 +121,7 @@ def samples_taken_by_index(net: Any, h: Tensor) -> Tensor:
     return h.index_select(0, (torch.arange(4)[:, None] >= counts.cumsum(0)).sum(1))
 
 
-@case(EITHER, whole=True)
+@case(REFUSED, **says(explain.SHAPE, whole=True))
 def samples_found_by_nonzero(net: Any, h: Tensor) -> Tensor:
     found = (h[:, 0] >= h[:, 0].mean()).nonzero().squeeze(1)  # here
     return h + h[found].amax(0)  # here
@@ -135,7 +146,7 @@ def elements_chosen_by_where(net: Any, h: Tensor) -> Tensor:
     return torch.where(h > 0, h * 2, h)
 
 
-@case(EITHER, says=("torch.where",))
+@case(REFUSED, **says(explain._BRANCH))
 def branch_on_a_value(net: Any, h: Tensor) -> Tensor:
     if h.mean() > 0:  # here
         return h * 2
@@ -150,7 +161,7 @@ def choice_by_where(net: Any, h: Tensor) -> Tensor:
 # Parameters and modules.
 
 
-@case(EITHER, given(table=lambda: nn.Embedding(3, 4, max_norm=1.0)), says=("renorm",), own_losses=True)
+@case(REFUSED, given(table=lambda: nn.Embedding(3, 4, max_norm=1.0)), **says(explain._MAX_NORM), own_losses=True)
 def embedding_with_max_norm(net: Any, h: Tensor) -> Tensor:
     return h + net.table(_classes(h))  # here
 
@@ -160,7 +171,7 @@ def embedding_of_a_renormed_weight(net: Any, h: Tensor) -> Tensor:
     return h + functional.embedding(_classes(h), torch.renorm(net.table.weight, 2, 0, 1.0))
 
 
-@case(EITHER, says=("detach()",))
+@case(REFUSED, **says(explain._FROZEN))
 def layer_frozen_in_forward(net: Any, h: Tensor) -> Tensor:
     net.b.requires_grad_(False)  # here
     critic = net.b(h)
@@ -190,7 +201,7 @@ def _norm() -> nn.Module:
     return nn.BatchNorm1d(4, affine=False)
 
 
-@case(EITHER, given(norms=lambda: [_norm()]), says=("ModuleList",), never_says=("steps",))
+@case(REFUSED, given(norms=lambda: [_norm()]), says=(explain.UNREGISTERED.rewrite,), never_says=("steps",))
 def batch_norm_in_a_list(net: Any, h: Tensor) -> Tensor:
     return net.norms[0](h)  # here
 
@@ -208,7 +219,7 @@ batch_norm_in_a_dict.rewrite(given(norms=lambda: nn.ModuleDict({"first": _norm()
 )
 
 
-@case(EITHER, given(lstm=lambda: nn.LSTM(4, 4), state=None), never_says=("steps.add_(1)",))
+@case(REFUSED, given(lstm=lambda: nn.LSTM(4, 4), state=None), says=(state._REWRITES["tensor"],))
 def state_of_an_lstm_carried(net: Any, h: Tensor) -> Tensor:
     result, (hidden, cell) = net.lstm(h.unsqueeze(0), net.state)
     net.state = (hidden.detach(), cell.detach())  # here
@@ -244,7 +255,7 @@ def spectral_norm_as_a_parametrization(net: Any, h: Tensor) -> Tensor:
 QUEUE = given(queue=lambda: torch.ones(8, 4), ptr=lambda: torch.zeros(1, dtype=torch.long))
 
 
-@case(EITHER, QUEUE)
+@case(EITHER, QUEUE, whole=True)
 def queue_with_a_pointer(net: Any, h: Tensor) -> Tensor:
     ptr = int(net.ptr)  # here
     logits = h @ net.queue.clone().T
@@ -265,7 +276,7 @@ def _with_teacher(net: Any) -> None:
     net.teacher = [copy.deepcopy(net.b).requires_grad_(False)]
 
 
-@case(EITHER, _with_teacher)
+@case(REFUSED, _with_teacher, says=(explain._PARAMETER.rewrite,))
 def teacher_that_follows(net: Any, h: Tensor) -> Tensor:
     for one, other in zip(net.teacher[0].parameters(), net.b.parameters(), strict=True):
         one.data.mul_(0.9).add_(other.data, alpha=0.1)  # here
@@ -304,7 +315,7 @@ def one_reason_beside_an_assertion(net: Any, h: Tensor) -> Tensor:
     return h / float(h.detach().abs().max())  # here
 
 
-@case(EITHER, whole=True)
+@case(REFUSED, says=(explain._NUMBER.rewrite,))
 def number_of_a_tensor(net: Any, h: Tensor) -> Tensor:
     return h / h.detach().abs().max().item()  # here
 

@@ -107,7 +107,7 @@ def subclass_without_a_step() -> Setup:
     return _with_optimizer(lambda parameters: Named(parameters, lr=RATE))
 
 
-@built(EQUAL | TOLD | REFUSED, where=None, notice="states")
+@built(EQUAL | TOLD | REFUSED, where=None, notice="states", whole=True)
 def momentum_of_earlier_steps() -> Setup:
     setup = _with_optimizer(lambda parameters: torch.optim.SGD(parameters, lr=RATE, momentum=0.9))
     setup.model(*(tensor[:BATCH] for tensor in setup.data)).backward()
@@ -141,7 +141,7 @@ for _name, _ways in {"linear": _LINEAR, "step": _STEP, "cosine": _COSINE, "lambd
         steps=6,
         rewritten=_ways[1] if _has_rewrite else None,
         tolerance=1e-6,  # chainable schedulers of torch multiply rates by ratios
-        whole=_name in ("step", "cosine", "lambda"),
+        whole=_name != "linear",
     )
     _ways[0].__name__ = f"scheduler_{_name}"
     _case(_ways[0])
@@ -369,7 +369,7 @@ def micro_batches_with_batch_norm() -> Setup:
     return _in_micro_batches(functional.mse_loss, norm=True)
 
 
-@built(TOLD | REFUSED, **MICRO)
+@built(TOLD | REFUSED, **MICRO, whole=True)
 def micro_batches_with_a_sum() -> Setup:
     return _in_micro_batches(lambda result, target: (result - target).square().sum())
 

@@ -147,11 +147,12 @@ def _answer(reader: int, until_s: float) -> bytes | None:
 
 @cache
 def warm() -> None:
-    """Makes the imports and caches of a first compile, before the first fork."""
+    """Makes the imports and caches of first compiles, before the first fork."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        _run(net_of(lambda net, h: h), 1, Path(folder))
+        for _ in range(2):  # the second compile of a process makes caches for its children
+            _run(net_of(lambda net, h: h), 1, Path(folder))
     torch.set_num_threads(threads)
 
 

@@ -44,7 +44,7 @@ def seed_by_another_name(net: Any, h: Tensor) -> Tensor:
     return h + torch.randn(4)
 
 
-@case(EITHER)
+@case(EITHER, whole=True)
 def fork_of_the_generator(net: Any, h: Tensor) -> Tensor:
     with torch.random.fork_rng(devices=[]):  # here
         torch.manual_seed(5)  # here
@@ -212,7 +212,7 @@ def gradient_of_a_function_compiled_eight_times(net: Any, h: Tensor) -> Tensor:
     return h + gradient
 
 
-@case(EQUAL)
+@case(EQUAL, whole=True)
 def hessian_of_one_row(net: Any, h: Tensor) -> Tensor:
     return h @ torch.func.hessian(lambda row: row.pow(3).sum())(h[0])
 

@@ -29,7 +29,7 @@ def buffer_replaced_in_the_dict(net: Any, h: Tensor) -> Tensor:
     return h
 
 
-@case(EITHER, LAST, says=("last", "copy_"))
+@case(EITHER, LAST, says=("last", "copy_"), whole=True)
 def buffer_replaced_by_data(net: Any, h: Tensor) -> Tensor:
     net.last.data = h.detach().mean(0)  # here
     return h
@@ -114,7 +114,7 @@ def data_of_an_activation_copied_into(net: Any, h: Tensor) -> Tensor:
     return v
 
 
-@case(EQUAL)
+@case(EQUAL, whole=True)
 def data_of_a_parameter_read(net: Any, h: Tensor) -> Tensor:
     return h + net.b.weight.data.sum()
 

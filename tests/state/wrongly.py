@@ -31,7 +31,7 @@ def gaussian_likelihood_as_the_loss() -> Setup:
     return Setup(Outputs(), points(), lambda result, target: gaussian(result, target, result.square() + 0.1))
 
 
-@case(EQUAL)
+@case(EQUAL, whole=True)
 def covariance(net: Any, h: Tensor) -> Tensor:
     return h @ torch.cov(h.T)
 
@@ -67,7 +67,9 @@ def covariance_with_weights(net: Any, h: Tensor) -> Tensor:
 ORTHOGONAL = given(layer=lambda: parametrizations.orthogonal(nn.Linear(4, 6)), back=lambda: nn.Linear(6, 4))
 
 
-@case(EQUAL | TOLD, ORTHOGONAL, notice="contiguously")  # one of its buffers has the strides of a transposed tensor
+@case(
+    EQUAL | TOLD, ORTHOGONAL, notice="contiguously", whole=True
+)  # one of its buffers has the strides of a transposed tensor
 def orthogonal_weight(net: Any, h: Tensor) -> Tensor:
     return net.back(net.layer(h))
 
@@ -142,7 +144,7 @@ class Energy(nn.Module):
         return torch.autograd.grad(self.net(x).sum(), x, create_graph=True)[0].sum(1)
 
 
-@built(EQUAL)
+@built(EQUAL, whole=True)
 def derivative_as_the_output() -> Setup:
     torch.manual_seed(0)
     return Setup(Energy(), points(), "mse")
@@ -168,7 +170,7 @@ class Cached(nn.Module):
         return self.layer(h) * self.scale
 
 
-@case(EQUAL, given(cached=Cached))
+@case(EQUAL, given(cached=Cached), whole=True)
 def cached_properties(net: Any, h: Tensor) -> Tensor:
     return net.cached(h)
 
@@ -278,7 +280,7 @@ def adaptive_softmax_of_three_clusters() -> Setup:
     return _adaptive(2, 6)
 
 
-@case(EITHER, given(layers=_layers), steps=10)
+@case(EITHER, given(layers=_layers), steps=10, whole=True)
 def layers_dropped_by_a_draw(net: Any, h: Tensor) -> Tensor:
     for layer in net.layers:
         if not net.training or torch.zeros(1).uniform_(0, 1) < 0.5:  # here

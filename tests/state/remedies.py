@@ -1,0 +1,234 @@
+"""Remedies that no other module applies: each obstacle of the compiler has a case that it refuses in these words, and
+the rewrite is equal."""
+
+# Calling a module gives Any, and parts of autograd have no types.
+# mypy: no-warn-return-any, allow-untyped-calls
+
+import itertools
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils.checkpoint import checkpoint
+
+from sambasim.compiler import explain, lost, state
+from tests.state.case import REFUSED, Net, Setup, built, case, given, points, zero
+
+
+@case(REFUSED, says=(explain._INDEX.rewrite,))
+def row_of_the_largest(net: Any, h: Tensor) -> Tensor:
+    return h + h[h[:, 0].argmax()]  # here
+
+
+@row_of_the_largest.rewrite()
+def row_selected(net: Any, h: Tensor) -> Tensor:
+    return h + h.index_select(0, h[:, 0].argmax().view(1))[0]
+
+
+LSTM = given(lstm=lambda: nn.LSTM(4, 4, batch_first=True), lengths=lambda: torch.tensor([1, 4, 2, 3]))
+
+
+@case(REFUSED, LSTM, says=(explain._PACKED.rewrite,), own_losses=True)
+def packed_sequence(net: Any, h: Tensor) -> Tensor:
+    packed = pack_padded_sequence(h.expand(4, 4, 4), net.lengths, True, False)  # here
+    return pad_packed_sequence(net.lstm(packed)[0], True, 0.0, 4)[0].sum(1)
+
+
+@packed_sequence.rewrite(LSTM)
+def padded_sequence(net: Any, h: Tensor) -> Tensor:
+    outputs = net.lstm(h.expand(4, 4, 4))[0]
+    return (outputs * (torch.arange(4) < net.lengths[:, None]).unsqueeze(-1)).sum(1)
+
+
+@case(REFUSED, says=(explain._NUMPY.rewrite,), own_losses=True)
+def tanh_of_numpy(net: Any, h: Tensor) -> Tensor:
+    return h + torch.from_numpy(np.tanh(h.detach().numpy()))  # here
+
+
+tanh_of_numpy.rewrite()(lambda net, h: h + torch.tanh(h.detach()))
+
+
+def _ctc(h: Tensor, lengths: Any, targets: Any) -> Tensor:
+    return functional.ctc_loss(h.log_softmax(1)[:, None], torch.tensor([[1, 2]]), lengths, targets)
+
+
+@case(REFUSED, says=(explain._LENGTHS.rewrite,), where="functional.ctc_loss")
+def lengths_that_are_numbers(net: Any, h: Tensor) -> Tensor:
+    return h + _ctc(h, (4,), (2,))
+
+
+@lengths_that_are_numbers.rewrite()
+def lengths_that_are_tensors(net: Any, h: Tensor) -> Tensor:
+    return h + _ctc(h, torch.full((1,), 4), torch.full((1,), 2))
+
+
+class Doubling(Net):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x *= 2  # here
+        return super().forward(x, y)
+
+
+class Doubled(Net):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return super().forward(x * 2, y)
+
+
+def _of(model: type[Net]) -> Setup:
+    torch.manual_seed(0)
+    return Setup(model(), points())
+
+
+@built(REFUSED, says=(explain._INPUT.rewrite,))
+def input_changed_in_place() -> Setup:
+    return _of(Doubling)
+
+
+input_changed_in_place.rebuilt(lambda: _of(Doubled))
+
+TOTAL = [torch.zeros(4)]
+
+
+@case(REFUSED, lambda net: TOTAL[0].zero_(), says=(explain._CONSTANT.rewrite,))
+def total_in_a_global(net: Any, h: Tensor) -> Tensor:
+    return h + TOTAL[0].add_(h.detach().mean(0)).clone()  # here
+
+
+@total_in_a_global.rewrite(given(total=lambda: torch.zeros(4)))
+def total_in_a_buffer(net: Any, h: Tensor) -> Tensor:
+    return h + net.total.add_(h.detach().mean(0)).clone()
+
+
+# What a trace would lose.
+
+
+class WithoutZeros(torch.autograd.Function):
+    zeros = False
+
+    @classmethod
+    def forward(cls, context: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        if not cls.zeros:
+            context.set_materialize_grads(False)  # here
+        return x.clone(), x.clone()
+
+    @staticmethod
+    def backward(context: Any, one: Tensor, other: Tensor | None) -> Tensor:
+        return one if other is None else one + other
+
+
+class WithZeros(WithoutZeros):
+    zeros = True
+
+
+@case(REFUSED, says=(lost._NO_ZEROS.rewrite,))
+def gradients_that_are_none(net: Any, h: Tensor) -> Tensor:
+    return WithoutZeros.apply(h)[0]
+
+
+gradients_that_are_none.rewrite()(lambda net, h: WithZeros.apply(h)[0])
+
+
+@case(REFUSED, says=(lost._SAVED.rewrite,), own_losses=True)
+def saved_tensors_changed(net: Any, h: Tensor) -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved * 2, lambda saved: saved):  # here
+        return h.sigmoid()
+
+
+saved_tensors_changed.rewrite()(lambda net, h: h.sigmoid())
+
+
+@case(REFUSED, says=(lost._CHECKPOINTED.rewrite,), own_losses=True)
+def checkpoint_that_draws_again(net: Any, h: Tensor) -> Tensor:
+    return checkpoint(functional.dropout, h, use_reentrant=False, preserve_rng_state=False)  # here
+
+
+checkpoint_that_draws_again.rewrite()(lambda net, h: checkpoint(functional.dropout, h, use_reentrant=False))
+
+
+@case(REFUSED, says=(lost._VERSION.rewrite,), own_losses=True)
+def steps_by_version(net: Any, h: Tensor) -> Tensor:
+    return h / (1 + net.b.weight._version)  # here
+
+
+@steps_by_version.rewrite(given(steps=zero))
+def steps_in_a_buffer(net: Any, h: Tensor) -> Tensor:
+    return h / net.steps.add_(1).clone()
+
+
+@case(REFUSED, says=(lost._INFERENCE_MODE.rewrite,))
+def inference_mode(net: Any, h: Tensor) -> Tensor:
+    with torch.inference_mode():  # here
+        return h + net.b.weight.square().mean()
+
+
+@inference_mode.rewrite()
+def no_gradients(net: Any, h: Tensor) -> Tensor:
+    with torch.no_grad():
+        return h + net.b.weight.square().mean()
+
+
+# State, draws and seeds.
+
+
+@case(REFUSED, given(n=0), says=(state._REWRITES["value"],))
+def steps_in_an_attribute(net: Any, h: Tensor) -> Tensor:
+    net.n += 1  # here
+    return h / net.n
+
+
+steps_in_an_attribute.rewrite(given(steps=zero))(steps_in_a_buffer)
+
+
+@case(REFUSED, given(rates=lambda: itertools.count(1)), says=(state._REWRITES["position"],))
+def rates_of_an_iterator(net: Any, h: Tensor) -> Tensor:
+    return h / next(net.rates)  # here
+
+
+rates_of_an_iterator.rewrite(given(steps=zero))(steps_in_a_buffer)
+
+
+@case(REFUSED, given(first=None), says=(state._FIRST_CALL,))
+def first_batch_kept(net: Any, h: Tensor) -> Tensor:
+    if net.first is None:
+        net.first = h.detach().mean(0)  # here
+    return h - net.first
+
+
+@first_batch_kept.rewrite(given(is_set=lambda: torch.zeros((), dtype=torch.bool), value=lambda: torch.zeros(4)))
+def first_batch_in_a_buffer(net: Any, h: Tensor) -> Tensor:
+    net.value.copy_(torch.where(net.is_set, net.value, h.detach().mean(0)))
+    net.is_set.fill_(True)
+    return h - net.value.clone()
+
+
+@case(REFUSED, says=(state._DIFFERS.rewrite,), own_losses=True)
+def time_of_a_call(net: Any, h: Tensor) -> Tensor:
+    return h * (1 + time.perf_counter() % 1)  # here
+
+
+time_of_a_call.rewrite(given(scale=time.perf_counter() % 1))(lambda net, h: h * (1 + net.scale))
+
+
+@case(REFUSED, given(own=lambda: torch.Generator().manual_seed(1)), says=(state._GENERATOR.rewrite,), own_losses=True)
+def generator_of_its_own(net: Any, h: Tensor) -> Tensor:
+    return h + torch.randn(4, generator=net.own)  # here
+
+
+generator_of_its_own.rewrite()(lambda net, h: h + torch.randn(4))
+
+
+@case(REFUSED, says=(state._SEEDED.rewrite,))
+def seed_in_forward(net: Any, h: Tensor) -> Tensor:
+    torch.manual_seed(3)  # here
+    return h + torch.randn(4)
+
+
+def _with_noise(net: Any) -> None:
+    torch.manual_seed(3)
+    net.register_buffer("noise", torch.randn(4))
+
+
+seed_in_forward.rewrite(_with_noise)(lambda net, h: h + net.noise)
