@@ -123,10 +123,10 @@ def capture_model(
                 watch.begin("translate to the graph")
                 return build(options.name, model, inputs, captures, next(iter(inputs.values())).shape[0])
     except Exception as error:
-        if (found := tracer_error("model", error)) is None:
+        if (refused := tracer_error("model", error)) is None:
             raise
-        found.where = found.where or forward_line(model)
-        raise found from error
+        refused.where = refused.where or forward_line(model)
+        raise refused from error
     finally:
         for module, was_training in modes:
             module.training = was_training
