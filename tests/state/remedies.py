@@ -161,13 +161,15 @@ def steps_in_a_buffer(net: Any, h: Tensor) -> Tensor:
 @case(REFUSED, says=(lost._INFERENCE_MODE.rewrite,))
 def inference_mode(net: Any, h: Tensor) -> Tensor:
     with torch.inference_mode():  # here
-        return h + net.b.weight.square().mean()
+        scale = net.b.weight.square().mean()
+    return h + scale
 
 
 @inference_mode.rewrite()
 def no_gradients(net: Any, h: Tensor) -> Tensor:
     with torch.no_grad():
-        return h + net.b.weight.square().mean()
+        scale = net.b.weight.square().mean()
+    return h + scale
 
 
 # State, draws and seeds.
