@@ -104,7 +104,7 @@ def _widened(
     step: nn.Module, inputs: Sequence[Tensor], narrow: torch.dtype
 ) -> tuple[fx.GraphModule, dict[str, Tensor]]:
     """The step in operators of ATen, with float32 where a narrow type would not do, and its constants."""
-    with _buffers_without_bases(step):
+    with _buffers_without_bases(step), nothing_lost(training=step.training, forward_alone=True):
         exported = torch.export.export(step, tuple(inputs), strict=False)
     widen(exported.graph_module)
     module = exported.module(check_guards=False)

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
+from torch.autograd.function import Function, FunctionCtx
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.autograd.profiler import record_function
 from torch.fx import traceback
 from torch.utils import checkpoint
 from torch.utils.checkpoint import CheckpointFunction, CheckpointPolicy
@@ -34,12 +35,16 @@ _VERSION = Obstacle(
     'count in a buffer: self.register_buffer("steps", torch.zeros(())), and self.steps.add_(1)',
 )
 _INFERENCE_MODE = Obstacle("torch.inference_mode(), through which a graph would send gradients", "torch.no_grad()")
+_BACKWARD = Obstacle(
+    "a torch.autograd.Function or a hook of a gradient with --dtype, which takes the backward from the forward",
+    "leave --dtype out",
+)
 
 
 @contextlib.contextmanager
-def nothing_lost(*, training: bool) -> Iterator[None]:
+def nothing_lost(*, training: bool, forward_alone: bool = False) -> Iterator[None]:
     """While this is open, what a trace would lose raises CaptureError, and blocks under torch.utils.checkpoint are
-    called as they are. What they trace has the mark `recompute`."""
+    called as they are. What they trace has the mark `recompute`. `forward_alone`: it does not trace the backward."""
     count_of, data = vars(torch._C.TensorBase)["_version"].__get__, vars(torch._C.TensorBase)["data"]
     enter_inference, enter_saved = torch.inference_mode.__enter__, saved_tensors_hooks.__enter__
     materialize = FunctionCtx.set_materialize_grads
@@ -87,8 +92,13 @@ def nothing_lost(*, training: bool) -> Iterator[None]:
         with _marked():
             yield
 
+    def refuses_backward(*args: Any, **kwargs: Any) -> object:
+        raise _refused(_BACKWARD)
+
+    of_backward = ((Function, "apply", classmethod(refuses_backward)), (Tensor, "register_hook", refuses_backward))
     with contextlib.ExitStack() as stack:
         for owner, name, substitute in (
+            *(of_backward if training and forward_alone else ()),
             (Tensor, "_version", property(version)),
             (Tensor, "data", property(data_of, set_data)),
             (torch.inference_mode, "__enter__", inference),
@@ -96,6 +106,8 @@ def nothing_lost(*, training: bool) -> Iterator[None]:
             (FunctionCtx, "set_materialize_grads", materializes),
             (CheckpointFunction, "apply", staticmethod(reentrant)),
             (checkpoint, "_checkpoint_without_reentrant_generator", not_reentrant),
+            (record_function, "__enter__", lambda block: block),  # a name for the profiler
+            (record_function, "__exit__", lambda block, *of_error: None),
         ):
             stack.enter_context(replaced(owner, name, substitute))
         yield

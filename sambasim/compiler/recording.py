@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from sambasim.compiler.names import is_library_file
 from sambasim.compiler.trial import written
+from sambasim.errors import CaptureError
 from sambasim.pef.weights import bytes_of
 
 RUNNING = ("running_mean", "running_var")
@@ -67,6 +68,8 @@ class Op:
 class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own methods are untyped here and below
     """Around one call: records `ops`. Tensors have labels: those of `named`, `%3.0` for what the third operator made,
     the digest of their bytes for others. `seeded`: the generator of random numbers was set by hand."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, named: Mapping[str, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's, untyped
@@ -135,9 +138,19 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         self._check_generator()
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: OpOverload | HigherOrderOperator,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> object:
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            raise CaptureError(
+                f"torch.{func}, which a PEF cannot hold",
+                where=str(_line(is_obstacle=True) or ""),
+                remedy="write it with operators on tensors, such as torch.where(condition, a, b) for torch.cond",
+            )
         if func is _ZEROS_WITHOUT_MEMORY:  # PyTorch crashes in operators that take one within a mode
             func = torch.ops.aten.zeros.default
         leaves = tree_leaves((args, kwargs))

@@ -1,82 +1,93 @@
-"""Errors for a step that cannot be captured: every obstacle with its line and a remedy, before a capture
-would lose something silently, and nothing of the model is changed."""
+"""Errors for a step that cannot be captured: every obstacle with its line and a remedy that a test applies."""
 
 # Calling a module gives Any.
 # mypy: no-warn-return-any
 
-import json
 import re
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler.explain import Watch, explained, tracer_error
+from sambasim.compiler import explain, lost, state
+from sambasim.compiler.explain import Finding, Obstacle, all_findings, explained, obstacles, tracer_error
+from sambasim.compiler.state import observe
 from sambasim.compiler.step import TrainingStep
 from sambasim.errors import CaptureError
+from tests.state import messages, remedies  # noqa: F401  # a module of cases adds them as it is imported
+from tests.state.case import CASES
 
-FALLBACK = "rewrite the line with PyTorch's own operators on tensors"
-FOREIGN = re.compile(r"https?:|issue|\bbugs?\b|please report|_dynamo|github|torch\.compile", re.IGNORECASE)
-
-UNSUPPORTED = """Attempted to call function marked as skipped
-  Explanation: Dynamo does not know how to trace the builtin `time.sleep.` This function is a Python builtin.
-  Hint: If it is a Python builtin, please file an issue on GitHub so the PyTorch team can add support for it.
-  Hint: Please use `torch.compiler.allow_in_graph`.
-  Hint: Replace it by an operator of PyTorch.
-
-  Developer debug context: module: time, qualname: sleep
-
- For more details about this graph break, please visit: https://meta-pytorch.github.io/compile-graph-break-site/gb0007.html
-
-from user code:
-   File "/app/model.py", line 12, in forward
-    time.sleep(1)
-"""
+OPERATORS = "rewrite the line with PyTorch's own operators on tensors"
 
 
-def test_the_remedy_is_the_first_of_torchs_hints_that_helps_users_of_sambasim() -> None:
-    error = tracer_error("training step", RuntimeError(UNSUPPORTED))
-    assert error.what == (
-        "the training step cannot be captured: Attempted to call function marked as skipped\n"
-        "    PyTorch's tracer does not know how to trace the builtin `time.sleep.` This function is a Python builtin."
-    )
-    assert error.where == "/app/model.py:12: time.sleep(1)"
-    assert error.remedy == "Replace it by an operator of PyTorch."
+def remedies_of_the_compiler() -> Iterator[tuple[str, str]]:
+    for module in (explain, lost, state):
+        for name, value in vars(module).items():
+            if isinstance(value, Obstacle):
+                yield name, value.rewrite
+    yield from ((f"_REWRITES[{kind!r}]", rewrite) for kind, rewrite in state._REWRITES.items())
+    yield "_FIRST_CALL", state._FIRST_CALL
+
+
+@pytest.mark.parametrize(("name", "remedy"), list(remedies_of_the_compiler()))
+def test_each_remedy_is_applied_by_a_case(name: str, remedy: str) -> None:
+    assert any(remedy in case.says and case.rewritten for case in CASES.values()), name
+
+
+def test_each_obstacle_is_found() -> None:
+    rows = (*explain._ASKING, *explain._CHANGING, *explain._RAISED)
+    unfound = [
+        name
+        for name, value in vars(explain).items()
+        if isinstance(value, Obstacle) and value not in [obstacle for _, obstacle in rows]
+    ]
+    assert unfound == []
+
+
+def raised_by(function: Callable[[], object]) -> CaptureError | None:
+    try:
+        function()
+    except Exception as error:
+        return tracer_error("training step", error)
+    raise AssertionError("it raises nothing")
+
+
+def raises(text: str) -> Callable[[], object]:
+    def raised() -> None:
+        raise RuntimeError(text)
+
+    return raised
 
 
 @pytest.mark.parametrize(
-    ("text", "what", "remedy"),
+    ("text", "what"),
     [
-        ("", "PyTorch raises RuntimeError", FALLBACK),
-        (
-            "INTERNAL ASSERT FAILED at x.cpp:3, please report a bug to PyTorch. ",
-            "PyTorch raises RuntimeError",
-            FALLBACK,
-        ),
-        ("Cannot do it. See https://pytorch.org/docs for more.", "Cannot do it.", FALLBACK),
-        ("No\n  Hint: Set torch._dynamo.config.x=True\n  Hint: \n", "No", FALLBACK),
-        ("No\n  Hint: This is likely to be a Dynamo bug. Please report an issue to PyTorch.", "No", FALLBACK),
-        ("No\n  Hint: Move the tensor out of the loop.", "No", "Move the tensor out of the loop."),
+        ("", "PyTorch raises RuntimeError"),
+        ("INTERNAL ASSERT FAILED at x.cpp:3, please report a bug to PyTorch. ", "PyTorch raises RuntimeError"),
+        ("Cannot do it. See https://pytorch.org/docs for more.\n\nAnd more", "Cannot do it."),
     ],
 )
-def test_no_message_sends_the_user_to_another_project(text: str, what: str, remedy: str) -> None:
-    error = tracer_error("evaluation graph", RuntimeError(text))
-    assert (error.what, error.remedy) == (f"the evaluation graph cannot be captured: {what}", remedy)
+def test_no_message_sends_the_user_to_another_project(text: str, what: str) -> None:
+    error = raised_by(raises(text))
+    assert error is not None
+    assert (error.what, error.remedy) == (f"the training step cannot be captured: {what}", OPERATORS)
+    assert re.fullmatch(rf"{re.escape(__file__)}:\d+: raise RuntimeError\(text\)", error.where or "")
 
 
-def test_nothing_that_torchs_tracer_may_say_does() -> None:
-    registry = Path(torch.__file__).parent / "_dynamo" / "graph_break_registry.json"
-    entries = [entry for versions in json.loads(registry.read_text()).values() for entry in versions]
-    assert len(entries) > 400
-    for entry in entries:
-        hints = "".join(f"  Hint: {hint}\n" for hint in entry["Hints"])
-        error = tracer_error(
-            "step", RuntimeError(f"{entry['Gb_type']}\n  Explanation: {entry['Explanation']}\n{hints}")
-        )
-        assert error.remedy
-        assert not FOREIGN.search(f"{error.what} {error.remedy}"), error
+def test_what_torch_raises_is_an_error_of_capture_and_a_bug_of_sambasim_is_none() -> None:
+    assert raised_by(lambda: torch.zeros(2) + torch.zeros(3)) is not None
+    assert raised_by(lambda: all_findings(None, training=True)) is None  # type: ignore[arg-type]  # the bug
+
+
+def test_code_of_a_library_is_named_beside_the_line_that_calls_it() -> None:
+    error = all_findings([Finding(explain.SHAPE, "/app/net.py:3: f(x)", "/x/site-packages/f.py:9: y")], True)
+    assert error.where == "/app/net.py:3: f(x)"
+    assert error.remedy == (
+        "/x/site-packages/f.py:9: y is code of a library: choose settings that do not run it; else "
+        + explain.SHAPE.rewrite
+    )
 
 
 class Obstinate(nn.Module):
@@ -100,38 +111,30 @@ class Obstinate(nn.Module):
 
 
 def test_all_obstacles_are_found_in_order_each_with_its_line() -> None:
-    model, x = Obstinate(), torch.randn(2, 4)
-    with Watch(model, [x]) as watch:
-        model(x)
-    assert [(finding.where.rpartition("# ")[2], finding.obstacle.what) for finding in watch.findings] == [
+    step, x = TrainingStep(Obstinate(), ("x",), None, by_keyword=False), torch.randn(2, 4)
+    call = observe([step], [x]).calls[step]
+    assert [(finding.where.rpartition("# ")[2], finding.obstacle.what) for finding in obstacles(call)] == [
         ("1", "a parameter that is changed in place"),
         ("2", "a parameter that is changed in place"),
         ("3", "an input that is changed in place"),
         ("4", "a branch on the value of a tensor"),
         ("5", "a branch on the value of a tensor"),
         ("6", "a branch on the value of a tensor"),
-        ("7", "the value of a tensor as a Python number"),
+        ("7", "the value of a tensor as a number"),
         ("7", "a shape that depends on the values of a tensor"),
     ]
-    assert all(finding.where.startswith(f"{__file__}:") for finding in watch.findings)
+    assert all(finding.where.startswith(f"{__file__}:") for finding in obstacles(call))
+    error = explained(CaptureError("first"), step, call)
+    assert error.what.startswith("the training step cannot be captured, for 8 reasons:")
+    assert "and 2 more lines" in error.what
 
 
 def test_a_sound_model_has_no_obstacles() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.TransformerEncoderLayer(4, 2, 8), nn.BatchNorm1d(4), nn.Dropout(0.5))
-    x = torch.randn(2, 4)
-    with Watch(model, [x]) as watch:
-        model(x).sum().backward()
-    assert watch.findings == []
+    step = TrainingStep(nn.Sequential(model, Mean()), ("x",), None, by_keyword=False)
+    assert obstacles(observe([step], [torch.randn(2, 4)]).calls[step]) == []
 
 
-def test_an_explanation_leaves_model_inputs_and_generator_as_they_were() -> None:
-    model, x = Obstinate(), torch.randn(2, 4)
-    state = {name: value.clone() for name, value in model.state_dict().items()}
-    before, generator = x.clone(), torch.get_rng_state()
-    error = explained(CaptureError("first"), TrainingStep(model, ["x"], None, by_keyword=False), [x], None)
-    assert error.what.startswith("the training step cannot be captured, for 8 reasons:")
-    assert "and 2 more lines" in error.what
-    assert torch.equal(x, before)
-    assert torch.equal(torch.get_rng_state(), generator)
-    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())
+class Mean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean()

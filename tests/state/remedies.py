@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
 from sambasim.compiler import explain, lost, state
-from tests.state.case import REFUSED, Net, Setup, built, case, given, points, zero
+from tests.state.case import REFUSED, Net, Setup, built, case, given, net_of, points, zero
 
 
 @case(REFUSED, says=(explain._INDEX.rewrite,))
@@ -172,6 +172,24 @@ def no_gradients(net: Any, h: Tensor) -> Tensor:
     return h + scale
 
 
+def _with_a_hook(**options: object) -> Setup:
+    def hooked(net: Any, h: Tensor) -> Tensor:
+        if h.requires_grad:
+            h.register_hook(torch.neg)  # here
+        return h
+
+    setup = net_of(hooked)
+    setup.options = options
+    return setup
+
+
+@built(REFUSED, says=(lost._BACKWARD.rewrite,))
+def hook_in_a_narrow_type() -> Setup:
+    return _with_a_hook(dtype="bf16")
+
+
+hook_in_a_narrow_type.rebuilt(_with_a_hook)
+
 # State, draws and seeds.
 
 
@@ -206,12 +224,13 @@ def first_batch_in_a_buffer(net: Any, h: Tensor) -> Tensor:
     return h - net.value.clone()
 
 
-@case(REFUSED, says=(state._DIFFERS.rewrite,), own_losses=True)
+def _timed_before() -> Setup:
+    return net_of(lambda net, h: h * (1 + net.scale), given(scale=0.25))
+
+
+@case(REFUSED, says=(state._DIFFERS.rewrite,), oracle=_timed_before, rewritten=_timed_before)
 def time_of_a_call(net: Any, h: Tensor) -> Tensor:
     return h * (1 + time.perf_counter() % 1)  # here
-
-
-time_of_a_call.rewrite(given(scale=time.perf_counter() % 1))(lambda net, h: h * (1 + net.scale))
 
 
 @case(REFUSED, given(own=lambda: torch.Generator().manual_seed(1)), says=(state._GENERATOR.rewrite,), own_losses=True)

@@ -1,0 +1,281 @@
+"""What a step does beside its tensors is refused with its line, or told, or compiles: the capture holds it."""
+
+# Calling a module gives Any, and parts of autograd have no types.
+# mypy: no-warn-return-any, allow-untyped-calls
+
+import contextlib
+import itertools
+import random
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sambasim.compiler.compile import Compiled, compile_model
+from sambasim.errors import CaptureError, ModelError
+from sambasim.options.compile import CompileOptions
+
+
+def counter() -> Callable[[], int]:
+    count = 0
+
+    def counted() -> int:
+        nonlocal count
+        count += 1  # here
+        return count
+
+    return counted
+
+
+CLOSURE = counter().__code__.co_firstlineno
+
+
+Then: TypeAlias = Callable[[Any, Tensor], Tensor]
+
+
+class Keeper:
+    calls = 0
+    tensor = torch.zeros(3)
+
+
+class Faded(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Tensor, rate: float = -1.0, zeros: bool = True) -> Tensor:
+        context.rate = rate
+        if not zeros:
+            context.set_materialize_grads(False)  # here
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Any, ...]:
+        return gradient * context.rate, None, None
+
+
+class Net(nn.Module):
+    """A linear layer, whose outputs `then` makes into something, and their mean square."""
+
+    def __init__(self, then: Then = lambda net, h: h) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.dropout = nn.Dropout()
+        self.norm = nn.BatchNorm1d(3)
+        self.then = then
+        self.register_buffer("ema", torch.zeros(()))
+        self.register_buffer("scratch", torch.zeros(()), persistent=False)
+        self.plain = torch.zeros(())
+        self.calls = 0
+        self.hidden: Tensor | None = None
+        self.counts = [0]
+        self.kept: list[Tensor] = []
+        self.last: deque[Tensor] = deque(maxlen=2)
+        self.state = {"ema": torch.zeros(3)}
+        self.keeper = Keeper()
+        self.rates = itertools.cycle([1.0, 0.5, 0.25, 0.1])
+        self.cache: dict[str, Tensor] = {}
+        self.counted = counter()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.then(self, self.linear(x)).square().mean()
+
+
+NAMES = {
+    **globals(),
+    "checkpoint": torch.utils.checkpoint.checkpoint,
+    "saved_tensors_hooks": torch.autograd.graph.saved_tensors_hooks,
+    "shared": lambda: None,
+    "time": time,
+    "calls": 0,
+    "table": defaultdict(int),
+    "of_numpy": np.random.default_rng(0),
+    "of_python": random.Random(0),
+    "of_torch": torch.Generator().manual_seed(1),
+}
+"""What the bodies below may name."""
+
+READ, REPLACED = "which each call changes, and on which later calls depend", "which forward() replaces"
+SEED, INFERENCE = "a seed or a state of the generator", "torch.inference_mode()"
+CHECKPOINTED = "activation checkpointing that changes results"
+REFUSED = {
+    # what is said, the body
+    "a buffer assigned": (REPLACED, "net.ema = 0.9 * net.ema + h.detach().mean()  # here", "return h + net.ema"),
+    "a buffer overwritten": (REPLACED, "net.ema = h.detach().mean()  # here", "return h"),
+    "a parameter replaced": (REPLACED, "net.linear.bias = nn.Parameter(net.linear.bias * 0.5)  # here", "return h"),
+    "the data of a parameter": (REPLACED, "net.linear.bias.data = net.linear.bias.data * 0.5  # here", "return h"),
+    "a counter": (f"model.calls, {READ}", "net.calls += 1  # here", "return h * net.calls"),
+    "a hidden state": (f"model.hidden, {READ}",
+        "h, net.hidden = h + (0 if net.hidden is None else net.hidden), h.detach()  # here", "return h"),
+    "a tensor for evaluation": (f"model.plain, {READ}",
+        "if net.training: net.plain = h.detach().mean()  # here", "return h - net.plain"),
+    "a global": (f"global calls, {READ}", "global calls", "calls += 1  # here", "return h / calls"),
+    "a counter of the backward": (f"global calls, {READ}",
+        "global calls", "calls += 1  # here", "return Faded.apply(h, 1 / calls)"),
+    "a table": (f"global table['calls'], {READ}", "table['calls'] += 1  # here", "return h / table['calls']"),
+    "a list": (f"model.counts[0], {READ}", "net.counts[0] += 1  # here", "return h / net.counts[0]"),
+    "a length": (f"model.kept, {READ}", "net.kept.append(h.detach())  # here", "return h + sum(net.kept)"),
+    "a queue": (f"model.last[1], {READ}", "net.last.append(h.detach())  # here", "return h + net.last[0]"),
+    "a dictionary": (f"model.state['ema'], {READ}",
+        "h, net.state['ema'] = h - net.state['ema'], h.detach().mean(0)  # here", "return h"),
+    "an object": (f"model.keeper.calls, {READ}", "net.keeper.calls += 1  # here", "return h / net.keeper.calls"),
+    "a tensor in an object": (f"model.keeper.tensor, {READ}",
+        "h, net.keeper.tensor = h + net.keeper.tensor, h.detach()  # here", "return h"),
+    "a class": (f"Keeper.calls, {READ}", "Keeper.calls += 1  # here", "return h / Keeper.calls"),
+    "a default": (READ, "count = lambda calls=net.counts: calls.append(1) or len(calls)  # here", "return h / count()"),
+    "a function": (f".calls, {READ}", "shared.calls = getattr(shared, 'calls', 0) + 1  # here",
+        "return h / shared.calls"),
+    "a closure": (f"count of counted at test_state.py:{CLOSURE}, {READ}", "return h / net.counted()"),
+    "an iterator": (f"model.rates, {READ}", "return h * next(net.rates)  # here"),
+    "time": ("a value that differs from call to call", "return h * time.perf_counter()  # here"),
+    "numbers of Python": (f"random numbers of Python, {READ}", "return h * random.random()  # here"),
+    "its own numbers of Python": (f"global of_python, {READ}", "return h * of_python.random()  # here"),
+    "numbers of NumPy": (f"random numbers of NumPy, {READ}", "return h * float(np.random.rand())  # here"),
+    "tensors of NumPy": (f"global of_numpy, {READ}", "return h + torch.from_numpy(of_numpy.random(3))  # here"),
+    "its own generator": ("a torch.Generator of its own", "return h + torch.randn(3, generator=of_torch)  # here"),
+    "a seed": (SEED, "torch.manual_seed(3)  # here", "return h + torch.randn(3)"),
+    "a fork": (SEED, "with torch.random.fork_rng([]): h = h + torch.randn(3)  # here", "return h + torch.randn(3)"),
+    "inference mode": (INFERENCE,
+        "with torch.inference_mode(): scale = net.linear.weight.sum()  # here", "return h + scale"),
+    "a function in it": (INFERENCE, "return h + torch.inference_mode()(torch.ones)(3)  # here"),
+    "saved tensors": ("hooks on the tensors that are saved",
+        "with saved_tensors_hooks(lambda x: x * 2, lambda x: x): return h.sigmoid()  # here"),
+    "no zeros": ("set_materialize_grads", "return Faded.apply(h, 1.0, False)"),
+    "a checkpoint without random state": (CHECKPOINTED,
+        "return checkpoint(torch.sigmoid, h, use_reentrant=False, preserve_rng_state=False)  # here"),
+    "a checkpoint without a gradient": (CHECKPOINTED,
+        "return h + checkpoint(net.linear, torch.ones(2, 4), use_reentrant=True)  # here"),
+    "a version": ("_version", "return h * (1 + net.linear.weight._version)  # here"),
+    "torch.cond": ("torch.cond, which a PEF cannot hold",
+        "return torch.cond(h.sum() > 0, lambda a: a * 2, lambda a: a.sin(), (h,))  # here"),
+}  # fmt: skip
+COMPILES = {
+    # a slot that a notice names, the body
+    "a backward of its own": ("", "return Faded.apply(h)"),
+    "a hook of a gradient": ("", "if h.requires_grad: h.register_hook(lambda gradient: gradient * 0)", "return h"),
+    "a buffer in place": ("", "net.ema += 1", "net.ema.mul_(0.9).add_(h.detach().mean())", "return h + net.ema"),
+    "tensors made anew": ("model.extra", "net.plain, net.extra = h.detach(), h.mean()", "return h + net.extra"),
+    "a cache": ("", "net.cache.setdefault('angles', torch.arange(3.0).cos())", "return h * net.cache['angles']"),
+    "a log": ("model.kept", "net.kept.append(h)", "table['logged'] += 1", "return h"),
+    "a counter that nothing reads": ("model.calls", "net.calls += 1", "return h"),
+    "draws": ("", "return net.dropout(net.norm(h)) * torch.tensor([1.0, 2.0, 3.0]) + torch.rand(3)"),
+}
+
+
+def function_of(body: Sequence[str], folder: Path) -> Then:
+    file = folder / "then.py"
+    file.write_text("\n    ".join(("def then(net, h):", *body)), encoding="utf-8")
+    names = dict(NAMES)
+    exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), names)
+    then: Then = names["then"]
+    return then
+
+
+def compiled(model: nn.Module | Then, folder: Path, batch: int = 2, **options: object) -> Compiled:
+    model = model if isinstance(model, nn.Module) else Net(model)
+    settings = {"pef_name": "net", "output_folder": folder, "optimizer": {"name": "sgd"}, **options}
+    named = {"model": {"target": "net:Net"}, "data": {"source": "net:data"}}
+    resolved = CompileOptions.model_validate({**named, **settings})
+    return compile_model(model, {"x": torch.randn(batch, 4)}, resolved, by_keyword=False)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_graph_would_lose_is_refused_with_its_line(name: str, tmp_path: Path) -> None:
+    said, *body = REFUSED[name]
+    with pytest.raises(CaptureError) as caught:
+        compiled(function_of(body, tmp_path), tmp_path)
+    assert said in caught.value.what
+    assert str(caught.value.where).endswith("# here")
+
+
+@pytest.mark.parametrize("name", COMPILES)
+def test_what_is_sound_compiles(name: str, tmp_path: Path) -> None:
+    slot, *body = COMPILES[name]
+    notices = compiled(function_of(body, tmp_path), tmp_path).notices
+    told = [notice for notice in notices if "changed by each call" in notice]
+    assert (len(told), slot in "".join(told)) == (bool(slot), True), told
+
+
+# What the bodies above do in evaluation and inference alone, and what a model is beside its forward.
+
+
+def test_evaluation_and_inference_refuse_state_too(tmp_path: Path) -> None:
+    counts = function_of(("net.calls += 1", "return h * net.calls"), tmp_path)
+    for then, options in ((lambda net, h: h if net.training else counts(net, h), {}), (counts, {"inference": True})):
+        with pytest.raises(CaptureError, match=f"model.calls, {READ}"):
+            compiled(then, tmp_path, **options)
+
+
+@pytest.mark.parametrize("body", ["return Faded.apply(h)", "h.register_hook(torch.neg)\n    return h"])
+def test_a_backward_of_the_users_own_is_lost_in_a_narrow_type(body: str, tmp_path: Path) -> None:
+    then = function_of((body,), tmp_path)
+    assert compiled(then, tmp_path, inference=True, dtype="bf16").program.training is None
+    with pytest.raises(CaptureError, match=r"a torch\.autograd\.Function or a hook of a gradient with --dtype"):
+        compiled(then, tmp_path, dtype="bf16")
+
+
+def test_hooks_of_modules_are_captured_and_those_of_parameters_refused(tmp_path: Path) -> None:
+    net = Net()
+    net.linear.register_full_backward_hook(lambda module, given, gradient: None)
+    compiled(net, tmp_path)
+    net.linear.weight.register_hook(lambda gradient: None)
+    net.linear.bias.register_post_accumulate_grad_hook(lambda parameter: None)
+    with pytest.raises(ModelError) as caught:
+        compiled(net, tmp_path)
+    for what in ("the parameter linear.weight has a gradient hook", "the parameter linear.bias has"):
+        assert what in caught.value.what
+
+
+def test_a_wrapped_model_is_refused_with_what_syncs_here(tmp_path: Path) -> None:
+    class Wrapped(nn.parallel.DistributedDataParallel):
+        def __init__(self, module: nn.Module) -> None:  # without a process group
+            nn.Module.__init__(self)
+            self.module = module
+
+    with pytest.raises(ModelError, match="the model is wrapped in Wrapped") as caught:
+        compiled(Wrapped(Net()), tmp_path)
+    assert "--data-parallel" in str(caught.value.remedy)
+    assert compiled(nn.DataParallel(Net()), tmp_path).program.training is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "is_refused"),
+    [
+        ({}, False),
+        ({"data_parallel": True}, True),
+        ({"tensor_parallel": "batch", "n_chips": 2, "training": {"batch_size": 4}}, True),
+        ({"inference": True}, False),
+    ],
+)
+def test_statistics_over_all_replicas_are_refused_on_several(
+    options: dict[str, Any], is_refused: bool, tmp_path: Path
+) -> None:
+    net = Net()
+    net.norm = nn.SyncBatchNorm(3)
+    what = "the module norm is SyncBatchNorm, whose statistics are those of all replicas"
+    with pytest.raises(ModelError, match=what) if is_refused else contextlib.nullcontext():
+        compiled(net, tmp_path, **options)
+
+
+def test_a_model_that_cannot_run_one_sample_compiles_and_says_so(tmp_path: Path) -> None:
+    made = compiled(lambda net, h: functional.batch_norm(h, None, None, training=True), tmp_path, batch=4)
+    assert made.program.single is None
+    assert any("at batch 1: the last samples" in notice and "batch of 4" in notice for notice in made.notices)
+    assert compiled(Net(), tmp_path).program.single is not None
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["in training mode", "in evaluation mode as a whole"])
+def test_modes_are_respected_and_restored(whole: bool, tmp_path: Path) -> None:
+    net = Net(lambda net, h: net.norm(net.frozen(h)))
+    net.frozen = nn.BatchNorm1d(3).eval()
+    net.training = whole
+    modes = [module.training for module in net.modules()]
+    training = compiled(net, tmp_path).program.training
+    assert [module.training for module in net.modules()] == modes
+    assert training is not None
+    updated = {output.symbol for output in training.outputs if "running_mean" in str(output.symbol)}
+    assert len(updated) == (1 if whole else 2)
