@@ -369,7 +369,7 @@ def _reports(statement: ast.stmt) -> bool:
 
 def _has_own(*values: object) -> bool:
     """Whether an operand is of a subclass of Tensor with operators of its own: a mode does not count."""
-    return any(
+    return torch._C._is_torch_function_enabled() and any(
         isinstance(leaf, Tensor)
         and type(leaf).__torch_function__ not in (Tensor.__torch_function__, torch._C._disabled_torch_function_impl)
         for leaf in tree_leaves(values)

@@ -194,11 +194,12 @@ class _Observer:
     def _on_fakes(self) -> bool:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         fakes: dict[int, Tensor] = {}
-        for module in self._steps[0].modules():
-            for held in (module._parameters, module._buffers):
-                for name, one in held.items():
-                    if one is not None:
-                        held[name] = fakes.setdefault(id(one), mode.from_tensor(one))
+        places: list[dict[str, Any]]
+        places = [held for one in self._steps[0].modules() for held in (one._parameters, one._buffers)]
+        for held in places:
+            for name, tensor in held.items():
+                if tensor is not None:
+                    held[name] = fakes.setdefault(id(tensor), mode.from_tensor(tensor))
         with mode:
             observer = _Observer(self._steps, [mode.from_tensor(one) for one in self._inputs], self._loss)
             process, before = process_state(), Snapshot(self._roots)
@@ -236,7 +237,7 @@ class _Observer:
                 module.training = is_training
 
     def call(self, step: nn.Module, done: _Round) -> None:
-        given = [tensor.clone() for tensor in self._inputs]
+        given = [one.detach().clone().requires_grad_(one.requires_grad) for one in self._inputs]
         named = self._named | {f"input {index}": one for index, one in enumerate(given)}
         recording = self._recording = Recording(named)
         asked = Asked(recording)
