@@ -38,10 +38,13 @@ def read_batches(
 
 
 def made_batches(example: Batch, number: int) -> Iterator[Batch]:
-    """Batches of the kind of `example`, with smaller floating-point numbers: its elements in another order, its samples
-    in another order, and in its order. `number` counts from 0."""
+    """Batches of the kind of `example`, with smaller floating-point numbers: its elements in another order, in odd
+    batches some of them several times; its samples in another order; all in its order. `number` counts from 0."""
 
     def rolled(one: Tensor) -> Tensor:
+        if number % 2 and one.numel():
+            chosen = torch.randint(one.numel(), (one.numel(),), generator=torch.Generator().manual_seed(number))
+            return one.reshape(-1)[chosen].reshape(one.shape)
         return one.reshape(-1).roll(1 + number * (1 + one.numel() // 7)).reshape(one.shape)
 
     def of_samples(one: Tensor) -> Tensor:

@@ -17,6 +17,8 @@ whose operands are cut over ranks add up in another order."""
 _UPDATE_ROUNDINGS = 4
 """As `docs/concepts.md` promises of an optimizer step, of the larger of a parameter and its change."""
 
+_NARROW_BITS = 16
+
 _PIECE = 1 << 16
 """Elements that are compared at a time, which fit a cache."""
 
@@ -73,15 +75,17 @@ class Comparison:
         self._found.append(Difference(name, size / whole if whole else size, value, position, source, is_rounding))
 
     def add_update(self, name: str, before: Tensor, ours: Tensor, theirs: Tensor) -> None:
-        """Compare a parameter that both sides have updated, each with its own kernel."""
+        """Compare a parameter that both sides have updated, each with its own kernel. In 16 bits rounding is told."""
         self.compared += 1
         bound = _UPDATE_ROUNDINGS * torch.finfo(ours.dtype).eps
         flat = (tensor.detach().reshape(-1) for tensor in (before, ours, theirs))
         parts = zip(*(torch.split(tensor, _PIECE) for tensor in flat), strict=True)
-        if all(torch.equal(one, other) or _is_close(old, one, other, bound) for old, one, other in parts):
+        is_rounding = all(torch.equal(one, other) or _is_close(old, one, other, bound) for old, one, other in parts)
+        if is_rounding and (torch.finfo(ours.dtype).bits > _NARROW_BITS or torch.equal(ours, theirs)):
             return
         size, whole = apart(ours, theirs)
-        self._found.append(Difference(name, size / whole if whole else size, "", len(self._nodes)))
+        relative = size / whole if whole else size
+        self._found.append(Difference(name, relative, "", len(self._nodes), is_rounding=is_rounding))
 
 
 def _is_close(before: Tensor, one: Tensor, other: Tensor, bound: float) -> bool:

@@ -62,6 +62,7 @@ class Eager:
         )
         self._program = program
         self._optimizer = subject.optimizer
+        self._rounds = options.dtype != "fp32"
         self.tensors = dict(_by_symbol(model, program))
         """The parameters and buffers of the model, by symbol."""
         lacking = [one for one in program.symbols.values() if one.torch_names and one.name not in self.tensors]
@@ -118,7 +119,8 @@ class Eager:
     def update(self) -> bool:
         """One step of the user's optimizer, or of torch's of the same kind, from its beginning; False if torch has
         none."""
-        wide = {name: one for name, one in self.tensors.items() if one.dtype in (torch.bfloat16, torch.float16)}
+        narrow = (torch.bfloat16, torch.float16) if self._rounds else ()
+        wide = {name: one for name, one in self.tensors.items() if one.dtype in narrow}
         if self._optimizer is not None and not wide:
             self._optimizer.state.clear()
             self._optimizer.step()

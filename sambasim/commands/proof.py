@@ -114,6 +114,7 @@ class _Proof:
         graphs = [one for one in (program.training, program.evaluation) if one is not None]
         self._steps = {graph.name: Steps(graph, self._played, self._eager, weights) for graph in graphs}
         self._last: Sequence[Batch] = ()
+        self._refused: SambasimError | None = None
         self._whole: Batch | None = None
         if subject.whole is not None:
             self._whole = inputs_in(STORED[options.dtype], subject.whole)
@@ -121,7 +122,11 @@ class _Proof:
             self._whole = next(read_batches(source, subject.model, options, subject.inputs, 0), None)
 
     def notices(self) -> Iterator[str]:
-        """A notice where the mean of the losses of the parts of a batch is not the loss of the batch."""
+        """Notices of a batch that PyTorch takes and a run would refuse, and of the parts of a batch, where the mean of
+        their losses is not its own."""
+        if self._refused is not None:
+            where = f", {self._refused.where}" if self._refused.where else ""
+            yield f"on batches with other values a run may end: {self._refused.what}{where}"
         if self._passes == 1 or self._whole is None or self._program.training is None:
             return
         of_whole, *of_parts = (self._eager.loss(one) for one in (self._whole, *parts(self._whole, self._passes)))
@@ -176,10 +181,11 @@ class _Proof:
                 continue
             except CaptureError:
                 raise
-            except SambasimError:
+            except SambasimError as error:
                 if is_read:
                     raise
                 self._played.forget()  # the program checks what it took for granted, and it is not so here
+                self._refused = error
                 continue
             self._last = one
             return True

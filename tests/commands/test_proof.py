@@ -307,6 +307,38 @@ def test_what_pytorch_refuses_is_no_difference(tmp_path: Path) -> None:
     assert done.checked.steps == 2
 
 
+class Adaptive(nn.Module):
+    """How many targets are in a cluster is a size in its graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loss = nn.AdaptiveLogSoftmaxWithLoss(FEATURES, CLASSES, cutoffs=[2])
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        return self.loss(x, target).loss
+
+
+def test_a_batch_that_a_run_would_refuse_is_told_or_the_model_is_refused(tmp_path: Path) -> None:
+    try:
+        done = compile_proved(Subject(Adaptive(), inputs(), by_keyword=False), options(tmp_path, loss=None))
+    except CaptureError:
+        return
+    assert any(one.startswith("on batches with other values a run may end: ") for one in done.compiled.notices)
+
+
+def test_a_step_of_an_optimizer_in_bfloat16_is_told_with_its_size(tmp_path: Path) -> None:
+    example = (inputs()["x"].bfloat16(), inputs()["target"])
+    model = nn.Sequential(nn.Linear(FEATURES, CLASSES)).bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9, weight_decay=0.1)
+    given: dict[str, Any] = {"optimizer": optimizer, "output_folder": tmp_path, "quiet": True}
+    pef = ss.compile(model, example, loss="cross_entropy", name="narrow", **given)
+    assert pef.checked is not None
+    assert {one.name for one in pef.checked.exceptions} == {
+        f"the parameter 0.{name} after a step of the optimizer" for name in ("weight", "bias")
+    }
+    assert pef.checked.exceptions[0].difference < 2**-7
+
+
 NET = f"{Path(__file__)}:Net"
 
 
