@@ -24,7 +24,7 @@ from sambasim.compiler.state import Observed, asked_of, observe
 from sambasim.compiler.step import EvaluationStep, Loss, TrainingStep, per_sample_loss, training_loss
 from sambasim.compiler.strategy import pipeline
 from sambasim.compiler.tensors import check_model, dense_gradients, made_contiguous
-from sambasim.compiler.trial import buffers_of_plain_tensors, rare_collections, variables_are_tensors
+from sambasim.compiler.trial import buffers_of_plain_tensors, rare_collections
 from sambasim.compiler.update import Update
 from sambasim.errors import CaptureError, DataError, ModelError
 from sambasim.ir.program import Program
@@ -110,13 +110,7 @@ def capture_model(
         with buffers_of_plain_tensors(model):
             several = options.data_parallel or options.chips > 1
             check_model(model, training=not options.inference, replicas=several, narrow=dtype is not None)
-            with (
-                rare_collections(),
-                stored_in(dtype, model),
-                made_contiguous(model),
-                dense_gradients(model),
-                variables_are_tensors(),
-            ):
+            with rare_collections(), stored_in(dtype, model), made_contiguous(model), dense_gradients(model):
                 mean = _mean_loss(options, loss)
                 step = TrainingStep(model, tuple(inputs), mean, by_keyword, any_loss, loss_indices, arguments)
                 captures = _capture(step, tuple(inputs.values()), options, watch, loss)

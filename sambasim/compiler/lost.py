@@ -36,8 +36,8 @@ _VERSION = Obstacle(
 )
 _INFERENCE_MODE = Obstacle("torch.inference_mode(), through which a graph would send gradients", "torch.no_grad()")
 _BACKWARD = Obstacle(
-    "a torch.autograd.Function or a hook of a gradient with --dtype, which takes the backward from the forward",
-    "leave --dtype out",
+    "a torch.autograd.Function or a hook of a gradient in bf16, where the backward is taken from the forward",
+    "compile it in float32",
 )
 
 

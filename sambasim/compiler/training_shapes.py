@@ -19,7 +19,7 @@ from sambasim.compiler.recompute import Recompute
 from sambasim.compiler.step import TrainingStep, training_loss
 from sambasim.compiler.strategy import pipeline
 from sambasim.compiler.tensors import check_model, dense_gradients, made_contiguous
-from sambasim.compiler.trial import buffers_of_plain_tensors, rare_collections, variables_are_tensors
+from sambasim.compiler.trial import buffers_of_plain_tensors, rare_collections
 from sambasim.errors import CaptureError, InternalError, ModelError
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
@@ -98,8 +98,7 @@ def _captured(model: nn.Module, example: Example, options: CompileOptions) -> Pr
     step = TrainingStep(model, tuple(shapes), loss, by_keyword, arguments=arguments).train()
     with buffers_of_plain_tensors(model), made_contiguous(model), dense_gradients(model):
         check_model(model, training=True, replicas=True)
-        with variables_are_tensors():
-            captured = capture(step, tuple(shapes.values()))
+        captured = capture(step, tuple(shapes.values()))
         if not starts_a_backward(captured, any_shape=False):
             raise CaptureError("the training step returns no loss")
         captures = Captures(captured, replace(captured, outputs=()), None, per_sample_loss=False)

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
-from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
 
@@ -156,35 +155,6 @@ def as_written() -> Iterator[None]:
             yield
     else:
         yield
-
-
-@contextlib.contextmanager
-def variables_are_tensors() -> Iterator[None]:
-    """`torch.autograd.Variable`, wherever a module of the app has it, returns its argument, cut off from what computed
-    it as in PyTorch. The tracer cannot follow the class itself."""
-    places = [
-        (module, name)
-        for module in list(sys.modules.values())
-        for name, value in list(getattr(module, "__dict__", {}).items())
-        if value is Variable and not getattr(module, "__name__", "torch.").startswith(("torch.", "sambasim."))
-    ]
-    with contextlib.ExitStack() as stack:
-        for module, name in (*places, (torch.autograd, "Variable")):
-            stack.enter_context(replaced(module, name, _TensorItself))
-        yield
-
-
-class _EveryTensor(type):
-    def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, Tensor)
-
-    def __getattr__(cls, name: str) -> object:
-        return getattr(Variable, name)
-
-
-class _TensorItself(metaclass=_EveryTensor):
-    def __new__(cls, data: Tensor, requires_grad: bool = False, volatile: bool = False) -> Tensor:  # type: ignore[misc]  # it makes no object
-        return data.detach() if data.requires_grad else data
 
 
 PLAIN = "_sambasim_plain"
