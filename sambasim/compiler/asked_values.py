@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from sambasim.compiler.explain import UNREGISTERED, Finding, all_findings
 from sambasim.compiler.line_marks import mark_line
 from sambasim.compiler.names import is_library_file
-from sambasim.compiler.recording import Recording, frames, is_dense, line_of, user_frame, where_of
+from sambasim.compiler.recording import Recording, frames, is_dense, line_of, running_line
 from sambasim.compiler.trial import Attributes, replaced
 from sambasim.errors import CaptureError
 
@@ -213,19 +213,17 @@ class Followed(TorchFunctionMode):
             return attrgetter(self._paths[id(value)])(self._step)
         path = self._path_of_memory.get(value.untyped_storage()._cdata) if is_dense(value) else None
         if value.requires_grad or path is not None:
-            frame = user_frame()
-            where = None if frame is None else where_of(frame)
+            where = str(running_line() or "")
             if path is None and not value.is_leaf:
                 what = "a tensor with a gradient that an earlier call has computed is read"
                 raise CaptureError(what, where=where, remedy="compute it in each call, or keep it detached in a buffer")
             if path is None:
-                raise all_findings([Finding(UNREGISTERED, where or "")], self._step.training)
+                raise all_findings([Finding(UNREGISTERED, where)], self._step.training)
             name, kind = path.removeprefix("model."), "parameter" if path in self._parameters else "buffer"
             what = f"a view of the {kind} {name} that was kept from before is read: the graph would not see it change"
             raise CaptureError(what, where=where, remedy=f"take the view in forward(), of self.{name}")
         if value.layout is not torch.strided:
-            frame = user_frame()
-            where = None if frame is None else where_of(frame)
+            where = str(running_line() or "")
             what = f"a constant is of the layout {value.layout}, and a PEF has dense tensors"
             raise CaptureError(what, where=where, remedy="make it dense: .to_dense()")
         with torch._C.DisableTorchFunction():

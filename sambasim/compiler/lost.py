@@ -18,7 +18,7 @@ from torch.utils.checkpoint import CheckpointFunction, CheckpointPolicy
 
 from sambasim.compiler.explain import Finding, Obstacle, all_findings
 from sambasim.compiler.names import is_library_file
-from sambasim.compiler.recording import user_frame, where_of
+from sambasim.compiler.recording import running_line
 from sambasim.compiler.trial import replaced
 
 _SAVED = Obstacle("hooks on the tensors that are saved for the backward, which a graph does not call", "leave them out")
@@ -133,5 +133,5 @@ def _is_users(frame: FrameType | None) -> bool:
 
 
 def _refused(obstacle: Obstacle) -> Exception:
-    frame = user_frame()
-    return all_findings([Finding(obstacle, "" if frame is None else where_of(frame))], training=True)
+    line = running_line()
+    return all_findings([Finding(obstacle, str(line or ""), line.inside if line else "")], training=True)

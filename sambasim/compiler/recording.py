@@ -148,7 +148,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         if isinstance(func, HigherOrderOperator):
             raise CaptureError(
                 f"torch.{func}, which a PEF cannot hold",
-                where=str(_line(is_obstacle=True) or ""),
+                where=str(running_line() or ""),
                 remedy="write it with operators on tensors, such as torch.where(condition, a, b) for torch.cond",
             )
         if func is _ZEROS_WITHOUT_MEMORY:  # PyTorch crashes in operators that take one within a mode
@@ -173,7 +173,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         foreign = not all(is_named(self.label(one)) for one in parameters)
         made_of = self.made_of(tensors) if not is_random and not draws_from else None
         labels = tuple(map(self.label, writes))
-        line = _line(is_obstacle=asks or bool(labels or foreign))
+        line = running_line(is_obstacle=asks or bool(labels or foreign))
         self.ops.append(Op(func, text, labels, self.function, line, asks, draws_from, foreign, made_of))
         for made in tree_leaves(result):
             if is_dense(made) and made_of is not None:
@@ -256,18 +256,15 @@ def user_frame() -> FrameType | None:
     return next((frame for frame in frames() if not is_library_file(frame.f_code.co_filename)), None)
 
 
-def _line(*, is_obstacle: bool) -> Line | None:
+def running_line(*, is_obstacle: bool = True) -> Line | None:
     """`is_obstacle`: an error may name it, which points at no line of a library that a line of the user's calls."""
     inner = user_frame()
     if inner is None:
         return None
     user = (frame for frame in frames() if is_obstacle and not is_library_file(frame.f_code.co_filename))
     outer = next((frame for frame in user if "-packages" not in frame.f_code.co_filename), inner)
-    return Line(outer.f_code.co_filename, outer.f_lineno, "" if outer is inner else where_of(inner))
-
-
-def where_of(frame: FrameType) -> str:
-    return line_of(frame.f_code.co_filename, frame.f_lineno)
+    inside = "" if outer is inner else line_of(inner.f_code.co_filename, inner.f_lineno)
+    return Line(outer.f_code.co_filename, outer.f_lineno, inside)
 
 
 def line_of(file: str, number: int) -> str:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from sambasim.compiler.as_eager import kernels_of_eager, known_shapes
 from sambasim.compiler.asked_values import Asked, modes_reach_inside
 from sambasim.compiler.explain import Finding, Obstacle, all_findings, changed_constants
 from sambasim.compiler.forks import Fork
@@ -150,6 +151,9 @@ class _Observer:
             if not self._is_fake:
                 self._fresh = Fork(lambda request: getattr(self, request[0])(*request[1:]))
                 stack.callback(self._fresh.close)
+            if self._is_fake:  # as in a capture
+                stack.enter_context(kernels_of_eager())
+                stack.enter_context(known_shapes())
             stack.enter_context(_generators_kept())
             stack.callback(self._set_modes, self._steps[0])
             process, before = process_state(), Snapshot(self._roots)
@@ -200,7 +204,7 @@ class _Observer:
             for name, tensor in held.items():
                 if tensor is not None:
                     held[name] = fakes.setdefault(id(tensor), mode.from_tensor(tensor))
-        with mode:
+        with mode, kernels_of_eager(), known_shapes():
             observer = _Observer(self._steps, [mode.from_tensor(one) for one in self._inputs], self._loss)
             process, before = process_state(), Snapshot(self._roots)
             done = observer._round()
@@ -426,7 +430,8 @@ class _Observer:
                 return None
             if not found and is_found():
                 found.append(None if last is None else line_of(*last))
-            last = frame.f_code.co_filename, frame.f_lineno
+            if last is None or "-packages" not in frame.f_code.co_filename or "-packages" in last[0]:
+                last = frame.f_code.co_filename, frame.f_lineno
             return look
 
         sys.settrace(look)

@@ -3,8 +3,10 @@
 # Calling a module gives Any.
 # mypy: no-warn-return-any
 
+import importlib
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sambasim.compiler import explain, lost, state
-from sambasim.compiler.explain import Finding, Obstacle, all_findings, explained, obstacles, tracer_error
+from sambasim.compiler.explain import Obstacle, all_findings, explained, obstacles, tracer_error
 from sambasim.compiler.state import observe
 from sambasim.compiler.step import TrainingStep
 from sambasim.errors import CaptureError
@@ -81,12 +83,24 @@ def test_what_torch_raises_is_an_error_of_capture_and_a_bug_of_sambasim_is_none(
     assert raised_by(lambda: all_findings(None, training=True)) is None  # type: ignore[arg-type]  # the bug
 
 
-def test_code_of_a_library_is_named_beside_the_line_that_calls_it() -> None:
-    error = all_findings([Finding(explain.SHAPE, "/app/net.py:3: f(x)", "/x/site-packages/f.py:9: y")], True)
-    assert error.where == "/app/net.py:3: f(x)"
-    assert error.remedy == (
-        "/x/site-packages/f.py:9: y is code of a library: choose settings that do not run it; else "
-        + explain.SHAPE.rewrite
+def test_code_of_a_library_is_named_beside_the_users_line_that_calls_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "scaling.py").write_text("def scaled(x):\n    return x / x.max().item()\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(folder)
+    scaled = importlib.import_module("scaling").scaled
+
+    class Scaled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return scaled(super().forward(x)).mean()  # here
+
+    step = TrainingStep(Scaled(4, 1), ("x",), None, by_keyword=False)
+    error = explained(CaptureError("first"), step, observe([step], [torch.ones(2, 4)]).calls[step])
+    assert str(error.where).endswith("# here")
+    assert str(error.remedy).startswith(
+        f"{folder}/scaling.py:2: return x / x.max().item() is code of a library: choose settings that do not run it; "
     )
 
 
