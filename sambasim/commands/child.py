@@ -26,7 +26,7 @@ from typing import IO, Any, NoReturn, TypeAlias, TypeVar
 import torch
 
 import sambasim
-from sambasim.compiler.names import is_library_file
+from sambasim.compiler.names import is_bug, is_library_file, user_line
 from sambasim.data.user_code import summary
 from sambasim.errors import CaptureError, InternalError, MachineError, SambasimError
 
@@ -300,10 +300,9 @@ def _as_ours(error: BaseException) -> SambasimError:
         return MachineError(
             "this machine has too little memory to compile the model", remedy="a smaller batch or model"
         )
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if not _is_ours(one.filename)]
-    if not frames:
+    where = user_line(error)
+    if where is None or is_bug(error):
         return InternalError(f"{summary(error)}: this is a bug in sambasim, please report it")
-    where = f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}"
     return CaptureError(f"PyTorch raised {summary(error)}", where=where, remedy="write that line by other operators")
 
 

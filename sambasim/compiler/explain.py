@@ -1,13 +1,12 @@
 """Why a step cannot be captured: which lines, and how to write them instead. Each remedy is applied by a test."""
 
 import re
-import traceback
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from torch import nn
 
-from sambasim.compiler.names import forward_line, is_ours, user_line
+from sambasim.compiler.names import forward_line, is_bug, user_line
 from sambasim.compiler.recording import Op, Recording
 from sambasim.errors import CaptureError, SambasimError
 
@@ -108,7 +107,6 @@ _RAISED = (
 """Of what a tracer raises."""
 
 _ADVICE = re.compile(r"https?:|github|\b(issue|bug)s?\b|please report|torch\._?dynamo|torch\.compile|TORCH_", re.I)
-_FORWARDING = ("__torch_function__", "__torch_dispatch__")
 _MOST_FINDINGS = 6
 _LONGEST_LINE = 160
 
@@ -119,9 +117,8 @@ def _first(rows: Iterable[tuple[str, Obstacle | None]], text: str) -> Obstacle |
 
 def tracer_error(what: str, error: BaseException) -> CaptureError | None:
     """The error for what torch raised while it captured `what`, with the user's line that it went through. None for
-    errors and bugs of sambasim."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    if isinstance(error, SambasimError) or (is_ours(last.filename) and last.name not in _FORWARDING):
+    errors and bugs of sambasim, and where memory ends."""
+    if isinstance(error, (SambasimError, MemoryError)) or is_bug(error):
         return None
     known = _first(_RAISED, f"{type(error).__name__}: {error}")
     sentences = re.split(r"(?<=[.!?])\s+", str(error).strip().partition("\n")[0])

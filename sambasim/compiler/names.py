@@ -166,6 +166,20 @@ def user_line(error: BaseException) -> str | None:
     return f"{last.filename}:{last.lineno}: {last.line}" if last else None
 
 
+_FORWARDING = ("__torch_function__", "__torch_dispatch__", "set_data")
+"""Functions of sambasim that call what the user's code calls."""
+
+
+def is_bug(error: BaseException) -> bool:
+    """Whether code of sambasim raised `error`, itself or by Python's own library."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if is_ours(frame.filename) and frame.name not in _FORWARDING:
+            return True
+        if frame.filename.startswith(_TORCH) or not is_library_file(frame.filename):
+            return False
+    return True
+
+
 def forward_line(model: nn.Module) -> str | None:
     """The first line of its `forward`; None if that is a library's."""
     try:
