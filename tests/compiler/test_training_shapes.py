@@ -19,7 +19,7 @@ from sambasim.compiler.front import (
 )
 from sambasim.compiler.training_shapes import TrainingShapes, training_shapes
 from sambasim.compiler.variants import changes_of
-from sambasim.errors import DataError, ModelError, OperatorError
+from sambasim.errors import DataError, ModelError
 from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.options.emit import config_text
 from sambasim.simulation.planning.strategy import Strategy
@@ -202,11 +202,11 @@ def test_one_value_a_channel_needs_a_larger_batch(capture: Callable[[CompileOpti
     capture(options_of(f"{__name__}:Normalized", (), *data, "training.batch_size=2"))
 
 
-def test_experts_that_a_pef_cannot_hold_say_what_to_set() -> None:
+def test_experts_as_transformers_computes_them_are_captured() -> None:
     options = options_of("transformers:MixtralForCausalLM", (*TINY, "num_key_value_heads=2", "num_local_experts=2"))
-    with pytest.raises(OperatorError) as caught:
-        shapes_from_options(options)
-    assert (caught.value.remedy or "").startswith("--set model.args.experts_implementation=batched_mm; ")
+    program = shapes_from_options(options)
+    assert program.training is not None
+    assert any("grouped_mm" in (node.source.code if node.source else "") for node in program.training.nodes)
 
 
 def test_without_transformers_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
