@@ -24,15 +24,15 @@ def labels(change: Callable[[Tensor], Tensor] = lambda y: y, loss: Any = "cross_
     torch.manual_seed(0)
     x, y = points()
     model = nn.Sequential(nn.Linear(3, 5), *([nn.LogSoftmax(1)] if loss == "nll" else []))
-    return Setup(model, (x, change(torch.arange(len(y)) % 5)), loss)
+    return Setup(model, (x, change(-torch.arange(len(y)) % 5)), loss)
 
 
 LABELS: dict[str, tuple[Callable[[Tensor], Tensor], str, tuple[str, ...], bool]] = {
     "labels_of_int32": (lambda y: y.int(), "cross_entropy", ("int32", ".long()"), False),
     "labels_that_are_bool": (lambda y: y > 2, "cross_entropy", ("bool", ".long()"), True),
-    "labels_from_one_on": (lambda y: y + 1, "cross_entropy", ("5", "0..4"), False),
-    "labels_of_uint8_for_nll": (lambda y: y.to(torch.uint8), "nll", (".long()",), True),
-    "labels_below_zero": (lambda y: y - 1, "cross_entropy", ("-1", "0..4"), True),
+    "labels_from_one_on": (lambda y: y + 1, "cross_entropy", ("5 classes",), False),
+    "labels_of_int8_for_nll": (lambda y: y.to(torch.int8), "nll", ("int8", ".long()"), True),
+    "labels_below_zero": (lambda y: y - 1, "cross_entropy", ("-1", "5 classes"), True),
     "labels_of_int16": (lambda y: y.short(), "cross_entropy", ("int16", ".long()"), True),
     "labels_that_are_bool_for_a_binary_loss": (lambda y: y[:, None] > 2, "bce_with_logits", (".float()",), True),
 }
