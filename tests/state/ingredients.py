@@ -68,11 +68,12 @@ COUNTERS: tuple[tuple[str, str, str, str, str], ...] = (
 
 
 def counter(row: tuple[str, str, str, str, str], first: int | None) -> Ingredient:
-    """A counter whose effect is from call `first` on, counted from 1; None: nobody reads it."""
+    """A counter whose effect is from call `first` on, counted from 1; None: nobody reads it. Nothing can set the locals
+    of a generator, to see whether anybody does: such a counter may be refused."""
     name, top, init, counts, read = row
     effect = "" if first is None else f"\nh = h * (1.0 if {read} < {first} else 0.5)"
     label = f"{name} that nobody reads" if first is None else f"{name} with an effect from call {first} on"
-    return Ingredient(label, counts + effect, init, top, is_sound=first is None)
+    return Ingredient(label, counts + effect, init, top, is_sound=first is None and name != "generator")
 
 
 def _sound(name: str, forward: str, init: str = "", top: str = "") -> Ingredient:
