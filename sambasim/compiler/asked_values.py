@@ -167,6 +167,7 @@ class Followed(TorchFunctionMode):
     ) -> Any:
         kwargs = _without_default_generator(kwargs or {})
         if _has_plain((*args, *kwargs.values())):
+            mark_line()  # of the constants too
             # A torch.Size stays one: Tensor.new() takes a tuple for values.
             args, kwargs = tree_map(self._as_constant, (args, kwargs), is_leaf=_is_size)
         elif getattr(func, "__name__", "") == "__get__":  # an attribute, such as the shape

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from sambasim.compiler.as_eager import kernels_of_eager, known_shapes
 from sambasim.compiler.asked_values import Asked, modes_reach_inside
-from sambasim.compiler.explain import Finding, Obstacle, all_findings, changed_constants
+from sambasim.compiler.explain import Finding, Obstacle, all_findings, changed_constants, obstacles
 from sambasim.compiler.forks import Fork
 from sambasim.compiler.names import is_library_file
 from sambasim.compiler.recording import Recording, line_of
@@ -310,6 +310,8 @@ class _Observer:
 
     def _check_equal(self, one: _Round, other: _Round) -> None:
         if one.texts != other.texts:
+            if found := dict.fromkeys(finding for call in one.calls for finding in obstacles(call)):
+                raise all_findings([*found], self._steps[0].training)
             ops = [two for a, b in zip(one.calls, other.calls, strict=True) for two in zip(a.ops, b.ops, strict=False)]
             line = next((now.line for before, now in ops if before.text != now.text), None)
             raise self._refused(_DIFFERS, str(line or ""))
