@@ -28,7 +28,7 @@ class Finding:
 
 _BRANCH = Obstacle("a branch on the value of a tensor", "compute both sides, and choose: torch.where(condition, a, b)")
 _NUMBER = Obstacle(
-    "the value of a tensor as a number", "keep it a tensor: leave out .item(), float(), int(), .tolist()"
+    "the value of a tensor as a Python number", "keep it a tensor: leave out .item(), float(), int(), .tolist()"
 )
 _INDEX = Obstacle("an index that is the value of a tensor", "select by the tensor: a.index_select(0, t.view(1))[0]")
 _SIZE = Obstacle(
@@ -50,7 +50,7 @@ _PACKED = Obstacle(
     "run the recurrent layer on the padded batch, and mask its outputs: outputs * mask.unsqueeze(-1)",
 )
 _NUMPY = Obstacle("NumPy, which a graph does not call", "write it with PyTorch: torch.tanh(x), not np.tanh(x.numpy())")
-_LENGTHS = Obstacle("ctc_loss() with lengths that are numbers", "give tensors: torch.full((batch,), length)")
+_LENGTHS = Obstacle("ctc_loss() with lengths that are numbers", "give both as tensors: torch.full((batch,), n)")
 _INPUT = Obstacle("an input that is changed in place", "make a new tensor: x = x * 2 instead of x.mul_(2) or x *= 2")
 _CONSTANT = Obstacle(
     "a tensor that is changed in place, and is no buffer of the model",

@@ -134,7 +134,7 @@ def test_all_obstacles_are_found_in_order_each_with_its_line() -> None:
         ("4", "a branch on the value of a tensor"),
         ("5", "a branch on the value of a tensor"),
         ("6", "a branch on the value of a tensor"),
-        ("7", "the value of a tensor as a number"),
+        ("7", "the value of a tensor as a Python number"),
         ("7", "a shape that depends on the values of a tensor"),
     ]
     assert all(finding.where.startswith(f"{__file__}:") for finding in obstacles(call))

@@ -102,13 +102,13 @@ USER_CODE: tuple[Fault, ...] = (
         (
             f"{_STEP}: a parameter that is changed in place",
             "net.py:18: self.linear.weight.clamp_(-1, 1)",
-            "register_buffer()",
+            "self.register_buffer(",
         ),
         net("with torch.no_grad():\n    self.linear.weight.clamp_(-1, 1)\nreturn self.linear(x)"),
     ),
     _model(
         "random numbers of NumPy",
-        (f"{_STEP}: random numbers of Python or NumPy", "net.py:20: return", "torch.rand"),
+        (f"{_STEP}: random numbers of NumPy", "net.py:20: return", "torch.rand"),
         net("return self.linear(x) * np.random.rand()", before="import numpy as np\n\n\n"),
     ),
     _model(
