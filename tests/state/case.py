@@ -38,7 +38,7 @@ class Setup:
     model: nn.Module
     data: tuple[Tensor, ...]
     loss: Any = None
-    optimizer: torch.optim.Optimizer | None = None
+    optimizer: Any = None
     scheduler: Any = None
     options: Mapping[str, Any] = field(default_factory=dict)
     example: Any = None
@@ -179,7 +179,6 @@ def points(steps: int = 12) -> tuple[Tensor, Tensor]:
 def eager(setup: Setup, steps: int) -> tuple[list[float], dict[str, Tensor]]:
     """The loss of each step, and the state at the end, of a loop as PyTorch's documentation has it."""
     losses = []
-    assert setup.optimizer is not None
     for step in range(steps):
         batch = [tensor[step * BATCH : (step + 1) * BATCH].clone() for tensor in setup.data]
         torch.manual_seed(derive(0, 0, step, 0, Stream.GRAPH))

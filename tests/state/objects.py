@@ -74,7 +74,7 @@ def step_of_the_instance() -> Setup:
 
 class AdamW(torch.optim.AdamW):
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for one in group["params"]:
                 one.sub_(one.grad.sign(), alpha=0.01)
@@ -88,8 +88,7 @@ class SGD(torch.optim.SGD):
         return super().step(closure)
 
 
-class Named(torch.optim.SGD):
-    """Only another name."""
+class Named(torch.optim.SGD): ...
 
 
 @built(REFUSED, where=None, says=("AdamW", "subclass"))
@@ -111,7 +110,7 @@ def subclass_without_a_step() -> Setup:
 def momentum_of_earlier_steps() -> Setup:
     setup = _with_optimizer(lambda parameters: torch.optim.SGD(parameters, lr=RATE, momentum=0.9))
     setup.model(*(tensor[:BATCH] for tensor in setup.data)).backward()
-    setup.optimizer.step()  # type: ignore[union-attr]
+    setup.optimizer.step()
     return setup
 
 
@@ -217,7 +216,7 @@ class Inside(Outputs):
         super().__init__()
         self.loss = loss
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]  # the loss is inside
         return self.loss(super().forward(x), y)
 
 
