@@ -27,6 +27,7 @@ _TORCH = str(Path(torch.__file__).parent)
 _REPORTS = {"warn", "warning", "warning_once", "warn_once", "print", "debug", "info", "error", "exception", "critical"}
 _OTHER_WAY = "a branch of forward() goes another way than for the example batch"
 _OTHER_VALUE = "forward() computes with a number, or a count of elements, that is another than for the example batch"
+_ADAPTIVE = f"{_TORCH}/nn/modules/adaptive.py"
 _INSTALLED = {"site-packages", "dist-packages"}
 _DRAWS = 1000
 """So often is a comparison with a random number repeated, to see whether it always has one result."""
@@ -317,6 +318,12 @@ def _said(frame: FrameType | None, asks: Asks) -> str | None:
         return _OTHER_WAY
     file, line = frame.f_code.co_filename, frame.f_lineno
     is_library = file.startswith(_TORCH) or not _INSTALLED.isdisjoint(Path(file).parts)
+    if file == _ADAPTIVE:
+        raise CaptureError(
+            "AdaptiveLogSoftmaxWithLoss, which selects samples by their labels: sizes depend on values",
+            where=str(running_line() or ""),
+            remedy="the loss over all classes: functional.nll_loss(self.softmax.log_prob(x), target)",
+        )
     if asks is not Asks.BRANCH:
         if is_library:
             return _OTHER_WAY

@@ -24,18 +24,7 @@ from sambasim.compiler.recording import is_dense
 MISSING = object()
 _LEAVES = (int, float, complex, str, bytes, type(None), type(...), range, slice, torch.dtype, torch.device, np.dtype)
 _OF_LIBRARIES = {"torch", "numpy", "sambasim", *sys.stdlib_module_names}
-_ENTERED = {
-    "types",
-    "argparse",
-    "collections",
-    "functools",
-    "itertools",
-    "builtins",
-    "array",
-    "queue",
-    "threading",
-    "random",
-}
+_ENTERED = {"types", "argparse", "collections", "functools", "itertools", "builtins", "queue", "_thread", "random"}
 """Modules of Python whose objects are entered, as those of the user's own classes are."""
 
 _LARGEST = 4096
@@ -108,7 +97,7 @@ class Snapshot:
             self._add(Slot(name, kind, one, None, one, _mark(kind, one)))
         held = []
         for path, owner, key, value in _children(name, one):
-            if isinstance(value, (*_LEAVES, Tensor)) or _is_plain_tuple(value):
+            if owner is not None and (isinstance(value, (*_LEAVES, Tensor)) or _is_plain_tuple(value)):
                 kind = "tensor" if isinstance(value, Tensor) else "value"
                 is_registered = isinstance(one, nn.Module) and owner is not vars(one)
                 self._add(Slot(path, kind, owner, key, value, _mark(kind, value), is_registered))
@@ -187,7 +176,9 @@ def _mark(kind: str, value: Any) -> object:
 def _position(one: Any) -> object:
     if isinstance(one, types.GeneratorType):
         frame = one.gi_frame
-        return (frame.f_lasti, repr(sorted(frame.f_locals))) if frame is not None else None
+        held = {} if frame is None else frame.f_locals
+        plain = repr([(name, held[name]) for name in sorted(held) if isinstance(held[name], _LEAVES)])
+        return None if frame is None else (frame.f_lasti, plain)
     if isinstance(one, torch.Generator):
         return hash(one.get_state().numpy().tobytes())
     if isinstance(one, random.Random):

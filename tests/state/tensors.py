@@ -331,12 +331,12 @@ def _bfloat16(momentum: float = 0.0) -> Setup:
     return setup
 
 
-@built(EQUAL | TOLD, notice="bfloat16")
+@built(EQUAL | TOLD, notice="differs from eager PyTorch by rounding")
 def model_in_bfloat16() -> Setup:
     return _bfloat16()
 
 
-@built(EQUAL | TOLD, notice="bfloat16", whole=True)
+@built(EQUAL | TOLD, notice="differs from eager PyTorch by rounding", whole=True)
 def model_in_bfloat16_with_momentum() -> Setup:
     return _bfloat16(0.9)
 
