@@ -20,6 +20,9 @@ from sambasim.ir.types import SymbolKind
 
 _REPORT = "please report it, with the model; --check 0 compiles without the comparison"
 
+_MOST_UPDATED = 20_000_000
+"""The most parameters of which an optimizer step is compared: of more, it takes as long as the steps themselves."""
+
 _OF_ALL = 0.25
 """Of the largest number of all gradients, what a gradient whose terms cancel is made of."""
 
@@ -72,8 +75,8 @@ class Steps:
 
     def train(self, number: int, batches: Sequence[Batch]) -> None:
         """Compare the outputs, buffers and gradients of a training step and, in the first one, what the optimizer makes
-        of the parameters. `batches`: of each micro-batch of each chip. Raises as `evaluate`. Later steps have the
-        parameters of the first update, or of their own if ranks exchange gradients in it."""
+        of the parameters, if they are not too many. `batches`: of each micro-batch of each chip. Raises as `evaluate`.
+        Later steps have the parameters of the first update, or of their own if ranks exchange gradients in it."""
         program, played, eager = self._program, self._played, self._eager
         of_chips = [batches[chip :: program.chips] for chip in range(program.chips)]
         buffers = self._of_kind[SymbolKind.BUFFER]
@@ -96,11 +99,12 @@ class Steps:
             for one, buffer in zip(buffers, kept, strict=True):
                 now = played.read(one.symbol, chip)
                 self.comparison.add(called(program, one.symbol) + where, one.value, now, buffer)
-        if number == 0 or program.ranks_of_replica > 1:
+        updates = number == 0 and sum(member.numel for member in self._members) <= _MOST_UPDATED
+        if updates or program.ranks_of_replica > 1:
             played.update()
         self._compare_gradients()
         self._raise(number, batches[0])
-        if number == 0:
+        if updates:
             self._compare_update()
 
     def _compare_outputs(self, ours: Mapping[str, Tensor], theirs: Sequence[Tensor], where: str) -> None:
