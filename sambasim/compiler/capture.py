@@ -43,7 +43,7 @@ def capture(
     if asked.refused is not None:
         raise asked.refused
     with _tracing("training step" if step.training else "evaluation graph"), contextlib.ExitStack() as stack:
-        for context in (as_written(), answers_of_eager(), modes_reach_inside(), torch.enable_grad()):
+        for context in (_compiled_parts(), answers_of_eager(), modes_reach_inside(), torch.enable_grad()):
             stack.enter_context(context)
         module, lifted = (step, {}) if narrow is None else _widened(step, inputs, narrow)
         stack.enter_context(default_type(torch.get_default_dtype() if narrow is None else torch.float32))
@@ -164,6 +164,16 @@ def _role(description: object) -> Role:
         f"the traced step reads or returns something that sambasim does not know: {description}",
         remedy="a model may change its buffers, but neither its inputs nor its parameters, in forward()",
     )
+
+
+@contextlib.contextmanager
+def _compiled_parts() -> Iterator[None]:
+    """As `as_written`, which makes it safe to trace what torch.compile has compiled."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(as_written())
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch._dynamo.config.patch(error_on_nested_fx_trace=False))
+        yield
 
 
 @contextlib.contextmanager

@@ -151,7 +151,7 @@ def as_written() -> Iterator[None]:
     """torch.compile has no effect: a compiled function can be neither traced nor recorded. Where torch's compiler is
     not imported, which would take seconds, nothing is compiled yet."""
     if "torch._dynamo" in sys.modules:
-        with torch.compiler.set_stance("force_eager"), torch._dynamo.config.patch(error_on_nested_fx_trace=False):
+        with torch.compiler.set_stance("force_eager"):
             yield
     else:
         yield

@@ -112,7 +112,7 @@ def test_what_ranks_have_whole_and_gather_is_told(tmp_path: Path) -> None:
         ("aten.native_layer_norm.default", 5, 5 * part_bytes),
         ("aten.native_layer_norm_backward.default", 1, part_bytes),
     ]
-    assert [(one.operator, one.values) for one in evaluation.gathered] == [("aten.layer_norm.default", 5)]
+    assert [(one.operator, one.values) for one in evaluation.gathered] == [("aten.native_layer_norm.default", 5)]
     text = printed(inspection(facts, everything=False))
     assert re.search(r"whole along tp +27 of 28 parameters, 103\.5 KiB: blocks\.0\.mlp\.0\.weight, ", text)
     assert re.search(r"aten\.native_layer_norm\.default +tp +5 +40\.0 KiB +blocks\.0\.norm1, ", text)
