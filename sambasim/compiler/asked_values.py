@@ -330,7 +330,7 @@ def _said(frame: FrameType | None, asks: Asks) -> str | None:
         raise CaptureError("the values of a tensor decide", where=line_of(file, line))
     for node in _syntax_nodes(file):
         if isinstance(node, ast.Assert) and node.lineno <= line <= (node.end_lineno or line):
-            return ast.unparse(node)
+            return str(node.msg.value) if isinstance(node.msg, ast.Constant) else ast.unparse(node)
         is_test = isinstance(node, ast.If) and node.test.lineno <= line <= (node.test.end_lineno or line)
         if is_test and isinstance(node, ast.If) and not node.orelse and _only_reports(node, _syntax_nodes(file)):
             return ast.unparse(node.body[-1]) if isinstance(node.body[-1], ast.Raise) else None
