@@ -8,6 +8,7 @@ import ctypes
 import mmap
 import platform
 import resource
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,19 +22,21 @@ from sambasim.runtime.ranks import ByteArray, Range
 _SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 _MAPS = Path("/proc/self/maps")
 _MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2  # of mremap(2)
-_MADV_DONTNEED, _MADV_COLLAPSE = 4, 25  # of madvise(2)
+_MADV_DONTNEED, _MADV_WIPEONFORK, _MADV_COLLAPSE = 4, 18, 25  # of madvise(2)
 _FAILED = ctypes.c_void_p(-1).value
 _MADVISE_CALLS = {"x86_64": 28, "aarch64": 233}
 """The number of the system call madvise, by machine."""
 
 
 def private_pages(size_bytes: int) -> mmap.mmap:
-    """Zeroed memory of this process alone, in huge pages where there are. Raises OSError or OverflowError. Forked
-    processes do not inherit it; otherwise each later write would copy a page."""
+    """Zeroed memory of this process alone, in huge pages where there are. Raises OSError or OverflowError. In a forked
+    process it is zeros; otherwise each later write would copy a page. (It has its addresses there too: with
+    MADV_DONTFORK they could be given to other memory, which the end of this object would unmap.)"""
     pages = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
-        with suppress(OSError, AttributeError):  # not available on every system
-            pages.madvise(getattr(mmap, advice))
+    if sys.platform == "linux":
+        for advice in (mmap.MADV_HUGEPAGE, _MADV_WIPEONFORK):
+            with suppress(OSError):  # not every kernel has it
+                pages.madvise(advice)
     return pages
 
 

@@ -3,6 +3,7 @@
 import mmap
 import os
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,6 +103,25 @@ def test_private_memory_comes_in_huge_pages() -> None:
     view.setflags(write=True)
     view[:] = 1
     assert in_huge_pages(view, "AnonHugePages") >= 2 * HUGE  # the system chooses the address
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for it")
+def test_a_forked_process_has_zeros_and_frees_nothing_of_its_own() -> None:
+    pages = private_pages(1 << 20)
+    pages[0] = 7
+    pid = os.fork()
+    if pid == 0:
+        try:
+            own = [private_pages(1 << 20) for _ in range(4)]
+            before = pages[0]
+            del pages
+            for one in own:
+                one[0] = 1
+            os._exit(before)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert pages[0] == 7
 
 
 @needs_huge_pages
