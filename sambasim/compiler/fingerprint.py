@@ -19,7 +19,7 @@ from sambasim.compiler.precision import STORED, inputs_in, stored_in
 from sambasim.compiler.recording import Recording, digest_of
 from sambasim.compiler.step import EvaluationStep, TrainingStep
 from sambasim.compiler.tensors import held_by
-from sambasim.compiler.trial import replaced, trial
+from sambasim.compiler.trial import buffers_of_plain_tensors, replaced, trial
 from sambasim.compiler.update import Update
 from sambasim.pef.sources import code_digest
 
@@ -48,7 +48,7 @@ def fingerprint(
     if not updates:
         step = EvaluationStep(model, names, None, by_keyword)
     try:
-        with trial(step), stored_in(stored, model):
+        with trial(step), buffers_of_plain_tensors(model), stored_in(stored, model):
             held = _held(model)
             tensors = [tensor.clone() for tensor in given.values()]
             named = {f"input {name}": tensor for name, tensor in zip(names, tensors, strict=True)}
