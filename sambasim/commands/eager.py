@@ -1,13 +1,14 @@
 """The user's model in eager PyTorch, beside a PEF: the same tensors, the same random numbers, the same optimizer."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from sambasim.compiler.names import symbol_name
+from sambasim.compiler.precision import Widened
 from sambasim.compiler.step import EvaluationStep, Loss, TrainingStep, first_tensor, per_sample_loss, training_loss
 from sambasim.compiler.tensors import held_by
 from sambasim.compiler.trial import quiet
@@ -77,7 +78,7 @@ class Eager:
         multiplied."""
         given = [one.detach().clone().requires_grad_(one.requires_grad) for one in batch.values()]
         seed_everything(seed)
-        with quiet():
+        with quiet(), self._rounding():
             outputs = self._step(*given)
             starts = [one for one in outputs if one.requires_grad]
             torch.autograd.backward(starts, [torch.full_like(one, scale) for one in starts])
@@ -97,11 +98,15 @@ class Eager:
         self._evaluation.eval()
         seed_everything(seed)
         try:
-            with quiet():
+            with quiet(), self._rounding():
                 return [one.detach() for one in self._evaluation(*(one.clone() for one in batch.values()))]
         finally:
             for module, was_training in modes:
                 module.training = was_training
+
+    def _rounding(self) -> AbstractContextManager[object]:
+        """In a narrow type a PEF adds up in float32 what eager PyTorch does not."""
+        return Widened() if self._rounds else nullcontext()
 
     def gradient(self, parameter: str) -> Tensor | None:
         found = self.tensors[parameter].grad

@@ -83,8 +83,8 @@ def prove(
     keep_freed_memory()
     with ExitStack() as stack:
         stack.enter_context(repeatable(1))
-        stack.enter_context(stored_in(STORED[options.dtype], subject.model))
         stack.enter_context(buffers_of_plain_tensors(subject.model))
+        stack.enter_context(stored_in(STORED[options.dtype], subject.model))
         if subject.any_loss:  # apps ask samba.session.tracing what to compute
             stack.enter_context(tracing())
         proof = _Proof(read(path), map_weights(path, check=False), subject, options, source)

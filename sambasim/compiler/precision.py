@@ -3,11 +3,14 @@ widened operands and give float32; the operators of `ADDING` are widened and the
 kernels round after each addition."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from sambasim.compiler.names import own_name, read_by
 from sambasim.errors import CaptureError, ModelError
@@ -25,6 +28,8 @@ ADDING = frozenset(f"aten.{name}" for name in (
     "unfold.default",
 ))  # fmt: skip
 """Operators that add up (or multiply) in 16 bits, forward or backward, by torch 2.13 on a CPU; one has no kernel."""
+
+_FUNCTIONS = {name.split(".")[1] for name in ADDING} | {"fold"}  # which is col2im; unfold is im2col too
 
 _ORIGIN = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack", "from_node")
 
@@ -47,6 +52,22 @@ def stored_in(dtype: torch.dtype | None, model: nn.Module) -> Iterator[None]:
     finally:
         for tensor, data in own.values():
             tensor.data = data
+
+
+class Widened(TorchFunctionMode):
+    """Eager calls of the operators of `ADDING` compute in float32, and their results are rounded: see `widen`."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        is_index = name == "__getitem__" and any(isinstance(one, Tensor) for one in tree_leaves(args[1]))
+        given = tree_leaves((args, kwargs)) if is_index or name in _FUNCTIONS else []
+        narrow = next((one.dtype for one in given if _is_narrow(one)), None)
+        if narrow is None:
+            return func(*args, **kwargs)
+        args, kwargs = tree_map(lambda one: one.float() if _is_narrow(one) else one, (args, kwargs))
+        return tree_map(lambda one: one.to(narrow) if _is_float(one) else one, func(*args, **kwargs))
 
 
 def inputs_in(dtype: torch.dtype | None, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -146,6 +167,10 @@ def _rounded(data: Tensor, dtype: torch.dtype, rounded: dict[tuple[int, torch.dt
             what = f"a parameter or buffer holds {float(whole.abs().max()):g}, which is infinite in {dtype}"
             raise ModelError(what, remedy="compile with --dtype bf16 or fp32")
     return rounded[key].as_strided(data.size(), data.stride(), data.storage_offset())
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _is_narrow(value: object) -> bool:

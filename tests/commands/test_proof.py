@@ -117,6 +117,27 @@ def test_weights_that_are_cut_differ_by_rounding_which_is_told(tmp_path: Path) -
     assert len(told) == len(done.checked.exceptions)
 
 
+class Summing(nn.Module):
+    """The gradients of the norm are sums over samples; `scale` is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(FEATURES)
+        self.last = nn.Linear(FEATURES, CLASSES)
+        self.scale = torch.full((FEATURES,), 1 / 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(x) * self.scale)
+
+
+def test_sums_of_many_samples_in_16_bits_are_added_up_as_in_the_pef(tmp_path: Path) -> None:
+    x = torch.randn(4096, FEATURES, generator=torch.Generator().manual_seed(1))
+    subject = Subject(Summing(), {"x": x, "target": torch.arange(4096) % CLASSES}, by_keyword=False)
+    done = compile_proved(subject, options(tmp_path, dtype="bf16", training={"batch_size": 4096}))
+    assert done.checked is not None
+    assert done.checked.rounded == 0
+
+
 class OwnLoss(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sambasim.compiler.precision import ADDING
+from sambasim.compiler.precision import ADDING, Widened
 
 Operator: TypeAlias = Callable[..., Tensor]
 
@@ -105,3 +105,19 @@ def test_what_is_widened_would_round_after_each_addition(name: str) -> None:
             _error(*OF_ADDING[name])
     else:
         assert _error(*OF_ADDING[name]) > 2
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("name", sorted(ADDING))
+def test_eager_pytorch_can_add_up_as_a_pef_does(name: str, dtype: torch.dtype) -> None:
+    with Widened():
+        assert _error(*OF_ADDING[name], dtype) < 2
+
+
+def test_what_adds_up_in_float32_is_left_as_it_is() -> None:
+    x = _normal(8, 4)
+    with Widened():
+        x[0] = 1
+        x[1:3] += 1
+        assert x[1:3].data_ptr() == x.data_ptr() + 8
+        assert functional.layer_norm(x.float(), (4,)).dtype == torch.float32
