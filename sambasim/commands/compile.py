@@ -87,6 +87,8 @@ def compile_proved(
             try:
                 checked, told = in_child(lambda phase: prove(hidden, subject, options, source, options.check), on_phase)
                 notices += told
+                if checked is None:
+                    notices.append(f"{_NOT_COMPARED}: PyTorch takes no batch of this kind")
             except MachineError as error:
                 notices.append(f"{_NOT_COMPARED}: {error.what}")
             phases_s[_PROVE] = time.perf_counter() - began_s

@@ -20,7 +20,7 @@ import sambasim as ss
 from sambasim.cli.inspect import inspect_command, verify_command
 from sambasim.commands.batches import equal, made_batches
 from sambasim.commands.compile import Proved, compile_proved, compile_subject
-from sambasim.commands.eager import Subject
+from sambasim.commands.eager import Eager, Subject
 from sambasim.commands.proof import FEWEST_STEPS, MOST_STEPS, prove, steps_of
 from sambasim.errors import CaptureError, ModelError, OptionError
 from sambasim.ir.program import Program
@@ -326,6 +326,16 @@ def test_what_pytorch_refuses_is_no_difference(tmp_path: Path) -> None:
     done = compile_proved(Subject(Refuses(), given, by_keyword=False), options(tmp_path, check=2))
     assert done.checked is not None
     assert done.checked.steps == 2
+
+
+def test_what_pytorch_cannot_run_at_all_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*given: object) -> None:
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(Eager, "forward_and_backward", fails)
+    done = proved(tmp_path)
+    assert done.checked is None
+    assert "not compared with eager PyTorch: PyTorch takes no batch of this kind" in done.compiled.notices
 
 
 class Adaptive(nn.Module):
