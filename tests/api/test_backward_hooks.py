@@ -17,6 +17,8 @@ from sambasim.errors import CaptureError, ModelError
 from sambasim.runtime.determinism import Stream, derive
 from tests.api.live import compiled, trained
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 X = torch.randn(16, 3, generator=torch.Generator().manual_seed(0))
 BATCH = X, (X.sum(1) > 0).long()
 STEPS, RATE = 4, 0.1
@@ -106,7 +108,7 @@ def _eager(net: nn.Module, hook: Callable[[Any], object] | None = None) -> list[
 def _check(model: nn.Module, eager: nn.Module, losses: list[float], folder: Path, **options: Any) -> None:
     sgd = torch.optim.SGD(model.parameters(), lr=RATE)
     pef = compiled(folder, model, BATCH, loss="cross_entropy", optimizer=sgd, **options)
-    run = trained(pef, BATCH, steps=STEPS, set={"data.shuffle": False})
+    run = trained(pef, BATCH, steps=STEPS, threads=1, set={"data.shuffle": False})
     assert run.losses == losses
     for name, value in eager.state_dict().items():
         assert torch.equal(run.weights[name], value), name

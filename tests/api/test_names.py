@@ -21,6 +21,8 @@ from sambasim.errors import ModelError, WeightsError
 from sambasim.ir.types import SymbolKind
 from tests.api.live import compiled, trained
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 X = torch.randn(16, 3, generator=torch.Generator().manual_seed(0))
 BATCH = X, (X.sum(1) > 0).long()
 STEPS, RATE = 4, 0.1
@@ -224,7 +226,7 @@ def test_the_names_are_those_of_the_state_dict(name: str, tmp_path: Path) -> Non
     data = (torch.cat([X, X[:, :1]], 1) if name == "orthogonal" else X), BATCH[1]
     file = tmp_path / "w.safetensors"
     pef = compiled(tmp_path, model, data, loss="cross_entropy", optimizer=torch.optim.SGD(model.parameters(), lr=RATE))
-    run = trained(pef, data, steps=STEPS, save=file, set={"data.shuffle": False})
+    run = trained(pef, data, steps=STEPS, threads=1, save=file, set={"data.shuffle": False})
 
     optimizer, losses = torch.optim.SGD(eager.parameters(), lr=RATE), []
     for _ in range(STEPS):

@@ -16,6 +16,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 import sambasim as ss
 from tests.api.live import TRAIN, compiled, net, trained
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MakesScheduler = Callable[[Optimizer], Any]
 STEPS = 10
 LENGTH = 12
@@ -40,7 +42,7 @@ def eager(optimizer: Optimizer, model: nn.Module, scheduler: Any = None, clip: f
 
 def run(folder: Path, model: nn.Module, optimizer: Optimizer, **options: Any) -> list[float]:
     pef = compiled(folder, model, loss="cross_entropy", optimizer=optimizer, **options)
-    return trained(pef, steps=STEPS, set={"data.shuffle": False}).losses
+    return trained(pef, steps=STEPS, threads=1, set={"data.shuffle": False}).losses
 
 
 def refused(folder: Path, model: nn.Module, optimizer: Optimizer) -> ss.SambasimError:
@@ -121,8 +123,8 @@ def test_parts_of_a_run_with_rates_of_their_own_are_what_the_remedy_says(folder:
     model = net()
     pef = compiled(folder, model, loss="cross_entropy", optimizer=SGD(model.parameters(), lr=0.3))
     order: dict[str, Any] = {"set": {"data.shuffle": False}, "checkpoint_dir": tmp_path}
-    losses = trained(pef, steps=4, **order).losses
-    losses += trained(pef, steps=STEPS, resume="newest", lr=0.03, **order).losses
+    losses = trained(pef, steps=4, threads=1, **order).losses
+    losses += trained(pef, steps=STEPS, threads=1, resume="newest", lr=0.03, **order).losses
     optimizer = SGD(model.parameters(), lr=0.3)
     wanted = eager(optimizer, model, lr_scheduler.MultiStepLR(optimizer, [4], 0.1))
     assert losses == pytest.approx(wanted, rel=1e-5)

@@ -15,6 +15,8 @@ from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
 from tests.samba.api.conftest import BATCH, Net
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def _wrapped() -> Net:
     torch.manual_seed(0)

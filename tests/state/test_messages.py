@@ -38,7 +38,7 @@ def test_samples_that_cannot_be_put_together_are_named_at_compile(is_none: bool,
     given = ["data.source=tests.state.test_messages:Ragged", f"data.args.is_none={json.dumps(is_none)}"]
     given += ["loss.name=mse", "optimizer.name=sgd"]
     flags = {"output_folder": tmp_path, "batch_size": BATCH}
-    with pytest.raises(DataError, match="the samples of a batch cannot be put together"):
+    with pytest.raises(DataError, match=r"of tests\.state\.test_messages:Ragged gives"):
         compile_from_options(compile_options(None, "tests.state.case:Outputs", given, flags))
 
 
