@@ -22,11 +22,11 @@ def _key(tensor: Tensor) -> tuple[object, ...]:
     return str(tensor.dtype), tuple(tensor.shape), hashlib.sha1(content).digest()
 
 
-class EagerValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class EagerValues(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's, untyped
     """Within it, the results of all operators, in a forward and its backward."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's, untyped
         self.keys: set[tuple[object, ...]] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
