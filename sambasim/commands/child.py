@@ -5,7 +5,6 @@ descriptors below it, is printed by the parent. Ctrl-C ends both, and the child 
 """
 
 import codecs
-import ctypes
 import faulthandler
 import io
 import linecache
@@ -14,14 +13,12 @@ import pickle
 import re
 import selectors
 import signal
-import struct
 import sys
 import tempfile
 import threading
 import traceback
-import warnings
 from collections.abc import Callable
-from typing import IO, Any, NoReturn, TypeAlias, TypeVar
+from typing import IO, Any, TypeAlias, TypeVar
 
 import torch
 
@@ -29,13 +26,12 @@ import sambasim
 from sambasim.compiler.names import is_bug, is_library_file, user_line
 from sambasim.data.user_code import summary
 from sambasim.errors import CaptureError, InternalError, MachineError, SambasimError
+from sambasim.forks import forked, receive, send
 
 T = TypeVar("T")
 OnPhase: TypeAlias = Callable[[str], None]
 
 _SAMBASIM = os.path.dirname(sambasim.__file__) + os.sep
-_PR_SET_PDEATHSIG = 1  # of prctl(2)
-_HEAD = struct.Struct("<Q")
 _CHUNK_BYTES = 1 << 16
 _POLL_S = 0.2
 """How often the parent looks whether the child is alive, where something else holds its pipes open."""
@@ -58,15 +54,14 @@ def in_child(work: Callable[[OnPhase], T], on_phase: OnPhase = lambda phase: Non
     """What `work` returns, in a child of this process; both results and errors must be such that pickle takes them.
     `on_phase` is called here with what `work` passes to its argument. A SambasimError of the child is raised here; any
     other exception, and the end of the child by a signal, as a CaptureError or InternalError with the user's line."""
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()  # or the child would have it too
     pipes = [os.pipe() for _ in range(3)]  # messages, descriptor 1, descriptor 2
-    parent = os.getpid()
     with tempfile.TemporaryFile() as crash:
-        pid = _fork(pipes)
-        if pid == 0:
-            _live(work, pipes, crash, parent)
+        try:
+            pid = forked(lambda: _live(work, pipes, crash))
+        except MachineError:
+            for end in (end for pipe in pipes for end in pipe):
+                os.close(end)
+            raise
         child = _Child(pid, [reads for reads, _ in pipes], on_phase)
         try:
             for _, writes in pipes:
@@ -78,17 +73,6 @@ def in_child(work: Callable[[OnPhase], T], on_phase: OnPhase = lambda phase: Non
         return result
 
 
-def _fork(pipes: list[tuple[int, int]]) -> int:
-    try:
-        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of threads, which have no part
-            return os.fork()
-    except OSError as error:
-        for end in (end for pipe in pipes for end in pipe):
-            os.close(end)
-        what = f"this machine gives no other process: {error.strerror}"
-        raise MachineError(what, remedy="free some memory, or raise `ulimit -u`") from error
-
-
 class _Child:
     """The child as its parent sees it. `pipes`: the ends from which its messages and its output are read."""
 
@@ -98,7 +82,6 @@ class _Child:
         self._on_phase = on_phase
         self._phase = ""
         self._status: int | None = None
-        self._messages = bytearray()
         self._answer: tuple[str, Any] | None = None
         new = codecs.getincrementaldecoder("utf-8")
         self._decoders = {1: new(errors="replace"), 2: new(errors="replace")}
@@ -111,16 +94,16 @@ class _Child:
             while self._answer is None and (selector.get_map() or self._lives()):
                 ready = selector.select(_POLL_S)
                 for key, _ in ready:
-                    if not self._take(key.data, os.read(key.fd, _CHUNK_BYTES)):
+                    if not self._take(key.data, key.fd):
                         selector.unregister(key.fd)
                 if not ready and not self._lives():
                     break
         if self._status is None:
             self._status = os.waitpid(self._pid, 0)[1]
-        for number, pipe in enumerate(self._pipes):
+        for number, pipe in enumerate(self._pipes[1:], 1):
             os.set_blocking(pipe, False)
             try:
-                while self._take(number, os.read(pipe, _CHUNK_BYTES)):
+                while self._take(number, pipe):
                     pass
             except BlockingIOError:  # another process has it open
                 continue
@@ -148,18 +131,13 @@ class _Child:
             self._status = status if pid else None
         return self._status is None
 
-    def _take(self, number: int, data: bytes) -> bool:
+    def _take(self, number: int, pipe: int) -> bool:
+        """Whether there was something to read."""
+        data = os.read(pipe, _CHUNK_BYTES) if number else receive(pipe)
         if number:
             self._print(number, data)
-        else:
-            self._messages += data
-            while len(self._messages) >= _HEAD.size:
-                stop = _HEAD.size + _HEAD.unpack_from(self._messages)[0]
-                if len(self._messages) < stop:
-                    break
-                kind, value = pickle.loads(self._messages[_HEAD.size : stop])
-                del self._messages[:stop]
-                self._hear(kind, value)
+        elif data:
+            self._hear(*pickle.loads(data))
         return bool(data)
 
     def _hear(self, kind: str, value: Any) -> None:
@@ -204,39 +182,25 @@ def _crashed_at(crash: IO[bytes]) -> str | None:
     return None
 
 
-def _live(work: Callable[[OnPhase], object], pipes: list[tuple[int, int]], crash: IO[bytes], parent: int) -> NoReturn:
-    """The life of the child. It ends without handlers of `atexit`, and without flushing files of the parent."""
-    send = _Sender(pipes[0][1])
+def _live(work: Callable[[OnPhase], object], pipes: list[tuple[int, int]], crash: IO[bytes]) -> None:
+    """The life of the child."""
+    tell = _Sender(pipes[0][1])
     try:
         torch.set_num_threads(1)
-        _end_with(parent)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.set_wakeup_fd(-1)
         faulthandler.enable(crash, all_threads=False)
         for reads, _ in pipes:
             os.close(reads)
         for number, (_, writes) in enumerate(pipes[1:], 1):
             os.dup2(writes, number)
             os.close(writes)
-        sys.stdout, sys.stderr = (_stream(send, number) for number in (1, 2))
-        send("result", work(lambda phase: send("phase", phase)))
+        sys.stdout, sys.stderr = (_stream(tell, number) for number in (1, 2))
+        tell("result", work(lambda phase: tell("phase", phase)))
     except BaseException as error:
         trace = "".join(traceback.format_exception(error))
         try:
-            send("error", _Packed(error if isinstance(error, SambasimError) else _as_ours(error), trace))
+            tell("error", _Packed(error if isinstance(error, SambasimError) else _as_ours(error), trace))
         except Exception:  # pickle does not take it
-            send("error", _Packed(InternalError(summary(error)), trace))
-    finally:
-        os._exit(0)
-
-
-def _end_with(parent: int) -> None:
-    """Ask Linux to kill this process when `parent` ends; elsewhere its next message fails, which ends it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(0)
+            tell("error", _Packed(InternalError(summary(error)), trace))
 
 
 class _Sender:
@@ -248,17 +212,15 @@ class _Sender:
 
     def __call__(self, kind: str, value: object) -> None:
         data = pickle.dumps((kind, value))
-        whole = memoryview(_HEAD.pack(len(data)) + data)
         with self._lock:
-            while whole:
-                whole = whole[os.write(self._pipe, whole) :]
+            send(self._pipe, data)
 
 
 class _Output(io.RawIOBase):
     """What is written is a message, so that it keeps its place among the others."""
 
-    def __init__(self, send: _Sender, number: int) -> None:
-        self._send = send
+    def __init__(self, tell: _Sender, number: int) -> None:
+        self._tell = tell
         self._number = number
 
     def writable(self) -> bool:
@@ -268,12 +230,12 @@ class _Output(io.RawIOBase):
         return self._number
 
     def write(self, data: Any) -> int:
-        self._send("printed", (self._number, bytes(data)))
+        self._tell("printed", (self._number, bytes(data)))
         return len(data)
 
 
-def _stream(send: _Sender, number: int) -> io.TextIOWrapper:
-    output: Any = _Output(send, number)  # as with `python -u`, without a buffer
+def _stream(tell: _Sender, number: int) -> io.TextIOWrapper:
+    output: Any = _Output(tell, number)  # as with `python -u`, without a buffer
     return io.TextIOWrapper(output, encoding="utf-8", errors="backslashreplace", write_through=True)
 
 

@@ -19,13 +19,13 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from sambasim.compiler.as_eager import kernels_of_eager, known_shapes
 from sambasim.compiler.asked_values import Asked, modes_reach_inside
 from sambasim.compiler.explain import Finding, Obstacle, all_findings, changed_constants, obstacles
-from sambasim.compiler.forks import Fork
 from sambasim.compiler.names import is_library_file
 from sambasim.compiler.recording import Recording, line_of
 from sambasim.compiler.snapshot import FEW, NUMBERS, Slot, Snapshot, perturbed, process_state, vary
 from sambasim.compiler.step import EvaluationStep, TrainingStep, check_loss, eagerly, loss_in
 from sambasim.compiler.trial import PLAIN, no_gradients_kept, quiet
 from sambasim.errors import CaptureError
+from sambasim.forks import Fork
 
 _MOST_ELEMENTS = 20_000_000
 """Where a call makes more elements of tensors, it is repeated only if it has changed something."""
@@ -61,6 +61,9 @@ _SEEDED = Obstacle(
     "draw the numbers once, and keep them in a buffer: self.register_buffer(name, torch.randn(…))",
 )
 
+
+_one_thread = partial(torch.set_num_threads, 1)
+"Of a copy of this process, which has no other threads of OpenMP."
 
 _LAST_PART = re.compile(r"(\.[^.\[]*|\[[^\[]*\]|^[^.\[]*)$")
 
@@ -149,7 +152,7 @@ class _Observer:
     def run(self) -> Observed:
         with contextlib.ExitStack() as stack:
             if not self._is_fake:
-                self._fresh = Fork(lambda request: getattr(self, request[0])(*request[1:]))
+                self._fresh = Fork(lambda request: getattr(self, request[0])(*request[1:]), _one_thread)
                 stack.callback(self._fresh.close)
             if self._is_fake:  # as in a capture
                 stack.enter_context(kernels_of_eager())
@@ -190,7 +193,7 @@ class _Observer:
         """Whether a call on tensors without memory shows that a step does nothing beside its tensors."""
         if self._is_fake:
             return False
-        fork: Fork[bool] = Fork(lambda request: self._on_fakes())
+        fork: Fork[bool] = Fork(lambda request: self._on_fakes(), _one_thread)
         is_sound = fork.ask()
         fork.close()
         return bool(is_sound)
@@ -330,7 +333,8 @@ class _Observer:
         found: Any = -1
         if not self._is_fake:
             fork: Fork[Any] = Fork(
-                lambda others: self._first_read(changed, trials) if others is None else self._carried(others)
+                lambda others: self._first_read(changed, trials) if others is None else self._carried(others),
+                _one_thread,
             )
             found = fork.ask()
             is_read |= fork.ask(True) not in (None, fork.ask(False))
@@ -389,7 +393,7 @@ class _Observer:
     def line_of_slot(self, name: str, kind: str) -> str | None:
         """The line of a first call that changes a slot first, or else what it is in."""
         before = Snapshot(self._roots)
-        after: Fork[Any] = Fork(lambda request: self._places_after(name))
+        after: Fork[Any] = Fork(lambda request: self._places_after(name), _one_thread)
         places: dict[str, tuple[int, object]] = after.ask() or {}
         after.close()
         if (root := before.slots.get((name, kind, 0))) and name in self._roots:
