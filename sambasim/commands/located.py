@@ -1,8 +1,8 @@
 """Where a graph goes wrong: the first operator whose result no operator of eager PyTorch has."""
 
 import hashlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Set
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,8 +13,10 @@ from sambasim.ir.graph import Graph, Node
 from sambasim.runtime.instructions import Instruction
 from sambasim.runtime.observer import StepObserver
 
+_Key: TypeAlias = tuple[object, ...]
 
-def _key(tensor: Tensor) -> tuple[object, ...]:
+
+def _key(tensor: Tensor) -> _Key:
     """What tells a tensor from others, whatever its strides."""
     whole = tensor.detach().contiguous()
     data = torch.view_as_real(whole) if whole.is_complex() else whole
@@ -27,7 +29,7 @@ class EagerValues(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's, untyped
-        self.keys: set[tuple[object, ...]] = set()
+        self.keys: set[_Key] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -41,7 +43,7 @@ class GraphValues(StepObserver):
     """The results of the operators of a pass, by value."""
 
     def __init__(self) -> None:
-        self.keys: dict[str, tuple[object, ...]] = {}
+        self.keys: dict[str, _Key] = {}
 
     def bind(self, replica: int, instruction: Instruction) -> Callable[..., object]:
         function, names = instruction.function, instruction.node.results
@@ -57,7 +59,7 @@ class GraphValues(StepObserver):
         return noted
 
 
-def first_wrong(graph: Graph, value: str, ours: GraphValues, theirs: EagerValues) -> Node | None:
+def first_wrong(graph: Graph, value: str, ours: Mapping[str, _Key], theirs: Set[_Key]) -> Node | None:
     """The first node, among those that `value` depends on, whose results eager PyTorch has nowhere."""
     node_of = {name: node for node in graph.nodes for name in node.results if name is not None}
     reached, waiting = set[str](), [value]
@@ -66,7 +68,7 @@ def first_wrong(graph: Graph, value: str, ours: GraphValues, theirs: EagerValues
             reached.add(name)
             waiting += node_of[name].reads
     for node in graph.nodes:
-        found = [ours.keys[name] for name in node.results if name in reached and name in ours.keys]
-        if found and theirs.keys.isdisjoint(found):
+        found = [ours[name] for name in node.results if name in reached and name in ours]
+        if found and theirs.isdisjoint(found):
             return node
     return None

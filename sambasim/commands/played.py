@@ -72,7 +72,7 @@ class Played:
         }
         self._ranks = [self._mesh.ranks_of(chip) for chip in range(program.chips)]
         """Of each chip, in the first replica."""
-        self._steps = 0
+        self._updates = 0
 
     def forward_and_backward(self, batches: Sequence[Sequence[Batch]], number: int) -> Sequence[Sequence[Outputs]]:
         """The passes of step `number`: `batches` has the micro-batches of each chip. Returns the outputs of each by
@@ -83,9 +83,8 @@ class Played:
             for name, one in symbols.items()
             if one.kind is SymbolKind.TANGENT
         }
-        self._steps += 1
         for executor in self._executors:
-            executor.begin_step(self._steps, 1.0)
+            executor.begin_step(self._updates + 1, 1.0)
         passes = [
             self._pass(rank, executor, batches[self._chip(rank)], tangents, number)
             for rank, executor in enumerate(self._executors)
@@ -98,6 +97,7 @@ class Played:
 
     def update(self) -> None:
         """The rest of a step. Gradients stay as they were reduced."""
+        self._updates += 1
         run_together([executor.update((0.0,)) for executor in self._executors], self._hub)
 
     def forget(self) -> None:

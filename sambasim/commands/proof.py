@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sambasim.commands.batches import Batch, equal, made_batches, parts, read_batches
+from sambasim.commands.beside import Beside
 from sambasim.commands.eager import Eager, Subject
 from sambasim.commands.played import Played
 from sambasim.commands.steps import NotForEager, Steps, called
@@ -87,9 +88,7 @@ def prove(
         stack.enter_context(stored_in(STORED[options.dtype], subject.model))
         if subject.any_loss:  # apps ask samba.session.tracing what to compute
             stack.enter_context(tracing())
-        proof = _Proof(read(path), map_weights(path, check=False), subject, options, source)
-        if with_own_weights:
-            proof.check_weights()
+        proof = _Proof(read(path), map_weights(path, check=False), subject, options, source, with_own_weights)
         return Proof(proof.run(steps), tuple(proof.notices()))
 
 
@@ -101,13 +100,19 @@ class _Proof:
         subject: Subject,
         options: CompileOptions,
         source: Source | None,
+        with_own_weights: bool,
     ) -> None:
         self._program = program = document.program
-        self._weights = weights
         self._example = inputs_in(STORED[options.dtype], subject.inputs)
         self._passes = program.chips * program.micro_batches
         self._played = Played(program, weights)
-        self._eager = Eager(subject, options, program)
+        eager = Eager(subject, options, program)
+        for name, tensor in eager.tensors.items():
+            if not with_own_weights:
+                eager.take(name, weights[name])
+            elif not torch.equal(tensor, weights[name]):
+                raise CaptureError(f"the PEF has other values of {called(program, name)} than the model")
+        self._eager = Beside(eager, self._played)
         self._read: Iterator[Batch] = iter(())
         if source is not None:
             self._read = read_batches(source, subject.model, options, subject.inputs, 1)
@@ -129,7 +134,8 @@ class _Proof:
             yield f"on batches with other values a run may end: {self._refused.what}{where}"
         if self._passes == 1 or self._whole is None or self._program.training is None:
             return
-        of_whole, *of_parts = (self._eager.loss(one) for one in (self._whole, *parts(self._whole, self._passes)))
+        batches = (self._whole, *parts(self._whole, self._passes))
+        of_whole, *of_parts = (self._eager.ask(self._played, "loss", one) for one in batches)
         known = [one for one in of_parts if one is not None]
         if of_whole is None or len(known) < len(of_parts):
             return
@@ -140,12 +146,6 @@ class _Proof:
                 f"{mean:.6g}, of which a step takes the gradient: the model mixes samples of a batch, as by BatchNorm, "
                 "a sum or in-batch negatives"
             )
-
-    def check_weights(self) -> None:
-        """Raises CaptureError unless the PEF has the parameters and buffers of the model."""
-        for name, tensor in self._eager.tensors.items():
-            if not torch.equal(tensor, self._weights[name]):
-                raise CaptureError(f"the PEF has other values of {called(self._program, name)} than the model")
 
     def run(self, steps: int | None) -> Checked | None:
         asked = steps_of(self._program) if steps is None else steps
@@ -173,8 +173,6 @@ class _Proof:
     ) -> bool:
         """Play step `number` on the first of `batches` that PyTorch takes; False if it takes none."""
         for one, is_read in batches:
-            for name in self._eager.tensors:
-                self._eager.take(name, self._played.read(name))
             try:
                 play(number, one)
             except NotForEager:

@@ -1,18 +1,16 @@
 """One step of a PEF and of eager PyTorch on the same batch, compared."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from sambasim.commands.batches import Batch
+from sambasim.commands.beside import Beside, Trained
 from sambasim.commands.differences import Comparison, largest
-from sambasim.commands.eager import Eager
-from sambasim.commands.located import EagerValues, GraphValues, first_wrong
+from sambasim.commands.located import GraphValues, first_wrong
 from sambasim.commands.played import Played, seed_of
-from sambasim.data.user_code import summary
 from sambasim.errors import CaptureError
 from sambasim.ir.graph import Graph, Node, Output
 from sambasim.ir.program import Program
@@ -27,16 +25,11 @@ _OF_ALL = 0.25
 """Of the largest number of all gradients, what a gradient whose terms cancel is made of."""
 
 
+T = TypeVar("T")
+
+
 class NotForEager(Exception):
     """PyTorch itself cannot run a step on this batch."""
-
-
-@contextmanager
-def _of_eager() -> Iterator[None]:
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        raise NotForEager(summary(error)) from error
 
 
 def called(program: Program, symbol: str) -> str:
@@ -51,9 +44,9 @@ def called(program: Program, symbol: str) -> str:
 
 
 class Steps:
-    """The steps of `graph`, the training or the evaluation graph. `eager` has the tensors of `played` before each."""
+    """The steps of `graph`, the training or the evaluation graph, which `eager` does too."""
 
-    def __init__(self, graph: Graph, played: Played, eager: Eager, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, graph: Graph, played: Played, eager: Beside, weights: Mapping[str, Tensor]) -> None:
         self._graph = graph
         self._program = program = played.program
         self._played = played
@@ -67,45 +60,52 @@ class Steps:
 
     def evaluate(self, number: int, batches: Sequence[Batch]) -> None:
         """Compare the outputs of the evaluation graph. Raises NotForEager, and CaptureError for a difference."""
-        seed = seed_of(number, 0, 0)
-        with _of_eager():
-            theirs = self._eager.evaluate(batches[0], seed)
-        self._compare_outputs(self._played.evaluate(batches[0], seed), theirs, ", evaluated")
+        request = batches[0], seed_of(number, 0, 0)
+        ours, theirs = self._both(lambda: self._played.evaluate(*request), "evaluate", *request)
+        self._compare_outputs(ours, theirs, ", evaluated")
         self._raise(number, None)
 
     def train(self, number: int, batches: Sequence[Batch]) -> None:
         """Compare the outputs, buffers and gradients of a training step and, in the first one, what the optimizer makes
         of the parameters, if they are not too many. `batches`: of each micro-batch of each chip. Raises as `evaluate`.
         Later steps have the parameters of the first update, or of their own if ranks exchange gradients in it."""
-        program, played, eager = self._program, self._played, self._eager
-        of_chips = [batches[chip :: program.chips] for chip in range(program.chips)]
-        buffers = self._of_kind[SymbolKind.BUFFER]
-        theirs = []
-        eager.zero_gradients()
-        for chip, own in enumerate(of_chips):
-            for one in buffers:
-                eager.take(one.symbol, played.read(one.symbol, chip))
-            scale = 1 / (len(own) * program.chips)
-            with _of_eager():
-                passes = [
-                    eager.forward_and_backward(one, seed_of(number, chip, at), scale) for at, one in enumerate(own)
-                ]
-            theirs.append((passes, [eager.tensors[one.symbol].clone() for one in buffers]))
-        found = played.forward_and_backward(of_chips, number)
-        for chip, (passes, kept) in enumerate(theirs):
+        program, played = self._program, self._played
+        request = [batches[chip :: program.chips] for chip in range(program.chips)], number
+        theirs: Trained
+        found, theirs = self._both(lambda: played.forward_and_backward(*request), "train", *request)
+        for chip in range(program.chips):
             where = f" of chip {chip}" if program.chips > 1 else ""
-            for ours, of_pass in zip(found[chip], passes, strict=True):
+            for ours, of_pass in zip(found[chip], theirs.outputs[chip], strict=True):
                 self._compare_outputs(ours, of_pass, where)
-            for one, buffer in zip(buffers, kept, strict=True):
-                now = played.read(one.symbol, chip)
+            for one in self._of_kind[SymbolKind.BUFFER]:
+                buffer, now = theirs.buffers[chip][one.symbol], played.read(one.symbol, chip)
                 self.comparison.add(called(program, one.symbol) + where, one.value, now, buffer)
         updates = number == 0 and sum(member.numel for member in self._members) <= _MOST_UPDATED
         if updates or program.ranks_of_replica > 1:
             played.update()
         self._compare_gradients()
+        if theirs.others:
+            what = f"{called(program, theirs.others[0])} has a gradient in eager PyTorch, and none in the PEF"
+            raise CaptureError(what, remedy=_REPORT)
         self._raise(number, batches[0])
         if updates:
             self._compare_update()
+        self._eager.is_behind = updates or program.ranks_of_replica > 1
+
+    def _both(self, play: Callable[[], T], what: str, *request: object) -> tuple[T, Any]:
+        """What the PEF and eager PyTorch give, which compute at the same time."""
+        self._eager.begin(self._played, what, *request)
+        try:
+            ours = play()
+        except Exception:
+            self._played.forget()
+            if self._eager.end() is None:
+                raise NotForEager from None
+            raise
+        theirs = self._eager.end()
+        if theirs is None:
+            raise NotForEager
+        return ours, theirs
 
     def _compare_outputs(self, ours: Mapping[str, Tensor], theirs: Sequence[Tensor], where: str) -> None:
         for one, other in zip(self._of_kind[SymbolKind.OUTPUT], theirs, strict=False):
@@ -113,30 +113,24 @@ class Steps:
 
     def _compare_gradients(self) -> None:
         values = {one.symbol: one.value for one in self._of_kind[SymbolKind.GRADIENT]}
-        theirs = {member.gradient: self._eager.gradient(member.parameter) for member in self._members}
 
         @cache
         def scale() -> float:
-            return max((largest(one) for one in theirs.values() if one is not None), default=0.0) * _OF_ALL
+            return max(map(largest, self._eager.shared.values()), default=0.0) * _OF_ALL
 
-        for name, gradient in theirs.items():
-            own = self._played.read(name)
-            other = torch.zeros_like(own) if gradient is None else gradient
-            self.comparison.add(called(self._program, name), values[name], own, other, scale)
-        trained = {member.parameter for member in self._members}
-        for name, tensor in self._eager.tensors.items():
-            if name not in trained and tensor.grad is not None and bool(tensor.grad.any()):
-                what = f"{called(self._program, name)} has a gradient in eager PyTorch, and none in the PEF"
-                raise CaptureError(what, remedy=_REPORT)
+        for member in self._members:
+            name, other = member.gradient, self._eager.shared[member.parameter]
+            self.comparison.add(called(self._program, name), values[name], self._played.read(name), other, scale)
 
     def _compare_update(self) -> None:
+        shared = self._eager.shared
         for member in self._members:  # the optimizers are compared, and not what rounding does to gradients
-            self._eager.set_gradient(member.parameter, self._played.read(member.gradient))
-        if not self._eager.update():
+            shared[member.parameter].copy_(self._played.read(member.gradient))
+        if not self._eager.ask(self._played, "update"):
             return
-        for name in (member.parameter for member in self._members):
+        for name, theirs in shared.items():
             said = f"{called(self._program, name)} after a step of the optimizer"
-            self.comparison.add_update(said, self._weights[name], self._played.read(name), self._eager.tensors[name])
+            self.comparison.add_update(said, self._weights[name], self._played.read(name), theirs)
         self._raise(0, None)
 
     def _raise(self, number: int, batch: Batch | None) -> None:
@@ -157,11 +151,9 @@ class Steps:
 
     def _first_wrong(self, value: str, batch: Batch) -> Node | None:
         """The node because of which `value` differs, in another step on `batch`."""
-        ours, theirs = GraphValues(), EagerValues()
+        ours = GraphValues()
         played = Played(self._program, self._weights, ours)
-        for name in self._eager.tensors:
-            self._eager.take(name, played.read(name))
-        with suppress(Exception), theirs:
-            self._eager.forward_and_backward(batch, seed_of(0, 0, 0), 1.0)
+        self._eager.is_behind = True
+        theirs = self._eager.ask(played, "values", batch)
         played.forward_and_backward([[batch]], 0)
-        return first_wrong(self._graph, value, ours, theirs)
+        return None if theirs is None else first_wrong(self._graph, value, ours.keys, theirs)

@@ -1,0 +1,122 @@
+"""Eager PyTorch in a copy of this process, so that it computes while the PEF is played."""
+
+import mmap
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sambasim.commands.batches import Batch
+from sambasim.commands.eager import Eager
+from sambasim.commands.located import EagerValues
+from sambasim.commands.played import Played, seed_of
+from sambasim.forks import Fork
+from sambasim.ir.types import SymbolKind
+
+_ALIGNED = 64
+
+
+class Trained(NamedTuple):
+    """The `outputs` of each micro-batch of each chip, the `buffers` of each chip, by symbol, and parameters that have a
+    gradient, though the PEF does not train them."""
+
+    outputs: Sequence[Sequence[Sequence[Tensor]]]
+    buffers: Sequence[Mapping[str, Tensor]]
+    others: Sequence[str]
+
+
+class Beside:
+    """`eager` as it is now, in a copy: what it is asked begins with the tensors of `played`. `shared`: in memory that
+    both processes have, for each trained parameter its gradient; after an update what the optimizer has made of it."""
+
+    def __init__(self, eager: Eager, played: Played) -> None:
+        self._eager = eager
+        program = played.program
+        self._chips = program.chips
+        self._buffers = [one for one in eager.tensors if program.symbols[one].kind is SymbolKind.BUFFER]
+        trained = [member.parameter for group in program.groups for member in group.members]
+        self.shared = _in_shared_memory({name: eager.tensors[name] for name in trained})
+        self.is_behind = False
+        """Whether the copy has other parameters than `played`."""
+        self._fork: Fork[Any] = Fork(self._answer, partial(torch.set_num_threads, 1), fresh=False)
+
+    def begin(self, played: Played, what: str, *request: object) -> None:
+        """Have the copy `train`, `evaluate`, `update`, or tell the `loss` or the `values` of a batch."""
+        if self.is_behind:
+            for name, tensor in self.shared.items():
+                tensor.copy_(played.read(name))
+        buffers = [{name: played.read(name, chip) for name in self._buffers} for chip in range(self._chips)]
+        self._fork.begin((what, self.is_behind, buffers, *request))
+        self.is_behind = False
+
+    def end(self) -> Any:
+        """What was asked for; None if PyTorch could not do it."""
+        return self._fork.end()
+
+    def ask(self, played: Played, what: str, *request: object) -> Any:
+        self.begin(played, what, *request)
+        return self.end()
+
+    def _answer(self, request: tuple[Any, ...]) -> object:
+        what, is_behind, buffers, *rest = request
+        if is_behind:
+            self._take(self.shared)
+        self._take(buffers[0])
+        if what == "train":
+            return self._train(buffers, *rest)
+        if what == "update":
+            return self._update()
+        return self._values(*rest) if what == "values" else getattr(self._eager, what)(*rest)
+
+    def _take(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            self._eager.take(name, tensor)
+
+    def _train(
+        self, buffers: Sequence[Mapping[str, Tensor]], of_chips: Sequence[Sequence[Batch]], number: int
+    ) -> Trained:
+        eager, outputs, kept = self._eager, [], []
+        eager.zero_gradients()
+        for chip, batches in enumerate(of_chips):
+            self._take(buffers[chip])
+            scale = 1 / (len(batches) * self._chips)
+            seeds = (seed_of(number, chip, at) for at in range(len(batches)))
+            outputs.append([eager.forward_and_backward(one, next(seeds), scale) for one in batches])
+            kept.append({name: eager.tensors[name].detach().clone() for name in self._buffers})
+        for name, shared in self.shared.items():
+            gradient = eager.gradient(name)
+            shared.zero_() if gradient is None else shared.copy_(gradient)
+        others = [name for name in eager.tensors if name not in self.shared and _is_any(eager.gradient(name))]
+        return Trained(outputs, kept, others)
+
+    def _update(self) -> bool:
+        for name, gradient in self.shared.items():
+            self._eager.set_gradient(name, gradient)
+        is_done = self._eager.update()
+        for name, shared in self.shared.items():
+            shared.copy_(self._eager.tensors[name].detach())
+        return is_done
+
+    def _values(self, batch: Batch) -> set[tuple[object, ...]]:
+        values = EagerValues()
+        with values:
+            self._eager.forward_and_backward(batch, seed_of(0, 0, 0), 1.0)
+        return values.keys
+
+
+def _is_any(gradient: Tensor | None) -> bool:
+    return gradient is not None and bool(gradient.any())
+
+
+def _in_shared_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors like these, that a copy of this process has too."""
+    starts, total = {}, 0
+    for name, tensor in tensors.items():
+        starts[name], total = total, total + -(-tensor.nbytes // _ALIGNED) * _ALIGNED
+    memory = torch.frombuffer(mmap.mmap(-1, max(total, 1)), dtype=torch.uint8)
+    return {
+        name: memory[starts[name] : starts[name] + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for name, tensor in tensors.items()
+    }
