@@ -1,6 +1,7 @@
 """A PEF as anyone would run it: one replica, whose ranks this process plays in turn."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -12,6 +13,7 @@ from sambasim.ir.stages import first_holders, ranks_of_groups
 from sambasim.ir.types import SymbolKind
 from sambasim.ir.zero import in_slices
 from sambasim.runtime.determinism import Stream, derive, seed_torch
+from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.executor import Executor, Steps
 from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.optimizers import Optimizers
@@ -29,6 +31,9 @@ _SLICED = 2
 
 _UNCLIPPED = 1e300
 
+_MOST_UPDATED = 20_000_000
+"""Parameters."""
+
 
 def seed_of(step: int, chip: int, micro_batch: int) -> int:
     """By which a pass draws random numbers, here and in eager PyTorch."""
@@ -38,15 +43,23 @@ def seed_of(step: int, chip: int, micro_batch: int) -> int:
 class Played:
     """One replica of `program` with `weights`, whose updates do not clip. For ZeRO 2 and 3 there are two, with the same
     batches: the mean of their gradients has the bits of each. Raises MachineError if there is too little memory.
-    `observer`: replaces the functions of instructions."""
+    `observer`: replaces the functions of instructions. `updates`: an optimizer step is played too; of many parameters
+    only where ranks exchange gradients in it, since it takes as long as the passes. Without, `weights` are read as they
+    are."""
 
     def __init__(self, program: Program, weights: Mapping[str, Tensor], observer: StepObserver | None = None) -> None:
         self.program = program
+        members = [member for group in program.groups for member in group.members]
+        self.updates = program.ranks_of_replica > 1 or sum(member.numel for member in members) <= _MOST_UPDATED
         replicas = 2 if program.zero >= _SLICED and program.training is not None else 1
         count = program.ranks_of_replica * replicas
         self._mesh = mesh_of(program.mesh, count)
         own = in_slices(program) if replicas > 1 else program
         self._memories = allocate(own, single_rank("here"), Way.IN_PROCESS, range(count), self._mesh).memories
+        self._read_only: Mapping[str, Tensor] = {}
+        if count == 1 and not self.updates:
+            self._read_only = {member.parameter: weights[member.parameter] for member in members}
+            weights = {name: one for name, one in weights.items() if name not in self._read_only}
         for rank, memory in enumerate(self._memories):
             place_weights(memory.program, memory, weights, self._mesh.coordinates(rank))
         self._transports = connect_here(self._memories, self._mesh)
@@ -57,7 +70,7 @@ class Played:
             Executor(
                 memory.program.training,
                 memory.program,
-                memory.tensor,
+                partial(self._tensor, memory),
                 transport=transport,
                 optimizers=Optimizers(memory.program, transport.memory, arguments),
                 replica=rank,
@@ -112,7 +125,8 @@ class Played:
             memory = self._memories[rank]
             place_inputs(memory, batch)
             graph = memory.program.evaluation
-            executor = Executor(graph, memory.program, memory.tensor, transport=self._transports[rank])
+            read = partial(self._tensor, memory)
+            executor = Executor(graph, memory.program, read, transport=self._transports[rank])
             passes.append(executor.run_pass())
         seed_torch(seed)
         found = run_together(passes, self._hub)
@@ -121,9 +135,12 @@ class Played:
     def read(self, symbol: str, chip: int = 0) -> Tensor:
         """The whole tensor of `symbol` that a chip has: a view, or a copy of one that is cut."""
         held = [rank for rank in self._ranks[chip] if self._stage(rank) == self._holders[symbol]]
-        parts = [self._memories[rank].tensor(symbol) for rank in held]
+        parts = [self._tensor(self._memories[rank], symbol) for rank in held]
         cuts = self.program.symbols[symbol].cuts
         return joined(parts, cuts[0]) if cuts else parts[0]
+
+    def _tensor(self, memory: DeviceMemory, symbol: str) -> Tensor:
+        return self._read_only[symbol] if symbol in self._read_only else memory.tensor(symbol)
 
     def _pass(
         self, rank: int, executor: Executor, batches: Sequence[Batch], tangents: dict[str, Tensor], number: int

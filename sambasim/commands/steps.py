@@ -18,9 +18,6 @@ from sambasim.ir.types import SymbolKind
 
 _REPORT = "please report it, with the model; --check 0 compiles without the comparison"
 
-_MOST_UPDATED = 20_000_000
-"""The most parameters of which an optimizer step is compared: of more, it takes as long as the steps themselves."""
-
 _OF_ALL = 0.25
 """Of the largest number of all gradients, what a gradient whose terms cancel is made of."""
 
@@ -67,8 +64,8 @@ class Steps:
 
     def train(self, number: int, batches: Sequence[Batch]) -> None:
         """Compare the outputs, buffers and gradients of a training step and, in the first one, what the optimizer makes
-        of the parameters, if they are not too many. `batches`: of each micro-batch of each chip. Raises as `evaluate`.
-        Later steps have the parameters of the first update, or of their own if ranks exchange gradients in it."""
+        of the parameters. `batches`: of each micro-batch of each chip. Raises as `evaluate`. Later steps have the
+        parameters of the first update, or of their own if ranks exchange gradients in it."""
         program, played = self._program, self._played
         request = [batches[chip :: program.chips] for chip in range(program.chips)], number
         theirs: Trained
@@ -80,17 +77,17 @@ class Steps:
             for one in self._of_kind[SymbolKind.BUFFER]:
                 buffer, now = theirs.buffers[chip][one.symbol], played.read(one.symbol, chip)
                 self.comparison.add(called(program, one.symbol) + where, one.value, now, buffer)
-        updates = number == 0 and sum(member.numel for member in self._members) <= _MOST_UPDATED
-        if updates or program.ranks_of_replica > 1:
+        updates = played.updates and (number == 0 or program.ranks_of_replica > 1)
+        if updates:
             played.update()
         self._compare_gradients()
         if theirs.others:
             what = f"{called(program, theirs.others[0])} has a gradient in eager PyTorch, and none in the PEF"
             raise CaptureError(what, remedy=_REPORT)
         self._raise(number, batches[0])
-        if updates:
+        if updates and number == 0:
             self._compare_update()
-        self._eager.is_behind = updates or program.ranks_of_replica > 1
+        self._eager.is_behind = updates
 
     def _both(self, play: Callable[[], T], what: str, *request: object) -> tuple[T, Any]:
         """What the PEF and eager PyTorch give, which compute at the same time."""
