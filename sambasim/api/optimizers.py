@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from sambasim.compiler.tensors import held_by
-from sambasim.compiler.torch_optimizers import code_line, options_of_group, plain_number, refuse_changed_step
+from sambasim.compiler.torch_optimizers import options_of_group, plain_number, refuse_changed_step
 from sambasim.errors import ModelError, OptionError
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.load import one_of, show
@@ -38,12 +38,6 @@ def options_of_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> 
         )
     name = torchs.__name__
     made = f"torch.optim.{name}(model.parameters(), …)"
-    if type(optimizer) not in kinds:
-        raise OptionError(
-            f"{type(optimizer).__qualname__} is a subclass of torch.optim.{name}, and a run does what {name} does",
-            where=code_line(vars(type(optimizer)).get("step", type(optimizer).__init__)),
-            remedy=f"{made}, or write what differs in the model",
-        )
     if (count := len(optimizer.param_groups)) > 1:
         raise OptionError(
             f"{name} has {count} parameter groups, and a run of a PEF trains one",

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from sambasim.compiler.asked_values import refuse_tried
 from sambasim.compiler.trial import replaced
 
 _UPSAMPLINGS = (
@@ -52,21 +54,27 @@ def _eigenvalues(matrix: Tensor, half: str = "L") -> Tensor:
     return values
 
 
-def _covariance(x: Tensor, *, correction: int = 1, **weights: Tensor | None) -> Tensor:
-    """torch.cov as torch's own kernel computes it, which asks whether there are more samples than `correction`."""
+def _covariance(
+    x: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
+) -> Tensor:
+    """torch.cov as torch's own kernel computes it, which asks for the signs of weights and divisor."""
     rows = x.view(1, -1) if x.dim() < 2 else x
-    samples = rows.shape[1]
-    if any(weight is not None for weight in weights.values()) or samples <= correction:
-        composite: Tensor = torch.ops.aten.cov.default._op_dk(
-            torch._C.DispatchKey.CompositeImplicitAutograd, x, correction=correction, **weights
-        )
-        return composite
-    centered = rows - rows.sum(1).div(samples).unsqueeze(1)
-    return (torch.mm(centered, centered.t().conj()) / (samples - correction)).squeeze()
+    given = [one for one in (fweights, aweights) if one is not None]
+    for one in given:
+        torch._assert_async(one.min() >= 0, "the weights of torch.cov are not negative")
+    weights = prod(given[1:], start=given[0]) if given else None
+    count = rows.shape[1] if weights is None else weights.sum()
+    centered = rows - ((rows if weights is None else rows * weights).sum(1) / count).unsqueeze(1)
+    divisor = count - correction
+    if weights is not None and aweights is not None and correction:
+        divisor = count - correction * (weights * aweights).sum() / count
+    product = torch.mm(centered, (centered if weights is None else centered * weights).t().conj())
+    return (product / (divisor.clamp(min=0) if isinstance(divisor, Tensor) else max(divisor, 0))).squeeze()
 
 
 def _check_matrix(info: Tensor, api_name: str, *, is_matrix: bool) -> None:
     """What torch.linalg does to raise an error; by torch's own way it has an order of its own in the graph."""
+    refuse_tried(torch.linalg.LinAlgError)
     torch._assert_async((info == 0).all(), f"{api_name} does not work for this matrix: it is singular, say")
 
 

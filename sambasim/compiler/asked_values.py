@@ -3,6 +3,7 @@ ask for, and branches that only raise or warn. The graph checks in each step tha
 
 import ast
 import contextlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from enum import Enum, auto
 from functools import cache, partial
@@ -13,10 +14,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from sambasim.compiler.explain import UNREGISTERED, Finding, all_findings
+from sambasim.compiler.explain import UNREGISTERED, Finding, Obstacle, all_findings
 from sambasim.compiler.line_marks import mark_line
 from sambasim.compiler.names import is_library_file
 from sambasim.compiler.recording import Recording, frames, is_dense, line_of, running_line
@@ -31,6 +33,12 @@ _ADAPTIVE = f"{_TORCH}/nn/modules/adaptive.py"
 _INSTALLED = {"site-packages", "dist-packages"}
 _DRAWS = 1000
 """So often is a comparison with a random number repeated, to see whether it always has one result."""
+
+
+_TRIED = Obstacle(
+    "an error that values cause, and after which forward() goes on",
+    "choose by what says whether it fails: inverse, info = torch.linalg.inv_ex(a); torch.where(info == 0, inverse, b)",
+)
 
 
 class RandomBranch(CaptureError):
@@ -49,7 +57,7 @@ class Asks(Enum):
 class _Answer(NamedTuple):
     """`said`: what is wrong if it is another, None if nothing is; `place`: the file and line that asked."""
 
-    value: int
+    value: int | list[Any]
     said: str | None
     place: tuple[str, int] | None
 
@@ -81,7 +89,7 @@ class Asked(TorchFunctionMode):
         if asks is None:
             self._remember(func, args, kwargs, result)
         elif asks in (Asks.BRANCH, Asks.NUMBER):
-            is_known.append(self._answer(asks, args[0], int(result)))
+            is_known.append(self._answer(asks, args[0], result if isinstance(result, list) else int(result)))
         else:
             mask = args[asks is Asks.SELECTION]
             is_known.append(self._answer(asks, mask, int(mask.count_nonzero())))
@@ -89,7 +97,7 @@ class Asked(TorchFunctionMode):
             self._recording.know(begin)
         return result
 
-    def _answer(self, asks: Asks, asked: Tensor, answer: int) -> bool:
+    def _answer(self, asks: Asks, asked: Tensor, answer: int | list[Any]) -> bool:
         """Whether a capture may take `answer`."""
         frame, is_known = _asker(), True
         if id(asked) in self._drawn and not self._is_constant(asked):
@@ -236,18 +244,21 @@ class Followed(TorchFunctionMode):
         answer = self._answers[self._next % len(self._answers)] if self._answers else None  # the step runs repeatedly
         self._next += 1
         if answer is None or answer.place != _place(_asker()):
-            raise CaptureError("forward() asks for other values of tensors each time")
+            raise CaptureError(
+                "forward() asks for other values of tensors each time",
+                where=str(running_line() or ""),
+                remedy="let each call ask for the same values, or keep them tensors: leave out .item() and int()",
+            )
         return answer
 
-    def _number(self, asked: Tensor) -> int:
+    def _number(self, asked: Tensor) -> Any:
         answer = self._answer().value
-        torch._assert_async(asked == answer, _OTHER_VALUE)
+        is_same = (asked == torch.tensor(answer)).all() if isinstance(answer, list) else asked == answer
+        torch._assert_async(is_same, _OTHER_VALUE)
         return answer
 
     def _places(self, mask: Tensor) -> Tensor:
-        answer = self._answer().value
-        torch._assert_async(torch.count_nonzero(mask) == answer, _OTHER_VALUE)
-        return torch.nonzero_static(mask, size=answer)
+        return torch.nonzero_static(mask, size=self._number(torch.count_nonzero(mask)))
 
 
 def _has_plain(values: Iterable[object]) -> bool:
@@ -295,7 +306,7 @@ _SIZES = {
 }
 """By function, which of its arguments are sizes."""
 
-_NAMES = ("__bool__", "item", "__int__", "__index__", "nonzero", "where", "__getitem__")
+_NAMES = ("__bool__", "item", "__int__", "__index__", "tolist", "nonzero", "where", "__getitem__")
 
 
 def _asker() -> FrameType | None:
@@ -330,6 +341,7 @@ def _said(frame: FrameType | None, asks: Asks) -> str | None:
         raise CaptureError("the values of a tensor decide", where=line_of(file, line))
     for node in _syntax_nodes(file):
         if isinstance(node, ast.Assert) and node.lineno <= line <= (node.end_lineno or line):
+            refuse_tried(AssertionError)
             return str(node.msg.value) if isinstance(node.msg, ast.Constant) else ast.unparse(node)
         is_test = isinstance(node, ast.If) and node.test.lineno <= line <= (node.test.end_lineno or line)
         if is_test and isinstance(node, ast.If) and not node.orelse and _only_reports(node, _syntax_nodes(file)):
@@ -337,6 +349,19 @@ def _said(frame: FrameType | None, asks: Asks) -> str | None:
     if is_library:
         return _OTHER_WAY
     raise CaptureError("a branch on the value of a tensor", where=line_of(file, line))
+
+
+def refuse_tried(kind: type[Exception]) -> None:
+    """Raises CaptureError if the user's code catches an error of this kind, and goes on."""
+    caught = {one.__name__.removeprefix("_") for one in kind.__mro__}
+    for frame in frames():
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        for node in () if is_library_file(file) or not _INSTALLED.isdisjoint(Path(file).parts) else _syntax_nodes(file):
+            if isinstance(node, ast.Try) and node.body[0].lineno <= line <= (node.body[-1].end_lineno or line):
+                for handler in node.handlers:
+                    names = re.findall(r"\w+", "Exception" if handler.type is None else ast.unparse(handler.type))
+                    if not (caught.isdisjoint(names) or isinstance(handler.body[-1], ast.Raise)):
+                        raise all_findings([Finding(_TRIED, line_of(file, line))], training=True)
 
 
 @cache
@@ -387,6 +412,7 @@ def modes_reach_inside() -> Iterator[None]:
     """Functions of torch that are written in Python, such as `torch.nn.functional.gaussian_nll_loss`, call torch's
     operators one by one, where a mode would otherwise see only the function, and nothing inside of it."""
     with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(FunctionalTensor, "tolist", Tensor.tolist))
         for module in _ASKED_FOR_FUNCTIONS:
             for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
                 if hasattr(module, name):

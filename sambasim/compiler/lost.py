@@ -34,6 +34,10 @@ _VERSION = Obstacle(
     "_version, which counts the changes of a tensor, and stays as it is in a graph",
     'count in a buffer: self.register_buffer("steps", torch.zeros(())), and self.steps.add_(1)',
 )
+_DATA = Obstacle(
+    "a change of .data that the backward of an earlier operator reads",
+    "change a copy: v = v.clone(), before v.data.copy_(…) or v.data[…] = …",
+)
 _INFERENCE_MODE = Obstacle("torch.inference_mode(), through which a graph would send gradients", "torch.no_grad()")
 _BACKWARD = Obstacle(
     "a torch.autograd.Function or a hook of a gradient in bf16, where the backward is taken from the forward",
@@ -48,6 +52,7 @@ def nothing_lost(*, training: bool, forward_alone: bool = False) -> Iterator[Non
     count_of, data = vars(torch._C.TensorBase)["_version"].__get__, vars(torch._C.TensorBase)["data"]
     enter_inference, enter_saved = torch.inference_mode.__enter__, saved_tensors_hooks.__enter__
     materialize = FunctionCtx.set_materialize_grads
+    lines: list[str] = []  # that read `.data`
 
     def version(tensor: Tensor) -> int:
         if _is_users(sys._getframe(1)):
@@ -55,8 +60,10 @@ def nothing_lost(*, training: bool, forward_alone: bool = False) -> Iterator[Non
         return int(count_of(tensor))
 
     def data_of(tensor: Tensor) -> Tensor:
-        of_data: Tensor = tensor.detach() if _is_users(sys._getframe(1)) else data.__get__(tensor)
-        return of_data
+        if not _is_users(sys._getframe(1)):
+            return data.__get__(tensor)  # type: ignore[no-any-return]  # torch's, untyped
+        lines.append(str(running_line()))
+        return tensor.detach()
 
     def set_data(tensor: Tensor, value: Tensor) -> None:
         if _is_users(sys._getframe(1)):
@@ -110,7 +117,12 @@ def nothing_lost(*, training: bool, forward_alone: bool = False) -> Iterator[Non
             (record_function, "__exit__", lambda block, *of_error: None),
         ):
             stack.enter_context(replaced(owner, name, substitute))
-        yield
+        try:
+            yield
+        except RuntimeError as error:
+            if lines and "modified by an inplace operation" in str(error):
+                raise all_findings([Finding(_DATA, line) for line in dict.fromkeys(lines)], training) from error
+            raise
 
 
 @contextlib.contextmanager

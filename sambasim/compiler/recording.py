@@ -163,6 +163,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         is_random = _RANDOM in func.tags and not draws_from
         if is_random:
             self._check_generator()
+        labels = tuple(map(self.label, writes))  # before set_() gives a tensor another memory
         result = func(*args, **kwargs)
         if is_random:
             self._generator = torch.get_rng_state()
@@ -172,7 +173,6 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         parameters = (one for one in tensors if isinstance(one, nn.Parameter) and one.requires_grad)
         foreign = not all(is_named(self.label(one)) for one in parameters)
         made_of = self.made_of(tensors) if not is_random and not draws_from else None
-        labels = tuple(map(self.label, writes))
         line = running_line(is_obstacle=asks or bool(labels or foreign))
         self.ops.append(Op(func, text, labels, self.function, line, asks, draws_from, foreign, made_of))
         for made in tree_leaves(result):
@@ -232,7 +232,10 @@ _CHECKPOINT = str(_TORCH / "utils" / "checkpoint.py")
 _FORWARDING = ("_tensor.py", "_ops.py", "_compile.py", "_dynamo/eval_frame.py", "utils/_stats.py")
 _TRANSPARENT = (
     *(str(_TORCH / name) for name in _FORWARDING),
-    *(str(Path(__file__).with_name(f"{name}.py")) for name in ("recording", "asked_values", "line_marks", "lost")),
+    *(
+        str(Path(__file__).with_name(f"{name}.py"))
+        for name in ("recording", "asked_values", "line_marks", "lost", "as_eager")
+    ),
 )
 """Files that only forward a call, between the line that uses a tensor and `__torch_dispatch__`."""
 

@@ -66,6 +66,7 @@ class Slot(NamedTuple):
             setattr(self.owner, self.key, value)
 
 
+@functools.cache  # so that its id stays
 class _Variable:
     """A ContextVar as an object with one attribute."""
 

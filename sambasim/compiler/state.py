@@ -21,7 +21,7 @@ from sambasim.compiler.asked_values import Asked, modes_reach_inside
 from sambasim.compiler.explain import Finding, Obstacle, all_findings, changed_constants, obstacles
 from sambasim.compiler.names import is_library_file
 from sambasim.compiler.recording import Recording, line_of
-from sambasim.compiler.snapshot import FEW, NUMBERS, Slot, Snapshot, perturbed, process_state, vary
+from sambasim.compiler.snapshot import FEW, MISSING, NUMBERS, Slot, Snapshot, perturbed, process_state, vary
 from sambasim.compiler.step import EvaluationStep, TrainingStep, check_loss, eagerly, loss_in
 from sambasim.compiler.trial import PLAIN, no_gradients_kept, quiet
 from sambasim.errors import CaptureError
@@ -304,6 +304,9 @@ class _Observer:
 
     def _check_replaced(self, changed: Sequence[Slot]) -> None:
         for slot in changed:
+            if slot.before is MISSING and isinstance(slot.value, nn.Parameter) and slot.value.requires_grad:
+                what = f"{slot.name}, a parameter that forward() makes, and that an optimizer made before does not have"
+                raise self._refused(Obstacle(what, "make it in __init__"), self._line_of(slot))
             if slot.is_registered and isinstance(slot.before, Tensor) and not hasattr(slot.before, PLAIN):
                 name = slot.name.removeprefix("model.")
                 kind = "parameter" if isinstance(slot.value, nn.Parameter) else "buffer"

@@ -13,19 +13,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler import explain, lost, state
+from sambasim.compiler import asked_values, explain, lost, state
 from sambasim.compiler.explain import Obstacle, all_findings, explained, obstacles, tracer_error
 from sambasim.compiler.state import observe
 from sambasim.compiler.step import TrainingStep
 from sambasim.errors import CaptureError
-from tests.state import messages, remedies  # noqa: F401  # a module of cases adds them as it is imported
+from tests.state import messages, remedies, tensors, wrongly  # noqa: F401  # a module of cases adds them as it is imported
 from tests.state.case import CASES
 
 OPERATORS = "rewrite the line with PyTorch's own operators on tensors"
 
 
 def remedies_of_the_compiler() -> Iterator[tuple[str, str]]:
-    for module in (explain, lost, state):
+    for module in (explain, lost, state, asked_values):
         for name, value in vars(module).items():
             if isinstance(value, Obstacle):
                 yield name, value.rewrite

@@ -91,17 +91,17 @@ class SGD(torch.optim.SGD):
 class Named(torch.optim.SGD): ...
 
 
-@built(REFUSED, where=None, says=("AdamW", "subclass"))
+@built(REFUSED, where=None, says=("AdamW.step",))
 def subclass_called_adamw() -> Setup:
     return _with_optimizer(lambda parameters: AdamW(parameters, lr=1e-3))
 
 
-@built(REFUSED, where=None, says=("SGD", "subclass"), whole=True)
+@built(REFUSED, where=None, says=("SGD.step",), whole=True)
 def subclass_called_sgd() -> Setup:
     return _with_optimizer(lambda parameters: SGD(parameters, lr=RATE))
 
 
-@built(EITHER, where=None, whole=True)
+@built(EQUAL, whole=True)
 def subclass_without_a_step() -> Setup:
     return _with_optimizer(lambda parameters: Named(parameters, lr=RATE))
 

@@ -13,6 +13,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.nn.utils import parametrizations
 
 import sambasim as ss
+from sambasim.compiler import lost
 from tests.state.case import BATCH, EITHER, EQUAL, RATE, TOLD, Outputs, Setup, Then, built, case, given, net_of, points
 
 LAST = given(last=lambda: torch.zeros(4))
@@ -100,10 +101,17 @@ def data_of_an_activation_changed(net: Any, h: Tensor) -> Tensor:
     return v
 
 
-@case(EITHER, whole=True)
+@case(EITHER, says=(lost._DATA.rewrite,), own_losses=True)
 def data_of_an_activation_filled(net: Any, h: Tensor) -> Tensor:
     v = h.tanh()
     v.data[:, 0] = 0.5  # here
+    return v
+
+
+@data_of_an_activation_filled.rewrite()
+def data_of_a_copy_filled(net: Any, h: Tensor) -> Tensor:
+    v = h.tanh().clone()
+    v.data[:, 0] = 0.5
     return v
 
 

@@ -14,7 +14,8 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from tests.state.case import BATCH, EITHER, EQUAL, TOLD, Outputs, Setup, built, case, given, points
+from sambasim.compiler import asked_values
+from tests.state.case import BATCH, EITHER, EQUAL, REFUSED, TOLD, Outputs, Setup, built, case, given, points
 
 # Checks of values in code of torch.
 
@@ -316,10 +317,25 @@ def cholesky_tried_with_more_and_more_jitter(net: Any, h: Tensor) -> Tensor:
     return h
 
 
-@case(EITHER, steps=8, whole=True)
+@case(REFUSED, says=(asked_values._TRIED.rewrite,), steps=8)
 def inverse_tried(net: Any, h: Tensor) -> Tensor:
     mask = (h.detach().sum() > 0).float()
     try:
         return h @ torch.linalg.inv(mask * torch.eye(4))  # here
     except torch.linalg.LinAlgError:
         return h
+
+
+@inverse_tried.rewrite()
+def inverse_chosen(net: Any, h: Tensor) -> Tensor:
+    inverse, info = torch.linalg.inv_ex((h.detach().sum() > 0).float() * torch.eye(4))
+    return h @ torch.where(info == 0, inverse, torch.eye(4))
+
+
+@case(REFUSED, steps=8, whole=True)
+def assertion_tried(net: Any, h: Tensor) -> Tensor:
+    try:
+        assert h.sum() > -100  # here
+    except AssertionError:
+        h = h * 2
+    return h
