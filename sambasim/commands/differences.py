@@ -10,7 +10,7 @@ from sambasim.ir.graph import Graph, SourceLine
 from sambasim.ir.mesh import TENSOR
 from sambasim.ir.program import Program
 
-_ROUNDINGS, _ROUNDINGS_OF_PARTS = 16, 128
+_ROUNDINGS, _ROUNDINGS_OF_PARTS, _ROUNDINGS_IN_16_BITS = 16, 128, 2
 """The largest difference that is rounding, in units of the last place of the narrowest type of the graph. Products
 whose operands are cut over ranks add up in another order."""
 
@@ -45,7 +45,10 @@ class Comparison:
         types = [one.type.dtype for one in program.symbols.values()] + [one.dtype for one in graph.values.values()]
         self._epsilon = max(torch.finfo(one).eps for one in _floating(types))
         is_cut = any(axis.name == TENSOR and axis.size > 1 for axis in program.mesh)
-        self._bound = self._epsilon * (_ROUNDINGS_OF_PARTS if is_cut else _ROUNDINGS)
+        is_narrow = self._epsilon > torch.finfo(torch.float32).eps
+        self._bound = self._epsilon * (
+            _ROUNDINGS_OF_PARTS if is_cut else _ROUNDINGS_IN_16_BITS if is_narrow else _ROUNDINGS
+        )
         self._found: list[Difference] = []
         self.largest: dict[str, Difference] = {}
         self.compared = 0

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from sambasim.compiler.asked_values import modes_reach_inside
 from sambasim.compiler.names import symbol_name
 from sambasim.compiler.precision import Widened
-from sambasim.compiler.step import EvaluationStep, Loss, TrainingStep, first_tensor, per_sample_loss, training_loss
+from sambasim.compiler.step import EvaluationStep, Loss, TrainingStep, per_sample_loss, training_loss
 from sambasim.compiler.tensors import held_by
 from sambasim.compiler.trial import quiet
 from sambasim.errors import ModelError
@@ -47,8 +48,6 @@ class Eager:
         by_sample = None
         if named is not None and not options.inference and mean is None:
             mean, by_sample = training_loss(named.name, named.args), per_sample_loss(named.name, named.args)
-            if options.dtype != "fp32" and by_sample is not None:
-                mean, by_sample = _in_float32(mean), _in_float32(by_sample)
         self._step = TrainingStep(
             model,
             tuple(subject.inputs),
@@ -78,7 +77,7 @@ class Eager:
         multiplied."""
         given = [one.detach().clone().requires_grad_(one.requires_grad) for one in batch.values()]
         seed_everything(seed)
-        with quiet(), self._rounding():
+        with quiet(), modes_reach_inside(), self._rounding():
             outputs = self._step(*given)
             starts = [one for one in outputs if one.requires_grad]
             torch.autograd.backward(starts, [torch.full_like(one, scale) for one in starts])
@@ -98,7 +97,7 @@ class Eager:
         self._evaluation.eval()
         seed_everything(seed)
         try:
-            with quiet(), self._rounding():
+            with quiet(), modes_reach_inside(), self._rounding():
                 return [one.detach() for one in self._evaluation(*(one.clone() for one in batch.values()))]
         finally:
             for module, was_training in modes:
@@ -163,13 +162,6 @@ class Eager:
         with torch.no_grad():
             if not torch.equal(own, value):
                 own.copy_(value)
-
-
-def _in_float32(loss: Loss) -> Loss:
-    """As a PEF of a narrow type computes the losses of torch."""
-    return lambda result, target: loss(
-        first_tensor(result).float(), target.float() if target.is_floating_point() else target
-    )
 
 
 def _by_symbol(model: nn.Module, program: Program) -> Iterator[tuple[str, Tensor]]:

@@ -6,7 +6,7 @@ import io
 import logging
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
@@ -22,8 +22,8 @@ from sambasim.compiler.captured import CapturedGraph, Role, complex_constants, r
 from sambasim.compiler.explain import SHAPE, tracer_error
 from sambasim.compiler.line_marks import modules_marked
 from sambasim.compiler.lost import nothing_lost
-from sambasim.compiler.names import read_by, source_line
-from sambasim.compiler.precision import check_rounded, default_type, widen
+from sambasim.compiler.names import source_line
+from sambasim.compiler.precision import Widened
 from sambasim.compiler.trial import as_written, replaced, tied_once, tracing, trial
 from sambasim.errors import CaptureError
 
@@ -33,11 +33,11 @@ fx.node.has_side_effect(torch.ops.aten._assert_async.default)  # torch itself sa
 
 
 def capture(
-    step: nn.Module, inputs: Sequence[Tensor], asked: Asked | None = None, *, narrow: torch.dtype | None = None
+    step: nn.Module, inputs: Sequence[Tensor], asked: Asked | None = None, *, narrow: bool = False
 ) -> CapturedGraph:
     """The graph of `step` as Python runs it: forward, loss and backward; in evaluation mode the forward alone. `asked`:
-    what an eager call asked of values, which the graph takes for granted and checks in each step. `narrow`: the type
-    that numbers are stored in, with float32 where it would not do: see `precision`. Raises CaptureError, with the
+    what an eager call asked of values, which the graph takes for granted and checks in each step. `narrow`: with
+    float32 where the type of the numbers would not do, see `precision`. Raises CaptureError, with the
     user's line, for what cannot be traced."""
     asked = asked or Asked()
     if asked.refused is not None:
@@ -45,18 +45,18 @@ def capture(
     with _tracing("training step" if step.training else "evaluation graph"), contextlib.ExitStack() as stack:
         for context in (_compiled_parts(), answers_of_eager(), modes_reach_inside(), torch.enable_grad()):
             stack.enter_context(context)
-        module, lifted = (step, {}) if narrow is None else _widened(step, inputs, narrow)
-        stack.enter_context(default_type(torch.get_default_dtype() if narrow is None else torch.float32))
         stack.enter_context(kernels_of_eager())
-        attributes = stack.enter_context(trial(module))
-        stack.enter_context(tied_once(module))
-        if narrow is None:
-            stack.enter_context(modules_marked(module))
-            stack.enter_context(nothing_lost(training=step.training))
-        followed = stack.enter_context(contextlib.closing(Followed(asked, module, attributes)))
+        attributes = stack.enter_context(trial(step))
+        stack.enter_context(tied_once(step))
+        stack.enter_context(modules_marked(step))
+        stack.enter_context(nothing_lost(training=step.training))
+        if narrow:
+            stack.enter_context(_buffers_without_bases(step))
+            stack.enter_context(Widened())
+        followed = stack.enter_context(contextlib.closing(Followed(asked, step, attributes)))
         with followed:
-            joint = aot_export_joint_with_descriptors(stack, module, tuple(tensor.clone() for tensor in inputs))
-    captured = _described(joint.graph_module, lifted, asked.names)
+            joint = aot_export_joint_with_descriptors(stack, step, tuple(tensor.clone() for tensor in inputs))
+    captured = _described(joint.graph_module, asked.names)
     if step.training:
         return captured
     outputs = tuple((value, role) for value, role in captured.outputs if role.kind == "output")
@@ -81,7 +81,7 @@ def _checked(constants: dict[str, Tensor]) -> dict[str, Tensor]:
     return constants
 
 
-def _described(module: fx.GraphModule, lifted: Mapping[str, Tensor], names: Mapping[int, str]) -> CapturedGraph:
+def _described(module: fx.GraphModule, names: Mapping[int, str]) -> CapturedGraph:
     graph = module.graph
     _check_static(graph)
     drop_as_eager(graph)
@@ -91,24 +91,13 @@ def _described(module: fx.GraphModule, lifted: Mapping[str, Tensor], names: Mapp
     output = next(iter(reversed(graph.nodes)))
     described = zip(output.args[0], output.meta["desc"], strict=True)
     outputs = tuple((value, _role(description)) for value, description in described if value is not None)
-    constants = dict(lifted)
+    constants: dict[str, Tensor] = {}
     for node in graph.nodes:
         value = attrgetter(node.target)(module) if node.op == "get_attr" else None
         if isinstance(value, Tensor):
             node.target = names.get(id(value), node.target)
             constants[node.target] = value
     return complex_constants(restore_strides(CapturedGraph(graph, roles, outputs, _checked(constants))))
-
-
-def _widened(
-    step: nn.Module, inputs: Sequence[Tensor], narrow: torch.dtype
-) -> tuple[fx.GraphModule, dict[str, Tensor]]:
-    """The step in operators of ATen, with float32 where a narrow type would not do, and its constants."""
-    with _buffers_without_bases(step), nothing_lost(training=step.training, forward_alone=True):
-        exported = torch.export.export(step, tuple(inputs), strict=False)
-    widen(exported.graph_module)
-    module = exported.module(check_guards=False)
-    return module, _lift_constants(module, {name for name, _ in step.named_buffers(remove_duplicate=False)}, narrow)
 
 
 @contextlib.contextmanager
@@ -123,23 +112,6 @@ def _buffers_without_bases(step: nn.Module) -> Iterator[None]:
     finally:
         for held, name, view in views:
             held[name] = view
-
-
-def _lift_constants(module: fx.GraphModule, known: Set[str], narrow: torch.dtype) -> dict[str, Tensor]:
-    """Make buffers of the tensors that `module` reads and that are no buffers of the model, which are `known`, since
-    the joint trace has buffers as inputs. Raises CaptureError for those that are not rounded."""
-    constants = {}
-    for node in module.graph.nodes:
-        is_new = node.op == "get_attr" and node.target not in known
-        value = attrgetter(node.target)(module) if is_new else None
-        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-            check_rounded(node.target, value, narrow, read_by(node))
-            constants[node.target] = value
-    for path, value in constants.items():
-        owner, _, name = path.rpartition(".")
-        delattr(module.get_submodule(owner), name)
-        module.get_submodule(owner).register_buffer(name, value, persistent=False)
-    return constants
 
 
 def _role(description: object) -> Role:

@@ -109,7 +109,7 @@ def capture_model(
     try:
         with buffers_of_plain_tensors(model):
             several = options.data_parallel or options.chips > 1
-            check_model(model, training=not options.inference, replicas=several, narrow=dtype is not None)
+            check_model(model, training=not options.inference, replicas=several)
             with rare_collections(), stored_in(dtype, model), made_contiguous(model), dense_gradients(model):
                 mean = _mean_loss(options, loss)
                 step = TrainingStep(model, tuple(inputs), mean, by_keyword, any_loss, loss_indices, arguments)
@@ -175,7 +175,7 @@ def _capture(
         step.model.train()
     watch.begin("observe a step")
     observed = observe(steps, tensors, "function" if given is not None else loss.name if loss else None)
-    narrow = STORED[options.dtype]
+    narrow = options.dtype != "fp32"
     training = None
     if not options.inference:
         watch.begin("capture the training step")
@@ -193,9 +193,7 @@ def _capture(
     return Captures(training, captured, single, per_sample_loss=by_sample is not None, kept=observed.kept)
 
 
-def _captured(
-    step: nn.Module, tensors: Sequence[Tensor], narrow: torch.dtype | None, observed: Observed
-) -> CapturedGraph:
+def _captured(step: nn.Module, tensors: Sequence[Tensor], narrow: bool, observed: Observed) -> CapturedGraph:
     """The captured graph of a step. Raises CaptureError, with all that the observed call shows in its way."""
     try:
         return capture(step, tensors, observed.asked[step], narrow=narrow)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import Function, FunctionCtx
+from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.autograd.profiler import record_function
 from torch.fx import traceback
@@ -39,16 +39,12 @@ _DATA = Obstacle(
     "change a copy: v = v.clone(), before v.data.copy_(…) or v.data[…] = …",
 )
 _INFERENCE_MODE = Obstacle("torch.inference_mode(), through which a graph would send gradients", "torch.no_grad()")
-_BACKWARD = Obstacle(
-    "a torch.autograd.Function or a hook of a gradient in bf16, where the backward is taken from the forward",
-    "compile it in float32",
-)
 
 
 @contextlib.contextmanager
-def nothing_lost(*, training: bool, forward_alone: bool = False) -> Iterator[None]:
+def nothing_lost(*, training: bool) -> Iterator[None]:
     """While this is open, what a trace would lose raises CaptureError, and blocks under torch.utils.checkpoint are
-    called as they are. What they trace has the mark `recompute`. `forward_alone`: it does not trace the backward."""
+    called as they are. What they trace has the mark `recompute`."""
     count_of, data = vars(torch._C.TensorBase)["_version"].__get__, vars(torch._C.TensorBase)["data"]
     enter_inference, enter_saved = torch.inference_mode.__enter__, saved_tensors_hooks.__enter__
     materialize = FunctionCtx.set_materialize_grads
@@ -99,13 +95,8 @@ def nothing_lost(*, training: bool, forward_alone: bool = False) -> Iterator[Non
         with _marked():
             yield
 
-    def refuses_backward(*args: Any, **kwargs: Any) -> object:
-        raise _refused(_BACKWARD)
-
-    of_backward = ((Function, "apply", classmethod(refuses_backward)), (Tensor, "register_hook", refuses_backward))
     with contextlib.ExitStack() as stack:
         for owner, name, substitute in (
-            *(of_backward if training and forward_alone else ()),
             (Tensor, "_version", property(version)),
             (Tensor, "data", property(data_of, set_data)),
             (torch.inference_mode, "__enter__", inference),

@@ -78,11 +78,11 @@ def dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def check_model(model: nn.Module, *, training: bool, replicas: bool, narrow: bool = False) -> None:
+def check_model(model: nn.Module, *, training: bool, replicas: bool) -> None:
     """Raises one ModelError that names every module and tensor of `model` that a PEF cannot hold, or not train, or not
-    on several `replicas`, or not in the `narrow` type of --dtype."""
+    on several `replicas`."""
     held = held_by(model)
-    problems = [*_storage_problems(held), *(_training_problems(model, held, replicas, narrow) if training else ())]
+    problems = [*_storage_problems(held), *(_training_problems(model, held, replicas) if training else ())]
     if len(problems) == 1:
         raise ModelError(problems[0][0], remedy=problems[0][1])
     if problems:
@@ -109,9 +109,7 @@ def _storage_problems(held: Sequence[Held]) -> Iterator[tuple[str, str]]:
             yield f"no entry of state_dict() is {one}, so its values could be neither saved nor loaded", remedy
 
 
-def _training_problems(
-    model: nn.Module, held: Sequence[Held], replicas: bool, narrow: bool
-) -> Iterator[tuple[str, str]]:
+def _training_problems(model: nn.Module, held: Sequence[Held], replicas: bool) -> Iterator[tuple[str, str]]:
     parameters = [one for one in held if one.is_parameter]
     trained = [one for one in parameters if one.tensor.requires_grad]
     if not parameters:
@@ -133,8 +131,6 @@ def _training_problems(
         if isinstance(module, nn.parallel.DistributedDataParallel):
             remedy = "compile the model inside of it with --data-parallel: the PEF's own sections sync its gradients"
             yield f"the {named} is wrapped in {type(module).__name__}", remedy
-        if narrow and (vars(module).get("_backward_hooks") or vars(module).get("_backward_pre_hooks")):
-            yield f"the {named} has a backward hook, which a graph in a narrow type does not call", _NO_HOOK
         if isinstance(module, nn.SyncBatchNorm) and replicas:
             remedy = (
                 "nn.BatchNorm1d, 2d or 3d, with statistics of each replica's own batch; or compile for one replica, "

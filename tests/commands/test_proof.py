@@ -138,6 +138,25 @@ def test_sums_of_many_samples_in_16_bits_are_added_up_as_in_the_pef(tmp_path: Pa
     assert done.checked.rounded == 0
 
 
+class Mixed(Net):
+    """It makes numbers of the default type, has a constant in float32, a block with settings of its own, and a loss."""
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]  # of another network
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
+            h = self.first(x) * torch.rand(16) / torch.arange(1, 17) + CONSTANTS[0].bfloat16()
+        logits = self.last(h) * CONSTANTS[0][:1]
+        return functional.cross_entropy(logits, target) + functional.mse_loss(h, torch.zeros_like(h))
+
+
+CONSTANTS = [torch.linspace(0, 1 / 3, 16)]
+
+
+def test_what_a_model_does_in_16_bits_is_what_its_pef_does(tmp_path: Path) -> None:
+    done = compile_proved(Subject(Mixed(), inputs(), by_keyword=False), options(tmp_path, dtype="bf16", loss=None))
+    assert done.checked is not None
+    assert done.checked.rounded == 0
+
+
 class OwnLoss(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sambasim.compiler.build import Built
 from sambasim.compiler.compile import Stopwatch, assemble, capture_model
 from sambasim.compiler.names import prefix_of
-from sambasim.errors import CaptureError, InvariantError, ModelError
+from sambasim.errors import InvariantError, ModelError
 from sambasim.ir.graph import Output
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
@@ -270,20 +270,6 @@ def test_a_backward_without_operators_compiles(form: str, trained: int, tmp_path
     assert sum(len(group.members) for group in program.groups) == trained
     assert program.training is not None
     assert [section.kind.value for section in program.training.sections] == ["FWD", "REDUCE", "OPT", "GATHER"]
-
-
-class UnderAutocast(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
-            h: Tensor = self.lin(x)
-        return h.square().mean()
-
-
-def test_a_block_with_settings_of_its_own_is_refused_in_a_narrow_type(tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match=r"settings of its own, torch\.autocast, and --dtype has others") as caught:
-        _assembled(UnderAutocast(), tmp_path, dtype="bf16")
-    assert caught.value.where is not None
-    assert caught.value.where.endswith("h: Tensor = self.lin(x)")
 
 
 class CutOff(Net):
