@@ -85,7 +85,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         self._made_of = {
             _storage(one): frozenset({label}) for label, one in named.items() if label.startswith("buffer ")
         }
-        self._generator = torch.get_rng_state()
+        self._generator = _random_state()
         self._states: set[bytes] = set()
         self._draws_again = False
 
@@ -127,7 +127,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
 
     def is_seeded(self) -> bool:
         """Whether something else than a draw has changed the generator since the last draw."""
-        return not torch.equal(torch.get_rng_state(), self._generator)
+        return _random_state() != self._generator
 
     def know(self, begin: int) -> None:
         """A capture has the answers to what the operators from `begin` on ask."""
@@ -166,7 +166,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         labels = tuple(map(self.label, writes))  # before set_() gives a tensor another memory
         result = func(*args, **kwargs)
         if is_random:
-            self._generator = torch.get_rng_state()
+            self._generator = _random_state()
         asks = not _ASKING.isdisjoint(func.tags) or func is _PACK
         if func is _INDEX:  # by numbers its shape is known
             asks = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors)
@@ -198,11 +198,16 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
 
     def _check_generator(self) -> None:
         """A draw goes on where the last one ended. torch.utils.checkpoint draws again what it has drawn before."""
-        now = torch.get_rng_state()
+        now = _random_state()
         if self.is_seeded():
             self._draws_again |= any(frame.f_code.co_filename == _CHECKPOINT for frame in frames())
-            self.seeded |= not self._draws_again or bytes_of(now).tobytes() not in self._states
-        self._states.add(bytes_of(now).tobytes())
+            self.seeded |= not self._draws_again or now not in self._states
+        self._states.add(now)
+
+
+def _random_state() -> bytes:
+    with torch._C._DisableTorchDispatch():  # or a mode of fake tensors has the state, which has no values
+        return torch.get_rng_state().numpy().tobytes()
 
 
 def is_dense(value: object) -> TypeGuard[Tensor]:
