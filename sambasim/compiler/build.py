@@ -14,7 +14,6 @@ from sambasim.compiler.names import (
     forward_line,
     gradient_name,
     loss_name,
-    own_name,
     read_by,
     symbol_name,
 )
@@ -151,14 +150,6 @@ class _Builder:
             else:
                 symbol_of[name] = self._symbol_of_target(role.name, captured, placeholders.get(name))
         for target, node in {str(node.target): node for node in nodes if node.op == "get_attr"}.items():
-            if target not in captured.constants and target.removeprefix(_STEP_PREFIX) not in self._symbol_of_path:
-                is_cond = any(str(user.target) == "cond" for user in node.users)
-                block = "torch.cond" if is_cond else "a block of forward() with settings of its own"
-                raise CaptureError(  # torch keeps such a block as a graph of its own
-                    f"{block}, which a PEF cannot hold",
-                    where=read_by(node),
-                    remedy="compute both sides, and choose by torch.where(condition, a, b)" if is_cond else None,
-                )
             symbol_of[target] = self._symbol_of_target(target, captured, node)
         return symbol_of
 
@@ -180,7 +171,7 @@ class _Builder:
         for name in self._lifted:
             if self._symbols[name].type == type_ and torch.equal(_bytes(self._weights[name]), _bytes(value)):
                 return name
-        name = self._names.take(symbol_name(self._prefix, own_name(path)))
+        name = self._names.take(symbol_name(self._prefix, path))
         self._add(Symbol(name, SymbolKind.CONSTANT, type_))
         self._weights[name] = value
         self._lifted.append(name)
@@ -227,7 +218,7 @@ class _Builder:
         if role.kind == "buffer":
             if path not in self._symbol_of_path:
                 raise CaptureError(
-                    f"the training step changes {own_name(path)}, which is no tensor of the model",
+                    f"the training step changes {path}, which is no tensor of the model",
                     remedy="a model may change its buffers: self.register_buffer(…)",
                 )
             return self._symbol_of_path[path]

@@ -47,28 +47,9 @@ class CapturedGraph:
         return tuple(name.removeprefix("model.") for name, count in casts.items() if count > 1)
 
     @property
-    def mixes_types(self) -> bool:
-        """Whether a product has operands of different types, which a trace allows and no kernel does."""
-        for node in self.graph.nodes:
-            if node.target in _PRODUCTS:
-                values = [one.meta.get("val") for one in node.all_input_nodes]
-                if len({value.dtype for value in values if isinstance(value, Tensor)}) > 1:
-                    return True
-        return False
-
-    @property
     def losses(self) -> tuple[int, ...]:
         """The indices of the outputs from which the backward starts; the first output's if there is no backward."""
         return tuple(sorted(int(role.name) for role in self.inputs.values() if role.kind == "tangent")) or (0,)
-
-
-_PRODUCTS = (
-    torch.ops.aten.mm.default,
-    torch.ops.aten.addmm.default,
-    torch.ops.aten.bmm.default,
-    torch.ops.aten.linear.default,
-    torch.ops.aten.convolution.default,
-)
 
 
 def restore_strides(captured: CapturedGraph) -> CapturedGraph:

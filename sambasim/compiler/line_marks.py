@@ -18,7 +18,7 @@ def modules_marked(step: nn.Module) -> Iterator[None]:
     stack: list[tuple[str, type]] = []
 
     def enter(module: nn.Module, given: object) -> None:
-        stack.append((f"L['self'].{paths.get(id(module), '')}", type(module)))
+        stack.append((paths.get(id(module), "").removeprefix("model").lstrip("."), type(module)))
         mark()
 
     def leave(module: nn.Module, given: object, result: object) -> None:
@@ -26,7 +26,7 @@ def modules_marked(step: nn.Module) -> Iterator[None]:
         mark()
 
     def mark() -> None:
-        traceback.current_meta["nn_module_stack"] = {str(depth): place for depth, place in enumerate(stack) if depth}
+        traceback.current_meta["nn_module_stack"] = {"": stack[-1]} if len(stack) > 1 else {}
 
     hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
     try:

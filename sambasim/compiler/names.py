@@ -62,14 +62,6 @@ class UniqueNames:
         return self.take(f"{name}_{max(count, 1)}", *suffixes)
 
 
-def own_name(path: str) -> str:
-    """`path` without torch's prefix of a global, `G____import_net___`, or of a tensor in a list or dictionary of the
-    model, `L__self___model_`."""
-    if path.startswith("G_"):
-        return path.rpartition("___")[2]
-    return re.sub("__+", "_", re.sub("^(L__)?self___(model_)?", "", path))
-
-
 _NAMED_BY_LAYER = {
     OperatorKind.MATMUL, OperatorKind.CONVOLUTION, OperatorKind.RECURRENT, OperatorKind.NORMALIZATION,
     OperatorKind.POOLING, OperatorKind.RESIZE, OperatorKind.LOSS,
@@ -80,23 +72,22 @@ _LAYERS_OF_MANY = ("MultiheadAttention",)
 def layer_name(node: fx.Node, operator: str) -> str | None:
     """`linear` for the matrix product of an nn.Linear, as SambaFlow names it; None for an operator that is no layer of
     torch.nn, or only prepares or finishes the work of one."""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
-    if not stack or OPERATORS[operator].kind not in _NAMED_BY_LAYER:
+    _, layer = _module(node)
+    if layer is None or OPERATORS[operator].kind not in _NAMED_BY_LAYER:
         return None
-    layer = list(stack.values())[-1][1]
-    module, _, name = (layer if isinstance(layer, str) else f"{layer.__module__}.{layer.__qualname__}").rpartition(".")
-    return name.lower() if module.startswith("torch.nn.modules.") and name not in _LAYERS_OF_MANY else None
+    is_torchs = layer.__module__.startswith("torch.nn.modules.") and layer.__name__ not in _LAYERS_OF_MANY
+    return layer.__name__.lower() if is_torchs else None
 
 
 def module_path(node: fx.Node) -> str:
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
-    if not stack:
-        return ""
-    path = str(list(stack.values())[-1][0])
-    # Paths look like `L['self'].model.conv1` or `model.conv1`; `model` is the step's name for the user's module.
-    path = re.sub(r"^L\['self'\]\.?", "", path)
-    path = re.sub(r"\[['\"]?([^\]'\"]+)['\"]?\]", r".\1", path)
-    return path.removeprefix("model").lstrip(".") if path == "model" or path.startswith("model.") else path
+    return _module(node)[0]
+
+
+def _module(node: fx.Node) -> tuple[str, type | None]:
+    """The path and the class of the module that made `node`, as `line_marks` has noted them."""
+    noted = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    found: tuple[str, type | None] = next(iter(noted.values()), ("", None))
+    return found
 
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*\n\s*(?P<code>[^\n]*)')

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
-from sambasim.compiler.names import own_name, user_line
+from sambasim.compiler.names import user_line
 from sambasim.data.user_code import summary
 from sambasim.errors import CaptureError, ModelError
 from sambasim.ir.types import DTYPE_BYTES
@@ -186,24 +186,24 @@ def itself(value: Tensor, held: Sequence[Held]) -> Held | None:
 def check_constant(path: str, value: Tensor, held: Sequence[Held], where: str | None) -> None:
     """Raises CaptureError for a constant whose values would not be those that the model reads. `held` are the tensors
     of the model; `where` is the line that reads it."""
-    name, dtype = own_name(path), dtype_name(value)
+    dtype = dtype_name(value)
     if value.layout is not torch.strided or dtype not in DTYPE_BYTES:
         form = "sparse" if value.layout is not torch.strided else dtype
         raise CaptureError(
-            f"the constant {name} is {form}, which a PEF cannot hold",
+            f"the constant {path} is {form}, which a PEF cannot hold",
             where=where,
             remedy=f"make it a dense tensor of one of {', '.join(DTYPE_BYTES)}",
         )
     if not value.permute(memory_order(value)).is_contiguous():
         raise CaptureError(
-            f"the constant {name} is not contiguous: its strides are {value.stride()}",
+            f"the constant {path} is not contiguous: its strides are {value.stride()}",
             where=where,
             remedy="make it so by .contiguous()",
         )
     base = next((one for one in held if share_memory(value, getattr(one.tensor, _STRIDED, one.tensor))), None)
     if base is not None:
         raise CaptureError(
-            f"{name} is a view of {base} that was kept from before: the graph would not see it change",
+            f"{path} is a view of {base} that was kept from before: the graph would not see it change",
             where=where,
             remedy=f"take the view in forward(), of self.{base.name}",
         )
