@@ -1,7 +1,7 @@
 """Tracing records the operators that eager PyTorch runs, where torch's tracers would record others."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -170,36 +170,32 @@ _FORWARD = _BatchNorm.forward
 @contextlib.contextmanager
 def kernels_of_eager() -> Iterator[None]:
     """While this is open, AOTAutograd traces with the kernels above."""
-    composite = torch._C.DispatchKey.CompositeImplicitAutograd
-    keys = (torch._C.DispatchKey.Autograd, composite)
-    removed = []
-    for name in _DECOMPOSED_IN_PYTHON:
-        packet, overload = name.split(".")
-        operator = getattr(getattr(torch.ops.aten, packet), overload)
-        for key in keys:
-            if key in operator.py_kernels:
-                removed.append((operator, key, operator.py_kernels.pop(key)))
-        operator._dispatch_cache.clear()
-    added: list[tuple[Any, Any, Callable[..., object]]]
-    added = [(operator, composite, kernel) for operator, kernel in _COMPOSITES.items()]
-    added.append((torch.ops.aten._linalg_check_errors.default, torch._C.DispatchKey.AutogradCPU, _check_matrix))
-    for operator, key, kernel in added:
-        operator.py_kernels[key] = kernel
-        operator._dispatch_cache.clear()
-    own = fx.graph._is_from_torch
+    composite, autograd = torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd
+    packets = [name.split(".") for name in _DECOMPOSED_IN_PYTHON]
+    without = [getattr(getattr(torch.ops.aten, packet), overload) for packet, overload in packets]
+    kernels: list[tuple[Any, Any, Callable[..., object] | None]]
+    kernels = [(operator, key, None) for operator in without for key in (composite, autograd)]
+    kernels += [(operator, composite, kernel) for operator, kernel in _COMPOSITES.items()]
+    kernels.append((torch.ops.aten._linalg_check_errors.default, torch._C.DispatchKey.AutogradCPU, _check_matrix))
+    own = [(operator, key, operator.py_kernels.get(key)) for operator, key, _ in kernels]
+    is_from_torch = fx.graph._is_from_torch
     try:
+        _register(kernels)
         with (
-            replaced(fx.graph, "_is_from_torch", lambda one: one is not _KEYWORD and own(one)),
+            replaced(fx.graph, "_is_from_torch", lambda one: one is not _KEYWORD and is_from_torch(one)),
             replaced(_BatchNorm, "forward", _batch_norm),
         ):
             yield
     finally:
-        for operator, key, kernel in removed:
+        _register(own)
+
+
+def _register(kernels: Iterable[tuple[Any, Any, Callable[..., object] | None]]) -> None:
+    for operator, key, kernel in kernels:
+        operator.py_kernels.pop(key, None)
+        if kernel is not None:
             operator.py_kernels[key] = kernel
-            operator._dispatch_cache.clear()
-        for operator, key, _ in added:
-            del operator.py_kernels[key]
-            operator._dispatch_cache.clear()
+        operator._dispatch_cache.clear()
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from enum import Enum, auto
-from functools import cache, partial
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from types import FrameType
@@ -136,19 +136,10 @@ class Asked(TorchFunctionMode):
         if not isinstance(result, Tensor) or result.numel() != 1:
             return
         tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
-        if func in (torch.rand, torch.randn, torch.randint, torch.rand_like):
-            self._drawn[id(result)] = result, lambda: func(*args, **kwargs)
-        elif tensors and all(id(one) in self._drawn for one in tensors):
-            drawn = [self._drawn[id(one)][1] if isinstance(one, Tensor) else partial(_itself, one) for one in args]
-            self._drawn[id(result)] = result, lambda: func(*(draw() for draw in drawn), **kwargs)
-
-
-def _itself(value: object) -> object:
-    return value
-
-
-def _is_size(one: object) -> bool:
-    return isinstance(one, torch.Size)
+        is_draw = func in (torch.rand, torch.randn, torch.randint, torch.rand_like)
+        if is_draw or (tensors and all(id(one) in self._drawn for one in tensors)):
+            given = [self._drawn.get(id(one), (one, lambda one=one: one))[1] for one in args]
+            self._drawn[id(result)] = result, lambda: func(*(draw() for draw in given), **kwargs)
 
 
 class Followed(TorchFunctionMode):
@@ -178,13 +169,13 @@ class Followed(TorchFunctionMode):
         if _has_plain((*args, *kwargs.values())):
             mark_line()  # of the constants too
             # A torch.Size stays one: Tensor.new() takes a tuple for values.
-            args, kwargs = tree_map(self._as_constant, (args, kwargs), is_leaf=_is_size)
+            args, kwargs = tree_map(self._as_constant, (args, kwargs), is_leaf=lambda one: isinstance(one, torch.Size))
         elif getattr(func, "__name__", "") == "__get__":  # an attribute, such as the shape
             return func(*args)
         mark_line()
         sizes = {id(size): self._number(size) for size in _sizes(func, args)}
         if sizes:
-            args = tree_map(lambda one: sizes.get(id(one), one), args, is_leaf=_is_size)
+            args = tree_map(lambda one: sizes.get(id(one), one), args, is_leaf=lambda one: isinstance(one, torch.Size))
         asks = _asked(func, args)
         if asks is Asks.BRANCH:
             way, said, _ = self._answer()

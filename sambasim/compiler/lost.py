@@ -46,14 +46,17 @@ def nothing_lost(*, training: bool) -> Iterator[None]:
     """While this is open, what a trace would lose raises CaptureError, and blocks under torch.utils.checkpoint are
     called as they are. What they trace has the mark `recompute`."""
     count_of, data = vars(torch._C.TensorBase)["_version"].__get__, vars(torch._C.TensorBase)["data"]
-    enter_inference, enter_saved = torch.inference_mode.__enter__, saved_tensors_hooks.__enter__
-    materialize = FunctionCtx.set_materialize_grads
     lines: list[str] = []  # that read `.data`
 
-    def version(tensor: Tensor) -> int:
-        if _is_users(sys._getframe(1)):
-            raise _refused(_VERSION)
-        return int(count_of(tensor))
+    def refusing(
+        own: Callable[..., Any], obstacle: Obstacle, is_lost: Callable[..., bool] = lambda *given: True
+    ) -> Callable[..., Any]:
+        def called(*given: Any) -> Any:
+            if is_lost(*given) and _is_users(sys._getframe(1)):
+                raise _refused(obstacle)
+            return own(*given)
+
+        return called
 
     def data_of(tensor: Tensor) -> Tensor:
         if not _is_users(sys._getframe(1)):
@@ -68,21 +71,6 @@ def nothing_lost(*, training: bool) -> Iterator[None]:
         else:
             data.__set__(tensor, value)
 
-    def inference(block: torch.inference_mode) -> None:
-        if _is_users(sys._getframe(1)):
-            raise _refused(_INFERENCE_MODE)
-        enter_inference(block)
-
-    def saves(block: saved_tensors_hooks) -> None:
-        if _is_users(sys._getframe(1)) and not isinstance(block, save_on_cpu):
-            raise _refused(_SAVED)
-        enter_saved(block)
-
-    def materializes(context: FunctionCtx, value: bool) -> None:
-        if not value:
-            raise _refused(_NO_ZEROS)
-        materialize(context, value)
-
     def reentrant(function: Callable[..., object], preserves: bool, *args: Any) -> object:
         if training and not (preserves and any(isinstance(one, Tensor) and one.requires_grad for one in args)):
             raise _refused(_CHECKPOINTED)
@@ -95,13 +83,14 @@ def nothing_lost(*, training: bool) -> Iterator[None]:
         with _marked():
             yield
 
+    block, hooks, zeros = torch.inference_mode, saved_tensors_hooks, "set_materialize_grads"
     with contextlib.ExitStack() as stack:
         for owner, name, substitute in (
-            (Tensor, "_version", property(version)),
+            (Tensor, "_version", property(refusing(count_of, _VERSION))),
             (Tensor, "data", property(data_of, set_data)),
-            (torch.inference_mode, "__enter__", inference),
-            (saved_tensors_hooks, "__enter__", saves),
-            (FunctionCtx, "set_materialize_grads", materializes),
+            (block, "__enter__", refusing(block.__enter__, _INFERENCE_MODE)),
+            (hooks, "__enter__", refusing(hooks.__enter__, _SAVED, lambda one: not isinstance(one, save_on_cpu))),
+            (FunctionCtx, zeros, refusing(getattr(FunctionCtx, zeros), _NO_ZEROS, lambda context, value: not value)),
             (CheckpointFunction, "apply", staticmethod(reentrant)),
             (checkpoint, "_checkpoint_without_reentrant_generator", not_reentrant),
             (record_function, "__enter__", lambda block: block),  # a name for the profiler

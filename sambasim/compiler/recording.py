@@ -126,8 +126,8 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
                 tensor.detach().copy_(value)
 
     def is_seeded(self) -> bool:
-        """Whether something else than a draw has changed the generator since the last draw."""
-        return _random_state() != self._generator
+        """Whether something else than a draw has changed the generator."""
+        return self.seeded or _random_state() != self._generator
 
     def know(self, begin: int) -> None:
         """A capture has the answers to what the operators from `begin` on ask."""

@@ -4,6 +4,7 @@ what differs between two of them."""
 import collections
 import contextvars
 import functools
+import gc
 import random
 import re
 import sys
@@ -34,6 +35,13 @@ _OF_MODULES = ("_parameters", "_buffers", "_modules")
 _PERTURBED = 0.75
 
 
+_CALLABLES = (
+    *(types.MethodType, staticmethod, classmethod, property),
+    *(functools.partial, functools.partialmethod, functools.cached_property),
+)
+"""Of them what they call is entered, by their own name."""
+
+
 class Slot(NamedTuple):
     """`kind`: a "value", a "tensor", the "content" of a container (its length or its keys), or the "position" of an
     iterator or a generator; `is_registered`: it is a parameter or buffer; `before`: what an earlier snapshot has."""
@@ -46,18 +54,6 @@ class Slot(NamedTuple):
     mark: object = None
     is_registered: bool = False
     before: Any = MISSING
-
-    def now(self) -> object:
-        """The mark of what it holds now."""
-        if self.kind in ("content", "position"):
-            return _mark(self.kind, self.owner)
-        try:
-            value = self.owner[self.key] if _has_items(self.owner) else getattr(self.owner, self.key)
-        except (AttributeError, LookupError, TypeError, ValueError):
-            return MISSING
-        if isinstance(value, Tensor):
-            return _mark("tensor", value)
-        return _mark("value", value) if isinstance(value, _LEAVES) or _is_plain_tuple(value) else id(value)
 
     def set(self, value: Any) -> None:
         if _has_items(self.owner):
@@ -82,8 +78,6 @@ class Snapshot:
     def __init__(self, roots: Mapping[str, object]) -> None:
         self.slots: dict[tuple[str, str, int], Slot] = {}
         self._seen: dict[int, object] = {}  # so that no other object gets the id of one that is gone
-        self.places: dict[str, tuple[object, object]] = {}
-        """By name, the owner and the key of what an object holds."""
         queue = collections.deque(roots.items())
         while queue:
             queue.extend(self._enter(*queue.popleft()))
@@ -102,7 +96,6 @@ class Snapshot:
                 kind = "tensor" if isinstance(value, Tensor) else "value"
                 is_registered = isinstance(one, nn.Module) and owner is not vars(one)
                 self._add(Slot(path, kind, owner, key, value, _mark(kind, value), is_registered))
-            self.places.setdefault(path, (owner, key))
             held.append((path, value))
         return held
 
@@ -111,14 +104,6 @@ class Snapshot:
         while (key := (slot.name, slot.kind, count)) in self.slots:
             count += 1
         self.slots[key] = slot
-
-    def owners(self) -> dict[int, object]:
-        """By id, what can own a slot, though it may have none."""
-        found: dict[int, object] = {id(owner): owner for owner, _ in self.places.values()} | self._seen
-        for one in self._seen.values():
-            held = [vars(one)[kind] for kind in _OF_MODULES] if isinstance(one, nn.Module) else []
-            found |= {id(owner): owner for owner in (*held, _attributes(one)) if owner is not None}
-        return found
 
     def registered(self) -> dict[str, Tensor]:
         """The parameters and buffers of all modules, also of those that the model has in a list."""
@@ -174,23 +159,26 @@ def _mark(kind: str, value: Any) -> object:
     return type(value), repr(value) if isinstance(value, (float, complex, tuple)) else value
 
 
+def _of_frame(one: Any) -> object:
+    frame = one.gi_frame
+    held = {} if frame is None else frame.f_locals
+    return frame and (frame.f_lasti, repr([(key, held[key]) for key in sorted(held) if isinstance(held[key], _LEAVES)]))
+
+
+_POSITIONS: Mapping[type, Callable[[Any], object]] = {
+    types.GeneratorType: _of_frame,
+    torch.Generator: lambda one: hash(one.get_state().numpy().tobytes()),
+    random.Random: lambda one: hash(one.getstate()),
+    np.random.Generator: lambda one: repr(one.bit_generator.state),
+    np.random.RandomState: lambda one: repr(one.get_state(legacy=False)),
+    functools._lru_cache_wrapper: lambda one: (one.cache_info().misses, one.cache_info().currsize),
+}
+"""Of what gives other values each time it is asked, where it stands."""
+
+
 def _position(one: Any) -> object:
-    if isinstance(one, types.GeneratorType):
-        frame = one.gi_frame
-        held = {} if frame is None else frame.f_locals
-        plain = repr([(name, held[name]) for name in sorted(held) if isinstance(held[name], _LEAVES)])
-        return None if frame is None else (frame.f_lasti, plain)
-    if isinstance(one, torch.Generator):
-        return hash(one.get_state().numpy().tobytes())
-    if isinstance(one, random.Random):
-        return hash(one.getstate())
-    if isinstance(one, np.random.Generator):
-        return repr(one.bit_generator.state)
-    if isinstance(one, np.random.RandomState):
-        return repr(one.get_state(legacy=False))
-    if isinstance(one, functools._lru_cache_wrapper):
-        return one.cache_info().misses, one.cache_info().currsize
-    return repr(one.__reduce__())  # of an iterator of Python
+    found = next((position for kind, position in _POSITIONS.items() if isinstance(one, kind)), None)
+    return found(one) if found else repr(one.__reduce__())  # of an iterator of Python
 
 
 def _is_container(one: object) -> bool:
@@ -199,8 +187,7 @@ def _is_container(one: object) -> bool:
 
 
 def _is_iterator(one: object) -> bool:
-    kinds = (types.GeneratorType, torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
-    if isinstance(one, (*kinds, functools._lru_cache_wrapper)):
+    if isinstance(one, tuple(_POSITIONS)):
         return True
     if isinstance(one, type):
         return False
@@ -221,32 +208,20 @@ def _of_library(module: str) -> bool:
 
 def _children(name: str, one: Any) -> Iterator[tuple[str, Any, Any, Any]]:
     """What `one` holds: a name, the owner and the key by which it is reached, and the value."""
-    if isinstance(one, types.ModuleType | types.BuiltinFunctionType | FakeTensor):
-        return
-    if isinstance(one, types.MethodType):
-        yield f"{name}.__self__", None, None, one.__self__
-        yield name, None, None, one.__func__
+    if isinstance(one, _CALLABLES):
+        yield from ((name, None, None, part) for part in gc.get_referents(one))
+    elif isinstance(one, functools._lru_cache_wrapper):
+        yield name, None, None, one.__wrapped__
     elif isinstance(one, types.FunctionType):
         yield from _of_function(one)
     elif isinstance(one, type):
         yield from _of_class(one)
-    elif isinstance(one, functools.partial):
-        yield from ((f"{name}.{part}", None, None, getattr(one, part)) for part in ("func", "args", "keywords"))
-    elif isinstance(one, functools._lru_cache_wrapper):
-        yield name, None, None, one.__wrapped__
-    elif isinstance(one, staticmethod | classmethod):
-        yield name, None, None, one.__func__
-    elif isinstance(one, property):
-        yield from ((name, None, None, function) for function in (one.fget, one.fset) if function is not None)
-    elif isinstance(one, functools.cached_property):
-        yield name, None, None, one.func
     elif isinstance(one, contextvars.ContextVar):
-        variable = _Variable(one)
-        yield f"{name}.get()", variable, "value", variable.value
+        yield f"{name}.get()", _Variable(one), "value", _Variable(one).value
     elif isinstance(one, types.GeneratorType):
-        if one.gi_frame is not None:
-            yield from ((f"{name}.{key}", None, None, value) for key, value in one.gi_frame.f_locals.items())
-    else:
+        frame = one.gi_frame
+        yield from ((f"{name}.{key}", None, None, value) for key, value in (frame.f_locals if frame else {}).items())
+    elif not isinstance(one, types.ModuleType | types.BuiltinFunctionType | FakeTensor):
         yield from _of_container(name, one)
         yield from _of_object(name, one)
 
@@ -393,17 +368,9 @@ def _vary_content(one: Any, number: int) -> None:
 
 
 def _advance(one: Any, number: int) -> None:
-    draw: Callable[[], object]
-    match one:
-        case functools._lru_cache_wrapper():
-            one.cache_clear()
-            return
-        case random.Random() | np.random.Generator() | np.random.RandomState():
-            draw = one.random
-        case torch.Generator():
-            one.manual_seed(number)
-            return
-        case _:
-            draw = functools.partial(next, one)
+    if isinstance(one, functools._lru_cache_wrapper):
+        one.cache_clear()
+        return
+    draw = getattr(one, "random", None) or functools.partial(next, one)
     for _ in range((1, 2, 7, 10, 50, 100)[number % 6]):
         draw()

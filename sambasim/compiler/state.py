@@ -2,10 +2,10 @@
 all of that: so either nothing reads it, which is a notice, or the step is refused with the slot and its line."""
 
 import contextlib
+import itertools
 import random
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
@@ -62,10 +62,8 @@ _SEEDED = Obstacle(
 )
 
 
-_one_thread = partial(torch.set_num_threads, 1)
-"Of a copy of this process, which has no other threads of OpenMP."
-
-_LAST_PART = re.compile(r"(\.[^.\[]*|\[[^\[]*\]|^[^.\[]*)$")
+_STRIDES = (4096, 256, 16, 1)
+"""After how many events of Python's trace each search for a line looks, from where the last one has seen no change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,24 +89,41 @@ class _Round:
         return [op.writes for call in self.calls for op in call.ops if op.writes]
 
     @property
+    def is_large(self) -> bool:
+        return sum(call.made_elements for call in self.calls) > _MOST_ELEMENTS
+
+    @property
     def texts(self) -> list[str]:
         return [op.text for call in self.calls for op in call.ops]
-
-
-def _is_changed(slot: Slot, mark: object) -> bool:
-    return slot.now() != mark
 
 
 @contextlib.contextmanager
 def _generators_kept() -> Iterator[None]:
     """Afterwards all generators of random numbers are as they were."""
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    with torch._C._DisableTorchDispatch():  # or a mode of fake tensors has the state, which has no values
+        states = torch.get_rng_state(), random.getstate(), np.random.get_state()
     try:
         yield
     finally:
-        torch.set_rng_state(states[0])
+        with torch._C._DisableTorchDispatch():
+            torch.set_rng_state(states[0])
         random.setstate(states[1])
         np.random.set_state(states[2])
+
+
+def _carries(fork: Fork[Any] | None) -> bool:
+    """Whether a call, in the process of `fork`, depends on what other values one before it had."""
+    return fork is not None and fork.ask(("carried", True)) not in (None, fork.ask(("carried", False)))
+
+
+def _fill(held: Iterable[Tensor], values: Iterable[Tensor], seed: int) -> None:
+    """Give tensors their values, and the generators a seed."""
+    with torch.no_grad():
+        for one, value in zip(held, values, strict=True):
+            one.copy_(value)
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
 
 
 def observe(
@@ -147,16 +162,18 @@ class _Observer:
         self._named |= {f"buffer {name}": one for name, one in steps[0].named_buffers()}
         self._modes = [(module, module.training) for module in steps[0].modules()]
         self._fresh: Fork[Any] | None = None
+        self.changed: Sequence[Slot] = ()
         self._recording: Recording | None = None
+        self._has_seeded = False
 
     def run(self) -> Observed:
         with contextlib.ExitStack() as stack:
-            if not self._is_fake:
-                self._fresh = Fork(lambda request: getattr(self, request[0])(*request[1:]), _one_thread)
-                stack.callback(self._fresh.close)
             if self._is_fake:  # as in a capture
                 stack.enter_context(kernels_of_eager())
                 stack.enter_context(known_shapes())
+            else:
+                self._fresh = self._fork()
+                stack.callback(self._fresh.close)
             stack.enter_context(_generators_kept())
             stack.callback(self._set_modes, self._steps[0])
             process, before = process_state(), Snapshot(self._roots)
@@ -168,37 +185,39 @@ class _Observer:
                 asked.refuse_changed({label for labels in first.writes for label in labels})
             self._check_process(process)
             self._check_calls(first)
-            changed = before.changed_in(after)
+            self.changed = changed = before.changed_in(after)
             self._check_replaced(changed)
-            is_large = sum(call.made_elements for call in first.calls) > _MOST_ELEMENTS
-            if not changed and (self._is_fake or is_large):
+            if not changed and (self._is_fake or first.is_large):
                 return self._observed(first)
             second = self._round(2)
-            again = after.changed_in(Snapshot(self._roots))
+            self.changed = again = after.changed_in(Snapshot(self._roots))
             if not changed and not again:
                 self._check_equal(first, second)
                 return self._observed(first)
             names = [slot.name for slot in again]
             only_first = [slot for slot in changed if not any(name.startswith(slot.name) for name in names)]
-            if only_first and (
-                first.writes != second.writes or self._ask("after_another_first") not in (None, second.texts)
-            ):
+            if only_first and (first.writes != second.writes or _carries(self._fresh)):
                 raise self._refused_first(only_first)
             if again:
-                self._check_read(again, second)
+                self._check_read(second)
             self.call(self._steps[0], _Round())  # so that it is not what an evaluation leaves behind
             return self._observed(first, again)
+
+    def _fork(self) -> Fork[Any]:
+        """A copy of this process as it is now, which calls a method for each request: its name and arguments."""
+        one_thread = partial(torch.set_num_threads, 1)  # the other threads of OpenMP are not in a copy
+        return Fork(lambda request: getattr(self, request[0])(*request[1:]), one_thread)
 
     def is_sound(self) -> bool:
         """Whether a call on tensors without memory shows that a step does nothing beside its tensors."""
         if self._is_fake:
             return False
-        fork: Fork[bool] = Fork(lambda request: self._on_fakes(), _one_thread)
-        is_sound = fork.ask()
+        fork = self._fork()
+        is_sound = fork.ask(("is_sound_on_fakes",))
         fork.close()
         return bool(is_sound)
 
-    def _on_fakes(self) -> bool:
+    def is_sound_on_fakes(self) -> bool:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         fakes: dict[int, Tensor] = {}
         places: list[dict[str, Any]]
@@ -207,17 +226,10 @@ class _Observer:
             for name, tensor in held.items():
                 if tensor is not None:
                     held[name] = fakes.setdefault(id(tensor), mode.from_tensor(tensor))
-        with mode, kernels_of_eager(), known_shapes():
+        with mode:
             observer = _Observer(self._steps, [mode.from_tensor(one) for one in self._inputs], self._loss)
-            process, before = process_state(), Snapshot(self._roots)
-            done = observer._round()
-            same = not before.changed_in(Snapshot(self._roots)) and process == process_state()
-        ops = [op for call in done.calls for op in call.ops]
-        return (
-            same
-            and not any(call.seeded or changed_constants(call) for call in done.calls)
-            and not any(op.draws_from or op.asks for op in ops)
-        )
+            calls = observer.run().calls.values()
+        return not observer.changed and not any(op.asks for call in calls for op in call.ops)
 
     def _observed(self, first: _Round, kept: Sequence[Slot] = ()) -> Observed:
         names = dict.fromkeys(slot.name for slot in kept if slot.name not in (_OF_PYTHON, _OF_NUMPY))
@@ -231,7 +243,7 @@ class _Observer:
     def _round(self, seed: int = 1) -> _Round:
         done = _Round()
         for step in self._steps:
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             self.call(step, done)
         return done
 
@@ -259,38 +271,33 @@ class _Observer:
             recording.ends()
         finally:
             recording.undo()
+            self._has_seeded |= recording.seeded
         done.calls.append(recording)
         done.asked.append(asked)
 
-    def after_another_first(self) -> list[str]:
-        """The operators of a second round, where the first one has other inputs, parameters, buffers and seeds."""
-        held = {id(one): one for one in (*self._steps[0].parameters(), *self._steps[0].buffers())}
-        own = {key: one.detach().clone() for key, one in held.items()}
-        inputs, states = self._inputs, (random.getstate(), np.random.get_state())
-        with torch.no_grad():
-            for one in held.values():
-                one.copy_(perturbed(one))
-        random.seed(77)
-        np.random.seed(77)
-        for number in (1, 0):  # values may be checked: then as they were
-            self._inputs = [perturbed(one) if number else one for one in inputs]
-            with contextlib.suppress(Exception):
-                self._round(77)
-                break
-        self._inputs = inputs
-        with torch.no_grad():
-            for key, one in held.items():
-                one.copy_(own[key])
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        return self._round(2).texts
+    def carried(self, others: bool) -> list[str]:
+        """The operators of a call of each step, after a call of each that has other inputs, weights and seeds if
+        `others`."""
+        held = {id(one): one for one in (*self._inputs, *self._steps[0].parameters(), *self._steps[0].buffers())}
+        own, texts = [one.detach().clone() for one in held.values()], []
+        for before, after in itertools.product(self._steps, repeat=2):
+            for count in (len(own), 0) if others else (0,):  # values may be checked: then as they were
+                _fill(held.values(), [*map(perturbed, own[:count]), *own[count:]], 77 if others else 1)
+                with contextlib.suppress(Exception):
+                    self.call(before, _Round())
+                    break
+            _fill(held.values(), own, 1)
+            done = _Round()
+            self.call(after, done)
+            texts += done.texts
+        return texts
 
     def _check_process(self, before: Mapping[str, object]) -> None:
         now = process_state()
         for name, value in before.items():
             if now[name] != value:
                 obstacle = Obstacle(f"{name} of the process, which forward() changes", "set it outside of the model")
-                raise self._refused(obstacle, self._ask("line_of_process", name))
+                raise self._refused(obstacle, self._line_of(name, "process"))
 
     def _check_calls(self, first: _Round) -> None:
         for call in first.calls:
@@ -300,19 +307,19 @@ class _Observer:
             if found := changed_constants(call):
                 raise all_findings(found, self._steps[0].training)
             if call.seeded:
-                raise self._refused(_SEEDED, self._ask("line_of_seed"))
+                raise self._refused(_SEEDED, self._line_of("", "seed"))
 
     def _check_replaced(self, changed: Sequence[Slot]) -> None:
         for slot in changed:
             if slot.before is MISSING and isinstance(slot.value, nn.Parameter) and slot.value.requires_grad:
                 what = f"{slot.name}, a parameter that forward() makes, and that an optimizer made before does not have"
-                raise self._refused(Obstacle(what, "make it in __init__"), self._line_of(slot))
+                raise self._refused(Obstacle(what, "make it in __init__"), self._line_of(slot.name, slot.kind))
             if slot.is_registered and isinstance(slot.before, Tensor) and not hasattr(slot.before, PLAIN):
                 name = slot.name.removeprefix("model.")
                 kind = "parameter" if isinstance(slot.value, nn.Parameter) else "buffer"
                 what = f"the {kind} {name}, which forward() replaces, where a graph changes tensors in place"
                 rewrite = f"copy into it: self.{name.rpartition('.')[2]}.copy_(…)"
-                raise self._refused(Obstacle(what, rewrite), self._line_of(slot))
+                raise self._refused(Obstacle(what, rewrite), self._line_of(slot.name, slot.kind))
 
     def _check_equal(self, one: _Round, other: _Round) -> None:
         if one.texts != other.texts:
@@ -325,62 +332,39 @@ class _Observer:
     def _refused_first(self, changed: Sequence[Slot]) -> CaptureError:
         slot = next((slot for slot in changed if slot.kind == "tensor"), changed[0])
         what = f"{slot.name}, which the first call sets, and which depends on that call's inputs, weights or draws"
-        return self._refused(Obstacle(what, _FIRST_CALL), self._line_of(slot))
+        return self._refused(Obstacle(what, _FIRST_CALL), self._line_of(slot.name, slot.kind))
 
-    def _check_read(self, changed: Sequence[Slot], last: _Round) -> None:
+    def _check_read(self, last: _Round) -> None:
         """Raises CaptureError for a slot, of those that each call changes, on which the operators of a call depend, or
         may depend."""
         is_read = self._round(3).texts != last.texts
-        few = is_read or self._is_fake or sum(call.made_elements for call in last.calls) > _MOST_ELEMENTS
-        trials = FEW if few else range(len(NUMBERS))
-        found: Any = -1
+        found: int | None = -1
         if not self._is_fake:
-            fork: Fork[Any] = Fork(
-                lambda others: self._first_read(changed, trials) if others is None else self._carried(others),
-                _one_thread,
-            )
-            found = fork.ask()
-            is_read |= fork.ask(True) not in (None, fork.ask(False))
+            fork = self._fork()
+            found = fork.ask(("first_read", FEW if is_read or last.is_large else range(len(NUMBERS))))
+            is_read |= _carries(fork)
             fork.close()
-        if is_read or found is None or found >= 0:
-            likely = next((index for index, slot in enumerate(changed) if slot.kind == "tensor"), 0)
-            slot = changed[likely if found in (None, -1) else found]
+        if is_read or found != -1:
+            likely = next((index for index, slot in enumerate(self.changed) if slot.kind == "tensor"), 0)
+            slot = self.changed[likely if found in (None, -1) else found]
             what = f"{slot.name}, which each call changes, and on which later calls depend"
-            raise self._refused(Obstacle(what, _REWRITES[slot.kind]), self._line_of(slot))
+            raise self._refused(Obstacle(what, _REWRITES[slot.kind]), self._line_of(slot.name, slot.kind))
 
-    def _carried(self, others: bool) -> list[list[str]]:
-        """The operators of each step after a call of each, which has had other inputs and seeds if `others`."""
-        own, found = self._inputs, []
-        for before in self._steps:
-            for after in self._steps:
-                self._inputs = [perturbed(one) for one in own] if others else own
-                torch.manual_seed(77 if others else 1)
-                self.call(before, _Round())
-                self._inputs, done = own, _Round()
-                torch.manual_seed(1)
-                self.call(after, done)
-                found.append(done.texts)
-        return found
-
-    def _first_read(self, changed: Sequence[Slot], trials: Sequence[int]) -> int:
-        """The index of the first slot without which a call is another; -1 if no variation changes a call."""
-        if len(changed) <= _MOST_ALONE:
-            expected = self._varied(changed, (), 0)
-            for index, slot in enumerate(changed):
-                for number in trials:
-                    if expected is None or self._varied(changed, (slot,), number) != expected:
-                        return index
-        expected = self._varied((), (), 0)
-        for number in trials:
-            if self._varied((), changed, number) != expected or self._varied((), (), 0) != expected:
-                return 0
+    def first_read(self, trials: Sequence[int]) -> int:
+        """The index of the first changed slot without which a call is another; -1 if no variation changes a call."""
+        is_few = len(self.changed) <= _MOST_ALONE
+        expected = self._varied((), 0)
+        for index, varied in enumerate([(slot,) for slot in self.changed] if is_few else [self.changed]):
+            for number in trials:
+                if expected is None or self._varied(varied, number) != expected:
+                    return index
         return -1
 
-    def _varied(self, kept: Sequence[Slot], varied: Sequence[Slot], number: int) -> list[str] | None:
-        """The operators of a round, before which the slots of `kept` are as they were after the last one, and `varied`
+    def _varied(self, varied: Sequence[Slot], number: int) -> list[str] | None:
+        """The operators of a round, before which the changed slots are as they were after the last one, and `varied`
         have other values; None if it fails."""
         try:
-            for slot in kept:
+            for slot in self.changed:
                 if slot.kind in ("value", "tensor"):
                     slot.set(slot.value)
             for slot in varied:
@@ -389,56 +373,30 @@ class _Observer:
         except Exception:
             return None
 
-    def _line_of(self, slot: Slot) -> str | None:
-        line: str | None = self._ask("line_of_slot", slot.name, slot.kind)
-        return line
+    def _line_of(self, name: str, kind: str) -> str | None:
+        """The user's line, of a first round, that changes a slot, or the "process", or the "seed"."""
+        seen: tuple[int, str | None] = 0, None
+        for stride in _STRIDES:
+            seen = self._ask("changing_line", name, kind, seen[0], stride) or seen
+        return seen[1]
 
-    def line_of_slot(self, name: str, kind: str) -> str | None:
-        """The line of a first call that changes a slot first, or else what it is in."""
-        before = Snapshot(self._roots)
-        after: Fork[Any] = Fork(lambda request: self._places_after(name), _one_thread)
-        places: dict[str, tuple[int, object]] = after.ask() or {}
-        after.close()
-        if (root := before.slots.get((name, kind, 0))) and name in self._roots:
-            return self._traced(partial(_is_changed, root, root.mark))
-        owners = before.owners()
-        for one, (owner, key) in places.items():
-            content = before.slots.get((one, "content", 0)) or before.slots.get((one, "position", 0))
-            slot = content if one == name and kind in ("content", "position") else None
-            if slot is None and owner in owners and owners[owner] is not None:
-                slot = Slot(one, "value", owners[owner], key, None)
-            if slot is not None:
-                return self._traced(partial(_is_changed, slot, slot.now()))
-        return None
-
-    def _places_after(self, name: str) -> dict[str, tuple[int, object]]:
-        """After a round, by name of the slot, and then of what it is in: the id of the owner, and the key."""
-        self._round()
-        places, found = Snapshot(self._roots).places, {}
-        while name:
-            if name in places:
-                found[name] = (id(places[name][0]), places[name][1])
-            name = _LAST_PART.sub("", name)
-        return found
-
-    def line_of_process(self, name: str) -> str | None:
-        before = process_state()[name]
-        return self._traced(lambda: process_state()[name] != before)
-
-    def line_of_seed(self) -> str | None:
-        return self._traced(lambda: self._recording is not None and self._recording.is_seeded())
-
-    def _traced(self, is_found: Callable[[], bool], done: "_Round | None" = None) -> str | None:
-        """The user's line, of one round, after which `is_found` is true."""
+    def changing_line(self, name: str, kind: str, begin: int, stride: int) -> tuple[int, str | None]:
+        """One round, which is looked at every `stride` events of Python's trace from `begin` on: the last event at
+        which nothing has changed, and the line before the next look, if it finds a change."""
+        before, count, seen = self._watched(name, kind), 0, begin
         last: tuple[str, int] | None = None
         found: list[str | None] = []
 
         def look(frame: FrameType, event: str, argument: object) -> Any:
-            nonlocal last
-            if is_library_file(frame.f_code.co_filename):
+            nonlocal last, count, seen
+            if found or is_library_file(frame.f_code.co_filename):
                 return None
-            if not found and is_found():
-                found.append(None if last is None else line_of(*last))
+            count += 1
+            if count >= seen + stride:
+                if self._watched(name, kind) != before:
+                    found.append(None if last is None else line_of(*last))
+                else:
+                    seen = count
             if last is None or "-packages" not in frame.f_code.co_filename or "-packages" in last[0]:
                 last = frame.f_code.co_filename, frame.f_lineno
             return look
@@ -448,7 +406,15 @@ class _Observer:
             self._round()
         finally:
             sys.settrace(None)
-        return found[0] if found else None
+        return seen, found[0] if found else None
+
+    def _watched(self, name: str, kind: str) -> object:
+        if kind == "process":
+            return process_state()[name]
+        if kind == "seed":
+            return self._has_seeded or (self._recording is not None and self._recording.is_seeded())
+        slot = Snapshot(self._roots).slots.get((name, kind, 0))
+        return slot and slot.mark
 
     def _refused(self, obstacle: Obstacle, where: str | None) -> CaptureError:
         return all_findings([Finding(obstacle, where or "")], self._steps[0].training)

@@ -172,24 +172,6 @@ def no_gradients(net: Any, h: Tensor) -> Tensor:
     return h + scale
 
 
-def _with_a_hook(**options: object) -> Setup:
-    def hooked(net: Any, h: Tensor) -> Tensor:
-        if h.requires_grad:
-            h.register_hook(torch.neg)  # here
-        return h
-
-    setup = net_of(hooked)
-    setup.options = options
-    return setup
-
-
-@built(REFUSED, says=(lost._BACKWARD.rewrite,))
-def hook_in_a_narrow_type() -> Setup:
-    return _with_a_hook(dtype="bf16")
-
-
-hook_in_a_narrow_type.rebuilt(_with_a_hook)
-
 # State, draws and seeds.
 
 
