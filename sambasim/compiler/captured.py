@@ -96,13 +96,3 @@ def complex_constants(captured: CapturedGraph) -> CapturedGraph:
         inputs.pop(node.name, None)
         graph.erase_node(node)
     return replace(captured, inputs=inputs, constants=constants)
-
-
-def starts_a_backward(captured: CapturedGraph, *, any_shape: bool) -> bool:
-    """Whether the training step's loss is floating-point and depends on a parameter; one number, unless `any_shape`."""
-    differentiable = any(role.kind == "tangent" for role in captured.inputs.values())
-    loss = Role("output", str(captured.losses[0]))
-    value = next(node for node, role in captured.outputs if role == loss).meta["val"]
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        return False
-    return differentiable and (any_shape or value.numel() == 1)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -97,9 +97,11 @@ def capture_model(
     loss: Loss | None = None,
     loss_indices: tuple[int, ...] = (),
     arguments: Mapping[str, object] | None = None,
+    quick: bool = False,
 ) -> Built:
     """The graphs of `model`, without optimizer and data parallelism. `loss` replaces that of `options`; with
-    `any_loss`, it may be any output, those at `loss_indices` if there are any. `arguments`: see `step`."""
+    `any_loss`, it may be any output, those at `loss_indices` if there are any. `arguments`: see `step`. `quick`: the
+    training step alone, without observing a step before."""
     modes = [(module, module.training) for module in model.modules()]
     dtype = STORED[options.dtype]
     inputs = inputs_in(dtype, inputs)
@@ -113,7 +115,8 @@ def capture_model(
             with rare_collections(), stored_in(dtype, model), made_contiguous(model), dense_gradients(model):
                 mean = _mean_loss(options, loss)
                 step = TrainingStep(model, tuple(inputs), mean, by_keyword, any_loss, loss_indices, arguments)
-                captures = _capture(step, tuple(inputs.values()), options, watch, loss)
+                tensors = tuple(inputs.values())
+                captures = _training_alone(step, tensors) if quick else _capture(step, tensors, options, watch, loss)
                 watch.begin("translate to the graph")
                 return build(options.name, model, inputs, captures, next(iter(inputs.values())).shape[0])
     except Exception as error:
@@ -191,6 +194,16 @@ def _capture(
             asked = asked_of(evaluation, ones) if observed.asked[evaluation].answers else None
             single = capture(evaluation, ones, asked, narrow=narrow)
     return Captures(training, captured, single, per_sample_loss=by_sample is not None, kept=observed.kept)
+
+
+def _training_alone(step: TrainingStep, tensors: Sequence[Tensor]) -> Captures:
+    """Raises CaptureError, which an observed step says better."""
+    captured = capture(step.train(), tensors)
+    index = str(captured.losses[0])
+    loss = next(node.meta["val"] for node, role in captured.outputs if (role.kind, role.name) == ("output", index))
+    if loss.numel() != 1 or not any(role.kind == "tangent" for role in captured.inputs.values()):
+        raise CaptureError("the training step returns no loss")
+    return Captures(captured, replace(captured, outputs=()), None, per_sample_loss=False)
 
 
 def _captured(step: nn.Module, tensors: Sequence[Tensor], narrow: bool, observed: Observed) -> CapturedGraph:
