@@ -247,7 +247,7 @@ def _space(
 
 def _emitted(plan: "Plan", options: "CompileOptions", subject: str, file: Path, cluster: str | None) -> str:
     """The best strategy of `plan` as a config, of DeepSpeed if `file` is JSON."""
-    from sambasim.compiler.variants import changes_of
+    from sambasim.commands.variants import changes_of
     from sambasim.options.deepspeed_written import as_deepspeed, beyond_deepspeed
     from sambasim.options.emit import config_text
     from sambasim.report.plan import headline

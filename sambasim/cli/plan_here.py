@@ -74,8 +74,8 @@ def plan_this_machine(
     from sambasim.simulation.planning.strategy import Strategy
 
     with shared.kept_imports():
+        from sambasim.commands.variants import Variants
         from sambasim.compiler.passes import Place
-        from sambasim.compiler.variants import Variants
         from sambasim.hardware.host import available_bytes
         from sambasim.runtime.capacity import cores_of_this_process
         from sambasim.runtime.measure.machine import measure_machine, mpirun_here

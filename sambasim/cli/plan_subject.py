@@ -8,7 +8,7 @@ from sambasim.cli import shared
 from sambasim.cli.terminal import phases
 
 if TYPE_CHECKING:
-    from sambasim.compiler.variants import OfDtypes, Variants
+    from sambasim.commands.variants import OfDtypes, Variants
     from sambasim.ir.program import Program
     from sambasim.options.compile import CompileOptions
 
@@ -83,7 +83,7 @@ def programs_of(
     """The programs of all strategies, from `program`, or else from one capture for each dtype. The first is made
     now: its errors end the command."""
     with shared.kept_imports():
-        from sambasim.compiler.variants import OfDtypes, Variants
+        from sambasim.commands.variants import OfDtypes, Variants
 
     def capture(dtype: str) -> Variants:
         if program is not None:
@@ -99,8 +99,8 @@ def programs_of(
 def captured(options: "CompileOptions", changes: Mapping[str, object], report: Callable[[str], None]) -> "Variants":
     """A capture of the model with `changes` of `options`, before any strategy."""
     with shared.kept_imports():
+        from sambasim.commands.variants import Variants
         from sambasim.compiler.front import captured_from_options
-        from sambasim.compiler.variants import Variants
 
     plain = {"n_chips": 1, "micro_batches": 1, "tensor_parallel": None}
     chosen = options.model_copy(update={**plain, **changes})

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
+from sambasim.commands.variants import changes_of
 from sambasim.compiler.front import compile_from_options
-from sambasim.compiler.variants import changes_of
 from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.simulation.planning.strategy import BY_HOST, Strategy
 from tests.benchmarks.measure import Figure, run_body

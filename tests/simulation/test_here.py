@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from sambasim.commands.variants import Variants
 from sambasim.compiler.front import captured_from_options
-from sambasim.compiler.variants import Variants
 from sambasim.errors import OptionError
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from sambasim.cli.main import sambasim
+from sambasim.commands.variants import Variants
 from sambasim.compiler.front import captured_from_options
-from sambasim.compiler.variants import Variants
 from sambasim.errors import OptionError
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.placement import place

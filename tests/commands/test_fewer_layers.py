@@ -5,8 +5,8 @@ from functools import cache
 import torch
 from torch import nn
 
+from sambasim.commands.variants import Variants
 from sambasim.compiler.front import captured_from_options
-from sambasim.compiler.variants import Variants
 from sambasim.options.compile import compile_options
 from sambasim.simulation.planning.strategy import Strategy
 from tests.support.mpi import ROOT

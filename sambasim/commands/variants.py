@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from torch import nn
 
+from sambasim.commands.fewer_layers import fewer_layers
 from sambasim.compiler.configured import inferred_options
-from sambasim.compiler.fewer_layers import fewer_layers
 from sambasim.compiler.passes import Fits, Pass, Place
 from sambasim.compiler.recompute import Recompute
 from sambasim.compiler.sharding.tensor_parallel import TensorParallel

@@ -10,6 +10,8 @@ import torch
 from click.testing import CliRunner
 
 from sambasim.cli.main import sambasim
+from sambasim.commands.training_shapes import TrainingShapes, training_shapes
+from sambasim.commands.variants import changes_of
 from sambasim.compiler.front import (
     build_model,
     compile_from_options,
@@ -17,8 +19,6 @@ from sambasim.compiler.front import (
     model_of_shapes,
     shapes_from_options,
 )
-from sambasim.compiler.training_shapes import TrainingShapes, training_shapes
-from sambasim.compiler.variants import changes_of
 from sambasim.errors import DataError, ModelError
 from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.options.emit import config_text
