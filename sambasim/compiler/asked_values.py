@@ -64,15 +64,15 @@ class _Answer(NamedTuple):
 
 class Asked(TorchFunctionMode):
     """Around one eager call: records what is asked of values. `refused`: the user's own code asks, other than in a
-    branch that only raises or warns. `names`: by id, of tensors that are none of the model's. Raises RandomBranch for
-    branches on random numbers."""
+    branch that only raises or warns. `changed`: the labels of what calls change. `names`: by id, of tensors that are
+    none of the model's. Raises RandomBranch for branches on random numbers."""
 
     def __init__(self, recording: Recording | None = None) -> None:
         super().__init__()
         self.answers: list[_Answer] = []
-        self._recording = recording or Recording({})
-        self._refused_unless: list[tuple[frozenset[str], CaptureError]] = []
-        self.refused: CaptureError | None = None
+        self.recording = recording or Recording({})
+        self.changed: Set[str] = frozenset()
+        self._refused: list[tuple[frozenset[str] | None, CaptureError]] = []
         self.names: Mapping[int, str] = {}
         self._drawn: dict[int, tuple[Tensor, Callable[[], Any]]] = {}  # what depends on random numbers alone
 
@@ -81,10 +81,10 @@ class Asked(TorchFunctionMode):
     ) -> Any:
         kwargs = _without_default_generator(kwargs or {})
         is_known = [self._answer(Asks.NUMBER, size, int(size)) for size in _sizes(func, args)]
-        begin = len(self._recording.ops)
-        self._recording.function = f"{getattr(func, '__name__', '')}/{len(args) + len(kwargs)}"
+        begin = len(self.recording.ops)
+        self.recording.function = f"{getattr(func, '__name__', '')}/{len(args) + len(kwargs)}"
         result = func(*args, **kwargs)
-        self._recording.function = ""
+        self.recording.function = ""
         asks = _asked(func, args)
         if asks is None:
             self._remember(func, args, kwargs, result)
@@ -94,7 +94,7 @@ class Asked(TorchFunctionMode):
             mask = args[asks is Asks.SELECTION]
             is_known.append(self._answer(asks, mask, int(mask.count_nonzero())))
         if is_known and all(is_known):
-            self._recording.know(begin)
+            self.recording.know(begin)
         return result
 
     def _answer(self, asks: Asks, asked: Tensor, answer: int | list[Any]) -> bool:
@@ -111,18 +111,16 @@ class Asked(TorchFunctionMode):
         try:
             said = _said(frame, asks)
         except CaptureError as error:
-            is_known, buffers = False, self._recording.made_of([asked])
-            if buffers is None:
-                self.refused = self.refused or error
-            else:
-                self._refused_unless.append((buffers, error))
+            is_known = False
+            self._refused.append((self.recording.made_of([asked]), error))
         self.answers.append(_Answer(answer, said, _place(frame)))
         return is_known
 
-    def refuse_changed(self, changed: Set[str]) -> None:
-        """A value of buffers that no call of the model changes may be asked for: `changed` are those that one does."""
-        refused = [error for buffers, error in self._refused_unless if not buffers.isdisjoint(changed)]
-        self.refused = self.refused or next(iter(refused), None)
+    @property
+    def refused(self) -> CaptureError | None:
+        """Values of buffers that no call changes may be asked for."""
+        found = (error for buffers, error in self._refused if buffers is None or not buffers.isdisjoint(self.changed))
+        return next(found, None)
 
     def _is_constant(self, drawn: Tensor) -> bool:
         _, again = self._drawn[id(drawn)]
@@ -213,20 +211,20 @@ class Followed(TorchFunctionMode):
         if id(value) in self._paths:  # it is read from a list, say, and not from its module
             return attrgetter(self._paths[id(value)])(self._step)
         path = self._path_of_memory.get(value.untyped_storage()._cdata) if is_dense(value) else None
-        if value.requires_grad or path is not None:
-            where = str(running_line() or "")
-            if path is None and not value.is_leaf:
-                what = "a tensor with a gradient that an earlier call has computed is read"
-                raise CaptureError(what, where=where, remedy="compute it in each call, or keep it detached in a buffer")
-            if path is None:
-                raise all_findings([Finding(UNREGISTERED, where)], self._step.training)
+        line, what, remedy = running_line(), None, ""
+        if value.layout is not torch.strided:
+            what, remedy = f"a constant is of the layout {value.layout}, and a PEF has dense tensors", ".to_dense()"
+        elif path is not None:
             name, kind = path.removeprefix("model."), "parameter" if path in self._parameters else "buffer"
             what = f"a view of the {kind} {name} that was kept from before is read: the graph would not see it change"
-            raise CaptureError(what, where=where, remedy=f"take the view in forward(), of self.{name}")
-        if value.layout is not torch.strided:
-            where = str(running_line() or "")
-            what = f"a constant is of the layout {value.layout}, and a PEF has dense tensors"
-            raise CaptureError(what, where=where, remedy="make it dense: .to_dense()")
+            remedy = f"take the view in forward(), of self.{name}"
+        elif value.requires_grad and value.is_leaf:
+            raise all_findings([Finding(UNREGISTERED, str(line or ""))], self._step.training)
+        elif value.requires_grad:
+            what = "a tensor with a gradient that an earlier call has computed is read"
+            remedy = "compute it in each call, or keep it detached in a buffer"
+        if what is not None:
+            raise CaptureError(what, where=str(line or ""), remedy=remedy)
         with torch._C.DisableTorchFunction():
             return torch.ops.aten.lift_fresh.default(value)
 

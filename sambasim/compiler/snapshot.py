@@ -29,12 +29,10 @@ _ENTERED = {"types", "argparse", "collections", "functools", "itertools", "built
 """Modules of Python whose objects are entered, as those of the user's own classes are."""
 
 _LARGEST = 4096
-"""The largest container whose items are slots. Of larger ones the length is one."""
+"""The largest container whose items are slots. Larger ones are one."""
 
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
 _PERTURBED = 0.75
-
-
 _CALLABLES = (
     *(types.MethodType, staticmethod, classmethod, property),
     *(functools.partial, functools.partialmethod, functools.cached_property),
@@ -43,8 +41,9 @@ _CALLABLES = (
 
 
 class Slot(NamedTuple):
-    """`kind`: a "value", a "tensor", the "content" of a container (its length or its keys), or the "position" of an
-    iterator or a generator; `is_registered`: it is a parameter or buffer; `before`: what an earlier snapshot has."""
+    """`kind`: a "value", a "tensor", the "content" of a container (its length or its keys), the "position" of an
+    iterator or a generator, or of the "process"; `is_registered`: it is a parameter or buffer; `before`: what an
+    earlier snapshot has."""
 
     name: str
     kind: str
@@ -76,7 +75,8 @@ class Snapshot:
     """Of what can be reached from `roots`, which have names."""
 
     def __init__(self, roots: Mapping[str, object]) -> None:
-        self.slots: dict[tuple[str, str, int], Slot] = {}
+        process = _process_state().items()
+        self.slots = {(name, "process", 0): Slot(name, "process", None, None, value, value) for name, value in process}
         self._seen: dict[int, object] = {}  # so that no other object gets the id of one that is gone
         queue = collections.deque(roots.items())
         while queue:
@@ -129,7 +129,7 @@ class Snapshot:
         return [slot for slot in changed if not (whole and slot.name.startswith(whole))]
 
 
-def process_state() -> dict[str, object]:
+def _process_state() -> dict[str, object]:
     """What is set for the whole process, the generators of random numbers apart, by what it is called."""
     return {
         "the grad mode": torch.is_grad_enabled(),
@@ -149,14 +149,19 @@ def _mark(kind: str, value: Any) -> object:
     if kind == "content":
         if isinstance(value, np.ndarray):
             return value.shape, hash(value.tobytes()) if value.dtype != object else len(value)
-        if isinstance(value, dict):  # a subclass may make its items when it is asked for them
-            return tuple(key if isinstance(key, _LEAVES) else id(key) for key in dict.__iter__(value))
         if isinstance(value, (set, frozenset)):
-            return frozenset(item if isinstance(item, _LEAVES) else id(item) for item in value)
-        return len(value)
+            return frozenset(map(_plain, value))
+        is_large = len(value) > _LARGEST
+        if isinstance(value, dict):  # a subclass may make its items when it is asked for them
+            return tuple(map(_plain, dict.__iter__(value))), is_large and tuple(map(_plain, dict.values(value)))
+        return len(value), is_large and tuple(map(_plain, value))
     if kind == "position":
         return _position(value)
     return type(value), repr(value) if isinstance(value, (float, complex, tuple)) else value
+
+
+def _plain(item: object) -> object:
+    return item if isinstance(item, _LEAVES) else id(item)
 
 
 def _of_frame(one: Any) -> object:

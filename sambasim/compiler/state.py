@@ -6,10 +6,10 @@ import itertools
 import random
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from sambasim.compiler.asked_values import Asked, modes_reach_inside
 from sambasim.compiler.explain import Finding, Obstacle, all_findings, changed_constants, obstacles
 from sambasim.compiler.names import is_library_file
 from sambasim.compiler.recording import Recording, line_of
-from sambasim.compiler.snapshot import FEW, MISSING, NUMBERS, Slot, Snapshot, perturbed, process_state, vary
+from sambasim.compiler.snapshot import FEW, MISSING, NUMBERS, Slot, Snapshot, perturbed, vary
 from sambasim.compiler.step import EvaluationStep, TrainingStep, check_loss, eagerly, loss_in
 from sambasim.compiler.trial import PLAIN, no_gradients_kept, quiet
 from sambasim.errors import CaptureError
@@ -76,25 +76,21 @@ class Observed:
     kept: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Round:
-    """One call of each step."""
+_Round: TypeAlias = list[Asked]
+"""One call of each step."""
 
-    calls: list[Recording] = field(default_factory=list)
-    asked: list[Asked] = field(default_factory=list)
 
-    @property
-    def writes(self) -> list[tuple[str, ...]]:
-        """Labels of the tensors that existed before and are changed."""
-        return [op.writes for call in self.calls for op in call.ops if op.writes]
+def _writes(done: _Round) -> list[tuple[str, ...]]:
+    """Labels of the tensors that existed before and are changed."""
+    return [op.writes for call in done for op in call.recording.ops if op.writes]
 
-    @property
-    def is_large(self) -> bool:
-        return sum(call.made_elements for call in self.calls) > _MOST_ELEMENTS
 
-    @property
-    def texts(self) -> list[str]:
-        return [op.text for call in self.calls for op in call.ops]
+def _is_large(done: _Round) -> bool:
+    return sum(call.recording.made_elements for call in done) > _MOST_ELEMENTS
+
+
+def _texts(done: _Round) -> list[str]:
+    return [op.text for call in done for op in call.recording.ops]
 
 
 @contextlib.contextmanager
@@ -141,9 +137,7 @@ def observe(
 
 def asked_of(step: nn.Module, inputs: Sequence[Tensor]) -> Asked:
     """What one call of `step` asks of values. Raises ModelError if it fails."""
-    done = _Round()
-    _Observer([step], inputs, None).call(step, done)
-    return done.asked[0]
+    return _Observer([step], inputs, None).call(step)
 
 
 class _Observer:
@@ -172,22 +166,20 @@ class _Observer:
                 stack.enter_context(kernels_of_eager())
                 stack.enter_context(known_shapes())
             else:
-                self._fresh = self._fork()
-                stack.callback(self._fresh.close)
+                self._fresh = stack.enter_context(contextlib.closing(self._fork()))
             stack.enter_context(_generators_kept())
             stack.callback(self._set_modes, self._steps[0])
-            process, before = process_state(), Snapshot(self._roots)
+            before = Snapshot(self._roots)
             self._named = before.registered() | self._named
             first = self._round()
             after = Snapshot(self._roots)
-            for asked in first.asked:
+            for asked in first:
                 asked.names = after.names_of_tensors()
-                asked.refuse_changed({label for labels in first.writes for label in labels})
-            self._check_process(process)
-            self._check_calls(first)
+                asked.changed = {label for labels in _writes(first) for label in labels}
             self.changed = changed = before.changed_in(after)
-            self._check_replaced(changed)
-            if not changed and (self._is_fake or first.is_large):
+            self._check_slots(changed)
+            self._check_calls(first)
+            if not changed and (self._is_fake or _is_large(first)):
                 return self._observed(first)
             second = self._round(2)
             self.changed = again = after.changed_in(Snapshot(self._roots))
@@ -196,11 +188,13 @@ class _Observer:
                 return self._observed(first)
             names = [slot.name for slot in again]
             only_first = [slot for slot in changed if not any(name.startswith(slot.name) for name in names)]
-            if only_first and (first.writes != second.writes or _carries(self._fresh)):
-                raise self._refused_first(only_first)
+            if only_first and (_writes(first) != _writes(second) or _carries(self._fresh)):
+                slot = next((slot for slot in only_first if slot.kind == "tensor"), only_first[0])
+                what = "which the first call sets, and which depends on that call's inputs, weights or draws"
+                raise self._lost(slot, what, _FIRST_CALL)
             if again:
                 self._check_read(second)
-            self.call(self._steps[0], _Round())  # so that it is not what an evaluation leaves behind
+            self.call(self._steps[0])  # so that it is not what an evaluation leaves behind
             return self._observed(first, again)
 
     def _fork(self) -> Fork[Any]:
@@ -210,12 +204,8 @@ class _Observer:
 
     def is_sound(self) -> bool:
         """Whether a call on tensors without memory shows that a step does nothing beside its tensors."""
-        if self._is_fake:
-            return False
-        fork = self._fork()
-        is_sound = fork.ask(("is_sound_on_fakes",))
-        fork.close()
-        return bool(is_sound)
+        with contextlib.closing(self._fork()) as fork:
+            return not self._is_fake and bool(fork.ask(("is_sound_on_fakes",)))
 
     def is_sound_on_fakes(self) -> bool:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -233,18 +223,18 @@ class _Observer:
 
     def _observed(self, first: _Round, kept: Sequence[Slot] = ()) -> Observed:
         names = dict.fromkeys(slot.name for slot in kept if slot.name not in (_OF_PYTHON, _OF_NUMPY))
-        calls = dict(zip(self._steps, first.calls, strict=True))
-        return Observed(calls, dict(zip(self._steps, first.asked, strict=True)), tuple(names))
+        asked = dict(zip(self._steps, first, strict=True))
+        return Observed({step: one.recording for step, one in asked.items()}, asked, tuple(names))
 
     def _ask(self, *request: object) -> Any:
         """What a fresh copy of the process, in which nothing was called yet, says."""
         return None if self._fresh is None else self._fresh.ask(request)
 
     def _round(self, seed: int = 1) -> _Round:
-        done = _Round()
+        done = []
         for step in self._steps:
             torch.default_generator.manual_seed(seed)
-            self.call(step, done)
+            done.append(self.call(step))
         return done
 
     def _set_modes(self, step: nn.Module) -> None:
@@ -255,7 +245,7 @@ class _Observer:
             for module, is_training in self._modes:
                 module.training = is_training
 
-    def call(self, step: nn.Module, done: _Round) -> None:
+    def call(self, step: nn.Module) -> Asked:
         given = [one.detach().clone().requires_grad_(one.requires_grad) for one in self._inputs]
         named = self._named | {f"input {index}": one for index, one in enumerate(given)}
         recording = self._recording = Recording(named)
@@ -272,8 +262,7 @@ class _Observer:
         finally:
             recording.undo()
             self._has_seeded |= recording.seeded
-        done.calls.append(recording)
-        done.asked.append(asked)
+        return asked
 
     def carried(self, others: bool) -> list[str]:
         """The operators of a call of each step, after a call of each that has other inputs, weights and seeds if
@@ -284,23 +273,14 @@ class _Observer:
             for count in (len(own), 0) if others else (0,):  # values may be checked: then as they were
                 _fill(held.values(), [*map(perturbed, own[:count]), *own[count:]], 77 if others else 1)
                 with contextlib.suppress(Exception):
-                    self.call(before, _Round())
+                    self.call(before)
                     break
             _fill(held.values(), own, 1)
-            done = _Round()
-            self.call(after, done)
-            texts += done.texts
+            texts += _texts([self.call(after)])
         return texts
 
-    def _check_process(self, before: Mapping[str, object]) -> None:
-        now = process_state()
-        for name, value in before.items():
-            if now[name] != value:
-                obstacle = Obstacle(f"{name} of the process, which forward() changes", "set it outside of the model")
-                raise self._refused(obstacle, self._line_of(name, "process"))
-
     def _check_calls(self, first: _Round) -> None:
-        for call in first.calls:
+        for call in (one.recording for one in first):
             own = next((op for op in call.ops if op.draws_from), None)
             if own is not None:
                 raise self._refused(_GENERATOR, str(own.line or ""))
@@ -309,11 +289,13 @@ class _Observer:
             if call.seeded:
                 raise self._refused(_SEEDED, self._line_of("", "seed"))
 
-    def _check_replaced(self, changed: Sequence[Slot]) -> None:
+    def _check_slots(self, changed: Sequence[Slot]) -> None:
         for slot in changed:
+            if slot.kind == "process":
+                raise self._lost(slot, "which is of the process, and which forward() changes", "set it outside")
             if slot.before is MISSING and isinstance(slot.value, nn.Parameter) and slot.value.requires_grad:
-                what = f"{slot.name}, a parameter that forward() makes, and that an optimizer made before does not have"
-                raise self._refused(Obstacle(what, "make it in __init__"), self._line_of(slot.name, slot.kind))
+                what = "a parameter that forward() makes, and that an optimizer made before does not have"
+                raise self._lost(slot, what, "make it in __init__")
             if slot.is_registered and isinstance(slot.before, Tensor) and not hasattr(slot.before, PLAIN):
                 name = slot.name.removeprefix("model.")
                 kind = "parameter" if isinstance(slot.value, nn.Parameter) else "buffer"
@@ -322,33 +304,26 @@ class _Observer:
                 raise self._refused(Obstacle(what, rewrite), self._line_of(slot.name, slot.kind))
 
     def _check_equal(self, one: _Round, other: _Round) -> None:
-        if one.texts != other.texts:
-            if found := dict.fromkeys(finding for call in one.calls for finding in obstacles(call)):
+        if _texts(one) != _texts(other):
+            if found := dict.fromkeys(finding for call in one for finding in obstacles(call.recording)):
                 raise all_findings([*found], self._steps[0].training)
-            ops = [two for a, b in zip(one.calls, other.calls, strict=True) for two in zip(a.ops, b.ops, strict=False)]
-            line = next((now.line for before, now in ops if before.text != now.text), None)
+            pairs = zip(*([op for call in done for op in call.recording.ops] for done in (one, other)), strict=False)
+            line = next((now.line for before, now in pairs if before.text != now.text), None)
             raise self._refused(_DIFFERS, str(line or ""))
-
-    def _refused_first(self, changed: Sequence[Slot]) -> CaptureError:
-        slot = next((slot for slot in changed if slot.kind == "tensor"), changed[0])
-        what = f"{slot.name}, which the first call sets, and which depends on that call's inputs, weights or draws"
-        return self._refused(Obstacle(what, _FIRST_CALL), self._line_of(slot.name, slot.kind))
 
     def _check_read(self, last: _Round) -> None:
         """Raises CaptureError for a slot, of those that each call changes, on which the operators of a call depend, or
         may depend."""
-        is_read = self._round(3).texts != last.texts
+        is_read = _texts(self._round(3)) != _texts(last)
         found: int | None = -1
         if not self._is_fake:
-            fork = self._fork()
-            found = fork.ask(("first_read", FEW if is_read or last.is_large else range(len(NUMBERS))))
-            is_read |= _carries(fork)
-            fork.close()
+            with contextlib.closing(self._fork()) as fork:
+                found = fork.ask(("first_read", FEW if is_read or _is_large(last) else range(len(NUMBERS))))
+                is_read |= _carries(fork)
         if is_read or found != -1:
             likely = next((index for index, slot in enumerate(self.changed) if slot.kind == "tensor"), 0)
             slot = self.changed[likely if found in (None, -1) else found]
-            what = f"{slot.name}, which each call changes, and on which later calls depend"
-            raise self._refused(Obstacle(what, _REWRITES[slot.kind]), self._line_of(slot.name, slot.kind))
+            raise self._lost(slot, "which each call changes, and on which later calls depend", _REWRITES[slot.kind])
 
     def first_read(self, trials: Sequence[int]) -> int:
         """The index of the first changed slot without which a call is another; -1 if no variation changes a call."""
@@ -369,12 +344,12 @@ class _Observer:
                     slot.set(slot.value)
             for slot in varied:
                 vary(slot, number)
-            return self._round().texts
+            return _texts(self._round())
         except Exception:
             return None
 
     def _line_of(self, name: str, kind: str) -> str | None:
-        """The user's line, of a first round, that changes a slot, or the "process", or the "seed"."""
+        """The user's line, of a first round, that changes a slot, or the "seed"."""
         seen: tuple[int, str | None] = 0, None
         for stride in _STRIDES:
             seen = self._ask("changing_line", name, kind, seen[0], stride) or seen
@@ -409,12 +384,13 @@ class _Observer:
         return seen, found[0] if found else None
 
     def _watched(self, name: str, kind: str) -> object:
-        if kind == "process":
-            return process_state()[name]
         if kind == "seed":
             return self._has_seeded or (self._recording is not None and self._recording.is_seeded())
         slot = Snapshot(self._roots).slots.get((name, kind, 0))
         return slot and slot.mark
+
+    def _lost(self, slot: Slot, what: str, rewrite: str) -> CaptureError:
+        return self._refused(Obstacle(f"{slot.name}, {what}", rewrite), self._line_of(slot.name, slot.kind))
 
     def _refused(self, obstacle: Obstacle, where: str | None) -> CaptureError:
         return all_findings([Finding(obstacle, where or "")], self._steps[0].training)
