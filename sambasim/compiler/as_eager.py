@@ -78,14 +78,6 @@ def _check_matrix(info: Tensor, api_name: str, *, is_matrix: bool) -> None:
     torch._assert_async((info == 0).all(), f"{api_name} does not work for this matrix: it is singular, say")
 
 
-def _chosen(mode: FakeTensorMode, operator: OpOverload, condition: Tensor, *values: Tensor) -> object:
-    """Of a condition in bytes, which torch's kernels take, and its tracers do not."""
-    if condition.dtype is not torch.uint8:
-        return NotImplemented
-    with mode:
-        return operator(condition.bool(), *values)
-
-
 def _ctc_loss(
     mode: FakeTensorMode,
     operator: OpOverload,
@@ -128,7 +120,6 @@ _ZEROS = torch.ops.aten._efficientzerotensor.default
 _SHAPES = {
     torch.ops.aten._ctc_loss.Tensor: _ctc_loss,
     torch.ops.aten._ctc_loss.default: _ctc_loss,
-    torch.ops.aten.where.self: _chosen,
     torch.ops.aten._grouped_mm.default: _grouped_products,
     _ZEROS: _dense_zeros,
 }
@@ -211,8 +202,8 @@ def known_shapes() -> Iterator[None]:
 
 
 def plain_operators(graph: fx.Graph) -> None:
-    """Zeros without memory become zeros, conditions in bytes are converted as torch's kernel does it, `random_` between
-    two bounds gets a name that is no keyword, and what is made in another type than torch's default says so."""
+    """Zeros without memory become zeros, `random_` between two bounds gets a name that is no keyword, and what is made
+    in another type than torch's default says so."""
     aten = torch.ops.aten
     for node in graph.nodes:
         made = node.meta.get("val")
@@ -226,13 +217,6 @@ def plain_operators(graph: fx.Graph) -> None:
     for node in graph.find_nodes(op="call_function", target=_KEYWORD):
         if node.args[2] is not None:
             node.target = aten.randint_like.low_dtype
-    for node in graph.find_nodes(op="call_function", target=aten.where.self):
-        condition = node.args[0]
-        if condition.meta["val"].dtype is torch.uint8:
-            with graph.inserting_before(node):
-                converted = graph.call_function(aten._to_copy.default, (condition,), {"dtype": torch.bool})
-            converted.meta = {**node.meta, "val": condition.meta["val"].bool()}
-            node.update_arg(0, converted)
 
 
 _16_BITS = 2

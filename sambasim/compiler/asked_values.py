@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from sambasim.compiler.explain import UNREGISTERED, Finding, Obstacle, all_findings
 from sambasim.compiler.line_marks import mark_line
 from sambasim.compiler.names import is_library_file
-from sambasim.compiler.recording import Recording, frames, is_dense, line_of, running_line
+from sambasim.compiler.recording import Recording, frames, line_of, running_line
 from sambasim.compiler.trial import Attributes, replaced
 from sambasim.errors import CaptureError
 
@@ -79,7 +79,7 @@ class Asked(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = _without_default_generator(kwargs or {})
+        args, kwargs = _as_traced(func, args, kwargs or {})
         is_known = [self._answer(Asks.NUMBER, size, int(size)) for size in _sizes(func, args)]
         begin = len(self.recording.ops)
         self.recording.function = f"{getattr(func, '__name__', '')}/{len(args) + len(kwargs)}"
@@ -149,10 +149,8 @@ class Followed(TorchFunctionMode):
         self._answers = asked.answers
         self._next = 0
         self._step = step
-        self._parameters = dict(step.named_parameters())
-        tensors = {**self._parameters, **dict(step.named_buffers())}
-        self._paths = {id(tensor): path for path, tensor in tensors.items()}
-        self._path_of_memory = {one.untyped_storage()._cdata: path for path, one in tensors.items() if is_dense(one)}
+        tensors = (*step.named_parameters(), *step.named_buffers())
+        self._paths = {id(tensor): path for path, tensor in tensors}
         self._is_running = False
         self._hooks = (
             step.register_forward_pre_hook(lambda *given: self._begin()),
@@ -163,7 +161,7 @@ class Followed(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = _without_default_generator(kwargs or {})
+        args, kwargs = _as_traced(func, args, kwargs or {})
         if _has_plain((*args, *kwargs.values())):
             mark_line()  # of the constants too
             # A torch.Size stays one: Tensor.new() takes a tuple for values.
@@ -210,21 +208,12 @@ class Followed(TorchFunctionMode):
             return value
         if id(value) in self._paths:  # it is read from a list, say, and not from its module
             return attrgetter(self._paths[id(value)])(self._step)
-        path = self._path_of_memory.get(value.untyped_storage()._cdata) if is_dense(value) else None
-        line, what, remedy = running_line(), None, ""
-        if value.layout is not torch.strided:
-            what, remedy = f"a constant is of the layout {value.layout}, and a PEF has dense tensors", ".to_dense()"
-        elif path is not None:
-            name, kind = path.removeprefix("model."), "parameter" if path in self._parameters else "buffer"
-            what = f"a view of the {kind} {name} that was kept from before is read: the graph would not see it change"
-            remedy = f"take the view in forward(), of self.{name}"
-        elif value.requires_grad and value.is_leaf:
-            raise all_findings([Finding(UNREGISTERED, str(line or ""))], self._step.training)
-        elif value.requires_grad:
-            what = "a tensor with a gradient that an earlier call has computed is read"
-            remedy = "compute it in each call, or keep it detached in a buffer"
-        if what is not None:
-            raise CaptureError(what, where=str(line or ""), remedy=remedy)
+        if value.requires_grad:
+            where = str(running_line() or "")
+            if value.is_leaf:
+                raise all_findings([Finding(UNREGISTERED, where)], self._step.training)
+            what = "a tensor with a gradient that was computed before is read: the graph would not see it change"
+            raise CaptureError(what, where=where, remedy="compute it in forward(), or keep it detached in a buffer")
         with torch._C.DisableTorchFunction():
             return torch.ops.aten.lift_fresh.default(value)
 
@@ -257,9 +246,16 @@ def _has_plain(values: Iterable[object]) -> bool:
     )
 
 
-def _without_default_generator(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """An operator draws from torch's own generator if none is given."""
-    return {key: value for key, value in kwargs.items() if value is not torch.default_generator}
+def _as_traced(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments, without torch's own generator, from which an operator draws if none is given, and with a condition
+    that is none of bytes, which torch's kernels take, and its tracers do not."""
+    kwargs = {key: value for key, value in kwargs.items() if value is not torch.default_generator}
+    place = 1 if func is Tensor.where else 0
+    if func in (torch.where, Tensor.where) and len(args) > 1 and args[place].dtype is torch.uint8:
+        args = (*args[:place], args[place].bool(), *args[place + 1 :])
+    return args, kwargs
 
 
 def _asked(func: Callable[..., Any], args: tuple[Any, ...]) -> Asks | None:

@@ -50,6 +50,7 @@ _PACKED = Obstacle(
     "run the recurrent layer on the padded batch, and mask its outputs: outputs * mask.unsqueeze(-1)",
 )
 _NUMPY = Obstacle("NumPy, which a graph does not call", "write it with PyTorch: torch.tanh(x), not np.tanh(x.numpy())")
+_SPARSE = Obstacle("a sparse tensor, where a PEF has dense ones", "make it dense: .to_dense()")
 _LENGTHS = Obstacle("ctc_loss() with lengths that are numbers", "give both as tensors: torch.full((batch,), n)")
 _INPUT = Obstacle("an input that is changed in place", "make a new tensor: x = x * 2 instead of x.mul_(2) or x *= 2")
 _CONSTANT = Obstacle(
@@ -99,6 +100,7 @@ _CHANGING = (
 
 _RAISED = (
     (r"\.numpy\(\) is not supported", _NUMPY),
+    (r"DispatchKey\.Sparse", _SPARSE),
     (r"only change requires_grad flags of leaf", _FROZEN),
     (r"data-dependent expression|GuardOnDataDependent", _BRANCH),
     (r"_local_scalar_dense|\.tolist\(\)", _NUMBER),

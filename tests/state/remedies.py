@@ -52,6 +52,14 @@ def tanh_of_numpy(net: Any, h: Tensor) -> Tensor:
 tanh_of_numpy.rewrite()(lambda net, h: h + torch.tanh(h.detach()))
 
 
+@case(REFUSED, given(mix=lambda: [torch.eye(4).to_sparse()]), says=(explain._SPARSE.rewrite,))
+def sparse_constant(net: Any, h: Tensor) -> Tensor:
+    return h + torch.sparse.mm(net.mix[0], h)  # here
+
+
+sparse_constant.rewrite(given(mix=lambda: torch.eye(4)))(lambda net, h: h + net.mix @ h)
+
+
 def _ctc(h: Tensor, lengths: Any, targets: Any) -> Tensor:
     return functional.ctc_loss(h.log_softmax(1)[:, None], torch.tensor([[1, 2]]), lengths, targets)
 
