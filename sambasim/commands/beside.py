@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from sambasim.commands.batches import Batch
 from sambasim.commands.eager import Eager
@@ -48,7 +49,7 @@ class Beside:
             for name, tensor in self.shared.items():
                 tensor.copy_(played.read(name))
         buffers = [{name: played.read(name, chip) for name in self._buffers} for chip in range(self._chips)]
-        self._fork.begin((what, self.is_behind, buffers, *request))
+        self._fork.begin(alone((what, self.is_behind, buffers, *request)))
         self.is_behind = False
 
     def end(self) -> Any:
@@ -59,16 +60,19 @@ class Beside:
         self.begin(played, what, *request)
         return self.end()
 
+    def close(self) -> None:
+        self._fork.close()
+
     def _answer(self, request: tuple[Any, ...]) -> object:
         what, is_behind, buffers, *rest = request
         if is_behind:
             self._take(self.shared)
         self._take(buffers[0])
         if what == "train":
-            return self._train(buffers, *rest)
+            return alone(self._train(buffers, *rest))
         if what == "update":
             return self._update()
-        return self._values(*rest) if what == "values" else getattr(self._eager, what)(*rest)
+        return alone(self._values(*rest) if what == "values" else getattr(self._eager, what)(*rest))
 
     def _take(self, tensors: Mapping[str, Tensor]) -> None:
         for name, tensor in tensors.items():
@@ -104,6 +108,16 @@ class Beside:
         with values:
             self._eager.forward_and_backward(batch, seed_of(0, 0, 0), 1.0)
         return values.keys
+
+
+def alone(values: Any) -> Any:
+    """`values` with copies of tensors that are parts of others, which pickle would write whole."""
+
+    def of_its_own(one: object) -> object:
+        is_part = isinstance(one, Tensor) and one.untyped_storage().nbytes() > one.nbytes
+        return one.detach().clone().requires_grad_(one.requires_grad) if is_part and isinstance(one, Tensor) else one
+
+    return tree_map(of_its_own, values)
 
 
 def _is_any(gradient: Tensor | None) -> bool:

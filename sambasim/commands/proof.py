@@ -89,6 +89,7 @@ def prove(
         if subject.any_loss:  # apps ask samba.session.tracing what to compute
             stack.enter_context(tracing())
         proof = _Proof(read(path), map_weights(path, check=False), subject, options, source, with_own_weights)
+        stack.callback(proof.close)
         return Proof(proof.run(steps), tuple(proof.notices()))
 
 
@@ -113,6 +114,7 @@ class _Proof:
             elif not torch.equal(tensor, weights[name]):
                 raise CaptureError(f"the PEF has other values of {called(program, name)} than the model")
         self._eager = Beside(eager, self._played)
+        self.close = self._eager.close
         self._read: Iterator[Batch] = iter(())
         if source is not None:
             self._read = read_batches(source, subject.model, options, subject.inputs, 1)

@@ -3,6 +3,7 @@
 # Calling a module gives Any.
 # mypy: no-warn-return-any
 
+import pickle
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from torch.nn import functional
 import sambasim as ss
 from sambasim.cli.inspect import inspect_command, verify_command
 from sambasim.commands.batches import equal, made_batches
+from sambasim.commands.beside import alone
 from sambasim.commands.compile import Proved, compile_proved, compile_subject
 from sambasim.commands.eager import Eager, Subject
 from sambasim.commands.proof import FEWEST_STEPS, MOST_STEPS, prove, steps_of
@@ -324,6 +326,13 @@ def test_batches_that_are_made_are_others_of_the_same_kind() -> None:
             for name, one in made.items():
                 assert (one.dtype, one.shape) == (example[name].dtype, example[name].shape)
                 assert float(one.double().abs().max()) <= float(example[name].double().abs().max())
+
+
+def test_of_a_large_memory_only_the_part_is_sent() -> None:
+    part = torch.arange(1 << 20)[5:9]
+    sent = alone({"buffers": [part]})
+    assert len(pickle.dumps(sent)) < 10_000
+    assert torch.equal(sent["buffers"][0], part)
 
 
 def _refuses_others(x: Tensor) -> None:
