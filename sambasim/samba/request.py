@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler.fingerprint import fingerprint
 from sambasim.compiler.tensors import held_by
 from sambasim.compiler.update import Update
 from sambasim.errors import DataError, ModelError, OptionError
@@ -23,6 +22,7 @@ from sambasim.options.load import build
 from sambasim.options.training import TrainingOptions
 from sambasim.samba import context
 from sambasim.samba.checks.findings import app_line
+from sambasim.samba.fingerprint import fingerprint
 from sambasim.samba.inputs import Inputs, check_on_host, flat, name_inputs, repeatable
 from sambasim.samba.notices import say_once
 from sambasim.samba.optim import SGD, Adam, AdamW

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sambasim.compiler.fingerprint import fingerprint
 from sambasim.compiler.update import Update
+from sambasim.samba.fingerprint import fingerprint
 
 SGD = Update("sgd", {"lr": 0.1, "momentum": 0.0})
 TABLE = torch.tensor([1.0, 2.0, 3.0])
