@@ -3,12 +3,16 @@
 import ctypes
 import os
 import pickle
+import select
 import signal
 import struct
 import sys
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from sambasim.errors import MachineError
@@ -19,6 +23,11 @@ _HEAD = struct.Struct("<Q")
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 _LONGEST_S = 120
 """A fresh copy that needs longer, as in a loop that never ends, has no result."""
+
+_LONGEST_WAIT_S = 10.0
+"""A copy that does nothing for so long waits for a thread that is not in it, and has no result."""
+
+_POLL_S, _TRIFLE_S = 0.5, 0.05
 
 
 def forked(live: Callable[[], object]) -> int:
@@ -80,10 +89,16 @@ class Fork(Generic[T]):
 
     def begin(self, request: object) -> None:
         """Have it work on `request`, beside this process, until `end`."""
-        send(self._requests, pickle.dumps(request))
+        with suppress(BrokenPipeError):  # it is gone, as `end` finds
+            send(self._requests, pickle.dumps(request))
 
     def end(self) -> T | None:
         """What `work` has returned; None if it has raised, ended the process, or taken too long."""
+        idle = Idle(self._pid)
+        while not select.select([self._answers], [], [], _POLL_S)[0]:
+            if idle.seconds() > _LONGEST_WAIT_S:
+                for pid in (*children_of(self._pid),) or (self._pid,):
+                    os.kill(pid, signal.SIGKILL)
         data = receive(self._answers)
         found: T | None = pickle.loads(data) if data else None
         return found
@@ -96,6 +111,37 @@ class Fork(Generic[T]):
         os.close(self._requests)
         os.close(self._answers)
         os.waitpid(self._pid, 0)
+
+
+class Idle:
+    """For how long a process and all that it has started have done nothing."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._worked_s = -1.0
+        self._since_s = 0.0
+
+    def seconds(self) -> float:
+        worked_s, now_s = _worked_s(self._pid), time.monotonic()
+        if worked_s > self._worked_s + _TRIFLE_S:
+            self._worked_s, self._since_s = worked_s, now_s
+        return now_s - self._since_s
+
+
+def _worked_s(pid: int) -> float:
+    """The processor time of a process and all that it has started; of one that cannot be seen, the time that passes."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return time.monotonic()
+    own_s = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # with those that have ended
+    return own_s + sum(map(_worked_s, children_of(pid)))
+
+
+def children_of(pid: int) -> Iterator[int]:
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            yield from map(int, file.read_text().split())
 
 
 def _answer(work: Callable[[Any], object], data: bytes, answers: int, longest_s: int = 0) -> None:

@@ -26,7 +26,7 @@ import sambasim
 from sambasim.compiler.names import is_bug, is_library_file, user_line
 from sambasim.data.user_code import summary
 from sambasim.errors import CaptureError, InternalError, MachineError, SambasimError
-from sambasim.forks import forked, receive, send
+from sambasim.forks import Idle, forked, receive, send
 
 T = TypeVar("T")
 OnPhase: TypeAlias = Callable[[str], None]
@@ -35,6 +35,9 @@ _SAMBASIM = os.path.dirname(sambasim.__file__) + os.sep
 _CHUNK_BYTES = 1 << 16
 _POLL_S = 0.2
 """How often the parent looks whether the child is alive, where something else holds its pipes open."""
+
+_LONGEST_WAIT_S = 30.0
+"""A child that does nothing for so long waits for a thread of its parent, which is not in it."""
 
 _FRAME = re.compile(rb'File "(?P<file>[^"]+)", line (?P<line>\d+) in ')  # of faulthandler, innermost first
 
@@ -83,6 +86,7 @@ class _Child:
         self._phase = ""
         self._status: int | None = None
         self._answer: tuple[str, Any] | None = None
+        self._idle = Idle(pid)
         new = codecs.getincrementaldecoder("utf-8")
         self._decoders = {1: new(errors="replace"), 2: new(errors="replace")}
 
@@ -98,6 +102,8 @@ class _Child:
                         selector.unregister(key.fd)
                 if not ready and not self._lives():
                     break
+                if not ready and self._idle.seconds() > _LONGEST_WAIT_S:
+                    os.kill(self._pid, signal.SIGABRT)
         if self._status is None:
             self._status = os.waitpid(self._pid, 0)[1]
         for number, pipe in enumerate(self._pipes[1:], 1):
@@ -165,6 +171,9 @@ class _Child:
         if code == -signal.SIGKILL:
             what = f"the compiler was killed{when}: most likely this machine has too little memory"
             return CaptureError(what, where=where, remedy="a smaller batch, a smaller model, or more memory")
+        if code == -signal.SIGABRT and self._idle.seconds() > _LONGEST_WAIT_S:
+            what = f"the model waits for what does not come{when}: no other thread of this process is in the compiler's"
+            return CaptureError(what, where=where, remedy="do without threads in forward(), or end them before")
         if code < 0:
             what = f"PyTorch crashed{when}: {signal.Signals(-code).name}"
             return CaptureError(what, where=where, remedy="write that line by other operators, or leave it out")
