@@ -84,6 +84,7 @@ def prove(
     keep_freed_memory()
     with ExitStack() as stack:
         stack.enter_context(repeatable(1))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))  # for parts of the model under torch.compile
         stack.enter_context(buffers_of_plain_tensors(subject.model))
         stack.enter_context(stored_in(STORED[options.dtype], subject.model))
         if subject.any_loss:  # apps ask samba.session.tracing what to compute

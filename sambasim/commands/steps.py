@@ -1,7 +1,10 @@
 """One step of a PEF and of eager PyTorch on the same batch, compared."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -12,11 +15,15 @@ from sambasim.commands.differences import Comparison, largest
 from sambasim.commands.located import GraphValues, first_wrong
 from sambasim.commands.played import Played, seed_of
 from sambasim.errors import CaptureError
-from sambasim.ir.graph import Graph, Node, Output
+from sambasim.ir.graph import Graph, Node, Output, SourceLine
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 
-_REPORT = "please report it, with the model; --check 0 compiles without the comparison"
+_REPORT = "please report it, with the model"
+_KEEP = (
+    f"keep what changes from call to call in a buffer: self.register_buffer(name, tensor); if nothing does, {_REPORT}"
+)
+"""The remedy of a difference that the first step does not have."""
 
 _OF_ALL = 0.25
 """Of the largest number of all gradients, what a gradient whose terms cancel is made of."""
@@ -136,14 +143,16 @@ class Steps:
         if found is None:
             return
         what = f"in step {number + 1} {found.name} differs from eager PyTorch by {found.size:.1e} of its largest number"
-        line: object = found.source
+        line = found.source
         if batch is not None and self._program.ranks_of_replica == 1:
             wrong = self._first_wrong(found.value, batch)
             if wrong is not None:
                 what += f": {wrong.operator} gives a result that eager PyTorch has nowhere"
                 line = wrong.source or line
         raise CaptureError(
-            f"the graph does not compute what the model does: {what}", where=str(line) if line else None, remedy=_REPORT
+            f"the graph does not compute what the model does: {what}",
+            where=_found(line) if line else None,
+            remedy=_KEEP if number else _REPORT,
         )
 
     def _first_wrong(self, value: str, batch: Batch) -> Node | None:
@@ -154,3 +163,10 @@ class Steps:
         theirs = self._eager.ask(played, "values", batch)
         played.forward_and_backward([[batch]], 0)
         return None if theirs is None else first_wrong(self._graph, value, ours.keys, theirs)
+
+
+def _found(line: SourceLine) -> str:
+    """`line` as other errors have it: a PEF names files relative to the folders from which Python imports."""
+    folders = (Path(folder) for folder in (*sys.path, ""))
+    files = ((folder / line.file).absolute() for folder in folders)
+    return str(replace(line, file=str(next((file for file in files if file.exists()), line.file))))

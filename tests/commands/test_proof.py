@@ -252,7 +252,36 @@ def test_a_wrong_constant_is_found_with_its_line(tmp_path: Path) -> None:
         prove(wrong, Subject(Net(), inputs(), by_keyword=False), options(tmp_path))
     assert "in step 1 " in caught.value.what
     assert "aten.mul.Tensor gives a result that eager PyTorch has nowhere" in caught.value.what
+    assert (caught.value.where or "").startswith(f"{Path(__file__)}:")
     assert (caught.value.where or "").endswith("h = h * self.scale")
+    assert caught.value.remedy == "please report it, with the model"
+
+
+class Later(Net):
+    """What each call asks of the clock is in no buffer; a compile sees one value."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.factor()
+
+    def factor(self) -> float:
+        return 1.0
+
+
+def test_a_difference_of_a_later_step_has_another_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = proved(tmp_path, Later()).compiled.path
+    calls = iter(range(1000))
+    monkeypatch.setattr(Later, "factor", lambda net: 1.0 if next(calls) < 1 else 2.0)
+    with pytest.raises(CaptureError, match="in step 2 ") as caught:
+        prove(path, Subject(Later(), inputs(), by_keyword=False), options(tmp_path))
+    assert "keep what changes from call to call in a buffer" in (caught.value.remedy or "")
+
+
+def test_a_part_under_torch_compile_is_compared(tmp_path: Path) -> None:
+    part: Any = torch.compile(nn.Linear(8, CLASSES), backend="eager")
+    model = nn.Sequential(nn.Linear(FEATURES, 8), part)
+    done = proved(tmp_path, model)
+    assert done.checked is not None
+    assert done.checked.steps == MOST_STEPS
 
 
 def test_after_a_difference_there_is_no_pef_or_the_one_of_before(tmp_path: Path) -> None:
