@@ -87,6 +87,7 @@ class _Child:
         self._status: int | None = None
         self._answer: tuple[str, Any] | None = None
         self._idle = Idle(pid)
+        self._waits = False
         new = codecs.getincrementaldecoder("utf-8")
         self._decoders = {1: new(errors="replace"), 2: new(errors="replace")}
 
@@ -102,8 +103,10 @@ class _Child:
                         selector.unregister(key.fd)
                 if not ready and not self._lives():
                     break
-                if not ready and self._idle.seconds() > _LONGEST_WAIT_S:
-                    os.kill(self._pid, signal.SIGABRT)
+                self._waits = not ready and self._idle.seconds() > _LONGEST_WAIT_S
+                if self._waits:
+                    os.kill(self._pid, signal.SIGABRT)  # by which faulthandler says where it is
+                    break
         if self._status is None:
             self._status = os.waitpid(self._pid, 0)[1]
         for number, pipe in enumerate(self._pipes[1:], 1):
@@ -171,9 +174,11 @@ class _Child:
         if code == -signal.SIGKILL:
             what = f"the compiler was killed{when}: most likely this machine has too little memory"
             return CaptureError(what, where=where, remedy="a smaller batch, a smaller model, or more memory")
-        if code == -signal.SIGABRT and self._idle.seconds() > _LONGEST_WAIT_S:
-            what = f"the model waits for what does not come{when}: no other thread of this process is in the compiler's"
-            return CaptureError(what, where=where, remedy="do without threads in forward(), or end them before")
+        if self._waits:
+            what = (
+                f"the model waits for another thread{when}: a compile is in a copy of the process, which has no other"
+            )
+            return CaptureError(what, where=where, remedy="do in forward() itself what the thread does")
         if code < 0:
             what = f"PyTorch crashed{when}: {signal.Signals(-code).name}"
             return CaptureError(what, where=where, remedy="write that line by other operators, or leave it out")

@@ -13,7 +13,7 @@ from torch import nn
 from sambasim.commands.child import OnPhase, can_fork, in_child
 from sambasim.commands.eager import Subject
 from sambasim.commands.modes import check_modes
-from sambasim.commands.proof import prove, too_large
+from sambasim.commands.proof import own_memory, prove, too_large
 from sambasim.compiler.compile import Compiled, Stopwatch, capture_model, compile_model, recorded
 from sambasim.compiler.front import named_in
 from sambasim.data.sources import Source
@@ -69,6 +69,8 @@ def compile_proved(
     compute what the model does; then there is none."""
 
     def compiled(phase: OnPhase, path: Path | None) -> Compiled:
+        if path is not None:
+            own_memory(subject.model)
         check_modes(subject.model, training=not options.inference)
         return compile_subject(subject, options, phase, path) if work is None else work(phase, path)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sambasim.commands.batches import Batch, equal, made_batches, parts, read_batches
 from sambasim.commands.beside import Beside
@@ -20,7 +20,7 @@ from sambasim.commands.eager import Eager, Subject
 from sambasim.commands.played import Played
 from sambasim.commands.steps import NotForEager, Steps, called
 from sambasim.compiler.precision import STORED, inputs_in, stored_in
-from sambasim.compiler.trial import buffers_of_plain_tensors, tracing
+from sambasim.compiler.trial import as_written, buffers_of_plain_tensors, tracing
 from sambasim.data.sources import Source
 from sambasim.errors import CaptureError, SambasimError
 from sambasim.hardware.host import available_bytes
@@ -62,6 +62,17 @@ def too_large(subject: Subject) -> str | None:
     return f"the model has {format_bytes(held)}, more than a third of the {format_bytes(available)} that are available"
 
 
+def own_memory(model: nn.Module) -> None:
+    """In a child: parameters and buffers in memory that processes share, by `share_memory()`, get memory of their own,
+    or what is done to them would be done to the caller's."""
+    copies: dict[int, Tensor] = {}
+    for one in (*model.parameters(), *model.buffers()):
+        if one.is_shared():  # type: ignore[no-untyped-call]  # torch's, untyped
+            memory = one.data.new_empty(0).set_(one.untyped_storage())
+            copy = copies.setdefault(memory.data_ptr(), memory.clone())
+            one.data = copy.as_strided(one.size(), one.stride(), one.storage_offset())
+
+
 class Proof(NamedTuple):
     """How a PEF was checked, and what else is to be told; None if PyTorch has taken no batch."""
 
@@ -82,9 +93,10 @@ def prove(
     where there is some; `steps`: by default those of `steps_of`; `with_own_weights`: whether the model must have those
     of the PEF already. Raises CaptureError for a difference."""
     keep_freed_memory()
+    own_memory(subject.model)
     with ExitStack() as stack:
         stack.enter_context(repeatable(1))
-        stack.enter_context(torch.compiler.set_stance("force_eager"))  # for parts of the model under torch.compile
+        stack.enter_context(as_written())
         stack.enter_context(buffers_of_plain_tensors(subject.model))
         stack.enter_context(stored_in(STORED[options.dtype], subject.model))
         if subject.any_loss:  # apps ask samba.session.tracing what to compute

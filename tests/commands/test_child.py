@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -151,3 +152,12 @@ def test_a_signal_ends_both(end: signal.Signals) -> None:
     while Path(f"/proc/{child}/status").exists() and "Z (zombie)" not in Path(f"/proc/{child}/status").read_text():
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
+
+
+def test_what_waits_for_a_thread_of_its_parent_ends_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sambasim.commands.child._LONGEST_WAIT_S", 2.0)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        with pytest.raises(CaptureError, match="the model waits for another thread") as caught:
+            in_child(lambda on_phase: pool.submit(int).result())
+    assert "pool.submit(int).result()" in str(caught.value.where)

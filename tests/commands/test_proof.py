@@ -357,6 +357,13 @@ def test_batches_that_are_made_are_others_of_the_same_kind() -> None:
                 assert float(one.double().abs().max()) <= float(example[name].double().abs().max())
 
 
+def test_a_model_in_shared_memory_stays_as_it_was(tmp_path: Path) -> None:
+    model = Net().share_memory()
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    assert proved(tmp_path, model).checked is not None
+    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+
+
 def test_of_a_large_memory_only_the_part_is_sent() -> None:
     part = torch.arange(1 << 20)[5:9]
     sent = alone({"buffers": [part]})
