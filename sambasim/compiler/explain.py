@@ -69,6 +69,14 @@ _MAX_NORM = Obstacle(
     "max_norm of an embedding, which changes its weight in place",
     "leave out max_norm, and renorm the weight: F.embedding(i, torch.renorm(self.embedding.weight, 2, 0, max_norm))",
 )
+_TWICE = Obstacle(
+    "a buffer that is changed twice a step: in the forward, and as torch.utils.checkpoint computes it again",
+    "call the block without torch.utils.checkpoint, which changes it once; --recompute full saves the memory",
+)
+_LATE = Obstacle(
+    "a tensor that a hook or another function of the backward changes in place",
+    "compute with the gradient alone, which trains other numbers: return g / (1 + g.norm())",
+)
 _FROZEN = Obstacle(
     "requires_grad that is changed in forward()",
     "detach the weights: F.linear(x, layer.weight.detach(), layer.bias.detach())",
@@ -91,6 +99,8 @@ _ASKING = (
 
 _CHANGING = (
     (r"embedding_renorm_", _MAX_NORM),
+    (r"\| recomputed ", _TWICE),
+    (r"\| late ", _LATE),
     (r"\| input ", _INPUT),
     (r"\| (foreign )?parameter ", _PARAMETER),
     (r"\| foreign ", UNREGISTERED),

@@ -34,6 +34,10 @@ _VERSION = Obstacle(
     "_version, which counts the changes of a tensor, and stays as it is in a graph",
     'count in a buffer: self.register_buffer("steps", torch.zeros(())), and self.steps.add_(1)',
 )
+_GRAD = Obstacle(
+    ".grad, which a graph does not have",
+    "write what forward() does where it is None, as zero_grad() leaves it before each step",
+)
 _DATA = Obstacle(
     "a change of .data that the backward of an earlier operator reads",
     "change a copy: v = v.clone(), before v.data.copy_(…) or v.data[…] = …",
@@ -46,6 +50,7 @@ def nothing_lost(*, training: bool) -> Iterator[None]:
     """While this is open, what a trace would lose raises CaptureError, and blocks under torch.utils.checkpoint are
     called as they are. What they trace has the mark `recompute`."""
     count_of, data = vars(torch._C.TensorBase)["_version"].__get__, vars(torch._C.TensorBase)["data"]
+    grad = vars(torch._C.TensorBase)["grad"]
     lines: list[str] = []  # that read `.data`
 
     def refusing(
@@ -87,6 +92,7 @@ def nothing_lost(*, training: bool) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for owner, name, substitute in (
             (Tensor, "_version", property(refusing(count_of, _VERSION))),
+            (Tensor, "grad", property(refusing(grad.__get__, _GRAD), grad.__set__, grad.__delete__)),
             (Tensor, "data", property(data_of, set_data)),
             (block, "__enter__", refusing(block.__enter__, _INFERENCE_MODE)),
             (hooks, "__enter__", refusing(hooks.__enter__, _SAVED, lambda one: not isinstance(one, save_on_cpu))),

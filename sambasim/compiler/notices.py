@@ -16,10 +16,7 @@ from sambasim.ir.mesh import TENSOR
 from sambasim.ir.program import Program
 from sambasim.units import format_bytes
 
-_CHECKPOINTING = (
-    "torch.utils.checkpoint in the model saves no memory here, and --recompute full does; buffers that it would change "
-    "twice a step, such as BatchNorm statistics, change once"
-)
+_CHECKPOINTING = "torch.utils.checkpoint in the model saves no memory here, and --recompute full does"
 
 _MOST_NAMES = 6
 

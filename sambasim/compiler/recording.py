@@ -26,6 +26,9 @@ from sambasim.pef.weights import bytes_of
 RUNNING = ("running_mean", "running_var")
 """Arguments that batch_norm writes to, though its schema does not say so."""
 
+_LATE = {True: "recomputed ", False: "late "}
+"""Before the label of what a backward changes, by whether it does so in recomputing a forward."""
+
 _RANDOM = torch.Tag.nondeterministic_seeded
 _LIFTED = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 """Of torch.tensor(), which makes its tensor by no operator."""
@@ -163,7 +166,8 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         is_random = _RANDOM in func.tags and not draws_from
         if is_random:
             self._check_generator()
-        labels = tuple(map(self.label, writes))  # before set_() gives a tensor another memory
+        late = _LATE[self._is_again()] if writes and torch._C._current_graph_task_id() >= 0 else ""
+        labels = tuple(f"{late}{self.label(one)}" for one in writes)  # before set_() gives a tensor another memory
         result = func(*args, **kwargs)
         if is_random:
             self._generator = _random_state()
@@ -196,11 +200,15 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
             self._saved[_storage(tensor)] = whole, whole.clone()
 
+    def _is_again(self) -> bool:
+        """Whether torch.utils.checkpoint calls."""
+        return any(frame.f_code.co_filename == _CHECKPOINT for frame in frames())
+
     def _check_generator(self) -> None:
         """A draw goes on where the last one ended. torch.utils.checkpoint draws again what it has drawn before."""
         now = _random_state()
         if self.is_seeded():
-            self._draws_again |= any(frame.f_code.co_filename == _CHECKPOINT for frame in frames())
+            self._draws_again |= self._is_again()
             self.seeded |= not self._draws_again or now not in self._states
         self._states.add(now)
 

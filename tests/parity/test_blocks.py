@@ -20,10 +20,7 @@ from sambasim.options.compile import CompileOptions
 from sambasim.runtime.executor import Executor, tangent_of
 from tests.support.loaded import loaded
 
-CHECKPOINTING = (
-    "torch.utils.checkpoint in the model saves no memory here, and --recompute full does; buffers that it would change "
-    "twice a step, such as BatchNorm statistics, change once"
-)
+CHECKPOINTING = "torch.utils.checkpoint in the model saves no memory here, and --recompute full does"
 
 
 class Rounded(torch.autograd.Function):
