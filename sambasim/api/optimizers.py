@@ -75,7 +75,8 @@ def _check_parameters(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]
 def _refuse_scheduler(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:
     """Raises OptionError if a scheduler sets the rates of `optimizer`, with the schedule of a run that has them."""
     holders = gc.get_referrers(optimizer)  # objects, or their dictionaries
-    holders += gc.get_referrers(*(one for one in holders if type(one) is dict))
+    if own := [one for one in holders if type(one) is dict and "last_epoch" in one]:
+        holders += gc.get_referrers(*own)
     found = [one for one in holders if issubclass(type(one), LRScheduler) and vars(one).get("optimizer") is optimizer]
     found = list({id(one): one for one in found}.values())
     inner = {id(one) for outer in found for one in vars(outer).get("_schedulers", ())}

@@ -64,7 +64,7 @@ class _Answer(NamedTuple):
 
 class Asked(TorchFunctionMode):
     """Around one eager call: records what is asked of values. `refused`: the user's own code asks, other than in a
-    branch that only raises or warns. `changed`: the labels of what calls change. `names`: by id, of tensors that are
+    branch that only raises or warns. `result`: the digest of what it gives first. `changed`: the labels of what calls change. `names`: by id, of tensors that are
     none of the model's. Raises RandomBranch for branches on random numbers."""
 
     def __init__(self, recording: Recording | None = None) -> None:
@@ -72,6 +72,7 @@ class Asked(TorchFunctionMode):
         self.answers: list[_Answer] = []
         self.recording = recording or Recording({})
         self.changed: Set[str] = frozenset()
+        self.result = ""
         self._refused: list[tuple[frozenset[str] | None, CaptureError]] = []
         self.names: Mapping[int, str] = {}
         self._drawn: dict[int, tuple[Tensor, Callable[[], Any]]] = {}  # what depends on random numbers alone

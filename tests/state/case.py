@@ -58,8 +58,7 @@ class Case:
     PyTorch of the case, or with `own_losses` of the rewrite itself. `notice`: words of a notice that explains a
     difference. `tolerance`: of losses and weights, relative, for optimizers that round differently. `also` returns a
     complaint, given a fresh setup, the eager state, the PEF and the run. `oracle`: what the eager loop runs in place
-    of a case that eager PyTorch cannot run. Only `make test-whole` runs it if it is `whole`, and plays its rewrite if
-    it `shares_rewrite` with an earlier case."""
+    of a case that eager PyTorch cannot run. Only `make test-whole` runs it if it is `whole`, and compiles rewrites."""
 
     name: str
     build: Build
@@ -72,7 +71,6 @@ class Case:
     compiles: int = 1
     tolerance: float = 0.0
     rewritten: Build | None = None
-    shares_rewrite: bool = False
     oracle: Build | None = None
     own_losses: bool = False
     also: Callable[..., str] | None = None
@@ -83,8 +81,6 @@ class Case:
 
         def decorated(then: Then) -> Then:
             self.rewritten = lambda: net_of(then, prepare, self.steps)
-            self.shares_rewrite = then.__code__ in _REWRITES
-            _REWRITES.add(then.__code__)
             return then
 
         return decorated
@@ -96,8 +92,6 @@ class Case:
 
 
 CASES: dict[str, Case] = {}
-_REWRITES: set[object] = set()
-"""The code of each rewrite: the first case that has it proves it, and by `make test-whole` each."""
 
 
 def add(name: str, module: str, build: Build, expected: frozenset[str], **more: Any) -> Case:

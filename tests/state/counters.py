@@ -113,7 +113,7 @@ def deque_of_ten(net: Any) -> int:
     return len(net.last) - 1
 
 
-@late(8, says=("shared",))
+@late(8, says=("shared",), whole=True)
 def class_attribute(net: Any) -> int:
     Helper.shared += 1  # here
     return Helper.shared - 1

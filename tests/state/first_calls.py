@@ -43,7 +43,7 @@ def scale_by_attribute_error(net: Any, h: Tensor) -> Tensor:
 scale_by_attribute_error.rewrite(FLAG)(scale_and_flag_in_buffers)
 
 
-@case(EITHER, given(seen=list), says=("seen",))
+@case(EITHER, given(seen=list), says=("seen",), whole=True)
 def scale_in_a_list(net: Any, h: Tensor) -> Tensor:
     if not net.seen:
         net.seen.append(h.detach().abs().max())  # here
@@ -95,7 +95,7 @@ def actnorm(net: Any, h: Tensor) -> Tensor:
     return h + net.loc
 
 
-@case(EITHER, given(teacher=None))
+@case(EITHER, given(teacher=None), whole=True)
 def teacher_copied_from_the_student(net: Any, h: Tensor) -> Tensor:
     if net.teacher is None:
         net.teacher = [copy.deepcopy(net.b).requires_grad_(False)]  # here
@@ -220,7 +220,7 @@ def _table(size: int) -> Tensor:
     return torch.sin(torch.arange(size) / size)
 
 
-@case(EQUAL)
+@case(EQUAL, whole=True)
 def lru_cache_of_a_table(net: Any, h: Tensor) -> Tensor:
     return h + _table(4)
 
@@ -253,7 +253,7 @@ class _Positions(nn.Module):
         return h @ self.table
 
 
-@case(EQUAL, given(positions=_Positions))
+@case(EQUAL, given(positions=_Positions), whole=True)
 def cached_property_of_a_table(net: Any, h: Tensor) -> Tensor:
     return net.positions(h)
 

@@ -30,7 +30,7 @@ def labels(change: Callable[[Tensor], Tensor] = lambda y: y, loss: Any = "cross_
 LABELS: dict[str, tuple[Callable[[Tensor], Tensor], str, tuple[str, ...], bool]] = {
     "labels_of_int32": (lambda y: y.int(), "cross_entropy", ("int32", ".long()"), False),
     "labels_that_are_bool": (lambda y: y > 2, "cross_entropy", ("bool", ".long()"), True),
-    "labels_from_one_on": (lambda y: y + 1, "cross_entropy", ("5 classes",), False),
+    "labels_from_one_on": (lambda y: y + 1, "cross_entropy", ("5 classes",), True),
     "labels_of_int8_for_nll": (lambda y: y.to(torch.int8), "nll", ("int8", ".long()"), True),
     "labels_below_zero": (lambda y: y - 1, "cross_entropy", ("-1", "5 classes"), True),
     "labels_of_int16": (lambda y: y.short(), "cross_entropy", ("int16", ".long()"), True),
@@ -53,7 +53,6 @@ for _name, (_change, _loss, _says, _whole) in LABELS.items():
         "where": None,
         "never_says": ("enlarge the model",),
         "whole": _whole,
-        "shares_rewrite": _whole,
     }
     built(REFUSED, oracle=_mended, rewritten=_mended, **_more)(_build)
 
@@ -77,7 +76,7 @@ def _classes(h: Tensor) -> Tensor:
     return torch.arange(len(h)) % 2 + (h[:, 0] > 0)
 
 
-@case(REFUSED, **says(explain._CLASSES))
+@case(REFUSED, **says(explain._CLASSES, whole=True))
 def one_hot(net: Any, h: Tensor) -> Tensor:
     return h + functional.one_hot(_classes(h))[:, :1]  # here
 
@@ -276,7 +275,7 @@ def _with_teacher(net: Any) -> None:
     net.teacher = [copy.deepcopy(net.b).requires_grad_(False)]
 
 
-@case(REFUSED, _with_teacher, says=(explain._PARAMETER.rewrite,))
+@case(REFUSED, _with_teacher, says=(explain._PARAMETER.rewrite,), whole=True)
 def teacher_that_follows(net: Any, h: Tensor) -> Tensor:
     for one, other in zip(net.teacher[0].parameters(), net.b.parameters(), strict=True):
         one.data.mul_(0.9).add_(other.data, alpha=0.1)  # here
@@ -298,7 +297,7 @@ def teacher_in_buffers(net: Any, h: Tensor) -> Tensor:
 # What is no reason is not listed, and a generator that is torch's own is not called the model's.
 
 
-@case(EQUAL, never_says=("of its own",))
+@case(EQUAL, never_says=("of its own",), whole=True)
 def draw_from_the_default_generator(net: Any, h: Tensor) -> Tensor:
     return h + torch.randn(4, generator=torch.default_generator)
 
@@ -315,7 +314,7 @@ def one_reason_beside_an_assertion(net: Any, h: Tensor) -> Tensor:
     return h / float(h.detach().abs().max())  # here
 
 
-@case(REFUSED, says=(explain._NUMBER.rewrite,))
+@case(REFUSED, says=(explain._NUMBER.rewrite,), whole=True)
 def number_of_a_tensor(net: Any, h: Tensor) -> Tensor:
     return h / h.detach().abs().max().item()  # here
 

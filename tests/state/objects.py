@@ -373,7 +373,7 @@ def micro_batches_with_a_sum() -> Setup:
     return _in_micro_batches(lambda result, target: (result - target).square().sum())
 
 
-@built(TOLD | REFUSED, **MICRO)
+@built(TOLD | REFUSED, **MICRO, whole=True)
 def micro_batches_with_a_contrastive_loss() -> Setup:
     return _in_micro_batches(_contrastive)
 
@@ -394,7 +394,7 @@ class Checkpointed(Stack):
         return self.loss(result.squeeze(1), y)
 
 
-@built(EQUAL | TOLD | REFUSED, notice="checkpoint", where=None)
+@built(EQUAL | TOLD | REFUSED, notice="checkpoint", where=None, whole=True)
 def checkpoint_sequential_with_batch_norm() -> Setup:
     torch.manual_seed(0)
     return Setup(Checkpointed(functional.mse_loss, norm=True), points())

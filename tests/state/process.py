@@ -81,7 +81,7 @@ def draw_that_is_repeated(net: Any, h: Tensor) -> Tensor:
     return h + first + torch.randn(4)
 
 
-@case(REFUSED)
+@case(REFUSED, whole=True)
 def initial_seed(net: Any, h: Tensor) -> Tensor:
     return h * (1 + torch.initial_seed() % 7)  # here
 

@@ -19,7 +19,7 @@ from sambasim.compiler import explain, lost, state
 from tests.state.case import REFUSED, Net, Setup, built, case, given, net_of, points, zero
 
 
-@case(REFUSED, says=(explain._INDEX.rewrite,))
+@case(REFUSED, says=(explain._INDEX.rewrite,), whole=True)
 def row_of_the_largest(net: Any, h: Tensor) -> Tensor:
     return h + h[h[:, 0].argmax()]  # here
 
@@ -52,7 +52,7 @@ def tanh_of_numpy(net: Any, h: Tensor) -> Tensor:
 tanh_of_numpy.rewrite()(lambda net, h: h + torch.tanh(h.detach()))
 
 
-@case(REFUSED, given(mix=lambda: [torch.eye(4).to_sparse()]), says=(explain._SPARSE.rewrite,))
+@case(REFUSED, given(mix=lambda: [torch.eye(4).to_sparse()]), says=(explain._SPARSE.rewrite,), whole=True)
 def sparse_constant(net: Any, h: Tensor) -> Tensor:
     return h + torch.sparse.mm(net.mix[0], h)  # here
 
@@ -64,7 +64,7 @@ def _ctc(h: Tensor, lengths: Any, targets: Any) -> Tensor:
     return functional.ctc_loss(h.log_softmax(1)[:, None], torch.tensor([[1, 2]]), lengths, targets)
 
 
-@case(REFUSED, says=(explain._LENGTHS.rewrite,), where="functional.ctc_loss")
+@case(REFUSED, says=(explain._LENGTHS.rewrite,), where="functional.ctc_loss", whole=True)
 def lengths_that_are_numbers(net: Any, h: Tensor) -> Tensor:
     return h + _ctc(h, (4,), (2,))
 
@@ -100,7 +100,7 @@ input_changed_in_place.rebuilt(lambda: _of(Doubled))
 TOTAL = [torch.zeros(4)]
 
 
-@case(REFUSED, lambda net: TOTAL[0].zero_(), says=(explain._CONSTANT.rewrite,))
+@case(REFUSED, lambda net: TOTAL[0].zero_(), says=(explain._CONSTANT.rewrite,), whole=True)
 def total_in_a_global(net: Any, h: Tensor) -> Tensor:
     return h + TOTAL[0].add_(h.detach().mean(0)).clone()  # here
 
@@ -131,7 +131,7 @@ class WithZeros(WithoutZeros):
     zeros = True
 
 
-@case(REFUSED, says=(lost._NO_ZEROS.rewrite,))
+@case(REFUSED, says=(lost._NO_ZEROS.rewrite,), whole=True)
 def gradients_that_are_none(net: Any, h: Tensor) -> Tensor:
     return WithoutZeros.apply(h)[0]
 
@@ -148,7 +148,7 @@ def saved_tensors_changed(net: Any, h: Tensor) -> Tensor:
 saved_tensors_changed.rewrite()(lambda net, h: h.sigmoid())
 
 
-@case(REFUSED, says=(lost._CHECKPOINTED.rewrite,), own_losses=True)
+@case(REFUSED, says=(lost._CHECKPOINTED.rewrite,), own_losses=True, whole=True)
 def checkpoint_that_draws_again(net: Any, h: Tensor) -> Tensor:
     return checkpoint(functional.dropout, h, use_reentrant=False, preserve_rng_state=False)  # here
 
@@ -156,7 +156,7 @@ def checkpoint_that_draws_again(net: Any, h: Tensor) -> Tensor:
 checkpoint_that_draws_again.rewrite()(lambda net, h: checkpoint(functional.dropout, h, use_reentrant=False))
 
 
-@case(REFUSED, says=(lost._VERSION.rewrite,), own_losses=True)
+@case(REFUSED, says=(lost._VERSION.rewrite,), own_losses=True, whole=True)
 def steps_by_version(net: Any, h: Tensor) -> Tensor:
     return h / (1 + net.b.weight._version)  # here
 
@@ -166,7 +166,7 @@ def steps_in_a_buffer(net: Any, h: Tensor) -> Tensor:
     return h / net.steps.add_(1).clone()
 
 
-@case(REFUSED, says=(lost._INFERENCE_MODE.rewrite,))
+@case(REFUSED, says=(lost._INFERENCE_MODE.rewrite,), whole=True)
 def inference_mode(net: Any, h: Tensor) -> Tensor:
     with torch.inference_mode():  # here
         scale = net.b.weight.square().mean()
@@ -183,7 +183,7 @@ def no_gradients(net: Any, h: Tensor) -> Tensor:
 # State, draws and seeds.
 
 
-@case(REFUSED, given(n=0), says=(state._REWRITES["value"],))
+@case(REFUSED, given(n=0), says=(state._REWRITES["value"],), whole=True)
 def steps_in_an_attribute(net: Any, h: Tensor) -> Tensor:
     net.n += 1  # here
     return h / net.n
@@ -192,7 +192,7 @@ def steps_in_an_attribute(net: Any, h: Tensor) -> Tensor:
 steps_in_an_attribute.rewrite(given(steps=zero))(steps_in_a_buffer)
 
 
-@case(REFUSED, given(rates=lambda: itertools.count(1)), says=(state._REWRITES["position"],))
+@case(REFUSED, given(rates=lambda: itertools.count(1)), says=(state._REWRITES["position"],), whole=True)
 def rates_of_an_iterator(net: Any, h: Tensor) -> Tensor:
     return h / next(net.rates)  # here
 
@@ -223,7 +223,13 @@ def time_of_a_call(net: Any, h: Tensor) -> Tensor:
     return h * (1 + time.perf_counter() % 1)  # here
 
 
-@case(REFUSED, given(own=lambda: torch.Generator().manual_seed(1)), says=(state._GENERATOR.rewrite,), own_losses=True)
+@case(
+    REFUSED,
+    given(own=lambda: torch.Generator().manual_seed(1)),
+    says=(state._GENERATOR.rewrite,),
+    own_losses=True,
+    whole=True,
+)
 def generator_of_its_own(net: Any, h: Tensor) -> Tensor:
     return h + torch.randn(4, generator=net.own)  # here
 
@@ -231,7 +237,7 @@ def generator_of_its_own(net: Any, h: Tensor) -> Tensor:
 generator_of_its_own.rewrite()(lambda net, h: h + torch.randn(4))
 
 
-@case(REFUSED, says=(state._SEEDED.rewrite,))
+@case(REFUSED, says=(state._SEEDED.rewrite,), whole=True)
 def seed_in_forward(net: Any, h: Tensor) -> Tensor:
     torch.manual_seed(3)  # here
     return h + torch.randn(4)

@@ -94,7 +94,7 @@ def data_of_an_activation_assigned(net: Any, h: Tensor) -> Tensor:
     return v
 
 
-@case(EITHER)
+@case(EITHER, whole=True)
 def data_of_an_activation_changed(net: Any, h: Tensor) -> Tensor:
     v = h * 1
     v.data.mul_(2)  # here
@@ -152,7 +152,7 @@ def data_of_a_buffer_changed(net: Any, h: Tensor) -> Tensor:
 # The default dtype, and inputs that are not float32.
 
 
-@case(EQUAL)
+@case(EQUAL, whole=True)
 def constant_in_float64(net: Any, h: Tensor) -> Tensor:
     old = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
@@ -278,7 +278,7 @@ def _loads(module: nn.Module, state: dict[str, Tensor], prefix: str, *others: ob
         state[f"{prefix}weight"] = state.pop(f"{prefix}kernel")
 
 
-@built(EITHER, also=predicts, where=None)
+@built(EITHER, also=predicts, where=None, whole=True)
 def weight_renamed_by_hooks() -> Setup:
     return _outputs(given(a=lambda: _Renamed(3, 4)))
 
@@ -317,7 +317,7 @@ def weights_that_are_tied() -> Setup:
 # Bits that were off.
 
 
-@case(EQUAL)
+@case(EQUAL, whole=True)
 def addcdiv_with_a_value(net: Any, h: Tensor) -> Tensor:
     return torch.addcdiv(h, h * 2, h.square() + 1, value=0.3)
 
@@ -370,7 +370,7 @@ def _sequence(make: Callable[[], nn.Module], width: int = 4) -> Setup:
     return Setup(_Sequence(make(), width), (x, x.mean((1, 2))), "mse")
 
 
-@built(EQUAL, also=predicts)
+@built(EQUAL, also=predicts, whole=True)
 def evaluation_of_attention_with_bias_kv() -> Setup:
     return _sequence(lambda: nn.MultiheadAttention(4, 2, add_bias_kv=True, batch_first=True))
 

@@ -45,7 +45,7 @@ def correlation(net: Any, h: Tensor) -> Tensor:
 ROUNDS = "by rounding: the buffer norm.running_"
 
 
-@case(EQUAL | TOLD, given(norm=lambda: nn.BatchNorm1d(4, momentum=None)), notice=ROUNDS)
+@case(EQUAL | TOLD, given(norm=lambda: nn.BatchNorm1d(4, momentum=None)), notice=ROUNDS, whole=True)
 def batch_norm_without_momentum(net: Any, h: Tensor) -> Tensor:
     return net.norm(h)
 
@@ -232,7 +232,7 @@ def sizes_in_an_integer_buffer(net: Any, h: Tensor) -> Tensor:
     return torch.cat([part * 2 for part in h.split(net.sizes.tolist(), 1)], 1)
 
 
-@case(EQUAL)
+@case(EQUAL, whole=True)
 def gradient_of_an_activation_retained(net: Any, h: Tensor) -> Tensor:
     v = h * 2
     if v.requires_grad:
@@ -306,7 +306,7 @@ def branch_by_a_draw_in_place(net: Any, h: Tensor) -> Tensor:
     return h * 2 if p.item() else h  # here
 
 
-@case(EITHER, steps=8)
+@case(EITHER, steps=8, whole=True)
 def cholesky_tried_with_more_and_more_jitter(net: Any, h: Tensor) -> Tensor:
     gram = (h @ h.T) * (1 - 2 * (h.detach().sum() > 0))
     for jitter in (0.0, 1.0, 100.0):
