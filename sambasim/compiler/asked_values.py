@@ -31,6 +31,7 @@ _OTHER_WAY = "a branch of forward() goes another way than for the example batch"
 _OTHER_VALUE = "forward() computes with a number, or a count of elements, that is another than for the example batch"
 _ADAPTIVE = f"{_TORCH}/nn/modules/adaptive.py"
 _INSTALLED = {"site-packages", "dist-packages"}
+_UNTRACED = (Tensor, nn.Parameter)
 _DRAWS = 1000
 """So often is a comparison with a random number repeated, to see whether it always has one result."""
 
@@ -64,8 +65,8 @@ class _Answer(NamedTuple):
 
 class Asked(TorchFunctionMode):
     """Around one eager call: records what is asked of values. `refused`: the user's own code asks, other than in a
-    branch that only raises or warns. `result`: the digest of what it gives first. `changed`: the labels of what calls change. `names`: by id, of tensors that are
-    none of the model's. Raises RandomBranch for branches on random numbers."""
+    branch that only raises or warns. `result`: the digest of what the call gives first. `changed`: the labels of what
+    calls change. `names`: by id, of tensors that are none of the model's. Raises RandomBranch."""
 
     def __init__(self, recording: Recording | None = None) -> None:
         super().__init__()
@@ -104,7 +105,7 @@ class Asked(TorchFunctionMode):
         if id(asked) in self._drawn and not self._is_constant(asked):
             raise RandomBranch(
                 "a branch on random numbers, such as a layer that is dropped, cannot be captured",
-                where=None if frame is None else line_of(frame.f_code.co_filename, frame.f_lineno),
+                where=str(running_line() or ""),
                 remedy="never drop layers: layerdrop=0 in the config of a model of transformers; in a model of your "
                 "own, drop by a factor: x + keep * layer(x), with keep = torch.bernoulli(…)",
             )
@@ -163,7 +164,7 @@ class Followed(TorchFunctionMode):
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         args, kwargs = _as_traced(func, args, kwargs or {})
-        if _has_plain((*args, *kwargs.values())):
+        if any(type(one) in _UNTRACED for one in tree_leaves((args, kwargs))):
             mark_line()  # of the constants too
             # A torch.Size stays one: Tensor.new() takes a tuple for values.
             args, kwargs = tree_map(self._as_constant, (args, kwargs), is_leaf=lambda one: isinstance(one, torch.Size))
@@ -203,7 +204,7 @@ class Followed(TorchFunctionMode):
     def _as_constant(self, value: Any) -> Any:
         """`value`, or the traced constant for a tensor that the trace knows nothing of, such as a global. Raises
         CaptureError for those that may change from step to step."""
-        if not self._is_running or type(value) not in (Tensor, nn.Parameter):
+        if not self._is_running or type(value) not in _UNTRACED:
             return value
         if torch._is_functional_tensor(value) or torch._C._functorch.is_functorch_wrapped_tensor(value):
             return value
@@ -238,13 +239,6 @@ class Followed(TorchFunctionMode):
 
     def _places(self, mask: Tensor) -> Tensor:
         return torch.nonzero_static(mask, size=self._number(torch.count_nonzero(mask)))
-
-
-def _has_plain(values: Iterable[object]) -> bool:
-    """Whether one is a tensor that is not traced, or has one."""
-    return any(
-        type(one) in (Tensor, nn.Parameter) or (isinstance(one, list | tuple) and _has_plain(one)) for one in values
-    )
 
 
 def _as_traced(
@@ -314,27 +308,22 @@ def _said(frame: FrameType | None, asks: Asks) -> str | None:
     if frame is None:
         return _OTHER_WAY
     file, line = frame.f_code.co_filename, frame.f_lineno
-    is_library = file.startswith(_TORCH) or not _INSTALLED.isdisjoint(Path(file).parts)
     if file == _ADAPTIVE:
         raise CaptureError(
             "AdaptiveLogSoftmaxWithLoss, which selects samples by their labels: sizes depend on values",
             where=str(running_line() or ""),
             remedy="the loss over all classes: functional.nll_loss(self.softmax.log_prob(x), target)",
         )
-    if asks is not Asks.BRANCH:
-        if is_library:
-            return _OTHER_WAY
-        raise CaptureError("the values of a tensor decide", where=line_of(file, line))
-    for node in _syntax_nodes(file):
+    for node in _syntax_nodes(file) if asks is Asks.BRANCH else ():
         if isinstance(node, ast.Assert) and node.lineno <= line <= (node.end_lineno or line):
             refuse_tried(AssertionError)
             return str(node.msg.value) if isinstance(node.msg, ast.Constant) else ast.unparse(node)
         is_test = isinstance(node, ast.If) and node.test.lineno <= line <= (node.test.end_lineno or line)
         if is_test and isinstance(node, ast.If) and not node.orelse and _only_reports(node, _syntax_nodes(file)):
             return ast.unparse(node.body[-1]) if isinstance(node.body[-1], ast.Raise) else None
-    if is_library:
+    if file.startswith(_TORCH) or not _INSTALLED.isdisjoint(Path(file).parts):
         return _OTHER_WAY
-    raise CaptureError("a branch on the value of a tensor", where=line_of(file, line))
+    raise CaptureError("the values of a tensor decide", where=line_of(file, line))
 
 
 def refuse_tried(kind: type[Exception]) -> None:
