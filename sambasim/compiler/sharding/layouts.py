@@ -1,6 +1,7 @@
 """How a value lies over the ranks of one axis, and how a cut dimension passes through a view."""
 
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 
 from sambasim.ir.types import Cut, TensorType
@@ -28,6 +29,7 @@ WHOLE = Layout("whole")
 PARTIAL = Layout("partial")
 
 
+@cache
 def cut(dim: int, outer: int = 1) -> Layout:
     return Layout("cut", dim, outer)
 

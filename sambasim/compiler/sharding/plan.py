@@ -119,16 +119,12 @@ def settled(
             name: layout
             for name in graph.inputs
             if name not in layouts and name not in kept_whole and program.symbols[name].kind in _CUT_KINDS
-            for layout in _only(found.wanted[name])
+            if len(found.wanted[name]) == 1
+            for layout in found.wanted[name] - {WHOLE}
         }
         if not added:
             return Plan(layouts, sum(one.received_bytes for one in gathers(found.graph, axis, ranks)))
         layouts = {**layouts, **added}
-
-
-def _only(layouts: set[Layout]) -> Iterator[Layout]:
-    if len(layouts) == 1 and WHOLE not in layouts:
-        yield from layouts
 
 
 def _groups(graph: Graph, program: Program) -> Sequence[Sequence[Product]]:

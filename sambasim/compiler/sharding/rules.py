@@ -1,53 +1,33 @@
 """The sharding rules: for each operator, what a rank computes when operands are cut or partial.
 
-A rule is one function; RULES says for which operators. A rule that finds no way returns False, and the node is computed
-whole. Views become `reshape`, because a part need not lie in memory as its view would.
+Most are dimension maps (see `maps`): those `by_first` are functions of `a`, the axes of the first operand, and of the
+other arguments. The others are functions that emit nodes. Views become `reshape`, because a part need not lie in memory
+as its view would.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 
-from sambasim.compiler.sharding.layouts import PARTIAL, WHOLE, Layout, cut, through_view
+from sambasim.compiler.sharding.layouts import Layout, cut, through_view
+from sambasim.compiler.sharding.maps import (
+    broadcast,
+    by_first,
+    by_map,
+    follow,
+    inserted,
+    letters,
+    refs,
+    squeezed,
+    summed,
+    swapped,
+    whole,
+    without,
+)
 from sambasim.compiler.sharding.rules_losses import LOSS_RULES
-from sambasim.compiler.sharding.rules_products import PRODUCT_RULES
 from sambasim.compiler.sharding.sharder import Rule, Sharder, dtype_of, number, one_of
-from sambasim.ir.graph import Node, Ref, TorchConstant
+from sambasim.ir.graph import Argument, Node, Ref, TorchConstant
 from sambasim.ir.operators import OPERATORS, OperatorKind
-
-
-def pointwise(s: Sharder, node: Node) -> bool:
-    """One result, element by element; operands are broadcast."""
-    if len(node.results) != 1 or node.results[0] is None or any(isinstance(one, tuple) for one in node.args):
-        return False
-    shape = s.type(node.results[0]).shape
-    operands = [one for one in node.args if isinstance(one, Ref)]
-    if shape != _broadcast([s.shape(one) for one in operands]):
-        return False
-    is_linear = node.operator in (_LINEAR if len(operands) == 1 else _SUMS)
-    if is_linear and all(s.layout(one) == PARTIAL for one in operands):
-        s.emit(node, [s.as_is(one) for one in node.args], [PARTIAL])
-        return True
-    found: Layout | None = None
-    for one in operands:
-        layout = s.layout(one)
-        if layout.kind == "cut":
-            found = found or layout.moved(layout.dim + len(shape) - len(s.shape(one)))
-    if found is None:
-        return False
-    dim, args = found.dim, []
-    for argument in node.args:
-        lower = len(shape) - len(s.shape(argument))
-        broadcast = isinstance(argument, Ref) and (dim < lower or s.shape(argument)[dim - lower] == 1)
-        args.append(s.whole(argument) if broadcast else s.to(argument, found.moved(dim - lower)))
-    s.emit(node, args, [found])
-    return True
-
-
-def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """The shape that operands have together."""
-    rank = max(map(len, shapes))
-    filled = [(1,) * (rank - len(shape)) + shape for shape in shapes]
-    return tuple(next((one for one in extents if one != 1), 1) for extents in zip(*filled, strict=True))
-
 
 _NOT_BY_ELEMENT = ("glu", "glu_backward", "addr", "cross", "linalg_cross", "isin", "prelu")
 """Operators of the kind pointwise that combine elements along a dimension."""
@@ -56,247 +36,148 @@ _SUMS = ("aten.add.Tensor", "aten.sub.Tensor")
 _LINEAR = ("aten.neg.default", "aten.mul.Scalar", "aten.div.Scalar", "aten.mul.Tensor", "aten.div.Tensor")
 
 
-def same(s: Sharder, node: Node) -> bool:
-    """A copy: the result lies as its operand."""
-    cast = dict(node.kwargs).get("dtype")
-    if s.layout(node.args[0]) == PARTIAL and isinstance(cast, TorchConstant) and "float" not in cast.name:
-        return False  # the sum of truncated terms is not the truncated sum
-    s.emit(node, [s.as_is(one) for one in node.args], [s.layout(node.args[0])])
-    return True
+def pointwise(s: Sharder, node: Node) -> str | None:
+    """One result, element by element; operands are broadcast."""
+    if len(node.results) != 1 or node.results[0] is None or any(isinstance(one, tuple) for one in node.args):
+        return None
+    shape, operands = s.type(node.results[0]).shape, refs(node.args)
+    if shape != _together(tuple(s.shape(one) for one in operands)):
+        return None
+    arrow = "=>" if node.operator in (_LINEAR if len(operands) == 1 else _SUMS) else "->"
+    return f"{','.join(broadcast(s.shape(one), letters(shape)) for one in node.args)}{arrow}{letters(shape)}"
+
+
+@cache
+def _together(shapes: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    """The shape to which `shapes` are broadcast."""
+    rank = max(map(len, shapes))
+    filled = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    return tuple(next((one for one in extents if one != 1), 1) for extents in zip(*filled, strict=True))
+
+
+def copy(s: Sharder, node: Node) -> str:
+    """The sum of truncated terms is not the truncated sum."""
+    a, cast = letters(s.shape(node.args[0])), dict(node.kwargs).get("dtype")
+    truncates = isinstance(cast, TorchConstant) and "float" not in cast.name
+    return f"{a}->{a}" if truncates else f"{a}=>{a}"
+
+
+def pooling(s: Sharder, node: Node) -> str | None:
+    """Over one to three dimensions; also its backward."""
+    dimensions = next((int(digit) for digit in "123" if f"{digit}d" in node.operator), 0)
+    if {len(s.shape(one)) for one in refs(node.args)} != {dimensions + 2}:
+        return None
+    return _alike("ncXYZ"[: dimensions + 2])
+
+
+def _alike(axes: str) -> str:
+    return f"{axes},...->{axes},..."
+
+
+def layer_norm(a: str, rows: Sequence[int], *_: object) -> str:
+    x = whole(a, range(-len(rows), 0))
+    return f"{x}->{x},..."
+
+
+def layer_norm_backward(a: str, _: object, rows: Sequence[int], *__: object) -> str:
+    x = whole(a, range(-len(rows), 0))
+    return f"{x},{x},,{x}~,{x}~->{x},R,..."
+
+
+def batch_norm(s: Sharder, node: Node) -> str:
+    """By channel; also its backward, of the gradient and x."""
+    a = letters(s.shape(node.args[0]))
+    x = whole(a, [dim for dim in range(len(a)) if dim != 1])
+    given = f"{x},{x}" if "backward" in node.operator else x
+    return f"{given},{a[1]}~,...->{x},{a[1]},..."
+
+
+def product(s: Sharder, node: Node) -> str | None:
+    """`a [..., m, k]` by `b [..., k, n]`, with equal leading dimensions; and perhaps a bias for each column."""
+    *bias, a, b = node.args
+    leading = s.shape(a)[:-2]
+    if len(s.shape(a)) < 2 or len(s.shape(b)) < 2 or s.shape(b)[:-2] != leading:
+        return None
+    if bias and (node.kwargs or len(s.shape(bias[0])) != 1):
+        return None
+    rest = letters(leading)
+    return f"{'n+,' * len(bias)}{rest}mk,{rest}kn->{rest}mn"
+
+
+_MASK = 3
+"""The position of a mask that is not given by keyword."""
+
+
+def attention(s: Sharder, node: Node) -> str | None:
+    """By sample or by head; without dropout, which would draw otherwise. Query heads that share a key head stay
+    together. A mask is cut where it is not broadcast."""
+    if len(s.shape(node.args[0])) != 4 or any(isinstance(one, float) and one > 0 for one in node.args):
+        return None
+    axes = "bhXY"
+    given = [axes[: len(s.shape(one))] for one in node.args]
+    if node.operator == "aten.scaled_dot_product_attention.default":
+        given[_MASK:] = [f"{broadcast(s.shape(one), axes)}~" for one in node.args[_MASK:]]
+    given += [f"{name}={broadcast(s.shape(one), axes)}" for name, one in node.kwargs]
+    return f"{','.join(given)}->{axes},..."
+
+
+def convolution(s: Sharder, node: Node) -> str | None:
+    """By sample or by channel."""
+    space = _space(s, node, *node.args[:2])
+    return space if space is None else f"ni{space},oi{space},o+->no{space}"
+
+
+def convolution_backward(s: Sharder, node: Node) -> str | None:
+    space = _space(s, node, *node.args[1:3])
+    return space if space is None else f"no{space},ni{space},oi{space},#2->ni{space},oi{space},o/i"
+
+
+def _space(s: Sharder, node: Node, x: Argument, weight: Argument) -> str | None:
+    """The axes of space. None with groups, or transposed: the channels of a plain convolution are its weight's."""
+    if s.shape(x)[1] != s.shape(weight)[1] or any(one is True for one in node.args[3:8]):
+        return None
+    return "XYZ"[: len(s.shape(x)) - 2]
 
 
 def view(s: Sharder, node: Node) -> bool:
-    before, after = s.shape(node.args[0]), _result_shape(s, node)
-    layout: Layout | None = s.layout(node.args[0])
+    """Any new shape."""
+    operand, after = node.args[0], s.type(node.results[0] or "").shape
+    layout: Layout | None = s.layout(operand)
     if layout is not None and layout.kind == "cut":
-        layout = through_view(before, after, layout, s.ranks)
+        layout = through_view(s.shape(operand), after, layout, s.ranks)
     if layout is None:
         return False
-    s.emit(
-        node, [s.as_is(node.args[0]), s.part_shape(after, layout)], [layout], operator="aten.reshape.default", kwargs=()
-    )
-    return True
-
-
-def permute(s: Sharder, node: Node) -> bool:
-    operand, dims = node.args[0], node.args[1]
-    rank = len(s.shape(operand))
-    order = [one % rank for one in dims if isinstance(one, int)] if isinstance(dims, tuple) else []
-    return _moved(s, node, order.index)
-
-
-def transpose(s: Sharder, node: Node) -> bool:
-    rank = len(s.shape(node.args[0]))
-    a, b = (number(one) % rank for one in node.args[1:3]) if len(node.args) > 2 else (0, rank - 1)
-    return _moved(s, node, lambda dim: {a: b, b: a}.get(dim, dim))
-
-
-def _moved(s: Sharder, node: Node, place: Callable[[int], int]) -> bool:
-    layout = s.layout(node.args[0])
-    if layout.kind == "cut":
-        layout = layout.moved(place(layout.dim))
-    s.emit(node, [s.as_is(one) for one in node.args], [layout])
-    return True
-
-
-def unsqueeze(s: Sharder, node: Node) -> bool:
-    at = number(node.args[1]) % (len(s.shape(node.args[0])) + 1)
-    return _moved(s, node, lambda dim: dim + (dim >= at))
-
-
-def squeeze(s: Sharder, node: Node) -> bool:
-    operand, given = node.args[0], node.args[1]
-    dims = [given] if isinstance(given, int) else list(given) if isinstance(given, tuple) else []
-    rank = len(s.shape(operand))
-    gone = [one % rank for one in dims if isinstance(one, int) and s.shape(operand)[one] == 1]
-    return _moved(s, node, lambda dim: dim - sum(one < dim for one in gone))
-
-
-def expand(s: Sharder, node: Node) -> bool:
-    operand, shape = node.args[0], _result_shape(s, node)
-    layout = s.layout(operand)
-    if layout.kind == "cut":
-        layout = layout.moved(layout.dim + len(shape) - len(s.shape(operand)))
-    s.emit(node, [s.as_is(operand), s.part_shape(shape, layout)], [layout])
-    return True
-
-
-def select(s: Sharder, node: Node) -> bool:
-    at = number(node.args[1]) % len(s.shape(node.args[0]))
-    if s.layout(node.args[0]) == cut(at, s.layout(node.args[0]).outer):
-        return False
-    return _moved(s, node, lambda dim: dim - (dim > at))
-
-
-def unbind(s: Sharder, node: Node) -> bool:
-    operand = node.args[0]
-    at = (number(node.args[1]) if len(node.args) > 1 else 0) % len(s.shape(operand))
-    layout = s.layout(operand)
-    if layout.kind == "cut":
-        if layout.dim == at:
-            return False
-        layout = layout.moved(layout.dim - (layout.dim > at))
-    s.emit(node, [s.as_is(one) for one in node.args], [layout] * len(node.results))
-    return True
-
-
-def select_backward(s: Sharder, node: Node) -> bool:
-    shape = _result_shape(s, node)
-    at = number(node.args[2]) % len(shape)
-    layout = s.layout(node.args[0])
-    if layout.kind == "cut":
-        layout = layout.moved(layout.dim + (layout.dim >= at))
-    s.emit(node, [s.as_is(node.args[0]), s.part_shape(shape, layout), *node.args[2:]], [layout])
-    return True
-
-
-def slice_of(s: Sharder, node: Node) -> bool:
-    rank = len(s.shape(node.args[0]))
-    layout = s.layout(node.args[0])
-    if layout.kind == "cut" and layout.dim == (number(node.args[1]) if len(node.args) > 1 else 0) % rank:
-        return False
-    return same(s, node)
-
-
-def slice_backward(s: Sharder, node: Node) -> bool:
-    shape, layout = _result_shape(s, node), s.layout(node.args[0])
-    if layout.kind == "cut" and layout.dim == number(node.args[2]) % len(shape):
-        return False
-    s.emit(node, [s.as_is(node.args[0]), s.part_shape(shape, layout), *node.args[2:]], [layout])
+    args = [s.as_is(operand), s.part_shape(after, layout)]
+    s.emit(node, args, [layout], operator="aten.reshape.default", kwargs=())
     return True
 
 
 def split(s: Sharder, node: Node) -> bool:
     """Along another dimension than the cut one, any split. Along the cut one, only into the `outer` tensors that are
     joined there: each result is cut."""
-    operand = node.args[0]
+    operand, size = node.args[:2]
     shape, layout = s.shape(operand), s.layout(operand)
     at = (number(node.args[2]) if len(node.args) > 2 else 0) % len(shape)
-    if layout.kind != "cut" or layout.dim != at:
-        s.emit(node, [s.as_is(one) for one in node.args], [layout] * len(node.results))
-        return True
-    if not isinstance(node.args[1], int) or shape[at] != node.args[1] * layout.outer:
+    if layout != cut(at, layout.outer):
+        return follow(s, node, f"{letters(shape)}=>{letters(shape)},...")
+    if not isinstance(size, int) or shape[at] != size * layout.outer:
         return False
-    args = [s.as_is(operand), node.args[1] // s.ranks, *node.args[2:]]
-    s.emit(node, args, [cut(at)] * len(node.results))
+    s.emit(node, [s.as_is(operand), size // s.ranks, *node.args[2:]], [cut(at)] * len(node.results))
     return True
 
 
 def cat(s: Sharder, node: Node) -> bool:
     """Along another dimension than the cut one, any tensors. Along the cut one, only tensors of equal shape: the
     result has `outer` of them. PyTorch ignores tensors of shape [0], as transformers' first cache of keys is."""
-    given = node.args[0] if isinstance(node.args[0], tuple) else ()
-    operands = tuple(one for one in given if s.shape(one) != (0,))
-    shape = _result_shape(s, node)
+    operands = tuple(one for one in refs(node.args[0]) if s.shape(one) != (0,))
+    shape = s.type(node.results[0] or "").shape
     at = (number(node.args[1]) if len(node.args) > 1 else 0) % len(shape)
-    layouts = [s.layout(one) for one in operands]
-    if all(one == PARTIAL for one in layouts):
-        s.emit(node, [s.to(operands, PARTIAL), *node.args[1:]], [PARTIAL])
-        return True
-    found = next((one for one in layouts if one.kind == "cut"), None)
-    if found is None:
+    found = next((layout for layout in map(s.layout, operands) if layout.kind == "cut"), None)
+    if found is None or found.dim != at:
+        return follow(s, replace(node, args=(operands, *node.args[1:])), f"{letters(shape)}=>{letters(shape)}")
+    if found.outer > 1 or len({s.shape(one) for one in operands}) > 1:
         return False
-    result = found
-    if found.dim == at:
-        if found.outer > 1 or len({s.shape(one) for one in operands}) > 1:
-            return False
-        result = cut(at, len(operands))
-    s.emit(node, [s.to(operands, found), *node.args[1:]], [result])
-    return True
-
-
-def stack(s: Sharder, node: Node) -> bool:
-    operands = node.args[0] if isinstance(node.args[0], tuple) else ()
-    at = (number(node.args[1]) if len(node.args) > 1 else 0) % len(_result_shape(s, node))
-    found = next((one for one in map(s.layout, operands) if one.kind == "cut"), None)
-    if found is None:
-        return False
-    s.emit(node, [s.to(operands, found), *node.args[1:]], [found.moved(found.dim + (found.dim >= at))])
-    return True
-
-
-def total(s: Sharder, node: Node) -> bool:
-    """A sum over dimensions. If the cut one is among them, the result is partial: each rank has a term."""
-    operand = node.args[0]
-    layout, shape = s.layout(operand), s.shape(operand)
-    dims = node.args[1] if len(node.args) > 1 else None
-    over = (
-        {one % len(shape) for one in dims if isinstance(one, int)}
-        if isinstance(dims, tuple) and dims
-        else set(range(len(shape)))
-    )
-    keeps = len(node.args) > 2 and bool(node.args[2])
-    if layout.kind == "cut":
-        gone = 0 if keeps else sum(one < layout.dim for one in over)
-        layout = PARTIAL if layout.dim in over else layout.moved(layout.dim - gone)
-    s.emit(node, [s.as_is(one) for one in node.args], [layout])
-    return True
-
-
-def mean(s: Sharder, node: Node) -> bool:
-    """A mean over dimensions that are not cut."""
-    layout, dims = s.layout(node.args[0]), node.args[1] if len(node.args) > 1 else None
-    if layout.kind != "cut" or not isinstance(dims, tuple) or not dims:
-        return False
-    if layout.dim in {one % len(s.shape(node.args[0])) for one in dims if isinstance(one, int)}:
-        return False
-    return total(s, node)
-
-
-def softmax(s: Sharder, node: Node) -> bool:
-    """Along a dimension that is not cut; also its backward, whose second operand is the result."""
-    at = next(number(one) for one in node.args[1:] if isinstance(one, int)) % len(s.shape(node.args[0]))
-    return _alike(s, node, lambda layout: layout.dim != at)
-
-
-def spatial(s: Sharder, node: Node) -> bool:
-    """Pooling over one to three dimensions, cut in samples or channels; also its backward."""
-    dimensions = next((int(digit) for digit in "123" if f"{digit}d" in node.operator), 0)
-    if {len(s.shape(one)) for one in node.args if isinstance(one, Ref)} != {dimensions + 2}:
-        return False
-    return _alike(s, node, lambda layout: layout.dim < 2)
-
-
-def layer_norm(s: Sharder, node: Node) -> bool:
-    """Rows are normalized: any dimension but those of the rows may be cut."""
-    shape = node.args[1]
-    rows = len(shape) if isinstance(shape, tuple) else 0
-    layout = s.layout(node.args[0])
-    if layout.kind != "cut" or layout.dim >= len(s.shape(node.args[0])) - rows:
-        return False
-    s.emit(node, [s.as_is(node.args[0]), *map(s.whole, node.args[1:])], [layout] * len(node.results))
-    return True
-
-
-def layer_norm_backward(s: Sharder, node: Node) -> bool:
-    gradient, x, shape, mean_of, deviation, weight, bias, mask = node.args
-    rows = len(shape) if isinstance(shape, tuple) else 0
-    layout = next((one for one in map(s.layout, (gradient, x)) if one.kind == "cut"), WHOLE)
-    if layout.kind != "cut" or layout.dim >= len(s.shape(x)) - rows:
-        return False
-    args = [*(s.to(one, layout) for one in (gradient, x)), shape, *(s.to(one, layout) for one in (mean_of, deviation))]
-    s.emit(node, [*args, s.whole(weight), s.whole(bias), mask], [layout, PARTIAL, PARTIAL])
-    return True
-
-
-def batch_norm(s: Sharder, node: Node) -> bool:
-    """By channel: everything may be cut there."""
-    layout = s.layout(node.args[0])
-    if layout.kind != "cut" or layout.dim != 1:
-        return False
-    of_channel = layout.moved(0)
-    args = [s.as_is(node.args[0]), *(s.to(one, of_channel) for one in node.args[1:])]
-    s.emit(node, args, [layout, *[of_channel] * (len(node.results) - 1)])
-    return True
-
-
-def batch_norm_backward(s: Sharder, node: Node) -> bool:
-    layout = next((one for one in map(s.layout, node.args[:2]) if one.kind == "cut"), WHOLE)
-    if layout.kind != "cut" or layout.dim != 1:
-        return False
-    of_channel = layout.moved(0)
-    args = [*(s.to(one, layout) for one in node.args[:2]), *(s.to(one, of_channel) for one in node.args[2:])]
-    s.emit(node, args, [layout, *[of_channel] * (len(node.results) - 1)])
+    s.emit(node, [s.to(operands, found), *node.args[1:]], [cut(at, len(operands))])
     return True
 
 
@@ -319,54 +200,54 @@ def dropout(s: Sharder, node: Node) -> bool:
     return True
 
 
-def _alike(s: Sharder, node: Node, permits: Callable[[Layout], bool]) -> bool:
-    """All operands and results lie like the first cut operand, if that is permitted."""
-    layout = next((s.layout(one) for one in node.args if s.layout(one).kind == "cut"), WHOLE)
-    if layout.kind != "cut" or not permits(layout):
-        return False
-    s.emit(node, [s.to(one, layout) for one in node.args], [layout] * len(node.results))
-    return True
-
-
-def _result_shape(s: Sharder, node: Node) -> tuple[int, ...]:
-    return s.type(node.results[0] or "").shape
-
-
 def _aten(names: str, rule: Rule) -> dict[str, Rule]:
     return {f"aten.{name}" if "." in name else f"aten.{name}.default": rule for name in names.split()}
 
 
+def _of_kind(kind: OperatorKind, rule: Rule, without: Sequence[str]) -> dict[str, Rule]:
+    names = (name for name, one in OPERATORS.items() if one.kind is kind)
+    return {name: rule for name in names if name.split(".")[1] not in without}
+
+
 RULES: Mapping[str, Rule] = {
-    **{
-        name: pointwise
-        for name, one in OPERATORS.items()
-        if one.kind is OperatorKind.POINTWISE and name.split(".")[1] not in _NOT_BY_ELEMENT
-    },
-    **_aten("clone detach alias _to_copy contiguous positive", same),
+    **_of_kind(OperatorKind.POINTWISE, by_map(pointwise), _NOT_BY_ELEMENT),
+    **_of_kind(OperatorKind.POOLING, by_map(pooling), ("max_unpool2d", "max_unpool3d")),
+    **_aten("clone detach alias _to_copy contiguous positive", by_map(copy)),
+    # Views.
     **_aten("view reshape _unsafe_view flatten.using_ints unflatten.int", view),
-    **_aten("permute", permute),
-    **_aten("t transpose.int numpy_T mT", transpose),
-    **_aten("unsqueeze", unsqueeze),
-    **_aten("squeeze.dim squeeze.dims", squeeze),
-    **_aten("expand", expand),
-    **_aten("select.int", select),
-    **_aten("unbind.int", unbind),
-    **_aten("stack", stack),
-    **_aten("select_backward", select_backward),
-    **_aten("slice.Tensor", slice_of),
-    **_aten("slice_backward", slice_backward),
+    **_aten("permute", by_first(lambda a, dims: f"{a}=>{''.join(a[dim] for dim in dims)}")),
+    **_aten("t numpy_T", by_first(lambda a: f"{a}=>{a[::-1]}")),
+    **_aten("mT", by_first(lambda a: f"{a}=>{swapped(a, -2, -1)}")),
+    **_aten("transpose.int", by_first(lambda a, one, other: f"{a}=>{swapped(a, one, other)}")),
+    **_aten("unsqueeze", by_first(lambda a, at: f"{a}=>{inserted(a, at)}")),
+    **_aten("squeeze.dim squeeze.dims", by_first(lambda a, dims: f"{a}=>{squeezed(a, dims)}")),
+    **_aten("expand", by_first(lambda a, shape: f"{a},#0=>{'1' * (len(shape) - len(a))}{a}")),
+    **_aten("select.int unbind.int", by_first(lambda a, at=0, *_: f"{whole(a, at)}=>{without(a, at)},...")),
+    **_aten("slice.Tensor", by_first(lambda a, at=0, *_: f"{whole(a, at)}=>{whole(a, at)}")),
+    **_aten("select_backward", by_first(lambda a, shape, at, index: f"{a},#0=>{inserted(a, at)}")),
+    **_aten("slice_backward", by_first(lambda a, shape, at, *_: f"{whole(a, at)},#0=>{whole(a, at)}")),
     **_aten("split.Tensor", split),
+    # Tensors that are joined, and sums.
     **_aten("cat", cat),
-    **_aten("sum sum.dim_IntList", total),
-    **_aten("mean.dim", mean),
-    **_aten("softmax.int _softmax _safe_softmax _softmax_backward_data", softmax),
-    **_aten("layer_norm native_layer_norm", layer_norm),
-    **_aten("native_layer_norm_backward", layer_norm_backward),
-    **_aten("batch_norm _native_batch_norm_legit_functional", batch_norm),
-    **_aten("native_batch_norm_backward", batch_norm_backward),
+    **_aten("stack", by_first(lambda a, at=0: f"{a}->{inserted(a, at)}")),
+    **_aten("sum", by_first(lambda a: f"{a}=>")),
+    **_aten("sum.dim_IntList", by_first(lambda a, dims, keeps=False: f"{a}=>{summed(a, dims, keeps)}")),
+    **_aten("mean.dim", by_first(lambda a, dims, keeps=False: f"{whole(a, dims or None)}->{summed(a, dims, keeps)}")),
+    # Normalizations, and random numbers.
+    **_aten("softmax.int _softmax _safe_softmax", by_first(lambda a, at, *_: _alike(whole(a, at)))),
+    **_aten("_softmax_backward_data", by_first(lambda a, result, at, *_: _alike(whole(a, at)))),
+    **_aten("layer_norm native_layer_norm", by_first(layer_norm)),
+    **_aten("native_layer_norm_backward", by_first(layer_norm_backward)),
+    **_aten("batch_norm _native_batch_norm_legit_functional native_batch_norm_backward", by_map(batch_norm)),
     **_aten("native_dropout", dropout),
-    **{name: spatial for name, one in OPERATORS.items() if one.kind is OperatorKind.POOLING and "unpool" not in name},
-    **PRODUCT_RULES,
+    # Products.
+    **_aten("mm bmm matmul addmm", by_map(product, "k*nm")),
+    **_aten("linear", by_first(lambda a, *_: f"{a[:-1]}k,nk,n+->{a[:-1]}n", "kn*")),
+    **_aten("convolution conv2d conv1d", by_map(convolution, "io*")),
+    **_aten("convolution_backward", by_map(convolution_backward, "nio*")),
+    **_aten("scaled_dot_product_attention", by_map(attention)),
+    **_aten("_scaled_dot_product_flash_attention_for_cpu", by_map(attention)),
+    **_aten("_scaled_dot_product_flash_attention_for_cpu_backward", by_map(attention)),
     **LOSS_RULES,
 }
 """By operator. A test says which ATen operators have a rule."""

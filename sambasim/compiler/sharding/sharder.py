@@ -90,10 +90,10 @@ class Sharder:
         """Of the whole value."""
         return self._types[name]
 
-    def type_like(self, argument: Argument, shape: tuple[int, ...] | None, dtype: str | None = None) -> TensorType:
+    def type_like(self, argument: Argument, shape: Sequence[int] | None = None, dtype: str = "") -> TensorType:
         """The type of the whole value, but for its shape or its dtype."""
         own = self._types[argument.name] if isinstance(argument, Ref) else TensorType("float32", ())
-        return TensorType(dtype or own.dtype, own.shape if shape is None else shape)
+        return TensorType(dtype or own.dtype, own.shape if shape is None else tuple(shape))
 
     def part_shape(self, shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
         return part_type(TensorType("float32", shape), layout, self.ranks).shape
@@ -105,7 +105,8 @@ class Sharder:
     def to(self, argument: Argument, layout: Layout) -> Argument:
         """The operand that has the value of `argument` in `layout`; other arguments stay."""
         if isinstance(argument, Ref):
-            return Ref(self.converted(argument.name, layout))
+            name = self.converted(argument.name, layout)
+            return argument if name == argument.name else Ref(name)
         if isinstance(argument, tuple):
             return tuple(self.to(one, layout) for one in argument)
         return argument
@@ -126,13 +127,15 @@ class Sharder:
         result that cannot be cut so."""
         for name, layout in zip(node.results, layouts, strict=True):
             if name is not None:
-                if not fits(self._types[name].shape, layout, self.ranks):
-                    raise InternalError(f"{name}, {self._types[name]}, cannot be {layout} over {self.ranks} ranks")
-                self.layouts[name] = layout
-                self._values[name] = part_type(self._types[name], layout, self.ranks)
-        if args is not node.args or operator is not None or kwargs is not None:
-            keywords = node.kwargs if kwargs is None else tuple(kwargs)
-            node = replace(node, args=tuple(args), kwargs=keywords, operator=operator or node.operator)
+                self.layouts[name], type_ = layout, self._types[name]
+                if layout.kind == "cut":
+                    if not fits(type_.shape, layout, self.ranks):
+                        raise InternalError(f"{name}, {type_}, cannot be {layout} over {self.ranks} ranks")
+                    type_ = part_type(type_, layout, self.ranks)
+                self._values[name] = type_
+        given, keywords = tuple(args), node.kwargs if kwargs is None else tuple(kwargs)
+        if given != node.args or keywords != node.kwargs or operator is not None:
+            node = replace(node, args=given, kwargs=keywords, operator=operator or node.operator)
         self._nodes.append(node)
 
     def new(
@@ -141,12 +144,13 @@ class Sharder:
         what: str,
         operator: str,
         args: Sequence[Argument],
-        type_: TensorType,
+        type_: TensorType | None = None,
         layout: Layout = WHOLE,
         kwargs: Sequence[tuple[str, Argument]] = (),
     ) -> Ref:
-        """Add a node that belongs to `node` and has a value of its own, of the whole type `type_`."""
-        (value,) = self.new_values(node, (what,), operator, args, (type_,), (layout,), kwargs)
+        """Add a node that belongs to `node` and has a value of its own, of the whole type `type_`: by default, that of
+        the first argument."""
+        (value,) = self.new_values(node, (what,), operator, args, (type_ or self.type_like(args[0]),), layout, kwargs)
         return value
 
     def new_values(
@@ -156,47 +160,39 @@ class Sharder:
         operator: str,
         args: Sequence[Argument],
         types: Sequence[TensorType],
-        layouts: Sequence[Layout] = (WHOLE, WHOLE),
+        layout: Layout = WHOLE,
         kwargs: Sequence[tuple[str, Argument]] = (),
     ) -> tuple[Ref, ...]:
         """As `new`, for an operator with several results."""
         names = tuple(self._free(f"{node.name}__{one}") for one in what)
         self._types |= dict(zip(names, types, strict=True))
         added = replace(node, name=names[0], results=names)
-        self.emit(added, args, layouts[: len(names)], operator=operator, kwargs=kwargs)
+        self.emit(added, args, [layout] * len(names), operator=operator, kwargs=kwargs)
         return tuple(map(Ref, names))
 
     def reduced(self, value: Ref, op: str = "sum") -> Ref:
         """The sum, or the maximum, of what the ranks have in `value`, on all of them."""
-        name = self._free(f"{value.name}__{op}_{self.axis}")
-        type_ = self._values[value.name]
-        self._types[name] = type_
-        self._communicate(name, value.name, "all_reduce", (("op", op), ("order", "tree")), type_, WHOLE)
-        return Ref(name)
-
-    def position(self, node: Node) -> Ref:
-        """This rank's position on the axis: an int64 of shape ()."""
-        return self.new(node, "position", "comm.index", (), TensorType("int64", ()), kwargs=(("axis", self.axis),))
+        how: tuple[tuple[str, Argument], ...] = (("op", op), ("order", "tree"))
+        name = f"{value.name}__{op}_{self.axis}"
+        return Ref(self._communicate(name, value.name, "all_reduce", how, self._values[value.name], WHOLE))
 
     def _shard(self, node: Node) -> None:
-        operands = node.reads
-        rule = self.rules.get(node.operator)
-        if all(self.layouts[name] == WHOLE for name in operands):
-            if node.operator in self.even_if_whole and rule is not None and rule(self, node):
-                return
-            if node.operator == "aten.t.default" and node.results[0] is not None:
-                self._transposed[node.results[0]] = operands[0]  # whoever reads it decides how that is wanted
-            else:
-                for name in operands:
-                    self._want(name, WHOLE)
-            self.emit(node, node.args, [WHOLE] * len(node.results))
+        operands, rule = node.reads, self.rules.get(node.operator)
+        is_whole = all(self.layouts[name].kind == "whole" for name in operands)
+        if rule is not None and (not is_whole or node.operator in self.even_if_whole) and rule(self, node):
             return
-        if rule is not None and rule(self, node):
+        if not is_whole:
+            if any(self.layouts[name].kind == "cut" for name in operands):
+                self.replicated[node.operator] += 1
+            args, kwargs = map(self.whole, node.args), [(name, self.whole(value)) for name, value in node.kwargs]
+            self.emit(node, tuple(args), [WHOLE] * len(node.results), kwargs=kwargs)
             return
-        if any(self.layouts[name].kind == "cut" for name in operands):
-            self.replicated[node.operator] += 1
-        kwargs = [(name, self.whole(value)) for name, value in node.kwargs]
-        self.emit(node, [self.whole(one) for one in node.args], [WHOLE] * len(node.results), kwargs=kwargs)
+        if node.operator == "aten.t.default" and node.results[0] is not None:
+            self._transposed[node.results[0]] = operands[0]  # whoever reads it decides how that is wanted
+        elif self._counts:
+            for name in operands:
+                self._want(name, WHOLE)
+        self.emit(node, node.args, [WHOLE] * len(node.results))
 
     def converted(self, name: str, layout: Layout) -> str:
         """The value `name` in `layout`, by communication if it lies otherwise."""
@@ -209,10 +205,10 @@ class Sharder:
         return self._converted[name, layout]
 
     def _want(self, name: str, layout: Layout) -> None:
-        if name in self._transposed:
-            self._want(self._transposed[name], layout.moved(1 - layout.dim) if layout.kind == "cut" else layout)
         if self._counts:
             self.wanted[name].add(layout)
+            if name in self._transposed:
+                self._want(self._transposed[name], layout.moved(1 - layout.dim) if layout.kind == "cut" else layout)
 
     def _convert(self, name: str, own: Layout, layout: Layout) -> str:
         if own.kind == "cut" and layout.kind == "cut":
@@ -223,16 +219,13 @@ class Sharder:
             ("cut", "whole"): "all_gather",
             ("whole", "cut"): "shard",
         }[own.kind, layout.kind]
-        new = self._free(f"{name}__{operator}_{self.axis}")
-        self._types[new] = self._types[name]
         which = layout if layout.kind == "cut" else own
-        how: tuple[tuple[str, Argument], ...] = (
-            () if operator == "all_reduce" else (("dim", which.dim), ("outer", which.outer))
-        )
+        how: tuple[tuple[str, Argument], ...] = ()
+        if operator != "all_reduce":
+            how = (("dim", which.dim), ("outer", which.outer))
         if own == PARTIAL:
             how = (*how, ("op", "sum"), ("order", "tree"))
-        self._communicate(new, name, operator, how, part_type(self._types[name], layout, self.ranks), layout)
-        return new
+        return self._communicate(f"{name}__{operator}_{self.axis}", name, operator, how, self._types[name], layout)
 
     def _communicate(
         self,
@@ -242,10 +235,13 @@ class Sharder:
         how: tuple[tuple[str, Argument], ...],
         type_: TensorType,
         layout: Layout,
-    ) -> None:
-        self.layouts[name] = layout
-        self._values[name] = type_
+    ) -> str:
+        """The name of what `operator` makes of `value`: `name`, if that is free."""
+        name = self._free(name)
+        self._types[name], self.layouts[name] = type_, layout
+        self._values[name] = part_type(type_, layout, self.ranks)
         self._nodes.append(Node(name, f"comm.{operator}", (Ref(value),), (("axis", self.axis), *how), (name,)))
+        return name
 
     def _layout_of_output(self, output: Output) -> Layout:
         symbol = self.symbols[output.symbol]

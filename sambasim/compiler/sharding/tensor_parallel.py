@@ -56,13 +56,14 @@ class TensorParallel:
             if graph is None:
                 return None
             found = propagate(program, graph, TENSOR, self.ranks, plan.layouts)
+            given_out = {output.symbol: output.value for output in found.graph.outputs}
             for output in graph.outputs:
                 symbol = symbols[output.symbol]
                 if symbol.kind is SymbolKind.GRADIENT:
                     layout = plan.layouts.get(symbol.name.removesuffix(GRADIENT_SUFFIX), WHOLE)
                     symbols[symbol.name] = self._cut(symbol, layout)
                 elif symbol.kind is SymbolKind.OUTPUT and graph is program.training:
-                    symbols[symbol.name] = self._cut(symbol, _given_out(found.graph, symbol, found.layouts))
+                    symbols[symbol.name] = self._cut(symbol, found.layouts[given_out[output.symbol]])
             return found.graph
 
         training, evaluation, single = map(sharded, (program.training, program.evaluation, program.single))
@@ -155,11 +156,6 @@ def _nothing_cut(program: Program, graph: Graph, ranks: int, undivided: Mapping[
     possible = [str(number) for number in sorted(tried) if find_plan(program, graph, TENSOR, number).layouts]
     remedy = f"{f'--n-chips {one_of(possible)}, or ' if possible else ''}leave out --tensor-parallel"
     return OptionError(what, where=where, remedy=remedy)
-
-
-def _given_out(graph: Graph, symbol: Symbol, layouts: Mapping[str, Layout]) -> Layout:
-    (value,) = [output.value for output in graph.outputs if output.symbol == symbol.name]
-    return layouts[value]
 
 
 def _about_model(program: Program, names: Named, missed: list[str]) -> str:
