@@ -141,9 +141,14 @@ def loss_of(loss: object) -> tuple[dict[str, object] | None, Loss | None]:
     if isinstance(loss, nn.Module):
         called = _constant(loss)
     source = getattr(loss, "func", loss)  # of functools.partial
-    if getattr(source, "__module__", "").startswith("torch.nn."):  # they take one tensor, as those with names do
-        return None, lambda result, target: called(first_tensor(result), target)
-    return None, lambda result, target: called(result, target)
+    takes_one = getattr(source, "__module__", "").startswith("torch.nn.")  # as losses with names do
+
+    def of_pair(result: object, target: Tensor) -> Tensor:
+        value: Tensor = called(first_tensor(result) if takes_one else result, target)
+        return value
+
+    of_pair.of_user = loss  # type: ignore[attr-defined]
+    return None, of_pair
 
 
 def _is_plain(loss: Any, name: str) -> bool:

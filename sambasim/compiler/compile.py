@@ -23,7 +23,7 @@ from sambasim.compiler.precision import STORED, inputs_in, stored_in
 from sambasim.compiler.state import Observed, asked_of, observe
 from sambasim.compiler.step import EvaluationStep, Loss, TrainingStep, per_sample_loss, training_loss
 from sambasim.compiler.strategy import pipeline
-from sambasim.compiler.tensors import check_model, dense_gradients, made_contiguous
+from sambasim.compiler.tensors import check_memory, check_model, dense_gradients, held_by, made_contiguous
 from sambasim.compiler.trial import buffers_of_plain_tensors, rare_collections
 from sambasim.compiler.update import Update
 from sambasim.errors import CaptureError, DataError, ModelError
@@ -214,6 +214,8 @@ def _captured(step: nn.Module, tensors: Sequence[Tensor], narrow: bool, observed
         raise
     except CaptureError as error:
         calls = observed.calls or observe([step], tensors, always=True).calls
+        changed = {label.removeprefix("buffer model.") for op in calls[step].ops for label in op.writes}
+        check_memory(held_by(step.get_submodule("model")), changed)
         raise explained(error, step, calls[step]) from error
 
 

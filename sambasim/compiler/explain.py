@@ -63,15 +63,17 @@ UNREGISTERED = Obstacle(
 )
 _PARAMETER = Obstacle(
     "a parameter that is changed in place",
-    'change a buffer instead: self.register_buffer("weight", weight.detach().clone())',
+    'change a buffer instead: self.register_buffer("weight", weight.detach().clone()); of a weight that is trained '
+    "take a changed copy, w = self.weight.clamp(-1, 1), which trains other numbers",
 )
 _MAX_NORM = Obstacle(
     "max_norm of an embedding, which changes its weight in place",
-    "leave out max_norm, and renorm the weight: F.embedding(i, torch.renorm(self.embedding.weight, 2, 0, max_norm))",
+    "leave out max_norm, and renorm a copy of the weight, which trains other numbers: "
+    "F.embedding(i, torch.renorm(self.embedding.weight, 2, 0, max_norm))",
 )
 _TWICE = Obstacle(
     "a buffer that is changed twice a step: in the forward, and as torch.utils.checkpoint computes it again",
-    "call the block without torch.utils.checkpoint, which changes it once; --recompute full saves the memory",
+    "call the block without torch.utils.checkpoint, which changes it once; the option recompute saves the memory",
 )
 _LATE = Obstacle(
     "a tensor that a hook or another function of the backward changes in place",

@@ -25,8 +25,14 @@ from sambasim.compiler.recording import is_dense
 MISSING = object()
 _LEAVES = (int, float, complex, str, bytes, type(None), type(...), range, slice, torch.dtype, torch.device, np.dtype)
 _OF_LIBRARIES = {"torch", "numpy", "sambasim", *sys.stdlib_module_names}
-_ENTERED = {"types", "argparse", "collections", "functools", "itertools", "builtins", "queue", "_thread", "random"}
+_ENTERED = {
+    *("types", "argparse", "collections", "functools", "itertools", "builtins", "queue", "_thread", "random"),
+    *("threading", "weakref"),
+}
 """Modules of Python whose objects are entered, as those of the user's own classes are."""
+
+_SLOTS = (*_LEAVES, Tensor, types.MethodType, type)
+"""What a slot may hold."""
 
 _LARGEST = 4096
 """The largest container whose items are slots. Larger ones are one."""
@@ -92,7 +98,10 @@ class Snapshot:
             self._add(Slot(name, kind, one, None, one, _mark(kind, one)))
         held = []
         for path, owner, key, value in _children(name, one):
-            if owner is not None and (isinstance(value, (*_LEAVES, Tensor)) or _is_plain_tuple(value)):
+            if isinstance(value, nn.Parameter):
+                needs = value.requires_grad
+                self._add(Slot(f"{path}.requires_grad", "value", value, "requires_grad", needs, needs))
+            if owner is not None and (isinstance(value, _SLOTS) or _is_plain_tuple(value)):
                 kind = "tensor" if isinstance(value, Tensor) else "value"
                 is_registered = isinstance(one, nn.Module) and owner is not vars(one)
                 self._add(Slot(path, kind, owner, key, value, _mark(kind, value), is_registered))
@@ -123,6 +132,8 @@ class Snapshot:
         changed = []
         for key, slot in later.slots.items():
             before = self.slots.get(key)
+            if before is None and isinstance(slot.owner, nn.Parameter):  # which is new itself
+                continue
             if before is None or before.mark != slot.mark:
                 changed.append(slot._replace(before=MISSING if before is None else before.value))
         whole = tuple(f"{slot.name}{mark}" for slot in changed if slot.kind == "content" for mark in ("[", "."))
@@ -145,7 +156,7 @@ def _mark(kind: str, value: Any) -> object:
     """What is equal for two values between which nothing has changed."""
     if kind == "tensor" and isinstance(value, Tensor):
         memory = value.untyped_storage()._cdata if is_dense(value) else 0
-        return id(value), memory, value.shape, value.dtype, value.requires_grad
+        return id(value), memory, value.shape, value.dtype, value.requires_grad and not isinstance(value, nn.Parameter)
     if kind == "content":
         if isinstance(value, np.ndarray):
             return value.shape, hash(value.tobytes()) if value.dtype != object else len(value)
@@ -263,7 +274,7 @@ def _of_object(name: str, one: Any) -> Iterator[tuple[str, Any, Any, Any]]:
             if not _of_library(cls.__module__) and hasattr(one, key) and key not in ("__dict__", "__weakref__"):
                 yield f"{name}.{key}", one, key, getattr(one, key)
     if not _of_library(module):
-        yield type(one).__name__, None, None, type(one)
+        yield f"{name}.__class__", one, "__class__", type(one)
 
 
 def _attributes(one: object) -> dict[str, Any] | None:
@@ -299,8 +310,12 @@ def _of_function(one: types.FunctionType) -> Iterator[tuple[str, Any, Any, Any]]
         yield f"default {index} of {called}", None, None, value
     yield from ((f"{one.__name__}.{key}", vars(one), key, value) for key, value in list(vars(one).items()))
     for key in sorted(_names_in(one.__code__)):
-        if key in one.__globals__:
-            yield f"global {key}", one.__globals__, key, one.__globals__[key]
+        value = one.__globals__.get(key, MISSING)
+        if value is not MISSING:
+            yield f"global {key}", one.__globals__, key, value
+        if isinstance(value, types.ModuleType) and not is_library_file(getattr(value, "__file__", None) or "<"):
+            held = _names_in(one.__code__) & vars(value).keys()
+            yield from ((f"global {key}.{name}", vars(value), name, vars(value)[name]) for name in sorted(held))
 
 
 @functools.cache

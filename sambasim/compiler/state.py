@@ -20,9 +20,9 @@ from sambasim.compiler.as_eager import kernels_of_eager, known_shapes
 from sambasim.compiler.asked_values import Asked, modes_reach_inside
 from sambasim.compiler.explain import Finding, Obstacle, all_findings, changed_constants, obstacles
 from sambasim.compiler.names import is_library_file
-from sambasim.compiler.recording import Recording, line_of
+from sambasim.compiler.recording import Recording, digest_of, line_of
 from sambasim.compiler.snapshot import FEW, MISSING, NUMBERS, Slot, Snapshot, perturbed, vary
-from sambasim.compiler.step import EvaluationStep, TrainingStep, check_loss, eagerly, loss_in
+from sambasim.compiler.step import EvaluationStep, TrainingStep, check_loss, eagerly, loss_in, users_loss
 from sambasim.compiler.trial import PLAIN, no_gradients_kept, quiet
 from sambasim.errors import CaptureError
 from sambasim.forks import Fork
@@ -42,13 +42,15 @@ _COPIED = 'keep it in a buffer, self.register_buffer("last", torch.zeros(size)),
 _REWRITES = {
     "value": _COUNTED,
     "tensor": _COPIED,
-    "content": _COPIED,
+    "content": f"{_COUNTED}, in place of a length; keep values in another one, self.last.copy_(…)",
+    "gradient": "choose by a count in a buffer: w = torch.where(self.steps < n, self.a.weight.detach(), self.a.weight)",
     "position": "draw random numbers by PyTorch, torch.rand(()); keep other values in a buffer",
 }
 _FIRST_CALL = (
     "compute it before, in __init__; or keep the value and a flag in buffers, and choose by "
     "torch.where(self.is_set, self.value, …)"
 )
+_INTO_MODEL = "make the loss a submodule of the model, whose forward(x, target) returns it first; there"
 _DIFFERS = Obstacle(
     "a value that differs from call to call, though nothing that the model can reach has changed",
     "give it to the model as an input, or compute it before",
@@ -56,12 +58,12 @@ _DIFFERS = Obstacle(
 _GENERATOR = Obstacle(
     "a torch.Generator of its own, whose state a graph does not keep", "leave out generator=, which draws from torch's"
 )
-_SEEDED = Obstacle(
-    "a seed or a state of the generator of random numbers, which a graph does not set",
-    "draw the numbers once, and keep them in a buffer: self.register_buffer(name, torch.randn(…))",
-)
+_DRAWN = "draw the numbers once, and keep them in a buffer: self.register_buffer(name, torch.randn(…))"
+_SEEDED = Obstacle("a seed or a state of the generator of random numbers, which a graph does not set", _DRAWN)
+_MADE = Obstacle("a torch.Generator that forward() makes", _DRAWN)
 
 
+_ROUNDS = 4
 _STRIDES = (4096, 256, 16, 1)
 """After how many events of Python's trace each search for a line looks, from where the last one has seen no change."""
 
@@ -83,6 +85,15 @@ _Round: TypeAlias = list[Asked]
 def _writes(done: _Round) -> list[tuple[str, ...]]:
     """Labels of the tensors that existed before and are changed."""
     return [op.writes for call in done for op in call.recording.ops if op.writes]
+
+
+def _results(done: _Round) -> list[str]:
+    return [call.result for call in done]
+
+
+def _rewrite(slot: Slot) -> str:
+    is_array = isinstance(slot.owner, np.ndarray)
+    return _REWRITES["gradient" if slot.key == "requires_grad" else "tensor" if is_array else slot.kind]
 
 
 def _is_large(done: _Round) -> bool:
@@ -147,7 +158,7 @@ class _Observer:
         self._loss = loss
         self._roots = {
             "model": steps[0].get_submodule("model"),
-            "loss": getattr(steps[0], "loss", None),
+            "loss": users_loss(getattr(steps[0], "loss", None)),
             _OF_PYTHON: vars(random)["_inst"],
             _OF_NUMPY: vars(np.random.mtrand)["_rand"],
         }
@@ -194,6 +205,8 @@ class _Observer:
                 raise self._lost(slot, what, _FIRST_CALL)
             if again:
                 self._check_read(second)
+            elif not self._is_fake and _results(first) != _results(self._round()):
+                raise self._lost(only_first[0], "which the first call sets, and which changes its result", _COUNTED)
             self.call(self._steps[0])  # so that it is not what an evaluation leaves behind
             return self._observed(first, again)
 
@@ -259,6 +272,7 @@ class _Observer:
                 with eagerly(step, given), quiet(), no_gradients_kept(step), recording:
                     torch.autograd.backward(loss_in(outputs).sum())
             recording.ends()
+            asked.result = next(map(digest_of, () if self._is_fake else outputs), "")
         finally:
             recording.undo()
             self._has_seeded |= recording.seeded
@@ -283,8 +297,15 @@ class _Observer:
         for call in (one.recording for one in first):
             own = next((op for op in call.ops if op.draws_from), None)
             if own is not None:
-                raise self._refused(_GENERATOR, str(own.line or ""))
+                slots = Snapshot(self._roots).slots.values()
+                is_kept = any(isinstance(slot.owner, torch.Generator) for slot in slots)
+                raise self._refused(_GENERATOR if is_kept else _MADE, str(own.line or ""))
             if found := changed_constants(call):
+                for slot in self._of_loss():
+                    if slot.kind == "tensor" and call.has_changed(slot.value):
+                        what = f"{slot.name}, a tensor of the loss that is changed in place"
+                        rewrite = f"{_INTO_MODEL} register it: self.register_buffer(name, tensor)"
+                        raise self._refused(Obstacle(what, rewrite), found[0].where)
                 raise all_findings(found, self._steps[0].training)
             if call.seeded:
                 raise self._refused(_SEEDED, self._line_of("", "seed"))
@@ -296,12 +317,25 @@ class _Observer:
             if slot.before is MISSING and isinstance(slot.value, nn.Parameter) and slot.value.requires_grad:
                 what = "a parameter that forward() makes, and that an optimizer made before does not have"
                 raise self._lost(slot, what, "make it in __init__")
+            if isinstance(slot.owner, np.ndarray) and (label := self._in_memory_of(slot.owner)):
+                what = f"the memory of the {label} as an array of NumPy, which forward() changes"
+                raise self._lost(slot, what, "change the tensor by PyTorch: self.n.add_(1)")
             if slot.is_registered and isinstance(slot.before, Tensor) and not hasattr(slot.before, PLAIN):
                 name = slot.name.removeprefix("model.")
-                kind = "parameter" if isinstance(slot.value, nn.Parameter) else "buffer"
+                is_parameter = isinstance(slot.value, nn.Parameter)
+                kind = "parameter" if is_parameter else "buffer"
                 what = f"the {kind} {name}, which forward() replaces, where a graph changes tensors in place"
                 rewrite = f"copy into it: self.{name.rpartition('.')[2]}.copy_(…)"
+                if is_parameter and slot.value.requires_grad:
+                    rewrite = "compute with a changed copy, which trains other numbers: w = F.normalize(self.a.weight)"
                 raise self._refused(Obstacle(what, rewrite), self._line_of(slot.name, slot.kind))
+
+    def _in_memory_of(self, array: np.ndarray[Any, Any]) -> str | None:
+        """The parameter or buffer that has the memory of `array`."""
+        first = array.ctypes.data
+        held = ((label, one.untyped_storage()) for label, one in self._named.items() if not self._is_fake)
+        label = next((label for label, one in held if 0 <= first - one.data_ptr() < one.nbytes()), None)
+        return label and label.removeprefix("foreign ").replace(" model.", " ")
 
     def _check_equal(self, one: _Round, other: _Round) -> None:
         if _texts(one) != _texts(other):
@@ -323,7 +357,7 @@ class _Observer:
         if is_read or found != -1:
             likely = next((index for index, slot in enumerate(self.changed) if slot.kind == "tensor"), 0)
             slot = self.changed[likely if found in (None, -1) else found]
-            raise self._lost(slot, "which each call changes, and on which later calls depend", _REWRITES[slot.kind])
+            raise self._lost(slot, "which each call changes, and on which later calls depend", _rewrite(slot))
 
     def first_read(self, trials: Sequence[int]) -> int:
         """The index of the first changed slot without which a call is another; -1 if no variation changes a call."""
@@ -349,15 +383,15 @@ class _Observer:
             return None
 
     def _line_of(self, name: str, kind: str) -> str | None:
-        """The user's line, of a first round, that changes a slot, or the "seed"."""
+        """The user's line, of the first rounds, that changes a slot, or the "seed"."""
         seen: tuple[int, str | None] = 0, None
         for stride in _STRIDES:
             seen = self._ask("changing_line", name, kind, seen[0], stride) or seen
         return seen[1]
 
     def changing_line(self, name: str, kind: str, begin: int, stride: int) -> tuple[int, str | None]:
-        """One round, which is looked at every `stride` events of Python's trace from `begin` on: the last event at
-        which nothing has changed, and the line before the next look, if it finds a change."""
+        """Rounds until something changes, which are looked at every `stride` events of Python's trace from `begin` on:
+        the last event at which nothing has changed, and the line before the next look, if it finds a change."""
         before, count, seen = self._watched(name, kind), 0, begin
         last: tuple[str, int] | None = None
         found: list[str | None] = []
@@ -378,7 +412,9 @@ class _Observer:
 
         sys.settrace(look)
         try:
-            self._round()
+            for seed in range(1, _ROUNDS):
+                if not found:
+                    self._round(seed)
         finally:
             sys.settrace(None)
         return seen, found[0] if found else None
@@ -389,7 +425,15 @@ class _Observer:
         slot = Snapshot(self._roots).slots.get((name, kind, 0))
         return slot and slot.mark
 
+    def _of_loss(self) -> list[Slot]:
+        """The slots that only the loss reaches."""
+        own, others = (Snapshot({name: self._roots[name]}).slots.values() for name in ("loss", "model"))
+        of_model = {(id(slot.owner), str(slot.key)) for slot in others}
+        return [slot for slot in own if (id(slot.owner), str(slot.key)) not in of_model]
+
     def _lost(self, slot: Slot, what: str, rewrite: str) -> CaptureError:
+        if any(one.owner is slot.owner and one.key == slot.key for one in self._of_loss()):
+            rewrite = f"{_INTO_MODEL} {rewrite}"
         return self._refused(Obstacle(f"{slot.name}, {what}", rewrite), self._line_of(slot.name, slot.kind))
 
     def _refused(self, obstacle: Obstacle, where: str | None) -> CaptureError:
