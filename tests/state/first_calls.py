@@ -208,7 +208,7 @@ def table_in_a_global(net: Any, h: Tensor) -> Tensor:
     return h + CACHE[h.shape[1]]
 
 
-@case(EQUAL)
+@case(EQUAL, whole=True)
 def buffer_registered_in_forward(net: Any, h: Tensor) -> Tensor:
     if not hasattr(net, "grid"):
         net.register_buffer("grid", torch.linspace(0, 1, 4), persistent=False)

@@ -281,7 +281,7 @@ def returns(make: Callable[[Tensor, Tensor], Any]) -> Setup:
     return Setup(Returns(make), points())
 
 
-@built(EQUAL)
+@built(EQUAL, whole=True)
 def loss_in_a_dataclass() -> Setup:
     return returns(Result)
 

@@ -188,7 +188,7 @@ def anomaly_detected(net: Any, h: Tensor) -> Tensor:
 # Transforms of functions.
 
 
-@case(EITHER)
+@case(EITHER, whole=True)
 def vmap_of_a_hessian(net: Any, h: Tensor) -> Tensor:
     hessian: Tensor = torch.func.vmap(torch.func.hessian(lambda row: row.pow(3).sum()))(h)  # here
     return h + hessian.sum(1)

@@ -183,7 +183,7 @@ def _layers() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh())
 
 
-@case(EQUAL, given(layers=_layers))
+@case(EQUAL, given(layers=_layers), whole=True)
 def both_kinds_of_checkpoint(net: Any, h: Tensor) -> Tensor:
     h = checkpoint(net.layers, h, use_reentrant=True)
     return checkpoint_sequential(net.layers, 2, h, use_reentrant=False)
@@ -217,7 +217,7 @@ class Padded(nn.Module):
         return self.conv(functional.pad(h.unsqueeze(1), (int(self.total) - right, right + extra))).flatten(1)
 
 
-@case(EQUAL, given(padded=Padded, back=lambda: nn.Linear(4, 4)))
+@case(EQUAL, given(padded=Padded, back=lambda: nn.Linear(4, 4)), whole=True)
 def paddings_in_integer_buffers(net: Any, h: Tensor) -> Tensor:
     return net.back(net.padded(h))
 
