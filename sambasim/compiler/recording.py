@@ -122,8 +122,8 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         ]
         return None if None in parts else frozenset().union(*filter(None, parts))
 
-    def has_changed(self, tensor: Tensor) -> bool:
-        return is_dense(tensor) and _storage(tensor) in self._saved
+    def has_changed(self, value: object) -> bool:
+        return is_dense(value) and _storage(value) in self._saved
 
     def undo(self) -> None:
         """Tensors that existed before the call have their values again."""

@@ -22,7 +22,7 @@ from sambasim.compiler.explain import Finding, Obstacle, all_findings, changed_c
 from sambasim.compiler.names import is_library_file
 from sambasim.compiler.recording import Recording, digest_of, line_of
 from sambasim.compiler.snapshot import FEW, MISSING, NUMBERS, Slot, Snapshot, perturbed, vary
-from sambasim.compiler.step import EvaluationStep, TrainingStep, check_loss, eagerly, loss_in, users_loss
+from sambasim.compiler.step import EvaluationStep, TrainingStep, check_loss, eagerly, loss_in
 from sambasim.compiler.trial import PLAIN, no_gradients_kept, quiet
 from sambasim.errors import CaptureError
 from sambasim.forks import Fork
@@ -85,10 +85,6 @@ _Round: TypeAlias = list[Asked]
 def _writes(done: _Round) -> list[tuple[str, ...]]:
     """Labels of the tensors that existed before and are changed."""
     return [op.writes for call in done for op in call.recording.ops if op.writes]
-
-
-def _results(done: _Round) -> list[str]:
-    return [call.result for call in done]
 
 
 def _rewrite(slot: Slot) -> str:
@@ -156,9 +152,10 @@ class _Observer:
         self._steps = steps
         self._inputs = inputs
         self._loss = loss
+        given = getattr(steps[0], "loss", None)
         self._roots = {
             "model": steps[0].get_submodule("model"),
-            "loss": users_loss(getattr(steps[0], "loss", None)),
+            "loss": getattr(given, "of_user", given),
             _OF_PYTHON: vars(random)["_inst"],
             _OF_NUMPY: vars(np.random.mtrand)["_rand"],
         }
@@ -205,7 +202,7 @@ class _Observer:
                 raise self._lost(slot, what, _FIRST_CALL)
             if again:
                 self._check_read(second)
-            elif not self._is_fake and _results(first) != _results(self._round()):
+            elif not self._is_fake and [one.result for one in first] != [one.result for one in self._round()]:
                 raise self._lost(only_first[0], "which the first call sets, and which changes its result", _COUNTED)
             self.call(self._steps[0])  # so that it is not what an evaluation leaves behind
             return self._observed(first, again)
@@ -297,15 +294,12 @@ class _Observer:
         for call in (one.recording for one in first):
             own = next((op for op in call.ops if op.draws_from), None)
             if own is not None:
-                slots = Snapshot(self._roots).slots.values()
-                is_kept = any(isinstance(slot.owner, torch.Generator) for slot in slots)
+                is_kept = any(isinstance(one.owner, torch.Generator) for one in Snapshot(self._roots).slots.values())
                 raise self._refused(_GENERATOR if is_kept else _MADE, str(own.line or ""))
             if found := changed_constants(call):
-                for slot in self._of_loss():
-                    if slot.kind == "tensor" and call.has_changed(slot.value):
-                        what = f"{slot.name}, a tensor of the loss that is changed in place"
-                        rewrite = f"{_INTO_MODEL} register it: self.register_buffer(name, tensor)"
-                        raise self._refused(Obstacle(what, rewrite), found[0].where)
+                if slot := next((slot for slot in self._of_loss() if call.has_changed(slot.value)), None):
+                    rewrite = f"{_INTO_MODEL} register it: self.register_buffer(name, tensor)"
+                    raise self._refused(Obstacle(f"{slot.name}, which each call changes", rewrite), found[0].where)
                 raise all_findings(found, self._steps[0].training)
             if call.seeded:
                 raise self._refused(_SEEDED, self._line_of("", "seed"))
@@ -332,10 +326,10 @@ class _Observer:
 
     def _in_memory_of(self, array: np.ndarray[Any, Any]) -> str | None:
         """The parameter or buffer that has the memory of `array`."""
-        first = array.ctypes.data
-        held = ((label, one.untyped_storage()) for label, one in self._named.items() if not self._is_fake)
-        label = next((label for label, one in held if 0 <= first - one.data_ptr() < one.nbytes()), None)
-        return label and label.removeprefix("foreign ").replace(" model.", " ")
+        for label, one in self._named.items():
+            if not self._is_fake and 0 <= array.ctypes.data - one.data_ptr() < one.nbytes:
+                return label.removeprefix("foreign ").replace(" model.", " ")
+        return None
 
     def _check_equal(self, one: _Round, other: _Round) -> None:
         if _texts(one) != _texts(other):
@@ -392,7 +386,7 @@ class _Observer:
     def changing_line(self, name: str, kind: str, begin: int, stride: int) -> tuple[int, str | None]:
         """Rounds until something changes, which are looked at every `stride` events of Python's trace from `begin` on:
         the last event at which nothing has changed, and the line before the next look, if it finds a change."""
-        before, count, seen = self._watched(name, kind), 0, begin
+        before, count, seen, seed = self._watched(name, kind), 0, begin, 0
         last: tuple[str, int] | None = None
         found: list[str | None] = []
 
@@ -412,9 +406,8 @@ class _Observer:
 
         sys.settrace(look)
         try:
-            for seed in range(1, _ROUNDS):
-                if not found:
-                    self._round(seed)
+            while not found and (seed := seed + 1) < _ROUNDS:
+                self._round(seed)
         finally:
             sys.settrace(None)
         return seen, found[0] if found else None

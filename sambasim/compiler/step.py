@@ -28,11 +28,6 @@ TARGET = "target"
 """The name of the loss's second operand, where the config names the loss."""
 
 
-def users_loss(loss: Any) -> Any:
-    """What the user gave as `loss`, which may have become a function of sambasim."""
-    return getattr(loss, "of_user", loss)
-
-
 class _Step(nn.Module):
     """`arguments`: the names of inputs in place of the tensors of each argument of the model, for a model that takes
     tensors in dicts, tuples or lists; None where each input is an argument."""
