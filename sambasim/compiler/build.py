@@ -36,20 +36,20 @@ class Captures:
     evaluation: CapturedGraph
     single: CapturedGraph | None
     per_sample_loss: bool
-    kept: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
     """A program, and the tensors of the model by symbol: parameters, buffers and constants. `checkpointed`: the model
     asks for activation checkpointing somewhere; `cast_twice`: parameters that PyTorch casts once: see `captured`;
-    `kept`: what calls change in Python, and no call reads."""
+    `notices`: of what calls do beside tensors."""
 
     program: Program
     weights: Mapping[str, Tensor]
     checkpointed: bool = False
     cast_twice: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
 
 
 def build(name: str, model: nn.Module, inputs: Mapping[str, Tensor], captures: Captures, batch_size: int) -> Built:
@@ -108,10 +108,10 @@ class _Builder:
         )
         verify(program, Progress.CAPTURED)
         if captures.training is None:
-            return Built(program, self._weights, kept=captures.kept)
+            return Built(program, self._weights, notices=captures.notices)
         casts = {self._symbol_of_path[path]: None for path in captures.training.cast_twice}
         cast_twice = tuple(self._symbols[name].torch_names[0] for name in casts)
-        return Built(program, self._weights, captures.training.is_checkpointed, cast_twice, captures.kept)
+        return Built(program, self._weights, captures.training.is_checkpointed, cast_twice, captures.notices)
 
     def _add(self, symbol: Symbol) -> None:
         self._symbols[symbol.name] = symbol

@@ -193,7 +193,7 @@ def _capture(
             ones = tuple(tensor[:1].clone() for tensor in tensors)
             asked = asked_of(evaluation, ones) if observed.asked[evaluation].answers else None
             single = capture(evaluation, ones, asked, narrow=narrow)
-    return Captures(training, captured, single, per_sample_loss=by_sample is not None, kept=observed.kept)
+    return Captures(training, captured, single, per_sample_loss=by_sample is not None, notices=observed.notices)
 
 
 def _training_alone(step: TrainingStep, tensors: Sequence[Tensor]) -> Captures:

@@ -18,8 +18,6 @@ from sambasim.units import format_bytes
 
 _CHECKPOINTING = "torch.utils.checkpoint in the model saves no memory here, and --recompute full does"
 
-_MOST_NAMES = 6
-
 _GRU_EXACT_MULTIPLE = 32
 """Hidden sizes of a GRU that are multiples of this give the bits of eager PyTorch: see docs/concepts.md."""
 
@@ -44,12 +42,9 @@ def notice_of_shapes(program: Program, loss: str | None) -> Iterator[str]:
 
 def notices_of(built: Built, program: Program, model: nn.Module) -> list[str]:
     """`program`: what became of `built`, the graphs of `model`."""
-    notices = [*_gathered(program)]
+    notices = [*_gathered(program), *built.notices]
     if built.checkpointed:
         notices.append(_CHECKPOINTING)
-    if built.kept:
-        listed = ", ".join(built.kept[:_MOST_NAMES]) + " …" * (len(built.kept) > _MOST_NAMES)
-        notices.append(f"changed by each call of the model, read by none, and so not in the PEF: {listed}")
     if built.cast_twice:
         notices.append(
             f"read several times under torch.autocast: {', '.join(built.cast_twice)}; PyTorch adds up their gradients "

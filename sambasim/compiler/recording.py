@@ -250,7 +250,7 @@ _TRANSPARENT = (
     *(str(_TORCH / name) for name in _FORWARDING),
     *(
         str(Path(__file__).with_name(f"{name}.py"))
-        for name in ("recording", "asked_values", "line_marks", "lost", "as_eager")
+        for name in ("recording", "asked_values", "line_marks", "lost", "as_eager", "opened")
     ),
 )
 """Files that only forward a call, between the line that uses a tensor and `__torch_dispatch__`."""

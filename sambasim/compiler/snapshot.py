@@ -1,10 +1,15 @@
 """A snapshot of every Python slot that a call can reach, in which tensors go by identity: what a call has changed is
 what differs between two of them."""
 
+import array
 import collections
 import contextvars
+import ctypes
 import functools
 import gc
+import io
+import logging
+import os
 import random
 import re
 import sys
@@ -27,12 +32,15 @@ _LEAVES = (int, float, complex, str, bytes, type(None), type(...), range, slice,
 _OF_LIBRARIES = {"torch", "numpy", "sambasim", *sys.stdlib_module_names}
 _ENTERED = {
     *("types", "argparse", "collections", "functools", "itertools", "builtins", "queue", "_thread", "random"),
-    *("threading", "weakref"),
+    *("threading", "weakref", "_weakrefset", "ctypes", "multiprocessing", "logging", "_csv"),
 }
 """Modules of Python whose objects are entered, as those of the user's own classes are."""
 
 _SLOTS = (*_LEAVES, Tensor, types.MethodType, type)
 """What a slot may hold."""
+
+_OF_LOGGERS = ("_cache", "manager", "parent", "root", "handlers")
+"""Attributes of a logger that lead to all others, or that any message changes."""
 
 _LARGEST = 4096
 """The largest container whose items are slots. Larger ones are one."""
@@ -149,6 +157,7 @@ def _process_state() -> dict[str, object]:
         "the inference mode": torch.is_inference_mode_enabled(),
         "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "the number of threads": torch.get_num_threads(),
+        "the environment": hash(tuple(sorted(os.environ.items()))),
     }
 
 
@@ -158,6 +167,8 @@ def _mark(kind: str, value: Any) -> object:
         memory = value.untyped_storage()._cdata if is_dense(value) else 0
         return id(value), memory, value.shape, value.dtype, value.requires_grad and not isinstance(value, nn.Parameter)
     if kind == "content":
+        if isinstance(value, _OF_BYTES):
+            return hash(memoryview(value).tobytes())
         if isinstance(value, np.ndarray):
             return value.shape, hash(value.tobytes()) if value.dtype != object else len(value)
         if isinstance(value, (set, frozenset)):
@@ -169,6 +180,9 @@ def _mark(kind: str, value: Any) -> object:
     if kind == "position":
         return _position(value)
     return type(value), repr(value) if isinstance(value, (float, complex, tuple)) else value
+
+
+_OF_BYTES = (bytearray, array.array, ctypes.Array, ctypes.Structure, ctypes._SimpleCData)
 
 
 def _plain(item: object) -> object:
@@ -188,6 +202,8 @@ _POSITIONS: Mapping[type, Callable[[Any], object]] = {
     np.random.Generator: lambda one: repr(one.bit_generator.state),
     np.random.RandomState: lambda one: repr(one.get_state(legacy=False)),
     functools._lru_cache_wrapper: lambda one: (one.cache_info().misses, one.cache_info().currsize),
+    io.StringIO: lambda one: one.closed or (one.tell(), hash(one.getvalue())),
+    io.BytesIO: lambda one: one.closed or (one.tell(), hash(one.getvalue())),
 }
 """Of what gives other values each time it is asked, where it stands."""
 
@@ -198,7 +214,7 @@ def _position(one: Any) -> object:
 
 
 def _is_container(one: object) -> bool:
-    kinds = (dict, list, tuple, set, frozenset, collections.deque, np.ndarray, bytearray)
+    kinds = (dict, list, tuple, set, frozenset, collections.deque, np.ndarray, *_OF_BYTES)
     return isinstance(one, kinds) and not _is_plain_tuple(one)
 
 
@@ -240,6 +256,8 @@ def _children(name: str, one: Any) -> Iterator[tuple[str, Any, Any, Any]]:
     elif not isinstance(one, types.ModuleType | types.BuiltinFunctionType | FakeTensor):
         yield from _of_container(name, one)
         yield from _of_object(name, one)
+        if _is_iterator(one) or type(one).__module__ == "_csv":  # what it goes over
+            yield from ((name, None, None, part) for part in gc.get_referents(one) if not isinstance(part, type))
 
 
 def _of_container(name: str, one: Any) -> Iterator[tuple[str, Any, Any, Any]]:
@@ -263,7 +281,8 @@ def _of_object(name: str, one: Any) -> Iterator[tuple[str, Any, Any, Any]]:
             held = vars(one).get(kind, {})
             yield from ((f"{name}.{key}", held, key, value) for key, value in list(held.items()))
     if attributes is not None:
-        left_out = (*_OF_MODULES, "training") if isinstance(one, nn.Module) else ()
+        kinds = {nn.Module: (*_OF_MODULES, "training"), logging.Logger: _OF_LOGGERS}
+        left_out = next((names for kind, names in kinds.items() if isinstance(one, kind)), ())
         owner = one if isinstance(one, threading.local) else attributes
         for key, value in list(attributes.items()):
             if key not in left_out:
@@ -309,13 +328,19 @@ def _of_function(one: types.FunctionType) -> Iterator[tuple[str, Any, Any, Any]]
     for index, value in enumerate((*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values())):
         yield f"default {index} of {called}", None, None, value
     yield from ((f"{one.__name__}.{key}", vars(one), key, value) for key, value in list(vars(one).items()))
-    for key in sorted(_names_in(one.__code__)):
-        value = one.__globals__.get(key, MISSING)
-        if value is not MISSING:
-            yield f"global {key}", one.__globals__, key, value
-        if isinstance(value, types.ModuleType) and not is_library_file(getattr(value, "__file__", None) or "<"):
-            held = _names_in(one.__code__) & vars(value).keys()
-            yield from ((f"global {key}.{name}", vars(value), name, vars(value)[name]) for name in sorted(held))
+    names = _names_in(one.__code__)
+    for key in sorted(names & one.__globals__.keys()):
+        yield f"global {key}", one.__globals__, key, one.__globals__[key]
+    package = one.__globals__.get("__package__") or ""
+    imported = [sys.modules.get(found) for key in names for found in (key, f"{package}.{key}")]
+    modules, seen = [*map(one.__globals__.get, names), *imported], set[int]()
+    while modules:  # a name in the code is one of an attribute too
+        module = modules.pop()
+        if isinstance(module, types.ModuleType) and not _of_library(module.__name__) and id(module) not in seen:
+            seen.add(id(module))
+            held = {key: vars(module)[key] for key in sorted(names & vars(module).keys())}
+            modules += held.values()
+            yield from ((f"global {module.__name__}.{key}", vars(module), key, value) for key, value in held.items())
 
 
 @functools.cache
@@ -349,7 +374,8 @@ def _varied(value: Any, number: int, before: Any) -> Any:
         case int() | float():
             return type(value)(NUMBERS[number])
         case str() | bytes():
-            return value[:0] if number % 2 else value * 2
+            count = min(NUMBERS[number], _LARGEST)
+            return (value * -(-count // max(len(value), 1)))[:count]
         case Tensor():
             return perturbed(value, number)
         case tuple():
@@ -367,20 +393,24 @@ def perturbed(tensor: Tensor, number: int = 1) -> Tensor:
 
 
 def _vary_content(one: Any, number: int) -> None:
-    times = (0, 1, 2, 10, 100, 1000)[number % 6]
+    """A container gets as many items as `number` says."""
+    count = min(NUMBERS[number], _LARGEST)
     match one:
-        case list() | collections.deque() | bytearray():
-            items = list(one)[:64] * times
-            one.clear()
-            one.extend(items)
+        case list() | collections.deque() | bytearray() | array.array():
+            items = list(one) or [0]
+            while one:
+                one.pop()
+            one.extend((items * -(-count // len(items)))[:count])
         case dict():
             items = list(one.items())
-            if not times:
-                one.clear()
-            elif items and isinstance(items[-1][0], int | str):
-                one.update((type(items[-1][0])(f"{extra}"), items[-1][1]) for extra in range(10**6, 10**6 + times))
+            one.clear()
+            one.update(items[:count])
+            if items and isinstance(items[-1][0], int | str):
+                made = (type(items[-1][0])(f"{extra}") for extra in range(10**6, 10**6 + count - len(one)))
+                one.update(dict.fromkeys(made, items[-1][1]))
         case set():
-            one.clear() if not times else one.update(object() for _ in range(times))
+            one.clear()
+            one.update(range(count))
         case np.ndarray():
             one[...] = np.roll(one, 1) * NUMBERS[number]
         case _:
@@ -390,6 +420,9 @@ def _vary_content(one: Any, number: int) -> None:
 def _advance(one: Any, number: int) -> None:
     if isinstance(one, functools._lru_cache_wrapper):
         one.cache_clear()
+        return
+    if isinstance(one, io.IOBase):
+        one.seek(0, number % 2 * io.SEEK_END)
         return
     draw = getattr(one, "random", None) or functools.partial(next, one)
     for _ in range((1, 2, 7, 10, 50, 100)[number % 6]):

@@ -15,11 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.modules import module as of_modules
 
 from sambasim.compiler.as_eager import kernels_of_eager, known_shapes
 from sambasim.compiler.asked_values import Asked, modes_reach_inside
 from sambasim.compiler.explain import Finding, Obstacle, all_findings, changed_constants, obstacles
 from sambasim.compiler.names import is_library_file
+from sambasim.compiler.opened import files_seen
 from sambasim.compiler.recording import Recording, digest_of, line_of
 from sambasim.compiler.snapshot import FEW, MISSING, NUMBERS, Slot, Snapshot, perturbed, vary
 from sambasim.compiler.step import EvaluationStep, TrainingStep, check_loss, eagerly, loss_in
@@ -51,6 +53,12 @@ _FIRST_CALL = (
     "torch.where(self.is_set, self.value, …)"
 )
 _INTO_MODEL = "make the loss a submodule of the model, whose forward(x, target) returns it first; there"
+_MOST_NAMES = 6
+_KEPT = "changed by each call of the model, read by none, and so not in the PEF: {}"
+_OPENED = "opened by the model: {}; what it reads in files is as for the example batch in every step of a run"
+
+_OF_OPTIMIZERS = ".param_groups["
+_RATES = "give a schedule, training.schedule; or train in several runs, each with its own rate, and resume"
 _DIFFERS = Obstacle(
     "a value that differs from call to call, though nothing that the model can reach has changed",
     "give it to the model as an input, or compute it before",
@@ -70,12 +78,12 @@ _STRIDES = (4096, 256, 16, 1)
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What the first call of each step was: its operators, and what it asks of values. `kept`: slots that calls change
-    and nothing reads."""
+    """What the first call of each step was: its operators, and what it asks of values. `notices`: of slots that calls
+    change and nothing reads, and of files."""
 
     calls: Mapping[nn.Module, Recording]
     asked: Mapping[nn.Module, Asked]
-    kept: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
 
 
 _Round: TypeAlias = list[Asked]
@@ -156,6 +164,7 @@ class _Observer:
         self._roots = {
             "model": steps[0].get_submodule("model"),
             "loss": getattr(given, "of_user", given),
+            "hooks of all modules": [vars(of_modules)[name] for name in vars(of_modules) if "_global_" in name],
             _OF_PYTHON: vars(random)["_inst"],
             _OF_NUMPY: vars(np.random.mtrand)["_rand"],
         }
@@ -167,6 +176,8 @@ class _Observer:
         self.changed: Sequence[Slot] = ()
         self._recording: Recording | None = None
         self._has_seeded = False
+        self._rates: Sequence[Slot] = ()
+        self.files: dict[str, None] = {}
 
     def run(self) -> Observed:
         with contextlib.ExitStack() as stack:
@@ -179,18 +190,21 @@ class _Observer:
             stack.callback(self._set_modes, self._steps[0])
             before = Snapshot(self._roots)
             self._named = before.registered() | self._named
-            first = self._round()
-            after = Snapshot(self._roots)
+            first, changed, after = self._observed_round(before, 1)
             for asked in first:
                 asked.names = after.names_of_tensors()
                 asked.changed = {label for labels in _writes(first) for label in labels}
-            self.changed = changed = before.changed_in(after)
+            self.changed = changed
             self._check_slots(changed)
             self._check_calls(first)
             if not changed and (self._is_fake or _is_large(first)):
                 return self._observed(first)
-            second = self._round(2)
-            self.changed = again = after.changed_in(Snapshot(self._roots))
+            second, again, after = self._observed_round(after, 2)
+            self.changed = again
+            self._check_slots([slot for slot in again if _OF_OPTIMIZERS in slot.name])
+            self._rates = [
+                slot for slot in after.slots.values() if _OF_OPTIMIZERS in slot.name and slot.kind == "value"
+            ]
             if not changed and not again:
                 self._check_equal(first, second)
                 return self._observed(first)
@@ -229,23 +243,41 @@ class _Observer:
         with mode:
             observer = _Observer(self._steps, [mode.from_tensor(one) for one in self._inputs], self._loss)
             calls = observer.run().calls.values()
-        return not observer.changed and not any(op.asks for call in calls for op in call.ops)
+        return not (observer.changed or observer.files) and not any(op.asks for call in calls for op in call.ops)
 
     def _observed(self, first: _Round, kept: Sequence[Slot] = ()) -> Observed:
-        names = dict.fromkeys(slot.name for slot in kept if slot.name not in (_OF_PYTHON, _OF_NUMPY))
         asked = dict(zip(self._steps, first, strict=True))
-        return Observed({step: one.recording for step, one in asked.items()}, asked, tuple(names))
+        said = {
+            _KEPT: dict.fromkeys(slot.name for slot in kept if slot.name not in (_OF_PYTHON, _OF_NUMPY)),
+            _OPENED: self.files,
+        }
+        notices = [
+            what.format(", ".join(list(names)[:_MOST_NAMES]) + " …" * (len(names) > _MOST_NAMES))
+            for what, names in said.items()
+            if names
+        ]
+        return Observed({step: one.recording for step, one in asked.items()}, asked, tuple(notices))
 
     def _ask(self, *request: object) -> Any:
         """What a fresh copy of the process, in which nothing was called yet, says."""
         return None if self._fresh is None else self._fresh.ask(request)
 
     def _round(self, seed: int = 1) -> _Round:
-        done = []
+        return [self._seeded(step, seed) for step in self._steps]
+
+    def _seeded(self, step: nn.Module, seed: int) -> Asked:
+        torch.default_generator.manual_seed(seed)
+        return self.call(step)
+
+    def _observed_round(self, before: Snapshot, seed: int) -> tuple[_Round, list[Slot], Snapshot]:
+        """A round, what its calls change, though the next may change it back, and what there is afterwards."""
+        done, changed = [], dict[tuple[str, str], Slot]()
         for step in self._steps:
-            torch.default_generator.manual_seed(seed)
-            done.append(self.call(step))
-        return done
+            done.append(self._seeded(step, seed))
+            after = Snapshot(self._roots)
+            changed = {(slot.name, slot.kind): slot for slot in before.changed_in(after)} | changed
+            before = after
+        return done, [*changed.values()], before
 
     def _set_modes(self, step: nn.Module) -> None:
         if isinstance(step, EvaluationStep):
@@ -262,7 +294,7 @@ class _Observer:
         asked = Asked(recording)
         self._set_modes(step)
         try:
-            with eagerly(step, given), quiet(), modes_reach_inside(), recording, asked:
+            with eagerly(step, given), quiet(), files_seen(self.files), modes_reach_inside(), recording, asked:
                 outputs = step(*given)
             if isinstance(step, TrainingStep):
                 check_loss(loss_in(outputs), self._loss, any_shape=step.any_loss)
@@ -308,6 +340,8 @@ class _Observer:
         for slot in changed:
             if slot.kind == "process":
                 raise self._lost(slot, "which is of the process, and which forward() changes", "set it outside")
+            if _OF_OPTIMIZERS in slot.name:
+                raise self._lost(slot, "of an optimizer, which forward() changes", _RATES)
             if slot.before is MISSING and isinstance(slot.value, nn.Parameter) and slot.value.requires_grad:
                 what = "a parameter that forward() makes, and that an optimizer made before does not have"
                 raise self._lost(slot, what, "make it in __init__")
@@ -367,25 +401,27 @@ class _Observer:
         """The operators of a round, before which the changed slots are as they were after the last one, and `varied`
         have other values; None if it fails."""
         try:
-            for slot in self.changed:
+            for slot in (*self.changed, *self._rates):
                 if slot.kind in ("value", "tensor"):
                     slot.set(slot.value)
             for slot in varied:
                 vary(slot, number)
-            return _texts(self._round())
+            return [*_texts(self._round()), *(str(slot.owner[slot.key]) for slot in self._rates)]
         except Exception:
             return None
 
-    def _line_of(self, name: str, kind: str) -> str | None:
-        """The user's line, of the first rounds, that changes a slot, or the "seed"."""
+    def _line_of(self, name: str, kind: str, *, is_new: bool = True) -> str | None:
+        """The user's line, of the first rounds, that changes a slot, or makes it if `is_new`, or the "seed"."""
         seen: tuple[int, str | None] = 0, None
         for stride in _STRIDES:
-            seen = self._ask("changing_line", name, kind, seen[0], stride) or seen
+            seen = self._ask("changing_line", name, kind, is_new, seen[0], stride) or seen
         return seen[1]
 
-    def changing_line(self, name: str, kind: str, begin: int, stride: int) -> tuple[int, str | None]:
+    def changing_line(self, name: str, kind: str, is_new: bool, begin: int, stride: int) -> tuple[int, str | None]:
         """Rounds until something changes, which are looked at every `stride` events of Python's trace from `begin` on:
         the last event at which nothing has changed, and the line before the next look, if it finds a change."""
+        if not is_new and self._watched(name, kind) is None:
+            self._round()
         before, count, seen, seed = self._watched(name, kind), 0, begin, 0
         last: tuple[str, int] | None = None
         found: list[str | None] = []
@@ -427,7 +463,8 @@ class _Observer:
     def _lost(self, slot: Slot, what: str, rewrite: str) -> CaptureError:
         if any(one.owner is slot.owner and one.key == slot.key for one in self._of_loss()):
             rewrite = f"{_INTO_MODEL} {rewrite}"
-        return self._refused(Obstacle(f"{slot.name}, {what}", rewrite), self._line_of(slot.name, slot.kind))
+        line = self._line_of(slot.name, slot.kind, is_new=slot.before is MISSING)
+        return self._refused(Obstacle(f"{slot.name}, {what}", rewrite), line)
 
     def _refused(self, obstacle: Obstacle, where: str | None) -> CaptureError:
         return all_findings([Finding(obstacle, where or "")], self._steps[0].training)

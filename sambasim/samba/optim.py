@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from sambasim.compiler.torch_optimizers import NOT_IN_A_PEF, options_of_group, plain_number, refuse_changed_step
+from sambasim.commands.torch_optimizers import NOT_IN_A_PEF, options_of_group, plain_number, refuse_changed_step
 from sambasim.errors import OptionError
 from sambasim.options.training import OptimizerOptions
 from sambasim.samba.checks.arguments import checks_keywords_of

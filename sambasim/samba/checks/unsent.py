@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad
 
+from sambasim.commands.torch_optimizers import plain_number
 from sambasim.compiler.tensors import held_by
-from sambasim.compiler.torch_optimizers import plain_number
 from sambasim.ir.graph import SectionKind
 from sambasim.runtime.weights import tensor_sha256
 from sambasim.samba import context

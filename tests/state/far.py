@@ -1,0 +1,149 @@
+"""State that is far from the model: in modules that it imports, in objects of the standard library, in an optimizer;
+and state that one call changes and the next changes back."""
+
+# Calling a module gives Any, and some functions of torch have no types.
+# mypy: no-warn-return-any, allow-untyped-calls
+
+import array
+import ctypes
+import io
+import logging
+import multiprocessing
+import os
+import threading
+import weakref
+from typing import Any
+
+from torch import Tensor, nn
+
+from tests.state import far_away
+from tests.state.case import EQUAL, REFUSED, Setup, built, case, given, net_of
+from tests.state.counters import late
+
+LOG = logging.getLogger(__name__)
+WEAK: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+
+
+@late(1000, where="MODULE_CALLS", says=("MODULE_CALLS",))
+def function_of_a_module(net: Any) -> int:
+    return far_away.count()
+
+
+@late(1000, says=("CALLS",), whole=True)
+def attribute_of_a_module(net: Any) -> int:
+    far_away.CALLS += 1  # here
+    return far_away.CALLS - 1
+
+
+@late(1000, where="self.n", says=("n",), whole=True)
+def one_object_of_a_module(net: Any) -> int:
+    from tests.state.far_away import Keeper
+
+    return Keeper.get().count()
+
+
+@late(1000, says=("LOG.n",), whole=True)
+def attribute_of_a_logger(net: Any) -> int:
+    LOG.n = getattr(LOG, "n", 0) + 1  # type: ignore[attr-defined]  # here
+    return LOG.n - 1  # type: ignore[attr-defined]
+
+
+@late(1000, says=("WEAK",), whole=True)
+def weak_dictionary(net: Any) -> int:
+    WEAK[net] = WEAK.get(net, 0) + 1  # here
+    return WEAK[net] - 1
+
+
+@late(1000, given(text=lambda: io.StringIO("1" * 10_000)), where=None, says=("text",), whole=True)
+def stream(net: Any) -> int:
+    return len(net.text.read(1)) + net.text.tell() - 2
+
+
+@late(1000, given(count=lambda: ctypes.c_int(0)), says=("count",), whole=True)
+def number_of_c(net: Any) -> int:
+    net.count.value += 1  # here
+    return int(net.count.value) - 1
+
+
+@late(1000, given(count=lambda: array.array("i", [0])), says=("count",), whole=True)
+def array_of_python(net: Any) -> int:
+    net.count[0] += 1  # here
+    return int(net.count[0]) - 1
+
+
+@late(1000, given(count=lambda: threading.Semaphore(10_000)), where=None, says=("count",), whole=True)
+def semaphore(net: Any) -> int:
+    net.count.acquire()
+    return 9999 - int(net.count._value)
+
+
+@late(1000, given(count=lambda: multiprocessing.Value("i", 0)), says=("count",), whole=True)
+def number_of_processes(net: Any) -> int:
+    net.count.value += 1  # here
+    return int(net.count.value) - 1
+
+
+@late(1000, says=("the environment",), whole=True)
+def environment(net: Any) -> int:
+    os.environ["SAMBASIM_CASE"] = str(int(os.environ.get("SAMBASIM_CASE", "0")) + 1)  # here
+    return int(os.environ["SAMBASIM_CASE"]) - 1
+
+
+@case(REFUSED, given(seen=list), says=("seen",))
+def exact_length_of_a_list(net: Any, h: Tensor) -> Tensor:
+    net.seen.append(0)  # here
+    return h * (0.5 if len(net.seen) == 21 else 1.0)
+
+
+@case(REFUSED, given(word=""), says=("word",), whole=True)
+def exact_length_of_a_word(net: Any, h: Tensor) -> Tensor:
+    net.word += "x"  # here
+    return h * (0.5 if len(net.word) == 21 else 1.0)
+
+
+@case(REFUSED, given(turn=False), says=("turn",))
+def every_second_call(net: Any, h: Tensor) -> Tensor:
+    net.turn = not net.turn  # here
+    return h * (0.5 if net.turn else 1.0)
+
+
+@case(REFUSED, given(parts=lambda: [1.0, 0.5]), says=("parts",), whole=True)
+def list_that_turns(net: Any, h: Tensor) -> Tensor:
+    net.parts.reverse()  # here
+    return h * net.parts[0]
+
+
+@built(REFUSED, where=None, says=("param_groups[0]['lr']",))
+def rate_that_forward_sets() -> Setup:
+    def then(net: Any, h: Tensor) -> Tensor:
+        net.kept[0].param_groups[0]["lr"] *= 0.9
+        return h
+
+    return _with_optimizer(then)
+
+
+@built(REFUSED, says=("n",), whole=True)
+def rate_that_forward_sets_late() -> Setup:
+    def then(net: Any, h: Tensor) -> Tensor:
+        net.n += 1  # here
+        net.kept[0].param_groups[0]["lr"] = 0.05 / (1 + net.n // 100)
+        return h
+
+    return _with_optimizer(then)
+
+
+def _with_optimizer(then: Any) -> Setup:
+    setup = net_of(then, given(n=0, kept=list))
+    net: Any = setup.model
+    net.kept.append(setup.optimizer)
+    return setup
+
+
+def _file_is_told(setup: Setup, state: Any, pef: Any, run: Any) -> str:
+    return "" if any(one.startswith("opened by the model: ") for one in pef.notices) else "the file is not told"
+
+
+@case(EQUAL, also=_file_is_told)
+def file_that_is_read(net: Any, h: Tensor) -> Tensor:
+    with open(os.devnull, encoding="utf-8") as file:
+        return h * (1.0 + len(file.read()))
