@@ -34,9 +34,9 @@ def check_modes(model: nn.Module, *, training: bool) -> None:
         for name in ("eval", "train") if training else ("eval",):
             before, contents = Snapshot({"model": model}), _contents(model)
             getattr(model, name)()
-            slots = [slot.name for slot in before.changed_in(Snapshot({"model": model})) if slot.kind == "tensor"]
             now = _contents(model)
-            slots += [path for path, one in contents.items() if now.get(path) != one]
+            slots = [path for path, one in contents.items() if now.get(path) != one]
+            slots += [slot.name for slot in before.changed_in(Snapshot({"model": model})) if slot.kind == "tensor"]
             if slots:
                 raise _refused(model, name, slots[0], training)
     finally:

@@ -28,7 +28,8 @@ class Finding:
 
 _BRANCH = Obstacle("a branch on the value of a tensor", "compute both sides, and choose: torch.where(condition, a, b)")
 _NUMBER = Obstacle(
-    "the value of a tensor as a Python number", "keep it a tensor: leave out .item(), float(), int(), .tolist()"
+    "the value of a tensor as a Python number",
+    "keep it a tensor: leave out .item(), float(), int(), .tolist(); where it decides, torch.where(condition, a, b)",
 )
 _INDEX = Obstacle("an index that is the value of a tensor", "select by the tensor: a.index_select(0, t.view(1))[0]")
 _SIZE = Obstacle(

@@ -229,6 +229,8 @@ def check_memory(held: Sequence[Held], changed: Set[str]) -> None:
             fixed = changed.isdisjoint(one.paths + other.paths) and not (one.is_parameter or other.is_parameter)
             if not fixed and share_memory(one.tensor, other.tensor):
                 remedy = f"tie them as one: model.{other.name} = model.{one.name}, without .data; or give each its own"
+                if one.tensor.shape != other.tensor.shape:
+                    remedy = f"keep one of them, and take the part of it where it is read: self.{one.name}[0]"
                 if f"{one.name}_orig" == other.name or f"{other.name}_orig" == one.name:
                     remedy = "torch.nn.utils.parametrizations.spectral_norm, in place of torch.nn.utils.spectral_norm"
                 raise ModelError(f"{one} and {other} are two tensors in the same memory", remedy=remedy)

@@ -77,7 +77,7 @@ def _views(net: Any) -> None:
     net.register_buffer("first", net.rows[0])
 
 
-@case(REFUSED, _views, says=("the buffer rows and the buffer first are two tensors in the same memory",), where=None)
+@case(REFUSED, _views, says=("the buffer rows and the buffer first are", "take the part of it"), where=None)
 def buffer_that_is_a_row_of_another(net: Any, h: Tensor) -> Tensor:
     before = net.first.clone()
     net.rows.mul_(0.5).add_(h.detach().mean(0))
@@ -192,6 +192,30 @@ def _with_draws(net: Any) -> None:
 
 
 generator_made_in_forward.rewrite(_with_draws)(lambda net, h: h + net.noise)
+
+
+class Trainer:
+    """One for all models, which the first call makes."""
+
+    made: "Trainer | None" = None
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    @classmethod
+    def of_process(cls) -> "Trainer":
+        cls.made = cls.made or cls()
+        return cls.made
+
+
+@case(REFUSED, says=("Trainer.made.steps, ",))
+def count_of_an_object_that_the_first_call_makes(net: Any, h: Tensor) -> Tensor:
+    trainer = Trainer.of_process()
+    trainer.steps += 1  # here
+    return h * (1.0 if trainer.steps < 3 else 0.5)
+
+
+count_of_an_object_that_the_first_call_makes.rewrite(given(steps=zero))(count_in_place_of_a_length)
 
 
 # Weights that are trained, and changed in forward.
