@@ -17,10 +17,6 @@ class Layout:
     dim: int = 0
     outer: int = 1
 
-    def moved(self, dim: int) -> "Layout":
-        """The same cut, along another dimension."""
-        return Layout(self.kind, dim, self.outer)
-
     def __str__(self) -> str:
         return self.kind if self.kind != "cut" else f"cut({self.dim}{f', outer {self.outer}' * (self.outer > 1)})"
 

@@ -23,6 +23,9 @@ from sambasim.compiler.sharding.layouts import PARTIAL, WHOLE, Layout, cut, fits
 from sambasim.compiler.sharding.sharder import Rule, Sharder
 from sambasim.ir.graph import Argument, Node, Ref
 
+_LETTERS = "abcdefghjlpqrstuvwxy"
+"""Of dimensions that have no other name: `i`, `k`, `m`, `n`, `o` and `z` are free for maps of a given rank."""
+
 Dims: TypeAlias = int | Sequence[int] | None
 """A dimension, several, or all; negative ones are counted from the end."""
 
@@ -132,7 +135,7 @@ def _repeated(named: Sequence[str], count: int) -> Sequence[str]:
 
 def letters(shape: tuple[int, ...]) -> str:
     """The axes of a tensor of `shape`; those of size 1 are never cut."""
-    return broadcast(shape, "abcdefgh"[: len(shape)])
+    return broadcast(shape, _LETTERS.ljust(len(shape), "1")[: len(shape)])
 
 
 @cache
@@ -148,6 +151,7 @@ def whole(axes: str, dims: Dims) -> str:
 
 
 def without(axes: str, dims: Dims, instead: str = "") -> str:
+    """`axes`, with `instead` in place of `dims`."""
     return "".join(instead if dim in _numbers(axes, dims) else one for dim, one in enumerate(axes))
 
 

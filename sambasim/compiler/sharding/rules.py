@@ -133,10 +133,12 @@ def convolution_backward(s: Sharder, node: Node) -> str | None:
 
 
 def _space(s: Sharder, node: Node, x: Argument, weight: Argument) -> str | None:
-    """The axes of space. None with groups, or transposed: the channels of a plain convolution are its weight's."""
-    if s.shape(x)[1] != s.shape(weight)[1] or any(one is True for one in node.args[3:8]):
+    """The axes of space. None with groups, transposed, or of one sample: a plain convolution has the channels of its
+    weight, after the samples."""
+    shape, of_weight = s.shape(x), s.shape(weight)
+    if len(shape) != len(of_weight) or shape[1] != of_weight[1] or any(one is True for one in node.args[3:8]):
         return None
-    return "XYZ"[: len(s.shape(x)) - 2]
+    return "XYZ"[: len(shape) - 2]
 
 
 def view(s: Sharder, node: Node) -> bool:

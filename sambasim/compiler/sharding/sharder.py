@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from sambasim.compiler.names import parameter_of
-from sambasim.compiler.sharding.layouts import PARTIAL, WHOLE, Layout, fits, part_type
+from sambasim.compiler.sharding.layouts import PARTIAL, WHOLE, Layout, cut, fits, part_type
 from sambasim.errors import InternalError
 from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, SectionKind, TorchConstant
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
@@ -17,6 +17,9 @@ from sambasim.ir.types import Symbol, SymbolKind, TensorType
 Rule: TypeAlias = Callable[["Sharder", Node], bool]
 """Emits what computes `node` from operands that are not all whole. Returns False, before anything is emitted, if it
 finds no way."""
+
+
+Keywords: TypeAlias = Sequence[tuple[str, Argument]]
 
 
 @dataclass(slots=True)
@@ -121,7 +124,7 @@ class Sharder:
         layouts: Sequence[Layout],
         *,
         operator: str | None = None,
-        kwargs: Sequence[tuple[str, Argument]] | None = None,
+        kwargs: Keywords | None = None,
     ) -> None:
         """Add `node` with these arguments, of this rank; its results lie as `layouts` say. Raises InternalError for a
         result that cannot be cut so."""
@@ -146,7 +149,7 @@ class Sharder:
         args: Sequence[Argument],
         type_: TensorType | None = None,
         layout: Layout = WHOLE,
-        kwargs: Sequence[tuple[str, Argument]] = (),
+        kwargs: Keywords = (),
     ) -> Ref:
         """Add a node that belongs to `node` and has a value of its own, of the whole type `type_`: by default, that of
         the first argument."""
@@ -161,7 +164,7 @@ class Sharder:
         args: Sequence[Argument],
         types: Sequence[TensorType],
         layout: Layout = WHOLE,
-        kwargs: Sequence[tuple[str, Argument]] = (),
+        kwargs: Keywords = (),
     ) -> tuple[Ref, ...]:
         """As `new`, for an operator with several results."""
         names = tuple(self._free(f"{node.name}__{one}") for one in what)
@@ -172,8 +175,7 @@ class Sharder:
 
     def reduced(self, value: Ref, op: str = "sum") -> Ref:
         """The sum, or the maximum, of what the ranks have in `value`, on all of them."""
-        how: tuple[tuple[str, Argument], ...] = (("op", op), ("order", "tree"))
-        name = f"{value.name}__{op}_{self.axis}"
+        name, how = f"{value.name}__{op}_{self.axis}", (("op", op), ("order", "tree"))
         return Ref(self._communicate(name, value.name, "all_reduce", how, self._values[value.name], WHOLE))
 
     def _shard(self, node: Node) -> None:
@@ -208,7 +210,8 @@ class Sharder:
         if self._counts:
             self.wanted[name].add(layout)
             if name in self._transposed:
-                self._want(self._transposed[name], layout.moved(1 - layout.dim) if layout.kind == "cut" else layout)
+                transposed = cut(1 - layout.dim, layout.outer) if layout.kind == "cut" else layout
+                self._want(self._transposed[name], transposed)
 
     def _convert(self, name: str, own: Layout, layout: Layout) -> str:
         if own.kind == "cut" and layout.kind == "cut":
@@ -220,21 +223,13 @@ class Sharder:
             ("whole", "cut"): "shard",
         }[own.kind, layout.kind]
         which = layout if layout.kind == "cut" else own
-        how: tuple[tuple[str, Argument], ...] = ()
-        if operator != "all_reduce":
-            how = (("dim", which.dim), ("outer", which.outer))
+        how: Keywords = () if operator == "all_reduce" else (("dim", which.dim), ("outer", which.outer))
         if own == PARTIAL:
             how = (*how, ("op", "sum"), ("order", "tree"))
         return self._communicate(f"{name}__{operator}_{self.axis}", name, operator, how, self._types[name], layout)
 
     def _communicate(
-        self,
-        name: str,
-        value: str,
-        operator: str,
-        how: tuple[tuple[str, Argument], ...],
-        type_: TensorType,
-        layout: Layout,
+        self, name: str, value: str, operator: str, how: Keywords, type_: TensorType, layout: Layout
     ) -> str:
         """The name of what `operator` makes of `value`: `name`, if that is free."""
         name = self._free(name)

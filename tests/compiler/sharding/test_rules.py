@@ -91,6 +91,9 @@ CASES: Mapping[str, str] = {
         "%a : float32[2, 4, 6, 6], %w : float32[8, 4, 3, 3], %b : float32[8]; "
         "%y = (%a, %w, %b, (1, 1), (1, 1), (1, 1), False, (0, 0), 1) : float32[2, 8, 6, 6]"
     ),
+    "conv2d.default of one sample": (
+        "%a : float32[4, 4, 6], %w : float32[8, 4, 3, 3]; %y = (%a, %w) : float32[8, 2, 4]"
+    ),
     "convolution_backward.default": (
         "%g : float32[2, 8, 6, 6], %a : float32[2, 4, 6, 6], %w : float32[8, 4, 3, 3]; "
         "%x, %y, %z = (%g, %a, %w, (8,), (1, 1), (1, 1), (1, 1), False, (0, 0), 1, (True, True, True)) : "
