@@ -6,7 +6,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 
-from sambasim.compiler.compile import Compiled, Stopwatch, capture_model, compile_model
+from sambasim.compiler.compile import Stopwatch, capture_model
 from sambasim.compiler.configured import example_of, is_configured, make_configured
 from sambasim.compiler.names import forward_line, user_line
 from sambasim.compiler.passes import Fits, run_pipeline
@@ -50,13 +49,6 @@ class Named(NamedTuple):
     example: Example
     source: Source
     notices: tuple[str, ...]
-
-
-def compile_from_options(options: CompileOptions, on_phase: Callable[[str], None] = lambda phase: None) -> Compiled:
-    """Compile what `options` name, in this process and without a comparison. Raises as `named_in`."""
-    model, (inputs, by_keyword, arguments), _, notices = named_in(options, on_phase)
-    done = compile_model(model, inputs, options, by_keyword=by_keyword, arguments=arguments, on_phase=on_phase)
-    return replace(done, notices=(*notices, *done.notices))
 
 
 def named_in(options: CompileOptions, on_phase: Callable[[str], None] = lambda phase: None) -> Named:

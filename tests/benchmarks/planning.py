@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from sambasim.commands.variants import changes_of
-from sambasim.compiler.front import compile_from_options
 from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.simulation.planning.strategy import BY_HOST, Strategy
 from tests.benchmarks.measure import Figure, run_body
+from tests.support.compiled import compile_from_options
 from tests.support.mpi import ROOT
 from tests.support.torch_memory import FAMILIES, parts_of
 

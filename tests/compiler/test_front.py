@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from sambasim.compiler.front import compile_from_options
 from sambasim.errors import MachineError, UserError
 from sambasim.options.compile import compile_options
+from tests.support.compiled import compile_from_options
 from tests.support.mpi import ROOT
 
 

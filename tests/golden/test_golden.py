@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sambasim.compiler.front import compile_from_options
 from sambasim.ir.printer import format_graph
 from sambasim.pef import read
+from tests.support.compiled import compile_from_options
 from tests.support.examples import example_options
 
 FOLDER = Path(__file__).parent

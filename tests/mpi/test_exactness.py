@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from torch import nn
 
-from sambasim.compiler.front import compile_from_options
 from sambasim.pef import read
 from tests.mpi.training import EACH_ALONE, TWO_NODES, run_of, train
+from tests.support.compiled import compile_from_options
 from tests.support.examples import VARIANTS, CompiledExample, example_options
 from tests.support.mpi import RANKS
 from tests.support.whole import is_whole, whole, whole_case

@@ -6,13 +6,13 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from sambasim.compiler.front import compile_from_options
 from sambasim.ir.program import Program
 from sambasim.ir.types import DTYPE_BYTES
 from sambasim.pef import read
 from sambasim.records.metrics import BytesRecord
 from tests.mpi.bodies.train import Run
 from tests.mpi.training import EXACT, WAYS, Trained, of_pef, run_of, train
+from tests.support.compiled import compile_from_options
 from tests.support.examples import example_options
 from tests.support.mpi import RANKS
 from tests.support.whole import whole_case

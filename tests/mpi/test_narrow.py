@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from sambasim.compiler.front import compile_from_options
 from tests.mpi.test_exactness import check_apart, check_exact
 from tests.mpi.test_resume import check_resumed, resumed_runs
 from tests.mpi.training import EXACT, TWO_NODES, WAYS, run_of, train
+from tests.support.compiled import compile_from_options
 from tests.support.examples import EXAMPLES, example_options
 from tests.support.whole import is_whole, whole, whole_case
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from sambasim.compiler.front import compile_from_options
 from sambasim.errors import InternalError
 from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Node
@@ -25,6 +24,7 @@ from sambasim.runtime.replica import place_inputs
 from sambasim.runtime.transports.in_process import Hub, InProcess, run_together
 from tests.mpi.bodies.by_hand import PROGRAMS, RANKS, operand, seed
 from tests.mpi.training import EXACT, TWO_NODES, WAYS, Trained, of_pef, run_of, train
+from tests.support.compiled import compile_from_options
 from tests.support.examples import example_options
 from tests.support.ir_text import parse_program
 from tests.support.mpi import ROOT, body_command, run_mpi

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from sambasim.compiler.front import compile_from_options
 from tests.mpi.bodies.train import Run
 from tests.mpi.training import EACH_ALONE, TWO_NODES, Trained, run_of, train, train_here
+from tests.support.compiled import compile_from_options
 from tests.support.examples import example_options
 from tests.support.mpi import run_mpi
 from tests.support.whole import is_whole, whole, whole_case

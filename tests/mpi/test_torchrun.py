@@ -7,8 +7,8 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from sambasim.cli.run import run_command
-from sambasim.compiler.front import compile_from_options
 from sambasim.options.compile import compile_options_and_notes
+from tests.support.compiled import compile_from_options
 from tests.support.mpi import run_job
 
 ONE_CYCLE = {

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from sambasim.compiler.front import compile_from_options
 from sambasim.ir.graph import Section, SectionKind
 from sambasim.pef import read
 from tests.mpi.training import WAYS, Trained, run_of, train
+from tests.support.compiled import compile_from_options
 from tests.support.examples import example_options
 from tests.support.mpi import can_play_hosts
 from tests.support.trace_format import Trace, read_trace

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 
 from sambasim.cli.compile import compile_command
 from sambasim.cli.run import run_command
-from sambasim.compiler.front import compile_from_options
 from sambasim.options.compile import compile_options_and_notes
 from sambasim.pef import map_weights, read
 from tests.support import deepspeed
+from tests.support.compiled import compile_from_options
 from tests.support.deepspeed_configs import CONFIGS
 from tests.support.whole import whole
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler.front import compile_from_options
 from sambasim.data.sources import open_source
 from sambasim.ir.program import MASTER, Program
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS
@@ -26,6 +25,7 @@ from sambasim.runtime.sharding import Shard
 from sambasim.runtime.training import Trainer
 from sambasim.runtime.transports.in_process import Hub, InProcess
 from tests.parity.conftest import Variant
+from tests.support.compiled import compile_from_options
 from tests.support.eager import CONSTANT_RATE, EagerReplica, PaddedOptimizer, make_optimizer
 from tests.support.examples import EXAMPLES, OPTIMIZERS, example_options
 from tests.support.whole import whole_case

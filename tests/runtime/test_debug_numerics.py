@@ -9,7 +9,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from sambasim.compiler.front import compile_from_options
 from sambasim.errors import NumericsError
 from sambasim.options.compile import compile_options
 from sambasim.options.run import RunOptions
@@ -17,6 +16,7 @@ from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.run_observer import RunObserver
 from sambasim.runtime.setup import set_up
 from sambasim.runtime.single_rank import single_rank
+from tests.support.compiled import compile_from_options
 from tests.support.damaged import compiled
 
 _HERE = "tests.runtime.test_debug_numerics"

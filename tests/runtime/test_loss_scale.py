@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sambasim.cli.run import run_command
-from sambasim.compiler.front import compile_from_options
 from sambasim.errors import InvariantError, NumericsError
 from sambasim.ir.verify.training import verify_training
 from sambasim.options.training import LossScaleOptions
 from sambasim.pef import map_weights, read
 from sambasim.runtime.loss_scale import LossScale
+from tests.support.compiled import compile_from_options
 from tests.support.deepspeed import LossScaler
 from tests.support.examples import example_options
 

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 import sambasim as ss
-from sambasim.compiler.front import compile_from_options
 from sambasim.errors import DataError, OptionError, SambasimError
 from sambasim.options.compile import compile_options, compile_options_and_notes
 from tests.state.case import BATCH, Outputs, points
+from tests.support.compiled import compile_from_options
 
 
 class Ragged(Dataset[tuple[Tensor, Any]]):

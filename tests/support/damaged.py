@@ -42,7 +42,7 @@ def samples(inputs: Mapping[str, str] | None = None, targets: Mapping[str, str] 
 
 def compiled(folder: Path, *overrides: str, width: int = 16) -> Path:
     """A PEF of `Net`, data parallel, that trains on sound samples in their order."""
-    from sambasim.compiler.front import compile_from_options  # every rank imports this file, for its samples
+    from tests.support.compiled import compile_from_options  # every rank imports this file, for its samples
 
     given = (f"data.source={SOURCE}", "data.shuffle=false", f"model.args.width={width}", *overrides)
     flags = {"output_folder": folder, "batch_size": BATCH, "data_parallel": True}

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sambasim.compiler.build import Built
-from sambasim.compiler.front import compile_from_options
 from sambasim.compiler.sharding.layouts import Layout, cut
 from sambasim.compiler.sharding.named_plan import tp_plan_of
 from sambasim.compiler.sharding.tensor_parallel import TensorParallel
@@ -21,6 +20,7 @@ from sambasim.ir.mesh import TENSOR
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from tests.compiler.sharding.test_plan import built_from, check_gradients_of, example
+from tests.support.compiled import compile_from_options
 from tests.support.examples import example_options
 from tests.support.whole import whole_case
 
