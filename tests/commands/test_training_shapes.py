@@ -14,7 +14,6 @@ from sambasim.commands.training_shapes import TrainingShapes, training_shapes
 from sambasim.commands.variants import changes_of
 from sambasim.compiler.front import (
     build_model,
-    compile_from_options,
     example_of_one,
     model_of_shapes,
     shapes_from_options,
@@ -23,6 +22,7 @@ from sambasim.errors import DataError, ModelError
 from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.options.emit import config_text
 from sambasim.simulation.planning.strategy import Strategy
+from tests.support.compiled import compile_from_options
 from tests.support.torch_memory import FAMILIES, parts_of
 from tests.support.whole import whole, whole_case
 
