@@ -162,7 +162,9 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         leaves = tree_leaves((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         text = f"{func} {[self.form(leaf) if isinstance(leaf, Tensor) else _text(leaf) for leaf in leaves]}"
-        writes = [tensor for tensor in written(func, args, kwargs, RUNNING) if not self.label(tensor).startswith("%")]
+        undeclared = () if "backward" in func.__name__ else RUNNING
+        changed = written(func, args, kwargs, undeclared)
+        writes = [tensor for tensor in changed if not self.label(tensor).startswith("%")]
         for tensor in writes:
             self._save(tensor)
         draws_from = any(isinstance(one, torch.Generator) and one is not torch.default_generator for one in leaves)
