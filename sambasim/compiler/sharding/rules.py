@@ -40,19 +40,21 @@ def pointwise(s: Sharder, node: Node) -> str | None:
     """One result, element by element; operands are broadcast."""
     if len(node.results) != 1 or node.results[0] is None or any(isinstance(one, tuple) for one in node.args):
         return None
-    shape, operands = s.type(node.results[0]).shape, refs(node.args)
-    if shape != _together(tuple(s.shape(one) for one in operands)):
+    given = _operands_of(s.type(node.results[0]).shape, tuple(map(s.shape, node.args)))
+    if given is None:
         return None
-    arrow = "=>" if node.operator in (_LINEAR if len(operands) == 1 else _SUMS) else "->"
-    return f"{','.join(broadcast(s.shape(one), letters(shape)) for one in node.args)}{arrow}{letters(shape)}"
+    is_linear = node.operator in (_LINEAR if len(refs(node.args)) == 1 else _SUMS)
+    return f"{given[0]}{'=>' if is_linear else '->'}{given[1]}"
 
 
 @cache
-def _together(shapes: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
-    """The shape to which `shapes` are broadcast."""
+def _operands_of(result: tuple[int, ...], shapes: tuple[tuple[int, ...], ...]) -> tuple[str, str] | None:
+    """The axes of operands of `shapes`, and those of the result, if they are broadcast to its shape."""
     rank = max(map(len, shapes))
     filled = [(1,) * (rank - len(shape)) + shape for shape in shapes]
-    return tuple(next((one for one in extents if one != 1), 1) for extents in zip(*filled, strict=True))
+    if result != tuple(next((one for one in sizes if one != 1), 1) for sizes in zip(*filled, strict=True)):
+        return None
+    return ",".join(broadcast(shape, letters(result)) for shape in shapes), letters(result)
 
 
 def copy(s: Sharder, node: Node) -> str:
