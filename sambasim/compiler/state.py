@@ -202,9 +202,8 @@ class _Observer:
             second, again, after = self._observed_round(after, 2)
             self.changed = again
             self._check_slots([slot for slot in again if _OF_OPTIMIZERS in slot.name])
-            self._rates = [
-                slot for slot in after.slots.values() if _OF_OPTIMIZERS in slot.name and slot.kind == "value"
-            ]
+            slots = [slot for slot in after.slots.values() if _OF_OPTIMIZERS in slot.name and slot.kind == "value"]
+            self._rates = [slot for slot in slots if isinstance(slot.owner, dict)]
             if not changed and not again:
                 self._check_equal(first, second)
                 return self._observed(first)
