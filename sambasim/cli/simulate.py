@@ -337,5 +337,5 @@ def _captured(row: "Row") -> "Program":
         num_tiles=row.tiles,
     )
     return compile_shapes(
-        lambda: make(**row.args), lambda model: Example(batch(row.batch_size, **row.args), True), options, any_loss=True
+        lambda: make(**row.args), lambda model: Example(batch(row.batch_size, **row.args), True), options
     )

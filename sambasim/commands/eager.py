@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from sambasim.compiler.asked_values import modes_reach_inside
 from sambasim.compiler.names import symbol_name
 from sambasim.compiler.precision import Widened
-from sambasim.compiler.step import EvaluationStep, Loss, TrainingStep, per_sample_loss, training_loss
+from sambasim.compiler.step import EvaluationStep, Loss, Losses, TrainingStep, per_sample_loss, training_loss
 from sambasim.compiler.tensors import held_by
 from sambasim.compiler.trial import quiet
 from sambasim.errors import ModelError
@@ -31,8 +31,7 @@ class Subject:
     by_keyword: bool
     loss: Loss | None = None
     arguments: Mapping[str, object] | None = None
-    any_loss: bool = False
-    loss_indices: tuple[int, ...] = ()
+    losses: Losses | None = None
     optimizer: torch.optim.Optimizer | None = None
     whole: Mapping[str, Tensor] | None = None
 
@@ -53,8 +52,7 @@ class Eager:
             tuple(subject.inputs),
             mean,
             subject.by_keyword,
-            subject.any_loss,
-            subject.loss_indices,
+            subject.losses,
             subject.arguments,
         )
         self._evaluation = EvaluationStep(

@@ -99,7 +99,7 @@ def prove(
         stack.enter_context(as_written())
         stack.enter_context(buffers_of_plain_tensors(subject.model))
         stack.enter_context(stored_in(STORED[options.dtype], subject.model))
-        if subject.any_loss:  # apps ask samba.session.tracing what to compute
+        if subject.losses is not None:  # apps ask samba.session.tracing what to compute
             stack.enter_context(tracing())
         proof = _Proof(read(path), map_weights(path, check=False), subject, options, source, with_own_weights)
         stack.callback(proof.close)

@@ -21,7 +21,7 @@ from sambasim.compiler.notices import exemptions, notice_of_shapes, notices_of
 from sambasim.compiler.passes import run_pipeline
 from sambasim.compiler.precision import STORED, inputs_in, stored_in
 from sambasim.compiler.state import Observed, asked_of, observe
-from sambasim.compiler.step import EvaluationStep, Loss, TrainingStep, per_sample_loss, training_loss
+from sambasim.compiler.step import EvaluationStep, Loss, Losses, TrainingStep, per_sample_loss, training_loss
 from sambasim.compiler.strategy import pipeline
 from sambasim.compiler.tensors import check_memory, check_model, dense_gradients, held_by, made_contiguous
 from sambasim.compiler.trial import buffers_of_plain_tensors, rare_collections
@@ -69,19 +69,19 @@ def compile_model(
     *,
     by_keyword: bool,
     updates: Sequence[Update] | None = None,
-    any_loss: bool = False,
+    losses: Losses | None = None,
     loss: Loss | None = None,
     arguments: Mapping[str, object] | None = None,
     on_phase: Callable[[str], None] = lambda phase: None,
     path: Path | None = None,
 ) -> Compiled:
     """Compile `model` for the batch `inputs` (by name, batch first) and write `OUTPUT/NAME/NAME.pef`. `updates`
-    replaces the optimizer of `options`, and `loss` their loss; with `any_loss` it may have any shape. A model in
+    replaces the optimizer of `options`, and `loss` or `losses` their loss. A model in
     evaluation mode is captured after `model.train()`; the model is left as it was. `path`: see `assemble`. Raises
     ModelError and CaptureError."""
     watch = Stopwatch(on_phase)
     built = capture_model(
-        model, inputs, options, by_keyword=by_keyword, any_loss=any_loss, loss=loss, arguments=arguments, watch=watch
+        model, inputs, options, by_keyword=by_keyword, losses=losses, loss=loss, arguments=arguments, watch=watch
     )
     return assemble(built, model, options, watch, updates, path=path)
 
@@ -93,14 +93,13 @@ def capture_model(
     *,
     by_keyword: bool,
     watch: Stopwatch,
-    any_loss: bool = False,
+    losses: Losses | None = None,
     loss: Loss | None = None,
-    loss_indices: tuple[int, ...] = (),
     arguments: Mapping[str, object] | None = None,
     quick: bool = False,
 ) -> Built:
-    """The graphs of `model`, without optimizer and data parallelism. `loss` replaces that of `options`; with
-    `any_loss`, it may be any output, those at `loss_indices` if there are any. `arguments`: see `step`. `quick`: the
+    """The graphs of `model`, without optimizer and data parallelism. `loss` or `losses` replaces that of
+    `options`; `arguments`: see `step`. `quick`: the
     training step alone, without observing a step before."""
     modes = [(module, module.training) for module in model.modules()]
     dtype = STORED[options.dtype]
@@ -114,7 +113,7 @@ def capture_model(
             check_model(model, training=not options.inference, replicas=several)
             with rare_collections(), stored_in(dtype, model), made_contiguous(model), dense_gradients(model):
                 mean = _mean_loss(options, loss)
-                step = TrainingStep(model, tuple(inputs), mean, by_keyword, any_loss, loss_indices, arguments)
+                step = TrainingStep(model, tuple(inputs), mean, by_keyword, losses, arguments)
                 tensors = tuple(inputs.values())
                 captures = _training_alone(step, tensors) if quick else _capture(step, tensors, options, watch, loss)
                 watch.begin("translate to the graph")

@@ -117,12 +117,10 @@ def compile_shapes(
     example: Callable[[nn.Module], Example],
     options: CompileOptions,
     on_phase: Callable[[str], None] = lambda phase: None,
-    *,
-    any_loss: bool = False,
 ) -> Program:
     """The program of the model that `make` returns, for the batch of `example`; `make` runs on fake tensors, so any
     size is possible: whether it fits is not checked. Raises ModelError and CaptureError."""
-    return _with_passes(*_captured_shapes(make, example, options, on_phase, any_loss=any_loss), options, on_phase)
+    return _with_passes(*_captured_shapes(make, example, options, on_phase), options, on_phase)
 
 
 def _with_passes(
@@ -138,15 +136,12 @@ def _captured_shapes(
     options: CompileOptions,
     on_phase: Callable[[str], None],
     *,
-    any_loss: bool = False,
     batch_size: int | None = None,
 ) -> tuple[Program, nn.Module]:
     """`batch_size` replaces that of the example."""
     watch = Stopwatch(on_phase)
     model, (shapes, by_keyword, arguments) = model_of_shapes(make, example, batch_size)
-    built = capture_model(
-        model, shapes, options, by_keyword=by_keyword, any_loss=any_loss, arguments=arguments, watch=watch
-    )
+    built = capture_model(model, shapes, options, by_keyword=by_keyword, arguments=arguments, watch=watch)
     return built.program, model
 
 

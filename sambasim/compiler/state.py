@@ -296,7 +296,7 @@ class _Observer:
             with eagerly(step, given), quiet(), files_seen(self.files), modes_reach_inside(), recording, asked:
                 outputs = step(*given)
             if isinstance(step, TrainingStep):
-                check_loss(loss_in(outputs), self._loss, any_shape=step.any_loss)
+                check_loss(loss_in(outputs), self._loss, any_shape=step.losses is not None)
                 with eagerly(step, given), quiet(), no_gradients_kept(step), recording:
                     torch.autograd.backward(loss_in(outputs).sum())
             recording.ends()

@@ -1,10 +1,7 @@
 """The model and its loss as one callable of plain tensors, `(inputs…) -> (loss, outputs…)`. Every output but the loss
 is detached: the backward starts from the loss alone."""
 
-import ast
 import inspect
-import re
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -23,6 +20,9 @@ from sambasim.errors import ModelError, OptionError, SambasimError
 
 Loss = Callable[[Any, Tensor], Tensor]
 """Of what the model returns, and the target."""
+
+Losses = Callable[[Sequence[Tensor]], tuple[int, ...]]
+"""Which of a model's outputs are losses."""
 
 TARGET = "target"
 """The name of the loss's second operand, where the config names the loss."""
@@ -65,8 +65,8 @@ class _Step(nn.Module):
 
 
 class TrainingStep(_Step):
-    """What one training step differentiates. With `any_loss`, as for SambaFlow apps, the loss may have any shape and
-    stand at any place among the outputs, whose order is kept: at `loss_indices`, or where `losses_among` finds it."""
+    """What one training step differentiates. `losses`, as for SambaFlow apps, says which of the outputs, whose order is
+    kept, are losses, of any shape."""
 
     def __init__(
         self,
@@ -74,19 +74,16 @@ class TrainingStep(_Step):
         names: Sequence[str],
         loss: Loss | None,
         by_keyword: bool,
-        any_loss: bool = False,
-        loss_indices: tuple[int, ...] = (),
+        losses: Losses | None = None,
         arguments: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(model, names, loss, by_keyword, arguments)
-        self.any_loss = any_loss
-        self.loss_indices = loss_indices
-        self.named_loss = named_loss(model) if any_loss else None
+        self.losses = losses
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        if self.any_loss:
+        if self.losses is not None:
             _, tensors = self._call(inputs)
-            losses = losses_among(tensors, self.loss_indices, self.named_loss)
+            losses = self.losses(tensors)
             # A backward cannot start from a view of what is returned before it, as a loss of samples may be.
             if len(losses) > 1 or (losses[0] > 0 and tensors[losses[0]].ndim > 0):
                 tensors = tuple(one.clone() for one in tensors)
@@ -185,62 +182,6 @@ def _tensors(result: object) -> list[Tensor]:
     if is_dataclass(result):
         return [tensor for field in fields(result) for tensor in _tensors(getattr(result, field.name))]
     return []
-
-
-def losses_among(outputs: Sequence[Tensor], given: tuple[int, ...], named: tuple[int, int] | None) -> tuple[int, ...]:
-    """The outputs of a model from which the backward starts: those at `given`; else the one of `named_loss`, if the
-    counts match; else the first scalar, the first vector, or the only one with a single element; else every output that
-    has a gradient. Raises ModelError for an index beyond the outputs."""
-    count = len(outputs)
-    if given:
-        if not all(-count <= index < count for index in given):
-            raise ModelError(
-                f"loss_indices is {list(given)}, and the model returns {count} output{'' if count == 1 else 's'}",
-                remedy=f"give indices from 0 to {count - 1}",
-            )
-        return tuple(index % count for index in given)
-    able = tuple(index for index, one in enumerate(outputs) if one.requires_grad and one.is_floating_point())
-    if named is not None and named[1] == count and named[0] in able:
-        return (named[0],)
-    for axes in (0, 1):
-        first = [index for index in able if outputs[index].ndim == axes][:1]
-        if first:
-            return (first[0],)
-    single = [index for index in able if outputs[index].numel() == 1]
-    return (single[0],) if len(single) == 1 else able or (0,)
-
-
-def named_loss(model: nn.Module) -> tuple[int, int] | None:
-    """Which element of `return a, b` in `model.forward` has a name like `loss`, and how many elements there are. None
-    if no return statement has exactly one such element, or if they disagree."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(model.forward))))
-    except (OSError, TypeError, SyntaxError):
-        return None
-    places = set()
-    for value in _returned(tree.body[0]):
-        if isinstance(value, ast.Tuple):
-            losses = [index for index, one in enumerate(value.elts) if _is_called_loss(one)]
-            starred = any(isinstance(one, ast.Starred) for one in value.elts)
-            places.add((losses[0], len(value.elts)) if len(losses) == 1 and not starred else None)
-    return places.pop() if len(places) == 1 else None
-
-
-def _returned(function: ast.AST) -> Iterator[ast.expr]:
-    for node in ast.iter_child_nodes(function):
-        if isinstance(node, ast.Return) and node.value is not None:
-            yield node.value
-        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
-            yield from _returned(node)
-
-
-_LOSS = re.compile(r"(^|_)loss(es)?($|_)", re.IGNORECASE)
-
-
-def _is_called_loss(expression: ast.expr) -> bool:
-    names = [one.id for one in ast.walk(expression) if isinstance(one, ast.Name)]
-    attributes = [one.attr for one in ast.walk(expression) if isinstance(one, ast.Attribute)]
-    return any(map(_LOSS.search, (*names, *attributes)))
 
 
 def loss_in(outputs: Sequence[Tensor]) -> Tensor:

@@ -22,6 +22,7 @@ from sambasim.compiler.tensors import held_by
 from sambasim.compiler.trial import buffers_of_plain_tensors, replaced, trial
 from sambasim.compiler.update import Update
 from sambasim.pef.sources import code_digest
+from sambasim.samba.losses import losses_of
 
 _MOST_BYTES = 256 << 20
 """The most that a call may make. Where it makes more, a capture takes little time beside the steps."""
@@ -44,7 +45,7 @@ def fingerprint(
     stored = STORED[dtype]
     given = inputs_in(stored, inputs)
     names = tuple(given)
-    step: nn.Module = TrainingStep(model, names, None, by_keyword, any_loss=True, loss_indices=loss_indices)
+    step: nn.Module = TrainingStep(model, names, None, by_keyword, losses_of(model, loss_indices))
     if not updates:
         step = EvaluationStep(model, names, None, by_keyword)
     try:

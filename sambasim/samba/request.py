@@ -24,6 +24,7 @@ from sambasim.samba import context
 from sambasim.samba.checks.findings import app_line
 from sambasim.samba.fingerprint import fingerprint
 from sambasim.samba.inputs import Inputs, check_on_host, flat, name_inputs, repeatable
+from sambasim.samba.losses import losses_of
 from sambasim.samba.notices import say_once
 from sambasim.samba.optim import SGD, Adam, AdamW
 from sambasim.samba.tensor import SambaTensor, host_values
@@ -284,8 +285,7 @@ def compile_model(
             facts[LOSS_INDICES] = ",".join(map(str, asked.loss_indices))
         return assemble(built, model, asked.options, watch, asked.updates or None, facts, path)
 
-    indices = asked.loss_indices
-    subject = Subject(model, asked.inputs, asked.by_keyword, any_loss=True, loss_indices=indices)
+    subject = Subject(model, asked.inputs, asked.by_keyword, losses=losses_of(model, asked.loss_indices))
     done = compile_proved(
         subject,
         asked.options,
@@ -304,8 +304,7 @@ def captured(asked: Request, watch: "Stopwatch") -> "Built":
         asked.inputs,
         asked.options,
         by_keyword=asked.by_keyword,
-        any_loss=True,
-        loss_indices=asked.loss_indices,
+        losses=losses_of(asked.model, asked.loss_indices),
         watch=watch,
     )
 

@@ -68,7 +68,7 @@ class Session:
 
         config_dict: the command line, `vars(args)`; by default that of `setup`, or else of `parse_app_args`
         pef_metadata, metadata: kept in the PEF as text
-        loss_indices: the outputs from which the backward starts; by default found by `compiler.step.losses_among`
+        loss_indices: the outputs from which the backward starts; by default found by `samba.losses.losses_among`
 
         No effect: app_dir, squeeze_bs_dim, init_output_grads, io_host_memory, is_split_batch, graph_transform_hook.
         Raises ModelError and CaptureError for models that cannot be compiled, OptionError for wrong options.

@@ -235,14 +235,14 @@ GPT = {"heads": 2, "layers": 2, "length": 16, "vocabulary": 100}
 def _fake(width: int) -> Program:
     make, batch = MODELS["gpt2"]
     return compile_shapes(
-        lambda: make(width=width, **GPT), lambda _: Example(batch(4, width=width, **GPT), True), OPTIONS, any_loss=True
+        lambda: make(width=width, **GPT), lambda _: Example(batch(4, width=width, **GPT), True), OPTIONS
     )
 
 
 def test_the_program_is_that_of_real_tensors() -> None:
     make, batch = MODELS["gpt2"]
     model, inputs = make(width=32, **GPT), batch(4, **GPT)
-    built = capture_model(model, inputs, OPTIONS, by_keyword=True, any_loss=True, watch=Stopwatch(print))
+    built = capture_model(model, inputs, OPTIONS, by_keyword=True, watch=Stopwatch(print))
     real = run_pipeline(built.program, pipeline(OPTIONS), print)
     fake = _fake(32)
     assert fake.training == real.training

@@ -20,6 +20,7 @@ from sambasim.runtime import section_clock
 from sambasim.runtime.executor import tangent_of
 from sambasim.runtime.single_rank import single_rank
 from sambasim.runtime.stepwise import STEP, Mode, StepwiseReplica
+from sambasim.samba.losses import losses_of
 
 FWD, BCKWD, OPT = SectionKind.FWD, SectionKind.BCKWD, SectionKind.OPT
 ADAM = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
@@ -56,7 +57,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     updates = [Update("adam", ADAM, others), Update("sgd", SGD, second)]
     inputs = _batch(0)
-    return compile_model(model, inputs, options, by_keyword=False, updates=updates, any_loss=True).path
+    return compile_model(model, inputs, options, by_keyword=False, updates=updates, losses=losses_of(model)).path
 
 
 def _batch(number: int) -> dict[str, Tensor]:
