@@ -2,23 +2,19 @@
 weights, for training and for evaluation."""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from types import FunctionType
 
-import torch
 from torch import Tensor, nn
 
 from sambasim.compiler.names import is_library_file
-from sambasim.compiler.recording import digest_of, is_dense, line_of
-from sambasim.compiler.snapshot import Snapshot
+from sambasim.compiler.recording import Recording, line_of
 from sambasim.errors import CaptureError
 
 _REMEDY = (
     "leave the method out, and keep merged or averaged weights apart from those to train: compute them in forward(), "
     "w = self.a.weight + self.delta() if self.training else self.averaged, or merge them after training"
 )
-
-_NOISE = 0.01
 
 
 def check_modes(model: nn.Module, *, training: bool) -> None:
@@ -27,37 +23,25 @@ def check_modes(model: nn.Module, *, training: bool) -> None:
     if not any(map(_methods, model.modules())):
         return
     modes = [(module, module.training) for module in model.modules()]
-    held = [*model.parameters(), *model.buffers()]
-    values = [one.detach().clone() for one in held]
+    named = _tensors(model)
+    recording = Recording(named)
     try:
-        _perturb(held)  # what is merged may be zero at the start
         for name in ("eval", "train") if training else ("eval",):
-            before, contents = Snapshot({"model": model}), _contents(model)
-            getattr(model, name)()
-            now = _contents(model)
-            slots = [path for path, one in contents.items() if now.get(path) != one]
-            slots += [slot.name for slot in before.changed_in(Snapshot({"model": model})) if slot.kind == "tensor"]
+            with recording:
+                getattr(model, name)()
+            now = _tensors(model)
+            slots = [label for op in recording.ops for label in op.writes]
+            slots += [path for path, one in named.items() if now.get(path) is not one]
             if slots:
-                raise _refused(model, name, slots[0], training)
+                raise _refused(model, name, slots[0] if slots[0].startswith("model") else "a tensor", training)
     finally:
-        with torch.no_grad():
-            for one, value in zip(held, values, strict=True):
-                one.copy_(value)
+        recording.undo()
         for module, was_training in modes:
             module.training = was_training
 
 
-def _perturb(tensors: Iterable[Tensor]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for one in tensors:
-            if one.is_floating_point() and is_dense(one):
-                one.add_(torch.rand(one.shape, generator=generator, dtype=one.dtype), alpha=_NOISE)
-
-
-def _contents(model: nn.Module) -> dict[str, str]:
-    named = (*model.named_parameters(), *model.named_buffers())
-    return {f"model.{name}": digest_of(one) for name, one in named if is_dense(one)}
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {f"model.{name}": one for name, one in (*model.named_parameters(), *model.named_buffers())}
 
 
 def _methods(module: nn.Module) -> list[tuple[str, FunctionType]]:

@@ -336,11 +336,16 @@ def _of_function(one: types.FunctionType) -> Iterator[tuple[str, Any, Any, Any]]
     modules, seen = [*map(one.__globals__.get, names), *imported], set[int]()
     while modules:  # a name in the code is one of an attribute too
         module = modules.pop()
-        if isinstance(module, types.ModuleType) and not _of_library(module.__name__) and id(module) not in seen:
+        if isinstance(module, types.ModuleType) and _is_users(module) and id(module) not in seen:
             seen.add(id(module))
             held = {key: vars(module)[key] for key in sorted(names & vars(module).keys())}
             modules += held.values()
             yield from ((f"global {module.__name__}.{key}", vars(module), key, value) for key, value in held.items())
+
+
+def _is_users(module: types.ModuleType) -> bool:
+    """Whether it is neither of a library nor installed."""
+    return not _of_library(module.__name__) and "-packages" not in (getattr(module, "__file__", None) or "")
 
 
 @functools.cache
