@@ -31,7 +31,7 @@ def check_modes(model: nn.Module, *, training: bool) -> None:
                 getattr(model, name)()
             now = _tensors(model)
             slots = [label for op in recording.ops for label in op.writes]
-            slots += [path for path, one in named.items() if now.get(path) is not one]
+            slots += [path for path in {**named, **now} if named.get(path) is not now.get(path)]
             if slots:
                 raise _refused(model, name, slots[0] if slots[0].startswith("model") else "a tensor", training)
     finally:
@@ -41,7 +41,12 @@ def check_modes(model: nn.Module, *, training: bool) -> None:
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    return {f"model.{name}": one for name, one in (*model.named_parameters(), *model.named_buffers())}
+    return {
+        ".".join(filter(None, ("model", path, name))): one
+        for path, module in model.named_modules()
+        for name, one in {**module._parameters, **module._buffers, **vars(module)}.items()
+        if isinstance(one, Tensor)
+    }
 
 
 def _methods(module: nn.Module) -> list[tuple[str, FunctionType]]:

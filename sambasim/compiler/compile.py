@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sambasim import __version__
-from sambasim.compiler.asked_values import RandomBranch
+from sambasim.compiler.asked_values import Asked, RandomBranch
 from sambasim.compiler.build import Built, Captures, build
 from sambasim.compiler.capture import capture
 from sambasim.compiler.captured import CapturedGraph
@@ -20,7 +20,7 @@ from sambasim.compiler.names import forward_line, source_files
 from sambasim.compiler.notices import exemptions, notice_of_shapes, notices_of
 from sambasim.compiler.passes import run_pipeline
 from sambasim.compiler.precision import STORED, inputs_in, stored_in
-from sambasim.compiler.state import Observed, asked_of, observe
+from sambasim.compiler.state import Observed, asked_of, found_sound, observe
 from sambasim.compiler.step import EvaluationStep, Loss, Losses, TrainingStep, per_sample_loss, training_loss
 from sambasim.compiler.strategy import pipeline
 from sambasim.compiler.tensors import check_memory, check_model, dense_gradients, held_by, made_contiguous
@@ -175,24 +175,35 @@ def _capture(
     steps: list[TrainingStep | EvaluationStep] = [evaluation] if options.inference else [step, evaluation]
     if not (options.inference or step.model.training):
         step.model.train()
+    narrow, name = options.dtype != "fp32", "function" if given is not None else loss.name if loss else None
+
+    def captures(observed: Observed) -> Captures:
+        training = single = None
+        if not options.inference:
+            watch.begin("capture the training step")
+            training = _captured(step, tensors, narrow, observed)
+        watch.begin("capture the evaluation graph")
+        evaluation.eval()
+        captured = _captured(evaluation, tensors, narrow, observed)
+        if not options.inference and by_sample is None and tensors[0].shape[0] > 1:
+            watch.begin("capture the evaluation graph at batch 1")
+            with suppress(CaptureError, ModelError):  # not every sound model runs on one sample; `notices_of` says so
+                ones = tuple(tensor[:1].clone() for tensor in tensors)
+                asked = asked_of(evaluation, ones) if observed.asked[evaluation].answers else None
+                single = capture(evaluation, ones, asked, narrow=narrow)
+        return Captures(training, captured, single, per_sample_loss=by_sample is not None, notices=observed.notices)
+
+    is_sound = found_sound(steps, tensors, name)
+    if is_sound is not None:
+        modes, found = [(module, module.training) for module in step.modules()], None
+        with suppress(CaptureError, ModelError):  # an observed step says it better
+            found = captures(Observed({}, {one: Asked() for one in steps}))
+        if is_sound() and found is not None:
+            return found
+        for module, was_training in modes:
+            module.training = was_training
     watch.begin("observe a step")
-    observed = observe(steps, tensors, "function" if given is not None else loss.name if loss else None)
-    narrow = options.dtype != "fp32"
-    training = None
-    if not options.inference:
-        watch.begin("capture the training step")
-        training = _captured(step, tensors, narrow, observed)
-    watch.begin("capture the evaluation graph")
-    evaluation.eval()
-    captured = _captured(evaluation, tensors, narrow, observed)
-    single = None
-    if not options.inference and by_sample is None and tensors[0].shape[0] > 1:
-        watch.begin("capture the evaluation graph at batch 1")
-        with suppress(CaptureError, ModelError):  # not every sound model runs on one sample; `notices_of` says so
-            ones = tuple(tensor[:1].clone() for tensor in tensors)
-            asked = asked_of(evaluation, ones) if observed.asked[evaluation].answers else None
-            single = capture(evaluation, ones, asked, narrow=narrow)
-    return Captures(training, captured, single, per_sample_loss=by_sample is not None, notices=observed.notices)
+    return captures(observe(steps, tensors, name))
 
 
 def _training_alone(step: TrainingStep, tensors: Sequence[Tensor]) -> Captures:
@@ -212,7 +223,8 @@ def _captured(step: nn.Module, tensors: Sequence[Tensor], narrow: bool, observed
     except RandomBranch:
         raise
     except CaptureError as error:
-        calls = observed.calls or observe([step], tensors, always=True).calls
+        if not (calls := observed.calls):
+            raise
         changed = {label.removeprefix("buffer model.") for op in calls[step].ops for label in op.writes}
         check_memory(held_by(step.get_submodule("model")), changed)
         raise explained(error, step, calls[step]) from error

@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import random
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
@@ -137,17 +137,28 @@ def _fill(held: Iterable[Tensor], values: Iterable[Tensor], seed: int) -> None:
     np.random.seed(seed)
 
 
-def observe(
-    steps: Sequence[nn.Module], inputs: Sequence[Tensor], loss: str | None = None, *, always: bool = False
-) -> Observed:
+def observe(steps: Sequence[nn.Module], inputs: Sequence[Tensor], loss: str | None = None) -> Observed:
     """Call each of `steps`, which have one model, and again as far as they change anything. Caches are filled
-    afterwards, and tensors have their values again. `loss`: the name of the loss. A large model is not called, unless
-    `always`, if a call on tensors without memory changes nothing. Raises CaptureError for state that a graph would
-    lose, and ModelError if PyTorch cannot run a step."""
+    afterwards, and tensors have their values again. `loss`: the name of the loss. Raises CaptureError for state that a
+    graph would lose, and ModelError if PyTorch cannot run a step."""
+    return _Observer(steps, inputs, loss).run()
+
+
+def found_sound(steps: Sequence[nn.Module], inputs: Sequence[Tensor], loss: str | None) -> Callable[[], bool] | None:
+    """Of a large model, which is called only if it has to be: what says whether a call on tensors without memory shows
+    that the steps do nothing beside their tensors. A copy of this process begins now to find out. None of a small
+    model."""
     observer = _Observer(steps, inputs, loss)
-    if not always and sum(one.numel() for one in steps[0].parameters()) > _MOST_PARAMETERS and observer.is_sound():
-        return Observed({}, {step: Asked() for step in steps})
-    return observer.run()
+    if observer.is_fake or sum(one.numel() for one in steps[0].parameters()) <= _MOST_PARAMETERS:
+        return None
+    fork = observer.fork()
+    fork.begin(("is_sound",))
+
+    def is_sound() -> bool:
+        with contextlib.closing(fork):
+            return bool(fork.end())
+
+    return is_sound
 
 
 def asked_of(step: nn.Module, inputs: Sequence[Tensor]) -> Asked:
@@ -168,7 +179,7 @@ class _Observer:
             _OF_PYTHON: vars(random)["_inst"],
             _OF_NUMPY: vars(np.random.mtrand)["_rand"],
         }
-        self._is_fake = any(isinstance(one, FakeTensor) for one in (*inputs, *steps[0].parameters()))
+        self.is_fake = any(isinstance(one, FakeTensor) for one in (*inputs, *steps[0].parameters()))
         self._named: dict[str, Tensor] = {f"parameter {name}": one for name, one in steps[0].named_parameters()}
         self._named |= {f"buffer {name}": one for name, one in steps[0].named_buffers()}
         self._modes = [(module, module.training) for module in steps[0].modules()]
@@ -181,11 +192,11 @@ class _Observer:
 
     def run(self) -> Observed:
         with contextlib.ExitStack() as stack:
-            if self._is_fake:  # as in a capture
+            if self.is_fake:  # as in a capture
                 stack.enter_context(kernels_of_eager())
                 stack.enter_context(known_shapes())
             else:
-                self._fresh = stack.enter_context(contextlib.closing(self._fork()))
+                self._fresh = stack.enter_context(contextlib.closing(self.fork()))
             stack.enter_context(_generators_kept())
             stack.callback(self._set_modes, self._steps[0])
             before = Snapshot(self._roots)
@@ -197,7 +208,7 @@ class _Observer:
             self.changed = changed
             self._check_slots(changed)
             self._check_calls(first)
-            if not changed and (self._is_fake or _is_large(first)):
+            if not changed and (self.is_fake or _is_large(first)):
                 return self._observed(first)
             second, again, after = self._observed_round(after, 2)
             self.changed = again
@@ -215,22 +226,17 @@ class _Observer:
                 raise self._lost(slot, what, _FIRST_CALL)
             if again:
                 self._check_read(second)
-            elif not self._is_fake and [one.result for one in first] != [one.result for one in self._round()]:
+            elif not self.is_fake and [one.result for one in first] != [one.result for one in self._round()]:
                 raise self._lost(only_first[0], "which the first call sets, and which changes its result", _COUNTED)
             self.call(self._steps[0])  # so that it is not what an evaluation leaves behind
             return self._observed(first, again)
 
-    def _fork(self) -> Fork[Any]:
+    def fork(self) -> Fork[Any]:
         """A copy of this process as it is now, which calls a method for each request: its name and arguments."""
         one_thread = partial(torch.set_num_threads, 1)  # the other threads of OpenMP are not in a copy
         return Fork(lambda request: getattr(self, request[0])(*request[1:]), one_thread)
 
     def is_sound(self) -> bool:
-        """Whether a call on tensors without memory shows that a step does nothing beside its tensors."""
-        with contextlib.closing(self._fork()) as fork:
-            return not self._is_fake and bool(fork.ask(("is_sound_on_fakes",)))
-
-    def is_sound_on_fakes(self) -> bool:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         fakes: dict[int, Tensor] = {}
         places: list[dict[str, Any]]
@@ -300,7 +306,7 @@ class _Observer:
                 with eagerly(step, given), quiet(), no_gradients_kept(step), recording:
                     torch.autograd.backward(loss_in(outputs).sum())
             recording.ends()
-            asked.result = next(map(digest_of, () if self._is_fake else outputs), "")
+            asked.result = next(map(digest_of, () if self.is_fake else outputs), "")
         finally:
             recording.undo()
             self._has_seeded |= recording.seeded
@@ -360,7 +366,7 @@ class _Observer:
     def _in_memory_of(self, array: np.ndarray[Any, Any]) -> str | None:
         """The parameter or buffer that has the memory of `array`."""
         for label, one in self._named.items():
-            if not self._is_fake and 0 <= array.ctypes.data - one.data_ptr() < one.nbytes:
+            if not self.is_fake and 0 <= array.ctypes.data - one.data_ptr() < one.nbytes:
                 return label.removeprefix("foreign ").replace(" model.", " ")
         return None
 
@@ -377,8 +383,8 @@ class _Observer:
         may depend."""
         is_read = _texts(self._round(3)) != _texts(last)
         found: int | None = -1
-        if not self._is_fake:
-            with contextlib.closing(self._fork()) as fork:
+        if not self.is_fake:
+            with contextlib.closing(self.fork()) as fork:
                 found = fork.ask(("first_read", FEW if is_read or _is_large(last) else range(len(NUMBERS))))
                 is_read |= _carries(fork)
         if is_read or found != -1:
