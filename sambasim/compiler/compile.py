@@ -15,7 +15,6 @@ from sambasim.compiler.build import Built, Captures, build
 from sambasim.compiler.capture import capture
 from sambasim.compiler.captured import CapturedGraph
 from sambasim.compiler.explain import explained, tracer_error
-from sambasim.compiler.identity import digests_of_model
 from sambasim.compiler.names import forward_line, source_files
 from sambasim.compiler.notices import exemptions, notice_of_shapes, notices_of
 from sambasim.compiler.passes import run_pipeline
@@ -30,6 +29,7 @@ from sambasim.errors import CaptureError, DataError, ModelError
 from sambasim.ir.program import Program
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
 from sambasim.pef import PefDocument, write
+from sambasim.pef.identity import digests_of_model
 from sambasim.pef.lookup import record_compiled
 from sambasim.pef.sources import SOURCES, record
 

@@ -17,15 +17,17 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules import module as of_modules
 
+from sambasim.compiler import rewrites
 from sambasim.compiler.as_eager import kernels_of_eager, known_shapes
 from sambasim.compiler.asked_values import Asked, modes_reach_inside
 from sambasim.compiler.explain import Finding, Obstacle, all_findings, changed_constants, obstacles
 from sambasim.compiler.names import is_library_file
 from sambasim.compiler.opened import files_seen
 from sambasim.compiler.recording import Recording, digest_of, line_of
-from sambasim.compiler.snapshot import FEW, MISSING, NUMBERS, Slot, Snapshot, perturbed, vary
+from sambasim.compiler.snapshot import MISSING, Slot, Snapshot
 from sambasim.compiler.step import EvaluationStep, TrainingStep, check_loss, eagerly, loss_in
 from sambasim.compiler.trial import PLAIN, no_gradients_kept, quiet
+from sambasim.compiler.variations import FEW, NUMBERS, perturbed, vary
 from sambasim.errors import CaptureError
 from sambasim.forks import Fork
 
@@ -39,37 +41,8 @@ _MOST_ALONE = 8
 
 _OF_PYTHON, _OF_NUMPY = "random numbers of Python", "random numbers of NumPy"
 
-_COUNTED = 'count in a buffer: self.register_buffer("steps", torch.zeros(())), and self.steps.add_(1)'
-_COPIED = 'keep it in a buffer, self.register_buffer("last", torch.zeros(size)), and copy into it: self.last.copy_(…)'
-_REWRITES = {
-    "value": _COUNTED,
-    "tensor": _COPIED,
-    "content": f"{_COUNTED}, in place of a length; keep values in another one, self.last.copy_(…)",
-    "gradient": "choose by a count in a buffer: w = torch.where(self.steps < n, self.a.weight.detach(), self.a.weight)",
-    "position": "draw random numbers by PyTorch, torch.rand(()); keep other values in a buffer",
-}
-_FIRST_CALL = (
-    "compute it before, in __init__; or keep the value and a flag in buffers, and choose by "
-    "torch.where(self.is_set, self.value, …)"
-)
-_INTO_MODEL = "make the loss a submodule of the model, whose forward(x, target) returns it first; there"
 _MOST_NAMES = 6
-_KEPT = "changed by each call of the model, read by none, and so not in the PEF: {}"
-_OPENED = "opened by the model: {}; what it reads in files is as for the example batch in every step of a run"
-
 _OF_OPTIMIZERS = ".param_groups["
-_RATES = "give a schedule, training.schedule; or train in several runs, each with its own rate, and resume"
-_DIFFERS = Obstacle(
-    "a value that differs from call to call, though nothing that the model can reach has changed",
-    "give it to the model as an input, or compute it before",
-)
-_GENERATOR = Obstacle(
-    "a torch.Generator of its own, whose state a graph does not keep", "leave out generator=, which draws from torch's"
-)
-_DRAWN = "draw the numbers once, and keep them in a buffer: self.register_buffer(name, torch.randn(…))"
-_SEEDED = Obstacle("a seed or a state of the generator of random numbers, which a graph does not set", _DRAWN)
-_MADE = Obstacle("a torch.Generator that forward() makes", _DRAWN)
-
 
 _ROUNDS = 4
 _STRIDES = (4096, 256, 16, 1)
@@ -97,7 +70,7 @@ def _writes(done: _Round) -> list[tuple[str, ...]]:
 
 def _rewrite(slot: Slot) -> str:
     is_array = isinstance(slot.owner, np.ndarray)
-    return _REWRITES["gradient" if slot.key == "requires_grad" else "tensor" if is_array else slot.kind]
+    return rewrites.REWRITES["gradient" if slot.key == "requires_grad" else "tensor" if is_array else slot.kind]
 
 
 def _is_large(done: _Round) -> bool:
@@ -223,11 +196,13 @@ class _Observer:
             if only_first and (_writes(first) != _writes(second) or _carries(self._fresh)):
                 slot = next((slot for slot in only_first if slot.kind == "tensor"), only_first[0])
                 what = "which the first call sets, and which depends on that call's inputs, weights or draws"
-                raise self._lost(slot, what, _FIRST_CALL)
+                raise self._lost(slot, what, rewrites.FIRST_CALL)
             if again:
                 self._check_read(second)
             elif not self.is_fake and [one.result for one in first] != [one.result for one in self._round()]:
-                raise self._lost(only_first[0], "which the first call sets, and which changes its result", _COUNTED)
+                raise self._lost(
+                    only_first[0], "which the first call sets, and which changes its result", rewrites.COUNTED
+                )
             self.call(self._steps[0])  # so that it is not what an evaluation leaves behind
             return self._observed(first, again)
 
@@ -253,8 +228,8 @@ class _Observer:
     def _observed(self, first: _Round, kept: Sequence[Slot] = ()) -> Observed:
         asked = dict(zip(self._steps, first, strict=True))
         said = {
-            _KEPT: dict.fromkeys(slot.name for slot in kept if slot.name not in (_OF_PYTHON, _OF_NUMPY)),
-            _OPENED: self.files,
+            rewrites.KEPT: dict.fromkeys(slot.name for slot in kept if slot.name not in (_OF_PYTHON, _OF_NUMPY)),
+            rewrites.OPENED: self.files,
         }
         notices = [
             what.format(", ".join(list(names)[:_MOST_NAMES]) + " …" * (len(names) > _MOST_NAMES))
@@ -332,21 +307,21 @@ class _Observer:
             own = next((op for op in call.ops if op.draws_from), None)
             if own is not None:
                 is_kept = any(isinstance(one.owner, torch.Generator) for one in Snapshot(self._roots).slots.values())
-                raise self._refused(_GENERATOR if is_kept else _MADE, str(own.line or ""))
+                raise self._refused(rewrites.GENERATOR if is_kept else rewrites.MADE, str(own.line or ""))
             if found := changed_constants(call):
                 if slot := next((slot for slot in self._of_loss() if call.has_changed(slot.value)), None):
-                    rewrite = f"{_INTO_MODEL} register it: self.register_buffer(name, tensor)"
+                    rewrite = f"{rewrites.INTO_MODEL} register it: self.register_buffer(name, tensor)"
                     raise self._refused(Obstacle(f"{slot.name}, which each call changes", rewrite), found[0].where)
                 raise all_findings(found, self._steps[0].training)
             if call.seeded:
-                raise self._refused(_SEEDED, self._line_of("", "seed"))
+                raise self._refused(rewrites.SEEDED, self._line_of("", "seed"))
 
     def _check_slots(self, changed: Sequence[Slot]) -> None:
         for slot in changed:
             if slot.kind == "process":
                 raise self._lost(slot, "which is of the process, and which forward() changes", "set it outside")
             if _OF_OPTIMIZERS in slot.name:
-                raise self._lost(slot, "of an optimizer, which forward() changes", _RATES)
+                raise self._lost(slot, "of an optimizer, which forward() changes", rewrites.RATES)
             if slot.before is MISSING and isinstance(slot.value, nn.Parameter) and slot.value.requires_grad:
                 what = "a parameter that forward() makes, and that an optimizer made before does not have"
                 raise self._lost(slot, what, "make it in __init__")
@@ -376,7 +351,7 @@ class _Observer:
                 raise all_findings([*found], self._steps[0].training)
             pairs = zip(*([op for call in done for op in call.recording.ops] for done in (one, other)), strict=False)
             line = next((now.line for before, now in pairs if before.text != now.text), None)
-            raise self._refused(_DIFFERS, str(line or ""))
+            raise self._refused(rewrites.DIFFERS, str(line or ""))
 
     def _check_read(self, last: _Round) -> None:
         """Raises CaptureError for a slot, of those that each call changes, on which the operators of a call depend, or
@@ -467,7 +442,7 @@ class _Observer:
 
     def _lost(self, slot: Slot, what: str, rewrite: str) -> CaptureError:
         if any(one.owner is slot.owner and one.key == slot.key for one in self._of_loss()):
-            rewrite = f"{_INTO_MODEL} {rewrite}"
+            rewrite = f"{rewrites.INTO_MODEL} {rewrite}"
         line = self._line_of(slot.name, slot.kind, is_new=slot.before is MISSING)
         return self._refused(Obstacle(f"{slot.name}, {what}", rewrite), line)
 
