@@ -3,7 +3,7 @@
 import ctypes
 import os
 import pickle
-import select
+import selectors
 import signal
 import struct
 import sys
@@ -66,6 +66,9 @@ class Fork(Generic[T]):
     def __init__(self, work: Callable[[Any], T], prepare: Callable[[], object], *, fresh: bool = True) -> None:
         requests, self._requests = os.pipe()
         self._answers, answers = os.pipe()
+        self._is_fresh = fresh
+        self.is_gone = False
+        """It has ended, and answers nothing."""
 
         def live() -> None:
             os.close(self._requests)
@@ -83,9 +86,15 @@ class Fork(Generic[T]):
                 else:
                     _answer(work, data, answers)
 
-        self._pid = forked(live)
-        os.close(requests)
-        os.close(answers)
+        try:
+            self._pid = forked(live)
+        except MachineError:
+            os.close(self._requests)
+            os.close(self._answers)
+            raise
+        finally:
+            os.close(requests)
+            os.close(answers)
 
     def begin(self, request: object) -> None:
         """Have it work on `request`, beside this process, until `end`."""
@@ -95,13 +104,24 @@ class Fork(Generic[T]):
     def end(self) -> T | None:
         """What `work` has returned; None if it has raised, ended the process, or taken too long."""
         idle = Idle(self._pid)
-        while not select.select([self._answers], [], [], _POLL_S)[0]:
-            if idle.seconds() > _LONGEST_WAIT_S:
-                for pid in (*children_of(self._pid),) or (self._pid,):
-                    os.kill(pid, signal.SIGKILL)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._answers, selectors.EVENT_READ)
+            while not selector.select(_POLL_S) and not self._has_ended():
+                if idle.seconds() > _LONGEST_WAIT_S:
+                    for pid in children_of(self._pid) if self._is_fresh else (self._pid,):
+                        with suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
+            if not selector.select(0):
+                return None
         data = receive(self._answers)
+        self.is_gone = data is None
         found: T | None = pickle.loads(data) if data else None
         return found
+
+    def _has_ended(self) -> bool:
+        """Something that it has started may hold its pipe open."""
+        self.is_gone = self.is_gone or os.waitpid(self._pid, os.WNOHANG)[0] != 0
+        return self.is_gone
 
     def ask(self, request: object = None) -> T | None:
         self.begin(request)
@@ -110,32 +130,43 @@ class Fork(Generic[T]):
     def close(self) -> None:
         os.close(self._requests)
         os.close(self._answers)
-        os.waitpid(self._pid, 0)
+        with suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
 
 
 class Idle:
-    """For how long a process and all that it has started have done nothing."""
+    """For how long a process and all that it has started have done nothing but wait, as far as anyone has looked."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._worked_s = -1.0
-        self._since_s = 0.0
+        self._looked_s = time.monotonic()
+        self._idle_s = 0.0
 
     def seconds(self) -> float:
-        worked_s, now_s = _worked_s(self._pid), time.monotonic()
-        if worked_s > self._worked_s + _TRIFLE_S:
-            self._worked_s, self._since_s = worked_s, now_s
-        return now_s - self._since_s
+        """To be asked about every `_POLL_S`; what passes between two looks counts for no more, as when all is stopped
+        from the keyboard."""
+        now_s = time.monotonic()
+        passed_s, self._looked_s = min(now_s - self._looked_s, 2 * _POLL_S), now_s
+        worked_s = _worked_s(self._pid)
+        is_idle = worked_s is not None and abs(worked_s - self._worked_s) < _TRIFLE_S
+        self._idle_s = self._idle_s + passed_s if is_idle else 0.0
+        if not is_idle:
+            self._worked_s = -1.0 if worked_s is None else worked_s
+        return self._idle_s
 
 
-def _worked_s(pid: int) -> float:
-    """The processor time of a process and all that it has started; of one that cannot be seen, the time that passes."""
+def _worked_s(pid: int) -> float | None:
+    """The processor time of a process and all that it has started; None if one does anything else than to wait, such as
+    writing to a disk, or cannot be seen."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return time.monotonic()
-    own_s = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # with those that have ended
-    return own_s + sum(map(_worked_s, children_of(pid)))
+        return None
+    of_children = [_worked_s(child) for child in children_of(pid)] if state == "S" else [None]
+    known = [one for one in of_children if one is not None]
+    own_s = sum(map(int, fields[10:14])) / os.sysconf("SC_CLK_TCK")  # with those that have ended
+    return own_s + sum(known) if len(known) == len(of_children) else None
 
 
 def children_of(pid: int) -> Iterator[int]:
@@ -160,10 +191,10 @@ def send(pipe: int, data: bytes) -> None:
         whole = whole[os.write(pipe, whole) :]
 
 
-def receive(pipe: int) -> bytes:
-    """What was sent; nothing once the other end is closed."""
+def receive(pipe: int) -> bytes | None:
+    """What was sent; None once the other end is closed."""
     head = _read(pipe, _HEAD.size)
-    return _read(pipe, _HEAD.unpack(head)[0]) if len(head) == _HEAD.size else b""
+    return _read(pipe, _HEAD.unpack(head)[0]) if len(head) == _HEAD.size else None
 
 
 def _read(pipe: int, count: int) -> bytes:

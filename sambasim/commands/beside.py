@@ -13,10 +13,13 @@ from sambasim.commands.batches import Batch
 from sambasim.commands.eager import Eager
 from sambasim.commands.located import EagerValues
 from sambasim.commands.played import Played, seed_of
+from sambasim.errors import MachineError
 from sambasim.forks import Fork
 from sambasim.ir.types import SymbolKind
 
 _ALIGNED = 64
+_SMALL_BYTES = 1 << 20
+"""Larger buffers are sent only if a step changes them: they may be weights in another form."""
 
 
 class Trained(NamedTuple):
@@ -29,14 +32,18 @@ class Trained(NamedTuple):
 
 
 class Beside:
-    """`eager` as it is now, in a copy: what it is asked begins with the tensors of `played`. `shared`: in memory that
-    both processes have, for each trained parameter its gradient; after an update what the optimizer has made of it."""
+    """A copy of this process with `eager` as it is now, which takes the tensors of `played` before each request.
+    `shared`: tensors that both processes have, one for each trained parameter: its gradient; after an update its new
+    value."""
 
     def __init__(self, eager: Eager, played: Played) -> None:
         self._eager = eager
         program = played.program
         self._chips = program.chips
-        self._buffers = [one for one in eager.tensors if program.symbols[one].kind is SymbolKind.BUFFER]
+        graph = program.training or program.evaluation
+        changed = {one.symbol for one in graph.outputs}
+        buffers = [one for one in eager.tensors if program.symbols[one].kind is SymbolKind.BUFFER]
+        self._buffers = [one for one in buffers if one in changed or eager.tensors[one].nbytes <= _SMALL_BYTES]
         trained = [member.parameter for group in program.groups for member in group.members]
         self.shared = _in_shared_memory({name: eager.tensors[name] for name in trained})
         self.is_behind = False
@@ -53,8 +60,12 @@ class Beside:
         self.is_behind = False
 
     def end(self) -> Any:
-        """What was asked for; None if PyTorch could not do it."""
-        return self._fork.end()
+        """What was asked for; None if PyTorch could not do it. Raises MachineError if its process has ended."""
+        found = self._fork.end()
+        if self._fork.is_gone:
+            what = "the process of eager PyTorch has ended, by a crash or for lack of memory"
+            raise MachineError(what, remedy="a smaller batch or model; or --check 0")
+        return found
 
     def ask(self, played: Played, what: str, *request: object) -> Any:
         self.begin(played, what, *request)

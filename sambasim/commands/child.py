@@ -11,6 +11,7 @@ import linecache
 import os
 import pickle
 import re
+import select
 import selectors
 import signal
 import sys
@@ -107,6 +108,9 @@ class _Child:
                 if self._waits:
                     os.kill(self._pid, signal.SIGABRT)  # by which faulthandler says where it is
                     break
+            while self._answer is None and any(key.data == 0 for key, _ in selector.select(0)):
+                if not self._take(0, self._pipes[0]):  # what it told before it ended
+                    break
         if self._status is None:
             self._status = os.waitpid(self._pid, 0)[1]
         for number, pipe in enumerate(self._pipes[1:], 1):
@@ -142,12 +146,17 @@ class _Child:
 
     def _take(self, number: int, pipe: int) -> bool:
         """Whether there was something to read."""
-        data = os.read(pipe, _CHUNK_BYTES) if number else receive(pipe)
         if number:
+            data = os.read(pipe, _CHUNK_BYTES)
             self._print(number, data)
-        elif data:
-            self._hear(*pickle.loads(data))
-        return bool(data)
+            return bool(data)
+        more = select.poll()
+        more.register(pipe, select.POLLIN)
+        while message := receive(pipe):  # what it tells is in order, and before what C code prints meanwhile
+            self._hear(*pickle.loads(message))
+            if not more.poll(0):
+                return True
+        return False
 
     def _hear(self, kind: str, value: Any) -> None:
         if kind == "phase":
@@ -175,9 +184,7 @@ class _Child:
             what = f"the compiler was killed{when}: most likely this machine has too little memory"
             return CaptureError(what, where=where, remedy="a smaller batch, a smaller model, or more memory")
         if self._waits:
-            what = (
-                f"the model waits for another thread{when}: a compile is in a copy of the process, which has no other"
-            )
+            what = f"the model waits for another thread{when}: models are compiled in a forked process, which has one"
             return CaptureError(what, where=where, remedy="do in forward() itself what the thread does")
         if code < 0:
             what = f"PyTorch crashed{when}: {signal.Signals(-code).name}"

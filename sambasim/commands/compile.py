@@ -16,6 +16,7 @@ from sambasim.commands.modes import check_modes
 from sambasim.commands.proof import own_memory, prove, too_large
 from sambasim.compiler.compile import Compiled, Stopwatch, capture_model, compile_model, recorded
 from sambasim.compiler.front import named_in
+from sambasim.compiler.state import NotSound, begun_again
 from sambasim.data.sources import Source
 from sambasim.errors import MachineError
 from sambasim.options.compile import CompileOptions
@@ -71,7 +72,7 @@ def compile_proved(
     def compiled(phase: OnPhase, path: Path | None) -> Compiled:
         if path is not None:
             own_memory(subject.model)
-        check_modes(subject.model, training=not options.inference)
+            check_modes(subject.model, training=not options.inference)
         return compile_subject(subject, options, phase, path) if work is None else work(phase, path)
 
     why = too_large(subject) if can_fork() else "this system cannot fork"
@@ -82,7 +83,7 @@ def compile_proved(
     path = options.pef_path
     hidden = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     try:
-        done = in_child(lambda phase: compiled(phase, hidden), on_phase)
+        done = _in_children(lambda phase: compiled(phase, hidden), on_phase)
         notices, phases_s = list(done.notices), dict(done.phases_s)
         checked = None
         if options.check != 0:
@@ -104,6 +105,19 @@ def compile_proved(
         hidden.unlink(missing_ok=True)
     notices += [*(_notices(checked) if checked is not None else ()), *recorded(digest)]
     return Proved(replace(done, path=path, digest=digest, notices=tuple(notices), phases_s=phases_s), checked)
+
+
+def _in_children(compiled: Callable[[OnPhase], Compiled], on_phase: OnPhase) -> Compiled:
+    """A large model is captured at once, and in another child only if it has to be observed first."""
+
+    def at_once(phase: OnPhase) -> Compiled:
+        with begun_again():
+            return compiled(phase)
+
+    try:
+        return in_child(at_once, on_phase)
+    except NotSound:
+        return in_child(compiled, on_phase)
 
 
 def _notices(checked: Checked) -> list[str]:

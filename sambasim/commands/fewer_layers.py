@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 
-from sambasim.compiler.names import gradient_name, parameter_of
 from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, SectionKind, renamed
 from sambasim.ir.program import Program
+from sambasim.ir.types import gradient_name, parameter_of
 from sambasim.simulation.folds import Run, runs_of
 from sambasim.simulation.planning.layers import Shorter
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from sambasim.commands.batches import Batch, equal, made_batches, parts, read_batches
 from sambasim.commands.beside import Beside
@@ -67,7 +68,7 @@ def own_memory(model: nn.Module) -> None:
     or what is done to them would be done to the caller's."""
     copies: dict[int, Tensor] = {}
     for one in (*model.parameters(), *model.buffers()):
-        if one.is_shared():  # type: ignore[no-untyped-call]  # torch's, untyped
+        if not is_lazy(one) and one.is_shared():  # type: ignore[no-untyped-call]  # torch's, untyped
             memory = one.data.new_empty(0).set_(one.untyped_storage())
             copy = copies.setdefault(memory.data_ptr(), memory.clone())
             one.data = copy.as_strided(one.size(), one.stride(), one.storage_offset())
@@ -135,6 +136,7 @@ class _Proof:
         self._steps = {graph.name: Steps(graph, self._played, self._eager, weights) for graph in graphs}
         self._last: Sequence[Batch] = ()
         self._refused: SambasimError | None = None
+        self._is_evaluated = True
         self._whole: Batch | None = None
         if subject.whole is not None:
             self._whole = inputs_in(STORED[options.dtype], subject.whole)
@@ -147,6 +149,8 @@ class _Proof:
         if self._refused is not None:
             where = f", {self._refused.where}" if self._refused.where else ""
             yield f"on batches with other values a run may end: {self._refused.what}{where}"
+        if not self._is_evaluated:
+            yield "the evaluation graph was not compared: eager PyTorch does not take the batch in evaluation mode"
         if self._passes == 1 or self._whole is None or self._program.training is None:
             return
         batches = (self._whole, *parts(self._whole, self._passes))
@@ -168,7 +172,7 @@ class _Proof:
         play = training[0].train if training else evaluation.evaluate
         done = sum(self._on_a_batch(number, play, self._batches(number)) for number in range(asked))
         if training and done:
-            self._on_a_batch(done, evaluation.evaluate, [(self._last, False)])
+            self._is_evaluated = self._on_a_batch(done, evaluation.evaluate, [(self._last, False)])
         if not done:
             return None
         comparisons = [one.comparison for one in self._steps.values()]

@@ -8,21 +8,13 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from sambasim.compiler.captured import CapturedGraph, Role
-from sambasim.compiler.names import (
-    GRADIENT_SUFFIX,
-    UniqueNames,
-    forward_line,
-    gradient_name,
-    loss_name,
-    read_by,
-    symbol_name,
-)
+from sambasim.compiler.names import UniqueNames, forward_line, loss_name, read_by, symbol_name
 from sambasim.compiler.tensors import check_constant, check_memory, held_by, itself, memory_order
 from sambasim.compiler.translate import Translation, tensor_type, translate
 from sambasim.errors import CaptureError, ModelError
 from sambasim.ir.graph import Graph, Output, Section, SectionKind
 from sambasim.ir.program import Program
-from sambasim.ir.types import DTYPE_BYTES, Symbol, SymbolKind, TensorType
+from sambasim.ir.types import DTYPE_BYTES, GRADIENT_SUFFIX, Symbol, SymbolKind, TensorType, gradient_name
 from sambasim.ir.verify import Progress, verify
 
 _STEP_PREFIX = "model."  # the user's module is the attribute `model` of what is captured

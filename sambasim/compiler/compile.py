@@ -19,7 +19,7 @@ from sambasim.compiler.names import forward_line, source_files
 from sambasim.compiler.notices import exemptions, notice_of_shapes, notices_of
 from sambasim.compiler.passes import run_pipeline
 from sambasim.compiler.precision import STORED, inputs_in, stored_in
-from sambasim.compiler.state import Observed, asked_of, found_sound, observe
+from sambasim.compiler.state import NotSound, Observed, asked_of, found_sound, observe
 from sambasim.compiler.step import EvaluationStep, Loss, Losses, TrainingStep, per_sample_loss, training_loss
 from sambasim.compiler.strategy import pipeline
 from sambasim.compiler.tensors import check_memory, check_model, dense_gradients, held_by, made_contiguous
@@ -195,13 +195,12 @@ def _capture(
 
     is_sound = found_sound(steps, tensors, name)
     if is_sound is not None:
-        modes, found = [(module, module.training) for module in step.modules()], None
+        found = None
         with suppress(CaptureError, ModelError):  # an observed step says it better
-            found = captures(Observed({}, {one: Asked() for one in steps}))
-        if is_sound() and found is not None:
-            return found
-        for module, was_training in modes:
-            module.training = was_training
+            found = captures(Observed({one: Asked() for one in steps}))
+        if found is None or not is_sound():
+            raise NotSound("the model has to be observed first")
+        return found
     watch.begin("observe a step")
     return captures(observe(steps, tensors, name))
 
@@ -223,11 +222,12 @@ def _captured(step: nn.Module, tensors: Sequence[Tensor], narrow: bool, observed
     except RandomBranch:
         raise
     except CaptureError as error:
-        if not (calls := observed.calls):
+        call = observed.asked[step].recording
+        if not call.ops:  # it was not observed
             raise
-        changed = {label.removeprefix("buffer model.") for op in calls[step].ops for label in op.writes}
+        changed = {label.removeprefix("buffer model.") for op in call.ops for label in op.writes}
         check_memory(held_by(step.get_submodule("model")), changed)
-        raise explained(error, step, calls[step]) from error
+        raise explained(error, step, call) from error
 
 
 def _document(program: Program, model: nn.Module, options: CompileOptions, metadata: Mapping[str, str]) -> PefDocument:

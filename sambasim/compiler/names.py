@@ -17,8 +17,6 @@ import sambasim
 from sambasim.ir.graph import SourceLine
 from sambasim.ir.operators import OPERATORS, OperatorKind
 
-GRADIENT_SUFFIX = "__grad"
-
 _WEIGHT_NORM = re.compile(r"(^|\.)parametrizations\.weight\.original([01])$")
 
 
@@ -27,15 +25,6 @@ def symbol_name(prefix: str, path: str) -> str:
     `…weight_direction`, as in SambaFlow."""
     path = _WEIGHT_NORM.sub(lambda found: f"{found[1]}weight_{('magnitude', 'direction')[int(found[2])]}", path)
     return "__".join((prefix, *(re.sub(r"\W", "_", part) for part in path.split(".") if part)))
-
-
-def gradient_name(parameter: str) -> str:
-    """The symbol of a parameter's gradient. `UniqueNames` keeps that name free for it."""
-    return f"{parameter}{GRADIENT_SUFFIX}"
-
-
-def parameter_of(gradient: str) -> str:
-    return gradient.removesuffix(GRADIENT_SUFFIX)
 
 
 def loss_name(prefix: str) -> str:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -30,6 +31,9 @@ ADDING = frozenset(f"aten.{name}" for name in (
 
 _FUNCTIONS = {name.split(".")[1] for name in ADDING} | {"fold"}  # which is col2im; unfold is im2col too
 _LOSSES = {name.split(".")[1].lstrip("_") for group in LOSSES for name in group.names}
+
+_VIEWING = ("unfold", "__getitem__")
+"""Functions that may give a view, and add up in their backward alone."""
 
 _TYPED = {"float", "double", "half", "type"}
 """Functions whose result has the type that they say."""
@@ -69,13 +73,18 @@ class Widened(TorchFunctionMode):
             with default_type(torch.float32):
                 made = func(*args, **kwargs)
             return tree_map(lambda one: one.to(default) if _is_of(one, (torch.float32,)) else one, made)
-        is_adding = name in _FUNCTIONS or (name == "__getitem__" and _has_tensor(args[1]))
-        narrow = next((one.dtype for one in leaves if _is_of(one, _NARROW)), None)
-        if narrow is None or not (is_adding or name in _LOSSES):
+        is_adding = name in _FUNCTIONS or (
+            name == "__getitem__" and any(isinstance(one, Tensor) for one in tree_leaves(args[1]))
+        )
+        found = [one for one in leaves if _is_of(one, _NARROW)]
+        adds_backward_alone = name in _VIEWING and not any(one.requires_grad for one in found)
+        if not found or "out" in kwargs or adds_backward_alone or not (is_adding or name in _LOSSES):
             return func(*args, **kwargs)
+        narrow = found[0].dtype
         args, kwargs = tree_map(lambda one: one.float() if _is_of(one, _NARROW) else one, (args, kwargs))
         result = func(*args, **kwargs)
-        return tree_map(lambda one: one.to(narrow) if _is_float(one) else one, result) if is_adding else result
+        is_rounded = is_adding and not any(isinstance(one, torch.dtype) for one in leaves)
+        return tree_map(lambda one: one.to(narrow) if _is_float(one) else one, result) if is_rounded else result
 
 
 def inputs_in(dtype: torch.dtype | None, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -100,7 +109,7 @@ def _is_typed_by_default(name: str, given: Sequence[object]) -> bool:
     """Whether a result would be narrow only because that is torch's default: no operand is, and none is asked for."""
     if torch.get_default_dtype() not in _NARROW or name in _TYPED:
         return False
-    return not any(_is_float(one) or isinstance(one, torch.dtype) for one in given)
+    return not any(_is_float(one) or isinstance(one, torch.dtype | np.ndarray | np.generic) for one in given)
 
 
 def _rounded(data: Tensor, dtype: torch.dtype, rounded: dict[tuple[int, torch.dtype], Tensor]) -> Tensor:
@@ -116,10 +125,6 @@ def _rounded(data: Tensor, dtype: torch.dtype, rounded: dict[tuple[int, torch.dt
             what = f"a parameter or buffer holds {float(whole.abs().max()):g}, which is infinite in {dtype}"
             raise ModelError(what, remedy="compile with --dtype bf16 or fp32")
     return rounded[key].as_strided(data.size(), data.stride(), data.storage_offset())
-
-
-def _has_tensor(value: object) -> bool:
-    return any(isinstance(one, Tensor) for one in tree_leaves(value))
 
 
 def _is_float(value: object) -> bool:

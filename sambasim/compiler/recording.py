@@ -172,8 +172,11 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         if is_random:
             self._check_generator()
         late = _LATE[self._is_again()] if writes and torch._C._current_graph_task_id() >= 0 else ""
-        labels = tuple(f"{late}{self.label(one)}" for one in writes)  # before set_() gives a tensor another memory
+        labels = tuple(map(self.label, writes))  # before set_() gives a tensor another memory
+        before = [one.detach().clone() for one in writes if late == _LATE[True] and not isinstance(one, FakeTensor)]
         result = func(*args, **kwargs)
+        if late and not (before and all(map(torch.equal, writes, before))):  # the same again changes nothing
+            labels = tuple(f"{late}{label}" for label in labels)
         if is_random:
             self._generator = _random_state()
         asks = not _ASKING.isdisjoint(func.tags) or func is _PACK

@@ -1,4 +1,6 @@
-"""What to write in place of state that a graph would lose. Each is applied by a test."""
+"""What to write in place of state that a graph would lose; and what is told of it. Each is applied by a test."""
+
+from collections.abc import Sequence
 
 from sambasim.compiler.explain import Obstacle
 
@@ -16,8 +18,8 @@ FIRST_CALL = (
     "torch.where(self.is_set, self.value, …)"
 )
 INTO_MODEL = "make the loss a submodule of the model, whose forward(x, target) returns it first; there"
-KEPT = "changed by each call of the model, read by none, and so not in the PEF: {}"
-OPENED = "opened by the model: {}; what it reads in files is as for the example batch in every step of a run"
+_KEPT = "changed by each call of the model, read by none, and so not in the PEF: {}"
+_OPENED = "opened by the model: {}; what it reads in files is as for the example batch in every step of a run"
 
 RATES = "give a schedule, training.schedule; or train in several runs, each with its own rate, and resume"
 DIFFERS = Obstacle(
@@ -30,3 +32,13 @@ GENERATOR = Obstacle(
 _DRAWN = "draw the numbers once, and keep them in a buffer: self.register_buffer(name, torch.randn(…))"
 SEEDED = Obstacle("a seed or a state of the generator of random numbers, which a graph does not set", _DRAWN)
 MADE = Obstacle("a torch.Generator that forward() makes", _DRAWN)
+
+_MOST_NAMES = 6
+
+
+def notices(kept: Sequence[str], files: Sequence[str]) -> tuple[str, ...]:
+    """Of slots that nothing reads, and of files."""
+    told = ((_KEPT, kept), (_OPENED, files))
+    return tuple(
+        what.format(", ".join(names[:_MOST_NAMES]) + " …" * (len(names) > _MOST_NAMES)) for what, names in told if names
+    )

@@ -9,6 +9,7 @@ import functools
 import gc
 import io
 import logging
+import numbers
 import os
 import random
 import re
@@ -36,7 +37,7 @@ _ENTERED = {
 }
 """Modules of Python whose objects are entered, as those of the user's own classes are."""
 
-_SLOTS = (*_LEAVES, Tensor, types.MethodType, type)
+_SLOTS = (*_LEAVES, Tensor, np.generic, numbers.Number, types.MethodType, type)
 """What a slot may hold."""
 
 _OF_LOGGERS = ("_cache", "manager", "parent", "root", "handlers")
@@ -44,6 +45,9 @@ _OF_LOGGERS = ("_cache", "manager", "parent", "root", "handlers")
 
 LARGEST = 4096
 """The largest container whose items are slots. Larger ones are one."""
+
+_DIGESTED_BYTES = 1 << 26
+"""The largest array of NumPy that is looked at: it may be a data set in a file."""
 
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
 _CALLABLES = (
@@ -169,7 +173,7 @@ def _mark(kind: str, value: Any) -> object:
         if isinstance(value, _OF_BYTES):
             return hash(memoryview(value).tobytes())
         if isinstance(value, np.ndarray):
-            return value.shape, hash(value.tobytes()) if value.dtype != object else len(value)
+            return value.shape, value.dtype != object and value.nbytes <= _DIGESTED_BYTES and hash(value.tobytes())
         if isinstance(value, (set, frozenset)):
             return frozenset(map(_plain, value))
         is_large = len(value) > LARGEST
@@ -209,7 +213,17 @@ _POSITIONS: Mapping[type, Callable[[Any], object]] = {
 
 def _position(one: Any) -> object:
     found = next((position for kind, position in _POSITIONS.items() if isinstance(one, kind)), None)
-    return found(one) if found else repr(one.__reduce__())  # of an iterator of Python
+    return found(one) if found else _reduced(one)
+
+
+def _reduced(value: Any) -> object:
+    """What an iterator of Python is made of."""
+    if isinstance(value, tuple):
+        return tuple(map(_reduced, value))
+    try:
+        return _reduced(value.__reduce__()) if _is_iterator(value) else _plain(value)
+    except TypeError:  # it cannot say
+        return id(value)
 
 
 def _is_container(one: object) -> bool:

@@ -4,11 +4,9 @@ all of that: so either nothing reads it, which is a notice, or the step is refus
 import contextlib
 import itertools
 import random
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import FrameType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,10 +18,10 @@ from torch.nn.modules import module as of_modules
 from sambasim.compiler import rewrites
 from sambasim.compiler.as_eager import kernels_of_eager, known_shapes
 from sambasim.compiler.asked_values import Asked, modes_reach_inside
+from sambasim.compiler.changing_lines import changing_line
 from sambasim.compiler.explain import Finding, Obstacle, all_findings, changed_constants, obstacles
-from sambasim.compiler.names import is_library_file
 from sambasim.compiler.opened import files_seen
-from sambasim.compiler.recording import Recording, digest_of, line_of
+from sambasim.compiler.recording import Recording, digest_of
 from sambasim.compiler.snapshot import MISSING, Slot, Snapshot
 from sambasim.compiler.step import EvaluationStep, TrainingStep, check_loss, eagerly, loss_in
 from sambasim.compiler.trial import PLAIN, no_gradients_kept, quiet
@@ -41,20 +39,17 @@ _MOST_ALONE = 8
 
 _OF_PYTHON, _OF_NUMPY = "random numbers of Python", "random numbers of NumPy"
 
-_MOST_NAMES = 6
 _OF_OPTIMIZERS = ".param_groups["
 
-_ROUNDS = 4
 _STRIDES = (4096, 256, 16, 1)
 """After how many events of Python's trace each search for a line looks, from where the last one has seen no change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What the first call of each step was: its operators, and what it asks of values. `notices`: of slots that calls
-    change and nothing reads, and of files."""
+    """What the first call of each step was and asks of values. `notices`: of slots that calls change and nothing reads,
+    and of files."""
 
-    calls: Mapping[nn.Module, Recording]
     asked: Mapping[nn.Module, Asked]
     notices: tuple[str, ...] = ()
 
@@ -117,12 +112,30 @@ def observe(steps: Sequence[nn.Module], inputs: Sequence[Tensor], loss: str | No
     return _Observer(steps, inputs, loss).run()
 
 
+class NotSound(CaptureError):
+    """A large model was captured before it was observed, and has to be. This process is no longer as it was."""
+
+
+_may_begin_again = False
+
+
+@contextlib.contextmanager
+def begun_again() -> Iterator[None]:
+    """Where NotSound is raised within it, the process ends, and another observes the model first."""
+    global _may_begin_again
+    _may_begin_again = True
+    try:
+        yield
+    finally:
+        _may_begin_again = False
+
+
 def found_sound(steps: Sequence[nn.Module], inputs: Sequence[Tensor], loss: str | None) -> Callable[[], bool] | None:
-    """Of a large model, which is called only if it has to be: what says whether a call on tensors without memory shows
-    that the steps do nothing beside their tensors. A copy of this process begins now to find out. None of a small
-    model."""
+    """Starts a copy of this process that calls the steps on fake tensors. Returns a function that waits for it, and
+    says whether the steps changed nothing but tensors; None for a small model, and where nothing can begin again."""
     observer = _Observer(steps, inputs, loss)
-    if observer.is_fake or sum(one.numel() for one in steps[0].parameters()) <= _MOST_PARAMETERS:
+    count = sum(one.numel() for one in steps[0].parameters())
+    if not _may_begin_again or observer.is_fake or count <= _MOST_PARAMETERS:
         return None
     fork = observer.fork()
     fork.begin(("is_sound",))
@@ -222,21 +235,14 @@ class _Observer:
                     held[name] = fakes.setdefault(id(tensor), mode.from_tensor(tensor))
         with mode:
             observer = _Observer(self._steps, [mode.from_tensor(one) for one in self._inputs], self._loss)
-            calls = observer.run().calls.values()
-        return not (observer.changed or observer.files) and not any(op.asks for call in calls for op in call.ops)
+            asked = observer.run().asked.values()
+        asks = any(op.asks for one in asked for op in one.recording.ops)
+        return not (observer.changed or observer.files or asks)
 
     def _observed(self, first: _Round, kept: Sequence[Slot] = ()) -> Observed:
-        asked = dict(zip(self._steps, first, strict=True))
-        said = {
-            rewrites.KEPT: dict.fromkeys(slot.name for slot in kept if slot.name not in (_OF_PYTHON, _OF_NUMPY)),
-            rewrites.OPENED: self.files,
-        }
-        notices = [
-            what.format(", ".join(list(names)[:_MOST_NAMES]) + " …" * (len(names) > _MOST_NAMES))
-            for what, names in said.items()
-            if names
-        ]
-        return Observed({step: one.recording for step, one in asked.items()}, asked, tuple(notices))
+        names = dict.fromkeys(slot.name for slot in kept if slot.name not in (_OF_PYTHON, _OF_NUMPY))
+        notices = rewrites.notices([*names], [*self.files])
+        return Observed(dict(zip(self._steps, first, strict=True)), notices)
 
     def _ask(self, *request: object) -> Any:
         """What a fresh copy of the process, in which nothing was called yet, says."""
@@ -398,35 +404,10 @@ class _Observer:
         return seen[1]
 
     def changing_line(self, name: str, kind: str, is_new: bool, begin: int, stride: int) -> tuple[int, str | None]:
-        """Rounds until something changes, which are looked at every `stride` events of Python's trace from `begin` on:
-        the last event at which nothing has changed, and the line before the next look, if it finds a change."""
-        if not is_new and self._watched(name, kind) is None:
+        watched = partial(self._watched, name, kind)
+        if not is_new and watched() is None:
             self._round()
-        before, count, seen, seed = self._watched(name, kind), 0, begin, 0
-        last: tuple[str, int] | None = None
-        found: list[str | None] = []
-
-        def look(frame: FrameType, event: str, argument: object) -> Any:
-            nonlocal last, count, seen
-            if found or is_library_file(frame.f_code.co_filename):
-                return None
-            count += 1
-            if count >= seen + stride:
-                if self._watched(name, kind) != before:
-                    found.append(None if last is None else line_of(*last))
-                else:
-                    seen = count
-            if last is None or "-packages" not in frame.f_code.co_filename or "-packages" in last[0]:
-                last = frame.f_code.co_filename, frame.f_lineno
-            return look
-
-        sys.settrace(look)
-        try:
-            while not found and (seed := seed + 1) < _ROUNDS:
-                self._round(seed)
-        finally:
-            sys.settrace(None)
-        return seen, found[0] if found else None
+        return changing_line(self._round, watched, begin, stride)
 
     def _watched(self, name: str, kind: str) -> object:
         if kind == "seed":

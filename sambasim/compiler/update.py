@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import ClassVar, Literal, TypeAlias
 
-from sambasim.compiler.names import UniqueNames, parameter_of, prefix_of
+from sambasim.compiler.names import UniqueNames, prefix_of
 from sambasim.compiler.pipeline.tied import Move, copies, moved
 from sambasim.errors import OptionError
 from sambasim.ir.dataflow import pass_and_update
@@ -34,6 +34,7 @@ from sambasim.ir.types import (
     SymbolKind,
     TensorType,
     align,
+    parameter_of,
 )
 from sambasim.ir.verify import Progress
 from sambasim.optimizers import OPTIMIZERS

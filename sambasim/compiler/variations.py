@@ -4,6 +4,7 @@ import array
 import collections
 import functools
 import io
+import numbers
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,9 @@ def _varied(value: Any, number: int, before: Any) -> Any:
     match value:
         case bool():
             return bool(number % 2)
-        case int() | float():
-            return type(value)(NUMBERS[number])
+        case int() | float() | np.number() | numbers.Number():
+            kind: Any = type(value)
+            return kind(NUMBERS[number])
         case str() | bytes():
             count = min(NUMBERS[number], LARGEST)
             return (value * -(-count // max(len(value), 1)))[:count]

@@ -93,3 +93,15 @@ class Symbol:
 def align(count: int, multiple: int) -> int:
     """The smallest multiple of `multiple` that is not below `count`."""
     return -(-count // multiple) * multiple
+
+
+GRADIENT_SUFFIX = "__grad"
+
+
+def gradient_name(parameter: str) -> str:
+    """The symbol of a parameter's gradient. `UniqueNames` keeps that name free for it."""
+    return f"{parameter}{GRADIENT_SUFFIX}"
+
+
+def parameter_of(gradient: str) -> str:
+    return gradient.removesuffix(GRADIENT_SUFFIX)

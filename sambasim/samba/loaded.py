@@ -6,12 +6,11 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from sambasim.compiler.names import gradient_name
 from sambasim.errors import DataError, OptionError
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
-from sambasim.ir.types import Symbol, SymbolKind
+from sambasim.ir.types import Symbol, SymbolKind, gradient_name
 from sambasim.runtime.executor import Tangent
 from sambasim.runtime.stepwise import STEP
 from sambasim.samba import context

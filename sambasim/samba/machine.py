@@ -11,12 +11,11 @@ from operator import attrgetter
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler.names import gradient_name
 from sambasim.compiler.tensors import held_by
 from sambasim.errors import OptionError, WeightsError
 from sambasim.ir.graph import Graph, Node, Ref
 from sambasim.ir.program import Program, state_name
-from sambasim.ir.types import Symbol, SymbolKind
+from sambasim.ir.types import Symbol, SymbolKind, gradient_name
 from sambasim.pef import PefDocument
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.stepwise import StepwiseReplica

@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler.names import GRADIENT_SUFFIX, UniqueNames, loss_name, symbol_name
+from sambasim.compiler.names import UniqueNames, loss_name, symbol_name
 from sambasim.compiler.tensors import held_by
 from sambasim.errors import ModelError
+from sambasim.ir.types import GRADIENT_SUFFIX
 from sambasim.samba import context
 from sambasim.samba.checks.arguments import checks_keywords, checks_keywords_of
 from sambasim.samba.checks.findings import app_line

@@ -97,7 +97,7 @@ def test_code_of_a_library_is_named_beside_the_users_line_that_calls_it(
             return scaled(super().forward(x)).mean()  # here
 
     step = TrainingStep(Scaled(4, 1), ("x",), None, by_keyword=False)
-    error = explained(CaptureError("first"), step, observe([step], [torch.ones(2, 4)]).calls[step])
+    error = explained(CaptureError("first"), step, observe([step], [torch.ones(2, 4)]).asked[step].recording)
     assert str(error.where).endswith("# here")
     assert str(error.remedy).startswith(
         f"{folder}/scaling.py:2: return x / x.max().item() is code of a library: choose settings that do not run it; "
@@ -126,7 +126,7 @@ class Obstinate(nn.Module):
 
 def test_all_obstacles_are_found_in_order_each_with_its_line() -> None:
     step, x = TrainingStep(Obstinate(), ("x",), None, by_keyword=False), torch.randn(2, 4)
-    call = observe([step], [x]).calls[step]
+    call = observe([step], [x]).asked[step].recording
     assert [(finding.where.rpartition("# ")[2], finding.obstacle.what) for finding in obstacles(call)] == [
         ("1", "a parameter that is changed in place"),
         ("2", "a parameter that is changed in place"),
@@ -146,7 +146,7 @@ def test_all_obstacles_are_found_in_order_each_with_its_line() -> None:
 def test_a_sound_model_has_no_obstacles() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.TransformerEncoderLayer(4, 2, 8), nn.BatchNorm1d(4), nn.Dropout(0.5))
     step = TrainingStep(nn.Sequential(model, Mean()), ("x",), None, by_keyword=False)
-    assert obstacles(observe([step], [torch.randn(2, 4)]).calls[step]) == []
+    assert obstacles(observe([step], [torch.randn(2, 4)]).asked[step].recording) == []
 
 
 class Mean(nn.Module):

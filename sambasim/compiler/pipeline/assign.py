@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from sambasim.compiler.names import parameter_of
 from sambasim.costs.load import alone_s
 from sambasim.costs.work import at_batch_size, work_of
 from sambasim.errors import OptionError
@@ -18,7 +17,7 @@ from sambasim.hardware.budget import Budget
 from sambasim.ir.graph import Graph, Node, SectionKind
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
-from sambasim.ir.types import SymbolKind
+from sambasim.ir.types import SymbolKind, parameter_of
 
 
 @dataclass(frozen=True, slots=True)

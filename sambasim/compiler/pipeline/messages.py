@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count, pairwise
 
-from sambasim.compiler.names import parameter_of
 from sambasim.compiler.pipeline.assign import Assignment, Values, only_output
 from sambasim.errors import OptionError
 from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, SectionKind, renamed
 from sambasim.ir.mesh import PIPELINE
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
-from sambasim.ir.types import TensorType
+from sambasim.ir.types import TensorType, parameter_of
 
 _Segment = tuple[SectionKind, int, bool]  # kind, stage, and whether it only computes gradients of weights
 

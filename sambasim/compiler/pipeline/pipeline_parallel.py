@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from sambasim.compiler.names import gradient_name, parameter_of
 from sambasim.compiler.pipeline.assign import assign, assign_forward, values_of
 from sambasim.compiler.pipeline.messages import Connected
 from sambasim.compiler.pipeline.tied import Sizes, updaters
@@ -14,6 +13,7 @@ from sambasim.ir.graph import Graph, Output
 from sambasim.ir.mesh import PIPELINE, Axis
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import Schedule
+from sambasim.ir.types import gradient_name, parameter_of
 from sambasim.ir.verify import Progress
 
 

@@ -10,12 +10,11 @@ the optimizer states too. Another rank that reads the parameter may update it, o
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from sambasim.compiler.names import parameter_of
 from sambasim.ir.graph import Graph, Node
 from sambasim.ir.mesh import PIPELINE
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.stages import pipeline_ranks, ranks_of_values
-from sambasim.ir.types import SymbolKind
+from sambasim.ir.types import SymbolKind, parameter_of
 
 if TYPE_CHECKING:
     from sambasim.compiler.pipeline.assign import Assignment  # with the device model, which an app does without

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from sambasim.compiler.names import parameter_of
 from sambasim.compiler.sharding.layouts import PARTIAL, WHOLE, Layout, cut, fits, part_type
 from sambasim.errors import InternalError
 from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, SectionKind, TorchConstant
-from sambasim.ir.types import Symbol, SymbolKind, TensorType
+from sambasim.ir.types import Symbol, SymbolKind, TensorType, parameter_of
 
 Rule: TypeAlias = Callable[["Sharder", Node], bool]
 """Emits what computes `node` from operands that are not all whole. Returns False, before anything is emitted, if it

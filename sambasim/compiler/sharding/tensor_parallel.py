@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import ClassVar, NamedTuple
 
-from sambasim.compiler.names import GRADIENT_SUFFIX
 from sambasim.compiler.sharding.layouts import WHOLE, Layout, cut, cut_of, fits, part_type
 from sambasim.compiler.sharding.named_plan import Named, plan_by_name, read_names
 from sambasim.compiler.sharding.plan import Plan, find_plan, general, propagate
@@ -15,7 +14,7 @@ from sambasim.ir.graph import Graph, Node, Ref
 from sambasim.ir.mesh import TENSOR, Axis
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
-from sambasim.ir.types import Symbol, SymbolKind
+from sambasim.ir.types import GRADIENT_SUFFIX, Symbol, SymbolKind
 from sambasim.ir.verify import Progress
 from sambasim.options.load import one_of, refusal
 from sambasim.units import counted, format_bytes

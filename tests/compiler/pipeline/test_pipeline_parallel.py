@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sambasim.compiler.build import Built
-from sambasim.compiler.names import GRADIENT_SUFFIX
 from sambasim.compiler.passes import Place
 from sambasim.compiler.pipeline.assign import is_view
 from sambasim.compiler.pipeline.pipeline_parallel import PipelineParallel
@@ -24,7 +23,7 @@ from sambasim.ir.mesh import PIPELINE, replica_mesh
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import make
 from sambasim.ir.stages import of_rank
-from sambasim.ir.types import SymbolKind
+from sambasim.ir.types import GRADIENT_SUFFIX, SymbolKind
 from sambasim.ir.verify import Progress, verify
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.executor import Executor, tangent_of
