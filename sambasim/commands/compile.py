@@ -16,7 +16,7 @@ from sambasim.commands.modes import check_modes
 from sambasim.commands.proof import own_memory, prove, too_large
 from sambasim.compiler.compile import Compiled, Stopwatch, capture_model, compile_model, recorded
 from sambasim.compiler.front import named_in
-from sambasim.compiler.state import NotSound, begun_again
+from sambasim.compiler.state import NotSound, begin_again
 from sambasim.data.sources import Source
 from sambasim.errors import MachineError
 from sambasim.options.compile import CompileOptions
@@ -111,8 +111,8 @@ def _in_children(compiled: Callable[[OnPhase], Compiled], on_phase: OnPhase) -> 
     """A large model is captured at once, and in another child only if it has to be observed first."""
 
     def at_once(phase: OnPhase) -> Compiled:
-        with begun_again():
-            return compiled(phase)
+        begin_again()
+        return compiled(phase)
 
     try:
         return in_child(at_once, on_phase)

@@ -14,9 +14,8 @@ _ROUNDS = 4
 def changing_line(
     run: Callable[[int], object], watched: Callable[[], object], begin: int, stride: int
 ) -> tuple[int, str | None]:
-    """Calls `run` with 1, 2 … until what `watched` gives has changed. It is asked every `stride` events of Python's
-    trace from `begin` on: returns the last event at which nothing has changed, and the line before the next look, if
-    that finds a change."""
+    """Calls `run` with 1, 2 … until `watched` gives something else, asked every `stride` events of Python's trace from
+    `begin` on. Returns the last event without a change, and the line before the look that found one."""
     before, count, seen, number = watched(), 0, begin, 0
     last: tuple[str, int] | None = None
     found: list[str | None] = []

@@ -1,7 +1,6 @@
 """Files that a call opens: what it reads there is in no tensor, so a PEF has what it gave for the example batch."""
 
 import contextlib
-import functools
 import sys
 from collections.abc import Iterator
 
@@ -10,12 +9,7 @@ from sambasim.compiler.recording import running_line
 _CODE = (".py", ".pyc", ".so")
 
 _seen: dict[str, None] | None = None
-
-
-@functools.cache
-def _listen() -> None:
-    """Once in a process: Python has no way to take it back."""
-    sys.addaudithook(_hear)
+_is_listening = False
 
 
 def _hear(event: str, arguments: tuple[object, ...]) -> None:
@@ -32,8 +26,10 @@ def _hear(event: str, arguments: tuple[object, ...]) -> None:
 @contextlib.contextmanager
 def files_seen(files: dict[str, None]) -> Iterator[None]:
     """While this is open, files that the user's code opens are added to `files`, with the line."""
-    global _seen
-    _listen()
+    global _seen, _is_listening
+    if not _is_listening:  # Python has no way to take it back
+        sys.addaudithook(_hear)
+        _is_listening = True
     _seen = files
     try:
         yield

@@ -119,15 +119,10 @@ class NotSound(CaptureError):
 _may_begin_again = False
 
 
-@contextlib.contextmanager
-def begun_again() -> Iterator[None]:
-    """Where NotSound is raised within it, the process ends, and another observes the model first."""
+def begin_again() -> None:
+    """From now on NotSound may be raised in this process: another one will observe the model first."""
     global _may_begin_again
     _may_begin_again = True
-    try:
-        yield
-    finally:
-        _may_begin_again = False
 
 
 def found_sound(steps: Sequence[nn.Module], inputs: Sequence[Tensor], loss: str | None) -> Callable[[], bool] | None:

@@ -20,6 +20,7 @@ import sambasim as ss
 from sambasim.errors import ModelError, WeightsError
 from sambasim.ir.types import SymbolKind
 from tests.api.live import compiled, trained
+from tests.support.whole import every_second
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -220,7 +221,7 @@ def _by_path(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", every_second(MODELS))
 def test_the_names_are_those_of_the_state_dict(name: str, tmp_path: Path) -> None:
     model, eager = _made(name), _made(name)
     data = (torch.cat([X, X[:, :1]], 1) if name == "orthogonal" else X), BATCH[1]

@@ -15,6 +15,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 import sambasim as ss
 from tests.api.live import TRAIN, compiled, net, trained
+from tests.support.whole import whole_case
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -220,7 +221,7 @@ def test_the_remedy_for_a_hook_that_clips(folder: Path) -> None:
     assert ours == pytest.approx(eager(SGD(other.parameters(), lr=0.3), other, clip=0.1), rel=1e-5)
 
 
-@pytest.mark.parametrize("how", [{}, {"foreach": True}, {"fused": True}])
+@pytest.mark.parametrize("how", [{}, whole_case({"foreach": True}), whole_case({"fused": True})])
 @pytest.mark.parametrize("kind", [SGD, Adam, AdamW, torch.optim.Adagrad])
 def test_an_optimizer_as_torch_makes_it_trains_as_it_does(kind: Any, how: dict[str, bool], folder: Path) -> None:
     model, other = net(), net()

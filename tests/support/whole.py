@@ -1,6 +1,7 @@
 """Tests that only `make test-whole` runs, because they take minutes."""
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -12,6 +13,11 @@ def is_whole() -> bool:
 
 whole = pytest.mark.skipif(not is_whole(), reason="only with SAMBASIM_TEST=whole, as in make test-whole")
 """Marks a test or a class that only `make test-whole` runs."""
+
+
+def every_second(cases: Iterable[Any]) -> list[Any]:
+    """Cases of a parametrized test, of which `make test` runs every second."""
+    return [whole_case(one) if at % 2 else one for at, one in enumerate(cases)]
 
 
 def whole_case(*values: Any) -> Any:
