@@ -166,6 +166,7 @@ class _Observer:
         self._modes = [(module, module.training) for module in steps[0].modules()]
         self._fresh: Fork[Any] | None = None
         self.changed: Sequence[Slot] = ()
+        self.first_changed: Sequence[Slot] = ()
         self._recording: Recording | None = None
         self._has_seeded = False
         self._rates: Sequence[Slot] = ()
@@ -186,7 +187,7 @@ class _Observer:
             for asked in first:
                 asked.names = after.names_of_tensors()
                 asked.changed = {label for labels in _writes(first) for label in labels}
-            self.changed = changed
+            self.changed = self.first_changed = changed
             self._check_slots(changed)
             self._check_calls(first)
             if not changed and (self.is_fake or _is_large(first)):
@@ -232,7 +233,7 @@ class _Observer:
             observer = _Observer(self._steps, [mode.from_tensor(one) for one in self._inputs], self._loss)
             asked = observer.run().asked.values()
         asks = any(op.asks for one in asked for op in one.recording.ops)
-        return not (observer.changed or observer.files or asks)
+        return not (observer.first_changed or observer.changed or observer.files or asks)
 
     def _observed(self, first: _Round, kept: Sequence[Slot] = ()) -> Observed:
         names = dict.fromkeys(slot.name for slot in kept if slot.name not in (_OF_PYTHON, _OF_NUMPY))

@@ -7,6 +7,7 @@ import pickle
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -339,6 +340,41 @@ def test_a_model_that_is_too_large_is_compiled_here_and_not_compared(
     done = proved(tmp_path)
     assert done.checked is None
     assert done.compiled.notices[-1].startswith("not compared with eager PyTorch: the model has ")
+
+
+@cache
+def _table(count: int) -> Tensor:
+    return torch.arange(count) / 10
+
+
+class Cached(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + _table(CLASSES)
+
+
+class FirstCall(Net):
+    is_first = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        if FirstCall.is_first:
+            FirstCall.is_first, y = False, y * 2
+        return y
+
+
+def test_a_large_model_is_observed_only_where_it_does_more_than_compute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sambasim.compiler.state._MOST_PARAMETERS", 0)
+    for model, is_observed in ((Net(), False), (Cached(), True)):
+        phases: list[str] = []
+        subject = Subject(model, inputs(), by_keyword=False)
+        done = compile_proved(subject, options(tmp_path), phases.append)
+        assert done.checked is not None
+        assert done.checked.rounded == 0
+        assert ("observe a step" in phases) is is_observed
+    with pytest.raises(CaptureError, match=r"FirstCall.is_first, which the first call sets"):
+        compile_proved(Subject(FirstCall(), inputs(), by_keyword=False), options(tmp_path))
 
 
 def test_large_steps_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
