@@ -76,7 +76,7 @@ class Fork(Generic[T]):
             silent = os.open(os.devnull, os.O_WRONLY)
             os.dup2(silent, 1)
             os.dup2(silent, 2)
-            sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 -- until the end of the process
+            sys.stdout = sys.stderr = os.fdopen(silent, "w")
             prepare()
             while data := receive(requests):
                 if fresh:

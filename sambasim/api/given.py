@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -143,12 +144,19 @@ def loss_of(loss: object) -> tuple[dict[str, object] | None, Loss | None]:
     source = getattr(loss, "func", loss)  # of functools.partial
     takes_one = getattr(source, "__module__", "").startswith("torch.nn.")  # as losses with names do
 
-    def of_pair(result: object, target: Tensor) -> Tensor:
-        value: Tensor = called(first_tensor(result) if takes_one else result, target)
-        return value
+    return None, _UsersLoss(loss, called, takes_one)
 
-    of_pair.of_user = loss  # type: ignore[attr-defined]
-    return None, of_pair
+
+@dataclass(frozen=True, slots=True)
+class _UsersLoss:
+    """`of_user`, whose state a compile looks for, as a function of what the model returns and the target."""
+
+    of_user: object
+    called: Callable[..., Tensor]
+    takes_one: bool
+
+    def __call__(self, result: object, target: Tensor) -> Tensor:
+        return self.called(first_tensor(result) if self.takes_one else result, target)
 
 
 def _is_plain(loss: Any, name: str) -> bool:

@@ -23,8 +23,7 @@ from typing import IO, Any, TypeAlias, TypeVar
 
 import torch
 
-import sambasim
-from sambasim.compiler.names import is_bug, is_library_file, user_line
+from sambasim.compiler.names import is_bug, is_library_file, is_ours, user_line
 from sambasim.data.user_code import summary
 from sambasim.errors import CaptureError, InternalError, MachineError, SambasimError
 from sambasim.forks import Idle, forked, receive, send
@@ -32,7 +31,6 @@ from sambasim.forks import Idle, forked, receive, send
 T = TypeVar("T")
 OnPhase: TypeAlias = Callable[[str], None]
 
-_SAMBASIM = os.path.dirname(sambasim.__file__) + os.sep
 _CHUNK_BYTES = 1 << 16
 _POLL_S = 0.2
 """How often the parent looks whether the child is alive, where something else holds its pipes open."""
@@ -198,7 +196,7 @@ def _crashed_at(crash: IO[bytes]) -> str | None:
     crash.seek(0)
     for found in _FRAME.finditer(crash.read()):
         file, line = os.fsdecode(found["file"]), int(found["line"])
-        if not _is_ours(file):
+        if not (is_library_file(file) or is_ours(file)):
             return f"{file}:{line}: {linecache.getline(file, line).strip()}"
     return None
 
@@ -287,8 +285,3 @@ def _as_ours(error: BaseException) -> SambasimError:
     if where is None or is_bug(error):
         return InternalError(f"{summary(error)}: this is a bug in sambasim, please report it")
     return CaptureError(f"PyTorch raised {summary(error)}", where=where, remedy="write that line by other operators")
-
-
-def _is_ours(file: str) -> bool:
-    """Whether `file` is no part of the user's program."""
-    return is_library_file(file) or file.startswith(_SAMBASIM)

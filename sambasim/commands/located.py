@@ -1,6 +1,5 @@
 """Where a graph goes wrong: the first operator whose result no operator of eager PyTorch has."""
 
-import hashlib
 from collections.abc import Callable, Mapping, Set
 from typing import Any, TypeAlias
 
@@ -9,6 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from sambasim.compiler.recording import digest_of
 from sambasim.ir.graph import Graph, Node
 from sambasim.runtime.instructions import Instruction
 from sambasim.runtime.observer import StepObserver
@@ -18,10 +18,7 @@ _Key: TypeAlias = tuple[object, ...]
 
 def _key(tensor: Tensor) -> _Key:
     """What tells a tensor from others, whatever its strides."""
-    whole = tensor.detach().contiguous()
-    data = torch.view_as_real(whole) if whole.is_complex() else whole
-    content = data.reshape(-1).view(torch.uint8).numpy().tobytes() if data.numel() else b""
-    return str(tensor.dtype), tuple(tensor.shape), hashlib.sha1(content).digest()
+    return str(tensor.dtype), tuple(tensor.shape), digest_of(tensor)
 
 
 class EagerValues(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's, untyped

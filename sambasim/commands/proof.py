@@ -23,7 +23,7 @@ from sambasim.commands.steps import NotForEager, Steps, called
 from sambasim.compiler.precision import STORED, inputs_in, stored_in
 from sambasim.compiler.trial import as_written, buffers_of_plain_tensors, tracing
 from sambasim.data.sources import Source
-from sambasim.errors import CaptureError, SambasimError
+from sambasim.errors import CaptureError, MachineError, SambasimError
 from sambasim.hardware.host import available_bytes
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
@@ -196,7 +196,7 @@ class _Proof:
                 play(number, one)
             except NotForEager:
                 continue
-            except CaptureError:
+            except (CaptureError, MachineError):
                 raise
             except SambasimError as error:
                 if is_read:

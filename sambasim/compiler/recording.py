@@ -232,7 +232,7 @@ def is_dense(value: object) -> TypeGuard[Tensor]:
 
 def digest_of(tensor: Tensor) -> str:
     with torch._C._DisableTorchDispatch():
-        return hashlib.sha256(bytes_of(tensor.detach())).hexdigest()[:16]
+        return hashlib.sha256(bytes_of(tensor.detach().resolve_conj().resolve_neg())).hexdigest()[:16]
 
 
 def is_named(label: str) -> bool:

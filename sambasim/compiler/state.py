@@ -4,7 +4,7 @@ all of that: so either nothing reads it, which is a notice, or the step is refus
 import contextlib
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -24,7 +24,7 @@ from sambasim.compiler.opened import files_seen
 from sambasim.compiler.recording import Recording, digest_of
 from sambasim.compiler.snapshot import MISSING, Slot, Snapshot
 from sambasim.compiler.step import EvaluationStep, TrainingStep, check_loss, eagerly, loss_in
-from sambasim.compiler.trial import PLAIN, no_gradients_kept, quiet
+from sambasim.compiler.trial import PLAIN, generators_kept, no_gradients_kept, quiet
 from sambasim.compiler.variations import FEW, NUMBERS, perturbed, vary
 from sambasim.errors import CaptureError
 from sambasim.forks import Fork
@@ -74,20 +74,6 @@ def _is_large(done: _Round) -> bool:
 
 def _texts(done: _Round) -> list[str]:
     return [op.text for call in done for op in call.recording.ops]
-
-
-@contextlib.contextmanager
-def _generators_kept() -> Iterator[None]:
-    """Afterwards all generators of random numbers are as they were."""
-    with torch._C._DisableTorchDispatch():  # or a mode of fake tensors has the state, which has no values
-        states = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        with torch._C._DisableTorchDispatch():
-            torch.set_rng_state(states[0])
-        random.setstate(states[1])
-        np.random.set_state(states[2])
 
 
 def _carries(fork: Fork[Any] | None) -> bool:
@@ -179,7 +165,7 @@ class _Observer:
                 stack.enter_context(known_shapes())
             else:
                 self._fresh = stack.enter_context(contextlib.closing(self.fork()))
-            stack.enter_context(_generators_kept())
+            stack.enter_context(generators_kept())
             stack.callback(self._set_modes, self._steps[0])
             before = Snapshot(self._roots)
             self._named = before.registered() | self._named
@@ -209,9 +195,8 @@ class _Observer:
             if again:
                 self._check_read(second)
             elif not self.is_fake and [one.result for one in first] != [one.result for one in self._round()]:
-                raise self._lost(
-                    only_first[0], "which the first call sets, and which changes its result", rewrites.COUNTED
-                )
+                what = "which the first call sets, and which changes its result"
+                raise self._lost(only_first[0], what, rewrites.COUNTED)
             self.call(self._steps[0])  # so that it is not what an evaluation leaves behind
             return self._observed(first, again)
 

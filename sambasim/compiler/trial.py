@@ -82,19 +82,29 @@ def trial(step: nn.Module) -> Iterator[Attributes]:
     attributes = Attributes(step)
     places: list[dict[str, Any]] = [held for one in step.modules() for held in (one._parameters, one._buffers)]
     tensors = [(held, dict(held)) for held in places]
-    generators = torch.get_rng_state(), random.getstate(), np.random.get_state()
     try:
         attributes.begin()
-        with quiet(), as_written():
+        with quiet(), as_written(), generators_kept():
             yield attributes
     finally:
         attributes.restore()
         for held, own in tensors:
             held.clear()
             held.update(own)
-        torch.set_rng_state(generators[0])
-        random.setstate(generators[1])
-        np.random.set_state(generators[2])
+
+
+@contextlib.contextmanager
+def generators_kept() -> Iterator[None]:
+    """Afterwards all generators of random numbers are as they were."""
+    with torch._C._DisableTorchDispatch():  # or a mode of fake tensors has the state, which has no values
+        states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        with torch._C._DisableTorchDispatch():
+            torch.set_rng_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])
 
 
 @contextlib.contextmanager

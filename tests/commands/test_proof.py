@@ -3,8 +3,11 @@
 # Calling a module gives Any.
 # mypy: no-warn-return-any
 
+import inspect
+import os
 import pickle
 import random
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -142,13 +145,17 @@ def test_sums_of_many_samples_in_16_bits_are_added_up_as_in_the_pef(tmp_path: Pa
     assert done.checked.rounded == 0
 
 
-class Mixed(Net):
+class Mixed(nn.Module):
     """It makes numbers of the default type, has a constant in float32, a block with settings of its own, and a loss."""
 
-    def forward(self, x: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]  # of another network
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
-            h = self.first(x) * torch.rand(16) / torch.arange(1, 17) + CONSTANTS[0].bfloat16()
-        logits = self.last(h) * CONSTANTS[0][:1]
+            h = self.net.first(x) * torch.rand(16) / torch.arange(1, 17) + CONSTANTS[0].bfloat16()
+        logits = self.net.last(h) * CONSTANTS[0][:1]
         return functional.cross_entropy(logits, target) + functional.mse_loss(h, torch.zeros_like(h))
 
 
@@ -437,6 +444,30 @@ def test_what_pytorch_cannot_run_at_all_is_told(tmp_path: Path, monkeypatch: pyt
     done = proved(tmp_path)
     assert done.checked is None
     assert "not compared with eager PyTorch: PyTorch takes no batch of this kind" in done.compiled.notices
+
+
+class Ends(Net):
+    """PyTorch crashes on the second batch that is made for the proof."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        _ends_in_the_copy()
+        return super().forward(x)
+
+
+_steps = [0]
+
+
+def _ends_in_the_copy() -> None:
+    if any(frame.function == "_train" for frame in inspect.stack()):
+        _steps[0] += 1
+        if _steps[0] > 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_crash_of_eager_pytorch_is_no_shorter_proof(tmp_path: Path) -> None:
+    done = compile_proved(Subject(Ends(), inputs(), by_keyword=False), options(tmp_path))
+    assert done.checked is None
+    assert any("the process of eager PyTorch has ended" in one for one in done.compiled.notices)
 
 
 class Adaptive(nn.Module):

@@ -18,8 +18,7 @@ from sambasim.compiler.explain import Obstacle, all_findings, explained, obstacl
 from sambasim.compiler.state import observe
 from sambasim.compiler.step import TrainingStep
 from sambasim.errors import CaptureError
-from tests.state import fitting, messages, remedies, tensors, wrongly  # noqa: F401  # modules of cases add them
-from tests.state.case import CASES
+from tests.state.all_cases import CASES
 
 OPERATORS = "rewrite the line with PyTorch's own operators on tensors"
 

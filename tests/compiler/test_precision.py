@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TypeAlias
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -112,6 +113,28 @@ def test_what_is_widened_would_round_after_each_addition(name: str) -> None:
 def test_eager_pytorch_can_add_up_as_a_pef_does(name: str, dtype: torch.dtype) -> None:
     with Widened():
         assert _error(*OF_ADDING[name], dtype) < 2
+
+
+def test_types_views_and_outputs_that_are_given_stay() -> None:
+    large, x = torch.tensor([300.0, 300.0]).half(), _normal(8)
+    result = torch.zeros((), dtype=torch.bfloat16)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with Widened():
+            assert float(torch.prod(large, 0, dtype=torch.float32)) == 90_000
+            torch.logsumexp(x, 0, out=result)
+            x.unfold(0, 2, 2)[:2].zero_()
+            x[torch.tensor(7)].fill_(3)
+            made = torch.arange(3) / 3
+            of_numpy = torch.tensor(np.array([0.1, 4097.0], dtype=np.float32))
+    finally:
+        torch.set_default_dtype(before)
+    assert float(result) != 0
+    assert x[:4].tolist() == [0, 0, 0, 0]
+    assert float(x[7]) == 3
+    assert made.dtype is torch.bfloat16
+    assert of_numpy.dtype is torch.float32
 
 
 def test_what_adds_up_in_float32_is_left_as_it_is() -> None:

@@ -105,7 +105,7 @@ def test_private_memory_comes_in_huge_pages() -> None:
     assert in_huge_pages(view, "AnonHugePages") >= 2 * HUGE  # the system chooses the address
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for it")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux clears memory in a forked process (MADV_WIPEONFORK)")
 def test_a_forked_process_has_zeros_and_frees_nothing_of_its_own() -> None:
     pages = private_pages(1 << 20)
     pages[0] = 7

@@ -14,6 +14,7 @@ import threading
 import weakref
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from tests.state import far_away
@@ -44,14 +45,26 @@ def one_object_of_a_module(net: Any) -> int:
 
 @late(1000, says=("LOG.n",), whole=True)
 def attribute_of_a_logger(net: Any) -> int:
-    LOG.n = getattr(LOG, "n", 0) + 1  # type: ignore[attr-defined]  # here
-    return LOG.n - 1  # type: ignore[attr-defined]
+    attributes = vars(LOG)
+    attributes["n"] = attributes.get("n", 0) + 1  # here
+    return int(attributes["n"]) - 1
 
 
 @late(1000, says=("WEAK",), whole=True)
 def weak_dictionary(net: Any) -> int:
     WEAK[net] = WEAK.get(net, 0) + 1  # here
     return WEAK[net] - 1
+
+
+@late(1000, given(count=lambda: np.int64(0)), says=("count",), whole=True)
+def scalar_of_numpy(net: Any) -> int:
+    net.count = net.count + np.int64(1)  # here
+    return int(net.count) - 1
+
+
+@case(EQUAL, given(facts=lambda: np.array({"mean": 0.5}, dtype=object)))
+def dictionary_in_an_array(net: Any, h: Tensor) -> Tensor:
+    return h * net.facts.item()["mean"]
 
 
 @late(1000, given(text=lambda: io.StringIO("1" * 10_000)), where=None, says=("text",), whole=True)

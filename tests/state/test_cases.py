@@ -3,9 +3,8 @@ that, applied, is equal."""
 
 import pytest
 
-# A module of cases adds them as it is imported.
-from tests.state import counters, far, first_calls, fitting, messages, objects, process, remedies, tensors, wrongly  # noqa: F401
-from tests.state.case import CASES, Case
+from tests.state.all_cases import CASES
+from tests.state.case import Case
 from tests.state.play import complaints, play
 from tests.support.whole import is_whole
 

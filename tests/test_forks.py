@@ -1,0 +1,86 @@
+"""Copies of a process that answer: what they give, and how they may end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from sambasim import forks
+from sambasim.forks import Fork
+
+
+def _nothing() -> None:
+    """Prepares nothing."""
+
+
+def test_each_fresh_copy_begins_anew_and_another_goes_on() -> None:
+    counts = [0]
+
+    def count(step: Any) -> int:
+        counts[0] += step
+        return counts[0]
+
+    for fresh, expected in ((True, [2, 2]), (False, [2, 4])):
+        fork: Fork[int] = Fork(count, _nothing, fresh=fresh)
+        assert [fork.ask(2), fork.ask(2)] == expected
+        fork.close()
+    assert counts == [0]
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_what_raises_has_no_answer_and_the_next_request_has_one(fresh: bool) -> None:
+    fork: Fork[float] = Fork(lambda divisor: 1 / divisor, _nothing, fresh=fresh)
+    assert fork.ask(0) is None
+    assert not fork.is_gone
+    assert fork.ask(2) == 0.5
+    fork.close()
+
+
+def test_a_copy_that_has_ended_is_told_from_one_that_raises() -> None:
+    fork: Fork[None] = Fork(lambda request: os.kill(os.getpid(), signal.SIGKILL), _nothing, fresh=False)
+    assert fork.ask() is None
+    assert fork.is_gone
+    fork.close()
+
+
+def test_a_helper_that_holds_the_pipe_of_a_copy_that_has_ended_keeps_nobody_waiting() -> None:
+    def work(request: object) -> None:
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(20)"], close_fds=False)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def inherited() -> None:
+        for name in os.listdir("/proc/self/fd"):
+            os.set_inheritable(int(name), int(name) > 2) if os.path.exists(f"/proc/self/fd/{name}") else None
+
+    fork: Fork[None] = Fork(work, inherited, fresh=False)
+    began_s = time.monotonic()
+    assert fork.ask() is None
+    assert time.monotonic() - began_s < 10
+    assert fork.is_gone
+    fork.close()
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_copy_that_waits_for_ever_has_no_answer(fresh: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "_LONGEST_WAIT_S", 1.0)
+    fork: Fork[None] = Fork(lambda request: signal.pause(), _nothing, fresh=fresh)
+    assert fork.ask() is None
+    fork.close()
+
+
+def test_a_copy_that_works_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "_LONGEST_WAIT_S", 0.5)
+
+    def work(request: object) -> int:
+        until_s = time.monotonic() + 2
+        while time.monotonic() < until_s:
+            pass
+        return 7
+
+    fork: Fork[int] = Fork(work, _nothing)
+    assert fork.ask() == 7
+    fork.close()
