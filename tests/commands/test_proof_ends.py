@@ -1,0 +1,207 @@
+"""How a proof may end beside a verdict, on which batches it is made, and what it leaves as it was."""
+
+# Calling a module gives Any.
+# mypy: no-warn-return-any
+
+import inspect
+import os
+import pickle
+import random
+import signal
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sambasim.commands.batches import equal, made_batches
+from sambasim.commands.beside import alone
+from sambasim.commands.compile import compile_proved
+from sambasim.commands.eager import Eager, Subject
+from sambasim.commands.proof import FEWEST_STEPS, MOST_STEPS, steps_of
+from sambasim.errors import CaptureError
+from sambasim.pef import map_weights, read, write
+from tests.commands.proving import BATCH, CLASSES, FEATURES, Net, inputs, options, proved
+
+
+def test_compiling_twice_gives_the_same_bytes_and_changes_nothing_here(tmp_path: Path) -> None:
+    model = Net().eval()
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    torch.manual_seed(3), random.seed(3), np.random.seed(3)
+    states = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    texts = []
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        texts.append(proved(folder, model).compiled.path.read_bytes())
+    assert texts[0] == texts[1]
+    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+    assert all(one.grad is None for one in model.parameters())
+    assert not model.training
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (random.getstate(), str(np.random.get_state())) == states[1:]
+    assert (torch.get_num_threads(), torch.get_default_dtype()) == (threads, dtype)
+
+
+def test_a_sealed_pef_has_the_bytes_of_one_that_is_written_so(tmp_path: Path) -> None:
+    path = proved(tmp_path).compiled.path
+    write(tmp_path / "again.pef", read(path), map_weights(path))
+    assert (tmp_path / "again.pef").read_bytes() == path.read_bytes()
+
+
+def test_check_says_in_how_many_steps(tmp_path: Path) -> None:
+    assert proved(tmp_path, check=0).checked is None
+    assert read(tmp_path / "net" / "net.pef").checked is None
+    done = proved(tmp_path, check=11)
+    assert done.checked is not None
+    assert done.checked.steps == 11
+
+
+def test_a_model_that_is_too_large_is_compiled_here_and_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sambasim.commands.proof.available_bytes", lambda: 1000)
+    done = proved(tmp_path)
+    assert done.checked is None
+    assert done.compiled.notices[-1].startswith("not compared with eager PyTorch: the model has ")
+
+
+@cache
+def _table(count: int) -> Tensor:
+    return torch.arange(count) / 10
+
+
+class Cached(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + _table(CLASSES)
+
+
+class FirstCall(Net):
+    is_first = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        if FirstCall.is_first:
+            FirstCall.is_first, y = False, y * 2
+        return y
+
+
+def test_a_large_model_is_observed_only_where_it_does_more_than_compute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sambasim.compiler.state._MOST_PARAMETERS", 0)
+    for model, is_observed in ((Net(), False), (Cached(), True)):
+        phases: list[str] = []
+        subject = Subject(model, inputs(), by_keyword=False)
+        done = compile_proved(subject, options(tmp_path), phases.append)
+        assert done.checked is not None
+        assert done.checked.rounded == 0
+        assert ("observe a step" in phases) is is_observed
+    with pytest.raises(CaptureError, match=r"FirstCall.is_first, which the first call sets"):
+        compile_proved(Subject(FirstCall(), inputs(), by_keyword=False), options(tmp_path))
+
+
+def test_large_steps_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = proved(tmp_path, check=0).compiled.program
+    assert steps_of(program) == MOST_STEPS
+    monkeypatch.setattr("sambasim.commands.proof._FLOPS", 1e3)
+    assert steps_of(program) == FEWEST_STEPS
+
+
+def test_batches_that_are_made_are_others_of_the_same_kind() -> None:
+    example = {**inputs(), "mask": torch.arange(BATCH) < 3}
+    for number in range(20):
+        for made in made_batches(example, number):
+            assert not equal(made, example)
+            for name, one in made.items():
+                assert (one.dtype, one.shape) == (example[name].dtype, example[name].shape)
+                assert float(one.double().abs().max()) <= float(example[name].double().abs().max())
+
+
+def test_a_model_in_shared_memory_stays_as_it_was(tmp_path: Path) -> None:
+    model = Net().share_memory()
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    assert proved(tmp_path, model).checked is not None
+    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+
+
+def test_of_a_large_memory_only_the_part_is_sent() -> None:
+    part = torch.arange(1 << 20)[5:9]
+    sent = alone({"buffers": [part]})
+    assert len(pickle.dumps(sent)) < 10_000
+    assert torch.equal(sent["buffers"][0], part)
+
+
+def _refuses_others(x: Tensor) -> None:
+    if not bool((x[0] >= 100).all()):
+        raise ValueError("the first sample must be large")
+
+
+class Refuses(Net):
+    """It takes no batch but such as begin with large numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        _refuses_others(x.detach())
+        return super().forward(x)
+
+
+def test_what_pytorch_refuses_is_no_difference(tmp_path: Path) -> None:
+    given = inputs()
+    given["x"][0] = 100.0
+    done = compile_proved(Subject(Refuses(), given, by_keyword=False), options(tmp_path, check=2))
+    assert done.checked is not None
+    assert done.checked.steps == 2
+
+
+def test_what_pytorch_cannot_run_at_all_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*given: object) -> None:
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(Eager, "forward_and_backward", fails)
+    done = proved(tmp_path)
+    assert done.checked is None
+    assert "not compared with eager PyTorch: PyTorch takes no batch of this kind" in done.compiled.notices
+
+
+class Ends(Net):
+    """PyTorch crashes on the second batch that is made for the proof."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        _ends_in_the_copy()
+        return super().forward(x)
+
+
+_steps = [0]
+
+
+def _ends_in_the_copy() -> None:
+    if any(frame.function == "_train" for frame in inspect.stack()):
+        _steps[0] += 1
+        if _steps[0] > 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_crash_of_eager_pytorch_is_no_shorter_proof(tmp_path: Path) -> None:
+    done = compile_proved(Subject(Ends(), inputs(), by_keyword=False), options(tmp_path))
+    assert done.checked is None
+    assert any("the process of eager PyTorch has ended" in one for one in done.compiled.notices)
+
+
+class Adaptive(nn.Module):
+    """How many targets are in a cluster is a size in its graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loss = nn.AdaptiveLogSoftmaxWithLoss(FEATURES, CLASSES, cutoffs=[2])
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        return self.loss(x, target).loss
+
+
+def test_a_batch_that_a_run_would_refuse_is_told_or_the_model_is_refused(tmp_path: Path) -> None:
+    try:
+        done = compile_proved(Subject(Adaptive(), inputs(), by_keyword=False), options(tmp_path, loss=None))
+    except CaptureError:
+        return
+    assert any(one.startswith("on batches with other values a run may end: ") for one in done.compiled.notices)
