@@ -114,7 +114,9 @@ def _print_section(facts: "Contents", program: "Program", index: int, as_json: b
 @shared.pef_flag
 @shared.output_folder
 @click.option(
-    "--against", metavar="MODEL", help="Also compare it with this model, as package.module:Name, in eager PyTorch."
+    "--against",
+    metavar="MODEL",
+    help="Also compare it with this model, package.module:Name or file.py:Name, in eager PyTorch.",
 )
 @click.option(
     "--check", type=click.IntRange(1), metavar="N", help="Steps of that comparison.  [default: as by compile]"

@@ -8,7 +8,7 @@ from sambasim.commands.proof import Proof, prove
 from sambasim.compiler.front import build_model, example_batch
 from sambasim.compiler.step import TARGET
 from sambasim.data.sources import open_source
-from sambasim.errors import CaptureError, OptionError
+from sambasim.errors import CaptureError, ModelError, OptionError
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
 from sambasim.options.grammar import SYNTHETIC
 from sambasim.options.load import build
@@ -38,7 +38,11 @@ def verify_against(path: Path, target: str, steps: int | None = None, on_phase: 
 
     def proof(phase: OnPhase) -> Proof:
         phase("build the model")
-        model = build_model(options)
+        try:
+            model = build_model(options)
+        except ModelError as error:
+            error.remedy = "name the model that was compiled, or a function without arguments that returns one like it"
+            raise
         phase("read the data")
         source = open_source(options.data, specs)
         inputs, by_keyword, arguments = example_batch(model, options, source=source)
@@ -57,13 +61,16 @@ def _options_of(document: PefDocument, target: str) -> CompileOptions:
     """What the PEF was compiled with, for the model that `target` names."""
     given, defaults = document.compile_options, document.training_defaults
     model = given.get("model")
-    args = model.get("args") if isinstance(model, dict) and model.get("target") in (None, target) else None
+    args = None
+    if isinstance(model, dict):  # the path may be another, as from another folder
+        names = [str(one).rpartition(":")[2] for one in (model.get("target") or target, target)]
+        args = model.get("args") if names[0] == names[1] else None
     data = dict(document.data_source)
     if data.get("source") is None:
         data["source"] = SYNTHETIC
     parts: dict[str, object] = {name: value for name, value in given.items() if name in BUILD_FIELDS}
     parts |= {
-        "model": ModelOptions.model_validate({"target": target, "args": args or {}}),
+        "model": build(ModelOptions, {"target": target, "args": args or {}}, where=f"--against {target}"),
         "data": DataOptions.model_validate(data),
         "training": TrainingOptions.model_validate(defaults["training"]),
     }

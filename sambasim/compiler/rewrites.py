@@ -18,7 +18,7 @@ FIRST_CALL = (
     "torch.where(self.is_set, self.value, …)"
 )
 INTO_MODEL = "make the loss a submodule of the model, whose forward(x, target) returns it first; there"
-_KEPT = "changed by each call of the model, read by none, and so not in the PEF: {}"
+_KEPT = "changed by each call of the model, read by no later one, and so not in the PEF: {}"
 _OPENED = "opened by the model: {}; what it reads in files is as for the example batch in every step of a run"
 
 RATES = "give a schedule, training.schedule; or train in several runs, each with its own rate, and resume"

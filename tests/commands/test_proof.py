@@ -283,9 +283,27 @@ def test_verify_refuses_what_it_cannot_compare(pef: Path, tmp_path: Path) -> Non
     assert isinstance(wrong, ModelError)
     assert "the model has no parameter first.weight of float32[16, 6]" in wrong.what
     assert isinstance(_verify(str(pef), "--check", "3").exception, OptionError)
+    for malformed in ("net.toml", "Net"):
+        refused = _verify(str(pef), "--against", malformed).exception
+        assert isinstance(refused, OptionError)
+        assert refused.where == f"--against {malformed}"
     example = tuple(inputs().values())
     live = ss.compile(Net(), example, loss=squared, name="live", quiet=True, check=0, output_folder=tmp_path)
     assert isinstance(_verify(str(live.path), "--against", NET).exception, OptionError)
+
+
+def test_a_model_is_compared_with_the_arguments_of_its_compile_wherever_its_file_is_named_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = Path(NET.partition(":")[0])
+    done = proved(tmp_path, Net(0.25), model={"target": f"{written}:Net", "args": {"scale": 0.25}})
+    monkeypatch.chdir(written.parent)
+    found = _verify(str(done.compiled.path), "--against", f"{written.name}:Net")
+    assert "steps equal to eager PyTorch, bit for bit" in found.output
+    assert found.exception is None
+    lacking = _verify(str(done.compiled.path), "--against", f"{written.name}:Lacks").exception
+    assert isinstance(lacking, ModelError)
+    assert "--set" not in (lacking.remedy or "")
 
 
 def test_inspect_says_how_a_pef_was_checked(pef: Path) -> None:
