@@ -10,6 +10,8 @@ import hypothesis
 import pytest
 import torch
 
+from tests.support import warm
+from tests.support.mpi import job_environ
 from tests.support.whole import is_whole
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
         state = tempfile.TemporaryDirectory(prefix="sambasim-state-")
         config.add_cleanup(state.cleanup)
         os.environ["XDG_STATE_HOME"] = state.name
+        if config.option.numprocesses and not is_whole():
+            config.add_cleanup(warm.start(job_environ(warm.NO_JOB)))
 
     # No deadline: how long an example takes depends on the load of the machine.
     hypothesis.settings.register_profile("sambasim", deadline=None, max_examples=100 if is_whole() else 25)

@@ -22,7 +22,7 @@ from tests.support.mpi import run_job
 
 def test_the_names_are_loaded_at_their_first_use() -> None:
     code = "import sys, sambasim as ss; print(dir(ss), 'torch' in sys.modules); ss.Pef; print('torch' in sys.modules)"
-    done = run_job([sys.executable, "-c", code]).check()
+    done = run_job([sys.executable, "-c", code], is_fresh=True).check()
     names = ["Pef", "Prediction", "Run", "SambasimError", "Simulation", "compile", "load", "predict", "run", "simulate"]
     assert done.stdout == f"{sorted([*names, '__version__'])} False\nTrue\n"
     assert sorted(vars(ss)["__all__"]) == names

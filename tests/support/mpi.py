@@ -20,6 +20,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import warm
+from tests.support.warm import JOB_KEY
+
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "tests" / "support" / "site"
 """On PYTHONPATH, for what Python runs as it starts."""
@@ -28,9 +31,6 @@ SAMBASIM = [sys.executable, "-m", "sambasim"]
 RANKS = tuple(int(ranks) for ranks in os.environ.get("SAMBASIM_TEST_RANKS", "1,2,3,4").split(","))
 
 _SHARED_MEMORY = Path("/dev/shm")
-JOB_KEY = "SAMBASIM_TEST_JOB"
-"""Every process of a job has this in its environment."""
-
 _GOODBYE_S = 5.0
 """How long processes and segments of a job may outlive it."""
 _LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "PRTE_", "OMPI_", "MV2_", "SLURM_", "HYDI_", "MPI_")
@@ -111,7 +111,8 @@ def run_mpi(
     Fails the test if the job does not end within `timeout` seconds, or leaves a process or shared memory behind.
     """
     played = _playing(hosts, np // hosts) if hosts > 1 else []
-    return run_job([mpirun(), *played, "-np", str(np), *argv], timeout=timeout, env=env, cwd=cwd)
+    command = [mpirun(), *played, "-np", str(np), *argv]
+    return run_job(command, timeout=timeout, env=env, cwd=cwd, is_fresh=bool(played))
 
 
 @functools.cache
@@ -148,19 +149,25 @@ def _hostfile(names: Sequence[str], slots: int) -> Path:
 
 
 def run_job(
-    command: Sequence[str], *, timeout: float = 60.0, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    command: Sequence[str],
+    *,
+    timeout: float = 60.0,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    is_fresh: bool = False,
 ) -> Result:
-    """As `run_mpi`, for a command line that starts with something else."""
+    """As `run_mpi`, for a command line that starts with something else. `is_fresh`: its processes import all anew."""
     job = uuid.uuid4().hex
+    environ = job_environ(job, env)
     names_before = _segment_names()
     start = time.monotonic()
     process = subprocess.Popen(
-        command,
+        command if is_fresh else warm.command(command, environ),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=job_environ(job, env),
+        env=environ,
         cwd=cwd or ROOT,
         start_new_session=True,
     )
