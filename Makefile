@@ -47,6 +47,7 @@ help: ## Show this list
 
 demo: $(STAMP) ## Compile the quick start, train it with sync on the device and through the host, compare
 	sambasim demo
+	@echo "next: source $(VENV)/bin/activate"
 
 check: $(STAMP) ## Lint, formatting, strict types, and which package may import which
 	ruff check sambasim tests

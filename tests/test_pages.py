@@ -2,11 +2,12 @@
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.mpi import job_environ
+from tests.support.mpi import job_environ, run_job
 from tests.support.whole import whole_case
 from tests.test_docs import _BLOCK, PAGES, README, ROOT, TEXTS
 
@@ -55,3 +56,8 @@ def test_the_commands_of_a_page_work(page: Path, folder: Path) -> None:
             cwd=folder, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{script}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+
+
+def test_the_example_in_python_works(tmp_path: Path) -> None:
+    (example,) = (body for language, body in _BLOCK.findall(TEXTS[ROOT / "docs" / "python.md"]) if language == "python")
+    run_job([sys.executable, "-c", example], cwd=tmp_path).check()

@@ -79,7 +79,7 @@ def compile_proved(
     if why is not None:
         done = compiled(on_phase, None)
         return Proved(replace(done, notices=(*done.notices, f"{_NOT_COMPARED}: {why}")), None)
-    _warm()
+    _before_a_child()
     path = options.pef_path
     hidden = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     try:
@@ -121,22 +121,27 @@ def _in_children(compiled: Callable[[OnPhase], Compiled], on_phase: OnPhase) -> 
 
 
 def _notices(checked: Checked) -> list[str]:
+    """One for each line of the model."""
+    by_line: dict[str, list[str]] = {}
+    for one in checked.exceptions:
+        by_line.setdefault(one.source, []).append(str(one))
     return [
-        f"differs from eager PyTorch by rounding: {one}{f', at {one.source}' * bool(one.source)}"
-        for one in checked.exceptions
+        f"differs from eager PyTorch by rounding: {', '.join(names)}{f', at {line}' * bool(line)}"
+        for line, names in by_line.items()
     ]
 
 
-def _warm() -> None:
-    """Before the second child of a process: capture something small here, once, so that each child does not do again
-    what torch does at its first trace."""
+def _before_a_child() -> None:
     global _children
     _children += 1
-    if _children == 2:
-        with torch.random.fork_rng(devices=[]):
-            model = nn.Linear(1, 1)
-        options = CompileOptions.model_validate(
-            {"loss": {"name": "mse"}, "optimizer": {"name": "sgd"}, "pef_name": "warm"}
-        )
-        one = torch.zeros(1, 1)
-        capture_model(model, {"x": one, "target": one}, options, by_keyword=False, watch=Stopwatch(lambda phase: None))
+    if _children == 2:  # one alone would take as long
+        warm_up()
+
+
+def warm_up() -> None:
+    """Capture something small here, so that each child does not do again what torch does at its first trace."""
+    with torch.random.fork_rng(devices=[]):
+        model = nn.Linear(1, 1)
+    options = CompileOptions.model_validate({"loss": {"name": "mse"}, "optimizer": {"name": "sgd"}, "pef_name": "warm"})
+    one = torch.zeros(1, 1)
+    capture_model(model, {"x": one, "target": one}, options, by_keyword=False, watch=Stopwatch(lambda phase: None))

@@ -66,7 +66,7 @@ class Steps:
         """Compare the outputs of the evaluation graph. Raises NotForEager, and CaptureError for a difference."""
         request = batches[0], seed_of(number, 0, 0)
         ours, theirs = self._both(lambda: self._played.evaluate(*request), "evaluate", *request)
-        self._compare_outputs(ours, theirs, ", evaluated")
+        self._compare_outputs(ours, theirs, " in evaluation")
         self._raise(number, None)
 
     def train(self, number: int, batches: Sequence[Batch]) -> None:

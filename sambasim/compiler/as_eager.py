@@ -40,17 +40,12 @@ def _mean_over(axes: int) -> Callable[[Tensor, Sequence[int]], Tensor]:
     return pool
 
 
-def _singular_values(matrix: Tensor, *, driver: str | None = None) -> Tensor:
-    """Without vectors where no gradient is asked for; torch's own kernel computes them whenever it is traced."""
-    needs_vectors = matrix.requires_grad and torch.is_grad_enabled()
-    values: Tensor = torch.ops.aten._linalg_svd.default(matrix, False, needs_vectors, driver=driver)[1]
-    return values
+def _without_vectors(kernel: OpOverload, at: int, option: object) -> Callable[..., object]:
+    """The values of a decomposition. torch's own kernel computes vectors, too, whenever it is traced."""
 
+    def values(matrix: Tensor, given: object = option, **more: object) -> object:
+        return kernel(matrix, given, matrix.requires_grad and torch.is_grad_enabled(), **more)[at]
 
-def _eigenvalues(matrix: Tensor, half: str = "L") -> Tensor:
-    """As `_singular_values`, of a symmetric matrix."""
-    needs_vectors = matrix.requires_grad and torch.is_grad_enabled()
-    values: Tensor = torch.ops.aten._linalg_eigh.default(matrix, half, needs_vectors)[0]
     return values
 
 
@@ -127,8 +122,8 @@ _SHAPES = {
 
 _COMPOSITES: dict[Any, Callable[..., object]] = {
     **{getattr(torch.ops.aten, f"adaptive_avg_pool{axes}d").default: _mean_over(axes) for axes in (2, 3)},
-    torch.ops.aten.linalg_svdvals.default: _singular_values,
-    torch.ops.aten.linalg_eigvalsh.default: _eigenvalues,
+    torch.ops.aten.linalg_svdvals.default: _without_vectors(torch.ops.aten._linalg_svd.default, 1, False),
+    torch.ops.aten.linalg_eigvalsh.default: _without_vectors(torch.ops.aten._linalg_eigh.default, 0, "L"),
     torch.ops.aten.cov.default: _covariance,
 }
 
@@ -219,15 +214,12 @@ def plain_operators(graph: fx.Graph) -> None:
             node.target = aten.randint_like.low_dtype
 
 
-_16_BITS = 2
-
-
 def drop_as_eager(graph: fx.Graph) -> None:
     """Eager PyTorch scales a dropout's mask before it multiplies a gradient by it, which in 16 bits is rounded."""
     aten = torch.ops.aten
     for node in graph.find_nodes(op="call_function", target=aten.native_dropout_backward.default):
         gradient, mask, scale = node.args
-        if node.meta["val"].element_size() != _16_BITS:
+        if node.meta["val"].element_size() != 2:  # bytes
             continue
         with graph.inserting_before(node):
             cast = graph.call_function(aten._to_copy.default, (mask,), {"dtype": node.meta["val"].dtype})

@@ -35,7 +35,6 @@ _UNTRACED = (Tensor, nn.Parameter)
 _DRAWS = 1000
 """So often is a comparison with a random number repeated, to see whether it always has one result."""
 
-
 _TRIED = Obstacle(
     "an error that values cause, and after which forward() goes on",
     "choose by what says whether it fails: inverse, info = torch.linalg.inv_ex(a); torch.where(info == 0, inverse, b)",

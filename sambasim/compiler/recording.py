@@ -255,7 +255,7 @@ _TRANSPARENT = (
     *(str(_TORCH / name) for name in _FORWARDING),
     *(
         str(Path(__file__).with_name(f"{name}.py"))
-        for name in ("recording", "asked_values", "line_marks", "lost", "as_eager", "opened")
+        for name in ("recording", "asked_values", "line_marks", "lost", "as_eager", "outside")
     ),
 )
 """Files that only forward a call, between the line that uses a tensor and `__torch_dispatch__`."""

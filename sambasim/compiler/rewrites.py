@@ -4,12 +4,15 @@ from collections.abc import Sequence
 
 from sambasim.compiler.explain import Obstacle
 
-COUNTED = 'count in a buffer: self.register_buffer("steps", torch.zeros(())), and self.steps.add_(1)'
+COUNTED = (
+    'count in a buffer, self.register_buffer("steps", torch.zeros(())), by self.steps.add_(1), and choose by tensors: '
+    "torch.where(self.steps < 10, a, b)"
+)
 _COPIED = 'keep it in a buffer, self.register_buffer("last", torch.zeros(size)), and copy into it: self.last.copy_(…)'
 REWRITES = {
     "value": COUNTED,
     "tensor": _COPIED,
-    "content": f"{COUNTED}, in place of a length; keep values in another one, self.last.copy_(…)",
+    "content": f"in place of a length, {COUNTED}; keep values in another one, self.last.copy_(…)",
     "gradient": "choose by a count in a buffer: w = torch.where(self.steps < n, self.a.weight.detach(), self.a.weight)",
     "position": "draw random numbers by PyTorch, torch.rand(()); keep other values in a buffer",
 }
@@ -20,6 +23,7 @@ FIRST_CALL = (
 INTO_MODEL = "make the loss a submodule of the model, whose forward(x, target) returns it first; there"
 _KEPT = "changed by each call of the model, read by no later one, and so not in the PEF: {}"
 _OPENED = "opened by the model: {}; what it reads in files is as for the example batch in every step of a run"
+_DONE = "done by the model beside computing: {}; a run does not do it"
 
 RATES = "give a schedule, training.schedule; or train in several runs, each with its own rate, and resume"
 DIFFERS = Obstacle(
@@ -36,9 +40,9 @@ MADE = Obstacle("a torch.Generator that forward() makes", _DRAWN)
 _MOST_NAMES = 6
 
 
-def notices(kept: Sequence[str], files: Sequence[str]) -> tuple[str, ...]:
-    """Of slots that nothing reads, and of files."""
-    told = ((_KEPT, kept), (_OPENED, files))
+def notices(kept: Sequence[str], opened: Sequence[str], done: Sequence[str]) -> tuple[str, ...]:
+    """Of slots that nothing reads, and of what calls do outside of Python."""
+    told = ((_KEPT, kept), (_OPENED, opened), (_DONE, done))
     return tuple(
         what.format(", ".join(names[:_MOST_NAMES]) + " …" * (len(names) > _MOST_NAMES)) for what, names in told if names
     )

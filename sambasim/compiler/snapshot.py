@@ -72,7 +72,7 @@ class Slot(NamedTuple):
     before: Any = MISSING
 
     def set(self, value: Any) -> None:
-        if _has_items(self.owner):
+        if isinstance(self.owner, (dict, list, collections.deque)):
             self.owner[self.key] = value
         else:
             setattr(self.owner, self.key, value)
@@ -243,10 +243,6 @@ def _is_plain_tuple(one: object) -> bool:
     return isinstance(one, tuple) and all(isinstance(item, _LEAVES) for item in one)
 
 
-def _has_items(owner: object) -> bool:
-    return isinstance(owner, (dict, list, collections.deque))
-
-
 def _of_library(module: str) -> bool:
     return module.partition(".")[0] in _OF_LIBRARIES
 
@@ -301,9 +297,8 @@ def _of_object(name: str, one: Any) -> Iterator[tuple[str, Any, Any, Any]]:
             if key not in left_out:
                 yield f"{name}.{key}", owner, key, value
     for cls in type(one).__mro__:
-        slots = vars(cls).get("__slots__", ())
-        for key in (slots,) if isinstance(slots, str) else tuple(slots):
-            if not _of_library(cls.__module__) and hasattr(one, key) and key not in ("__dict__", "__weakref__"):
+        for key, member in () if _of_library(cls.__module__) else list(vars(cls).items()):
+            if isinstance(member, types.MemberDescriptorType) and hasattr(one, key):  # of __slots__
                 yield f"{name}.{key}", one, key, getattr(one, key)
     if not _of_library(module):
         yield f"{name}.__class__", one, "__class__", type(one)

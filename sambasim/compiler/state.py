@@ -20,7 +20,7 @@ from sambasim.compiler.as_eager import kernels_of_eager, known_shapes
 from sambasim.compiler.asked_values import Asked, modes_reach_inside
 from sambasim.compiler.changing_lines import changing_line
 from sambasim.compiler.explain import Finding, Obstacle, all_findings, changed_constants, obstacles
-from sambasim.compiler.opened import files_seen
+from sambasim.compiler.outside import Outside
 from sambasim.compiler.recording import Recording, digest_of
 from sambasim.compiler.snapshot import MISSING, Slot, Snapshot
 from sambasim.compiler.step import EvaluationStep, TrainingStep, check_loss, eagerly, loss_in
@@ -29,16 +29,13 @@ from sambasim.compiler.variations import FEW, NUMBERS, perturbed, vary
 from sambasim.errors import CaptureError
 from sambasim.forks import Fork
 
-_MOST_ELEMENTS = 20_000_000
+_MOST_ELEMENTS, _MOST_PARAMETERS = 20_000_000, 20_000_000
 """Where a call makes more elements of tensors, it is repeated only if it has changed something."""
-
-_MOST_PARAMETERS = 20_000_000
 
 _MOST_ALONE = 8
 """So many changed slots are varied one by one."""
 
 _OF_PYTHON, _OF_NUMPY = "random numbers of Python", "random numbers of NumPy"
-
 _OF_OPTIMIZERS = ".param_groups["
 
 _STRIDES = (4096, 256, 16, 1)
@@ -48,7 +45,7 @@ _STRIDES = (4096, 256, 16, 1)
 @dataclass(frozen=True, slots=True)
 class Observed:
     """What the first call of each step was and asks of values. `notices`: of slots that calls change and nothing reads,
-    and of files."""
+    and of what calls do outside."""
 
     asked: Mapping[nn.Module, Asked]
     notices: tuple[str, ...] = ()
@@ -64,8 +61,8 @@ def _writes(done: _Round) -> list[tuple[str, ...]]:
 
 
 def _rewrite(slot: Slot) -> str:
-    is_array = isinstance(slot.owner, np.ndarray)
-    return rewrites.REWRITES["gradient" if slot.key == "requires_grad" else "tensor" if is_array else slot.kind]
+    kind = "tensor" if isinstance(slot.owner, np.ndarray) else slot.kind
+    return rewrites.REWRITES["gradient" if slot.key == "requires_grad" else kind]
 
 
 def _is_large(done: _Round) -> bool:
@@ -156,7 +153,7 @@ class _Observer:
         self._recording: Recording | None = None
         self._has_seeded = False
         self._rates: Sequence[Slot] = ()
-        self.files: dict[str, None] = {}
+        self.outside = Outside()
 
     def run(self) -> Observed:
         with contextlib.ExitStack() as stack:
@@ -218,16 +215,14 @@ class _Observer:
             observer = _Observer(self._steps, [mode.from_tensor(one) for one in self._inputs], self._loss)
             asked = observer.run().asked.values()
         asks = any(op.asks for one in asked for op in one.recording.ops)
-        return not (observer.first_changed or observer.changed or observer.files or asks)
+        return not any(
+            (observer.first_changed, observer.changed, *observer.outside.opened, *observer.outside.done, asks)
+        )
 
     def _observed(self, first: _Round, kept: Sequence[Slot] = ()) -> Observed:
         names = dict.fromkeys(slot.name for slot in kept if slot.name not in (_OF_PYTHON, _OF_NUMPY))
-        notices = rewrites.notices([*names], [*self.files])
+        notices = rewrites.notices([*names], [*self.outside.opened], [*self.outside.done])
         return Observed(dict(zip(self._steps, first, strict=True)), notices)
-
-    def _ask(self, *request: object) -> Any:
-        """What a fresh copy of the process, in which nothing was called yet, says."""
-        return None if self._fresh is None else self._fresh.ask(request)
 
     def _round(self, seed: int = 1) -> _Round:
         return [self._seeded(step, seed) for step in self._steps]
@@ -261,7 +256,7 @@ class _Observer:
         asked = Asked(recording)
         self._set_modes(step)
         try:
-            with eagerly(step, given), quiet(), files_seen(self.files), modes_reach_inside(), recording, asked:
+            with eagerly(step, given), quiet(), self.outside.watched(), modes_reach_inside(), recording, asked:
                 outputs = step(*given)
             if isinstance(step, TrainingStep):
                 check_loss(loss_in(outputs), self._loss, any_shape=step.losses is not None)
@@ -381,7 +376,8 @@ class _Observer:
         """The user's line, of the first rounds, that changes a slot, or makes it if `is_new`, or the "seed"."""
         seen: tuple[int, str | None] = 0, None
         for stride in _STRIDES:
-            seen = self._ask("changing_line", name, kind, is_new, seen[0], stride) or seen
+            request = ("changing_line", name, kind, is_new, seen[0], stride)
+            seen = (self._fresh and self._fresh.ask(request)) or seen
         return seen[1]
 
     def changing_line(self, name: str, kind: str, is_new: bool, begin: int, stride: int) -> tuple[int, str | None]:

@@ -22,15 +22,11 @@ _SLICED_GRADIENTS = 2
 """The level of ZeRO from which replicas keep gradients in slices."""
 
 
-def _untold(notice: str) -> None:
-    """Ignores notices."""
-
-
 def pipeline(
     options: CompileOptions,
     updates: Sequence[Update] | None = None,
     model: nn.Module | None = None,
-    tell: Callable[[str], None] = _untold,
+    tell: Callable[[str], None] = lambda notice: None,
     samples: int | None = None,
 ) -> Sequence[Pass]:
     """The passes that `options` ask for. `model` may have a plan for tensor parallelism; `tell` gets notices. Sections

@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -128,7 +129,10 @@ def tied_once(step: nn.Module) -> Iterator[None]:
                 vars(module)[kind] = own
                 shared |= again
         if shared:
-            read: dict[str, object] = {name: _reading(*place) for name, place in shared.items()}
+            read: dict[str, object] = {
+                name: property(partial(lambda owner, key, module: getattr(owner, key), *place))
+                for name, place in shared.items()
+            }
             read |= {"__module__": type(module).__module__, "__qualname__": type(module).__qualname__}
             module.__class__ = type(type(module).__name__, (type(module),), read)
     try:
@@ -137,10 +141,6 @@ def tied_once(step: nn.Module) -> Iterator[None]:
         for module, kind_of_module, kind, held in reversed(changed):
             module.__class__ = kind_of_module
             vars(module)[kind] = held
-
-
-def _reading(owner: nn.Module, name: str) -> property:
-    return property(lambda module: getattr(owner, name))
 
 
 @contextlib.contextmanager

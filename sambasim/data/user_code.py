@@ -151,8 +151,10 @@ def _attribute(module: ModuleType, name: str, target: str, what: str, error: typ
         try:
             found = getattr(found, part)
         except AttributeError:
-            names = sorted(n for n in vars(found) if not n.startswith("_")) if hasattr(found, "__dict__") else []
-            guess = nearest(part, dir(found))  # with what a module imports when it is asked for
+            held = getattr(found, "__dict__", {})
+            names = sorted(name for name in held if not name.startswith("_"))
+            # `dir` has what a module imports when it is asked for.
+            guess = nearest(part, [name for name in dir(found) if not isinstance(held.get(name), ModuleType)])
             own = [n for n in names if getattr(getattr(found, n), "__module__", None) == module.__name__]
             raise error(
                 f"the {what} {target}: {module.__file__} has no {part}",

@@ -98,9 +98,10 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
 
 
 def near_file(path: Path) -> str | None:
-    """A file beside `path` with the same ending and a name that is similar."""
-    guess = nearest(path.stem, [one.stem for one in path.parent.glob(f"*{path.suffix}")])
-    return None if guess is None else str(path.with_stem(guess))
+    """A file beside `path` with a similar name, and the same ending if `path` has one."""
+    by_stem = {one.stem: one for one in path.parent.glob(f"*{path.suffix}")}
+    guess = nearest(path.stem, by_stem)
+    return None if guess is None else str(by_stem[guess])
 
 
 def did_you_mean(guess: str | None) -> str | None:

@@ -98,7 +98,7 @@ def compiled_report(
         parts.append(f"runs on {_ranks_in_words(program)}, each with {format_bytes(program.device_bytes)}")
     return [
         *parts,
-        *([] if checked is None else [f"checked: {checked}"]),
+        f"checked: {checked or 'no'}",
         *(f"notice: {notice}" for notice in notices),
         f"PEF file {path.absolute()} created",
         "Compilation succeeded",

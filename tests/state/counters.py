@@ -84,6 +84,17 @@ class Slots:
         self.n = 0
 
 
+class Private:
+    __slots__ = ("__n",)
+
+    def __init__(self) -> None:
+        self.__n = 0
+
+    def count(self) -> int:
+        self.__n += 1  # here
+        return self.__n - 1
+
+
 STATS = {"n": 0}
 CALLS = 0
 CONTEXT: contextvars.ContextVar[int] = contextvars.ContextVar("CONTEXT", default=0)
@@ -92,6 +103,11 @@ LOCAL = threading.local()
 
 @late(8, given(helper=Helper), says=("helper.n",))
 def helper_object(net: Any) -> int:
+    return net.helper.count()
+
+
+@late(8, given(helper=Private), where="self.__n", says=("helper",), whole=True)
+def private_slot(net: Any) -> int:
     return net.helper.count()
 
 

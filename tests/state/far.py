@@ -10,6 +10,9 @@ import io
 import logging
 import multiprocessing
 import os
+import subprocess
+import sys
+import tempfile
 import threading
 import weakref
 from typing import Any
@@ -154,6 +157,38 @@ def _with_optimizer(then: Any) -> Setup:
 
 def _file_is_told(setup: Setup, state: Any, pef: Any, run: Any) -> str:
     return "" if any(one.startswith("opened by the model: ") for one in pef.notices) else "the file is not told"
+
+
+def _told_as(what: str) -> Any:
+    def check(setup: Setup, state: Any, pef: Any, run: Any) -> str:
+        start = f"done by the model beside computing: {what}, at "
+        return "" if any(one.startswith(start) for one in pef.notices) else f"{what} is not told"
+
+    return check
+
+
+@case(EQUAL, also=_told_as("output to stdout"))
+def print_in_forward(net: Any, h: Tensor) -> Tensor:
+    print(h.shape)
+    return h
+
+
+@case(EQUAL, also=_told_as("output to stderr"), whole=True)
+def write_to_stderr_in_forward(net: Any, h: Tensor) -> Tensor:
+    sys.stderr.write("called")
+    return h
+
+
+@case(EQUAL, also=_told_as("subprocess.Popen"), whole=True)
+def process_that_forward_starts(net: Any, h: Tensor) -> Tensor:
+    subprocess.run([sys.executable, "-V"], check=True, capture_output=True)
+    return h
+
+
+@case(EQUAL, also=_told_as("os.mkdir"), whole=True)
+def folder_that_forward_makes(net: Any, h: Tensor) -> Tensor:
+    with tempfile.TemporaryDirectory():
+        return h
 
 
 @case(EQUAL, also=_file_is_told)
