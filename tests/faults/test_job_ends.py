@@ -14,7 +14,8 @@ import pytest
 
 from sambasim.runtime.supervision.status_file import State, StatusFile
 from tests.faults.texts import dataset
-from tests.support.mpi import JOB_KEY, ROOT, SAMBASIM, Result, can_play_hosts, run_job, run_mpi
+from tests.support.mpi import ROOT, SAMBASIM, Result, can_play_hosts, run_job, run_mpi
+from tests.support.warm import JOB_KEY
 from tests.support.whole import whole, whole_case
 
 TIMEOUT_S = 2
