@@ -61,7 +61,10 @@ test-fast: $(STAMP) ## The tests that start no jobs, in less than 3 minutes on t
 test: check $(OTHER_STAMPS) ## What CI runs: check, all tests by default, the quick start on the other MPIs; 10 minutes
 	pytest $(BESIDE)
 	pytest $(ALONE)
-	$(call on_other_mpis,tests/mpi/test_flavours.py)
+	$(MAKE) $(OTHER_MPIS:%=flavour-%)
+
+flavour-%:
+	SAMBASIM_TEST_MPI=$* $(OTHERS)/$*/bin/python -m pytest tests/mpi/test_flavours.py
 
 test-whole: $(STAMP) ## All tests with their long matrices: every app, every way to sync, every number of ranks
 	SAMBASIM_TEST=whole pytest $(BESIDE)

@@ -30,6 +30,7 @@ KEY = "SAMBASIM_TEST_WARM"
 
 ROOT = Path(__file__).resolve().parents[2]
 _CLIENT = str(Path(__file__).with_name("warm_client.py"))
+_SCRIPT = str(Path(sys.executable).with_name("sambasim"))
 _READ_AT_START = re.compile("PYTHON|[KG]?OMP_|KMP_|MKL_|LD_|MALLOC_|GLIBC_|TORCH_LOGS|ATEN_|LC_|LANG")
 """Variables that Python, torch and libraries read as they are loaded: where one differs, there is no copy."""
 
@@ -44,12 +45,13 @@ def command(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """`argv`, in which Python is a copy of the server, if there is one that has the same variables."""
     if KEY not in os.environ or _read_at_start(environ) != json.loads(os.environ[f"{KEY}_FOR"]):
         return [*argv]
-    if argv[0] != sys.executable and Path(argv[0]).name != "mpirun":
+    if argv[0] not in (sys.executable, _SCRIPT) and Path(argv[0]).name != "mpirun":
         return [*argv]  # what it starts may be in another namespace
-    at = next((index for index, word in enumerate(argv) if word == sys.executable), None)
-    if at is None or at + 1 == len(argv) or (argv[at + 1].startswith("-") and argv[at + 1] not in ("-m", "-c")):
+    at = next((index for index, word in enumerate(argv) if word in (sys.executable, _SCRIPT)), len(argv))
+    words = [*argv[at + (argv[at : at + 1] == [sys.executable]) :]]
+    if not words or (words[0].startswith("-") and words[0] not in ("-m", "-c")):
         return [*argv]
-    return [*argv[:at], sys.executable, "-I", "-S", _CLIENT, *argv[at + 1 :]]
+    return [*argv[:at], sys.executable, "-I", "-S", _CLIENT, *words]
 
 
 def _read_at_start(environ: Mapping[str, str]) -> dict[str, str]:
@@ -75,9 +77,10 @@ def start(environ: Mapping[str, str]) -> Callable[[], None]:
 def serve(path: str) -> Callable[[], object]:
     """Copies this process for each connection. Returns in the copies, with what they are to do."""
     import sambasim.cli.main
-    import sambasim.commands.compile
     import sambasim.runtime.job  # noqa: F401
+    from sambasim.commands.compile import warm_up
 
+    warm_up()
     gc.collect()
     gc.freeze()
     listening = socket.socket(socket.AF_UNIX)
