@@ -101,6 +101,6 @@ def use():
 def test_open_files_of_a_user_are_written_when_python_ends(start: str, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(_OWN)
     (tmp_path / "app.py").write_text(f"from sambaflow import samba\n{_OWN}")
-    ended = run_job([sys.executable, "-c", start], cwd=tmp_path).check()
+    ended = run_job([sys.executable, "-c", start], cwd=tmp_path, is_fresh=True).check()
     assert ended.stdout == "finalized\n"
     assert (tmp_path / "log.txt").read_text() == "the end"
