@@ -19,6 +19,7 @@ from torch.utils.checkpoint import CheckpointFunction, CheckpointPolicy
 from sambasim.compiler.explain import Finding, Obstacle, all_findings
 from sambasim.compiler.names import is_library_file
 from sambasim.compiler.recording import running_line
+from sambasim.compiler.rewrites import COUNTED
 from sambasim.compiler.trial import replaced
 
 _SAVED = Obstacle("hooks on the tensors that are saved for the backward, which a graph does not call", "leave them out")
@@ -30,10 +31,7 @@ _CHECKPOINTED = Obstacle(
     "preserve_rng_state=False",
     "use_reentrant=False, and leave out preserve_rng_state",
 )
-_VERSION = Obstacle(
-    "_version, which counts the changes of a tensor, and stays as it is in a graph",
-    'count in a buffer: self.register_buffer("steps", torch.zeros(())), and self.steps.add_(1)',
-)
+_VERSION = Obstacle("_version, which counts the changes of a tensor, and stays as it is in a graph", COUNTED)
 _GRAD = Obstacle(
     ".grad, which a graph does not have",
     "write what forward() does where it is None, as zero_grad() leaves it before each step",

@@ -3,56 +3,68 @@
 import contextlib
 import io
 import sys
+import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import TypeAlias
 
-from sambasim.compiler.recording import running_line
+from sambasim.compiler import rewrites
+from sambasim.compiler.names import is_library_file
+from sambasim.compiler.recording import frames, running_line
 
-_DONE = ("os.", "shutil.", "socket.", "subprocess.")
-_READ = ("os.listdir", "os.scandir", "os.walk", "os.fwalk")  # as an import does
-_seen: "Outside | None" = None
+Told: TypeAlias = dict[str, dict[str, None]]
+"""By what is told of it: what the user's code opens and does, with its lines."""
+
+_CODE = (".py", ".pyc", ".so")
+_ACTS = {
+    *("os.mkdir", "os.rmdir", "os.remove", "os.rename", "os.link", "os.symlink", "os.truncate", "os.kill"),
+    *("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen"),
+    *("socket.bind", "socket.connect", "socket.sendto", "socket.sendmsg"),
+}
+"""Audit events of Python. Who writes to a file has opened it."""
+
+_told: Told | None = None
+_is_listening = False
+_adding = threading.local()  # what finds a line opens its file
 
 
-@dataclass(frozen=True, slots=True)
-class Outside:
-    """What the user's code has opened, and what else it has done, each with its line."""
-
-    opened: dict[str, None] = field(default_factory=dict)
-    done: dict[str, None] = field(default_factory=dict)
-
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """While this is open, what the user's code does is added. What it prints is dropped."""
-        global _seen
-        _seen = self
-        try:
-            with contextlib.redirect_stdout(_Told("stdout")), contextlib.redirect_stderr(_Told("stderr")):
-                yield
-        finally:
-            _seen = None
-
-    def add(self, seen: dict[str, None], what: str) -> None:
-        global _seen
-        _seen = None  # to find the line opens its file
-        if (line := running_line()) is not None:
-            seen[f"{what}, at {line}"] = None
-        _seen = self
+@contextlib.contextmanager
+def watched(told: Told) -> Iterator[None]:
+    """While this is open, what the user's code opens and does is added to `told`, and what it prints is dropped."""
+    global _told, _is_listening
+    if not _is_listening:  # Python has no way to take it back
+        sys.addaudithook(_hear)
+        _is_listening = True
+    before, _told = _told, told
+    try:
+        with contextlib.redirect_stdout(_Printed()), contextlib.redirect_stderr(_Printed()):
+            yield
+    finally:
+        _told = before
 
 
 def _hear(event: str, arguments: tuple[object, ...]) -> None:
-    if _seen is not None and event == "open" and not str(arguments[0]).endswith((".py", ".pyc", ".so")):
-        _seen.add(_seen.opened, str(arguments[0]))
-    elif _seen is not None and event.startswith(_DONE) and event not in _READ:
-        _seen.add(_seen.done, event)
+    if event in _ACTS:
+        _tell(rewrites.DONE, event)
+    elif event == "open" and not isinstance(arguments[0], int) and not str(arguments[0]).endswith(_CODE):
+        _tell(rewrites.OPENED, str(arguments[0]))
 
 
-sys.addaudithook(_hear)
+def _tell(template: str, what: str) -> None:
+    told = _told
+    if told is None or getattr(_adding, "is_on", False):
+        return
+    _adding.is_on = True
+    try:
+        files = takewhile(is_library_file, (frame.f_code.co_filename for frame in frames()))
+        line = None if any(file.startswith("<frozen importlib") for file in files) else running_line()
+        if line is not None:
+            told.setdefault(template, {})[f"{what}, at {line}"] = None
+    finally:
+        _adding.is_on = False
 
 
-class _Told(io.StringIO):
-    """Has the name of its stream for a value."""
-
+class _Printed(io.StringIO):
     def write(self, text: str, /) -> int:
-        if _seen is not None:
-            _seen.add(_seen.done, f"output to {self.getvalue()}")
+        _tell(rewrites.DONE, "output")
         return len(text)

@@ -1,6 +1,6 @@
 """What to write in place of state that a graph would lose; and what is told of it. Each is applied by a test."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 
 from sambasim.compiler.explain import Obstacle
 
@@ -21,9 +21,9 @@ FIRST_CALL = (
     "torch.where(self.is_set, self.value, …)"
 )
 INTO_MODEL = "make the loss a submodule of the model, whose forward(x, target) returns it first; there"
-_KEPT = "changed by each call of the model, read by no later one, and so not in the PEF: {}"
-_OPENED = "opened by the model: {}; what it reads in files is as for the example batch in every step of a run"
-_DONE = "done by the model beside computing: {}; a run does not do it"
+KEPT = "changed by each call of the model, read by no later one, and so not in the PEF: {}"
+OPENED = "opened by the model: {}; what it reads in files is as for the example batch in every step of a run"
+DONE = "done by the model beside computing: {}; a run does not do it"
 
 RATES = "give a schedule, training.schedule; or train in several runs, each with its own rate, and resume"
 DIFFERS = Obstacle(
@@ -40,9 +40,7 @@ MADE = Obstacle("a torch.Generator that forward() makes", _DRAWN)
 _MOST_NAMES = 6
 
 
-def notices(kept: Sequence[str], opened: Sequence[str], done: Sequence[str]) -> tuple[str, ...]:
-    """Of slots that nothing reads, and of what calls do outside of Python."""
-    told = ((_KEPT, kept), (_OPENED, opened), (_DONE, done))
-    return tuple(
-        what.format(", ".join(names[:_MOST_NAMES]) + " …" * (len(names) > _MOST_NAMES)) for what, names in told if names
-    )
+def notices(told: Mapping[str, Collection[str]]) -> tuple[str, ...]:
+    """Of names of slots, and of what calls do outside of Python, by what is told of them."""
+    shown = {what: [*names][:_MOST_NAMES] + ["…"] * (len(names) > _MOST_NAMES) for what, names in told.items()}
+    return tuple(what.format(", ".join(names)) for what, names in shown.items() if names)

@@ -4,7 +4,7 @@ all of that: so either nothing reads it, which is a notice, or the step is refus
 import contextlib
 import itertools
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -20,17 +20,18 @@ from sambasim.compiler.as_eager import kernels_of_eager, known_shapes
 from sambasim.compiler.asked_values import Asked, modes_reach_inside
 from sambasim.compiler.changing_lines import changing_line
 from sambasim.compiler.explain import Finding, Obstacle, all_findings, changed_constants, obstacles
-from sambasim.compiler.outside import Outside
+from sambasim.compiler.outside import Told, watched
 from sambasim.compiler.recording import Recording, digest_of
 from sambasim.compiler.snapshot import MISSING, Slot, Snapshot
 from sambasim.compiler.step import EvaluationStep, TrainingStep, check_loss, eagerly, loss_in
 from sambasim.compiler.trial import PLAIN, generators_kept, no_gradients_kept, quiet
-from sambasim.compiler.variations import FEW, NUMBERS, perturbed, vary
+from sambasim.compiler.variations import FEW, NUMBERS, fill, perturbed, vary
 from sambasim.errors import CaptureError
 from sambasim.forks import Fork
 
-_MOST_ELEMENTS, _MOST_PARAMETERS = 20_000_000, 20_000_000
-"""Where a call makes more elements of tensors, it is repeated only if it has changed something."""
+_MOST_ELEMENTS = 20_000_000
+"""Where a call makes more elements of tensors, it is repeated only if it has changed something; and where a model has
+more, it is captured before it is observed."""
 
 _MOST_ALONE = 8
 """So many changed slots are varied one by one."""
@@ -78,16 +79,6 @@ def _carries(fork: Fork[Any] | None) -> bool:
     return fork is not None and fork.ask(("carried", True)) not in (None, fork.ask(("carried", False)))
 
 
-def _fill(held: Iterable[Tensor], values: Iterable[Tensor], seed: int) -> None:
-    """Give tensors their values, and the generators a seed."""
-    with torch.no_grad():
-        for one, value in zip(held, values, strict=True):
-            one.copy_(value)
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)
-
-
 def observe(steps: Sequence[nn.Module], inputs: Sequence[Tensor], loss: str | None = None) -> Observed:
     """Call each of `steps`, which have one model, and again as far as they change anything. Caches are filled
     afterwards, and tensors have their values again. `loss`: the name of the loss. Raises CaptureError for state that a
@@ -113,7 +104,7 @@ def found_sound(steps: Sequence[nn.Module], inputs: Sequence[Tensor], loss: str 
     says whether the steps changed nothing but tensors; None for a small model, and where nothing can begin again."""
     observer = _Observer(steps, inputs, loss)
     count = sum(one.numel() for one in steps[0].parameters())
-    if not _may_begin_again or observer.is_fake or count <= _MOST_PARAMETERS:
+    if not _may_begin_again or observer.is_fake or count <= _MOST_ELEMENTS:
         return None
     fork = observer.fork()
     fork.begin(("is_sound",))
@@ -153,7 +144,7 @@ class _Observer:
         self._recording: Recording | None = None
         self._has_seeded = False
         self._rates: Sequence[Slot] = ()
-        self.outside = Outside()
+        self.outside: Told = {}
 
     def run(self) -> Observed:
         with contextlib.ExitStack() as stack:
@@ -215,27 +206,21 @@ class _Observer:
             observer = _Observer(self._steps, [mode.from_tensor(one) for one in self._inputs], self._loss)
             asked = observer.run().asked.values()
         asks = any(op.asks for one in asked for op in one.recording.ops)
-        return not any(
-            (observer.first_changed, observer.changed, *observer.outside.opened, *observer.outside.done, asks)
-        )
+        return not (observer.first_changed or observer.changed or observer.outside or asks)
 
     def _observed(self, first: _Round, kept: Sequence[Slot] = ()) -> Observed:
         names = dict.fromkeys(slot.name for slot in kept if slot.name not in (_OF_PYTHON, _OF_NUMPY))
-        notices = rewrites.notices([*names], [*self.outside.opened], [*self.outside.done])
+        notices = rewrites.notices({rewrites.KEPT: names, **self.outside})
         return Observed(dict(zip(self._steps, first, strict=True)), notices)
 
     def _round(self, seed: int = 1) -> _Round:
-        return [self._seeded(step, seed) for step in self._steps]
-
-    def _seeded(self, step: nn.Module, seed: int) -> Asked:
-        torch.default_generator.manual_seed(seed)
-        return self.call(step)
+        return [self.call(step, seed) for step in self._steps]
 
     def _observed_round(self, before: Snapshot, seed: int) -> tuple[_Round, list[Slot], Snapshot]:
         """A round, what its calls change, though the next may change it back, and what there is afterwards."""
         done, changed = [], dict[tuple[str, str], Slot]()
         for step in self._steps:
-            done.append(self._seeded(step, seed))
+            done.append(self.call(step, seed))
             after = Snapshot(self._roots)
             changed = {(slot.name, slot.kind): slot for slot in before.changed_in(after)} | changed
             before = after
@@ -249,14 +234,16 @@ class _Observer:
             for module, is_training in self._modes:
                 module.training = is_training
 
-    def call(self, step: nn.Module) -> Asked:
+    def call(self, step: nn.Module, seed: int | None = None) -> Asked:
+        if seed is not None:
+            torch.default_generator.manual_seed(seed)
         given = [one.detach().clone().requires_grad_(one.requires_grad) for one in self._inputs]
         named = self._named | {f"input {index}": one for index, one in enumerate(given)}
         recording = self._recording = Recording(named)
         asked = Asked(recording)
         self._set_modes(step)
         try:
-            with eagerly(step, given), quiet(), self.outside.watched(), modes_reach_inside(), recording, asked:
+            with eagerly(step, given), quiet(), watched(self.outside), modes_reach_inside(), recording, asked:
                 outputs = step(*given)
             if isinstance(step, TrainingStep):
                 check_loss(loss_in(outputs), self._loss, any_shape=step.losses is not None)
@@ -276,11 +263,11 @@ class _Observer:
         own, texts = [one.detach().clone() for one in held.values()], []
         for before, after in itertools.product(self._steps, repeat=2):
             for count in (len(own), 0) if others else (0,):  # values may be checked: then as they were
-                _fill(held.values(), [*map(perturbed, own[:count]), *own[count:]], 77 if others else 1)
+                fill(held.values(), [*map(perturbed, own[:count]), *own[count:]], 77 if others else 1)
                 with contextlib.suppress(Exception):
                     self.call(before)
                     break
-            _fill(held.values(), own, 1)
+            fill(held.values(), own, 1)
             texts += _texts([self.call(after)])
         return texts
 

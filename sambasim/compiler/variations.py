@@ -5,9 +5,12 @@ import collections
 import functools
 import io
 import numbers
+import random
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from sambasim.compiler.snapshot import LARGEST, MISSING, Slot
@@ -16,7 +19,6 @@ _PERTURBED = 0.75
 
 NUMBERS = (*range(33), 49, 50, 99, 100, 199, 499, 500, 999, 1000, 1999, 4999, 9999, 99_999, 999_999, 10**6)
 """What a counter is set to, to see whether anything depends on it: the first calls, and rounds that people choose."""
-
 
 FEW = tuple(map(NUMBERS.index, (0, 1, 2, 7, 10, 50, 100, 999, 10**6)))
 """Variations where a call takes long."""
@@ -93,3 +95,13 @@ def _advance(one: Any, number: int) -> None:
     draw = getattr(one, "random", None) or functools.partial(next, one)
     for _ in range((1, 2, 7, 10, 50, 100)[number % 6]):
         draw()
+
+
+def fill(held: Iterable[Tensor], values: Iterable[Tensor], seed: int) -> None:
+    """Give tensors their values, and the generators a seed."""
+    with torch.no_grad():
+        for one, value in zip(held, values, strict=True):
+            one.copy_(value)
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
