@@ -19,6 +19,8 @@ from sambasim.runtime.replica import input_specs
 _OF_AN_APP = "step_sha256"
 """A key of metadata that only apps write."""
 
+_OTHER_ARGUMENTS = "name the model that was compiled, or a function without arguments that returns one like it"
+
 
 def verify_against(path: Path, target: str, steps: int | None = None, on_phase: OnPhase = lambda phase: None) -> Proof:
     """Compare the PEF at `path` with the model that `target` names, which takes the weights of the PEF, on batches of
@@ -41,7 +43,8 @@ def verify_against(path: Path, target: str, steps: int | None = None, on_phase: 
         try:
             model = build_model(options)
         except ModelError as error:
-            error.remedy = "name the model that was compiled, or a function without arguments that returns one like it"
+            if "--set" in (error.remedy or ""):  # which `verify` has not
+                error.remedy = _OTHER_ARGUMENTS
             raise
         phase("read the data")
         source = open_source(options.data, specs)
@@ -61,10 +64,8 @@ def _options_of(document: PefDocument, target: str) -> CompileOptions:
     """What the PEF was compiled with, for the model that `target` names."""
     given, defaults = document.compile_options, document.training_defaults
     model = given.get("model")
-    args = None
-    if isinstance(model, dict):  # the path may be another, as from another folder
-        names = [str(one).rpartition(":")[2] for one in (model.get("target") or target, target)]
-        args = model.get("args") if names[0] == names[1] else None
+    is_same = isinstance(model, dict) and _place(str(model.get("target") or target)) == _place(target)
+    args = model.get("args") if isinstance(model, dict) and is_same else None
     data = dict(document.data_source)
     if data.get("source") is None:
         data["source"] = SYNTHETIC
@@ -77,3 +78,9 @@ def _options_of(document: PefDocument, target: str) -> CompileOptions:
     for name, kind in (("loss", LossOptions), ("optimizer", OptimizerOptions)):
         parts[name] = None if defaults.get(name) is None else kind.model_validate(defaults[name])
     return build(CompileOptions, parts)
+
+
+def _place(target: str) -> tuple[str, str]:
+    """Of a model: its module, or its file without the folder, which may be named from another one; and its name."""
+    module, _, name = target.rpartition(":")
+    return (Path(module).name if module.endswith(".py") else module), name

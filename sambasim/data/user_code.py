@@ -147,14 +147,16 @@ def _failed(raised: BaseException, target: str, what: str, error: type[UserError
 
 def _attribute(module: ModuleType, name: str, target: str, what: str, error: type[UserError]) -> object:
     found: object = module
-    for part in name.split("."):
+    parts = name.split(".")
+    for index, part in enumerate(parts, 1):
         try:
             found = getattr(found, part)
         except AttributeError:
             held = getattr(found, "__dict__", {})
             names = sorted(name for name in held if not name.startswith("_"))
-            # `dir` has what a module imports when it is asked for.
-            guess = nearest(part, [name for name in dir(found) if not isinstance(held.get(name), ModuleType)])
+            # `dir` has what a module imports when it is asked for. A module is no model.
+            choices = [one for one in dir(found) if index < len(parts) or not isinstance(held.get(one), ModuleType)]
+            guess = nearest(part, choices)
             own = [n for n in names if getattr(getattr(found, n), "__module__", None) == module.__name__]
             raise error(
                 f"the {what} {target}: {module.__file__} has no {part}",

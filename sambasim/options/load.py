@@ -97,11 +97,11 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
     return by_folded[found[0]] if found else None
 
 
-def near_file(path: Path) -> str | None:
-    """A file beside `path` with a similar name, and the same ending if `path` has one."""
-    by_stem = {one.stem: one for one in path.parent.glob(f"*{path.suffix}")}
-    guess = nearest(path.stem, by_stem)
-    return None if guess is None else str(by_stem[guess])
+def near_file(path: Path, suffix: str = "") -> str | None:
+    """A file beside `path` with a similar name, and its ending, or `suffix` if it has none."""
+    ending = path.suffix or suffix
+    guess = nearest(path.stem, [one.stem for one in path.parent.glob(f"*{ending}") if one.is_file()])
+    return None if guess is None else str(path.with_name(f"{guess}{ending}"))
 
 
 def did_you_mean(guess: str | None) -> str | None:
@@ -119,7 +119,7 @@ def read_toml(path: Path) -> dict[str, object]:
     try:
         text = read_text(path, LARGEST_TOML_BYTES)
     except FileNotFoundError:
-        remedy = did_you_mean(near_file(path)) or f"check the path: {path.absolute()}"
+        remedy = did_you_mean(near_file(path, ".toml")) or f"check the path: {path.absolute()}"
         raise OptionError(f"there is no config file {path}", remedy=remedy) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"

@@ -302,9 +302,21 @@ def test_a_model_is_compared_with_the_arguments_of_its_compile_wherever_its_file
     found = _verify(str(done.compiled.path), "--against", f"{written.name}:Net")
     assert "steps equal to eager PyTorch, bit for bit" in found.output
     assert found.exception is None
-    lacking = _verify(str(done.compiled.path), "--against", f"{written.name}:Lacks").exception
-    assert isinstance(lacking, ModelError)
-    assert "--set" not in (lacking.remedy or "")
+    slip = _verify(str(done.compiled.path), "--against", f"{written.name}:Nett").exception
+    assert isinstance(slip, ModelError)
+    assert slip.remedy == "did you mean Net?"
+
+
+def test_another_model_of_the_same_name_gets_no_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = proved(tmp_path, Net(0.25), model={"target": NET, "args": {"scale": 0.25}})
+    monkeypatch.chdir(tmp_path)
+    for name, parameters in (("plain", "self"), ("needs", "self, other")):
+        text = f"class Net(Other):\n    def __init__({parameters}):\n        super().__init__(0.25)\n"
+        Path(f"{name}.py").write_text(f"from tests.commands.proving import Net as Other\n\n{text}", encoding="utf-8")
+    assert _verify(str(done.compiled.path), "--against", "plain.py:Net").exception is None
+    refused = _verify(str(done.compiled.path), "--against", "needs.py:Net").exception
+    assert isinstance(refused, ModelError)
+    assert "a function without arguments" in (refused.remedy or "")
 
 
 def test_inspect_says_how_a_pef_was_checked(pef: Path) -> None:

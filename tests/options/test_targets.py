@@ -88,11 +88,20 @@ def test_a_part_of_a_package_that_is_not_there_is_named(folder: Path) -> None:
     assert caught.value.remedy == "check the name, or the version of json"
 
 
+@pytest.mark.parametrize(("name", "guess"), [("decodr", "JSONDecoder"), ("decodr.JSONDecoder", "decoder")])
+def test_a_module_is_meant_only_before_another_name(folder: Path, name: str, guess: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        load_object(f"json:{name}", "model")
+    assert caught.value.remedy == f"did you mean {guess}?"
+
+
 def test_a_config_that_is_not_there_has_a_remedy_for_every_command(folder: Path) -> None:
-    (folder / "gpt.toml").write_text("")
-    with pytest.raises(OptionError, match=r"there is no config file gpd.toml") as caught:
-        compile_options(Path("gpd.toml"), None, [], {})
-    assert caught.value.remedy == "did you mean gpt.toml?"
+    for name in ("gpt.pef", "gpt.py", "gpt.toml"):
+        (folder / name).write_text("")
+    for given in ("gpd.toml", "gpt"):
+        with pytest.raises(OptionError, match=rf"there is no config file {given}") as caught:
+            compile_options(Path(given), None, [], {})
+        assert caught.value.remedy == "did you mean gpt.toml?"
     with pytest.raises(OptionError) as caught:
         compile_options(Path("other.toml"), None, [], {})
     assert caught.value.remedy == f"check the path: {folder}/other.toml"
