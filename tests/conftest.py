@@ -50,6 +50,15 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> "list[CompiledExample]
     return shared_examples((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "examples")
 
 
+@pytest.fixture(scope="module")
+def fresh() -> Iterator[None]:
+    """Every process of a job starts anew: with a hash seed of its own, the warnings of first imports, and Python's own
+    end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(warm.KEY, raising=False)
+        yield
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Threads are numerics. The count before is restored."""

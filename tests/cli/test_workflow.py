@@ -17,6 +17,8 @@ from tests.faults.command import Outcome, sambasim
 from tests.support.mpi import ROOT, run_job, run_mpi
 from tests.support.whole import whole
 
+pytestmark = pytest.mark.usefixtures("fresh")
+
 SAMBASIM = [sys.executable, "-m", "sambasim"]
 
 

@@ -11,6 +11,8 @@ from tests.mpi.training import TWO_NODES, run_of, train
 from tests.support.mpi import SAMBASIM, Result, run_job, run_mpi
 from tests.support.whole import whole
 
+pytestmark = pytest.mark.usefixtures("fresh")
+
 APP = '''
 import numpy as np, torch, torch.distributed as dist
 from torch import nn

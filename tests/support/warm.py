@@ -25,6 +25,8 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from tests.support.warm_client import PASSED_ON
 
 KEY = "SAMBASIM_TEST_WARM"
@@ -33,12 +35,15 @@ KEY = "SAMBASIM_TEST_WARM"
 ROOT = Path(__file__).resolve().parents[2]
 _CLIENT = str(Path(__file__).with_name("warm_client.py"))
 _SCRIPT = str(Path(sys.executable).with_name("sambasim"))
-_READ_AT_START = re.compile("PYTHON|[KG]?OMP_|KMP_|MKL_|LD_|MALLOC_|GLIBC_|TORCH_LOGS|ATEN_|LC_|LANG")
+_READ_AT_START = re.compile(
+    "PYTHON|[KG]?OMP_|MKL_|KMP_|OPENBLAS_|NPY_|(PY)?TORCH_|(ONE)?DNN|ATEN_|LD_|MALLOC_|GLIBC_|LC_|LANG|TZ$"
+)
 """Variables that Python, torch and libraries read as they are loaded: where one differs, there is no copy."""
 
 JOB_KEY, NO_JOB = "SAMBASIM_TEST_JOB", "0" * 32
 """Every process of a job has this in its environment: 32 characters."""
 
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
 _HIGH = 500
 """Descriptors from here on are the server's."""
 
@@ -65,7 +70,8 @@ def start(environ: Mapping[str, str]) -> Callable[[], None]:
     folder = tempfile.TemporaryDirectory(prefix="sambasim-warm-")
     path = str(Path(folder.name, "socket"))
     argv = [sys.executable, "-m", "tests.support.warm", path]
-    server = subprocess.Popen(argv, cwd=ROOT, env={**environ}, stdin=subprocess.PIPE)  # closed with this process
+    # Its stdin is closed with this process. Ctrl-C is for the tests: their end is the server's.
+    server = subprocess.Popen(argv, cwd=ROOT, env={**environ}, stdin=subprocess.PIPE, start_new_session=True)
     os.environ.update({KEY: path, f"{KEY}_FOR": json.dumps(_read_at_start(environ))})
 
     def end() -> None:
@@ -79,7 +85,7 @@ def start(environ: Mapping[str, str]) -> Callable[[], None]:
 def serve(path: str) -> Callable[[], object]:
     """Copies this process for each connection. Returns in the copies, with what they are to do."""
     import sambasim.cli.main
-    import sambasim.runtime.job  # noqa: F401
+    import sambasim.runtime.job  # noqa: F401 -- for the copies, as most jobs train
     from sambasim.commands.compile import warm_up
 
     warm_up()
@@ -118,8 +124,10 @@ class _Copy:
         self._pid, self._connection, self._selector = pid, connection, selector
         (client, _, _) = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         self._ends = {os.pidfd_open(pid): self._ended}
-        with contextlib.suppress(ProcessLookupError):
+        try:
             self._ends[os.pidfd_open(client)] = self._left
+        except ProcessLookupError:  # it has left
+            os.kill(pid, signal.SIGKILL)
         for end, react in self._ends.items():
             selector.register(end, selectors.EVENT_READ, react)
         self._tell(pid)
@@ -146,11 +154,12 @@ class _Copy:
 
 
 def _become(connection: socket.socket) -> Callable[[], object]:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # with the server
     head, files, _, _ = socket.recv_fds(connection, 8, 250)
     size = int.from_bytes(head)
     request = b""
     while len(request) < size:
-        request += connection.recv(size - len(request))
+        request += connection.recv(size - len(request)) or os._exit(1)  # the client has left
     argv, environ, folder, numbers, cores, limits = marshal.loads(request)
     held = [fcntl.fcntl(one, fcntl.F_DUPFD, _HIGH) for one in files]
     connection.detach()
@@ -162,6 +171,8 @@ def _become(connection: socket.socket) -> Callable[[], object]:
     os.sched_setaffinity(0, cores)
     for one, limit in limits.items():
         resource.setrlimit(one, limit)
+    if _read_at_start(environ) != _read_at_start(os.environ):  # mpirun has set them
+        os.execve(sys.executable, [sys.executable, *argv], environ)
     _show(environ)
     os.environ.clear()
     os.environ.update(environ)
@@ -170,6 +181,7 @@ def _become(connection: socket.socket) -> Callable[[], object]:
     sys.stdout = os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", 1, closefd=False, errors="backslashreplace")
     random.seed()
+    np.random.seed()
     tempfile.tempdir = None
     sys.orig_argv = [sys.executable, *argv]
     return _work(argv)
@@ -209,8 +221,11 @@ def _live(work: Callable[[], object]) -> None:
     if "mpi4py.MPI" not in sys.modules:
         vars(threading)["_shutdown"]()
         atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except OSError:
+            os._exit(120)  # as Python ends
         os._exit((code if isinstance(code, int) else 0) & 0xFF)
 
 

@@ -8,6 +8,8 @@ import pytest
 from tests.support.mpi import SAMBASIM, Result, mpirun, run_job
 from tests.support.whole import whole, whole_case
 
+pytestmark = pytest.mark.usefixtures("fresh")
+
 SCRIPT = str(Path(__file__).with_name("old_names.py"))
 
 
