@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -15,11 +16,13 @@ from sambasim.commands.eager import Subject
 from sambasim.commands.modes import check_modes
 from sambasim.commands.proof import own_memory, prove, too_large
 from sambasim.compiler.compile import Compiled, Stopwatch, capture_model, compile_model, recorded
-from sambasim.compiler.front import named_in
+from sambasim.compiler.front import Example, build_model, example_batch, weights_fit
 from sambasim.compiler.state import NotSound, begin_again
-from sambasim.data.sources import Source
+from sambasim.compiler.strategy import schedule_of
+from sambasim.data.sources import Source, open_source
 from sambasim.errors import MachineError
 from sambasim.options.compile import CompileOptions
+from sambasim.options.load import check_output_file
 from sambasim.pef import Checked, seal
 
 _PROVE, _NOT_COMPARED = "compare with eager PyTorch", "not compared with eager PyTorch"
@@ -34,6 +37,29 @@ class Proved:
 
     compiled: Compiled
     checked: Checked | None
+
+
+class Named(NamedTuple):
+    """What options name: the model, a batch of its training data, that data, and notices about the batch."""
+
+    model: nn.Module
+    example: Example
+    source: Source
+    notices: tuple[str, ...]
+
+
+def named_in(options: CompileOptions, on_phase: OnPhase = lambda phase: None) -> Named:
+    """What `options` name. Raises OptionError, before anything else, if the PEF could not be written, or for a schedule
+    that cannot be."""
+    check_output_file(options.pef_path, "the PEF", "--output-folder FOLDER")
+    schedule_of(options)
+    on_phase("build the model")
+    with weights_fit():
+        model = build_model(options)
+    on_phase("read an example batch")
+    notices: list[str] = []
+    source = open_source(options.data, None)
+    return Named(model, example_batch(model, options, notices.append, source), source, tuple(notices))
 
 
 def compile_named(options: CompileOptions, on_phase: OnPhase = lambda phase: None) -> Proved:

@@ -20,7 +20,7 @@ from sambasim.compiler.configured import example_of, is_configured, make_configu
 from sambasim.compiler.names import forward_line, user_line
 from sambasim.compiler.passes import Fits, run_pipeline
 from sambasim.compiler.step import TARGET, forward_parameters
-from sambasim.compiler.strategy import pipeline, schedule_of
+from sambasim.compiler.strategy import pipeline
 from sambasim.compiler.trial import replaced
 from sambasim.data.batches import Batch, bind, collate, flat, in_place_of_values
 from sambasim.data.datasets import Failure
@@ -30,7 +30,6 @@ from sambasim.errors import DataError, MachineError, ModelError, OptionError, Sa
 from sambasim.hardware.host import available_bytes
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
-from sambasim.options.load import check_output_file
 from sambasim.units import counted, format_bytes
 
 
@@ -40,29 +39,6 @@ class Example(NamedTuple):
     inputs: Mapping[str, Tensor]
     by_keyword: bool
     arguments: Mapping[str, object] | None = None
-
-
-class Named(NamedTuple):
-    """What options name: the model, a batch of its training data, that data, and notices about the batch."""
-
-    model: nn.Module
-    example: Example
-    source: Source
-    notices: tuple[str, ...]
-
-
-def named_in(options: CompileOptions, on_phase: Callable[[str], None] = lambda phase: None) -> Named:
-    """What `options` name. Raises OptionError, before anything else, if the PEF could not be written, or for a schedule
-    that cannot be."""
-    check_output_file(options.pef_path, "the PEF", "--output-folder FOLDER")
-    schedule_of(options)
-    on_phase("build the model")
-    with weights_fit():
-        model = build_model(options)
-    on_phase("read an example batch")
-    notices: list[str] = []
-    source = open_source(options.data, None)
-    return Named(model, example_batch(model, options, notices.append, source), source, tuple(notices))
 
 
 @contextmanager

@@ -77,13 +77,6 @@ class Schedule:
     n: int = 0
 
 
-class Slots:
-    __slots__ = ("n",)
-
-    def __init__(self) -> None:
-        self.n = 0
-
-
 class Private:
     __slots__ = ("__n",)
 
@@ -169,12 +162,6 @@ def namespace(net: Any) -> int:
 def field_of_a_dataclass(net: Any) -> int:
     net.schedule.n += 1  # here
     return int(net.schedule.n) - 1
-
-
-@late(8, given(slots=Slots), whole=True)
-def slot(net: Any) -> int:
-    net.slots.n += 1  # here
-    return int(net.slots.n) - 1
 
 
 @late(8, given(counts=Counter), whole=True)

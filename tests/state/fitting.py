@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sambasim.compiler import explain, lost, rewrites
 from tests.state.case import REFUSED, Outputs, Setup, built, case, given, points, zero
-from tests.state.objects import with_loss
+from tests.state.losses import with_loss
 
 
 @case(REFUSED, says=(lost._GRAD.rewrite,))

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations, spectral_norm
 
 from sambasim.compiler import explain, rewrites
 from tests.state.case import EITHER, EQUAL, REFUSED, Setup, built, case, given, points
-from tests.state.objects import with_loss
+from tests.state.losses import with_loss
 
 # Labels that the loss does not take. Eager PyTorch raises too: what is run is the remedy.
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from sambasim.commands.compile import named_in
 from sambasim.compiler.compile import Compiled, compile_model
-from sambasim.compiler.front import named_in
 from sambasim.options.compile import CompileOptions
 
 
