@@ -30,8 +30,10 @@ from sambasim.errors import CaptureError
 from sambasim.forks import Fork
 
 _MOST_ELEMENTS = 20_000_000
-"""Where a call makes more elements of tensors, it is repeated only if it has changed something; and where a model has
-more, it is captured before it is observed."""
+"""Where a call makes more elements of tensors, it is repeated only if it has changed something."""
+
+_MOST_PARAMETERS = 20_000_000
+"""A model that has more is captured before it is observed."""
 
 _MOST_ALONE = 8
 """So many changed slots are varied one by one."""
@@ -104,7 +106,7 @@ def found_sound(steps: Sequence[nn.Module], inputs: Sequence[Tensor], loss: str 
     says whether the steps changed nothing but tensors; None for a small model, and where nothing can begin again."""
     observer = _Observer(steps, inputs, loss)
     count = sum(one.numel() for one in steps[0].parameters())
-    if not _may_begin_again or observer.is_fake or count <= _MOST_ELEMENTS:
+    if not _may_begin_again or observer.is_fake or count <= _MOST_PARAMETERS:
         return None
     fork = observer.fork()
     fork.begin(("is_sound",))
