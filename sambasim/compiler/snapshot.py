@@ -5,6 +5,7 @@ import array
 import collections
 import contextvars
 import ctypes
+import decimal
 import functools
 import gc
 import io
@@ -98,6 +99,10 @@ class Snapshot:
         queue = collections.deque(roots.items())
         while queue:
             queue.extend(self._enter(*queue.popleft()))
+        functions = [one for one in self._seen.values() if isinstance(one, types.FunctionType)]
+        if any("cache_info" in _names_in(one.__code__) for one in functions):  # only so are hits seen
+            for one in [one for one in self._seen.values() if isinstance(one, functools._lru_cache_wrapper)]:
+                self._add(Slot(f"{one.__name__}.cache_info()", "value", one, "cache_info", None, one.cache_info()))
 
     def _enter(self, name: str, one: Any) -> Iterable[tuple[str, Any]]:
         """Add the slots of `one`. Returns what they hold, by name."""
@@ -161,6 +166,7 @@ def _process_state() -> dict[str, object]:
         "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "the number of threads": torch.get_num_threads(),
         "the environment": hash(tuple(sorted(os.environ.items()))),
+        "the context of decimal": (decimal.getcontext().prec, decimal.getcontext().rounding),
     }
 
 
@@ -283,6 +289,8 @@ def _key(key: object) -> str:
 def _of_object(name: str, one: Any) -> Iterator[tuple[str, Any, Any, Any]]:
     module = type(one).__module__
     if _of_library(module) and not (module.partition(".")[0] in _ENTERED or module.startswith("torch")):
+        if module in sys.stdlib_module_names:  # as the number of changes of an SQLite connection
+            yield from _of_descriptors(name, one, types.GetSetDescriptorType, int)
         return
     attributes = _attributes(one)
     if isinstance(one, nn.Module):
@@ -296,12 +304,16 @@ def _of_object(name: str, one: Any) -> Iterator[tuple[str, Any, Any, Any]]:
         for key, value in list(attributes.items()):
             if key not in left_out:
                 yield f"{name}.{key}", owner, key, value
-    for cls in type(one).__mro__:
-        for key, member in () if _of_library(cls.__module__) else list(vars(cls).items()):
-            if isinstance(member, types.MemberDescriptorType) and hasattr(one, key):  # of __slots__
-                yield f"{name}.{key}", one, key, getattr(one, key)
     if not _of_library(module):
+        yield from _of_descriptors(name, one, types.MemberDescriptorType, object)  # of __slots__
         yield f"{name}.__class__", one, "__class__", type(one)
+
+
+def _of_descriptors(name: str, one: Any, kind: type, held: type) -> Iterator[tuple[str, Any, Any, Any]]:
+    """What is in the memory of `one` and not in its dictionary."""
+    for key in [key for cls in type(one).__mro__ for key, one in vars(cls).items() if isinstance(one, kind)]:
+        if isinstance(value := getattr(one, key, None), held):
+            yield f"{name}.{key}", one, key, value
 
 
 def _attributes(one: object) -> dict[str, Any] | None:
@@ -319,7 +331,7 @@ def _of_class(one: type) -> Iterator[tuple[str, Any, Any, Any]]:
     for key, value in list(vars(one).items()):
         if key not in ("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__slots__"):
             yield f"{one.__name__}.{key}", one, key, value
-    for base in one.__bases__:
+    for base in (*one.__bases__, type(one)):
         yield base.__name__, None, None, base
 
 
@@ -344,9 +356,11 @@ def _of_function(one: types.FunctionType) -> Iterator[tuple[str, Any, Any, Any]]
     modules, seen = [*map(one.__globals__.get, names), *imported], set[int]()
     while modules:  # a name in the code is one of an attribute too
         module = modules.pop()
-        if isinstance(module, types.ModuleType) and _is_users(module) and id(module) not in seen:
+        if isinstance(module, types.ModuleType) and id(module) not in seen:
             seen.add(id(module))
             held = {key: vars(module)[key] for key in sorted(names & vars(module).keys())}
+            if not _is_users(module):
+                held = {key: value for key, value in held.items() if isinstance(value, _LEAVES)}
             modules += held.values()
             yield from ((f"global {module.__name__}.{key}", vars(module), key, value) for key, value in held.items())
 
@@ -358,5 +372,7 @@ def _is_users(module: types.ModuleType) -> bool:
 
 @functools.cache
 def _names_in(code: types.CodeType) -> frozenset[str]:
-    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return frozenset(code.co_names).union(*map(_names_in, inner))
+    """With constants that may be names: of `setattr`, or of a key of `globals()`."""
+    inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
+    strings = (one for one in code.co_consts if isinstance(one, str) and one.isidentifier())
+    return frozenset(code.co_names).union(strings, *map(_names_in, inner))

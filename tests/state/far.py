@@ -5,11 +5,15 @@ and state that one call changes and the next changes back."""
 # mypy: no-warn-return-any, allow-untyped-calls
 
 import array
+import builtins
 import ctypes
+import decimal
+import functools
 import io
 import logging
 import multiprocessing
 import os
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -18,6 +22,7 @@ import weakref
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from tests.state import far_away
@@ -25,6 +30,7 @@ from tests.state.case import EQUAL, REFUSED, Setup, built, case, given, net_of
 from tests.state.counters import late
 
 LOG = logging.getLogger(__name__)
+CALLS_BY_KEY = 0
 WEAK: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 
 
@@ -103,6 +109,77 @@ def number_of_processes(net: Any) -> int:
 def environment(net: Any) -> int:
     os.environ["SAMBASIM_CASE"] = str(int(os.environ.get("SAMBASIM_CASE", "0")) + 1)  # here
     return int(os.environ["SAMBASIM_CASE"]) - 1
+
+
+@functools.lru_cache
+def cached(number: int) -> int:
+    return number
+
+
+@late(1000, says=("cached.cache_info()",))
+def hits_of_a_cache(net: Any) -> int:
+    cached(3)  # here
+    return cached.cache_info().hits - 1
+
+
+@case(EQUAL)
+def cache_whose_hits_nobody_reads(net: Any, h: Tensor) -> Tensor:
+    return h * cached(3)
+
+
+@late(1000, given(base=lambda: connect()), says=("base.total_changes",))
+def data_base_in_memory(net: Any) -> int:
+    net.base.execute("insert into t values(1)")  # here
+    return int(net.base.total_changes) - 1
+
+
+def connect() -> sqlite3.Connection:
+    base = sqlite3.connect(":memory:", check_same_thread=False)
+    base.execute("create table t(a)")
+    return base
+
+
+@late(1000, says=("the context of decimal",), whole=True)
+def context_of_decimal(net: Any) -> int:
+    decimal.getcontext().prec += 1  # here
+    return decimal.getcontext().prec - 29
+
+
+@late(1000, says=("builtins.calls_of_a_case",))
+def attribute_of_builtins(net: Any) -> int:
+    attributes = vars(builtins)
+    attributes["calls_of_a_case"] = attributes.get("calls_of_a_case", 0) + 1  # here
+    return int(attributes["calls_of_a_case"]) - 1
+
+
+@late(1000, says=("CALLS_BY_KEY",))
+def key_of_globals(net: Any) -> int:
+    globals()["CALLS_BY_KEY"] += 1  # here
+    return int(globals()["CALLS_BY_KEY"]) - 1
+
+
+@late(1000, says=("torch.calls_of_a_case",))
+def attribute_of_torch(net: Any) -> int:
+    torch.calls_of_a_case = getattr(torch, "calls_of_a_case", 0) + 1  # type: ignore[attr-defined]  # here
+    return int(vars(torch)["calls_of_a_case"]) - 1
+
+
+class Ticking(type):
+    ticks = 0
+
+    @property
+    def tick(cls) -> int:
+        Ticking.ticks += 1  # here
+        return Ticking.ticks - 1
+
+
+class Clock(metaclass=Ticking):
+    pass
+
+
+@late(1000, says=("Ticking.ticks",), whole=True)
+def property_of_a_class(net: Any) -> int:
+    return int(Clock.tick)
 
 
 @case(REFUSED, given(seen=list), says=("seen",))
