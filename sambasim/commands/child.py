@@ -133,8 +133,8 @@ class _Child:
         kind, value = self._answer
         if kind == "result":
             return value
-        error: SambasimError = value[0]
-        raise error from ChildTraceback(value[1])
+        error, trace = value
+        raise error from (ChildTraceback(trace) if trace else None)
 
     def _lives(self) -> bool:
         if self._status is None:
@@ -215,7 +215,8 @@ def _live(work: Callable[[OnPhase], object], pipes: list[tuple[int, int]], crash
         sys.stdout, sys.stderr = (_stream(tell, number) for number in (1, 2))
         tell("result", work(lambda phase: tell("phase", phase)))
     except BaseException as error:
-        trace = "".join(traceback.format_exception(error))
+        is_whole = isinstance(error, SambasimError) and not isinstance(error, InternalError) and not error.__cause__
+        trace = "" if is_whole else "".join(traceback.format_exception(error))
         try:
             tell("error", _Packed(error if isinstance(error, SambasimError) else _as_ours(error), trace))
         except Exception:  # pickle does not take it

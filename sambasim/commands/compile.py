@@ -3,32 +3,64 @@ second one. The caller's model, generators, caches and process stay as they were
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.parameter import is_lazy
 
 from sambasim.commands.child import OnPhase, can_fork, in_child
 from sambasim.commands.eager import Subject
 from sambasim.commands.modes import check_modes
 from sambasim.commands.proof import own_memory, prove, too_large
 from sambasim.compiler.compile import Compiled, Stopwatch, capture_model, compile_model, recorded
-from sambasim.compiler.front import Example, build_model, example_batch, weights_fit
+from sambasim.compiler.front import Example, build_model, example_batch
 from sambasim.compiler.state import NotSound, begin_again
 from sambasim.compiler.strategy import schedule_of
 from sambasim.data.sources import Source, open_source
 from sambasim.errors import MachineError
+from sambasim.hardware.host import available_bytes
 from sambasim.options.compile import CompileOptions
 from sambasim.options.load import check_output_file
 from sambasim.pef import Checked, seal
+from sambasim.units import format_bytes
 
 _PROVE, _NOT_COMPARED = "compare with eager PyTorch", "not compared with eager PyTorch"
 
 _children = 0
 """How many times this process has compiled in a child."""
+
+
+@contextmanager
+def weights_fit() -> Iterator[None]:
+    """Raises MachineError as soon as the parameters that are made have more bytes than this machine has available, for
+    which the system would end the process without a word."""
+    available = available_bytes()
+    bytes_of: dict[int, int] = {}  # by address: a tied parameter is registered several times
+    made_bytes = 0
+
+    def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        nonlocal made_bytes
+        if parameter is None or parameter.is_meta or is_lazy(parameter):
+            return
+        made_bytes += parameter.nbytes - bytes_of.get(parameter.data_ptr(), 0)
+        bytes_of[parameter.data_ptr()] = parameter.nbytes
+        if available is not None and made_bytes > available:
+            raise MachineError(
+                f"the weights of this model need more than the {format_bytes(available)} of memory that are available",
+                remedy="a machine with more memory; `sambasim simulate` and `plan` take a model of any size",
+            )
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,16 +4,13 @@ import inspect
 import random
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.nn.parameter import is_lazy
 
 from sambasim.compiler.compile import Stopwatch, capture_model
 from sambasim.compiler.configured import example_of, is_configured, make_configured
@@ -26,11 +23,10 @@ from sambasim.data.batches import Batch, bind, collate, flat, in_place_of_values
 from sambasim.data.datasets import Failure
 from sambasim.data.sources import Source, open_source
 from sambasim.data.user_code import check_arguments, load_object, summary
-from sambasim.errors import DataError, MachineError, ModelError, OptionError, SambasimError
-from sambasim.hardware.host import available_bytes
+from sambasim.errors import DataError, ModelError, OptionError, SambasimError
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
-from sambasim.units import counted, format_bytes
+from sambasim.units import counted
 
 
 class Example(NamedTuple):
@@ -39,33 +35,6 @@ class Example(NamedTuple):
     inputs: Mapping[str, Tensor]
     by_keyword: bool
     arguments: Mapping[str, object] | None = None
-
-
-@contextmanager
-def weights_fit() -> Iterator[None]:
-    """Raises MachineError as soon as the parameters that are made have more bytes than this machine has available, for
-    which the system would end the process without a word."""
-    available = available_bytes()
-    bytes_of: dict[int, int] = {}  # by address: a tied parameter is registered several times
-    made_bytes = 0
-
-    def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        nonlocal made_bytes
-        if parameter is None or parameter.is_meta or is_lazy(parameter):
-            return
-        made_bytes += parameter.nbytes - bytes_of.get(parameter.data_ptr(), 0)
-        bytes_of[parameter.data_ptr()] = parameter.nbytes
-        if available is not None and made_bytes > available:
-            raise MachineError(
-                f"the weights of this model need more than the {format_bytes(available)} of memory that are available",
-                remedy="a machine with more memory; `sambasim simulate` and `plan` take a model of any size",
-            )
-
-    hook = register_module_parameter_registration_hook(count)
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 def shapes_from_options(options: CompileOptions, on_phase: Callable[[str], None] = lambda phase: None) -> Program:

@@ -2,8 +2,10 @@
 
 import contextlib
 import io
+import logging
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from itertools import takewhile
 from typing import TypeAlias
@@ -11,6 +13,7 @@ from typing import TypeAlias
 from sambasim.compiler import rewrites
 from sambasim.compiler.names import is_library_file
 from sambasim.compiler.recording import frames, running_line
+from sambasim.compiler.trial import replaced
 
 Told: TypeAlias = dict[str, dict[str, None]]
 """By what is told of it: what the user's code opens and does, with its lines."""
@@ -36,11 +39,21 @@ def watched(told: Told) -> Iterator[None]:
         sys.addaudithook(_hear)
         _is_listening = True
     before, _told = _told, told
+    logs = logging.root.manager.disable
+    logging.disable(logging.NOTSET)
     try:
-        with contextlib.redirect_stdout(_Printed()), contextlib.redirect_stderr(_Printed()):
+        with (
+            contextlib.redirect_stdout(_Printed()),
+            contextlib.redirect_stderr(_Printed()),
+            replaced(logging.Logger, "callHandlers", lambda logger, record: _tell(rewrites.DONE, "a log message")),
+            warnings.catch_warnings(),
+            replaced(warnings, "showwarning", _hear_warning),
+        ):
+            warnings.simplefilter("always")
             yield
     finally:
         _told = before
+        logging.disable(logs)
 
 
 def _hear(event: str, arguments: tuple[object, ...]) -> None:
@@ -48,6 +61,11 @@ def _hear(event: str, arguments: tuple[object, ...]) -> None:
         _tell(rewrites.DONE, event)
     elif event == "open" and not isinstance(arguments[0], int) and not str(arguments[0]).endswith(_CODE):
         _tell(rewrites.OPENED, str(arguments[0]))
+
+
+def _hear_warning(message: object, kind: object, file: str, *more: object) -> None:
+    if not is_library_file(file):
+        _tell(rewrites.DONE, "a warning")
 
 
 def _tell(template: str, what: str) -> None:

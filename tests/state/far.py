@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 import weakref
 from typing import Any
 
@@ -253,6 +254,18 @@ def print_in_forward(net: Any, h: Tensor) -> Tensor:
 @case(EQUAL, also=_told_as("output"), whole=True)
 def write_to_stderr_in_forward(net: Any, h: Tensor) -> Tensor:
     sys.stderr.write("called")
+    return h
+
+
+@case(EQUAL, also=_told_as("a log message"))
+def log_message_in_forward(net: Any, h: Tensor) -> Tensor:
+    LOG.warning("called")
+    return h
+
+
+@case(EQUAL, also=_told_as("a warning"), whole=True)
+def warning_in_forward(net: Any, h: Tensor) -> Tensor:
+    warnings.warn("old", stacklevel=1)
     return h
 
 
