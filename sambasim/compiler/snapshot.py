@@ -99,8 +99,9 @@ class Snapshot:
         queue = collections.deque(roots.items())
         while queue:
             queue.extend(self._enter(*queue.popleft()))
-        functions = [one for one in self._seen.values() if isinstance(one, types.FunctionType)]
-        if any("cache_info" in _names_in(one.__code__) for one in functions):  # only so are hits seen
+        functions = [one.__code__ for one in self._seen.values() if isinstance(one, types.FunctionType)]
+        if any("cache_info" in _names_in(one) for one in functions if not is_library_file(one.co_filename)):
+            # who does not ask does not see how often a cache was hit
             for one in [one for one in self._seen.values() if isinstance(one, functools._lru_cache_wrapper)]:
                 self._add(Slot(f"{one.__name__}.cache_info()", "value", one, "cache_info", None, one.cache_info()))
 
