@@ -60,7 +60,8 @@ def capture(
     if step.training:
         return captured
     outputs = tuple((value, role) for value, role in captured.outputs if role.kind == "output")
-    return replace(captured, outputs=outputs)  # without buffers that it would change
+    buffers = tuple(role.name.removeprefix("model.") for _, role in captured.outputs if role.kind == "buffer")
+    return replace(captured, outputs=outputs, kept_buffers=buffers)
 
 
 def _check_static(graph: fx.Graph) -> None:

@@ -23,12 +23,13 @@ class Role:
 @dataclass(frozen=True, slots=True)
 class CapturedGraph:
     """A functional FX graph: the roles of its placeholders by name, its outputs in order with theirs, and the constants
-    that the trace itself made."""
+    that the trace itself made. `kept_buffers`: which the model changes in evaluation, and the graph does not."""
 
     graph: fx.Graph
     inputs: dict[str, Role]
     outputs: tuple[tuple[fx.Node, Role], ...]
     constants: dict[str, Tensor]
+    kept_buffers: tuple[str, ...] = ()
 
     @property
     def is_checkpointed(self) -> bool:

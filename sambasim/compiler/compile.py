@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sambasim import __version__
+from sambasim.compiler import rewrites
 from sambasim.compiler.asked_values import Asked, RandomBranch
 from sambasim.compiler.build import Built, Captures, build
 from sambasim.compiler.capture import capture
@@ -191,7 +192,8 @@ def _capture(
                 ones = tuple(tensor[:1].clone() for tensor in tensors)
                 asked = asked_of(evaluation, ones) if observed.asked[evaluation].answers else None
                 single = capture(evaluation, ones, asked, narrow=narrow)
-        return Captures(training, captured, single, per_sample_loss=by_sample is not None, notices=observed.notices)
+        notices = (*observed.notices, *rewrites.notices({rewrites.EVALUATED: captured.kept_buffers}))
+        return Captures(training, captured, single, per_sample_loss=by_sample is not None, notices=notices)
 
     is_sound = found_sound(steps, tensors, name)
     if is_sound is not None:

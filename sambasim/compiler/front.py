@@ -266,7 +266,7 @@ def check_inputs(model: nn.Module, given: Sequence[str], loss: str | None, *, by
     else:
         problem, gives = f"takes {counted(len(names), 'input')}", counted(len(called), "input")
     if not missing and loss is None:
-        remedy = "name the loss that takes the last value as its target: --set loss.name=cross_entropy"
+        remedy = "name the loss that takes the last value as its target: --loss cross_entropy"
     target = " and the target of the loss" if loss is not None else ""
     raise DataError(
         f"forward({', '.join(names)}) {problem}, and a sample gives {gives}{target}",

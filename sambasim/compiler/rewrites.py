@@ -23,7 +23,8 @@ FIRST_CALL = (
 INTO_MODEL = "make the loss a submodule of the model, whose forward(x, target) returns it first; there"
 KEPT = "changed by each call of the model, read by no later one, and so not in the PEF: {}"
 OPENED = "opened by the model: {}; what it reads in files is as for the example batch in every step of a run"
-DONE = "done by the model beside computing: {}; a run does not do it"
+DONE = "done by forward(), and not by a run: {}"
+EVALUATED = "changed by forward() in evaluation too, and not by the evaluations of a run: {}"
 
 RATES = "give a schedule, training.schedule; or train in several runs, each with its own rate, and resume"
 DIFFERS = Obstacle(

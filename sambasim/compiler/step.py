@@ -59,7 +59,7 @@ class _Step(nn.Module):
             raise ModelError(
                 f"the model returns {kind}",
                 where=forward_line(self.model),
-                remedy="return a loss, (loss, outputs…), or outputs with the loss named: --set loss.name=cross_entropy",
+                remedy="return a loss, (loss, outputs…), or outputs with the loss named: --loss cross_entropy",
             )
         return result, tuple(tensors)
 
@@ -202,7 +202,7 @@ def check_loss(value: Tensor, named: str | None, *, any_shape: bool) -> None:
         f"the loss {named}" if named else "the output with the loss" if any_shape else "the model's first output"
     )
     if value.numel() != 1 and not any_shape:
-        remedy = "return the loss first, or name one: --set loss.name=cross_entropy"
+        remedy = "return the loss first, or name one: --loss cross_entropy"
         raise ModelError(
             f"{described} has shape {tuple(value.shape)}, but a loss is one number",
             remedy="let the function return the mean: loss.mean()" if named else remedy,

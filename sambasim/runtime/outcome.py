@@ -20,7 +20,7 @@ from sambasim.runtime.predicted import predicted, predicted_record
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.run_observer import Start
 from sambasim.runtime.setup import Setup
-from sambasim.runtime.team import Team, changes_buffers
+from sambasim.runtime.team import Team, changed_buffers
 from sambasim.runtime.training import Totals
 from sambasim.runtime.transports.factory import Way
 from sambasim.runtime.transports.host import GLOO_EXEMPT
@@ -46,9 +46,10 @@ def notices(setup: Setup, team: Team) -> list[str]:
         lines.append(team.engine.notice)
     if team.sync_name == "device":
         lines += scattered(setup.communicator.node_of)
-    if setup.shards > 1 and changes_buffers(setup):
+    if setup.shards > 1 and (names := changed_buffers(setup)):
         each, first = ("chip", "the first chip") if setup.program.chips > 1 else ("replica", "replica 0")
-        lines.append(f"buffers (BatchNorm statistics) are per {each}; those of {first} are evaluated and saved")
+        more = f" and {len(names) - 1} more buffers are" if len(names) > 1 else " is a buffer, and"
+        lines.append(f"{names[0]}{more} per {each}; those of {first} are evaluated and saved")
     return lines
 
 

@@ -112,10 +112,11 @@ def _way(setup: Setup) -> Way:
     return {"mpi": Way.HOST, "gloo": Way.GLOO, "parameter-server": Way.PARAMETER_SERVER}[setup.host_sync]
 
 
-def changes_buffers(setup: Setup) -> bool:
+def changed_buffers(setup: Setup) -> list[str]:
+    """Names of those that a training step changes."""
     training = setup.program.training
-    outputs = training.outputs if training else ()
-    return any(setup.program.symbols[output.symbol].kind is SymbolKind.BUFFER for output in outputs)
+    found = [setup.program.symbols[output.symbol] for output in (training.outputs if training else ())]
+    return [(*one.torch_names, one.name)[0] for one in found if one.kind is SymbolKind.BUFFER]
 
 
 def _place_weights(setup: Setup, memories: Sequence[DeviceMemory], *, sliced: bool) -> None:

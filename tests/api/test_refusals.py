@@ -77,7 +77,7 @@ def test_what_is_wrong_with_a_run_is_said(pef: ss.Pef, data: object, options: di
         (lambda pef: ss.predict(pef, TRAIN, metrics="m.jsonl"), "leave out metrics, or call sambasim.run"),
         (lambda pef: ss.compile(net(), BATCH, loss="mse", world_size=2), "add data_parallel=True"),
         (lambda pef: ss.compile(net(), BATCH, loss="mse", micro_batches=2), "add pipeline_stages=2"),
-        (lambda pef: ss.compile(net(), BATCH), 'set={"loss.name": "cross_entropy"}'),
+        (lambda pef: ss.compile(net(), BATCH), 'loss="cross_entropy"'),
         (lambda pef: ss.compile(net(), BATCH, loss="mse", pef_name="a.pef"), 'pef_name="a"'),
     ],
 )

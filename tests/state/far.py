@@ -239,7 +239,7 @@ def _file_is_told(setup: Setup, state: Any, pef: Any, run: Any) -> str:
 
 def _told_as(what: str) -> Any:
     def check(setup: Setup, state: Any, pef: Any, run: Any) -> str:
-        told = [one for one in pef.notices if one.startswith("done by the model beside computing: ")]
+        told = [one for one in pef.notices if one.startswith("done by forward(), and not by a run: ")]
         return "" if any(f"{what}, at " in one for one in told) else f"{what} is not told"
 
     return check

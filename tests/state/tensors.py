@@ -24,6 +24,17 @@ def copies_into_it(net: Any, h: Tensor) -> Tensor:
     return h
 
 
+@case(EQUAL, given(steps=lambda: torch.zeros(())), also=lambda *found: kept_in_evaluation(*found))
+def buffer_that_counts_in_evaluation_too(net: Any, h: Tensor) -> Tensor:
+    net.steps.add_(1)
+    return h * torch.where(net.steps > 2, 1.0, 0.5)
+
+
+def kept_in_evaluation(setup: Setup, state: Any, pef: Any, run: Any) -> str:
+    told = [one for one in pef.notices if one.startswith("changed by forward() in evaluation too")]
+    return "" if any(one.endswith(": steps") for one in told) else "the buffer is not told"
+
+
 @case(EITHER, LAST, says=("last", "copy_"))
 def buffer_replaced_in_the_dict(net: Any, h: Tensor) -> Tensor:
     net._buffers["last"] = h.detach().mean(0)  # here
