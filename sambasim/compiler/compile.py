@@ -195,14 +195,14 @@ def _capture(
         notices = (*observed.notices, *rewrites.notices({rewrites.EVALUATED: captured.kept_buffers}))
         return Captures(training, captured, single, per_sample_loss=by_sample is not None, notices=notices)
 
-    is_sound = found_sound(steps, tensors, name)
-    if is_sound is not None:
+    effects = found_sound(steps, tensors, name)
+    if effects is not None:
         found = None
         with suppress(CaptureError, ModelError):  # an observed step says it better
             found = captures(Observed({one: Asked() for one in steps}))
-        if found is None or not is_sound():
+        if found is None or (told := effects()) is None:
             raise NotSound("the model has to be observed first")
-        return found
+        return replace(found, notices=(*rewrites.notices(told), *found.notices))
     watch.begin("observe a step")
     return captures(observe(steps, tensors, name))
 

@@ -7,6 +7,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from functools import cache
 from itertools import takewhile
 from typing import TypeAlias
 
@@ -27,17 +28,14 @@ _ACTS = {
 """Audit events of Python. Who writes to a file has opened it."""
 
 _told: Told | None = None
-_is_listening = False
 _adding = threading.local()  # what finds a line opens its file
 
 
 @contextlib.contextmanager
 def watched(told: Told) -> Iterator[None]:
     """While this is open, what the user's code opens and does is added to `told`, and what it prints is dropped."""
-    global _told, _is_listening
-    if not _is_listening:  # Python has no way to take it back
-        sys.addaudithook(_hear)
-        _is_listening = True
+    global _told
+    _listen()
     before, _told = _told, told
     logs = logging.root.manager.disable
     logging.disable(logging.NOTSET)
@@ -45,15 +43,20 @@ def watched(told: Told) -> Iterator[None]:
         with (
             contextlib.redirect_stdout(_Printed()),
             contextlib.redirect_stderr(_Printed()),
-            replaced(logging.Logger, "callHandlers", lambda logger, record: _tell(rewrites.DONE, "a log message")),
+            replaced(logging.Logger, "callHandlers", lambda _, one: _hear_text("a log message", one.pathname)),
             warnings.catch_warnings(),
-            replaced(warnings, "showwarning", _hear_warning),
+            replaced(warnings, "showwarning", lambda message, kind, file, *more: _hear_text("a warning", file)),
         ):
             warnings.simplefilter("always")
             yield
     finally:
         _told = before
         logging.disable(logs)
+
+
+@cache  # Python has no way to take it back
+def _listen() -> None:
+    sys.addaudithook(_hear)
 
 
 def _hear(event: str, arguments: tuple[object, ...]) -> None:
@@ -63,9 +66,9 @@ def _hear(event: str, arguments: tuple[object, ...]) -> None:
         _tell(rewrites.OPENED, str(arguments[0]))
 
 
-def _hear_warning(message: object, kind: object, file: str, *more: object) -> None:
-    if not is_library_file(file):
-        _tell(rewrites.DONE, "a warning")
+def _hear_text(what: str, file: str) -> None:
+    if not is_library_file(file) and "-packages" not in file:
+        _tell(rewrites.DONE, what)
 
 
 def _tell(template: str, what: str) -> None:

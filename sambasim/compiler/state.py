@@ -54,8 +54,7 @@ class Observed:
     notices: tuple[str, ...] = ()
 
 
-_Round: TypeAlias = list[Asked]
-"""One call of each step."""
+_Round: TypeAlias = list[Asked]  # of one call of each step
 
 
 def _writes(done: _Round) -> list[tuple[str, ...]]:
@@ -101,21 +100,23 @@ def begin_again() -> None:
     _may_begin_again = True
 
 
-def found_sound(steps: Sequence[nn.Module], inputs: Sequence[Tensor], loss: str | None) -> Callable[[], bool] | None:
-    """Starts a copy of this process that calls the steps on fake tensors. Returns a function that waits for it, and
-    says whether the steps changed nothing but tensors; None for a small model, and where nothing can begin again."""
+def found_sound(
+    steps: Sequence[nn.Module], inputs: Sequence[Tensor], loss: str | None
+) -> Callable[[], Told | None] | None:
+    """Starts a copy of this process that calls the steps on fake tensors. Returns a function that waits for what the
+    calls do outside of Python, None if they affect later ones. For a small model, and in a last try: None."""
     observer = _Observer(steps, inputs, loss)
     count = sum(one.numel() for one in steps[0].parameters())
     if not _may_begin_again or observer.is_fake or count <= _MOST_PARAMETERS:
         return None
-    fork = observer.fork()
-    fork.begin(("is_sound",))
+    fork: Fork[Told | None] = observer.fork()
+    fork.begin(("effects_on_fakes",))
 
-    def is_sound() -> bool:
+    def effects() -> Told | None:
         with contextlib.closing(fork):
-            return bool(fork.end())
+            return fork.end()
 
-    return is_sound
+    return effects
 
 
 def asked_of(step: nn.Module, inputs: Sequence[Tensor]) -> Asked:
@@ -143,6 +144,7 @@ class _Observer:
         self._fresh: Fork[Any] | None = None
         self.changed: Sequence[Slot] = ()
         self.first_changed: Sequence[Slot] = ()
+        self.repeats = True  # the second round has the operators of the first
         self._recording: Recording | None = None
         self._has_seeded = False
         self._rates: Sequence[Slot] = ()
@@ -169,7 +171,7 @@ class _Observer:
             if not changed and (self.is_fake or _is_large(first)):
                 return self._observed(first)
             second, again, after = self._observed_round(after, 2)
-            self.changed = again
+            self.changed, self.repeats = again, _texts(first) == _texts(second)
             self._check_slots([slot for slot in again if _OF_OPTIMIZERS in slot.name])
             slots = [slot for slot in after.slots.values() if _OF_OPTIMIZERS in slot.name and slot.kind == "value"]
             self._rates = [slot for slot in slots if isinstance(slot.owner, dict)]
@@ -195,7 +197,7 @@ class _Observer:
         one_thread = partial(torch.set_num_threads, 1)  # the other threads of OpenMP are not in a copy
         return Fork(lambda request: getattr(self, request[0])(*request[1:]), one_thread)
 
-    def is_sound(self) -> bool:
+    def effects_on_fakes(self) -> Told | None:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         fakes: dict[int, Tensor] = {}
         places: list[dict[str, Any]]
@@ -208,7 +210,8 @@ class _Observer:
             observer = _Observer(self._steps, [mode.from_tensor(one) for one in self._inputs], self._loss)
             asked = observer.run().asked.values()
         asks = any(op.asks for one in asked for op in one.recording.ops)
-        return not (observer.first_changed or observer.changed or observer.outside or asks)
+        has_state = observer.changed or any(slot.kind != "value" for slot in observer.first_changed)
+        return None if asks or has_state or not observer.repeats else observer.outside
 
     def _observed(self, first: _Round, kept: Sequence[Slot] = ()) -> Observed:
         names = dict.fromkeys(slot.name for slot in kept if slot.name not in (_OF_PYTHON, _OF_NUMPY))

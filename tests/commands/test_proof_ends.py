@@ -87,17 +87,29 @@ class FirstCall(Net):
         return y
 
 
+class Named(Net):
+    """As models of transformers note the kind of their loss."""
+
+    kind: str | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kind = "single"
+        print(self.kind)
+        return super().forward(x)
+
+
 def test_a_large_model_is_observed_only_where_it_does_more_than_compute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sambasim.compiler.state._MOST_PARAMETERS", 0)
-    for model, is_observed in ((Net(), False), (Cached(), True)):
+    for model, is_observed in ((Net(), False), (Named(), False), (Cached(), True)):
         phases: list[str] = []
         subject = Subject(model, inputs(), by_keyword=False)
         done = compile_proved(subject, options(tmp_path), phases.append)
         assert done.checked is not None
         assert done.checked.rounded == 0
         assert ("observe a step" in phases) is is_observed
+        assert any("output, at" in notice for notice in done.compiled.notices) is isinstance(model, Named)
     with pytest.raises(CaptureError, match=r"FirstCall.is_first, which the first call sets"):
         compile_proved(Subject(FirstCall(), inputs(), by_keyword=False), options(tmp_path))
 
