@@ -3,6 +3,7 @@
 import ctypes
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 
 from sambasim.errors import MachineError
 from sambasim.hardware.host import available_bytes
@@ -16,6 +17,7 @@ _M_TRIM_THRESHOLD = -1  # mallopt(3)
 _M_MMAP_THRESHOLD = -3
 _LARGEST_MMAP_THRESHOLD = 32 << 20  # the maximum of glibc
 _NEVER = 2**31 - 1
+_PR_SET_THP_DISABLE = 41  # of prctl(2)
 
 
 def keep_freed_memory() -> bool:
@@ -25,6 +27,13 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):
         return False
     return all([mallopt(_M_TRIM_THRESHOLD, _NEVER), mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)])
+
+
+def use_small_pages() -> None:
+    """No huge pages in this process from now on: where memory is fragmented, making room for one takes milliseconds,
+    which memory that is used a few times does not gain back."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
 
 
 DEVICES = "the device memory of this node's replicas"
