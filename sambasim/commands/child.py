@@ -27,6 +27,7 @@ from sambasim.compiler.names import is_bug, is_library_file, is_ours, user_line
 from sambasim.data.user_code import summary
 from sambasim.errors import CaptureError, InternalError, MachineError, SambasimError
 from sambasim.forks import Idle, forked, receive, send
+from sambasim.runtime.capacity import use_small_pages
 
 T = TypeVar("T")
 OnPhase: TypeAlias = Callable[[str], None]
@@ -206,6 +207,7 @@ def _live(work: Callable[[OnPhase], object], pipes: list[tuple[int, int]], crash
     tell = _Sender(pipes[0][1])
     try:
         torch.set_num_threads(1)
+        use_small_pages()
         faulthandler.enable(crash, all_threads=False)
         for reads, _ in pipes:
             os.close(reads)

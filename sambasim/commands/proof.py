@@ -30,7 +30,7 @@ from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.pef import PefDocument, map_weights, read
 from sambasim.pef.document import Checked, Rounded
-from sambasim.runtime.capacity import keep_freed_memory, use_small_pages
+from sambasim.runtime.capacity import keep_freed_memory
 from sambasim.runtime.determinism import repeatable
 from sambasim.units import format_bytes
 
@@ -94,7 +94,6 @@ def prove(
     where there is some; `steps`: by default those of `steps_of`; `with_own_weights`: whether the model must have those
     of the PEF already. Raises CaptureError for a difference."""
     keep_freed_memory()
-    use_small_pages()
     own_memory(subject.model)
     with ExitStack() as stack:
         stack.enter_context(repeatable(1))
