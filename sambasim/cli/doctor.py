@@ -30,7 +30,7 @@ LEAST_SHARED_MEMORY_BYTES = 2 * shared_memory.MPI_RESERVE_BYTES + shared_memory.
 COMFORTABLE_SHARED_MEMORY_BYTES = 1024 * MIB
 """Device sync keeps parameters, gradients and optimizer state of all replicas of a node in shared memory."""
 
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = 60.0
 _RANKS = 2
 _MPI_INSTALL = "python -m pip install mpich   (or load your cluster's MPI)"
 
