@@ -15,7 +15,7 @@ from sambasim.api.optimizers import options_of_optimizer
 from sambasim.commands.torch_optimizers import is_of_a_library
 from sambasim.compiler.step import NAMED_LOSSES, Loss, first_tensor
 from sambasim.data.batches import Batch, values_of
-from sambasim.data.files import ArraysDataset
+from sambasim.data.datasets import ArraysDataset
 from sambasim.errors import DataError, ModelError, OptionError
 from sambasim.options.training import LOSS_ARGUMENTS
 

@@ -9,9 +9,8 @@ from rich.console import RenderableType
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sambasim.api.boundary import speaks_python
 from sambasim.api.given import batch_of, first_samples, loss_of, optimizer_of, size_of, unwrapped
-from sambasim.api.ranks import on_first
+from sambasim.api.ranks import on_first, speaks_python
 from sambasim.cli.terminal import phases
 from sambasim.commands.compile import compile_proved
 from sambasim.commands.eager import Subject
@@ -23,7 +22,7 @@ from sambasim.options.python_words import in_python
 from sambasim.pef import Checked, PefDocument, locate, map_weights, peek, read
 from sambasim.report.inspect import Contents, contents
 from sambasim.report.inspect_tables import inspection, summary_table
-from sambasim.report.shown import Shown, Tables
+from sambasim.report.output import Shown, Tables
 from sambasim.report.summaries import next_command
 from sambasim.runtime.weights import state_dict
 

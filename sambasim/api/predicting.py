@@ -8,10 +8,9 @@ from typing import Any
 from rich.console import RenderableType
 from torch import Tensor, nn
 
-from sambasim.api.boundary import speaks_python
 from sambasim.api.given import data_of
 from sambasim.api.pef import Pef, opened
-from sambasim.api.ranks import command, connected, supervised
+from sambasim.api.ranks import command, connected, speaks_python, supervised
 from sambasim.api.training import Run, tensors_of
 from sambasim.cli.prediction import Question, counts, paths, predicted
 from sambasim.cli.run_checks import checked_pef
@@ -21,7 +20,7 @@ from sambasim.options.run import run_options
 from sambasim.records.metrics import PredictionRecord
 from sambasim.report.findings import Findings
 from sambasim.report.mesh import mesh_json, mesh_report
-from sambasim.report.shown import Shown, Tables
+from sambasim.report.output import Shown, Tables
 from sambasim.report.simulation import scaling_records, scaling_table, simulation_json, simulation_report
 from sambasim.runtime.prediction import PredictionJob
 from sambasim.units import format_seconds

@@ -1,4 +1,5 @@
-"""The ranks of a script: this process alone, or those that mpirun started, which all call the same functions."""
+"""The ranks of a script: this process alone, or those that mpirun started, which all call the same functions.
+Errors that leave the API speak Python, and not of flags."""
 
 import atexit
 import os
@@ -10,24 +11,51 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
 import numpy as np
 import torch
 
-from sambasim.api.boundary import translate
 from sambasim.cli.terminal import exit_code_of, report_error
 from sambasim.errors import SambasimError
 from sambasim.ir.mesh import Mesh
+from sambasim.options.python_words import in_python
 from sambasim.runtime.communicator import connect
 from sambasim.runtime.launcher import find_launcher
-from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.single_rank import single_rank
+from sambasim.runtime.ranks import Communicator, single_rank
 from sambasim.runtime.supervision.status_file import Activity
 from sambasim.runtime.supervision.supervisor import FORWARDING_S, Failure, Supervisor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def speaks_python(*, compiles: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A decorator of a function of the API. `compiles`: its keywords are the flags of `sambasim compile`."""
+
+    def decorator(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return function(*args, **kwargs)
+            except SambasimError as error:
+                translate(error, compiles=compiles)
+                raise
+
+        return called
+
+    return decorator
+
+
+def translate(error: SambasimError, *, compiles: bool = False) -> None:
+    """The parts of `error` in words of Python; not the user's line."""
+    error.what = in_python(error.what, compiles=compiles, typed=sys.argv)
+    error.remedy = error.remedy and in_python(error.remedy, compiles=compiles, typed=sys.argv)
+    error.args = (error.what,)
+
 
 T = TypeVar("T")
 

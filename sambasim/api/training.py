@@ -9,10 +9,9 @@ from typing import Any
 from rich.console import RenderableType
 from torch import Tensor, nn
 
-from sambasim.api.boundary import speaks_python
 from sambasim.api.given import data_of, unwrapped
 from sambasim.api.pef import Pef, opened
-from sambasim.api.ranks import command, connected, supervised
+from sambasim.api.ranks import command, connected, speaks_python, supervised
 from sambasim.cli.progress import RunProgress
 from sambasim.cli.run_checks import checked_pef
 from sambasim.compiler.tensors import held_by
@@ -20,7 +19,7 @@ from sambasim.errors import DataError, LaunchError, OptionError, WeightsError
 from sambasim.options.load import given_settings
 from sambasim.options.run import RunOptions, run_options
 from sambasim.records.metrics import EvaluationRecord, SummaryRecord
-from sambasim.report.shown import Shown, sparkline
+from sambasim.report.output import Shown, sparkline
 from sambasim.report.summaries import step_times
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.ranks import Communicator

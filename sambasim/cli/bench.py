@@ -14,7 +14,7 @@ from sambasim.options.flags import LARGEST_COUNT
 from sambasim.units import TIB, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from sambasim.records.collectives import CollectivesRecord
+    from sambasim.records.metrics import CollectivesRecord
     from sambasim.runtime.supervision.supervisor import Failure
 
 _MOST_BYTES = TIB

@@ -18,8 +18,8 @@ from sambasim import __version__
 from sambasim.cli.terminal import show
 from sambasim.errors import MachineError
 from sambasim.runtime import shared_memory
-from sambasim.runtime.capacity import cores_of_this_process
 from sambasim.runtime.launcher import fitting_mpirun
+from sambasim.runtime.resources import cores_of_this_process
 from sambasim.units import MIB, format_bytes
 
 TESTED_TORCH = ("2.13.0",)

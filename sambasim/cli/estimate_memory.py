@@ -54,7 +54,7 @@ def estimate_memory_command(
     options = _options(subject, overrides, batch_size)
 
     with shared.kept_imports():
-        from sambasim.commands.training_shapes import training_shapes
+        from sambasim.commands.fewer_layers import training_shapes
         from sambasim.report.memory import memory_json, memory_report
         from sambasim.simulation.memory_choices import Choices
 

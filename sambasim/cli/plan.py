@@ -13,8 +13,14 @@ import click
 
 from sambasim.bounded import shortened
 from sambasim.cli import shared
-from sambasim.cli.plan_here import check_place, plan_this_machine, spaces_here
-from sambasim.cli.plan_subject import check_subject, programs_of, subject_of
+from sambasim.cli.plan_subject import (
+    check_place,
+    check_subject,
+    plan_this_machine,
+    programs_of,
+    spaces_here,
+    subject_of,
+)
 from sambasim.cli.terminal import phases, show
 from sambasim.options.flags import LARGEST_COUNT, MOST_REPLICAS
 
@@ -248,8 +254,8 @@ def _space(
 def _emitted(plan: "Plan", options: "CompileOptions", subject: str, file: Path, cluster: str | None) -> str:
     """The best strategy of `plan` as a config, of DeepSpeed if `file` is JSON."""
     from sambasim.commands.variants import changes_of
+    from sambasim.options.compile import config_text
     from sambasim.options.deepspeed_written import as_deepspeed, beyond_deepspeed
-    from sambasim.options.emit import config_text
     from sambasim.report.plan import headline
 
     strategy = plan.best[0].strategy

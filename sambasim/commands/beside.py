@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from sambasim.commands.batches import Batch
+from sambasim.commands.differences import EagerValues
 from sambasim.commands.eager import Eager
-from sambasim.commands.located import EagerValues
 from sambasim.commands.played import Played, seed_of
 from sambasim.errors import MachineError
 from sambasim.forks import Fork

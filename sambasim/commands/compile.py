@@ -15,13 +15,12 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 
 from sambasim.commands.child import OnPhase, can_fork, in_child
-from sambasim.commands.eager import Subject
-from sambasim.commands.modes import check_modes
+from sambasim.commands.eager import Subject, check_modes
 from sambasim.commands.proof import own_memory, prove, too_large
 from sambasim.compiler.compile import Compiled, Stopwatch, capture_model, compile_model, recorded
 from sambasim.compiler.front import Example, build_model, example_batch
+from sambasim.compiler.passes import schedule_of
 from sambasim.compiler.state import NotSound, begin_again
-from sambasim.compiler.strategy import schedule_of
 from sambasim.data.sources import Source, open_source
 from sambasim.errors import MachineError
 from sambasim.hardware.host import available_bytes

@@ -1,14 +1,21 @@
-"""How a tensor of a PEF may differ from the same of eager PyTorch: not at all, by rounding, or by more."""
+"""How a tensor of a PEF may differ from the same of eager PyTorch: not at all, by rounding, or by more; and
+the first operator that goes wrong."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from sambasim.ir.graph import Graph, SourceLine
+from sambasim.compiler.recording import digest_of
+from sambasim.ir.graph import Graph, Node, SourceLine
 from sambasim.ir.mesh import TENSOR
 from sambasim.ir.program import Program
+from sambasim.runtime.instructions import Instruction
+from sambasim.runtime.observer import StepObserver
 
 _ROUNDINGS, _ROUNDINGS_OF_PARTS, _ROUNDINGS_IN_16_BITS = 16, 128, 2
 """The largest difference that is rounding, in units of the last place of the narrowest type of the graph. Products
@@ -119,3 +126,61 @@ def largest(tensor: Tensor) -> float:
 def _floating(dtypes: Iterable[str]) -> Iterable[torch.dtype]:
     found = {getattr(torch, name, torch.float32) for name in dtypes}
     return [one for one in found if one.is_floating_point] or [torch.float32]
+
+
+_Key: TypeAlias = tuple[object, ...]
+
+
+def _key(tensor: Tensor) -> _Key:
+    """What tells a tensor from others, whatever its strides."""
+    return str(tensor.dtype), tuple(tensor.shape), digest_of(tensor)
+
+
+class EagerValues(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's, untyped
+    """Within it, the results of all operators, in a forward and its backward."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's, untyped
+        self.keys: set[_Key] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.keys.update(
+            _key(one) for one in tree_leaves(result) if isinstance(one, Tensor) and one.layout is torch.strided
+        )
+        return result
+
+
+class GraphValues(StepObserver):
+    """The results of the operators of a pass, by value."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, _Key] = {}
+
+    def bind(self, replica: int, instruction: Instruction) -> Callable[..., object]:
+        function, names = instruction.function, instruction.node.results
+
+        def noted(*operands: object, **keywords: object) -> object:
+            result = function(*operands, **keywords)
+            results = result if isinstance(result, tuple | list) else (result,)
+            for name, value in zip(names, results, strict=False):
+                if name is not None and isinstance(value, Tensor):
+                    self.keys[name] = _key(value)
+            return result
+
+        return noted
+
+
+def first_wrong(graph: Graph, value: str, ours: Mapping[str, _Key], theirs: Set[_Key]) -> Node | None:
+    """The first node, among those that `value` depends on, whose results eager PyTorch has nowhere."""
+    node_of = {name: node for node in graph.nodes for name in node.results if name is not None}
+    reached, waiting = set[str](), [value]
+    while waiting:
+        if (name := waiting.pop()) not in reached and name in node_of:
+            reached.add(name)
+            waiting += node_of[name].reads
+    for node in graph.nodes:
+        found = [ours[name] for name in node.results if name in reached and name in ours]
+        if found and theirs.isdisjoint(found):
+            return node
+    return None

@@ -1,19 +1,23 @@
-"""The user's model in eager PyTorch, beside a PEF: the same tensors, the same random numbers, the same optimizer."""
+"""The user's model in eager PyTorch, beside a PEF: the same tensors, the same random numbers, the same optimizer.
+Models whose `train()` or `eval()` changes weights are refused: a PEF has one set of weights."""
 
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from types import FunctionType
 
 import torch
 from torch import Tensor, nn
 
 from sambasim.compiler.asked_values import modes_reach_inside
-from sambasim.compiler.names import symbol_name
+from sambasim.compiler.names import is_library_file, symbol_name
 from sambasim.compiler.precision import Widened
+from sambasim.compiler.recording import Recording, line_of
 from sambasim.compiler.step import EvaluationStep, Loss, Losses, TrainingStep, per_sample_loss, training_loss
 from sambasim.compiler.tensors import held_by
 from sambasim.compiler.trial import quiet
-from sambasim.errors import ModelError
+from sambasim.errors import CaptureError, ModelError
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.optimizers import OPTIMIZERS
@@ -171,3 +175,69 @@ def _by_symbol(model: nn.Module, program: Program) -> Iterator[tuple[str, Tensor
         symbol = next((by_name[name] for name in one.names if name in by_name), symbol_name(prefix, one.name))
         if symbol in program.symbols and program.symbols[symbol].kind in kinds:
             yield symbol, one.tensor
+
+
+_REMEDY = (
+    "leave the method out, and keep merged or averaged weights apart from those to train: compute them in forward(), "
+    "w = self.a.weight + self.delta() if self.training else self.averaged, or merge them after training"
+)
+
+
+def check_modes(model: nn.Module, *, training: bool) -> None:
+    """Raises CaptureError if a method of the user's that switches to evaluation, or back to training, changes a
+    parameter, a buffer or another tensor of `model`, whose tensors are afterwards as they were."""
+    if not any(map(_methods, model.modules())):
+        return
+    modes = [(module, module.training) for module in model.modules()]
+    named = _tensors(model)
+    recording = Recording(named)
+    try:
+        for name in ("eval", "train") if training else ("eval",):
+            with recording:
+                getattr(model, name)()
+            now = _tensors(model)
+            slots = [label for op in recording.ops for label in op.writes]
+            slots += [path for path in {**named, **now} if named.get(path) is not now.get(path)]
+            if slots:
+                raise _refused(model, name, slots[0] if slots[0].startswith("model") else "a tensor", training)
+    finally:
+        recording.undo()
+        for module, was_training in modes:
+            module.training = was_training
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {
+        ".".join(filter(None, ("model", path, name))): one
+        for path, module in model.named_modules()
+        for name, one in {**module._parameters, **module._buffers, **vars(module)}.items()
+        if isinstance(one, Tensor)
+    }
+
+
+def _methods(module: nn.Module) -> list[tuple[str, FunctionType]]:
+    """The `train` and `eval` of a module that are not torch's, by their names."""
+    found: Iterator[tuple[str, Callable[..., object]]]
+    found = ((name, inspect.unwrap(getattr(module, name))) for name in ("train", "eval"))
+    plain = ((name, getattr(one, "__func__", one)) for name, one in found)
+    return [
+        (name, one)
+        for name, one in plain
+        if isinstance(one, FunctionType) and not is_library_file(one.__code__.co_filename)
+    ]
+
+
+def _refused(model: nn.Module, called: str, slot: str, training: bool) -> CaptureError:
+    """The error for `model.train()` or `model.eval()` that changes `slot`, at the method of the innermost module that
+    has the slot."""
+    own = [(f"model.{path}" if path else "model", module) for path, module in model.named_modules() if _methods(module)]
+    around = [pair for pair in own if f"{slot}.".startswith(f"{pair[0]}.")] or own
+    module = around[-1][1]
+    methods = dict(_methods(module))
+    name, method = (called, methods[called]) if called in methods else next(iter(methods.items()))
+    what = f"{name}() of {type(module).__name__} changes {slot}, and a PEF has one set of weights for both modes"
+    return CaptureError(
+        f"the {'training step' if training else 'evaluation graph'} cannot be captured: {what}",
+        where=line_of(method.__code__.co_filename, method.__code__.co_firstlineno),
+        remedy=_REMEDY if training else "call model.eval() before you compile",
+    )

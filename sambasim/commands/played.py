@@ -17,11 +17,11 @@ from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.executor import Executor, Steps
 from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.optimizers import Optimizers
-from sambasim.runtime.parts import joined
+from sambasim.runtime.ranks import single_rank
 from sambasim.runtime.replica import place_inputs, place_weights
-from sambasim.runtime.single_rank import single_rank
 from sambasim.runtime.transports.factory import Way, allocate, connect_here
 from sambasim.runtime.transports.in_process import run_together
+from sambasim.runtime.weights import joined
 
 Batch: TypeAlias = Mapping[str, Tensor]
 Outputs: TypeAlias = Mapping[str, Tensor]

@@ -30,8 +30,8 @@ from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.pef import PefDocument, map_weights, read
 from sambasim.pef.document import Checked, Rounded
-from sambasim.runtime.capacity import keep_freed_memory
 from sambasim.runtime.determinism import repeatable
+from sambasim.runtime.resources import keep_freed_memory
 from sambasim.units import format_bytes
 
 FEWEST_STEPS, MOST_STEPS = 2, 8
@@ -102,7 +102,9 @@ def prove(
         stack.enter_context(stored_in(STORED[options.dtype], subject.model))
         if subject.losses is not None:  # apps ask samba.session.tracing what to compute
             stack.enter_context(tracing())
-        proof = _Proof(read(path), map_weights(path, check=False), subject, options, source, with_own_weights)
+        document = read(path)
+        weights = map_weights(path, document, check=False)
+        proof = _Proof(document, weights, subject, options, source, with_own_weights)
         stack.callback(proof.close)
         return Proof(proof.run(steps), tuple(proof.notices()))
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from sambasim.commands.batches import Batch
 from sambasim.commands.beside import Beside, Trained
-from sambasim.commands.differences import Comparison, largest
-from sambasim.commands.located import GraphValues, first_wrong
+from sambasim.commands.differences import Comparison, GraphValues, first_wrong, largest
 from sambasim.commands.played import Played, seed_of
 from sambasim.errors import CaptureError
 from sambasim.ir.graph import Graph, Node, Output, SourceLine

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from sambasim.compiler.captured import CapturedGraph, Role
+from sambasim.compiler.capture import CapturedGraph, Role
 from sambasim.compiler.names import UniqueNames, forward_line, loss_name, read_by, symbol_name
 from sambasim.compiler.tensors import check_constant, check_memory, held_by, itself, memory_order
 from sambasim.compiler.translate import Translation, tensor_type, translate

@@ -13,16 +13,14 @@ from sambasim import __version__
 from sambasim.compiler import rewrites
 from sambasim.compiler.asked_values import Asked, RandomBranch
 from sambasim.compiler.build import Built, Captures, build
-from sambasim.compiler.capture import capture
-from sambasim.compiler.captured import CapturedGraph
+from sambasim.compiler.capture import CapturedGraph, capture
 from sambasim.compiler.explain import explained, tracer_error
 from sambasim.compiler.names import forward_line, source_files
 from sambasim.compiler.notices import exemptions, notice_of_shapes, notices_of
-from sambasim.compiler.passes import run_pipeline
+from sambasim.compiler.passes import pipeline, run_pipeline
 from sambasim.compiler.precision import STORED, inputs_in, stored_in
 from sambasim.compiler.state import NotSound, Observed, asked_of, found_sound, observe
 from sambasim.compiler.step import EvaluationStep, Loss, Losses, TrainingStep, per_sample_loss, training_loss
-from sambasim.compiler.strategy import pipeline
 from sambasim.compiler.tensors import check_memory, check_model, dense_gradients, held_by, made_contiguous
 from sambasim.compiler.trial import buffers_of_plain_tensors, rare_collections
 from sambasim.compiler.update import Update
@@ -30,9 +28,8 @@ from sambasim.errors import CaptureError, DataError, ModelError
 from sambasim.ir.program import Program
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
 from sambasim.pef import PefDocument, write
-from sambasim.pef.identity import digests_of_model
 from sambasim.pef.lookup import record_compiled
-from sambasim.pef.sources import SOURCES, record
+from sambasim.pef.sources import SOURCES, digests_of_model, record
 
 
 @dataclass(frozen=True, slots=True)

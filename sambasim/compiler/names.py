@@ -1,4 +1,5 @@
-"""SambaFlow's names of symbols and nodes (`logreg__lin_layer__weight`), and lines of the user's own program."""
+"""SambaFlow's names of symbols and nodes (`logreg__lin_layer__weight`), and lines of the user's own program,
+found in errors and stacks."""
 
 import inspect
 import os

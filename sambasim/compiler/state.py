@@ -18,10 +18,9 @@ from torch.nn.modules import module as of_modules
 from sambasim.compiler import rewrites
 from sambasim.compiler.as_eager import kernels_of_eager, known_shapes
 from sambasim.compiler.asked_values import Asked, modes_reach_inside
-from sambasim.compiler.changing_lines import changing_line
 from sambasim.compiler.explain import Finding, Obstacle, all_findings, changed_constants, obstacles
 from sambasim.compiler.outside import Told, watched
-from sambasim.compiler.recording import Recording, digest_of
+from sambasim.compiler.recording import Recording, changing_line, digest_of
 from sambasim.compiler.snapshot import MISSING, Slot, Snapshot
 from sambasim.compiler.step import EvaluationStep, TrainingStep, check_loss, eagerly, loss_in
 from sambasim.compiler.trial import PLAIN, generators_kept, no_gradients_kept, quiet

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from sambasim.compiler.captured import CapturedGraph
+from sambasim.compiler.capture import CapturedGraph
 from sambasim.compiler.names import UniqueNames, layer_name, module_path, source_line, symbol_name
 from sambasim.compiler.tensors import dtype_name
 from sambasim.errors import OperatorError

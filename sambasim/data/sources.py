@@ -9,8 +9,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from sambasim.data.datasets import DEFAULT_SAMPLES, MapStyle, SyntheticDataset, WatchedDataset
-from sambasim.data.files import open_file
+from sambasim.data.datasets import DEFAULT_SAMPLES, MapStyle, SyntheticDataset, WatchedDataset, open_file
 from sambasim.data.user_code import call_object, guarded
 from sambasim.errors import DataError
 from sambasim.options.grammar import BUILTIN_SOURCES, InputSpec, SourceKind

@@ -234,18 +234,22 @@ def may_alias(node: Node) -> bool:
     return kind_of(node) in _MAY_ALIAS
 
 
-def aliases_of(value: str, nodes: Sequence[Node]) -> set[str]:
-    """`value`, and all values that may share its memory. `nodes` are in order, and include all that read it."""
-    found = {value}
-    for node in nodes:
-        if may_alias(node) and not found.isdisjoint(node.reads):
-            found.update(result for result in node.results if result is not None)
+def readers_of(nodes: Sequence[Node]) -> Mapping[str, Sequence[int]]:
+    """By value: the positions of the nodes that read it, in order."""
+    found = defaultdict(list)
+    for position, node in enumerate(nodes):
+        for name in dict.fromkeys(node.reads):
+            found[name].append(position)
     return found
 
 
-def last_reader(values: set[str], nodes: Sequence[Node]) -> int:
-    """The position of the last node that reads one of `values`; -1 if none does."""
-    for position in range(len(nodes) - 1, -1, -1):
-        if not values.isdisjoint(nodes[position].reads):
-            return position
-    return -1
+def aliases_of(value: str, nodes: Sequence[Node], readers: Mapping[str, Sequence[int]]) -> set[str]:
+    """`value`, and all values that may share its memory. `readers`: those of `nodes`."""
+    found, waiting = {value}, [value]
+    while waiting:
+        for position in readers.get(waiting.pop(), ()):
+            if may_alias(nodes[position]):
+                new = {result for result in nodes[position].results if result is not None} - found
+                found |= new
+                waiting += new
+    return found

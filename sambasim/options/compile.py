@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import tomli_w
 from pydantic import JsonValue, field_validator
 
 from sambasim.errors import ModelError, OptionError
@@ -313,3 +314,17 @@ def _whole(file: CompileFile, where: str | None, given: Sequence[Given]) -> Comp
     for table in (file.compile, file.parallel):
         parts |= {name: getattr(table, name) for name in type(table).model_fields}
     return build(CompileOptions, parts, where=where, given=given)
+
+
+def config_text(options: CompileOptions, heading: str) -> str:
+    """`heading` becomes the comment on top. What has its default value is left out. Raises OptionError for options that
+    do not go together."""
+    given = options.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+    tables: dict[str, object] = {name: given[name] for name in Sections.model_fields if name in given}
+    for table, fields in (("compile", BuildOptions.model_fields), ("parallel", ParallelOptions.model_fields)):
+        values: Mapping[str, object] = {name: given[name] for name in fields if name in given}
+        if values:
+            tables[table] = values
+    options_in_python(tables, {})
+    comment = "".join(f"# {line}".rstrip() + "\n" for line in heading.splitlines())
+    return f"{comment}\n{tomli_w.dumps(tables)}"

@@ -115,14 +115,18 @@ def peek(path: Path) -> PefHeader:
 def read(path: Path) -> PefDocument:
     """Everything but the content of the weights, fully checked. Needs no torch. Raises PefError."""
     with open_pef(path) as archive:
-        return _read(archive, path)[0]
+        return _read(archive, path)
 
 
-def map_weights(path: Path, *, check: bool = True) -> "dict[str, torch.Tensor]":
+def map_weights(path: Path, document: PefDocument | None = None, *, check: bool = True) -> "dict[str, torch.Tensor]":
     """The weights, by symbol name, as CPU tensors that share the file's pages; writing to them does not change the
-    file. `check=False` is for a caller that has checked the bytes already. Raises PefError."""
+    file. `document`: what `read` has returned; `check=False` is for a caller that has checked the bytes already. Raises
+    PefError."""
     with open_pef(path) as archive:
-        document, layout = _read(archive, path)
+        document = document or _read(archive, path)
+        if document.digest != archive.digest:
+            raise refusal(path, Rule.CONTENT, "it was replaced since it was read", remedy="start again")
+        layout = _layout(archive, document, path)
         if check:
             _check_content(archive, document, path)
         return map_tensors(archive.file, archive.weights_offset + len(layout.header), layout)
@@ -131,19 +135,25 @@ def map_weights(path: Path, *, check: bool = True) -> "dict[str, torch.Tensor]":
 def check(path: Path) -> PefDocument:
     """Everything, every byte of the weights included. Raises PefError."""
     with open_pef(path) as archive:
-        document, _ = _read(archive, path)
+        document = _read(archive, path)
         _check_content(archive, document, path)
     return document
 
 
-def _read(archive: Archive, path: Path) -> tuple[PefDocument, Layout]:
+def _read(archive: Archive, path: Path) -> PefDocument:
     manifest = _parse(parse_manifest, archive, path)
     _check_name(manifest.program.name, path)
     try:
         verify(manifest.program)
     except InvariantError as error:
         raise refusal(path, Rule.PROGRAM, error.what) from error
-    layout = weights_layout(manifest.program.symbols.values())
+    document = manifest.document(archive.digest)
+    _layout(archive, document, path)
+    return document
+
+
+def _layout(archive: Archive, document: PefDocument, path: Path) -> Layout:
+    layout = weights_layout(document.program.symbols.values())
     archive.file.seek(archive.weights_offset)
     found = archive.file.read(min(len(layout.header), archive.weights_bytes))
     if found != layout.header:
@@ -151,7 +161,7 @@ def _read(archive: Archive, path: Path) -> tuple[PefDocument, Layout]:
     if layout.size_bytes != archive.weights_bytes:
         what = f"it has {archive.weights_bytes} bytes, and header and tensors take {layout.size_bytes}"
         raise refusal(path, Rule.LAYOUT, what)
-    return manifest.document(archive.digest), layout
+    return layout
 
 
 def _check_version(archive: Archive, path: Path) -> None:
@@ -241,7 +251,7 @@ def seal(path: Path, to: Path, checked: Checked | None) -> str:
     try:
         with path.open("r+b") as file:
             with open_pef(path) as archive:
-                document = _read(archive, path)[0]
+                document = _read(archive, path)
             digest = replace_manifest(file, manifest_json(replace(document, checked=checked)))
             file.flush()
             os.fsync(file.fileno())

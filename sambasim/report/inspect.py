@@ -11,9 +11,8 @@ from sambasim.ir.dataflow import Gather, gathers, section_effects
 from sambasim.ir.graph import Graph, Node
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program, RuntimeArgument
-from sambasim.ir.slices import cut
 from sambasim.ir.stages import copied, ends_of, of_ranks
-from sambasim.ir.types import DTYPE_BYTES, SymbolKind
+from sambasim.ir.types import DTYPE_BYTES, SymbolKind, cut
 from sambasim.ir.zero import kept
 from sambasim.pef import Checked, PefDocument, PefHeader
 from sambasim.report.summaries import held_bytes, parameter_bytes, received_bytes

@@ -15,8 +15,7 @@ from sambasim.records import Record
 from sambasim.records.trace import TraceProcess, TraceSpan, trace_json
 from sambasim.records.trace import Track as Shown
 from sambasim.report.advice import PRICED_IN, advice_fields, advice_parts
-from sambasim.report.findings import Findings
-from sambasim.report.headline import mfu, mfu_text, model_flops, published, range_text, reachable, roofs_text
+from sambasim.report.findings import Findings, mfu, mfu_text, model_flops, published, range_text, reachable, roofs_text
 from sambasim.report.output import Curve, add_row, json_line, labelled, plain_table, speed_chart
 from sambasim.simulation.prediction import Prediction, backing_of, is_recurrent, likely, zero_note
 from sambasim.simulation.scaling import ScaledStep, Span, Track

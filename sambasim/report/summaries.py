@@ -19,8 +19,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.stages import of_ranks
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import Checked
-from sambasim.records.collectives import DEFINITIONS, CollectivesRecord, SizeRecord
-from sambasim.records.metrics import PredictedRecord, SummaryRecord
+from sambasim.records.metrics import DEFINITIONS, CollectivesRecord, PredictedRecord, SizeRecord, SummaryRecord
 from sambasim.report.output import Chart, Curve, add_row, log_chart, plain_table
 from sambasim.units import GIGA, counted, format_bytes, format_rate, format_seconds
 

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, final
 
@@ -21,24 +20,20 @@ from numpy.typing import NDArray
 
 from sambasim.errors import InternalError, LaunchError
 from sambasim.runtime import shared_memory
-from sambasim.runtime.huge_pages import SecondMapping, merged, second_mapping
+from sambasim.runtime.huge_pages import ByteArray, Range, SecondMapping, merged, second_mapping
 from sambasim.runtime.launcher import check_launcher, find_launcher, library_name, ranks_of_node
 from sambasim.runtime.ranks import (
     WINDOW_ALIGNMENT_BYTES,
     Buffer,
-    ByteArray,
     Communicator,
     FailureNotice,
     Message,
     Messages,
-    Range,
     Request,
     SharedWindow,
     as_bytes,
-    check_counts,
-    check_gather,
+    single_rank,
 )
-from sambasim.runtime.single_rank import SingleRank, private_window, single_rank
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -113,13 +108,13 @@ def linked_library() -> str:
 @final
 @dataclass(frozen=True, slots=True)
 class MpiCommunicator(Communicator):
-    library: str
-    _world: "MPI.Intracomm"
-    _node: "MPI.Intracomm"
-    _notices: "MPI.Intracomm"  # separate, so that notices do not mix with the messages of training
+    _world: "MPI.Intracomm" = field(kw_only=True)
+    _node: "MPI.Intracomm" = field(kw_only=True)
+    _notices: "MPI.Intracomm" = field(
+        kw_only=True
+    )  # separate, so that notices do not mix with the messages of training
     _windows: list["MPI.Win"] = field(default_factory=list)
     _mappings: list[SecondMapping] = field(default_factory=list)
-    _failures: dict[int, FailureNotice] = field(default_factory=dict)
     _sends: list["MPI.Request"] = field(default_factory=list)
     _sending: "deque[MPI.Request]" = field(default_factory=deque)  # each keeps its buffer
     _persistent: list["MPI.Prequest"] = field(default_factory=list)
@@ -167,23 +162,8 @@ class MpiCommunicator(Communicator):
     def all_gather_object(self, value: T) -> tuple[T, ...]:
         return tuple(self._world.allgather(value))
 
-    def all_to_all(
-        self, send: Buffer, send_counts: Sequence[int], receive: Buffer, receive_counts: Sequence[int]
-    ) -> None:
-        source, target = as_bytes(send), as_bytes(receive)
-        check_counts(source, send_counts, self.world_size, "the buffer to send")
-        check_counts(target, receive_counts, self.world_size, "the buffer to receive")
-        self._world.Alltoallv(_pieces(source, send_counts), _pieces(target, receive_counts))
-
-    def all_gather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
-        from mpi4py import MPI
-
-        source, target = as_bytes(send), as_bytes(receive)
-        in_place = check_gather(source, target, counts, self.rank, self.world_size)
-        if not in_place:
-            target[sum(counts[: self.rank]) :][: counts[self.rank]] = source
-        # In place on all ranks or on none: MPI forbids a mix, and the same memory on both sides.
-        self._world.Allgatherv(MPI.IN_PLACE, _pieces(target, counts))
+    def all_gather(self, send: Buffer, receive: Buffer) -> None:
+        self._world.Allgather(as_bytes(send), as_bytes(receive))
 
     def isend(self, buffer: Buffer, destination: int, tag: int) -> Request:
         return Request(self._world.Isend(as_bytes(buffer), dest=destination, tag=tag))
@@ -235,7 +215,7 @@ class MpiCommunicator(Communicator):
             obstacle = shared_memory.try_mapping(node_bytes) if shared else None
             shared_memory.check_mappings(self.job.all_gather_object((self.host_name, node_bytes, obstacle)))
         if not shared:
-            return private_window(size_bytes)
+            return Communicator.allocate_shared(self, size_bytes)
         names_before = shared_memory.mapped_names()
         try:
             handle = MPI.Win.Allocate_shared(whole, disp_unit=1, comm=self._node)
@@ -339,7 +319,7 @@ def _load_library() -> str:
     return MPI.Get_library_version()
 
 
-def _without_mpi(command: Sequence[str], environ: Mapping[str, str], error: Exception) -> SingleRank:
+def _without_mpi(command: Sequence[str], environ: Mapping[str, str], error: Exception) -> Communicator:
     launcher = find_launcher(environ)
     if launcher is not None and launcher.world_size > 1:
         raise _no_library(error) from error
@@ -364,10 +344,6 @@ def _exchange_first_messages(node: "MPI.Intracomm") -> None:
             came, (node.rank - distance) % node.size, _FIRST_TAG,
         )  # fmt: skip
     node.Barrier()
-
-
-def _pieces(buffer: ByteArray, counts: Sequence[int]) -> "tuple[ByteArray, tuple[Sequence[int], Sequence[int]]]":
-    return buffer, (counts, tuple(accumulate(counts, initial=0))[:-1])
 
 
 def _in_pages(size_bytes: int) -> int:

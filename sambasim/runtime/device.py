@@ -11,8 +11,7 @@ from torch import Tensor
 
 from sambasim.errors import InternalError, MachineError
 from sambasim.ir.program import ParameterGroup, Program
-from sambasim.ir.slices import Slice
-from sambasim.ir.types import DTYPE_BYTES, SymbolKind, TensorType
+from sambasim.ir.types import DTYPE_BYTES, Slice, SymbolKind, TensorType
 from sambasim.runtime.huge_pages import freeing, private_pages
 from sambasim.units import format_bytes
 

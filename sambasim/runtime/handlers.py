@@ -20,9 +20,9 @@ from sambasim.runtime.device import SHARED_KINDS
 from sambasim.runtime.instructions import Instruction, RegisterFile, aten_instruction, stores_of
 from sambasim.runtime.mean import SquareSums, parts_of, total_norm
 from sambasim.runtime.optimizers import Optimizers
-from sambasim.runtime.parts import joined, part
 from sambasim.runtime.transports.base import Communication, Finishing, Transport
 from sambasim.runtime.transports.values import Combine, Line, max_of, mean_of, of_root, sum_of
+from sambasim.runtime.weights import joined, part
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from sambasim.runtime.ranks import ByteArray, Range
+ByteArray: TypeAlias = NDArray[np.uint8]
+Range: TypeAlias = tuple[int, int]
+"""First and last, exclusive."""
 
 _SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 _MAPS = Path("/proc/self/maps")

@@ -13,10 +13,8 @@ from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.ir.types import SymbolKind
 from sambasim.records.metrics import EvaluationRecord, SummaryRecord
 from sambasim.runtime import torch_process_group
-from sambasim.runtime.capacity import keep_freed_memory
-from sambasim.runtime.checkpoint.choose import AUTO, IF_ANY, NEWEST, nothing_in, settle_if_any
+from sambasim.runtime.checkpoint.choose import AUTO, IF_ANY, NEWEST, find, nothing_in, restore, settle_if_any
 from sambasim.runtime.checkpoint.folder import FolderLock, claim
-from sambasim.runtime.checkpoint.resume import find, restore
 from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.debug_numerics import Probes
 from sambasim.runtime.determinism import Stream, derive, repeatable, seed_everything
@@ -27,10 +25,10 @@ from sambasim.runtime.outcome import notices, summarize, whole_tensors
 from sambasim.runtime.plan import BEGINNING, Plan, Position, plan
 from sambasim.runtime.recording import RunDigests
 from sambasim.runtime.replica import input_specs
+from sambasim.runtime.resources import keep_freed_memory
 from sambasim.runtime.run_observer import RunObserver, Start, Step
 from sambasim.runtime.setup import Setup, check_sources
-from sambasim.runtime.supervision.status_file import UNWATCHED, Activity
-from sambasim.runtime.supervision.step_status import StepStatus
+from sambasim.runtime.supervision.status_file import UNWATCHED, Activity, StepStatus
 from sambasim.runtime.supervision.stop_signals import SAVE, StopSignals, interrupted, signal_of
 from sambasim.runtime.supervision.watchdog import WATCHDOG_FIRST_S
 from sambasim.runtime.team import Team, assemble

@@ -8,7 +8,7 @@ import ctypes
 import math
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
-from functools import partial
+from functools import cache, partial
 from typing import TypeAlias
 
 import torch
@@ -16,8 +16,7 @@ from torch import Tensor
 
 from sambasim.collectives.tree import Addition, additions
 from sambasim.ir.program import Member, ParameterGroup
-from sambasim.ir.slices import Slice, pieces
-from sambasim.ir.types import NORM_BLOCK_ELEMENTS
+from sambasim.ir.types import NORM_BLOCK_ELEMENTS, Slice, pieces
 from sambasim.runtime.kernels.build import Build, build
 
 CHUNK_ELEMENTS = 131_072
@@ -158,7 +157,12 @@ def torch_tree_mean(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel:
 
 def tree_mean(operands: Sequence[Tensor], out: Tensor, divisor: int) -> None:
     """Write the sum of `operands`, given in rank order, divided by `divisor`, to `out`, which may be one of them."""
-    TreeMean(additions(len(operands)), divisor, out.dtype).of(operands, out)()
+    _mean_of(len(operands), divisor, out.dtype).of(operands, out)()
+
+
+@cache
+def _mean_of(count: int, divisor: int, dtype: torch.dtype) -> TreeMean:
+    return TreeMean(additions(count), divisor, dtype)
 
 
 TORCH_CLIP_EPSILON = 1e-6

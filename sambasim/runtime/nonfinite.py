@@ -1,4 +1,6 @@
-"""`--on-nonfinite`: stop at a step whose loss is NaN or infinite, skip it (see `Replica`), or ignore it.
+"""Losses and gradients that are not finite, and the scale of losses that avoids them in float16.
+
+`--on-nonfinite`: stop at a step whose loss is NaN or infinite, skip it (see `Replica`), or ignore it.
 
 Only the loss is checked in each step. Parameters are checked before a checkpoint is written.
 """
@@ -6,9 +8,11 @@ Only the loss is checked in each step. Parameters are checked before a checkpoin
 import math
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from sambasim.errors import NumericsError
 from sambasim.options.flags import OnNonfinite
+from sambasim.options.training import LossScaleOptions
 from sambasim.runtime.plan import Position
 from sambasim.runtime.run_observer import RunObserver, Step
 
@@ -125,3 +129,40 @@ def _named(numbers: Sequence[int]) -> str:
     if len(numbers) == 1:
         return f"replica {numbers[0]}"
     return f"replicas {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+
+
+_LARGEST = {"float16": 2.0**15}
+"""The largest power of two of a dtype, where it is small."""
+
+
+@dataclass(slots=True)
+class LossScale:
+    """The scale `value` of the next step, on all ranks the same. `good_steps`: since the last overflow or change;
+    `tolerated`: overflows that do not halve the scale yet."""
+
+    value: float
+    good_steps: int
+    tolerated: int
+
+    @classmethod
+    def first(cls, options: LossScaleOptions, dtype: str) -> "LossScale":
+        """`dtype`: of the loss, which must hold the scale."""
+        return cls(min(options.start, _LARGEST.get(dtype, options.start)), 0, options.hysteresis - 1)
+
+    def update(self, options: LossScaleOptions, dtype: str, *, overflowed: bool) -> None:
+        """After a step. The value may fall below the minimum: then the run must end."""
+        if not options.dynamic:
+            return
+        if not overflowed:
+            self.good_steps += 1
+            if options.consecutive:
+                self.tolerated = options.hysteresis - 1
+            if self.good_steps == options.window:
+                self.value = min(2 * self.value, _LARGEST.get(dtype, 2 * self.value))
+                self.good_steps, self.tolerated = 0, options.hysteresis - 1
+            return
+        self.good_steps = 0
+        if self.tolerated:
+            self.tolerated -= 1
+        else:
+            self.value /= 2

@@ -28,7 +28,7 @@ from torch import Tensor
 from sambasim.errors import InternalError
 from sambasim.ir.dataflow import is_clipped
 from sambasim.ir.program import LOSS_SCALE, MASTER, ROUNDING_SEED, ParameterGroup, Program
-from sambasim.ir.slices import pieces
+from sambasim.ir.types import pieces
 from sambasim.optimizers import OPTIMIZERS, Fused
 from sambasim.options.training import OptimizerOptions
 from sambasim.runtime.device import DeviceMemory

@@ -5,18 +5,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sambasim.errors import PeerError
+from sambasim.errors import PeerError, SambasimError
+from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.placement import Inventory, Placement
+from sambasim.ir.graph import SectionKind
 from sambasim.ir.mesh import DATA_PARALLEL, copy_mesh
+from sambasim.ir.program import Program
 from sambasim.ir.zero import kept
 from sambasim.pef.sources import changed
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, PlacementRecord, PredictedRecord, SummaryRecord
 from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.device import bytes_of
 from sambasim.runtime.engine import INDUCTOR_EXEMPT
-from sambasim.runtime.parts import joined
 from sambasim.runtime.plan import Plan
-from sambasim.runtime.predicted import predicted, predicted_record
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.run_observer import Start
 from sambasim.runtime.setup import Setup
@@ -25,9 +26,45 @@ from sambasim.runtime.training import Totals
 from sambasim.runtime.transports.factory import Way
 from sambasim.runtime.transports.host import GLOO_EXEMPT
 from sambasim.runtime.transports.network import scattered
-from sambasim.runtime.weights import state_sha256, weights_sha256
+from sambasim.runtime.weights import joined, state_sha256, weights_sha256
+from sambasim.simulation.mesh import MeshStep, has_several_ranks, predict_mesh
+from sambasim.simulation.prediction import backing_of
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_bytes
+
+
+def predicted(
+    program: Program, inventory: Inventory, placement: Placement, path: SyncPath, micro_steps: int = 1
+) -> MeshStep | str:
+    """A step of all replicas of `placement`; or why there is no prediction: it must not lose what was measured."""
+    try:
+        calibration = load_calibration()
+        budget = budget_of(inventory.device, calibration, inventory.tiles)
+        return predict_mesh(program, budget, calibration, placement, path, micro_steps)
+    except SambasimError as error:
+        return error.what
+    except Exception as error:
+        return f"this is a mistake of sambasim's own, please report it: {type(error).__name__}: {error}"
+
+
+def predicted_record(step: MeshStep, inventory: Inventory) -> PredictedRecord:
+    ranks, several = step.placement.replicas, has_several_ranks(step.program)
+    backed_by = backing_of(inventory.device, ranks)
+    by_kind_s = {kind.value: step.of_kind_s(kind) for kind in SectionKind}
+    return PredictedRecord(
+        predicted_for=f"{ranks} × {inventory.share}" if several else inventory.share,
+        predicted_step_s=step.predicted_s,
+        predicted_samples_per_s=step.samples_per_s,
+        predicted_host_s=step.host_s,
+        predicted_model_s=step.model_s,
+        predicted_waited_s=dict(step.waited_s),
+        predicted_update_s=step.update_s,
+        predicted_sync_s=step.exposed_sync_s,
+        predicted_hidden_sync_s=step.hidden_sync_s,
+        predicted_by_kind_s={kind: seconds for kind, seconds in by_kind_s.items() if seconds},
+        predicted_sync="none" if step.path is None else "device" if step.path is SyncPath.RDU else "host",
+        predicted_backed_by=f"{backed_by}; nor a message within a replica" if several else backed_by,
+    )
 
 
 def notices(setup: Setup, team: Team) -> list[str]:

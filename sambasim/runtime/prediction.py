@@ -15,12 +15,12 @@ from sambasim.options.run import RunOptions, resolve_run
 from sambasim.pef import map_weights, read
 from sambasim.pef.sources import changed
 from sambasim.records.metrics import PredictionRecord
-from sambasim.runtime.capacity import check_node_memory, default_threads
 from sambasim.runtime.determinism import Stream, derive, repeatable, seed_everything
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.evaluation import Evaluator, Sums, buffers_of, record
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.replica import input_specs, place_weights
+from sambasim.runtime.resources import check_node_memory, default_threads
 from sambasim.runtime.setup import check_sources, check_trusted
 from sambasim.runtime.supervision.status_file import UNWATCHED, Activity
 from sambasim.runtime.transports.factory import programs_of
@@ -109,7 +109,7 @@ class PredictionJob:
     def _evaluator(self) -> Evaluator:
         program = self._program
         check_node_memory(self._communicator, program.device_bytes * copy_mesh(program.mesh).world_size)
-        weights = dict(map_weights(self._path))
+        weights = dict(map_weights(self._path, self._document))
         if self._options.weights is not None:
             weights |= load_weights(self._options.weights, program)
         if self._weights is not None:

@@ -1,26 +1,24 @@
 """The interface by which the ranks of a job communicate, and the buffers that they send.
 
 A node is a set of ranks that can share memory, numbered by their lowest rank; a local rank is a position in it.
-All ranks must call a *collective* method, in the same order. Buffers are contiguous bytes with one axis. Counts are
-checked here, because MPI accepts a wrong count silently. There is no reduction: the owner of a slice adds gradients, in
-an order that does not depend on the MPI.
+All ranks must call a *collective* method, in the same order. Buffers are contiguous bytes with one axis. There is no
+reduction: the owner of a slice adds gradients, in an order that does not depend on the MPI.
 """
 
 import mmap
-from abc import ABC, abstractmethod
+import os
+import sys
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NewType, NoReturn, TypeAlias, TypeVar
+from dataclasses import dataclass, field
+from typing import NewType, NoReturn, TypeAlias, TypeVar, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sambasim.errors import InternalError
+from sambasim.runtime.huge_pages import ByteArray, Range, private_pages
 
-ByteArray: TypeAlias = NDArray[np.uint8]
 Buffer: TypeAlias = ByteArray | memoryview
-
-Range: TypeAlias = tuple[int, int]
 
 
 def as_bytes(buffer: Buffer) -> ByteArray:
@@ -29,24 +27,6 @@ def as_bytes(buffer: Buffer) -> ByteArray:
     if array.dtype != np.uint8 or array.ndim != 1 or not array.flags.c_contiguous:
         raise InternalError(f"a buffer must be contiguous uint8 with one axis, got {array.dtype} {array.shape}")
     return array
-
-
-def check_counts(buffer: ByteArray, counts: Sequence[int], world_size: int, what: str) -> None:
-    """Raise InternalError unless there is one count a rank and together they cover the buffer."""
-    if len(counts) != world_size or sum(counts) != len(buffer) or min(counts) < 0:
-        raise InternalError(f"{what} has {len(buffer)} bytes for {world_size} ranks, the counts say {list(counts)}")
-
-
-def check_gather(send: ByteArray, receive: ByteArray, counts: Sequence[int], rank: int, world_size: int) -> bool:
-    """Whether `send` already is this rank's part of `receive`. Raises InternalError as `all_gather` says."""
-    check_counts(receive, counts, world_size, "the gathered buffer")
-    own = receive[sum(counts[:rank]) :][: counts[rank]]
-    if len(send) != len(own):
-        raise InternalError(f"rank {rank} gathers {len(send)} bytes, the counts say {counts[rank]}")
-    in_place = len(own) > 0 and send.ctypes.data == own.ctypes.data
-    if not in_place and np.may_share_memory(send, receive):
-        raise InternalError("the bytes to gather overlap the gathered buffer, but are not this rank's part of it")
-    return in_place
 
 
 T = TypeVar("T")
@@ -130,11 +110,22 @@ class SharedWindow:
         return self.parts[local_rank]
 
 
-class Communicator(Topology, ABC):
-    """One rank's view of the job. `connect` in `communicator.py` creates it."""
+@dataclass(slots=True, eq=False)
+class _Receive:
+    buffer: ByteArray
+    tag: int
+    done: bool = False
 
-    library: str
-    """Name and version of the MPI in use, such as `MPICH 5.0.2`; `none` if the job has no MPI."""
+
+@dataclass(frozen=True, slots=True)
+class Communicator(Topology):
+    """One rank's view of the job. This one is of a job of one rank, and needs no MPI: a message to itself arrives in
+    the order of sending, by tag. `communicator.py` has that of several ranks. `library`: name and version of the MPI in
+    use, such as `MPICH 5.0.2`."""
+
+    library: str = "none"
+    _mail: dict[int, deque[bytes]] = field(default_factory=dict)
+    _failures: dict[int, FailureNotice] = field(default_factory=dict)
 
     @property
     def topology(self) -> Topology:
@@ -145,103 +136,107 @@ class Communicator(Topology, ABC):
         """That of all ranks, from which this one is a subset."""
         return self
 
-    @abstractmethod
     def subset(self, ranks: Sequence[int]) -> "Communicator":
         """Collective over `ranks`, ascending, which include this one: their own communicator, where they are numbered
         from 0. It has no failure notices and no letters."""
+        return self
 
-    @abstractmethod
     def barrier(self) -> None:
         """Collective: return when every rank has called it."""
 
-    @abstractmethod
     def node_barrier(self) -> None:
         """Collective over the node: return when every rank of this node has called it."""
 
-    @abstractmethod
     def broadcast_object(self, value: T | None, root: int = 0) -> T:
         """Collective: the value of rank `root` (any picklable object). The values of other ranks are ignored."""
+        return cast(T, value)
 
-    @abstractmethod
     def gather_object(self, value: T, root: int = 0) -> tuple[T, ...] | None:
         """Collective: on `root`, the values of all ranks in rank order; None elsewhere."""
+        return (value,)
 
-    @abstractmethod
     def all_gather_object(self, value: T) -> tuple[T, ...]:
         """Collective: the values of all ranks in rank order, on every rank."""
+        return (value,)
 
-    @abstractmethod
-    def all_to_all(
-        self, send: Buffer, send_counts: Sequence[int], receive: Buffer, receive_counts: Sequence[int]
-    ) -> None:
-        """Collective: the first `send_counts[0]` bytes of `send` go to rank 0, the next `send_counts[1]` to rank 1, and
-        so on; `receive` fills likewise. Raises InternalError if the counts do not add up to the lengths."""
+    def all_gather(self, send: Buffer, receive: Buffer) -> None:
+        """Collective: `receive` becomes the `send` of every rank, in rank order; all have one length."""
+        as_bytes(receive)[:] = as_bytes(send)
 
-    @abstractmethod
-    def all_gather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
-        """Collective: `receive` becomes the `send` of every rank, in rank order. `send` may be this rank's part of
-        `receive`. Raises InternalError if lengths and counts do not agree, or if `send` overlaps `receive` elsewhere.
-        """
-
-    @abstractmethod
     def isend(self, buffer: Buffer, destination: int, tag: int) -> Request:
         """Begin to send. The buffer must stay alive and unchanged until `wait_all` or `test_all` reports completion."""
+        self._mail.setdefault(tag, deque()).append(as_bytes(buffer).tobytes())
+        return Request(None)
 
-    @abstractmethod
     def send_and_keep(self, buffer: Buffer, destination: int, tag: int) -> None:
         """Begin to send. Keeps the buffer, which nobody may change any more, until the message has left."""
+        self.isend(buffer, destination, tag)
 
-    @abstractmethod
     def irecv(self, buffer: Buffer, source: int, tag: int) -> Request:
         """Begin to receive a message of at most `len(buffer)` bytes."""
+        return Request(_Receive(as_bytes(buffer), tag))
 
-    @abstractmethod
     def persistent(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Messages:
         """Messages that `isend` or `irecv` would begin, made once for many steps."""
+        if sends or receives:
+            raise InternalError("a rank that is alone exchanges no gradients")
+        return Messages(lambda: None, ())
 
-    @abstractmethod
     def wait_all(self, requests: Sequence[Request]) -> None:
         """Wait until all of these messages have been sent or received."""
+        for one in requests:
+            if isinstance(one, _Receive) and not one.done:
+                message = self._mail[one.tag].popleft()
+                one.buffer[: len(message)] = np.frombuffer(message, dtype=np.uint8)
+                one.done = True
 
-    @abstractmethod
     def test_all(self, requests: Sequence[Request]) -> bool:
         """Whether all of these messages have been sent or received. Does not wait; may be called again."""
+        wanted = Counter(one.tag for one in requests if isinstance(one, _Receive) and not one.done)
+        if any(len(self._mail.get(tag, ())) < count for tag, count in wanted.items()):
+            return False
+        self.wait_all(requests)
+        return True
 
-    @abstractmethod
     def allocate_shared(self, size_bytes: int, touched: Sequence[Range] | None = None) -> SharedWindow:
         """Collective over the job, also on a subset: all ranks allocate at the same time, each on a subset of its own.
         Returns a window with `size_bytes` of this rank, until `close`. Sizes may differ. Raises MachineError on every
         rank if a node lacks the shared memory. `touched`: the byte ranges that need memory; all by default."""
+        return SharedWindow((np.frombuffer(private_pages(size_bytes), dtype=np.uint8, count=size_bytes),))
 
-    @abstractmethod
     def announce_failure(self, notice: FailureNotice) -> None:
         """Notify all other ranks that this one is failing. Does not wait, and needs no action by them."""
+        self._failures[self.rank] = notice
 
-    @abstractmethod
     def failures(self) -> Mapping[int, FailureNotice]:
         """The notices received so far, and this rank's own, by rank. Does not wait."""
+        return dict(self._failures)
 
     @property
-    @abstractmethod
     def serves_threads(self) -> bool:
         """Whether several threads may use it at the same time."""
+        return True
 
-    @abstractmethod
     def post(self, value: object, rank: int) -> None:
         """Send `value` (any small picklable object) to another rank. Does not wait, and needs no action by it."""
+        raise InternalError(f"a message to rank {rank} of a job of one rank")
 
-    @abstractmethod
     def posted(self) -> Sequence[tuple[int, object]]:
         """The values posted to this rank since the last call, each after its sender. Does not wait."""
+        return []
 
-    @abstractmethod
     def abort(self, exit_code: int) -> NoReturn:
         """End every process of the job now."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
 
-    @abstractmethod
     def close(self) -> None:
         """Collective: free the windows and their arrays. Called at exit if not before."""
 
-    @abstractmethod
     def finish(self) -> None:
         """Collective: end MPI. At exit it ends by itself."""
+
+
+def single_rank(host_name: str, library: str = "none") -> Communicator:
+    return Communicator(rank=0, node_of=(0,), host_name=host_name, library=library)

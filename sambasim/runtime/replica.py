@@ -12,8 +12,7 @@ from torch import Tensor
 from sambasim.errors import InternalError
 from sambasim.ir.mesh import PIPELINE
 from sambasim.ir.program import Program
-from sambasim.ir.slices import Slice
-from sambasim.ir.types import SymbolKind
+from sambasim.ir.types import Slice, SymbolKind
 from sambasim.options.grammar import InputSpec
 from sambasim.options.training import TrainingOptions
 from sambasim.records.trace import Track
@@ -22,9 +21,9 @@ from sambasim.runtime.device import SHARED_KINDS, DeviceMemory
 from sambasim.runtime.executor import Executor, Steps, Updated, tangent_of
 from sambasim.runtime.observer import StepObserver, span
 from sambasim.runtime.optimizers import Optimizers
-from sambasim.runtime.parts import part_of
 from sambasim.runtime.sharding import Shard
 from sambasim.runtime.transports.base import Transport
+from sambasim.runtime.weights import part_of
 
 if TYPE_CHECKING:
     from sambasim.runtime.engine.inductor import Inductor

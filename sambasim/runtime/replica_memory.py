@@ -14,15 +14,15 @@ from sambasim.ir.mesh import DATA_PARALLEL, TENSOR, Mesh, mesh_of
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.ir.whole import with_cut_batch
-from sambasim.runtime.capacity import check_node_memory
 from sambasim.runtime.device import SHARED_KINDS, DeviceMemory, private_storage
 from sambasim.runtime.mean import tree_mean
-from sambasim.runtime.parts import joined, part_of
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.replica import place_inputs
+from sambasim.runtime.resources import check_node_memory
 from sambasim.runtime.transports.base import slices_of
 from sambasim.runtime.transports.factory import Allocated, Way, allocate, groups_of
 from sambasim.runtime.transports.values import mean_of
+from sambasim.runtime.weights import joined, part_of
 
 
 class ReplicaMemory:

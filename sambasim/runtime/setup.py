@@ -18,10 +18,10 @@ from sambasim.options.run import ResolvedRun, RunOptions, resolve_run, with_deep
 from sambasim.options.training import LossScaleOptions, TrainingOptions
 from sambasim.pef import PefDocument, read
 from sambasim.pef.lookup import is_compiled_here
-from sambasim.runtime.capacity import check_device, default_threads
 from sambasim.runtime.launcher import ranks_of_process
 from sambasim.runtime.optimizers import Arguments, bind_arguments
 from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.resources import check_device, default_threads
 from sambasim.runtime.transports.host import Roles, roles_of
 
 

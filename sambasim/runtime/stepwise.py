@@ -18,11 +18,11 @@ from sambasim.ir.graph import Graph, SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.runtime.executor import Executor, Steps, Tangent
+from sambasim.runtime.observer import SectionClock
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.replica import place_inputs
 from sambasim.runtime.replica_memory import ReplicaMemory
-from sambasim.runtime.section_clock import SectionClock
 from sambasim.runtime.transports.base import BytesMoved, Transport
 from sambasim.runtime.transports.factory import Way, connect, connect_here
 from sambasim.runtime.transports.in_process import finished, run_together

@@ -120,7 +120,7 @@ def changed_buffers(setup: Setup) -> list[str]:
 
 
 def _place_weights(setup: Setup, memories: Sequence[DeviceMemory], *, sliced: bool) -> None:
-    weights = dict(map_weights(setup.path))
+    weights = dict(map_weights(setup.path, setup.document))
     if setup.options.weights is not None and setup.options.checkpoint.resume is None:
         weights |= load_weights(setup.options.weights, setup.program)
     for rank, memory in zip(setup.ranks, memories, strict=True):

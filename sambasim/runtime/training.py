@@ -7,7 +7,7 @@ from time import perf_counter_ns
 
 from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.options.training import TrainingOptions
-from sambasim.runtime.loss_scale import LossScale
+from sambasim.runtime.nonfinite import LossScale
 from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.plan import Plan, cycled_momentum, learning_rate_factor
 from sambasim.runtime.replica import Replica

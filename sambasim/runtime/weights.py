@@ -1,4 +1,5 @@
-"""Weights: safetensors files with the names of the user's `state_dict`, and digests."""
+"""Weights: safetensors files with the names of the user's `state_dict`, digests, and tensors that
+are cut over the ranks of a mesh."""
 
 import errno
 import hashlib
@@ -7,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sambasim.errors import MachineError, OptionError, WeightsError
 from sambasim.ir.program import Program
-from sambasim.ir.types import SymbolKind
+from sambasim.ir.types import Cut, SymbolKind
 from sambasim.pef.weights import bytes_of
 
 _SAVED = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
@@ -134,3 +136,24 @@ def _digest(program: Program, kinds: Sequence[SymbolKind], tensor_of: Callable[[
     for name in sorted(name for name, symbol in program.symbols.items() if symbol.kind in kinds):
         digest.update(bytes_of(tensor_of(name)))
     return digest
+
+
+def part(whole: Tensor, cut: Cut, position: int) -> Tensor:
+    """The part of the rank at `position` along the axis of `cut`: a view, unless the dimension is several tensors."""
+    shape, dim = whole.shape, cut.dim
+    parts = whole.reshape(*shape[:dim], cut.outer, cut.parts, -1, *shape[dim + 1 :]).select(dim + 1, position)
+    return parts.flatten(dim, dim + 1)
+
+
+def joined(parts: Sequence[Tensor], cut: Cut) -> Tensor:
+    """The whole tensor, from its parts in the order of ranks."""
+    shape, dim = parts[0].shape, cut.dim
+    outer = [one.reshape(*shape[:dim], cut.outer, -1, *shape[dim + 1 :]) for one in parts]
+    return torch.stack(outer, dim + 1).flatten(dim, dim + 2)
+
+
+def part_of(whole: Tensor, cuts: Sequence[Cut], at: Mapping[str, int]) -> Tensor:
+    """The part that a rank with the coordinates `at` holds of a tensor."""
+    for cut in cuts:
+        whole = part(whole, cut, at[cut.axis])
+    return whole

@@ -25,9 +25,9 @@ from sambasim.ir.whole import as_one_rank
 from sambasim.pef import PefDocument, locate, map_weights, read
 from sambasim.pef.lookup import is_compiled_here
 from sambasim.pef.weights import bytes_of
-from sambasim.runtime.capacity import check_device, default_threads, keep_freed_memory
 from sambasim.runtime.determinism import make_repeatable
 from sambasim.runtime.instructions import find_operator
+from sambasim.runtime.resources import check_device, default_threads, keep_freed_memory
 from sambasim.runtime.stepwise import StepwiseReplica
 from sambasim.samba import context
 from sambasim.samba.checks import arguments
@@ -246,9 +246,8 @@ def capture_and_compare(document: PefDocument, asked: Request, weights: Mapping[
     """Compiles the model as the PEF was. Raises PefError if the program, or a constant, is another."""
     # They take seconds to import, and samba should import fast.
     from sambasim.compiler.compile import Stopwatch
-    from sambasim.compiler.passes import run_pipeline
+    from sambasim.compiler.passes import pipeline, run_pipeline
     from sambasim.compiler.sharding.tensor_parallel import TensorParallel
-    from sambasim.compiler.strategy import pipeline
 
     built = captured(asked, Stopwatch(lambda phase: None))
     passes = [

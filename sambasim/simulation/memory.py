@@ -24,8 +24,7 @@ from sambasim.ir.graph import MADE_AGAIN, Graph, Node, SectionKind
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.schedule import Action
-from sambasim.ir.slices import cut
-from sambasim.ir.types import Symbol, SymbolKind, TensorType
+from sambasim.ir.types import Symbol, SymbolKind, TensorType, cut
 from sambasim.ir.zero import in_slices
 
 _LEVEL = {"parameter": 3, "gradient": 2}

@@ -1,5 +1,5 @@
-"""The predicted step of a replica of several ranks, each on a device of its own: the stages of a pipeline, by its
-schedule, and parts of tensors on several chips.
+"""The predicted step of replicas with the sections of their PEF. A replica has one rank or several, each on a device
+of its own: the stages of a pipeline, by its schedule, and parts of tensors on several chips.
 
 Messages do not overlap with operators. Nobody has published such steps of RDUs.
 """
@@ -10,10 +10,10 @@ from functools import cached_property
 
 from sambasim.hardware.budget import Budget, Calibration
 from sambasim.hardware.placement import Placement
-from sambasim.ir.graph import SectionKind
+from sambasim.ir.graph import Section, SectionKind
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Mesh, copy_mesh, mesh_of
 from sambasim.ir.program import Program
-from sambasim.ir.schedule import Action, Schedule, Span, make, timeline
+from sambasim.ir.schedule import Action, ActionKind, Schedule, Span, make, timeline
 from sambasim.simulation.ranks import Cost, PricedRank, RankStep, part_of, price_ranks, rank_step
 from sambasim.simulation.step import MODEL_KINDS
 from sambasim.simulation.sync import SyncPath, Traffic
@@ -175,6 +175,29 @@ class MeshStep:
     def efficiency(self) -> float:
         """The samples/s of a replica, relative to those of one alone; at most 1, although replicas share the update."""
         return min(1.0, self.samples_per_s / self.replicas / self.of_one_replica.samples_per_s)
+
+    @property
+    def forward_s(self) -> float:
+        """One forward of rank 0, host time included."""
+        return sum(cost.predicted_s for (kind, _), cost in self.ranks[0].costs.items() if kind is ActionKind.FORWARD)
+
+    @property
+    def graph_s(self) -> float:
+        """All sections of rank 0 one after the other, without host time and without overlap of the sync."""
+        return self.model_s + self.update_s + self.ranks[0].scaled.sync_s
+
+    def by_section_s(self, sections: Sequence[Section]) -> Mapping[int, float]:
+        """Seconds of one execution of each of `sections` of rank 0, by section index. Those without a prediction are
+        left out."""
+        found: dict[int, float] = {}
+        for kind in SectionKind:
+            indices = [section.index for section in sections if section.kind is kind]
+            times_s = self.ranks[0].scaled.times_s(kind)
+            if len(indices) == 1 and times_s:
+                found[indices[0]] = sum(times_s)
+            elif len(indices) == len(times_s):
+                found |= dict(zip(indices, times_s, strict=True))
+        return found
 
     def of_kind_s(self, kind: SectionKind) -> float:
         """All sections of `kind` in the step; of REDUCE and GATHER also what overlaps."""

@@ -5,21 +5,26 @@ from dataclasses import dataclass, replace
 
 from sambasim.costs.fit import check_chip
 from sambasim.costs.work import at_batch_size, works_of_ranks
-from sambasim.errors import InternalError
 from sambasim.hardware.budget import Budget, Calibration
 from sambasim.hardware.placement import Placement
 from sambasim.ir.dataflow import spans_of_actions
-from sambasim.ir.graph import Graph, SectionKind
+from sambasim.ir.graph import SectionKind
 from sambasim.ir.mesh import DATA_PARALLEL, Mesh
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import ActionKind
 from sambasim.ir.types import SymbolKind
 from sambasim.simulation.memory import rows_of
-from sambasim.simulation.messages import copies_of, traffic_of
 from sambasim.simulation.scaling import ScaledStep, Span, Track, scale, syncs_of
 from sambasim.simulation.step import MODEL_KINDS, PredictedStep, pieces_as_compiled, price_pieces
-from sambasim.simulation.sync import SyncPath, Traffic
-from sambasim.simulation.zero import GATHERS_IN_PASSES, moves_in_passes, zero_of
+from sambasim.simulation.sync import (
+    GATHERS_IN_PASSES,
+    SyncPath,
+    Traffic,
+    copies_of,
+    moves_in_passes,
+    traffic_of,
+    zero_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +103,7 @@ def price_ranks(
     samples = samples or program.batch_size
     found = []
     for (own, compiled), row in zip(works_of_ranks(program), rows_of(program), strict=True):
-        graph = _training(own)
+        graph = own.training or own.evaluation
         work = at_batch_size(compiled, own.batch_size, samples)
         check_chip(graph, work, budget)
         pieces = pieces_as_compiled(graph, work)
@@ -107,16 +112,10 @@ def price_ranks(
     return tuple(found)
 
 
-def _training(program: Program) -> Graph:
-    if program.training is None:
-        raise InternalError("a mesh without a training step")
-    return program.training
-
-
 def rank_step(priced: PricedRank, placement: Placement, path: SyncPath, mesh: Mesh, rank: int) -> RankStep:
     """The step of `rank`, which is the first of those that are alike along other axes than pp."""
     program, alone = priced.program, priced.alone
-    graph = _training(program)
+    graph = program.training or program.evaluation
     model = [section for section in graph.sections if section.kind in MODEL_KINDS]
     replicas = part_of(placement, mesh.group(rank, DATA_PARALLEL))
     scaled = scale(program, alone, replicas, path, in_passes=False)

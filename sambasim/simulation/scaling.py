@@ -14,8 +14,18 @@ from sambasim.hardware.placement import Placement
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.simulation.step import MODEL_KINDS, PredictedStep, TimedSection, slowed, updates
-from sambasim.simulation.sync import WIRE_BYTES, GroupSync, SyncPath, Traffic, Wire, group_sync
-from sambasim.simulation.zero import GATHERS_IN_PASSES, cut_as, moves_in_passes, zero_of
+from sambasim.simulation.sync import (
+    GATHERS_IN_PASSES,
+    WIRE_BYTES,
+    GroupSync,
+    SyncPath,
+    Traffic,
+    Wire,
+    cut_as,
+    group_sync,
+    moves_in_passes,
+    zero_of,
+)
 
 
 class Track(StrEnum):

@@ -1,9 +1,10 @@
-"""The predicted time of gradient sync, group by group, on the links of a cluster, between RDUs or through hosts.
+"""The predicted time of what ranks send each other: gradient sync, group by group, between RDUs or through hosts; what
+ZeRO 2 and 3 move within a pass; and messages within a replica.
 Gradients and parameters are sent in bf16. Nobody has published a sync of RDUs: the time follows from bandwidths
 alone."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
 from math import ceil, log2
@@ -16,8 +17,15 @@ from sambasim.collectives.schedule import (
     predicted_s,
     reduce_scatter_messages,
 )
+from sambasim.costs.work import device_bytes_of
 from sambasim.hardware.budget import Budget
 from sambasim.hardware.placement import Placement
+from sambasim.ir.dataflow import axis_of, groups_of, pass_and_update
+from sambasim.ir.graph import Graph, Node, Section, SectionKind
+from sambasim.ir.mesh import PIPELINE, Mesh
+from sambasim.ir.program import Program
+from sambasim.ir.stages import copied, ends_of
+from sambasim.ir.zero import in_slices
 
 WIRE_BYTES = 2
 """Of one element that is sent."""
@@ -133,3 +141,112 @@ def _by_host(size_bytes: int, placement: Placement, *, sliced: bool) -> GroupSyn
 def _between(placement: Placement) -> Link:
     link = placement.cluster.network_link
     return Link(link.latency_s, 1 / (link.bandwidth_bytes_per_s * placement.cluster.network_links_per_node))
+
+
+_RECEIVES_NOTHING = ("comm.send", "comm.shard", "comm.index")
+"""Communication nodes in which a rank receives nothing."""
+
+
+def traffic_of(
+    sections: Sequence[Section],
+    graph: Graph,
+    program: Program,
+    placement: Placement,
+    mesh: Mesh,
+    rank: int,
+    samples: int,
+    resident: Set[str],
+) -> Mapping[str, Traffic]:
+    """The messages of `rank` in one run of `sections`, for a pass of `samples`, by mesh axis. `resident` values are the
+    same for each sample."""
+    found: dict[str, Traffic] = {}
+    node_of = [location.node for location in placement.locations()]
+    for node, axis in _receiving(sections, graph):
+        group, is_received = mesh.group(rank, axis), node.operator == "comm.recv"
+        value = (node.results[0] or "") if is_received else node.reads[0]
+        type_ = graph.values[value] if value in graph.values else program.symbols[value].type
+        tensors = 1 if is_received else len(group) - 1
+        size_bytes = tensors * device_bytes_of(type_)
+        if value not in resident:
+            size_bytes = size_bytes * samples // program.batch_size
+        peers = [group[(group.index(rank) + _shift(node)) % len(group)]] if is_received else group
+        one = message(size_bytes, placement, within=all(node_of[peer] == node_of[rank] for peer in peers))
+        found[axis] = found.get(axis, Traffic()) + one
+    return found
+
+
+def copies_of(graph: Graph, program: Program, placement: Placement, mesh: Mesh, rank: int) -> Mapping[str, Traffic]:
+    """What goes along pp in the update for the tied parameters that `rank` updates, by symbol: the gradient comes, the
+    parameter goes back."""
+    own = {group.name for group in program.groups}
+    node_of = [location.node for location in placement.locations()]
+    found = {}
+    for node in graph.nodes:
+        if (symbol := copied(node)) is not None and own.issuperset(groups_of(node)):
+            ends = {node_of[mesh.group(rank, PIPELINE)[position]] for position in ends_of(node)}
+            size_bytes = device_bytes_of(program.symbols[symbol].type)
+            found[symbol] = message(size_bytes, placement, within=len(ends) == 1)
+    return found
+
+
+def _receiving(sections: Sequence[Section], graph: Graph) -> Iterator[tuple[Node, str]]:
+    for section in sections:
+        for node in graph.section_nodes(section):
+            axis = axis_of(node)
+            if axis is not None and not groups_of(node) and node.operator not in _RECEIVES_NOTHING:
+                yield node, axis
+
+
+def _shift(node: Node) -> int:
+    shift = dict(node.kwargs).get("shift")
+    return shift if isinstance(shift, int) else 0
+
+
+def message(size_bytes: int, placement: Placement, *, within: bool) -> Traffic:
+    cluster = placement.cluster
+    if within:
+        wire, link, links = Wire.PEER, cluster.peer_link, cluster.peer_links_per_rdu / placement.on_an_rdu
+    else:
+        wire, link, links = Wire.NETWORK, cluster.network_link, float(cluster.network_links_per_node)
+    return Traffic(link.latency_s + size_bytes / (link.bandwidth_bytes_per_s * links), {wire: size_bytes})
+
+
+GATHERS_IN_PASSES = 3
+"""The level of ZeRO at which parameters are gathered in passes, and not after the update."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Groups that are gathered before a section of a pass, and those that are reduced behind it in the last pass."""
+
+    gathered: tuple[str, ...]
+    reduced: tuple[str, ...]
+
+
+def zero_of(program: Program) -> int:
+    """The level of ZeRO, by default that of `compile --data-parallel`."""
+    return 1 if program.data_parallel is None else program.data_parallel.zero
+
+
+def moves_in_passes(program: Program) -> list[Moves]:
+    """By section of a pass."""
+    training = in_slices(program).training
+    if training is None:
+        return []
+
+    def moved(section: Section, operator: str) -> tuple[str, ...]:
+        nodes = (node for node in training.section_nodes(section) if node.operator == operator)
+        return tuple(name for node in nodes for name in groups_of(node))
+
+    sections, _ = pass_and_update(training)
+    return [Moves(moved(one, "comm.all_gather"), moved(one, "comm.reduce_scatter")) for one in sections]
+
+
+def cut_as(program: Program, cut: Sequence[tuple[SectionKind, str, tuple[int, int]]]) -> Program:
+    """`program`, whose passes have these sections: kind, name and range of nodes."""
+    training = program.training
+    if training is None:
+        return program
+    sections = [Section(number, kind, name, *nodes) for number, (kind, name, nodes) in enumerate(cut)]
+    _, update = pass_and_update(training)
+    return replace(program, training=replace(training, sections=(*sections, *update)))

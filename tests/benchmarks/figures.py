@@ -23,7 +23,7 @@ from sambasim.compiler.compile import compile_model
 from sambasim.ir.schedule import bubble, make
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import DataOptions, ModelOptions, OptimizerOptions, TrainingOptions
-from sambasim.records.collectives import CollectivesRecord
+from sambasim.records.metrics import CollectivesRecord
 from sambasim.units import KIB, MIB, format_bytes
 from tests.benchmarks.measure import Figure, compare, run_body
 from tests.benchmarks.planning import plan_figures

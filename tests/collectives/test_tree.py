@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sambasim.collectives.tree import additions
-from sambasim.ir.slices import CUT_ELEMENTS, cut, cut_at, pieces
+from sambasim.ir.types import CUT_ELEMENTS, cut, cut_at, pieces
 
 
 def _tree(world_size: int) -> str:

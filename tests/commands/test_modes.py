@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sambasim as ss
-from sambasim.commands import modes
+from sambasim.commands.eager import _REMEDY
 from sambasim.errors import CaptureError
 
 
@@ -98,7 +98,7 @@ def test_a_method_that_changes_weights_is_named(
         _compiled(make(), tmp_path)
     assert says in caught.value.what
     assert line in (caught.value.where or "")
-    assert caught.value.remedy == modes._REMEDY
+    assert caught.value.remedy == _REMEDY
 
 
 @pytest.mark.parametrize("make", [Chooses, Counts])

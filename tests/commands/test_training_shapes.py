@@ -10,7 +10,7 @@ import torch
 from click.testing import CliRunner
 
 from sambasim.cli.main import sambasim
-from sambasim.commands.training_shapes import TrainingShapes, training_shapes
+from sambasim.commands.fewer_layers import TrainingShapes, training_shapes
 from sambasim.commands.variants import changes_of
 from sambasim.compiler.front import (
     build_model,
@@ -19,8 +19,7 @@ from sambasim.compiler.front import (
     shapes_from_options,
 )
 from sambasim.errors import DataError, ModelError
-from sambasim.options.compile import CompileOptions, compile_options
-from sambasim.options.emit import config_text
+from sambasim.options.compile import CompileOptions, compile_options, config_text
 from sambasim.simulation.planning.strategy import Strategy
 from tests.support.compiled import compile_from_options
 from tests.support.torch_memory import FAMILIES, parts_of

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sambasim.compiler.build import Built
-from sambasim.compiler.passes import Partition, run_pipeline
+from sambasim.compiler.passes import Partition, pipeline, run_pipeline
 from sambasim.compiler.pipeline.assign import is_view
-from sambasim.compiler.pipeline.pipeline_parallel import PipelineParallel
+from sambasim.compiler.pipeline.messages import PipelineParallel
 from sambasim.compiler.recompute import Recompute
-from sambasim.compiler.strategy import pipeline
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import in_flight, make

@@ -186,7 +186,7 @@ def test_a_time_limit_ends_a_process_that_hangs_in_mpi() -> None:
     body = """
 import ctypes
 import time
-from sambasim.runtime.single_rank import single_rank
+from sambasim.runtime.ranks import single_rank
 from sambasim.ir.mesh import Mesh
 from sambasim.runtime.supervision import supervisor
 supervisor.LEAST_LIMIT_S = 0.0

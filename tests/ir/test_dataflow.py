@@ -14,7 +14,7 @@ from sambasim.ir.mesh import Axis, Mesh, least_replicas, mesh_of, replica_mesh
 from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
 from sambasim.ir.verify import verify
-from sambasim.runtime.measure.operands import flat_program
+from sambasim.runtime.measure.paths import flat_program
 from tests.pef.samples import sample_program
 
 SQUARE = TensorType("float32", (8, 8))

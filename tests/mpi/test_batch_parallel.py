@@ -12,13 +12,13 @@ from sambasim.compiler.compile import Stopwatch, assemble, capture_model
 from sambasim.compiler.front import build_model, example_batch
 from sambasim.data.sources import open_source
 from sambasim.options.run import RunOptions
+from sambasim.runtime.checkpoint.choose import restore
 from sambasim.runtime.checkpoint.content import Checkpoint
 from sambasim.runtime.checkpoint.content import check as check_checkpoint
-from sambasim.runtime.checkpoint.resume import restore
+from sambasim.runtime.ranks import single_rank
 from sambasim.runtime.replica import input_specs
 from sambasim.runtime.run_observer import RunObserver
 from sambasim.runtime.setup import set_up
-from sambasim.runtime.single_rank import single_rank
 from sambasim.runtime.team import assemble as assemble_team
 from tests.faults.command import sambasim
 from tests.mpi.bodies.train import Run

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sambasim.records.collectives import CollectivesRecord
+from sambasim.records.metrics import CollectivesRecord
 from sambasim.units import KIB
 from tests.support.mpi import RANKS, SAMBASIM, Result, is_open_mpi, run_mpi
 from tests.support.whole import whole, whole_case

@@ -13,9 +13,9 @@ from sambasim.records.metrics import SummaryRecord
 from sambasim.report.compare.runs import compare_runs
 from sambasim.runtime.checkpoint.content import check
 from sambasim.runtime.job import TrainingJob
+from sambasim.runtime.ranks import single_rank
 from sambasim.runtime.run_observer import RunObserver, RunObservers
 from sambasim.runtime.setup import set_up
-from sambasim.runtime.single_rank import single_rank
 from tests.faults.command import sambasim
 from tests.mpi.bodies.train import Run
 from tests.mpi.training import WAYS, Trained, run_of, train

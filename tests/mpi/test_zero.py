@@ -12,7 +12,8 @@ from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.placement import place
 from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.pef import read
-from sambasim.simulation.compiled import predict_compiled
+from sambasim.report.mesh_records import mesh_record
+from sambasim.simulation.mesh import predict_mesh
 from sambasim.simulation.sync import SyncPath, Wire
 from tests.mpi.bodies.train import Run
 from tests.mpi.captures import compiled, in_stages
@@ -88,11 +89,9 @@ def test_a_prediction_has_the_bytes_of_the_run(pefs: dict[str, Path]) -> None:
     for name in names:
         program, summary = read(pefs[name]).program, found[name].summary
         assert summary.predicted is not None
-        step = predict_compiled(
-            program, budget_of(device, calibration), calibration, placement, SyncPath.HOST, micro_steps
-        )
-        assert summary.predicted.predicted_step_s == step.scaled.predicted_s
-        predicted_bytes = 2 * replicas * steps * step.scaled.received_bytes[Wire.HOST]
+        step = predict_mesh(program, budget_of(device, calibration), calibration, placement, SyncPath.HOST, micro_steps)
+        assert summary.predicted.predicted_step_s == step.predicted_s
+        predicted_bytes = 2 * replicas * steps * mesh_record(step).axes[0].received_bytes[Wire.HOST.value]
         assert summary.bytes.device_to_host + summary.bytes.host_to_device == predicted_bytes
 
 

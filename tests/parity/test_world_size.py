@@ -12,16 +12,15 @@ from torch.utils.data import Dataset
 
 from sambasim.data.datasets import WatchedDataset
 from sambasim.ir.program import Member, ParameterGroup
-from sambasim.ir.slices import Slice, cut_at
-from sambasim.ir.types import ALIGNMENT_ELEMENTS, NORM_BLOCK_ELEMENTS, align
+from sambasim.ir.types import ALIGNMENT_ELEMENTS, NORM_BLOCK_ELEMENTS, Slice, align, cut_at
 from sambasim.options.grammar import parse_input
 from sambasim.options.training import DataOptions, TrainingOptions
-from sambasim.runtime import capacity
+from sambasim.runtime import resources
 from sambasim.runtime.determinism import Stream, derive, seed_everything
 from sambasim.runtime.mean import SquareSums, parts_of, total_norm
 from sambasim.runtime.plan import plan
+from sambasim.runtime.ranks import single_rank
 from sambasim.runtime.sharding import Shard
-from sambasim.runtime.single_rank import single_rank
 
 
 @settings(max_examples=25)
@@ -162,7 +161,7 @@ def test_every_argument_of_a_seed_matters(keys: list[tuple[int, int, int, int, S
 
 
 def test_an_emulation_takes_the_threads_that_as_many_ranks_would_get(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capacity, "cores_of_this_process", lambda: frozenset(range(8)))
+    monkeypatch.setattr(resources, "cores_of_this_process", lambda: frozenset(range(8)))
     alone = single_rank("host", "no library")
-    assert [capacity.default_threads(alone, replicas, {}) for replicas in (1, 2, 3, 8, 9)] == [8, 4, 2, 1, 1]
-    assert capacity.default_threads(alone, 2, {"OMP_NUM_THREADS": "3"}) == 3
+    assert [resources.default_threads(alone, replicas, {}) for replicas in (1, 2, 3, 8, 9)] == [8, 4, 2, 1, 1]
+    assert resources.default_threads(alone, 2, {"OMP_NUM_THREADS": "3"}) == 3

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sambasim.pef.identity import digests_of_model
+from sambasim.pef.sources import digests_of_model
 from tests.compiler.test_build import built as capture
 from tests.models import Batch, Case, case
 from tests.models.case import evaluate_loss

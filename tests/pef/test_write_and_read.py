@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sambasim import pef
-from sambasim.errors import InternalError, InvariantError, MachineError, SambasimError, UserError
+from sambasim.errors import InternalError, InvariantError, MachineError, PefError, SambasimError, UserError
 from sambasim.ir.graph import TORCH_CONSTANTS, Argument, ComplexNumber, Ref, TorchConstant
 from sambasim.ir.mesh import Axis
 from sambasim.ir.program import Program
@@ -104,6 +104,17 @@ def test_tensor_data_is_aligned_in_the_file(tmp_path: Path) -> None:
             begin = opened.weights_offset + len(weights_layout(sample_program().symbols.values()).header)
         assert begin % 64 == 0
         assert path.read_bytes()[begin : begin + 8] == (2**60).to_bytes(8, "little")
+
+
+def test_a_document_that_was_read_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_sample(tmp_path)
+    document = pef.read(path)
+    with monkeypatch.context() as patched:
+        patched.setattr("sambasim.pef.files.parse_manifest", None)
+        assert pef.map_weights(path, document).keys() == sample_weights().keys()
+    pef.write(path, replace(sample_document(), metadata={"other": "1"}), sample_weights())
+    with pytest.raises(PefError, match="it was replaced since it was read"):
+        pef.map_weights(path, document)
 
 
 def test_mapped_weights_share_pages_and_never_change_the_file(tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ import pytest
 
 from sambasim.costs.price import Bound
 from sambasim.hardware.spec import load_device
-from sambasim.report.findings import Findings
-from sambasim.report.headline import WHICH_FLOPS, mfu, model_flops, range_text
+from sambasim.report.findings import WHICH_FLOPS, Findings, mfu, model_flops, range_text
 from sambasim.report.page import predicted_page
 from sambasim.report.simulation import simulation_json
 from sambasim.simulation.prediction import likely

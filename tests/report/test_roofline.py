@@ -7,9 +7,8 @@ import pytest
 
 from sambasim.costs.cut import Level
 from sambasim.hardware.spec import load_device
-from sambasim.report.findings import Findings
-from sambasim.report.headline import published, reachable
-from sambasim.report.page.roofline import roofline
+from sambasim.report.findings import Findings, published, reachable
+from sambasim.report.page.sections import roofline
 from sambasim.report.simulation import simulation_json
 from sambasim.simulation.sync import SyncPath
 from tests.simulation.test_advice import BATCH, predicted, wide

@@ -5,11 +5,9 @@ from dataclasses import replace
 import pytest
 
 from sambasim.ir.graph import SectionKind
-from sambasim.report.findings import Findings
-from sambasim.report.output import add_row, plain_table
+from sambasim.report.findings import Findings, costliest_line, seconds_of
+from sambasim.report.output import Tables, add_row, plain_table
 from sambasim.report.page import predicted_page
-from sambasim.report.shown import Tables
-from sambasim.report.stages import costliest_line, seconds_of
 from tests.report.test_page import Page
 from tests.simulation.test_advice import BATCH, CLASSES, HEAD_LINE, predicted, wide
 

@@ -8,8 +8,14 @@ import pytest
 from rich.console import Console
 
 from sambasim.cli.terminal import show
-from sambasim.records.collectives import CollectivesRecord, LeftOutRecord, PathRecord, SizeRecord
-from sambasim.records.metrics import PredictedRecord, SummaryRecord
+from sambasim.records.metrics import (
+    CollectivesRecord,
+    LeftOutRecord,
+    PathRecord,
+    PredictedRecord,
+    SizeRecord,
+    SummaryRecord,
+)
 from sambasim.report.summaries import collectives_plot, collectives_report, step_times
 from sambasim.units import KIB, MIB
 from tests.cli.test_demo import summary

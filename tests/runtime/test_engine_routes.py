@@ -3,7 +3,7 @@
 # torch.utils._python_dispatch is untyped.
 # mypy: no-disallow-untyped-calls
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 import torch
@@ -54,6 +54,25 @@ def test_what_a_later_section_reads_is_copied() -> None:
         reader = node("relu.default", (read,), "other")
         assert positions((*TWICE, reader), (0, 0, 0, 1)) == []
         assert len(positions((*TWICE, reader), (0, 0, 1, 1))) == 1
+
+
+def test_a_gradient_that_nobody_reads_is_written_whatever_follows() -> None:
+    assert positions((node(MM, ("x", "x"), "value"), node("relu.default", ("x",), "other")), (0, 1)) == [(0, 0, ())]
+
+
+def test_the_nodes_are_looked_through_as_often_for_many_gradients_as_for_one() -> None:
+    class Counted(list[Node]):
+        rounds = 0
+
+        def __iter__(self) -> Iterator[Node]:
+            self.rounds += 1
+            return super().__iter__()
+
+    for count in (1, 100):
+        nodes = Counted(node(MM, ("x", "x"), f"value{number}") for number in range(count))
+        values = [f"value{number}" for number in range(count)]
+        assert len(find_routes(nodes, [0] * count, values, ())) == count
+        assert nodes.rounds <= 2
 
 
 def test_a_product_with_a_number_is_copied() -> None:

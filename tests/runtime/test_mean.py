@@ -12,7 +12,15 @@ from torch import Tensor
 from sambasim.collectives.tree import additions
 from sambasim.errors import MachineError
 from sambasim.runtime.kernels.build import build, find_c_compiler
-from sambasim.runtime.mean import CHUNK_ELEMENTS, Finish, torch_tree_mean, tree_mean, tree_mean_build, tree_mean_kernel
+from sambasim.runtime.mean import (
+    CHUNK_ELEMENTS,
+    Finish,
+    _mean_of,
+    torch_tree_mean,
+    tree_mean,
+    tree_mean_build,
+    tree_mean_kernel,
+)
 from tests.support.whole import whole_case
 
 
@@ -109,8 +117,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache folder, and nothing remembered by this process."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     build.cache_clear()
+    _mean_of.cache_clear()
     yield tmp_path
     build.cache_clear()
+    _mean_of.cache_clear()
 
 
 def _files(folder: Path) -> list[Path]:
@@ -123,6 +133,7 @@ def test_a_kernel_is_kept_and_needs_no_compiler_again(folder: Path, monkeypatch:
     kept = _files(folder)
     assert len(kept) == 1
     build.cache_clear()
+    _mean_of.cache_clear()
     monkeypatch.setenv("CC", "no-such-compiler")
     assert tree_mean_build(torch.float32).library is not None
     assert _files(folder) == kept
@@ -170,6 +181,7 @@ def test_without_a_compiler_that_works_torch_does_the_same(
     with_kernel, without = torch.empty(3000), torch.empty(3000)
     tree_mean(operands, with_kernel, len(operands))
     build.cache_clear()
+    _mean_of.cache_clear()
     monkeypatch.setenv("CC", compiler)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "another"))
     expected = tree_mean_build(torch.float32)

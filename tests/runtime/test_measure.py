@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sambasim.runtime.measure.collectives import order, sizes_between
-from sambasim.runtime.measure.operands import PERIOD_ELEMENTS, Expected, draw, fill
+from sambasim.runtime.measure.paths import PERIOD_ELEMENTS, Expected, draw, fill
 from sambasim.units import KIB, MIB
 
 NUMEL = 2 * PERIOD_ELEMENTS + 100

@@ -13,9 +13,9 @@ from sambasim.options.run import RunOptions
 from sambasim.records.metrics import SummaryRecord
 from sambasim.runtime.determinism import repeatable
 from sambasim.runtime.job import TrainingJob
+from sambasim.runtime.ranks import single_rank
 from sambasim.runtime.run_observer import MetricsFile, RunObserver, RunObservers
 from sambasim.runtime.setup import set_up
-from sambasim.runtime.single_rank import single_rank
 from tests.support.damaged import BATCH, OVERFLOWS, SAMPLES, compiled
 from tests.support.eager import EagerReplica, PaddedOptimizer
 

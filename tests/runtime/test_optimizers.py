@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sambasim.ir.program import MASTER
-from sambasim.ir.slices import cut
+from sambasim.ir.types import cut
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.runtime.mean import CHUNK_ELEMENTS
 from sambasim.runtime.optimizers import (

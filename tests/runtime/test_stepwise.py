@@ -16,9 +16,9 @@ from sambasim.ir.types import SymbolKind
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import ModelOptions, OptimizerOptions, TrainingOptions
 from sambasim.pef import map_weights, read
-from sambasim.runtime import section_clock
+from sambasim.runtime import observer
 from sambasim.runtime.executor import tangent_of
-from sambasim.runtime.single_rank import single_rank
+from sambasim.runtime.ranks import single_rank
 from sambasim.runtime.stepwise import STEP, Mode, StepwiseReplica
 from sambasim.samba.losses import losses_of
 
@@ -168,8 +168,8 @@ def test_ranks_that_take_turns_share_the_time(monkeypatch: pytest.MonkeyPatch) -
     """The sections of all add up to the time of the pass."""
     sections = [Section(index, kind, kind.lower(), index, index + 1) for index, kind in enumerate((FWD, BCKWD, OPT))]
     now = iter((0, 5, 7, 20, 21, 40))
-    monkeypatch.setattr(section_clock, "perf_counter_ns", lambda: next(now) * 10**9)
-    clock = section_clock.SectionClock()
+    monkeypatch.setattr(observer, "perf_counter_ns", lambda: next(now) * 10**9)
+    clock = observer.SectionClock()
     clock.begin(sections, ranks=2)
     for ended in (0, 1, 0, 1):
         clock.sections_end(0, sections[ended : ended + 1], began_ns=-1)

@@ -9,9 +9,9 @@ from sambasim.compiler.front import build_model, example_batch
 from sambasim.options.run import RunOptions
 from sambasim.runtime import tracing
 from sambasim.runtime.job import TrainingJob
+from sambasim.runtime.ranks import single_rank
 from sambasim.runtime.run_observer import RunObserver
 from sambasim.runtime.setup import set_up
-from sambasim.runtime.single_rank import single_rank
 from sambasim.runtime.tracing import Recorder, traced_steps
 from tests.support.examples import example_options
 from tests.support.trace_format import read_trace

@@ -11,7 +11,7 @@ from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.pef import read
-from sambasim.simulation.compiled import CompiledStep, predict_compiled
+from sambasim.simulation.mesh import MeshStep, predict_mesh
 from sambasim.simulation.scaling import scale
 from sambasim.simulation.step import predict_step
 from sambasim.simulation.sync import SyncPath
@@ -44,29 +44,29 @@ def test_own_sections_give_what_cutting_again_gives(
     program, level, budget = compiled
     placement = _placement(replicas)
     cut_again = scale(program, predict_step(program, budget, level, CALIBRATION, None, micro_steps), placement, path)
-    step = predict_compiled(program, budget, CALIBRATION, placement, path, micro_steps)
-    assert step.scaled.step.sections == cut_again.step.sections
-    assert step.scaled.step.need == cut_again.step.need
-    assert step.scaled.step.host_s == pytest.approx(cut_again.step.host_s)
-    assert step.scaled.predicted_s == pytest.approx(cut_again.predicted_s)
-    assert step.scaled.samples_per_s == pytest.approx(cut_again.samples_per_s)
+    step = predict_mesh(program, budget, CALIBRATION, placement, path, micro_steps)
+    assert step.ranks[0].scaled.step.sections == cut_again.step.sections
+    assert step.ranks[0].scaled.step.need == cut_again.step.need
+    assert step.host_s == pytest.approx(cut_again.step.host_s)
+    assert step.predicted_s == pytest.approx(cut_again.predicted_s)
+    assert step.samples_per_s == pytest.approx(cut_again.samples_per_s)
 
 
-def _step(program: Program, budget: Budget, micro_steps: int = 1, replicas: int = 2) -> CompiledStep:
-    return predict_compiled(program, budget, CALIBRATION, _placement(replicas), SyncPath.RDU, micro_steps)
+def _step(program: Program, budget: Budget, micro_steps: int = 1, replicas: int = 2) -> MeshStep:
+    return predict_mesh(program, budget, CALIBRATION, _placement(replicas), SyncPath.RDU, micro_steps)
 
 
 def test_the_parts_are_the_total_and_micro_steps_repeat_the_model(compiled: tuple[Program, Level, Budget]) -> None:
     program, _, budget = compiled
     once, thrice = _step(program, budget), _step(program, budget, 3)
     for step in (once, thrice):
-        parts = step.scaled.step.host_s + step.model_s + step.update_s + step.scaled.exposed_sync_s
-        assert step.scaled.predicted_s == pytest.approx(parts)
-    model_sections = [one for one in once.scaled.step.sections if one.kind in (SectionKind.FWD, SectionKind.BCKWD)]
-    again_s = once.model_s + len(model_sections) * CALIBRATION.host_s_per_section.value + once.scaled.step.sent_s
-    assert thrice.scaled.predicted_s == pytest.approx(once.scaled.predicted_s + 2 * again_s)
+        parts = step.host_s + step.model_s + step.update_s + step.exposed_sync_s
+        assert step.predicted_s == pytest.approx(parts)
+    model_sections = [one for one in once.ranks[0].alone.sections if one.kind in (SectionKind.FWD, SectionKind.BCKWD)]
+    again_s = once.model_s + len(model_sections) * CALIBRATION.host_s_per_section.value + once.ranks[0].alone.sent_s
+    assert thrice.predicted_s == pytest.approx(once.predicted_s + 2 * again_s)
     assert thrice.update_s == pytest.approx(once.update_s)
-    assert once.of_kind_s(SectionKind.FWD) < once.forward_s < once.scaled.predicted_s
+    assert once.of_kind_s(SectionKind.FWD) < once.forward_s < once.predicted_s
 
 
 def test_each_section_has_its_own_time(compiled: tuple[Program, Level, Budget]) -> None:
@@ -77,7 +77,7 @@ def test_each_section_has_its_own_time(compiled: tuple[Program, Level, Budget]) 
     by_section_s = step.by_section_s(sections)
     assert list(by_section_s) == [section.index for section in sections]
     assert sum(by_section_s.values()) == pytest.approx(step.graph_s)
-    for section, timed in zip(sections, step.scaled.step.sections, strict=False):
+    for section, timed in zip(sections, step.ranks[0].scaled.step.sections, strict=False):
         if section.kind in (SectionKind.FWD, SectionKind.BCKWD):
             assert by_section_s[section.index] == timed.price.predicted_s
     alone = _step(program, budget, replicas=1).by_section_s(sections)
@@ -89,9 +89,9 @@ def test_each_section_has_its_own_time(compiled: tuple[Program, Level, Budget]) 
 def test_replicas_that_mpi_puts_on_two_nodes_wait_for_the_network(path: SyncPath) -> None:
     budget, cluster = budget_of(DEVICE, CALIBRATION), load_cluster("sn30-8")
     here_s, apart_s = (
-        predict_compiled(
+        predict_mesh(
             sample_program(), budget, CALIBRATION, place_replicas(Inventory(DEVICE, None, cluster), nodes), path
-        ).scaled.predicted_s
+        ).predicted_s
         for nodes in ([0, 0], [0, 1])
     )
     assert here_s < apart_s

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from sambasim.costs.cut import Level
 from sambasim.ir.graph import SectionKind
 from sambasim.report.findings import Findings
-from sambasim.report.shown import Tables
+from sambasim.report.output import Tables
 from sambasim.report.simulation import simulation_json, simulation_report
-from sambasim.simulation.folds import Run, folds_of, runs_of
+from sambasim.simulation.planning.layers import Run, folds_of, runs_of
 from sambasim.simulation.prediction import Prediction
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_seconds

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from sambasim.cli.main import sambasim
 from sambasim.commands.variants import Variants
 from sambasim.compiler.front import captured_from_options
+from sambasim.costs.work import work_of
 from sambasim.errors import OptionError
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.placement import place
@@ -21,11 +22,11 @@ from sambasim.ir.schedule import ActionKind, bubble
 from sambasim.options.compile import compile_options
 from sambasim.pef import read
 from sambasim.report.mesh_records import mesh_record
-from sambasim.simulation.compiled import predict_compiled
 from sambasim.simulation.mesh import MeshStep, mesh_step, predict_mesh
 from sambasim.simulation.planning.strategy import Strategy
 from sambasim.simulation.ranks import price_ranks
-from sambasim.simulation.step import MODEL_KINDS
+from sambasim.simulation.scaling import scale
+from sambasim.simulation.step import MODEL_KINDS, pieces_as_compiled, price_pieces
 from sambasim.simulation.sync import SyncPath, Wire
 from tests.mpi.captures import MICRO_BATCHES, compiled, in_stages
 from tests.support.mpi import ROOT
@@ -68,17 +69,22 @@ def test_a_mesh_of_replicas_of_one_rank_has_their_times(
 ) -> None:
     program = replicas_of_one_rank
     mesh = predicted(program, replicas, micro_steps, path)
-    alone = predict_compiled(program, mesh.budget, CALIBRATION, mesh.placement, path, micro_steps)
-    scaled = alone.scaled
-    assert mesh.host_s == pytest.approx(alone.host_s)
-    assert mesh.update_s == pytest.approx(alone.update_s)
-    assert mesh.model_s == pytest.approx(alone.model_s)
+    graph = program.training
+    assert graph is not None
+    work = work_of(graph, program.symbols)
+    pieces = pieces_as_compiled(graph, work)
+    alone = price_pieces(program, work, pieces, mesh.budget, CALIBRATION, program.batch_size, micro_steps)
+    scaled = scale(program, alone, mesh.placement, path)
+    by_kind_s = scaled.step.device_s_by_kind
+    assert mesh.host_s == pytest.approx(scaled.step.host_s)
+    assert mesh.model_s == pytest.approx(by_kind_s[SectionKind.FWD] + by_kind_s[SectionKind.BCKWD])
+    assert mesh.update_s == pytest.approx(by_kind_s[SectionKind.GRADNORM] + by_kind_s[SectionKind.OPT])
     assert mesh.exposed_sync_s == pytest.approx(scaled.exposed_sync_s)
     assert mesh.hidden_sync_s == pytest.approx(scaled.hidden_sync_s, abs=1e-12)
     assert mesh.predicted_s == pytest.approx(scaled.predicted_s)
     assert mesh.samples_per_s == pytest.approx(scaled.samples_per_s)
     for kind in SectionKind:
-        assert mesh.of_kind_s(kind) == pytest.approx(alone.of_kind_s(kind))
+        assert mesh.of_kind_s(kind) == pytest.approx(by_kind_s.get(kind) or sum(scaled.times_s(kind)))
     (axis,) = mesh_record(mesh).axes if replicas > 1 else [None]
     if axis is not None:
         received_bytes = {wire.value: round(size) for wire, size in scaled.received_bytes.items() if size}

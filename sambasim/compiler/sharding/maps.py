@@ -19,8 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple, TypeAlias
 
-from sambasim.compiler.sharding.layouts import PARTIAL, WHOLE, Layout, cut, fits
-from sambasim.compiler.sharding.sharder import Rule, Sharder
+from sambasim.compiler.sharding.sharder import PARTIAL, WHOLE, Layout, Rule, Sharder, cut, fits
 from sambasim.ir.graph import Argument, Node, Ref
 
 _LETTERS = "abcdefghjlpqrstuvwxy"

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
-from sambasim.compiler.sharding.layouts import Layout, cut, through_view
 from sambasim.compiler.sharding.maps import (
     broadcast,
     by_first,
@@ -25,7 +24,7 @@ from sambasim.compiler.sharding.maps import (
     without,
 )
 from sambasim.compiler.sharding.rules_losses import LOSS_RULES
-from sambasim.compiler.sharding.sharder import Rule, Sharder, dtype_of, number, one_of
+from sambasim.compiler.sharding.sharder import Layout, Rule, Sharder, cut, dtype_of, number, one_of, through_view
 from sambasim.ir.graph import Argument, Node, Ref, TorchConstant
 from sambasim.ir.operators import OPERATORS, OperatorKind
 

@@ -5,9 +5,8 @@ Source of the scheme: Shoeybi et al., Megatron-LM, arXiv:1909.08053.
 
 from collections.abc import Mapping
 
-from sambasim.compiler.sharding.layouts import PARTIAL, WHOLE, Layout, cut
 from sambasim.compiler.sharding.maps import follow, letters
-from sambasim.compiler.sharding.sharder import Rule, Sharder, dtype_of, number, one_of
+from sambasim.compiler.sharding.sharder import PARTIAL, WHOLE, Layout, Rule, Sharder, cut, dtype_of, number, one_of
 from sambasim.ir.graph import Argument, Node, Ref
 from sambasim.ir.types import TensorType
 

@@ -1,4 +1,5 @@
-"""Propagates layouts through a graph: each node by the rule of its operator, with communication where layouts differ.
+"""How values lie over the ranks of one axis, and how that propagates through a graph: each node by the rule of its
+operator, with communication where layouts differ.
 
 A node without a rule, and one whose rule finds no way, is computed whole on every rank.
 """
@@ -6,12 +7,73 @@ A node without a rule, and one whose rule finds no way, is computed whole on eve
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from math import prod
 from typing import TypeAlias
 
-from sambasim.compiler.sharding.layouts import PARTIAL, WHOLE, Layout, cut, fits, part_type
 from sambasim.errors import InternalError
 from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, SectionKind, TorchConstant
-from sambasim.ir.types import Symbol, SymbolKind, TensorType, parameter_of
+from sambasim.ir.types import Cut, Symbol, SymbolKind, TensorType, parameter_of
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The placement of a value, in DTensor's terms: `whole` is Replicate, `partial` is Partial (the value is the sum of
+    what the ranks have), `cut` is Shard(dim): each rank has an equal part along `dim`. With `outer` above 1, that
+    dimension is a concatenation of `outer` tensors, and each rank has a part of each of them."""
+
+    kind: str
+    dim: int = 0
+    outer: int = 1
+
+    def __str__(self) -> str:
+        return self.kind if self.kind != "cut" else f"cut({self.dim}{f', outer {self.outer}' * (self.outer > 1)})"
+
+
+WHOLE = Layout("whole")
+PARTIAL = Layout("partial")
+
+
+@cache
+def cut(dim: int, outer: int = 1) -> Layout:
+    return Layout("cut", dim, outer)
+
+
+def fits(shape: tuple[int, ...], layout: Layout, ranks: int) -> bool:
+    """Whether a tensor of `shape` can have `layout`: the dimension must divide evenly into `outer` × `ranks` parts."""
+    if layout.kind != "cut":
+        return True
+    size = shape[layout.dim] if layout.dim < len(shape) else 0
+    return size > 0 and size % (layout.outer * ranks) == 0
+
+
+def part_type(whole: TensorType, layout: Layout, ranks: int) -> TensorType:
+    """The type of a rank's part."""
+    if layout.kind != "cut":
+        return whole
+    shape = list(whole.shape)
+    shape[layout.dim] //= ranks
+    return TensorType(whole.dtype, tuple(shape))
+
+
+def cut_of(layout: Layout, axis: str, ranks: int) -> tuple[Cut, ...]:
+    return (Cut(axis, layout.dim, ranks, layout.outer),) if layout.kind == "cut" else ()
+
+
+def through_view(before: tuple[int, ...], after: tuple[int, ...], layout: Layout, ranks: int) -> Layout | None:
+    """The layout of a cut tensor after a view of its elements as `after`; None if parts would not stay parts.
+
+    In the order of elements, a cut is a number of blocks, `left`, each in `ranks` equal pieces. A dimension of `after`
+    has the same pieces if its blocks are as many and its extent is divided evenly.
+    """
+    left = prod(before[: layout.dim]) * layout.outer
+    for dim, extent in enumerate(after):
+        blocks, rest = divmod(left, max(prod(after[:dim]), 1))
+        found = cut(dim, blocks)
+        if rest == 0 and blocks > 0 and extent > blocks and fits(after, found, ranks):
+            return found
+    return None
+
 
 Rule: TypeAlias = Callable[["Sharder", Node], bool]
 """Emits what computes `node` from operands that are not all whole. Returns False, before anything is emitted, if it

@@ -5,10 +5,9 @@ from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import ClassVar, NamedTuple
 
-from sambasim.compiler.sharding.layouts import WHOLE, Layout, cut, cut_of, fits, part_type
-from sambasim.compiler.sharding.named_plan import Named, plan_by_name, read_names
-from sambasim.compiler.sharding.plan import Plan, find_plan, general, propagate
+from sambasim.compiler.sharding.plan import Named, Plan, find_plan, general, plan_by_name, propagate, read_names
 from sambasim.compiler.sharding.rules import RULES
+from sambasim.compiler.sharding.sharder import WHOLE, Layout, cut, cut_of, fits, part_type
 from sambasim.errors import OptionError
 from sambasim.ir.graph import Graph, Node, Ref
 from sambasim.ir.mesh import TENSOR, Axis

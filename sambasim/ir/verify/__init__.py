@@ -35,10 +35,18 @@ memory; a PEF is always at that last stage.
 from enum import IntEnum
 
 from sambasim.ir.program import Program
-from sambasim.ir.verify.groups import verify_data_parallel, verify_group, verify_memory, verify_ownership
-from sambasim.ir.verify.pipeline import verify_copies, verify_pipeline
-from sambasim.ir.verify.training import verify_training, verify_updates
-from sambasim.ir.verify.values import verify_names, verify_outputs, verify_sections, verify_types, verify_values
+from sambasim.ir.verify.groups import (
+    verify_data_parallel,
+    verify_group,
+    verify_memory,
+    verify_names,
+    verify_outputs,
+    verify_ownership,
+    verify_sections,
+    verify_types,
+    verify_values,
+)
+from sambasim.ir.verify.training import verify_copies, verify_pipeline, verify_training, verify_updates
 
 
 class Progress(IntEnum):

@@ -13,13 +13,11 @@ from sambasim.pef import Checked
 from sambasim.records.metrics import RunRecords
 from sambasim.report.findings import Findings
 from sambasim.report.page import mesh, plan
-from sambasim.report.page.advice import advice
 from sambasim.report.page.graph import section_graph
-from sambasim.report.page.overview import caveat, facts_line, grounds, memory, summary
+from sambasim.report.page.overview import advice, caveat, facts_line, grounds, memory, summary
 from sambasim.report.page.replicas import scaling, timeline
-from sambasim.report.page.roofline import roofline
 from sambasim.report.page.run import measured_parts, mesh_facts
-from sambasim.report.page.sections import operators, pipeline, sections_part
+from sambasim.report.page.sections import operators, pipeline, roofline, sections_part
 from sambasim.report.page.ui import Html, Part, element, for_script, joined
 from sambasim.simulation.mesh import MeshStep
 from sambasim.simulation.planning.search import Plan

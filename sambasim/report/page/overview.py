@@ -1,19 +1,19 @@
-"""Predicted parts about one replica: key figures, memory over time, and the figures that the prediction uses."""
+"""Predicted parts about one replica: key figures, memory over time, what would make
+it quicker, and the figures that the prediction uses."""
 
 from sambasim.hardware.budget import load_calibration
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import Checked
-from sambasim.report.advice import PRICED_IN
+from sambasim.report.advice import BACKED, NO_CHANGE, PRICED_IN, compared_text, gain_text, how_text, step_text
 from sambasim.report.devices import figures_of, title_of, value_text
-from sambasim.report.findings import Findings
-from sambasim.report.headline import mfu, mfu_text, range_text
+from sambasim.report.findings import Findings, mfu, mfu_text, range_text
 from sambasim.report.page import ui
 from sambasim.report.simulation import bound_text
-from sambasim.simulation.advice import on_a_node
+from sambasim.simulation.advice import Change, on_a_node
 from sambasim.simulation.prediction import Prediction, backing_of, likely, zero_note
 from sambasim.simulation.sync import SyncPath
-from sambasim.units import GIB, KIB, MIB, TIB, format_bytes, format_seconds, plain_rate
+from sambasim.units import GIB, KIB, MIB, TIB, format_bytes, format_rate, format_seconds, plain_rate
 
 
 def facts_line(prediction: Prediction, digest: str | None, checked: Checked | None) -> list[tuple[str, str]]:
@@ -208,3 +208,31 @@ def _largest_table(prediction: Prediction) -> str:
     if not rows:
         return ui.element("div", title, ui.element("p", "None: all tensors stay on the chip.", class_="muted"))
     return ui.element("div", title, ui.table(("tensor", "in sections", "bytes"), rows, class_="names"))
+
+
+def advice(found: Findings) -> ui.Part:
+    changes = found.advice.changes
+    lead = (
+        "Each change is predicted again by itself, and compared on the same hardware. Those that gain more than 2 % "
+        "are listed, best first; gains do not add up."
+    )
+    listed = ui.element("ol", *map(_item, changes), class_="advice") if changes else ui.element("p", NO_CHANGE)
+    return ui.Part("advice", "What would make it quicker", lead, ui.joined(listed, _devices(found)))
+
+
+def _item(change: Change) -> ui.Html:
+    numbers = ui.element("div", ui.element("b", f"step {step_text(change)}"), compared_text(change), class_="gain")
+    words = ui.element("div", ui.element("b", change.what), how_text(change), class_="how")
+    return ui.element("li", ui.element("span", gain_text(change), class_="factor"), words, numbers)
+
+
+def _devices(found: Findings) -> ui.Html:
+    rows = [
+        (one.device, "does not fit", "")
+        if one.speed is None
+        else (one.device, format_seconds(one.speed.step_s), format_rate(one.speed.samples_per_s))
+        for one in found.advice.devices
+    ]
+    title = ui.element("h3", "One replica on a whole RDU")
+    table = ui.table(("device", "step", "samples/s"), rows, class_="fitted")
+    return ui.element("div", title, table, ui.element("p", BACKED, class_="muted"), class_="under devices")

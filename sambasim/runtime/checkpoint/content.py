@@ -14,12 +14,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sambasim.ir.program import ParameterGroup, Program, state_name
-from sambasim.ir.slices import Slice
-from sambasim.ir.types import Cut, SymbolKind
+from sambasim.ir.types import Cut, Slice, SymbolKind
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
 from sambasim.runtime.checkpoint.manifest import Manifest, TensorModel, damaged, read_manifest, size_of, unreadable
 from sambasim.runtime.device import DeviceMemory
-from sambasim.runtime.parts import joined, part_of
+from sambasim.runtime.weights import joined, part_of
 
 _KEY = pattern(r"(.+)\[([0-9]{1,18}):([0-9]{1,18})\]")
 

@@ -3,14 +3,13 @@
 The functions that torch generates for Python call the same kernels as `torch.ops`, one to two microseconds faster.
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import FunctionSchema, Tensor
 
-from sambasim.ir.dataflow import aliases_of, kind_of, last_reader
+from sambasim.ir.dataflow import aliases_of, kind_of, readers_of
 from sambasim.ir.graph import Node, Ref
 from sambasim.ir.operators import OperatorKind
 
@@ -75,7 +74,7 @@ def find_routes(
     """The safe routes to the values in `stored`. `sections` gives the section of each node. Values that a later section
     or the caller reads are not safe: other ranks may overwrite a gradient once its section is done."""
     position_of = {result: position for position, node in enumerate(nodes) for result in node.results if result}
-    readers = Counter(name for node in nodes for name in set(node.reads))
+    readers = readers_of(nodes)
     routes = []
     for value in stored:
         chain = _chain(value, nodes, position_of)
@@ -83,9 +82,10 @@ def find_routes(
         made = nodes[maker].results[0]
         if made is None or not _writes_out(nodes[maker]):
             continue
-        aliases = aliases_of(made, nodes)
+        aliases = aliases_of(made, nodes, readers)
+        read_last = max((at for name in aliases for at in readers.get(name, ())), default=last)
         shared = not aliases.isdisjoint(keep) or any(name != value for name in aliases if name in stored)
-        if shared or sections[last_reader(aliases, nodes)] > sections[last]:
+        if shared or sections[read_last] > sections[last]:
             continue
         routes.append(Route(value, maker, tuple(chain[1:]), _unread(chain[1:], nodes, readers)))
     return routes
@@ -113,12 +113,12 @@ def _viewed(node: Node) -> str:
     return read[0] if is_view and len(read) == 1 else ""
 
 
-def _unread(views: Sequence[int], nodes: Sequence[Node], readers: Mapping[str, int]) -> tuple[int, ...]:
+def _unread(views: Sequence[int], nodes: Sequence[Node], readers: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
     unread: list[int] = []
     for position in reversed(views):
         (result,) = nodes[position].results
         needed_by = 1 if unread else 0  # the next view, which is not needed either
-        if result is None or readers.get(result, 0) > needed_by:
+        if result is None or len(readers.get(result, ())) > needed_by:
             break
         unread.append(position)
     return tuple(unread)

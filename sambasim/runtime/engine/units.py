@@ -6,7 +6,7 @@ Products that are only gradients come last in their unit: their kernels write di
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from sambasim.ir.graph import Node, SectionKind
@@ -71,12 +71,13 @@ class Steps:
         last = self._gradient_products()
         drafts = [self._draft(unit, last) for unit in units]
         outside = set(self.needed)
+        maker = {result: at for at, node in enumerate(self.nodes) for result in node.results if result is not None}
         bodies: dict[tuple[int, ...], tuple[tuple[int, ...], tuple[str, ...]]] = {}
         for step in (step for draft in drafts for step in draft):
             if isinstance(step, int):
                 outside.update(self.nodes[step].reads)
             else:
-                bodies[step] = self._inputs(step)
+                bodies[step] = self._inputs(step, maker)
                 outside.update(bodies[step][1])
         return [
             [step if isinstance(step, int) else self._region(step, *bodies[step], outside) for step in draft]
@@ -104,9 +105,9 @@ class Steps:
         results = (result for position in nodes for result in self.nodes[position].results)
         return Region(views, nodes, inputs, tuple(one for one in results if one is not None and one in outside))
 
-    def _inputs(self, nodes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """The views to evaluate again for `nodes`, and the values that are then read from outside."""
-        maker = {result: p for p, node in enumerate(self.nodes) for result in node.results if result is not None}
+    def _inputs(self, nodes: tuple[int, ...], maker: Mapping[str, int]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """The views to evaluate again for `nodes`, and the values that are then read from outside. `maker`: by value,
+        the node that gives it."""
         inside, views, inputs = set(nodes), set[int](), dict[str, None]()
         waiting = [name for position in nodes for name in self.nodes[position].reads]
         while waiting:

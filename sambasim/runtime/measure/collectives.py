@@ -14,23 +14,28 @@ import torch
 
 from sambasim.errors import MachineError
 from sambasim.ir.program import Program
-from sambasim.records.collectives import CollectivesRecord, LeftOutRecord, PathRecord, SizeRecord
+from sambasim.records.metrics import CollectivesRecord, LeftOutRecord, PathRecord, SizeRecord
 from sambasim.runtime import torch_process_group
-from sambasim.runtime.capacity import default_threads
 from sambasim.runtime.determinism import repeatable
 from sambasim.runtime.device import DeviceMemory, private_storage
-from sambasim.runtime.measure.operands import ELEMENT_BYTES, GRANULE_BYTES, Expected, Operands, draw, flat_program
 from sambasim.runtime.measure.paths import (
+    ELEMENT_BYTES,
+    GRANULE_BYTES,
     PATHS,
     THROUGH_GLOO,
     AllReduce,
+    Expected,
     Measured,
+    Operands,
     Setting,
     check_host_memory,
     copy_bound,
+    draw,
+    flat_program,
     private_buffers,
 )
 from sambasim.runtime.ranks import Communicator, SharedWindow
+from sambasim.runtime.resources import default_threads
 from sambasim.units import MIB, format_bytes
 
 

@@ -27,7 +27,6 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind, TensorType
 from sambasim.options.training import DataOptions, OptimizerOptions
 from sambasim.runtime import torch_process_group
-from sambasim.runtime.capacity import cores_of_this_process, default_threads, keep_freed_memory
 from sambasim.runtime.communicator import connect as connect_ranks
 from sambasim.runtime.determinism import repeatable, seed_everything
 from sambasim.runtime.device import DeviceMemory
@@ -37,6 +36,7 @@ from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.optimizers import Optimizers, bind_arguments
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.replica import input_specs
+from sambasim.runtime.resources import cores_of_this_process, default_threads, keep_freed_memory
 from sambasim.runtime.sharding import Shard
 from sambasim.runtime.transports.factory import Way, allocate, connect
 from sambasim.runtime.transports.in_process import finished

@@ -12,7 +12,7 @@ from sambasim.errors import InternalError
 from sambasim.ir.dataflow import is_clipped
 from sambasim.ir.mesh import Mesh, mesh_of
 from sambasim.ir.program import Member, ParameterGroup, Program
-from sambasim.ir.slices import Slice, cut, cut_at
+from sambasim.ir.types import Slice, cut, cut_at
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.optimizers import Optimizers

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from sambasim.collectives.tree import additions
 from sambasim.ir.program import ParameterGroup
-from sambasim.ir.slices import CUT_ELEMENTS, Slice, pieces
-from sambasim.ir.types import DTYPE_BYTES
+from sambasim.ir.types import CUT_ELEMENTS, DTYPE_BYTES, Slice, pieces
 from sambasim.records.trace import Track
 from sambasim.runtime.device import DeviceMemory, bytes_of
 from sambasim.runtime.mean import Sum, TreeMean

@@ -12,6 +12,7 @@ from time import perf_counter_ns
 from sambasim.records.trace import Track
 from sambasim.runtime.observer import Observed, StepObserver
 from sambasim.runtime.ranks import Communicator, SharedWindow
+from sambasim.runtime.resources import cores_of_this_process
 
 _PAGE_BYTES = 4096
 _LINE_WORDS = 8
@@ -126,5 +127,5 @@ class NodeFlags:
 
 def _cores_of_node(communicator: Communicator) -> int:
     """Collective. The number of cores that the ranks of this node may use together."""
-    cores_of = communicator.all_gather_object(os.sched_getaffinity(0))
+    cores_of = communicator.all_gather_object(cores_of_this_process())
     return len(set().union(*(cores_of[rank] for rank in communicator.topology.local_ranks)))

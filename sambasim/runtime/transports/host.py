@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sambasim.errors import PeerError
 from sambasim.ir.program import Member, ParameterGroup, Program
-from sambasim.ir.slices import Slice
+from sambasim.ir.types import Slice
 from sambasim.records.trace import Track
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.observer import SpanArgs, StepObserver, span

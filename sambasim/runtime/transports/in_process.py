@@ -14,8 +14,7 @@ from torch import Tensor
 from sambasim.errors import InternalError
 from sambasim.ir.mesh import DATA_PARALLEL, Mesh, mesh_of
 from sambasim.ir.program import ParameterGroup, Program
-from sambasim.ir.slices import Slice
-from sambasim.ir.types import TensorType
+from sambasim.ir.types import Slice, TensorType
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.mean import tree_mean
 from sambasim.runtime.transports.base import Communication, EndOfStep, Shared, Transport, slices_of

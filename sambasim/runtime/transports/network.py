@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from sambasim.collectives.schedule import all_gather_messages, port_of, reduce_scatter_messages
-from sambasim.collectives.tree import blocks, inside
+from sambasim.collectives.tree import blocks
 from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import DTYPE_BYTES
 from sambasim.records.trace import Track
 from sambasim.runtime.device import bytes_of
-from sambasim.runtime.mean import TreeMean
+from sambasim.runtime.mean import tree_mean
 from sambasim.runtime.observer import StepObserver, span
 from sambasim.runtime.ranks import Request
 
@@ -142,16 +142,11 @@ class Network:
 
     def _sum(self, group: ParameterGroup, start: int, stop: int) -> None:
         """Sum a slice over this node, in place of this rank's own gradient, which no other rank reads."""
-        ranks = sorted(self._memories)
-        position = {rank: index for index, rank in enumerate(ranks)}
-        steps = [(position[into], position[source]) for into, source in inside(ranks)]
-        if not steps:
-            return
-        gradients = [self._memories[rank].region(group, "gradient") for rank in ranks]
-        add = TreeMean(steps, 1, gradients[0].dtype)
-        own = gradients[position[self.replica]]
-        add.of([gradient[start:stop] for gradient in gradients], own[start:stop])()
-        self._moved.peer += (len(ranks) - 1) * own[start:stop].nbytes
+        parts = {rank: one.region(group, "gradient")[start:stop] for rank, one in sorted(self._memories.items())}
+        own = parts[self.replica]
+        if len(parts) > 1:
+            tree_mean([*parts.values()], own, 1)
+        self._moved.peer += (len(parts) - 1) * own.nbytes
 
     def _slice_bytes(self, group: ParameterGroup) -> int:
         start, stop = self._slices[group.name][self.replica]

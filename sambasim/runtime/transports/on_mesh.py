@@ -9,7 +9,7 @@ from torch import Tensor
 from sambasim.errors import MachineError
 from sambasim.ir.mesh import DATA_PARALLEL, TENSOR, Mesh
 from sambasim.ir.program import Member, ParameterGroup
-from sambasim.ir.slices import Slice
+from sambasim.ir.types import Slice
 from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.transports.base import Communication, EndOfStep, Fusion, Shared, Transport

@@ -5,7 +5,6 @@ Each rank sends its tensor to all others and computes the result itself, in the 
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from itertools import accumulate
 from typing import TypeAlias, final
 
 import numpy as np
@@ -15,8 +14,7 @@ from torch import Tensor
 from sambasim.collectives.tree import additions
 from sambasim.errors import InternalError
 from sambasim.ir.program import Member
-from sambasim.ir.slices import Slice
-from sambasim.ir.types import TensorType, align
+from sambasim.ir.types import Slice, TensorType, align
 from sambasim.runtime.device import bytes_of
 from sambasim.runtime.ranks import Communicator, Request
 from sambasim.runtime.transports.base import Communication, Shared
@@ -170,21 +168,17 @@ class GatherLosses:
 
     def __init__(self, communicator: Communicator, workers: Collection[int]) -> None:
         self._communicator = communicator
-        counts = [1 + (rank in workers) for rank in range(communicator.world_size)]
-        firsts = list(accumulate(counts, initial=0))[:-1]
-        self._requests_at = firsts
-        self._losses_at = [first + 1 for first, count in zip(firsts, counts, strict=True) if count > 1]
-        self._send = np.empty(counts[communicator.rank], dtype=np.float64)
-        self._receive = np.empty(sum(counts), dtype=np.float64)
-        self._bytes = self._send.view(np.uint8), self._receive.view(np.uint8)
-        self._byte_counts = [count * self._send.itemsize for count in counts]
+        self._workers = sorted(workers)
+        self._send = np.zeros(2)
+        self._receive = np.empty((communicator.world_size, 2))
+        self._bytes = self._send.view(np.uint8), self._receive.reshape(-1).view(np.uint8)
 
     def __call__(self, losses: Sequence[float], request: int) -> Shared:
         """Collective."""
-        self._send[:] = (request, *losses)
-        self._communicator.all_gather(*self._bytes, self._byte_counts)
-        received: list[float] = self._receive.tolist()
-        return Shared([received[at] for at in self._losses_at], int(max([received[at] for at in self._requests_at])))
+        self._send[: 1 + len(losses)] = (request, *losses)
+        self._communicator.all_gather(*self._bytes)
+        received: list[list[float]] = self._receive.tolist()
+        return Shared([received[rank][1] for rank in self._workers], int(max(row[0] for row in received)))
 
 
 def collect(

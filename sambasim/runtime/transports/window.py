@@ -18,14 +18,14 @@ from torch import Tensor
 from sambasim.collectives.tree import around
 from sambasim.ir.dataflow import pass_and_update, readiness
 from sambasim.ir.program import Member, ParameterGroup, Program
-from sambasim.ir.slices import pieces
-from sambasim.ir.types import DTYPE_BYTES, SymbolKind
+from sambasim.ir.types import DTYPE_BYTES, SymbolKind, pieces
 from sambasim.records.trace import Track
 from sambasim.runtime.device import SHARED_KINDS, DeviceMemory
+from sambasim.runtime.huge_pages import Range
 from sambasim.runtime.mean import CHUNK_ELEMENTS, Sum, TreeMean
 from sambasim.runtime.observer import SpanArgs, StepObserver, span
 from sambasim.runtime.optimizers import Optimizers, SliceUpdate, divides_exactly
-from sambasim.runtime.ranks import Communicator, Range, SharedWindow, Topology
+from sambasim.runtime.ranks import Communicator, SharedWindow, Topology
 from sambasim.runtime.transports.base import (
     Communication,
     EndOfStep,

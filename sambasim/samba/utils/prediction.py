@@ -5,10 +5,10 @@ from torch import nn
 
 from sambasim.hardware.placement import inventory_of, place_replicas
 from sambasim.ir.graph import SectionKind
-from sambasim.runtime.predicted import predicted
+from sambasim.runtime.outcome import predicted
 from sambasim.samba import context
 from sambasim.samba.session import session
-from sambasim.simulation.compiled import CompiledStep
+from sambasim.simulation.mesh import MeshStep, has_several_ranks
 from sambasim.simulation.prediction import backing_of
 from sambasim.simulation.sync import SyncPath
 
@@ -26,8 +26,8 @@ class Prediction:
         nodes = world.node_of if data_parallel else [world.node_index]
         placement = place_replicas(inventory, nodes, document.program.ranks_of_replica)
         found = predicted(document.program, inventory, placement, SyncPath.RDU if reduce_on_rdu else SyncPath.HOST)
-        self.step: CompiledStep | None = None
-        if not isinstance(found, CompiledStep):
+        self.step: MeshStep | None = None
+        if isinstance(found, str) or has_several_ranks(document.program):
             why = found if isinstance(found, str) else "sambasim simulate predicts a replica of several ranks"
             self.figures: dict[str, JsonValue] = {"not_predicted": why}
             self.text = f"no prediction for a device: {why}\n"
@@ -42,4 +42,4 @@ class Prediction:
             return None
         if forward_only:
             return self.step.of_kind_s(SectionKind.FWD) if graph_only else self.step.forward_s
-        return self.step.graph_s if graph_only else self.step.scaled.predicted_s
+        return self.step.graph_s if graph_only else self.step.predicted_s

@@ -18,14 +18,12 @@ from sambasim.hardware.budget import Calibration
 from sambasim.hardware.placement import Placement, place
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec
 from sambasim.simulation.memory import Memory
-from sambasim.simulation.messages import message
 from sambasim.simulation.planning.layers import Layer
 from sambasim.simulation.planning.one_rank import OneRank, Programs, Ranks
 from sambasim.simulation.planning.priced import Priced, Terms, path_of, rdus_of, shortage
 from sambasim.simulation.planning.strategy import BY_HOST, Strategy
 from sambasim.simulation.scaling import spread_of
-from sambasim.simulation.sync import WIRE_BYTES, GroupSync, Traffic, Wire, group_sync
-from sambasim.simulation.zero import GATHERS_IN_PASSES
+from sambasim.simulation.sync import GATHERS_IN_PASSES, WIRE_BYTES, GroupSync, Traffic, Wire, group_sync, message
 
 
 @dataclass(frozen=True)

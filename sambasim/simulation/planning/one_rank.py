@@ -22,13 +22,12 @@ from sambasim.ir.mesh import DATA_PARALLEL, TENSOR, Mesh
 from sambasim.ir.program import Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 from sambasim.simulation.memory import Memory, memory_of
-from sambasim.simulation.messages import traffic_of
 from sambasim.simulation.planning.layers import Chain, Shorter, chain_of
 from sambasim.simulation.planning.priced import roomy
 from sambasim.simulation.planning.strategy import Strategy
 from sambasim.simulation.scaling import slowest_s_of
 from sambasim.simulation.step import MODEL_KINDS, pieces_as_compiled, price_pieces
-from sambasim.simulation.sync import Traffic
+from sambasim.simulation.sync import Traffic, traffic_of
 
 
 class Programs(Protocol):

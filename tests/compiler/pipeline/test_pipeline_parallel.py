@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from sambasim.compiler.build import Built
 from sambasim.compiler.passes import Place
 from sambasim.compiler.pipeline.assign import is_view
-from sambasim.compiler.pipeline.pipeline_parallel import PipelineParallel
+from sambasim.compiler.pipeline.messages import PipelineParallel
 from sambasim.compiler.update import AttachOptimizers, Update
 from sambasim.errors import InvariantError, OptionError
 from sambasim.hardware.budget import budget_of, load_calibration

@@ -13,7 +13,7 @@ from examples.char_gpt import Block
 from sambasim.compiler.build import Built
 from sambasim.compiler.passes import Pass, Place, run_pipeline
 from sambasim.compiler.pipeline.assign import Assignment
-from sambasim.compiler.pipeline.pipeline_parallel import PipelineParallel
+from sambasim.compiler.pipeline.messages import PipelineParallel
 from sambasim.compiler.pipeline.tied import Sizes, updaters
 from sambasim.compiler.update import AddDataParallel, AttachOptimizers, Update
 from sambasim.errors import InvariantError

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sambasim.compiler.build import Built
-from sambasim.compiler.sharding.layouts import Layout, cut
-from sambasim.compiler.sharding.named_plan import tp_plan_of
+from sambasim.compiler.sharding.plan import tp_plan_of
+from sambasim.compiler.sharding.sharder import Layout, cut
 from sambasim.compiler.sharding.tensor_parallel import TensorParallel
 from sambasim.errors import OptionError
 from sambasim.ir.dataflow import gathers

@@ -13,9 +13,9 @@ from sambasim.compiler.build import Built
 from sambasim.compiler.compile import Stopwatch, capture_model
 from sambasim.compiler.front import build_model, example_batch
 from sambasim.compiler.passes import Place
-from sambasim.compiler.sharding.layouts import Layout, cut
 from sambasim.compiler.sharding.plan import find_plan
 from sambasim.compiler.sharding.rules import RULES
+from sambasim.compiler.sharding.sharder import Layout, cut
 from sambasim.compiler.sharding.tensor_parallel import TensorParallel
 from sambasim.compiler.update import AttachOptimizers, Update
 from sambasim.errors import DataError, OptionError
@@ -25,9 +25,9 @@ from sambasim.ir.types import SymbolKind
 from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.executor import Executor, tangent_of
-from sambasim.runtime.parts import joined
 from sambasim.runtime.replica import place_inputs, place_weights
 from sambasim.runtime.transports.in_process import Hub, InProcess, run_together
+from sambasim.runtime.weights import joined
 from tests.support.examples import example_options
 from tests.support.whole import whole_case
 

@@ -7,18 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from sambasim.compiler.sharding.layouts import PARTIAL, Layout, cut, cut_of, fits, part_type
 from sambasim.compiler.sharding.plan import propagate
 from sambasim.compiler.sharding.rules import RULES
-from sambasim.compiler.sharding.sharder import Found
+from sambasim.compiler.sharding.sharder import PARTIAL, Found, Layout, cut, cut_of, fits, part_type
 from sambasim.ir.graph import Graph
 from sambasim.ir.mesh import TENSOR, Axis, Mesh
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.executor import Executor
-from sambasim.runtime.parts import part_of
 from sambasim.runtime.transports.in_process import Hub, InProcess, run_together
+from sambasim.runtime.weights import part_of
 from tests.support.ir_text import parse_program
 
 RANKS = 2

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sambasim.cli.main import main
-from sambasim.runtime import capacity, shared_memory
+from sambasim.runtime import resources, shared_memory
 from sambasim.runtime.communicator import MpiCommunicator
 from sambasim.runtime.shared_memory import Demand
 from sambasim.runtime.transports.host import _GlooAllReduce
@@ -59,7 +59,7 @@ def little_shared_memory() -> None:
 
 def little_memory() -> None:
     """600 KiB for all buffers of two ranks."""
-    vars(capacity)["available_bytes"] = lambda: 600 * KIB
+    vars(resources)["available_bytes"] = lambda: 600 * KIB
 
 
 if __name__ == "__main__":

@@ -21,10 +21,9 @@ from sambasim.runtime.handlers import Binding, Handler
 from sambasim.runtime.instructions import Instruction
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.optimizers import Optimizers
-from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.ranks import Communicator, single_rank
 from sambasim.runtime.run_observer import RunObserver, Start
 from sambasim.runtime.setup import set_up
-from sambasim.runtime.single_rank import single_rank
 from sambasim.runtime.transports import exchange
 from sambasim.runtime.transports.base import Communication, Fusion, Transport
 

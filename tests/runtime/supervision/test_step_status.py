@@ -9,8 +9,7 @@ import pytest
 from sambasim.ir.graph import Graph, Node, Section, SectionKind
 from sambasim.ir.program import Program
 from sambasim.records.trace import Track
-from sambasim.runtime.supervision.status_file import StatusFile
-from sambasim.runtime.supervision.step_status import StepStatus
+from sambasim.runtime.supervision.status_file import StatusFile, StepStatus
 
 KINDS = (SectionKind.FWD, SectionKind.BCKWD, SectionKind.OPT)
 SECTIONS = tuple(Section(index, kind, f"{kind}_0", index, index + 1) for index, kind in enumerate(KINDS))

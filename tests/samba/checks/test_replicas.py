@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data.distributed import DistributedSampler
 
 from sambasim import samba
-from sambasim.runtime.single_rank import private_window
+from sambasim.runtime.ranks import single_rank
 from sambasim.runtime.stepwise import Mode
 from sambasim.samba import context
 from sambasim.samba.checks import job, replicas
@@ -121,7 +121,11 @@ def compare(linear_pef: str, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
         return [own, (own[0], change[-1](own[1]))]
 
     communicator: Any = SimpleNamespace(
-        world_size=2, node_of=[0, 0], all_gather_object=gather, topology=ALONE, allocate_shared=private_window
+        world_size=2,
+        node_of=[0, 0],
+        all_gather_object=gather,
+        topology=ALONE,
+        allocate_shared=single_rank("here").allocate_shared,
     )
     watched = job.Job(communicator)
     monkeypatch.setattr(job, "_job", watched)
@@ -248,7 +252,7 @@ def test_findings_of_another_rank_are_in_the_summary(
         node_of=[0] * 3,
         all_gather_object=lambda own: all_shown if own else [own] * 3,
         topology=ALONE,
-        allocate_shared=private_window,
+        allocate_shared=single_rank("here").allocate_shared,
     )
     monkeypatch.setattr(job, "_job", job.Job(communicator))
     assert capsys.readouterr().err == "notice: AP06: the app computes\n  try:   to_cpu\n"

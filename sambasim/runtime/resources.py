@@ -63,9 +63,7 @@ def check_node_memory(
 
 
 def cores_of_this_process() -> frozenset[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset(range(os.cpu_count() or 1))
+    return frozenset(os.sched_getaffinity(0))
 
 
 def default_threads(communicator: Communicator, replicas_here: int, environ: Mapping[str, str] = os.environ) -> int:
