@@ -161,7 +161,7 @@ def key_of_globals(net: Any) -> int:
 
 @late(1000, says=("torch.calls_of_a_case",))
 def attribute_of_torch(net: Any) -> int:
-    torch.calls_of_a_case = getattr(torch, "calls_of_a_case", 0) + 1  # type: ignore[attr-defined]  # here
+    torch.calls_of_a_case = getattr(torch, "calls_of_a_case", 0) + 1  # type: ignore[attr-defined]  # none of torch's  # here
     return int(vars(torch)["calls_of_a_case"]) - 1
 
 
