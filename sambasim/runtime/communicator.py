@@ -32,6 +32,7 @@ from sambasim.runtime.ranks import (
     Request,
     SharedWindow,
     as_bytes,
+    rows,
     single_rank,
 )
 
@@ -163,7 +164,7 @@ class MpiCommunicator(Communicator):
         return tuple(self._world.allgather(value))
 
     def all_gather(self, send: Buffer, receive: Buffer) -> None:
-        self._world.Allgather(as_bytes(send), as_bytes(receive))
+        self._world.Allgather(*rows(send, receive, self.world_size))
 
     def isend(self, buffer: Buffer, destination: int, tag: int) -> Request:
         return Request(self._world.Isend(as_bytes(buffer), dest=destination, tag=tag))

@@ -29,6 +29,14 @@ def as_bytes(buffer: Buffer) -> ByteArray:
     return array
 
 
+def rows(send: Buffer, receive: Buffer, world_size: int) -> tuple[ByteArray, ByteArray]:
+    """Both as arrays. Raises InternalError unless `receive` has the room for `send` of each rank: MPI does not say."""
+    source, target = as_bytes(send), as_bytes(receive)
+    if len(target) != world_size * len(source):
+        raise InternalError(f"{world_size} ranks gather {len(source)} bytes each into {len(target)}")
+    return source, target
+
+
 T = TypeVar("T")
 
 Request = NewType("Request", object)
@@ -160,8 +168,10 @@ class Communicator(Topology):
         return (value,)
 
     def all_gather(self, send: Buffer, receive: Buffer) -> None:
-        """Collective: `receive` becomes the `send` of every rank, in rank order; all have one length."""
-        as_bytes(receive)[:] = as_bytes(send)
+        """Collective: `receive` becomes the `send` of every rank, in rank order; all have one length. Raises
+        InternalError for a `receive` of another length."""
+        source, target = rows(send, receive, self.world_size)
+        target[:] = source
 
     def isend(self, buffer: Buffer, destination: int, tag: int) -> Request:
         """Begin to send. The buffer must stay alive and unchanged until `wait_all` or `test_all` reports completion."""

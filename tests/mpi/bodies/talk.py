@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from sambasim.errors import InternalError
 from sambasim.runtime.communicator import Communicator, connect
 from sambasim.runtime.huge_pages import ByteArray
 from sambasim.runtime.ranks import WINDOW_ALIGNMENT_BYTES
@@ -58,6 +59,12 @@ def all_gather(c: Communicator) -> None:
     receive = np.full(5 * c.world_size, 255, dtype=np.uint8)
     c.all_gather(parts[c.rank], receive.data)
     expect(bool(np.array_equal(receive, np.concatenate(parts))), "all_gather")
+    try:
+        c.all_gather(parts[c.rank], receive[1:])
+    except InternalError as error:
+        expect("ranks gather 5 bytes each" in str(error), "a wrong length is named")
+    else:
+        expect(False, "a wrong length is refused")
 
 
 def messages(c: Communicator) -> None:
