@@ -30,8 +30,7 @@ def as_bytes(buffer: Buffer) -> ByteArray:
 
 
 def rows(send: Buffer, receive: Buffer, world_size: int) -> tuple[ByteArray, ByteArray]:
-    """Both as arrays. Raises InternalError unless `receive` has the room for `send` of each rank, apart from it: MPI does
-    not say."""
+    """Both as arrays. Raises InternalError unless `receive` has room for the `send` of each rank, apart from it."""
     source, target = as_bytes(send), as_bytes(receive)
     if len(target) != world_size * len(source):
         raise InternalError(f"{world_size} ranks gather {len(source)} bytes each into {len(target)}")
