@@ -19,7 +19,7 @@ from sambasim.errors import ModelError, OptionError
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.load import one_of, show
 from sambasim.options.training import OptimizerOptions, ScheduleOptions
-from sambasim.runtime.plan import learning_rate_factor
+from sambasim.runtime.run.plan import learning_rate_factor
 
 _LONGEST_SCHEDULE = 20_000
 """The most steps of a scheduler that are tried."""

@@ -24,7 +24,7 @@ from sambasim.report.inspect import Contents, contents
 from sambasim.report.inspect_tables import inspection, summary_table
 from sambasim.report.output import Shown, Tables
 from sambasim.report.summaries import next_command
-from sambasim.runtime.weights import state_dict
+from sambasim.runtime.values.weights import state_dict
 
 _EVALUATING = "the model was in evaluation mode; it is trained in training mode, with dropout and BatchNorm"
 _STATE = "the optimizer has taken steps before; its states, such as momentum, begin at zero here"

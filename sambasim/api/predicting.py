@@ -22,7 +22,7 @@ from sambasim.report.findings import Findings
 from sambasim.report.mesh import mesh_json, mesh_report
 from sambasim.report.output import Shown, Tables
 from sambasim.report.simulation import scaling_records, scaling_table, simulation_json, simulation_report
-from sambasim.runtime.prediction import PredictionJob
+from sambasim.runtime.inference import PredictionJob
 from sambasim.units import format_seconds
 
 _SLOWEST = 10

@@ -23,11 +23,11 @@ from sambasim.cli.terminal import exit_code_of, report_error
 from sambasim.errors import SambasimError
 from sambasim.ir.mesh import Mesh
 from sambasim.options.python_words import in_python
-from sambasim.runtime.communicator import connect
-from sambasim.runtime.launcher import find_launcher
-from sambasim.runtime.ranks import Communicator, single_rank
-from sambasim.runtime.supervision.status_file import Activity
-from sambasim.runtime.supervision.supervisor import FORWARDING_S, Failure, Supervisor
+from sambasim.runtime.machine.communicator import Communicator, single_rank
+from sambasim.runtime.machine.launcher import find_launcher
+from sambasim.runtime.machine.mpi import connect
+from sambasim.runtime.watch.status_file import Activity
+from sambasim.runtime.watch.supervisor import FORWARDING_S, Failure, Supervisor
 
 P = ParamSpec("P")
 R = TypeVar("R")

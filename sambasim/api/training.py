@@ -22,9 +22,9 @@ from sambasim.records.metrics import EvaluationRecord, SummaryRecord
 from sambasim.report.output import Shown, sparkline
 from sambasim.report.summaries import step_times
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.run_observer import MetricsFile, RunObserver, RunObservers, Step
-from sambasim.runtime.setup import set_up
+from sambasim.runtime.machine.communicator import Communicator
+from sambasim.runtime.run.run_observer import MetricsFile, RunObserver, RunObservers, Step
+from sambasim.runtime.run.setup import set_up
 from sambasim.units import counted, format_seconds
 
 

@@ -99,7 +99,7 @@ def _leave(error: BaseException, script: Path) -> int:
 def check_script(script: Path, file: Path, arguments: Sequence[str], *, steps: int, as_json: bool) -> int:
     """Run a script as `run_script` does, for at most `steps` optimizer steps, and print the report on rank 0. Returns 0
     or FOUND. Raises OptionError for the command compile, and for a script without a step or a finding."""
-    from sambasim.runtime.launcher import launched_rank
+    from sambasim.runtime.machine.launcher import launched_rank
     from sambasim.samba.checks.job import begin_check
 
     if arguments and arguments[0] == "compile":

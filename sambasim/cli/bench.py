@@ -15,7 +15,7 @@ from sambasim.units import TIB, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from sambasim.records.metrics import CollectivesRecord
-    from sambasim.runtime.supervision.supervisor import Failure
+    from sambasim.runtime.watch.supervisor import Failure
 
 _MOST_BYTES = TIB
 _PATHS = ("device", "host-mpi", "host-gloo", "host-parameter-server", "mpi", "mpi-in-place", "gloo")
@@ -101,7 +101,7 @@ def collectives_command(
         )
     _check_plot(plot)
 
-    from sambasim.runtime.communicator import connect
+    from sambasim.runtime.machine.mpi import connect
 
     command = ["sambasim", *sys.argv[1:]]
     communicator = connect(command)
@@ -112,7 +112,7 @@ def collectives_command(
         )
 
     from sambasim.runtime.measure.collectives import Request, sizes_between
-    from sambasim.runtime.supervision.supervisor import Supervisor
+    from sambasim.runtime.watch.supervisor import Supervisor
 
     def report(failure: "Failure") -> None:
         report_error(failure.error, failure.reporter)

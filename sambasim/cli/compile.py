@@ -65,7 +65,7 @@ def _check_one_process() -> None:
     import os
 
     from sambasim.errors import LaunchError
-    from sambasim.runtime.launcher import launcher_size
+    from sambasim.runtime.machine.launcher import launcher_size
 
     launched = launcher_size(os.environ)
     if launched and launched[1] > 1:

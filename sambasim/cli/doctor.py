@@ -17,9 +17,9 @@ from pydantic import BaseModel, ConfigDict
 from sambasim import __version__
 from sambasim.cli.terminal import show
 from sambasim.errors import MachineError
-from sambasim.runtime import shared_memory
-from sambasim.runtime.launcher import fitting_mpirun
-from sambasim.runtime.resources import cores_of_this_process
+from sambasim.runtime.machine import shared_memory
+from sambasim.runtime.machine.launcher import fitting_mpirun
+from sambasim.runtime.machine.resources import cores_of_this_process
 from sambasim.units import MIB, format_bytes
 
 TESTED_TORCH = ("2.13.0",)
@@ -36,7 +36,7 @@ _MPI_INSTALL = "python -m pip install mpich   (or load your cluster's MPI)"
 
 _PROBE = """
 from sambasim.errors import SambasimError
-from sambasim.runtime.communicator import connect, linked_library
+from sambasim.runtime.machine.mpi import connect, linked_library
 try:
     print({}, flush=True)
 except SambasimError as error:
@@ -70,7 +70,7 @@ def examine() -> Sequence[Finding]:
 def versions() -> dict[str, str]:
     """By name, without starting MPI or importing torch."""
     from sambasim.errors import SambasimError
-    from sambasim.runtime.communicator import linked_library
+    from sambasim.runtime.machine.mpi import linked_library
 
     try:
         mpi = linked_library()
@@ -194,7 +194,7 @@ def compiler() -> Finding:
 def kernels() -> Finding:
     import torch
 
-    from sambasim.runtime.mean import tree_mean_build
+    from sambasim.runtime.values.mean import tree_mean_build
 
     error = tree_mean_build(torch.float32).trouble
     if error is None:

@@ -142,8 +142,8 @@ def spaces_here(
 ) -> "Sequence[Space]":
     """The strategies of 1, 2, … ranks. Raises OptionError if there are none, and for what --here cannot measure."""
     from sambasim.errors import OptionError
+    from sambasim.runtime.machine.resources import cores_of_this_process
     from sambasim.runtime.measure.machine import mpirun_here
-    from sambasim.runtime.resources import cores_of_this_process
     from sambasim.simulation.planning.strategy import Space
 
     if options.optimizer is None:
@@ -176,9 +176,9 @@ def plan_this_machine(
         from sambasim.commands.variants import Variants
         from sambasim.compiler.passes import Place
         from sambasim.hardware.host import available_bytes
+        from sambasim.runtime.machine.resources import cores_of_this_process
         from sambasim.runtime.measure.machine import measure_machine, mpirun_here
         from sambasim.runtime.measure.passes import Work
-        from sambasim.runtime.resources import cores_of_this_process
 
     optimizer = cast("OptimizerOptions", options.optimizer)  # `spaces_here` refuses None
     strategies = [one for space in spaces for one in space.strategies()]

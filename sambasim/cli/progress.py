@@ -9,7 +9,7 @@ from sambasim.bounded import one_line
 from sambasim.cli.terminal import console_of, is_terminal, show
 from sambasim.errors import MachineError, OptionError
 from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, SummaryRecord
-from sambasim.runtime.run_observer import LineFile, RunObserver, Start, Step
+from sambasim.runtime.run.run_observer import LineFile, RunObserver, Start, Step
 from sambasim.units import counted, format_bytes, format_seconds
 
 if TYPE_CHECKING:

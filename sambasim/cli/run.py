@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from sambasim.options.run import RunOptions
     from sambasim.records.metrics import PredictionRecord
-    from sambasim.runtime.run_observer import RunObserver
-    from sambasim.runtime.supervision.supervisor import Failure
+    from sambasim.runtime.run.run_observer import RunObserver
+    from sambasim.runtime.watch.supervisor import Failure
 
 _FIRST = ("--pef", "--reduce-on-rdu", "--epochs", "--lr", "--save", "--metrics")
 _OUT = "Folder in which a PEF is found by name."
@@ -85,10 +85,10 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
         survive_closed_stdout()
 
     from sambasim.cli.run_checks import checked_pef
-    from sambasim.runtime.communicator import connect
-    from sambasim.runtime.launcher import find_launcher
-    from sambasim.runtime.run_observer import print_whole_lines
-    from sambasim.runtime.supervision.supervisor import Supervisor, limit_time
+    from sambasim.runtime.machine.launcher import find_launcher
+    from sambasim.runtime.machine.mpi import connect
+    from sambasim.runtime.run.run_observer import print_whole_lines
+    from sambasim.runtime.watch.supervisor import Supervisor, limit_time
 
     launcher, command = find_launcher(os.environ), ["sambasim", *sys.argv[1:]]
     if launcher is not None and launcher.world_size != 1:
@@ -111,9 +111,9 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
         if supervisor.path is not None and communicator.rank == 0 and not options.json_output:
             print(f"status file: {supervisor.path} says what each rank does, and stays if one dies")
         with kept_imports():
+            from sambasim.runtime.inference import PredictionJob
             from sambasim.runtime.job import TrainingJob
-            from sambasim.runtime.prediction import PredictionJob
-            from sambasim.runtime.setup import set_up
+            from sambasim.runtime.run.setup import set_up
         result: BaseModel
         if options.inference:
             result = prediction = PredictionJob(path, options, communicator, supervisor.activity).run()
@@ -139,7 +139,7 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
 
 def _hand_over_to_mpirun() -> None:
     """Under torchrun: the first process becomes mpirun, and the others are done."""
-    from sambasim.runtime.launcher import mpirun_instead
+    from sambasim.runtime.machine.launcher import mpirun_instead
 
     instead = mpirun_instead(os.environ, Path(sys.executable), sys.argv[1:])
     if instead:
@@ -171,7 +171,7 @@ def _in_words(report: "PredictionRecord") -> str:
 
 def _observer(options: "RunOptions", rank: int, screen: ExitStack) -> "RunObserver":
     from sambasim.cli.progress import RankLog, RunProgress
-    from sambasim.runtime.run_observer import MetricsFile, RunObservers
+    from sambasim.runtime.run.run_observer import MetricsFile, RunObservers
 
     members: list[RunObserver] = []
     if rank == 0 and not options.json_output:

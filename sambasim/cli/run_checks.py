@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from sambasim.ir.mesh import Mesh
     from sambasim.options.run import RunOptions
     from sambasim.pef import PefHeader
-    from sambasim.runtime.ranks import Communicator
+    from sambasim.runtime.machine.communicator import Communicator
 
 
 def checked_pef(
@@ -25,7 +25,7 @@ def checked_pef(
     from sambasim.hardware.placement import inventory_of, place_replicas
     from sambasim.ir.mesh import Mesh
     from sambasim.pef import locate, peek
-    from sambasim.runtime.launcher import ranks_of_process
+    from sambasim.runtime.machine.launcher import ranks_of_process
 
     path = locate(options.pef, output_folder)
     header = peek(path)
@@ -57,7 +57,7 @@ def checked_pef(
 
 
 def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int, command: Sequence[str]) -> None:
-    from sambasim.runtime.launcher import check_emulation
+    from sambasim.runtime.machine.launcher import check_emulation
 
     emulated = options.emulate_replicas or 1
     check_emulation(ranks, emulated, command=command)
@@ -125,7 +125,7 @@ def _check_watched(options: "RunOptions", header: "PefHeader", in_slices: bool) 
 def _check_ranks(options: "RunOptions", header: "PefHeader", ranks: int, command: Sequence[str]) -> None:
     """Whether `ranks` ranks are whole replicas, enough of them, and synced if they are several."""
     from sambasim.ir.mesh import DATA_PARALLEL
-    from sambasim.runtime.launcher import WHOLE_REPLICAS, check_world_size, replicas_of
+    from sambasim.runtime.machine.launcher import WHOLE_REPLICAS, check_world_size, replicas_of
 
     servers, minimum, whole = options.parameter_servers or 0, header.world_size, options.one_process_per_replica
     chips = header.replica.size(DATA_PARALLEL)

@@ -25,7 +25,7 @@ import click
 
 from sambasim.bounded import one_line, printable, shortened
 from sambasim.errors import Interrupted, MachineError, SambasimError, exit_code
-from sambasim.runtime.launcher import find_launcher
+from sambasim.runtime.machine.launcher import find_launcher
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

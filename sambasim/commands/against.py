@@ -14,7 +14,7 @@ from sambasim.options.grammar import SYNTHETIC
 from sambasim.options.load import build
 from sambasim.options.training import DataOptions, LossOptions, ModelOptions, OptimizerOptions, TrainingOptions
 from sambasim.pef import PefDocument, read
-from sambasim.runtime.replica import input_specs
+from sambasim.runtime.run.replica import input_specs
 
 _OF_AN_APP = "step_sha256"
 """A key of metadata that only apps write."""

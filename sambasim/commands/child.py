@@ -27,7 +27,7 @@ from sambasim.compiler.names import is_bug, is_library_file, is_ours, user_line
 from sambasim.data.user_code import summary
 from sambasim.errors import CaptureError, InternalError, MachineError, SambasimError
 from sambasim.forks import Idle, forked, receive, send
-from sambasim.runtime.resources import use_small_pages
+from sambasim.runtime.machine.resources import use_small_pages
 
 T = TypeVar("T")
 OnPhase: TypeAlias = Callable[[str], None]

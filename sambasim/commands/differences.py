@@ -14,8 +14,8 @@ from sambasim.compiler.recording import digest_of
 from sambasim.ir.graph import Graph, Node, SourceLine
 from sambasim.ir.mesh import TENSOR
 from sambasim.ir.program import Program
-from sambasim.runtime.instructions import Instruction
-from sambasim.runtime.observer import StepObserver
+from sambasim.runtime.engine.instructions import Instruction
+from sambasim.runtime.watch.observer import StepObserver
 
 _ROUNDINGS, _ROUNDINGS_OF_PARTS, _ROUNDINGS_IN_16_BITS = 16, 128, 2
 """The largest difference that is rounding, in units of the last place of the narrowest type of the graph. Products

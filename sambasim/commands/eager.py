@@ -22,7 +22,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.compile import CompileOptions
-from sambasim.runtime.determinism import seed_everything
+from sambasim.runtime.machine.determinism import seed_everything
 
 
 @dataclass(frozen=True, slots=True)

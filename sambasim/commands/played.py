@@ -12,16 +12,16 @@ from sambasim.ir.program import Program
 from sambasim.ir.stages import first_holders, ranks_of_groups
 from sambasim.ir.types import SymbolKind
 from sambasim.ir.zero import in_slices
-from sambasim.runtime.determinism import Stream, derive, seed_torch
-from sambasim.runtime.device import DeviceMemory
-from sambasim.runtime.executor import Executor, Steps
-from sambasim.runtime.observer import StepObserver
-from sambasim.runtime.optimizers import Optimizers
-from sambasim.runtime.ranks import single_rank
-from sambasim.runtime.replica import place_inputs, place_weights
+from sambasim.runtime.engine.executor import Executor, Steps
+from sambasim.runtime.machine.communicator import single_rank
+from sambasim.runtime.machine.determinism import Stream, derive, seed_torch
+from sambasim.runtime.run.replica import place_inputs, place_weights
 from sambasim.runtime.transports.factory import Way, allocate, connect_here
 from sambasim.runtime.transports.in_process import run_together
-from sambasim.runtime.weights import joined
+from sambasim.runtime.values.device import DeviceMemory
+from sambasim.runtime.values.optimizers import Optimizers
+from sambasim.runtime.values.weights import joined
+from sambasim.runtime.watch.observer import StepObserver
 
 Batch: TypeAlias = Mapping[str, Tensor]
 Outputs: TypeAlias = Mapping[str, Tensor]

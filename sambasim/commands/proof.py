@@ -30,8 +30,8 @@ from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.pef import PefDocument, map_weights, read
 from sambasim.pef.document import Checked, Rounded
-from sambasim.runtime.determinism import repeatable
-from sambasim.runtime.resources import keep_freed_memory
+from sambasim.runtime.machine.determinism import repeatable
+from sambasim.runtime.machine.resources import keep_freed_memory
 from sambasim.units import format_bytes
 
 FEWEST_STEPS, MOST_STEPS = 2, 8

@@ -12,29 +12,29 @@ from sambasim.errors import InternalError
 from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.ir.types import SymbolKind
 from sambasim.records.metrics import EvaluationRecord, SummaryRecord
-from sambasim.runtime import torch_process_group
 from sambasim.runtime.checkpoint.choose import AUTO, IF_ANY, NEWEST, find, nothing_in, restore, settle_if_any
 from sambasim.runtime.checkpoint.folder import FolderLock, claim
 from sambasim.runtime.checkpoint.saver import Saver
-from sambasim.runtime.debug_numerics import Probes
-from sambasim.runtime.determinism import Stream, derive, repeatable, seed_everything
-from sambasim.runtime.evaluation import Evaluator, Sums, buffers_of, record
-from sambasim.runtime.nonfinite import LossWatch, as_typed
-from sambasim.runtime.observer import StepObserver, StepRecorder, together
+from sambasim.runtime.machine import torch_process_group
+from sambasim.runtime.machine.determinism import Stream, derive, repeatable, seed_everything
+from sambasim.runtime.machine.resources import keep_freed_memory
 from sambasim.runtime.outcome import notices, summarize, whole_tensors
-from sambasim.runtime.plan import BEGINNING, Plan, Position, plan
-from sambasim.runtime.recording import RunDigests
-from sambasim.runtime.replica import input_specs
-from sambasim.runtime.resources import keep_freed_memory
-from sambasim.runtime.run_observer import RunObserver, Start, Step
-from sambasim.runtime.setup import Setup, check_sources
-from sambasim.runtime.supervision.status_file import UNWATCHED, Activity, StepStatus
-from sambasim.runtime.supervision.stop_signals import SAVE, StopSignals, interrupted, signal_of
-from sambasim.runtime.supervision.watchdog import WATCHDOG_FIRST_S
-from sambasim.runtime.team import Team, assemble
-from sambasim.runtime.tracing import RunTrace
-from sambasim.runtime.training import Totals, Trainer
-from sambasim.runtime.weights import save_weights, state_dict
+from sambasim.runtime.record.digests import RunDigests
+from sambasim.runtime.record.numerics import Probes
+from sambasim.runtime.record.trace import RunTrace
+from sambasim.runtime.run.evaluation import Evaluator, Sums, buffers_of, record
+from sambasim.runtime.run.nonfinite import LossWatch, as_typed
+from sambasim.runtime.run.plan import BEGINNING, Plan, Position, plan
+from sambasim.runtime.run.replica import input_specs
+from sambasim.runtime.run.run_observer import RunObserver, Start, Step
+from sambasim.runtime.run.setup import Setup, check_sources
+from sambasim.runtime.run.team import Team, assemble
+from sambasim.runtime.run.training import Totals, Trainer
+from sambasim.runtime.values.weights import save_weights, state_dict
+from sambasim.runtime.watch.observer import StepObserver, StepRecorder, together
+from sambasim.runtime.watch.status_file import UNWATCHED, Activity, StepStatus
+from sambasim.runtime.watch.stop_signals import SAVE, StopSignals, interrupted, signal_of
+from sambasim.runtime.watch.watchdog import WATCHDOG_FIRST_S
 
 
 class TrainingJob:

@@ -15,18 +15,18 @@ from sambasim.ir.zero import kept
 from sambasim.pef.sources import changed
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, PlacementRecord, PredictedRecord, SummaryRecord
 from sambasim.runtime.checkpoint.saver import Saver
-from sambasim.runtime.device import bytes_of
 from sambasim.runtime.engine import INDUCTOR_EXEMPT
-from sambasim.runtime.plan import Plan
-from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.run_observer import Start
-from sambasim.runtime.setup import Setup
-from sambasim.runtime.team import Team, changed_buffers
-from sambasim.runtime.training import Totals
+from sambasim.runtime.machine.communicator import Communicator
+from sambasim.runtime.run.plan import Plan
+from sambasim.runtime.run.run_observer import Start
+from sambasim.runtime.run.setup import Setup
+from sambasim.runtime.run.team import Team, changed_buffers
+from sambasim.runtime.run.training import Totals
 from sambasim.runtime.transports.factory import Way
 from sambasim.runtime.transports.host import GLOO_EXEMPT
 from sambasim.runtime.transports.network import scattered
-from sambasim.runtime.weights import joined, state_sha256, weights_sha256
+from sambasim.runtime.values.device import bytes_of
+from sambasim.runtime.values.weights import joined, state_sha256, weights_sha256
 from sambasim.simulation.mesh import MeshStep, has_several_ranks, predict_mesh
 from sambasim.simulation.prediction import backing_of
 from sambasim.simulation.sync import SyncPath

@@ -11,8 +11,8 @@ from sambasim.ir.graph import SectionKind
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, gradient_name
-from sambasim.runtime.executor import Tangent
-from sambasim.runtime.stepwise import STEP
+from sambasim.runtime.engine.executor import Tangent
+from sambasim.runtime.run.stepwise import STEP
 from sambasim.samba import context
 from sambasim.samba.checks.arguments import nearest
 from sambasim.samba.checks.findings import Finding, app_line, reporter

@@ -17,8 +17,8 @@ from sambasim.ir.graph import Graph, Node, Ref
 from sambasim.ir.program import Program, state_name
 from sambasim.ir.types import Symbol, SymbolKind, gradient_name
 from sambasim.pef import PefDocument
-from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.stepwise import StepwiseReplica
+from sambasim.runtime.machine.communicator import Communicator
+from sambasim.runtime.run.stepwise import StepwiseReplica
 from sambasim.samba.checks.arguments import OTHER_WORDS, nearest
 from sambasim.samba.checks.findings import Finding, app_line, reporter
 from sambasim.samba.request import Optimizer

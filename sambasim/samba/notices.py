@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 
 from sambasim.compiler.trial import is_tracing
 from sambasim.errors import UserError
-from sambasim.runtime.launcher import launched_rank
+from sambasim.runtime.machine.launcher import launched_rank
 from sambasim.samba.checks.findings import app_line
 
 __all__ = [

@@ -21,7 +21,7 @@ from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import PefDocument
-from sambasim.runtime.observer import SectionClock
+from sambasim.runtime.watch.observer import SectionClock
 from sambasim.samba import context
 from sambasim.samba.checks import arguments
 from sambasim.samba.checks.arguments import checks_keywords

@@ -25,7 +25,7 @@ from sambasim.ir.types import SymbolKind
 from sambasim.ir.whole import as_one_rank
 from sambasim.pef import locate, read
 from sambasim.pef.weights import bytes_of
-from sambasim.runtime.weights import write_tensors
+from sambasim.runtime.values.weights import write_tensors
 from sambasim.samba import context
 from sambasim.samba.checks.arguments import checks_keywords_of
 from sambasim.samba.checks.findings import app_line

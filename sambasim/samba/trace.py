@@ -25,10 +25,10 @@ from sambasim.ir.whole import as_one_rank
 from sambasim.pef import PefDocument, locate, map_weights, read
 from sambasim.pef.lookup import is_compiled_here
 from sambasim.pef.weights import bytes_of
-from sambasim.runtime.determinism import make_repeatable
-from sambasim.runtime.instructions import find_operator
-from sambasim.runtime.resources import check_device, default_threads, keep_freed_memory
-from sambasim.runtime.stepwise import StepwiseReplica
+from sambasim.runtime.engine.instructions import find_operator
+from sambasim.runtime.machine.determinism import make_repeatable
+from sambasim.runtime.machine.resources import check_device, default_threads, keep_freed_memory
+from sambasim.runtime.run.stepwise import StepwiseReplica
 from sambasim.samba import context
 from sambasim.samba.checks import arguments
 from sambasim.samba.checks.arguments import checks_keywords_of

@@ -13,13 +13,13 @@ from torch import Tensor
 from sambasim.errors import OptionError
 from sambasim.ir.mesh import DATA_PARALLEL, mesh_of
 from sambasim.pef import map_weights, read
-from sambasim.runtime.executor import Executor
-from sambasim.runtime.optimizers import Optimizers
-from sambasim.runtime.ranks import single_rank
-from sambasim.runtime.replica import place_inputs, place_weights
+from sambasim.runtime.engine.executor import Executor
+from sambasim.runtime.machine.communicator import single_rank
+from sambasim.runtime.run.replica import place_inputs, place_weights
 from sambasim.runtime.transports.factory import Way, allocate, connect
 from sambasim.runtime.transports.in_process import run_together
-from sambasim.runtime.weights import joined
+from sambasim.runtime.values.optimizers import Optimizers
+from sambasim.runtime.values.weights import joined
 from sambasim.samba.machine import with_rates
 from sambasim.samba.session import session
 from tests.apps import chips

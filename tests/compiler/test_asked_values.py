@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sambasim.compiler.compile import Compiled, compile_model
 from sambasim.errors import AssertionFailedError, CaptureError
 from sambasim.options.compile import CompileOptions
-from sambasim.runtime.executor import Executor, tangent_of
+from sambasim.runtime.engine.executor import Executor, tangent_of
 from tests.support.loaded import loaded
 
 LIBRARY = """

@@ -19,10 +19,10 @@ from sambasim.ir.program import Program
 from sambasim.ir.schedule import in_flight, make
 from sambasim.ir.stages import of_rank, pipeline_ranks
 from sambasim.ir.verify import Progress, verify
-from sambasim.runtime.device import DeviceMemory, private_storage
-from sambasim.runtime.executor import Executor, tangent_of
-from sambasim.runtime.replica import place_weights
+from sambasim.runtime.engine.executor import Executor, tangent_of
+from sambasim.runtime.run.replica import place_weights
 from sambasim.runtime.transports.in_process import finished
+from sambasim.runtime.values.device import DeviceMemory, private_storage
 from tests.compiler.pipeline.test_pipeline_parallel import (
     BUDGET,
     MICRO_BATCHES,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sambasim.runtime.supervision.status_file import State, StatusFile
+from sambasim.runtime.watch.status_file import State, StatusFile
 from tests.faults.texts import dataset
 from tests.support.mpi import ROOT, SAMBASIM, Result, can_play_hosts, run_job, run_mpi
 from tests.support.warm import JOB_KEY
@@ -186,9 +186,9 @@ def test_a_time_limit_ends_a_process_that_hangs_in_mpi() -> None:
     body = """
 import ctypes
 import time
-from sambasim.runtime.ranks import single_rank
+from sambasim.runtime.machine.communicator import single_rank
 from sambasim.ir.mesh import Mesh
-from sambasim.runtime.supervision import supervisor
+from sambasim.runtime.watch import supervisor
 supervisor.LEAST_LIMIT_S = 0.0
 supervisor.limit_time(0.2, 0)
 supervisor.Supervisor(single_rank("here"), report=print, exit_code=int).start([], "", 1.0, Mesh({}))

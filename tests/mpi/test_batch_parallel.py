@@ -15,11 +15,11 @@ from sambasim.options.run import RunOptions
 from sambasim.runtime.checkpoint.choose import restore
 from sambasim.runtime.checkpoint.content import Checkpoint
 from sambasim.runtime.checkpoint.content import check as check_checkpoint
-from sambasim.runtime.ranks import single_rank
-from sambasim.runtime.replica import input_specs
-from sambasim.runtime.run_observer import RunObserver
-from sambasim.runtime.setup import set_up
-from sambasim.runtime.team import assemble as assemble_team
+from sambasim.runtime.machine.communicator import single_rank
+from sambasim.runtime.run.replica import input_specs
+from sambasim.runtime.run.run_observer import RunObserver
+from sambasim.runtime.run.setup import set_up
+from sambasim.runtime.run.team import assemble as assemble_team
 from tests.faults.command import sambasim
 from tests.mpi.bodies.train import Run
 from tests.mpi.training import EACH_ALONE, TWO_NODES, Trained, run_of, train, train_here

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from sambasim.errors import PeerError
-from sambasim.runtime.supervision.supervisor import FORWARDING_S
+from sambasim.runtime.watch.supervisor import FORWARDING_S
 from tests.support.mpi import (
     RANKS,
     ROOT,
@@ -83,7 +83,7 @@ def test_shared_memory_that_is_not_there_is_refused_on_every_rank() -> None:
     """More than any machine has: the check must come before the memory is touched."""
     body = (
         "from sambasim.errors import MachineError\n"
-        "from sambasim.runtime.communicator import connect\n"
+        "from sambasim.runtime.machine.mpi import connect\n"
         "c = connect(['body'])\n"
         "try:\n"
         "    c.allocate_shared((1 << 50) if c.rank == 1 else 4096)\n"
@@ -105,7 +105,7 @@ def test_shared_memory_is_unlinked_while_the_job_runs() -> None:
     """Nothing can be left behind by a kill, because no name is there any more once the window is made."""
     body = (
         "from sambasim.runtime import shared_memory\n"
-        "from sambasim.runtime.communicator import connect\n"
+        "from sambasim.runtime.machine.mpi import connect\n"
         "c = connect(['body'])\n"
         "window = c.allocate_shared(1 << 20)\n"
         "c.barrier()\n"
@@ -124,8 +124,8 @@ from sambasim.cli.shared import kept_imports
 from sambasim.errors import SambasimError
 with kept_imports():
     import torch, torch.distributed as dist
-    from sambasim.runtime import torch_process_group as group
-    from sambasim.runtime.communicator import connect
+    from sambasim.runtime.machine import torch_process_group as group
+    from sambasim.runtime.machine.mpi import connect
 c = connect(["body"])
 try:
     {body}

@@ -22,7 +22,7 @@ _CHOSEN = os.environ.get("SAMBASIM_TEST_MPI")
 _SLOW_FIRST = """
 import os, time
 from sambasim.cli.main import main
-from sambasim.runtime.launcher import launched_rank
+from sambasim.runtime.machine.launcher import launched_rank
 if launched_rank(os.environ) == 0:
     time.sleep(1)
 main()
@@ -45,7 +45,7 @@ def _summary(pef: Path, *flags: str, np: int = 1, hosts: int = 1) -> SummaryReco
 
 def test_ranks_run_on_the_mpi_that_was_chosen_and_so_does_mpirun() -> None:
     body = (
-        "from sambasim.runtime.communicator import connect\n"
+        "from sambasim.runtime.machine.mpi import connect\n"
         "c = connect(['body'])\n"
         "found = c.gather_object(c.library)\n"
         "print('\\n'.join(found) if found else '', end='')\n"

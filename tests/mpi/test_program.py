@@ -16,12 +16,12 @@ from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.verify import Progress, verify
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.pef import read
-from sambasim.runtime import handlers
-from sambasim.runtime.device import DeviceMemory, private_storage
-from sambasim.runtime.executor import Executor
-from sambasim.runtime.handlers import HANDLERS, handler_of
-from sambasim.runtime.replica import place_inputs
+from sambasim.runtime.engine import handlers
+from sambasim.runtime.engine.executor import Executor
+from sambasim.runtime.engine.handlers import HANDLERS, handler_of
+from sambasim.runtime.run.replica import place_inputs
 from sambasim.runtime.transports.in_process import Hub, InProcess, run_together
+from sambasim.runtime.values.device import DeviceMemory, private_storage
 from tests.mpi.bodies.by_hand import PROGRAMS, RANKS, operand, seed
 from tests.mpi.training import EXACT, TWO_NODES, WAYS, Trained, of_pef, run_of, train
 from tests.support.compiled import compile_from_options

@@ -13,9 +13,9 @@ from sambasim.records.metrics import SummaryRecord
 from sambasim.report.compare.runs import compare_runs
 from sambasim.runtime.checkpoint.content import check
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.ranks import single_rank
-from sambasim.runtime.run_observer import RunObserver, RunObservers
-from sambasim.runtime.setup import set_up
+from sambasim.runtime.machine.communicator import single_rank
+from sambasim.runtime.run.run_observer import RunObserver, RunObservers
+from sambasim.runtime.run.setup import set_up
 from tests.faults.command import sambasim
 from tests.mpi.bodies.train import Run
 from tests.mpi.training import WAYS, Trained, run_of, train

@@ -138,8 +138,8 @@ def test_what_needs_whole_gradients_is_refused(flags: tuple[str, ...], said: str
 
 FREES = """
 import numpy as np
-from sambasim.runtime.communicator import connect
-from sambasim.runtime.huge_pages import freeing, private_pages
+from sambasim.runtime.machine.mpi import connect
+from sambasim.runtime.machine.huge_pages import freeing, private_pages
 
 def resident_bytes():
     return 4096 * int(open("/proc/self/statm").read().split()[1])

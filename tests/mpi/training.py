@@ -10,7 +10,7 @@ import torch
 from pydantic import BaseModel
 
 from sambasim.records.metrics import SummaryRecord
-from sambasim.runtime.ranks import single_rank
+from sambasim.runtime.machine.communicator import single_rank
 from tests.mpi.bodies.train import Run
 from tests.mpi.bodies.train import train as train_one
 from tests.support.mpi import body_command, run_mpi

@@ -17,13 +17,13 @@ from sambasim.ir.program import MASTER, Program
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS
 from sambasim.options.run import RunOptions, resolve_run
 from sambasim.pef import map_weights, read
-from sambasim.runtime.device import DeviceMemory, private_storage
-from sambasim.runtime.optimizers import Optimizers, bind_arguments
-from sambasim.runtime.plan import plan
-from sambasim.runtime.replica import Replica, input_specs, place_weights
-from sambasim.runtime.sharding import Shard
-from sambasim.runtime.training import Trainer
+from sambasim.runtime.run.plan import plan
+from sambasim.runtime.run.replica import Replica, input_specs, place_weights
+from sambasim.runtime.run.shards import Shard
+from sambasim.runtime.run.training import Trainer
 from sambasim.runtime.transports.in_process import Hub, InProcess
+from sambasim.runtime.values.device import DeviceMemory, private_storage
+from sambasim.runtime.values.optimizers import Optimizers, bind_arguments
 from tests.parity.conftest import Variant
 from tests.support.compiled import compile_from_options
 from tests.support.eager import CONSTANT_RATE, EagerReplica, PaddedOptimizer, make_optimizer

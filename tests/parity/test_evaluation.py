@@ -17,9 +17,9 @@ from sambasim.data.sources import open_source
 from sambasim.ir.types import SymbolKind
 from sambasim.options.run import RunOptions
 from sambasim.pef import map_weights
-from sambasim.runtime.device import DeviceMemory, private_storage
-from sambasim.runtime.evaluation import Evaluator, Sums
-from sambasim.runtime.replica import input_specs, place_weights
+from sambasim.runtime.run.evaluation import Evaluator, Sums
+from sambasim.runtime.run.replica import input_specs, place_weights
+from sambasim.runtime.values.device import DeviceMemory, private_storage
 from tests.parity.conftest import Variant
 from tests.support.eager import EagerReplica
 

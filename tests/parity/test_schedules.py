@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR, StepLR
 
 from sambasim.options.training import ScheduleOptions
-from sambasim.runtime.plan import cycled_momentum, learning_rate_factor
+from sambasim.runtime.run.plan import cycled_momentum, learning_rate_factor
 from tests.support.deepspeed import LRRangeTest, OneCycle, Schedule, WarmupCosineLR, WarmupDecayLR, WarmupLR
 
 RATE, STEPS, WARMUP = 0.3, 40, 8

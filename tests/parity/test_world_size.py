@@ -15,12 +15,12 @@ from sambasim.ir.program import Member, ParameterGroup
 from sambasim.ir.types import ALIGNMENT_ELEMENTS, NORM_BLOCK_ELEMENTS, Slice, align, cut_at
 from sambasim.options.grammar import parse_input
 from sambasim.options.training import DataOptions, TrainingOptions
-from sambasim.runtime import resources
-from sambasim.runtime.determinism import Stream, derive, seed_everything
-from sambasim.runtime.mean import SquareSums, parts_of, total_norm
-from sambasim.runtime.plan import plan
-from sambasim.runtime.ranks import single_rank
-from sambasim.runtime.sharding import Shard
+from sambasim.runtime.machine import resources
+from sambasim.runtime.machine.communicator import single_rank
+from sambasim.runtime.machine.determinism import Stream, derive, seed_everything
+from sambasim.runtime.run.plan import plan
+from sambasim.runtime.run.shards import Shard
+from sambasim.runtime.values.mean import SquareSums, parts_of, total_norm
 
 
 @settings(max_examples=25)

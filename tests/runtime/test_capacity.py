@@ -10,9 +10,9 @@ from sambasim.hardware.host import available_bytes
 from sambasim.hardware.spec import load_device
 from sambasim.ir.program import Program
 from sambasim.pef import PefDocument
-from sambasim.runtime.ranks import single_rank
-from sambasim.runtime.resources import check_device, check_node_memory
-from sambasim.runtime.shared_memory import Demand, check_demands, check_start
+from sambasim.runtime.machine.communicator import single_rank
+from sambasim.runtime.machine.resources import check_device, check_node_memory
+from sambasim.runtime.machine.shared_memory import Demand, check_demands, check_start
 from sambasim.units import GIB, MIB
 from tests.pef.samples import sample_program
 

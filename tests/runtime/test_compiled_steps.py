@@ -13,8 +13,8 @@ from torch.nn import functional
 from sambasim.compiler.step import per_sample_loss, training_loss
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
-from sambasim.runtime.device import DeviceMemory
-from sambasim.runtime.executor import Executor, outputs_in_order, tangent_of
+from sambasim.runtime.engine.executor import Executor, outputs_in_order, tangent_of
+from sambasim.runtime.values.device import DeviceMemory
 from tests.support.loaded import compile_net, loaded
 
 BATCH = 3

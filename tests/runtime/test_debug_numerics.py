@@ -13,9 +13,9 @@ from sambasim.errors import NumericsError
 from sambasim.options.compile import compile_options
 from sambasim.options.run import RunOptions
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.ranks import single_rank
-from sambasim.runtime.run_observer import RunObserver
-from sambasim.runtime.setup import set_up
+from sambasim.runtime.machine.communicator import single_rank
+from sambasim.runtime.run.run_observer import RunObserver
+from sambasim.runtime.run.setup import set_up
 from tests.support.compiled import compile_from_options
 from tests.support.damaged import compiled
 

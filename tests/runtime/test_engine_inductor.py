@@ -15,10 +15,10 @@ from torch.nn import functional
 from sambasim.errors import MachineError
 from sambasim.ir.graph import Node, Ref, Section
 from sambasim.runtime.engine import inductor as module
+from sambasim.runtime.engine.executor import Executor, tangent_of
 from sambasim.runtime.engine.inductor import Inductor, fake_values, rebuild
-from sambasim.runtime.executor import Executor, tangent_of
-from sambasim.runtime.kernels.build import INDUCTOR_CACHE_VARIABLE, find_cpp_compiler, use_inductor_cache
-from sambasim.runtime.observer import StepObserver
+from sambasim.runtime.machine.kernels.build import INDUCTOR_CACHE_VARIABLE, find_cpp_compiler, use_inductor_cache
+from sambasim.runtime.watch.observer import StepObserver
 from tests.support.loaded import compile_net, loaded
 from tests.support.whole import whole
 

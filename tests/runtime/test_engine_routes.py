@@ -15,9 +15,9 @@ from sambasim.ir.graph import Graph, Node, Output, Ref, Section, SectionKind
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
+from sambasim.runtime.engine.executor import Executor
+from sambasim.runtime.engine.instructions import find_operator
 from sambasim.runtime.engine.routes import BUILTINS, WRITES_OUT, builtin, find_routes
-from sambasim.runtime.executor import Executor
-from sambasim.runtime.instructions import find_operator
 
 SQUARE = TensorType("float32", (2, 2))
 X = torch.tensor([[1.0, 2.0], [3.0, 4.0]])

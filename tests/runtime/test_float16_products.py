@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sambasim.ir.graph import Argument, Node, Ref
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.types import TensorType
-from sambasim.runtime.handlers import Binding, handler_of
-from sambasim.runtime.instructions import Instruction, RegisterFile, find_operator
+from sambasim.runtime.engine.handlers import Binding, handler_of
+from sambasim.runtime.engine.instructions import Instruction, RegisterFile, find_operator
 
 
 def r(*shape: int) -> Tensor:

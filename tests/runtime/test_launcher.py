@@ -6,7 +6,7 @@ import pytest
 
 from sambasim.errors import LaunchError
 from sambasim.ir.mesh import Mesh
-from sambasim.runtime.launcher import (
+from sambasim.runtime.machine.launcher import (
     Launcher,
     check_emulation,
     check_launcher,

@@ -15,7 +15,7 @@ from sambasim.errors import InvariantError, NumericsError
 from sambasim.ir.verify.training import verify_training
 from sambasim.options.training import LossScaleOptions
 from sambasim.pef import map_weights, read
-from sambasim.runtime.nonfinite import LossScale
+from sambasim.runtime.run.nonfinite import LossScale
 from tests.support.compiled import compile_from_options
 from tests.support.deepspeed import LossScaler
 from tests.support.examples import example_options

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from sambasim.collectives.tree import additions
 from sambasim.errors import MachineError
-from sambasim.runtime.kernels.build import build, find_c_compiler
-from sambasim.runtime.mean import (
+from sambasim.runtime.machine.kernels.build import build, find_c_compiler
+from sambasim.runtime.values.mean import (
     CHUNK_ELEMENTS,
     Finish,
     _mean_of,
@@ -149,7 +149,7 @@ def test_a_library_that_was_cut_off_is_built_again(folder: Path, part: float) ->
     kept.write_bytes(whole[: int(part * len(whole))])
     # In a process of its own, which loading what was cut off would end.
     script = (
-        "import torch; from sambasim.runtime.mean import tree_mean_build; "
+        "import torch; from sambasim.runtime.values.mean import tree_mean_build; "
         "assert tree_mean_build(torch.float32).library is not None"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from sambasim.errors import NumericsError
 from sambasim.options.run import RunOptions
 from sambasim.records.metrics import SummaryRecord
-from sambasim.runtime.determinism import repeatable
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.ranks import single_rank
-from sambasim.runtime.run_observer import MetricsFile, RunObserver, RunObservers
-from sambasim.runtime.setup import set_up
+from sambasim.runtime.machine.communicator import single_rank
+from sambasim.runtime.machine.determinism import repeatable
+from sambasim.runtime.run.run_observer import MetricsFile, RunObserver, RunObservers
+from sambasim.runtime.run.setup import set_up
 from tests.support.damaged import BATCH, OVERFLOWS, SAMPLES, compiled
 from tests.support.eager import EagerReplica, PaddedOptimizer
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from sambasim.ir.program import MASTER
 from sambasim.ir.types import cut
 from sambasim.optimizers import OPTIMIZERS
-from sambasim.runtime.mean import CHUNK_ELEMENTS
-from sambasim.runtime.optimizers import (
+from sambasim.runtime.values.mean import CHUNK_ELEMENTS
+from sambasim.runtime.values.optimizers import (
     PIECE_ELEMENTS,
     Hyperparameters,
     Scalars,

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from sambasim.errors import DataError
 from sambasim.options.training import TrainingOptions
-from sambasim.runtime.plan import Plan, Position, plan
+from sambasim.runtime.run.plan import Plan, Position, plan
 
 RUNS = st.tuples(
     st.integers(24, 200),  # samples

@@ -14,9 +14,9 @@ from sambasim.ir.types import TensorType
 from sambasim.records.metrics import PredictedRecord, StepRecord
 from sambasim.runtime import outcome
 from sambasim.runtime.outcome import predicted, predicted_record
-from sambasim.runtime.plan import Plan, Position
-from sambasim.runtime.recording import UNWRITTEN, Seen, seen_of_sections
-from sambasim.runtime.run_observer import MetricsFile, Start, Step
+from sambasim.runtime.record.digests import UNWRITTEN, Seen, seen_of_sections
+from sambasim.runtime.run.plan import Plan, Position
+from sambasim.runtime.run.run_observer import MetricsFile, Start, Step
 from sambasim.simulation.mesh import MeshStep
 from sambasim.simulation.sync import SyncPath
 from tests.pef.samples import sample_program

@@ -16,10 +16,10 @@ from sambasim.ir.types import SymbolKind
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import ModelOptions, OptimizerOptions, TrainingOptions
 from sambasim.pef import map_weights, read
-from sambasim.runtime import observer
-from sambasim.runtime.executor import tangent_of
-from sambasim.runtime.ranks import single_rank
-from sambasim.runtime.stepwise import STEP, Mode, StepwiseReplica
+from sambasim.runtime.engine.executor import tangent_of
+from sambasim.runtime.machine.communicator import single_rank
+from sambasim.runtime.run.stepwise import STEP, Mode, StepwiseReplica
+from sambasim.runtime.watch import observer
 from sambasim.samba.losses import losses_of
 
 FWD, BCKWD, OPT = SectionKind.FWD, SectionKind.BCKWD, SectionKind.OPT

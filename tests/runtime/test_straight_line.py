@@ -10,10 +10,10 @@ from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, Secti
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
+from sambasim.runtime.engine.executor import Executor
+from sambasim.runtime.engine.instructions import Instruction, RegisterFile, aten_instruction, find_operator
 from sambasim.runtime.engine.operator_errors import Misfit, operator_error
 from sambasim.runtime.engine.straight_line import Part, StraightLine, finished_late
-from sambasim.runtime.executor import Executor
-from sambasim.runtime.instructions import Instruction, RegisterFile, aten_instruction, find_operator
 from sambasim.runtime.transports.base import Finishing
 
 X = Ref("x")

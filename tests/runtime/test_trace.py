@@ -7,12 +7,12 @@ import pytest
 from sambasim.compiler.compile import compile_model
 from sambasim.compiler.front import build_model, example_batch
 from sambasim.options.run import RunOptions
-from sambasim.runtime import tracing
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.ranks import single_rank
-from sambasim.runtime.run_observer import RunObserver
-from sambasim.runtime.setup import set_up
-from sambasim.runtime.tracing import Recorder, traced_steps
+from sambasim.runtime.machine.communicator import single_rank
+from sambasim.runtime.record import trace as tracing
+from sambasim.runtime.record.trace import Recorder, traced_steps
+from sambasim.runtime.run.run_observer import RunObserver
+from sambasim.runtime.run.setup import set_up
 from tests.support.examples import example_options
 from tests.support.trace_format import read_trace
 

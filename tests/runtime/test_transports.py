@@ -5,7 +5,7 @@ from typing import cast
 
 import numpy as np
 
-from sambasim.runtime.ranks import Communicator, SharedWindow, Topology
+from sambasim.runtime.machine.communicator import Communicator, SharedWindow, Topology
 from sambasim.runtime.transports.flags import Counter, NodeFlags
 from sambasim.runtime.transports.network import scattered
 

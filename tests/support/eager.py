@@ -21,8 +21,8 @@ from sambasim.ir.types import SymbolKind
 from sambasim.options.run import ResolvedRun, RunOptions, resolve_run
 from sambasim.options.training import ModelOptions, OptimizerOptions
 from sambasim.pef import PefDocument, map_weights, read
-from sambasim.runtime.determinism import Stream, derive
-from sambasim.runtime.replica import input_specs
+from sambasim.runtime.machine.determinism import Stream, derive
+from sambasim.runtime.run.replica import input_specs
 from tests.models.case import NAMED_LOSSES
 
 CONSTANT_RATE: Mapping[str, object] = {"name": "constant", "warmup_steps": 0}

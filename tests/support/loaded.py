@@ -9,8 +9,8 @@ from sambasim.compiler.compile import compile_model
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.pef import map_weights, read
-from sambasim.runtime.device import DeviceMemory, private_storage
-from sambasim.runtime.replica import place_inputs, place_weights
+from sambasim.runtime.run.replica import place_inputs, place_weights
+from sambasim.runtime.values.device import DeviceMemory, private_storage
 
 
 def compile_net(model: nn.Module, inputs: Mapping[str, Tensor], folder: Path, **changes: object) -> Path:

@@ -81,7 +81,7 @@ def mpirun() -> str:
 @functools.cache
 def library() -> str:
     """Name and version of the MPI that jobs of these tests run on, such as `MPICH 5.0.2`; asked in another process."""
-    body = "from sambasim.runtime.communicator import linked_library; print(linked_library())"
+    body = "from sambasim.runtime.machine.mpi import linked_library; print(linked_library())"
     return run_job([sys.executable, "-c", body]).check().stdout.strip()
 
 

@@ -9,12 +9,12 @@ from sambasim.runtime.checkpoint import folder
 from sambasim.runtime.checkpoint.changes import changes, check_epoch, check_exact, check_pef
 from sambasim.runtime.checkpoint.content import Checkpoint, buffer_name, check_content, pieces_of
 from sambasim.runtime.checkpoint.manifest import Manifest, describe
-from sambasim.runtime.nonfinite import LossScale
-from sambasim.runtime.plan import Position
-from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.setup import Setup
-from sambasim.runtime.team import Team
-from sambasim.runtime.training import Totals
+from sambasim.runtime.machine.communicator import Communicator
+from sambasim.runtime.run.nonfinite import LossScale
+from sambasim.runtime.run.plan import Position
+from sambasim.runtime.run.setup import Setup
+from sambasim.runtime.run.team import Team
+from sambasim.runtime.run.training import Totals
 
 AUTO = "auto"
 """`--resume auto`: the newest checkpoint that is undamaged."""

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sambasim.errors import MachineError, OptionError, UserError
-from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.machine.communicator import Communicator
 
 MANIFEST_FILE = "checkpoint.json"
 LOCK_FILE = ".lock"

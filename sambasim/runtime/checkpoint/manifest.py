@@ -14,9 +14,9 @@ from sambasim.errors import CheckpointError
 from sambasim.ir.types import DTYPE_BYTES, Cut, SymbolKind
 from sambasim.pef.document import WRITER, PartDigests, part_digests
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
-from sambasim.runtime.plan import Position
-from sambasim.runtime.setup import Setup
-from sambasim.runtime.training import Totals
+from sambasim.runtime.run.plan import Position
+from sambasim.runtime.run.setup import Setup
+from sambasim.runtime.run.training import Totals
 from sambasim.units import MIB
 
 FORMAT_NAME: Final = "sambasim-checkpoint"

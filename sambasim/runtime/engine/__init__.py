@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sambasim.errors import MachineError
-from sambasim.runtime.kernels.build import find_cpp_compiler
-from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.machine.communicator import Communicator
+from sambasim.runtime.machine.kernels.build import find_cpp_compiler
 
 if TYPE_CHECKING:
     from sambasim.runtime.engine.inductor import Inductor

@@ -27,10 +27,7 @@ from torch.library import Library
 from sambasim.errors import MachineError
 from sambasim.ir.graph import Argument, Node, Ref, SectionKind
 from sambasim.ir.operators import ASSERTION, OPERATORS
-from sambasim.runtime.engine.routes import find_routes
-from sambasim.runtime.engine.straight_line import Part, by_part
-from sambasim.runtime.engine.units import Region, Steps, choose_units
-from sambasim.runtime.instructions import (
+from sambasim.runtime.engine.instructions import (
     Instruction,
     RegisterFile,
     compiled_instruction,
@@ -39,7 +36,10 @@ from sambasim.runtime.instructions import (
     plain_argument,
     returns_one_tensor,
 )
-from sambasim.runtime.kernels.build import find_cpp_compiler, use_inductor_cache
+from sambasim.runtime.engine.routes import find_routes
+from sambasim.runtime.engine.straight_line import Part, by_part
+from sambasim.runtime.engine.units import Region, Steps, choose_units
+from sambasim.runtime.machine.kernels.build import find_cpp_compiler, use_inductor_cache
 
 _LIBRARY = Library("sambasim", "FRAGMENT")
 _LIBRARY.define("linear(Tensor x, Tensor weight) -> Tensor")

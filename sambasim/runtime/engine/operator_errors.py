@@ -10,7 +10,7 @@ from sambasim.errors import AssertionFailedError, DataError, InternalError, Mach
 from sambasim.ir.graph import Node
 from sambasim.ir.types import Symbol
 from sambasim.pef.archive import COMPILE_AGAIN
-from sambasim.runtime.instructions import Instruction
+from sambasim.runtime.engine.instructions import Instruction
 
 
 class Misfit(Exception):

@@ -25,9 +25,9 @@ from sambasim.ir.dataflow import axis_of
 from sambasim.ir.graph import Section
 from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.ir.zero import ends_step
+from sambasim.runtime.engine.instructions import Instruction, Registers
 from sambasim.runtime.engine.operator_errors import Misfit
 from sambasim.runtime.engine.routes import Function, Route, find_routes
-from sambasim.runtime.instructions import Instruction, Registers
 from sambasim.runtime.transports.base import Communication
 
 

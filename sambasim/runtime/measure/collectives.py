@@ -15,9 +15,10 @@ import torch
 from sambasim.errors import MachineError
 from sambasim.ir.program import Program
 from sambasim.records.metrics import CollectivesRecord, LeftOutRecord, PathRecord, SizeRecord
-from sambasim.runtime import torch_process_group
-from sambasim.runtime.determinism import repeatable
-from sambasim.runtime.device import DeviceMemory, private_storage
+from sambasim.runtime.machine import torch_process_group
+from sambasim.runtime.machine.communicator import Communicator, SharedWindow
+from sambasim.runtime.machine.determinism import repeatable
+from sambasim.runtime.machine.resources import default_threads
 from sambasim.runtime.measure.paths import (
     ELEMENT_BYTES,
     GRANULE_BYTES,
@@ -34,8 +35,7 @@ from sambasim.runtime.measure.paths import (
     flat_program,
     private_buffers,
 )
-from sambasim.runtime.ranks import Communicator, SharedWindow
-from sambasim.runtime.resources import default_threads
+from sambasim.runtime.values.device import DeviceMemory, private_storage
 from sambasim.units import MIB, format_bytes
 
 

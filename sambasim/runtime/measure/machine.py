@@ -20,9 +20,9 @@ import torch
 
 from sambasim.errors import MachineError
 from sambasim.hardware.host import available_bytes
+from sambasim.runtime.machine.resources import cores_of_this_process
 from sambasim.runtime.measure import passes
 from sambasim.runtime.measure.passes import ERROR, RATES, WORK, Work
-from sambasim.runtime.resources import cores_of_this_process
 from sambasim.simulation.machine import Machine, PassTimes, Rates
 from sambasim.units import MIB, counted
 

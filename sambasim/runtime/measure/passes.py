@@ -26,21 +26,21 @@ from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind, TensorType
 from sambasim.options.training import DataOptions, OptimizerOptions
-from sambasim.runtime import torch_process_group
-from sambasim.runtime.communicator import connect as connect_ranks
-from sambasim.runtime.determinism import repeatable, seed_everything
-from sambasim.runtime.device import DeviceMemory
-from sambasim.runtime.executor import Executor, tangent_of
-from sambasim.runtime.instructions import Instruction
-from sambasim.runtime.observer import StepObserver
-from sambasim.runtime.optimizers import Optimizers, bind_arguments
-from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.replica import input_specs
-from sambasim.runtime.resources import cores_of_this_process, default_threads, keep_freed_memory
-from sambasim.runtime.sharding import Shard
+from sambasim.runtime.engine.executor import Executor, tangent_of
+from sambasim.runtime.engine.instructions import Instruction
+from sambasim.runtime.machine import torch_process_group
+from sambasim.runtime.machine.communicator import Communicator
+from sambasim.runtime.machine.determinism import repeatable, seed_everything
+from sambasim.runtime.machine.mpi import connect as connect_ranks
+from sambasim.runtime.machine.resources import cores_of_this_process, default_threads, keep_freed_memory
+from sambasim.runtime.run.replica import input_specs
+from sambasim.runtime.run.shards import Shard
 from sambasim.runtime.transports.factory import Way, allocate, connect
 from sambasim.runtime.transports.in_process import finished
 from sambasim.runtime.transports.values import MessageLine
+from sambasim.runtime.values.device import DeviceMemory
+from sambasim.runtime.values.optimizers import Optimizers, bind_arguments
+from sambasim.runtime.watch.observer import StepObserver
 from sambasim.simulation.machine import PassTimes, Rates
 from sambasim.units import KIB, MIB, counted
 

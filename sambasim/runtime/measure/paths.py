@@ -16,15 +16,15 @@ from sambasim.ir.graph import Graph
 from sambasim.ir.mesh import DATA_PARALLEL, Axis
 from sambasim.ir.program import DataParallel, GradientGroup, Optimizer, ParameterGroup, Program, RuntimeArgument
 from sambasim.ir.types import ALIGNMENT_BYTES, CUT_ELEMENTS, DTYPE_BYTES, Symbol, SymbolKind, TensorType, align
-from sambasim.runtime import resources
-from sambasim.runtime.communicator import MpiCommunicator
-from sambasim.runtime.device import DeviceMemory, private_storage
-from sambasim.runtime.mean import tree_mean
-from sambasim.runtime.ranks import Communicator, SharedWindow
+from sambasim.runtime.machine import resources
+from sambasim.runtime.machine.communicator import Communicator, SharedWindow
+from sambasim.runtime.machine.mpi import MpiCommunicator
 from sambasim.runtime.transports.factory import Allocated, Way, connect
 from sambasim.runtime.transports.host import roles_of
 from sambasim.runtime.transports.small_window import SmallWindow
 from sambasim.runtime.transports.window import Devices, Window, is_small
+from sambasim.runtime.values.device import DeviceMemory, private_storage
+from sambasim.runtime.values.mean import tree_mean
 
 _GROUP = "group_0"
 _DTYPE = "float32"

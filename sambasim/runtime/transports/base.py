@@ -13,9 +13,9 @@ from sambasim.ir.dataflow import is_clipped
 from sambasim.ir.mesh import Mesh, mesh_of
 from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.ir.types import Slice, cut, cut_at
-from sambasim.runtime.device import DeviceMemory
-from sambasim.runtime.observer import StepObserver
-from sambasim.runtime.optimizers import Optimizers
+from sambasim.runtime.values.device import DeviceMemory
+from sambasim.runtime.values.optimizers import Optimizers
+from sambasim.runtime.watch.observer import StepObserver
 
 if TYPE_CHECKING:
     from sambasim.runtime.transports.in_process import Hub

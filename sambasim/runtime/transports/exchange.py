@@ -15,11 +15,11 @@ from sambasim.collectives.tree import additions
 from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import CUT_ELEMENTS, DTYPE_BYTES, Slice, pieces
 from sambasim.records.trace import Track
-from sambasim.runtime.device import DeviceMemory, bytes_of
-from sambasim.runtime.mean import Sum, TreeMean
-from sambasim.runtime.observer import Observed, SpanArgs, StepObserver, span
-from sambasim.runtime.ranks import Communicator, Message, Request
+from sambasim.runtime.machine.communicator import Communicator, Message, Request
 from sambasim.runtime.transports.base import BytesMoved, Communication
+from sambasim.runtime.values.device import DeviceMemory, bytes_of
+from sambasim.runtime.values.mean import Sum, TreeMean
+from sambasim.runtime.watch.observer import Observed, SpanArgs, StepObserver, span
 
 ROUND_ELEMENTS = 1_048_576
 """Elements that one replica sends to, or receives from, all owners together in one round."""

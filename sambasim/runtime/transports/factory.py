@@ -9,15 +9,15 @@ from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Mesh, mesh_of
 from sambasim.ir.program import Program
 from sambasim.ir.stages import of_rank
 from sambasim.ir.zero import kept
-from sambasim.runtime.device import DeviceMemory, private_storage
-from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.resources import check_node_memory
+from sambasim.runtime.machine.communicator import Communicator
+from sambasim.runtime.machine.resources import check_node_memory
 from sambasim.runtime.transports.base import Transport, slices_of
 from sambasim.runtime.transports.host import Roles, among_equals, by_gloo, parameter_server
 from sambasim.runtime.transports.in_process import Hub, InProcess
 from sambasim.runtime.transports.on_mesh import ByMessages, InOneProcess
 from sambasim.runtime.transports.small_window import SmallWindow
 from sambasim.runtime.transports.window import Devices, Window, allocate_devices
+from sambasim.runtime.values.device import DeviceMemory, private_storage
 
 
 class Way(StrEnum):

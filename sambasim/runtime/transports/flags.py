@@ -10,9 +10,9 @@ from enum import IntEnum
 from time import perf_counter_ns
 
 from sambasim.records.trace import Track
-from sambasim.runtime.observer import Observed, StepObserver
-from sambasim.runtime.ranks import Communicator, SharedWindow
-from sambasim.runtime.resources import cores_of_this_process
+from sambasim.runtime.machine.communicator import Communicator, SharedWindow
+from sambasim.runtime.machine.resources import cores_of_this_process
+from sambasim.runtime.watch.observer import Observed, StepObserver
 
 _PAGE_BYTES = 4096
 _LINE_WORDS = 8

@@ -23,12 +23,12 @@ from sambasim.errors import PeerError
 from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.ir.types import Slice
 from sambasim.records.trace import Track
-from sambasim.runtime.device import DeviceMemory, private_storage
-from sambasim.runtime.observer import SpanArgs, StepObserver, span
-from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.transports.base import Communication, EndOfStep, Finishing, Shared, Transport, slices_of
 from sambasim.runtime.transports.exchange import Exchange, Places, all_gather, reduce_scatter
 from sambasim.runtime.transports.values import GatherLosses, Line, MessageLine, collect
+from sambasim.runtime.values.device import DeviceMemory, private_storage
+from sambasim.runtime.watch.observer import SpanArgs, StepObserver, span
 
 GLOO_EXEMPT = "gloo adds gradients in an order of its own, so the bits may differ from those of other sync paths"
 

@@ -15,10 +15,10 @@ from sambasim.errors import InternalError
 from sambasim.ir.mesh import DATA_PARALLEL, Mesh, mesh_of
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import Slice, TensorType
-from sambasim.runtime.device import DeviceMemory
-from sambasim.runtime.mean import tree_mean
 from sambasim.runtime.transports.base import Communication, EndOfStep, Shared, Transport, slices_of
 from sambasim.runtime.transports.values import Combine, Line, tensor_operand
+from sambasim.runtime.values.device import DeviceMemory
+from sambasim.runtime.values.mean import tree_mean
 
 R = TypeVar("R")
 

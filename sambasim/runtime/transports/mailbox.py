@@ -17,11 +17,11 @@ from sambasim.ir.dataflow import axis_of
 from sambasim.ir.graph import Ref
 from sambasim.ir.program import Program
 from sambasim.ir.types import ALIGNMENT_BYTES, TensorType, align
-from sambasim.runtime.observer import Observed
-from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.transports.base import Communication
 from sambasim.runtime.transports.flags import Counter, NodeFlags
 from sambasim.runtime.transports.values import Combine, Line, MessageLine, tensor_operand
+from sambasim.runtime.watch.observer import Observed
 from sambasim.units import MIB
 
 _BOXES = 2

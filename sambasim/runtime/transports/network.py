@@ -15,10 +15,10 @@ from sambasim.collectives.tree import blocks
 from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import DTYPE_BYTES
 from sambasim.records.trace import Track
-from sambasim.runtime.device import bytes_of
-from sambasim.runtime.mean import tree_mean
-from sambasim.runtime.observer import StepObserver, span
-from sambasim.runtime.ranks import Request
+from sambasim.runtime.machine.communicator import Request
+from sambasim.runtime.values.device import bytes_of
+from sambasim.runtime.values.mean import tree_mean
+from sambasim.runtime.watch.observer import StepObserver, span
 
 if TYPE_CHECKING:
     from sambasim.runtime.transports.window import Window

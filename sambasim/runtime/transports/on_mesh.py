@@ -10,12 +10,12 @@ from sambasim.errors import MachineError
 from sambasim.ir.mesh import DATA_PARALLEL, TENSOR, Mesh
 from sambasim.ir.program import Member, ParameterGroup
 from sambasim.ir.types import Slice
-from sambasim.runtime.observer import StepObserver
-from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.transports.base import Communication, EndOfStep, Fusion, Shared, Transport
 from sambasim.runtime.transports.in_process import Hub, HubLine, Together, all_of
 from sambasim.runtime.transports.mailbox import MailboxLine, box_bytes
 from sambasim.runtime.transports.values import GatherLosses, Line, MessageLine
+from sambasim.runtime.watch.observer import StepObserver
 
 
 class OnMesh(Transport):

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from sambasim.collectives.tree import additions
 from sambasim.ir.program import ParameterGroup, Program
-from sambasim.runtime.mean import SquareSums, TreeMean, parts_of, total_norm
-from sambasim.runtime.optimizers import Optimizers
-from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.transports.base import Communication, EndOfStep, Finishing, Fusion, Shared, Transport, slices_of
 from sambasim.runtime.transports.flags import Counter, NodeFlags
 from sambasim.runtime.transports.values import MessageLine
 from sambasim.runtime.transports.window import DEVICE_TITLE, Devices
+from sambasim.runtime.values.mean import SquareSums, TreeMean, parts_of, total_norm
+from sambasim.runtime.values.optimizers import Optimizers
 
 
 @final

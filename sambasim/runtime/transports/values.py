@@ -15,9 +15,9 @@ from sambasim.collectives.tree import additions
 from sambasim.errors import InternalError
 from sambasim.ir.program import Member
 from sambasim.ir.types import Slice, TensorType, align
-from sambasim.runtime.device import bytes_of
-from sambasim.runtime.ranks import Communicator, Request
+from sambasim.runtime.machine.communicator import Communicator, Request
 from sambasim.runtime.transports.base import Communication, Shared
+from sambasim.runtime.values.device import bytes_of
 
 Combine: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
 """Computes the result of a collective from the tensors of all ranks, in order."""

@@ -20,12 +20,8 @@ from sambasim.ir.dataflow import pass_and_update, readiness
 from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind, pieces
 from sambasim.records.trace import Track
-from sambasim.runtime.device import SHARED_KINDS, DeviceMemory
-from sambasim.runtime.huge_pages import Range
-from sambasim.runtime.mean import CHUNK_ELEMENTS, Sum, TreeMean
-from sambasim.runtime.observer import SpanArgs, StepObserver, span
-from sambasim.runtime.optimizers import Optimizers, SliceUpdate, divides_exactly
-from sambasim.runtime.ranks import Communicator, SharedWindow, Topology
+from sambasim.runtime.machine.communicator import Communicator, SharedWindow, Topology
+from sambasim.runtime.machine.huge_pages import Range
 from sambasim.runtime.transports.base import (
     Communication,
     EndOfStep,
@@ -39,6 +35,10 @@ from sambasim.runtime.transports.base import (
 from sambasim.runtime.transports.flags import Counter, NodeFlags
 from sambasim.runtime.transports.network import Network
 from sambasim.runtime.transports.values import GatherLosses, MessageLine, collect
+from sambasim.runtime.values.device import SHARED_KINDS, DeviceMemory
+from sambasim.runtime.values.mean import CHUNK_ELEMENTS, Sum, TreeMean
+from sambasim.runtime.values.optimizers import Optimizers, SliceUpdate, divides_exactly
+from sambasim.runtime.watch.observer import SpanArgs, StepObserver, span
 from sambasim.units import KIB, MIB
 
 DEVICE_TITLE = "device (peers' device memory)"

@@ -13,8 +13,8 @@ from sambasim.compiler.trial import is_tracing
 from sambasim.errors import DataParallelError, LaunchError
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
-from sambasim.runtime.launcher import check_world_size
-from sambasim.runtime.stepwise import Mode
+from sambasim.runtime.machine.launcher import check_world_size
+from sambasim.runtime.run.stepwise import Mode
 from sambasim.samba.checks.findings import Finding, KeywordError, app_line, reporter
 from sambasim.samba.notices import say_once
 from sambasim.units import counted

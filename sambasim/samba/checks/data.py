@@ -14,7 +14,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from sambasim.ir.graph import Node, SectionKind
 from sambasim.ir.program import Program
-from sambasim.runtime.weights import tensor_sha256
+from sambasim.runtime.values.weights import tensor_sha256
 from sambasim.samba.checks.findings import Finding, app_line, reporter
 
 EVEN_BATCHES = "as many batches on every rank: DistributedSampler(dataset, …), and DataLoader(…, drop_last=True)"

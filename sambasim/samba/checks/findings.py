@@ -18,7 +18,7 @@ from types import FrameType, TracebackType
 import sambasim
 from sambasim.bounded import one_line
 from sambasim.errors import DataParallelError, UserError
-from sambasim.runtime.launcher import launched_rank
+from sambasim.runtime.machine.launcher import launched_rank
 from sambasim.units import counted
 
 _ENDS_RUN = "DP09"

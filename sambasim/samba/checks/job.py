@@ -19,7 +19,7 @@ from torch import Tensor
 from sambasim.errors import DataParallelError
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
-from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.machine.communicator import Communicator
 from sambasim.samba.checks import data
 from sambasim.samba.checks.data import EVEN_BATCHES, Samplers
 from sambasim.samba.checks.findings import Finding, app_line, own_line_of_app, reporter

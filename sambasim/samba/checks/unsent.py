@@ -20,7 +20,7 @@ from torch.nn.utils import clip_grad
 from sambasim.commands.torch_optimizers import plain_number
 from sambasim.compiler.tensors import held_by
 from sambasim.ir.graph import SectionKind
-from sambasim.runtime.weights import tensor_sha256
+from sambasim.runtime.values.weights import tensor_sha256
 from sambasim.samba import context
 from sambasim.samba.checks.findings import Finding, app_line, reporter
 from sambasim.samba.machine import Machine

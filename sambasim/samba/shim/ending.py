@@ -28,12 +28,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, cast
 
 from sambasim.errors import LaunchError, MachineError, OptionError, SambasimError, exit_code
-from sambasim.runtime.launcher import find_launcher, launched_rank
+from sambasim.runtime.machine.launcher import find_launcher, launched_rank
 from sambasim.samba.checks.findings import line_of
 
 if TYPE_CHECKING:
-    from sambasim.runtime.ranks import Communicator
-    from sambasim.runtime.supervision.supervisor import Failure
+    from sambasim.runtime.machine.communicator import Communicator
+    from sambasim.runtime.watch.supervisor import Failure
 
 _ON_THE_HOST = 'device = "cpu", and no .cuda(): samba.session.run sends its inputs to the device itself'
 
@@ -122,7 +122,7 @@ def leave(error: BaseException, script: Path | None) -> int:
             time.sleep(launcher.wait_for_report_s)
         return code
 
-    from sambasim.runtime.supervision.supervisor import Supervisor
+    from sambasim.runtime.watch.supervisor import Supervisor
 
     def report(failure: "Failure") -> None:
         error.__traceback__ = trace  # raising it again, below, added a frame

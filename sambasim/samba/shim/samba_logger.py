@@ -7,7 +7,7 @@ logger `sambaflow`, which prints on standard error from level INFO on.
 import logging
 import os
 
-from sambasim.runtime.launcher import find_launcher
+from sambasim.runtime.machine.launcher import find_launcher
 
 __all__ = ["critical", "debug", "error", "exception", "info", "log", "samba_logger", "setLevel", "warning"]
 

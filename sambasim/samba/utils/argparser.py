@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from sambasim.errors import OptionError
-from sambasim.runtime.launcher import find_launcher, launched_rank
+from sambasim.runtime.machine.launcher import find_launcher, launched_rank
 from sambasim.samba import context
 from sambasim.samba.checks.arguments import checks_keywords_of
 from sambasim.samba.checks.findings import app_line

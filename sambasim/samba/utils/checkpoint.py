@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sambasim.errors import OptionError, WeightsError
-from sambasim.runtime.weights import write_tensors
+from sambasim.runtime.values.weights import write_tensors
 from sambasim.samba.checks.findings import app_line
 from sambasim.samba.request import Optimizer, as_sequence
 from sambasim.samba.session import session

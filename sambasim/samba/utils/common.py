@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations
 from sambasim import __version__
 from sambasim.errors import ModelError, OptionError, UserError
 from sambasim.pef import locate, peek, read
-from sambasim.runtime.determinism import seed_everything
+from sambasim.runtime.machine.determinism import seed_everything
 from sambasim.samba import context
 from sambasim.samba.checks.arguments import checks_keywords
 from sambasim.samba.checks.findings import app_line

@@ -18,7 +18,7 @@ from typing import NoReturn
 from sambasim.errors import OptionError, SambasimError
 from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.pef import PefHeader, locate, peek
-from sambasim.runtime.launcher import launched_rank
+from sambasim.runtime.machine.launcher import launched_rank
 from sambasim.samba import context
 from sambasim.samba.utils.flags import COMMANDS, COMPILE, FLAGS, MEASURE_PERFORMANCE, MEASURE_SECTIONS, RUN, TEST, Flag
 

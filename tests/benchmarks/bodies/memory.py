@@ -15,12 +15,12 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from sambasim.options.run import RunOptions
-from sambasim.runtime import torch_process_group
-from sambasim.runtime.communicator import connect
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.run_observer import RunObserver, Step
-from sambasim.runtime.setup import set_up
+from sambasim.runtime.machine import torch_process_group
+from sambasim.runtime.machine.communicator import Communicator
+from sambasim.runtime.machine.mpi import connect
+from sambasim.runtime.run.run_observer import RunObserver, Step
+from sambasim.runtime.run.setup import set_up
 from tests.benchmarks.workloads import GPT2_BATCH, GPT2_LENGTH, Gpt2Small
 
 STEPS = 3

@@ -15,11 +15,11 @@ from pathlib import Path
 from sambasim.ir.mesh import Mesh
 from sambasim.options.run import CheckpointOptions, RunOptions
 from sambasim.records.metrics import CheckpointRecord
-from sambasim.runtime.communicator import connect
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.run_observer import RunObserver, Step
-from sambasim.runtime.setup import set_up
-from sambasim.runtime.supervision.supervisor import Failure, Supervisor
+from sambasim.runtime.machine.mpi import connect
+from sambasim.runtime.run.run_observer import RunObserver, Step
+from sambasim.runtime.run.setup import set_up
+from sambasim.runtime.watch.supervisor import Failure, Supervisor
 from tests.benchmarks.figures import CHECKPOINT_EVERY, OVERHEAD_STEPS, Overhead
 
 WARM_UP_STEPS = 5

@@ -27,11 +27,11 @@ from sambasim.ir.dataflow import groups_of
 from sambasim.ir.zero import in_slices
 from sambasim.options.run import RunOptions
 from sambasim.pef import read
-from sambasim.runtime import torch_process_group
-from sambasim.runtime.communicator import connect
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.setup import set_up
+from sambasim.runtime.machine import torch_process_group
+from sambasim.runtime.machine.communicator import Communicator
+from sambasim.runtime.machine.mpi import connect
+from sambasim.runtime.run.setup import set_up
 from tests.benchmarks.bodies.steps import WARM_UP_STEPS, Clock
 from tests.benchmarks.workloads import PIPELINED_MICRO_BATCHES, SPLIT_GPT, ParallelWay, SplitGPT
 

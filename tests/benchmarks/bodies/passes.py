@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
+from sambasim.runtime.engine.executor import Executor, tangent_of
 from sambasim.runtime.engine.inductor import Inductor
-from sambasim.runtime.executor import Executor, tangent_of
-from sambasim.runtime.resources import keep_freed_memory
+from sambasim.runtime.machine.resources import keep_freed_memory
 from tests.benchmarks.workloads import WORKLOADS, Workload
 from tests.support.loaded import loaded
 

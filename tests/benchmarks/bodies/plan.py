@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 
 from sambasim.options.run import RunOptions
-from sambasim.runtime.communicator import connect
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.run_observer import Step
-from sambasim.runtime.setup import set_up
+from sambasim.runtime.machine.mpi import connect
+from sambasim.runtime.run.run_observer import Step
+from sambasim.runtime.run.setup import set_up
 from tests.benchmarks.bodies.steps import WARM_UP_STEPS, Clock
 
 

@@ -21,14 +21,14 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from sambasim.options.run import RunOptions
-from sambasim.runtime import torch_process_group
-from sambasim.runtime.communicator import connect
 from sambasim.runtime.engine import EngineName
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.resources import keep_freed_memory
-from sambasim.runtime.run_observer import RunObserver, Step
-from sambasim.runtime.setup import set_up
+from sambasim.runtime.machine import torch_process_group
+from sambasim.runtime.machine.communicator import Communicator
+from sambasim.runtime.machine.mpi import connect
+from sambasim.runtime.machine.resources import keep_freed_memory
+from sambasim.runtime.run.run_observer import RunObserver, Step
+from sambasim.runtime.run.setup import set_up
 from tests.benchmarks.workloads import WORKLOADS, Way, Workload
 
 WARM_UP_STEPS = 5

@@ -25,10 +25,10 @@ from sambasim.ir.schedule import make
 from sambasim.ir.stages import of_rank
 from sambasim.ir.types import GRADIENT_SUFFIX, SymbolKind
 from sambasim.ir.verify import Progress, verify
-from sambasim.runtime.device import DeviceMemory, private_storage
-from sambasim.runtime.executor import Executor, tangent_of
-from sambasim.runtime.replica import place_inputs, place_weights
+from sambasim.runtime.engine.executor import Executor, tangent_of
+from sambasim.runtime.run.replica import place_inputs, place_weights
 from sambasim.runtime.transports.in_process import Hub, InProcess, run_together
+from sambasim.runtime.values.device import DeviceMemory, private_storage
 from tests.compiler.sharding.test_plan import built_from, example
 from tests.support.whole import whole_case
 

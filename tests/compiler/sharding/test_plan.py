@@ -23,11 +23,11 @@ from sambasim.ir.mesh import TENSOR, replica_mesh
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.compile import CompileOptions, compile_options
-from sambasim.runtime.device import DeviceMemory, private_storage
-from sambasim.runtime.executor import Executor, tangent_of
-from sambasim.runtime.replica import place_inputs, place_weights
+from sambasim.runtime.engine.executor import Executor, tangent_of
+from sambasim.runtime.run.replica import place_inputs, place_weights
 from sambasim.runtime.transports.in_process import Hub, InProcess, run_together
-from sambasim.runtime.weights import joined
+from sambasim.runtime.values.device import DeviceMemory, private_storage
+from sambasim.runtime.values.weights import joined
 from tests.support.examples import example_options
 from tests.support.whole import whole_case
 

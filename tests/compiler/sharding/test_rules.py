@@ -14,10 +14,10 @@ from sambasim.ir.graph import Graph
 from sambasim.ir.mesh import TENSOR, Axis, Mesh
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
-from sambasim.runtime.device import DeviceMemory, private_storage
-from sambasim.runtime.executor import Executor
+from sambasim.runtime.engine.executor import Executor
 from sambasim.runtime.transports.in_process import Hub, InProcess, run_together
-from sambasim.runtime.weights import part_of
+from sambasim.runtime.values.device import DeviceMemory, private_storage
+from sambasim.runtime.values.weights import part_of
 from tests.support.ir_text import parse_program
 
 RANKS = 2

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sambasim.cli.main import main
-from sambasim.runtime import resources, shared_memory
-from sambasim.runtime.communicator import MpiCommunicator
-from sambasim.runtime.shared_memory import Demand
+from sambasim.runtime.machine import resources, shared_memory
+from sambasim.runtime.machine.mpi import MpiCommunicator
+from sambasim.runtime.machine.shared_memory import Demand
 from sambasim.runtime.transports.host import _GlooAllReduce
 from sambasim.runtime.transports.small_window import SmallWindow
 from sambasim.runtime.transports.window import WindowReduce

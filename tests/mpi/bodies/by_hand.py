@@ -11,10 +11,10 @@ from torch import Tensor
 
 from sambasim.ir.mesh import Axis
 from sambasim.ir.program import Program
-from sambasim.runtime.communicator import connect
-from sambasim.runtime.executor import Executor
-from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.replica import place_inputs
+from sambasim.runtime.engine.executor import Executor
+from sambasim.runtime.machine.communicator import Communicator
+from sambasim.runtime.machine.mpi import connect
+from sambasim.runtime.run.replica import place_inputs
 from sambasim.runtime.transports.factory import Way, allocate
 from sambasim.runtime.transports.factory import connect as transports_of
 from tests.support.ir_text import parse_program

@@ -18,13 +18,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sambasim.options.run import RunOptions
 from sambasim.pef import map_weights
-from sambasim.runtime import torch_process_group
-from sambasim.runtime.communicator import connect
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.run_observer import RunObservers
-from sambasim.runtime.setup import set_up
-from sambasim.runtime.weights import load_weights
+from sambasim.runtime.machine import torch_process_group
+from sambasim.runtime.machine.communicator import Communicator
+from sambasim.runtime.machine.mpi import connect
+from sambasim.runtime.run.run_observer import RunObservers
+from sambasim.runtime.run.setup import set_up
+from sambasim.runtime.values.weights import load_weights
 from tests.support.eager import CONSTANT_RATE, EagerReplica, PaddedOptimizer
 
 

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 
 from sambasim.errors import DataError, LaunchError, PeerError, SambasimError
-from sambasim.runtime.communicator import Communicator, connect
-from sambasim.runtime.supervision.supervisor import Failure, Supervisor
+from sambasim.runtime.machine.mpi import Communicator, connect
+from sambasim.runtime.watch.supervisor import Failure, Supervisor
 
 
 def one_raises(c: Communicator) -> None:

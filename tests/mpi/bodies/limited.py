@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from sambasim.errors import MachineError
-from sambasim.runtime.communicator import Communicator, connect
+from sambasim.runtime.machine.mpi import Communicator, connect
 from sambasim.units import MIB
 
 _SIZE_BYTES = 256 * MIB

@@ -15,9 +15,9 @@ from torch import Tensor
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import map_weights, read
-from sambasim.runtime.communicator import connect
-from sambasim.runtime.executor import tangent_of
-from sambasim.runtime.stepwise import Mode, StepwiseReplica
+from sambasim.runtime.engine.executor import tangent_of
+from sambasim.runtime.machine.mpi import connect
+from sambasim.runtime.run.stepwise import Mode, StepwiseReplica
 
 PEF = Path(sys.argv[1])
 communicator = connect(sys.argv)

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 
 from sambasim.errors import InternalError
-from sambasim.runtime.communicator import Communicator, connect
-from sambasim.runtime.huge_pages import ByteArray
-from sambasim.runtime.ranks import WINDOW_ALIGNMENT_BYTES
-from sambasim.runtime.torch_process_group import bring_up, take_down
-from sambasim.runtime.tracing import compare_clocks
+from sambasim.runtime.machine.communicator import WINDOW_ALIGNMENT_BYTES
+from sambasim.runtime.machine.huge_pages import ByteArray
+from sambasim.runtime.machine.mpi import Communicator, connect
+from sambasim.runtime.machine.torch_process_group import bring_up, take_down
+from sambasim.runtime.record.trace import compare_clocks
 from sambasim.runtime.transports.mailbox import MailboxLine
 from sambasim.runtime.transports.values import MessageLine, sum_of
 from sambasim.units import MIB

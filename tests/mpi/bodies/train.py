@@ -15,17 +15,17 @@ from pathlib import Path
 
 from sambasim.ir.graph import Node
 from sambasim.options.run import RunOptions
-from sambasim.runtime import handlers
-from sambasim.runtime.communicator import connect
-from sambasim.runtime.handlers import Binding, Handler
-from sambasim.runtime.instructions import Instruction
+from sambasim.runtime.engine import handlers
+from sambasim.runtime.engine.handlers import Binding, Handler
+from sambasim.runtime.engine.instructions import Instruction
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.optimizers import Optimizers
-from sambasim.runtime.ranks import Communicator, single_rank
-from sambasim.runtime.run_observer import RunObserver, Start
-from sambasim.runtime.setup import set_up
+from sambasim.runtime.machine.communicator import Communicator, single_rank
+from sambasim.runtime.machine.mpi import connect
+from sambasim.runtime.run.run_observer import RunObserver, Start
+from sambasim.runtime.run.setup import set_up
 from sambasim.runtime.transports import exchange
 from sambasim.runtime.transports.base import Communication, Fusion, Transport
+from sambasim.runtime.values.optimizers import Optimizers
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from sambasim.runtime.checkpoint.content import buffer_name, piece_key
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
 from sambasim.runtime.checkpoint.manifest import Manifest, PefModel, PositionModel, ProgressModel, RunModel, TensorModel
 from sambasim.runtime.checkpoint.saver import write
-from sambasim.runtime.ranks import single_rank
+from sambasim.runtime.machine.communicator import single_rank
 
 Fields = dict[str, Any]
 

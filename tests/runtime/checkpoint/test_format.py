@@ -14,7 +14,7 @@ from sambasim.errors import CheckpointError, MachineError, OptionError
 from sambasim.runtime.checkpoint.content import check
 from sambasim.runtime.checkpoint.folder import LOCK_FILE, MANIFEST_FILE, claim, partial_of
 from sambasim.runtime.checkpoint.manifest import MAX_MANIFEST_BYTES
-from sambasim.runtime.ranks import single_rank
+from sambasim.runtime.machine.communicator import single_rank
 from tests.runtime.checkpoint.samples import (
     SHARD,
     Fields,

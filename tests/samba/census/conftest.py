@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from sambasim.runtime.torch_process_group import take_down
+from sambasim.runtime.machine.torch_process_group import take_down
 from sambasim.samba import context, notices
 from sambasim.samba.session import session
 from tests.samba.census.support import MOMENTUM, LogReg, OnlyOut, batch_of, imported, seeded

@@ -8,7 +8,7 @@ import pytest
 
 from sambasim.errors import LaunchError
 from sambasim.ir.graph import SectionKind
-from sambasim.runtime.stepwise import Mode
+from sambasim.runtime.run.stepwise import Mode
 from sambasim.samba import context
 from sambasim.samba.checks.arguments import (
     Accumulation,

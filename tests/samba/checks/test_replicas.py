@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data.distributed import DistributedSampler
 
 from sambasim import samba
-from sambasim.runtime.ranks import single_rank
-from sambasim.runtime.stepwise import Mode
+from sambasim.runtime.machine.communicator import single_rank
+from sambasim.runtime.run.stepwise import Mode
 from sambasim.samba import context
 from sambasim.samba.checks import job, replicas
 from sambasim.samba.checks.data import Division, Iteration, Place

@@ -241,7 +241,7 @@ JOB = """
 import os, sys, time
 import sambaflow.samba
 from sambasim.errors import DataError
-from sambasim.runtime.launcher import launched_rank
+from sambasim.runtime.machine.launcher import launched_rank
 from sambasim.samba.context import communicator
 
 

@@ -1,0 +1,345 @@
+"""The handler table: how the runtime executes each operator of a program."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias, final
+
+import torch
+from torch import Tensor
+
+from sambasim.errors import AssertionFailedError, InternalError
+from sambasim.ir.dataflow import axis_of, groups_of
+from sambasim.ir.graph import Argument, Node, Ref
+from sambasim.ir.operators import ASSERTION, OPERATORS
+from sambasim.ir.program import ParameterGroup
+from sambasim.ir.stages import ends_of
+from sambasim.ir.types import NORM_BLOCK_ELEMENTS, Cut, TensorType
+from sambasim.optimizers import OPTIMIZERS
+from sambasim.runtime.engine.instructions import Instruction, RegisterFile, aten_instruction, stores_of
+from sambasim.runtime.transports.base import Communication, Finishing, Transport
+from sambasim.runtime.transports.values import Combine, Line, max_of, mean_of, of_root, sum_of
+from sambasim.runtime.values.device import SHARED_KINDS
+from sambasim.runtime.values.mean import SquareSums, parts_of, total_norm
+from sambasim.runtime.values.optimizers import Optimizers
+from sambasim.runtime.values.weights import joined, part
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What the nodes of one graph work on. `stores`: for each gradient, the tensors to store it in; `tensor_of`: the
+    tensor of every symbol; `transport` and `optimizers` are None for a graph that only computes."""
+
+    registers: RegisterFile
+    values: Mapping[str, TensorType]
+    stores: Mapping[str, Sequence[Tensor]]
+    tensor_of: Callable[[str], Tensor]
+    transport: Transport | None = None
+    optimizers: Optimizers | None = None
+
+    @property
+    def connected(self) -> Transport:
+        if self.transport is None:
+            raise InternalError("a communication node in a graph without a transport")
+        return self.transport
+
+    def line(self, node: Node) -> Line:
+        """The group of ranks in which `node` communicates. Raises InternalError for a node without an axis."""
+        axis = axis_of(node)
+        if axis is None:
+            raise InternalError(f"{node.name} names no mesh axis")
+        return self.connected.line(axis)
+
+
+Handler: TypeAlias = Callable[[Sequence[Node], Binding], Instruction]
+
+
+def handler_of(operator: str) -> Handler:
+    """The handler of `operator`. Raises InternalError if there is none."""
+    if operator.startswith("aten."):
+        return _aten
+    handler = HANDLERS.get(operator)
+    if handler is None:
+        raise InternalError(f"no handler for {operator}")
+    return handler
+
+
+def bound(node: Node, binding: Binding, function: Callable[..., object]) -> Instruction:
+    """An instruction that calls `function` with the values that `node` reads; the function returns its one result."""
+    return Instruction(
+        node=node,
+        function=function,
+        operands=tuple(binding.registers.value(one.name) for one in node.args if isinstance(one, Ref)),
+        single=True,
+        results=tuple(None if name is None else binding.registers.value(name) for name in node.results),
+        stores=stores_of(node, binding.registers, binding.stores),
+    )
+
+
+def communicating(node: Node, binding: Binding, communication: Communication | None) -> Instruction:
+    """An instruction for `communication`; it does nothing if that is None."""
+    if communication is None:
+        return bound(node, binding, nothing)
+    return replace(bound(node, binding, communication.finish), communication=communication)
+
+
+def nothing(*operands: object) -> None:
+    """A communication that this rank does not take part in."""
+
+
+def _aten(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    """An operator of torch. Products of float16 are computed in float32 and rounded once: torch's float16 kernels for
+    CPUs without such instructions are 4 to 40 times slower (torch 2.13)."""
+    (node,) = nodes
+    instruction = aten_instruction(node, binding.registers, binding.stores)
+    if OPERATORS[node.operator].flops is None:
+        return instruction
+    types = [None if name is None else binding.values[name].dtype for name in node.results]
+    narrow = frozenset(position for position, dtype in enumerate(types) if dtype == "float16")
+    return replace(instruction, function=partial(_in_float32, instruction.function, narrow)) if narrow else instruction
+
+
+def _in_float32(
+    function: Callable[..., object], narrow: Collection[int], *operands: object, out: Tensor | None = None
+) -> object:
+    """Call `function` with float32 for float16, and round the results at the positions `narrow`."""
+    result = function(*map(_widened, operands))
+    if isinstance(result, tuple | list):
+        return tuple(
+            one.half() if position in narrow and isinstance(one, Tensor) else one for position, one in enumerate(result)
+        )
+    if not isinstance(result, Tensor):
+        return result
+    return result.half() if out is None else out.copy_(result)
+
+
+def _widened(operand: object) -> object:
+    return operand.float() if isinstance(operand, Tensor) and operand.dtype is torch.float16 else operand
+
+
+def _named(nodes: Sequence[Node], binding: Binding) -> list[ParameterGroup]:
+    return [binding.connected.group(name) for node in nodes for name in groups_of(node)]
+
+
+def _reduce_scatter(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    """Reduce-scatter of parameter groups, or of one value along a dimension."""
+    node = nodes[0]
+    if groups_of(node):
+        return communicating(node, binding, binding.connected.reduce_scatter(_named(nodes, binding)))
+    line = binding.line(node)
+    cut, position = _cut(node, line), line.position
+    return communicating(
+        node, binding, line.gather(node.name, lambda tensors: part(sum_of(tensors), cut, position).contiguous())
+    )
+
+
+def _all_gather(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    """All-gather of parameter groups, or of one value along a dimension."""
+    node = nodes[0]
+    if groups_of(node):
+        return communicating(node, binding, binding.connected.all_gather(_named(nodes, binding)))
+    line = binding.line(node)
+    cut = _cut(node, line)
+    return communicating(node, binding, line.gather(node.name, lambda tensors: joined(tensors, cut)))
+
+
+def _all_reduce(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    (node,) = nodes
+    combine = _REDUCTIONS[str(dict(node.kwargs).get("op", "sum"))]
+    return communicating(node, binding, binding.line(node).gather(node.name, combine))
+
+
+_REDUCTIONS: Mapping[str, Combine] = {"sum": sum_of, "mean": mean_of, "max": max_of}
+
+
+def _shard(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    """This rank's part of a value that all ranks of the axis have."""
+    (node,) = nodes
+    line = binding.line(node)
+    cut, position = _cut(node, line), line.position
+    return bound(node, binding, lambda whole: part(whole, cut, position).contiguous())
+
+
+def _index(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    """This rank's position on the axis, as a tensor."""
+    (node,) = nodes
+    position = torch.tensor(binding.line(node).position)
+    return bound(node, binding, lambda: position)
+
+
+def _cut(node: Node, line: Line) -> Cut:
+    return Cut(axis_of(node) or "", _number(node, "dim"), line.size, _number(node, "outer", 1))
+
+
+def _broadcast(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    (node,) = nodes
+    return communicating(node, binding, binding.line(node).gather(node.name, of_root(_number(node, "root"))))
+
+
+def _send(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    (node,) = nodes
+    return communicating(node, binding, binding.line(node).send(_peer(node, binding), _number(node, "tag")))
+
+
+def _recv(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    (node,) = nodes
+    type_ = binding.values[node.results[0] or ""]
+    return communicating(node, binding, binding.line(node).recv(_peer(node, binding), _number(node, "tag"), type_))
+
+
+def _copy(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    """One symbol, from the device memory of a rank into that of another."""
+    (node,) = nodes
+    line, transport, tag = binding.line(node), binding.connected, _number(node, "tag")
+    source, target = ends_of(node)
+    symbol = transport.program.symbols[str(node.args[1])]
+    tensor, is_shared = binding.tensor_of(symbol.name), symbol.kind in SHARED_KINDS
+    if line.position != source:
+        # Ranks that share their parameters all write the same bytes.
+        return communicating(node, binding, _Received(line.recv(source, tag, symbol.type), tensor))
+    message = line.send(target, tag)
+
+    def send() -> None:
+        if is_shared:
+            transport.wait_for_updates()
+        message.begin(tensor)
+        message.finish()
+
+    return communicating(node, binding, Finishing(send))
+
+
+@final
+class _Received(Communication):
+    """Copies what `message` brings into `tensor`."""
+
+    def __init__(self, message: Communication, tensor: Tensor) -> None:
+        self._message = message
+        self._tensor = tensor
+
+    def is_ready(self) -> bool:
+        return self._message.is_ready()
+
+    def finish(self) -> None:
+        value = self._message.finish()
+        if isinstance(value, Tensor):
+            self._tensor.copy_(value)
+
+
+def _peer(node: Node, binding: Binding) -> int:
+    """The position of the rank `shift` places further along the axis, which is a ring."""
+    line = binding.line(node)
+    return (line.position + _number(node, "shift")) % line.size
+
+
+def _number(node: Node, name: str, default: int = 0) -> int:
+    return _integer(node, dict(node.kwargs).get(name, default))
+
+
+def _integer(node: Node, value: Argument) -> int:
+    if not isinstance(value, int):
+        raise InternalError(f"{node.name}: {value!r} is not a whole number")
+    return value
+
+
+def _release(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    """Free the parameters or gradients of a group outside the own slice."""
+    (node,) = nodes
+    (group,) = _named(nodes, binding)
+    return bound(node, binding, binding.connected.releasing(group, str(node.args[1])))
+
+
+def _generator_state(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    return bound(nodes[0], binding, torch.get_rng_state)
+
+
+def _set_generator_state(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    # A clone, because torch reads a state from the start of its storage.
+    return bound(nodes[0], binding, lambda state: torch.set_rng_state(state.clone()))
+
+
+_NO_MESSAGES = ("assertion error", "Assertion failed")
+"""What torch says where the user says nothing."""
+
+
+def _assertion(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    (node,) = nodes
+    message = dict(node.kwargs).get("message")
+    message = None if message in _NO_MESSAGES else message
+
+    def check(condition: Tensor) -> None:
+        if not condition:
+            said = f": {message}" if message else ""
+            raise AssertionFailedError(
+                f"an assertion of the model does not hold{said}",
+                where=str(node.source) if node.source else node.module,
+                remedy="check the samples and the learning rate",
+            )
+
+    return bound(node, binding, check)
+
+
+def _square_sums(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    """The sums of squares of all gradients, by block; zero for blocks that other ranks sum. Of gradients that several
+    ranks of a replica have, the first one sums the squares."""
+    (node,) = nodes
+    transport = binding.connected
+    symbols = transport.program.symbols
+    sums = SquareSums(
+        (
+            (member.block + begin // NORM_BLOCK_ELEMENTS, part)
+            for group in _named(nodes, binding)
+            for member, begin, part in parts_of(
+                group, transport.memory.region(group, "gradient"), transport.share(group)
+            )
+            if transport.is_first_copy or symbols[member.parameter].cuts
+        ),
+        binding.values[node.results[0] or ""].numel,
+    )
+    return bound(node, binding, lambda: torch.tensor(sums(), dtype=torch.float64))
+
+
+def _total_norm(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    """The norm of the gradients, of scaled ones without the scale. The updates that follow clip by it."""
+    (node,), optimizers = nodes, binding.optimizers
+    if optimizers is None:
+        raise InternalError("a norm in a graph without optimizers")
+
+    def norm_of(sums: Tensor) -> float:
+        norm = total_norm(sums.tolist()) / optimizers.loss_scale
+        optimizers.clip(norm)
+        return norm
+
+    return bound(node, binding, norm_of)
+
+
+def _optimizer(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    """One optimizer step on the owned slice."""
+    (node,), optimizers = nodes, binding.optimizers
+    if optimizers is None:
+        raise InternalError("an optimizer node in a graph without optimizers")
+    (group,) = _named(nodes, binding)
+    start, stop = binding.connected.owned(group)
+    gradient = binding.connected.memory.region(group, "gradient")[start:stop]
+    instruction = bound(node, binding, optimizers.slice(group, start, stop, gradient))
+    return replace(instruction, operands=())  # `opt.total_norm`, which runs before, has called `clip`
+
+
+HANDLERS: Mapping[str, Handler] = {
+    "comm.reduce_scatter": _reduce_scatter,
+    "comm.all_gather": _all_gather,
+    "comm.all_reduce": _all_reduce,
+    "comm.broadcast": _broadcast,
+    "comm.send": _send,
+    "comm.recv": _recv,
+    "comm.copy": _copy,
+    "comm.shard": _shard,
+    "comm.index": _index,
+    "memory.release": _release,
+    "random.state": _generator_state,
+    "random.set_state": _set_generator_state,
+    ASSERTION: _assertion,
+    "opt.square_sums": _square_sums,
+    "opt.total_norm": _total_norm,
+    **{f"opt.{kind}": _optimizer for kind in OPTIMIZERS},
+}
+"""By operator; ATen operators are not listed."""

@@ -1,0 +1,1 @@
+"""The machine below a run: processes, MPI, shared memory, CPU cores, C kernels."""

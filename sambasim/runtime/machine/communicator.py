@@ -1,0 +1,254 @@
+"""The interface by which the ranks of a job communicate, and the buffers that they send.
+
+A node is a set of ranks that can share memory, numbered by their lowest rank; a local rank is a position in it.
+All ranks must call a *collective* method, in the same order. Buffers are contiguous bytes with one axis. There is no
+reduction: the owner of a slice adds gradients, in an order that does not depend on the MPI.
+"""
+
+import mmap
+import os
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NewType, NoReturn, TypeAlias, TypeVar, cast
+
+import numpy as np
+
+from sambasim.errors import InternalError
+from sambasim.runtime.machine.huge_pages import ByteArray, Range, private_pages
+
+Buffer: TypeAlias = ByteArray | memoryview
+
+
+def as_bytes(buffer: Buffer) -> ByteArray:
+    """The same memory as a numpy array. Raises InternalError if it is not contiguous uint8 with one axis."""
+    array = np.asarray(buffer)
+    if array.dtype != np.uint8 or array.ndim != 1 or not array.flags.c_contiguous:
+        raise InternalError(f"a buffer must be contiguous uint8 with one axis, got {array.dtype} {array.shape}")
+    return array
+
+
+def rows(send: Buffer, receive: Buffer, world_size: int) -> tuple[ByteArray, ByteArray]:
+    """Both as arrays. Raises InternalError unless `receive` has room for the `send` of each rank, apart from it."""
+    source, target = as_bytes(send), as_bytes(receive)
+    if len(target) != world_size * len(source):
+        raise InternalError(f"{world_size} ranks gather {len(source)} bytes each into {len(target)}")
+    if np.may_share_memory(source, target):
+        raise InternalError("the bytes to gather overlap the gathered buffer")
+    return source, target
+
+
+T = TypeVar("T")
+
+Request = NewType("Request", object)
+"""A message under way. Only `wait_all` and `test_all` of the communicator that began it can read one."""
+
+Message: TypeAlias = tuple[Buffer, int]
+"""A buffer, and the rank that it goes to or comes from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """Messages between the same buffers and ranks again and again. `start` begins all of them; the next start comes
+    after `wait_all` of `requests`."""
+
+    start: Callable[[], object]
+    requests: Sequence[Request]
+
+
+WINDOW_ALIGNMENT_BYTES = mmap.PAGESIZE
+"""Each rank's part of a shared window starts on a page, so that its pages are in the memory node of the rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Where the ranks of a job run, from the view of `rank`. `node_of[r]` is the node of world rank r."""
+
+    rank: int
+    node_of: tuple[int, ...]
+    host_name: str
+
+    @property
+    def world_size(self) -> int:
+        return len(self.node_of)
+
+    @property
+    def node_index(self) -> int:
+        return self.node_of[self.rank]
+
+    @property
+    def node_count(self) -> int:
+        return len(set(self.node_of))
+
+    @property
+    def local_ranks(self) -> tuple[int, ...]:
+        return tuple(rank for rank, node in enumerate(self.node_of) if node == self.node_index)
+
+    @property
+    def local_rank(self) -> int:
+        return self.local_ranks.index(self.rank)
+
+    @property
+    def local_size(self) -> int:
+        return len(self.local_ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class FailureNotice:
+    """A failing rank's message to the others. `secondary`: another rank caused the error."""
+
+    words: str
+    exit_code: int
+    secondary: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SharedWindow:
+    """Memory of a node: one part for each rank, zeros at first, and all ranks may access all parts. `sync` is a memory
+    fence. Writer: write, `sync`, `node_barrier`. Reader: `node_barrier`, `sync`, read."""
+
+    parts: tuple[ByteArray, ...]
+    local_rank: int = 0
+    sync: Callable[[], object] = lambda: None
+
+    @property
+    def local(self) -> ByteArray:
+        return self.parts[self.local_rank]
+
+    def of(self, local_rank: int) -> ByteArray:
+        return self.parts[local_rank]
+
+
+@dataclass(slots=True, eq=False)
+class _Receive:
+    buffer: ByteArray
+    tag: int
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Communicator(Topology):
+    """One rank's view of the job. This one is of a job of one rank, and needs no MPI: a message to itself arrives in
+    the order of sending, by tag. `communicator.py` has that of several ranks. `library`: name and version of the MPI in
+    use, such as `MPICH 5.0.2`."""
+
+    library: str = "none"
+    _mail: dict[int, deque[bytes]] = field(default_factory=dict)
+    _failures: dict[int, FailureNotice] = field(default_factory=dict)
+
+    @property
+    def topology(self) -> Topology:
+        return self
+
+    @property
+    def job(self) -> "Communicator":
+        """That of all ranks, from which this one is a subset."""
+        return self
+
+    def subset(self, ranks: Sequence[int]) -> "Communicator":
+        """Collective over `ranks`, ascending, which include this one: their own communicator, where they are numbered
+        from 0. It has no failure notices and no letters."""
+        return self
+
+    def barrier(self) -> None:
+        """Collective: return when every rank has called it."""
+
+    def node_barrier(self) -> None:
+        """Collective over the node: return when every rank of this node has called it."""
+
+    def broadcast_object(self, value: T | None, root: int = 0) -> T:
+        """Collective: the value of rank `root` (any picklable object). The values of other ranks are ignored."""
+        return cast(T, value)
+
+    def gather_object(self, value: T, root: int = 0) -> tuple[T, ...] | None:
+        """Collective: on `root`, the values of all ranks in rank order; None elsewhere."""
+        return (value,)
+
+    def all_gather_object(self, value: T) -> tuple[T, ...]:
+        """Collective: the values of all ranks in rank order, on every rank."""
+        return (value,)
+
+    def all_gather(self, send: Buffer, receive: Buffer) -> None:
+        """Collective: `receive` becomes the `send` of every rank, in rank order; all have one length. Raises
+        InternalError for a `receive` of another length."""
+        source, target = rows(send, receive, self.world_size)
+        target[:] = source
+
+    def isend(self, buffer: Buffer, destination: int, tag: int) -> Request:
+        """Begin to send. The buffer must stay alive and unchanged until `wait_all` or `test_all` reports completion."""
+        self._mail.setdefault(tag, deque()).append(as_bytes(buffer).tobytes())
+        return Request(None)
+
+    def send_and_keep(self, buffer: Buffer, destination: int, tag: int) -> None:
+        """Begin to send. Keeps the buffer, which nobody may change any more, until the message has left."""
+        self.isend(buffer, destination, tag)
+
+    def irecv(self, buffer: Buffer, source: int, tag: int) -> Request:
+        """Begin to receive a message of at most `len(buffer)` bytes."""
+        return Request(_Receive(as_bytes(buffer), tag))
+
+    def persistent(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Messages:
+        """Messages that `isend` or `irecv` would begin, made once for many steps."""
+        if sends or receives:
+            raise InternalError("a rank that is alone exchanges no gradients")
+        return Messages(lambda: None, ())
+
+    def wait_all(self, requests: Sequence[Request]) -> None:
+        """Wait until all of these messages have been sent or received."""
+        for one in requests:
+            if isinstance(one, _Receive) and not one.done:
+                message = self._mail[one.tag].popleft()
+                one.buffer[: len(message)] = np.frombuffer(message, dtype=np.uint8)
+                one.done = True
+
+    def test_all(self, requests: Sequence[Request]) -> bool:
+        """Whether all of these messages have been sent or received. Does not wait; may be called again."""
+        wanted = Counter(one.tag for one in requests if isinstance(one, _Receive) and not one.done)
+        if any(len(self._mail.get(tag, ())) < count for tag, count in wanted.items()):
+            return False
+        self.wait_all(requests)
+        return True
+
+    def allocate_shared(self, size_bytes: int, touched: Sequence[Range] | None = None) -> SharedWindow:
+        """Collective over the job, also on a subset: all ranks allocate at the same time, each on a subset of its own.
+        Returns a window with `size_bytes` of this rank, until `close`. Sizes may differ. Raises MachineError on every
+        rank if a node lacks the shared memory. `touched`: the byte ranges that need memory; all by default."""
+        return SharedWindow((np.frombuffer(private_pages(size_bytes), dtype=np.uint8, count=size_bytes),))
+
+    def announce_failure(self, notice: FailureNotice) -> None:
+        """Notify all other ranks that this one is failing. Does not wait, and needs no action by them."""
+        self._failures[self.rank] = notice
+
+    def failures(self) -> Mapping[int, FailureNotice]:
+        """The notices received so far, and this rank's own, by rank. Does not wait."""
+        return dict(self._failures)
+
+    @property
+    def serves_threads(self) -> bool:
+        """Whether several threads may use it at the same time."""
+        return True
+
+    def post(self, value: object, rank: int) -> None:
+        """Send `value` (any small picklable object) to another rank. Does not wait, and needs no action by it."""
+        raise InternalError(f"a message to rank {rank} of a job of one rank")
+
+    def posted(self) -> Sequence[tuple[int, object]]:
+        """The values posted to this rank since the last call, each after its sender. Does not wait."""
+        return []
+
+    def abort(self, exit_code: int) -> NoReturn:
+        """End every process of the job now."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+
+    def close(self) -> None:
+        """Collective: free the windows and their arrays. Called at exit if not before."""
+
+    def finish(self) -> None:
+        """Collective: end MPI. At exit it ends by itself."""
+
+
+def single_rank(host_name: str, library: str = "none") -> Communicator:
+    return Communicator(rank=0, node_of=(0,), host_name=host_name, library=library)

@@ -1,0 +1,1 @@
+"""C kernels, compiled at first use."""

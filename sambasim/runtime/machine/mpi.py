@@ -1,0 +1,359 @@
+"""The only file that uses MPI. Functions import mpi4py, because it loads the MPI library, which some machines lack."""
+
+import atexit
+import ctypes
+import os
+import signal
+import socket
+import sys
+import time
+import warnings
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sambasim.errors import InternalError, LaunchError
+from sambasim.runtime.machine import shared_memory
+from sambasim.runtime.machine.communicator import (
+    WINDOW_ALIGNMENT_BYTES,
+    Buffer,
+    Communicator,
+    FailureNotice,
+    Message,
+    Messages,
+    Request,
+    SharedWindow,
+    as_bytes,
+    rows,
+    single_rank,
+)
+from sambasim.runtime.machine.huge_pages import ByteArray, Range, SecondMapping, merged, second_mapping
+from sambasim.runtime.machine.launcher import check_launcher, find_launcher, library_name, ranks_of_node
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["Communicator", "SharedWindow", "connect", "linked_library"]
+
+T = TypeVar("T")
+
+_PAGE = WINDOW_ALIGNMENT_BYTES
+_NOTICE_TAG = 1
+_FIRST_TAG = 2
+_POSTED_TAG = 3
+_ABORT_GRACE_S = 5.0
+_STDERR = 2  # the descriptor itself, whatever sys.stderr has become
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
+
+
+def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> Communicator:
+    """Collective. Start MPI and connect the ranks of this job; without mpirun it needs no MPI. Raises LaunchError if
+    the launcher does not fit the MPI, MachineError if MPI lacks shared memory. `command`: what was typed, for remedies.
+    """
+    names_before = shared_memory.mapped_names()
+    try:
+        version = _load_library()
+    except (ImportError, RuntimeError) as error:
+        return _without_mpi(command, environ, error)
+    from mpi4py import MPI
+
+    executable = Path(sys.executable)
+    check_launcher(environ, None, version, command=command, executable=executable)
+    launcher = find_launcher(environ)
+    if launcher is not None and launcher.is_open_mpi and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # ranks would outlive mpirun
+    shared_memory.check_start(ranks_of_node(environ), socket.gethostname(), shared_memory.free_bytes())
+    if not MPI.Is_initialized():
+        # Windows are within a node; Open MPI's component for others prints a warning.
+        os.environ.setdefault("OMPI_MCA_osc", "^ucx")
+        with warnings.catch_warnings():
+            # of a launcher of another MPI: check_launcher raises an error for it
+            warnings.filterwarnings("ignore", message="suspicious MPI execution environment")
+            MPI.Init_thread()
+    world = MPI.COMM_WORLD
+    node = cast("MPI.Intracomm", world.Split_type(MPI.COMM_TYPE_SHARED, key=world.rank))
+    _exchange_first_messages(node)
+    shared_memory.unlink(shared_memory.mapped_names() - names_before)
+    check_launcher(environ, world.size, version, command=command, executable=executable)
+    if world.size == 1:
+        return single_rank(socket.gethostname(), library_name(version))
+    first_rank_of_node = world.allgather(node.bcast(world.rank))
+    nodes = sorted(set(first_rank_of_node))
+    communicator = MpiCommunicator(
+        rank=world.rank,
+        node_of=tuple(nodes.index(first) for first in first_rank_of_node),
+        host_name=socket.gethostname(),
+        library=library_name(version),
+        _world=world,
+        _node=node,
+        _notices=world.Dup(),
+    )
+    atexit.register(communicator.close)
+    return communicator
+
+
+def linked_library() -> str:
+    """Name and version of the MPI that mpi4py is linked to, not started. Raises LaunchError if there is none."""
+    try:
+        return library_name(_load_library())
+    except (ImportError, RuntimeError) as error:
+        raise _no_library(error) from error
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MpiCommunicator(Communicator):
+    _world: "MPI.Intracomm" = field(kw_only=True)
+    _node: "MPI.Intracomm" = field(kw_only=True)
+    _notices: "MPI.Intracomm" = field(
+        kw_only=True
+    )  # separate, so that notices do not mix with the messages of training
+    _windows: list["MPI.Win"] = field(default_factory=list)
+    _mappings: list[SecondMapping] = field(default_factory=list)
+    _sends: list["MPI.Request"] = field(default_factory=list)
+    _sending: "deque[MPI.Request]" = field(default_factory=deque)  # each keeps its buffer
+    _persistent: list["MPI.Prequest"] = field(default_factory=list)
+    _subsets: list["MpiCommunicator"] = field(default_factory=list)
+    _promised: shared_memory.Promised = field(default_factory=shared_memory.Promised)
+    _job: "MpiCommunicator | None" = None
+
+    @property
+    def job(self) -> "MpiCommunicator":
+        return self._job or self
+
+    def subset(self, ranks: Sequence[int]) -> Communicator:
+        if len(ranks) == 1:
+            return single_rank(self.host_name, self.library)
+        world = self._world.Create_group(self._world.group.Incl(list(ranks)))
+        node = cast("MPI.Intracomm", world.Split(self.node_index, key=world.rank))
+        nodes = sorted({self.node_of[rank] for rank in ranks}, key=[self.node_of[rank] for rank in ranks].index)
+        one = MpiCommunicator(
+            rank=world.rank,
+            node_of=tuple(nodes.index(self.node_of[rank]) for rank in ranks),
+            host_name=self.host_name,
+            library=self.library,
+            _world=world,
+            _node=node,
+            _notices=world,
+            _promised=self._promised,
+            _job=self.job,
+        )
+        self._subsets.append(one)
+        return one
+
+    def barrier(self) -> None:
+        self._world.Barrier()
+
+    def node_barrier(self) -> None:
+        self._node.Barrier()
+
+    def broadcast_object(self, value: T | None, root: int = 0) -> T:
+        return cast(T, self._world.bcast(value, root=root))
+
+    def gather_object(self, value: T, root: int = 0) -> tuple[T, ...] | None:
+        gathered = self._world.gather(value, root=root)
+        return None if gathered is None else tuple(gathered)
+
+    def all_gather_object(self, value: T) -> tuple[T, ...]:
+        return tuple(self._world.allgather(value))
+
+    def all_gather(self, send: Buffer, receive: Buffer) -> None:
+        self._world.Allgather(*rows(send, receive, self.world_size))
+
+    def isend(self, buffer: Buffer, destination: int, tag: int) -> Request:
+        return Request(self._world.Isend(as_bytes(buffer), dest=destination, tag=tag))
+
+    def send_and_keep(self, buffer: Buffer, destination: int, tag: int) -> None:
+        while self._sending and self._sending[0].Test():
+            self._sending.popleft()
+        self._sending.append(self._world.Isend(as_bytes(buffer), dest=destination, tag=tag))
+
+    def irecv(self, buffer: Buffer, source: int, tag: int) -> Request:
+        return Request(self._world.Irecv(as_bytes(buffer), source=source, tag=tag))
+
+    def persistent(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Messages:
+        from mpi4py import MPI
+
+        requests = [self._world.Send_init(as_bytes(buffer), dest=rank, tag=tag) for buffer, rank in sends]
+        requests += [self._world.Recv_init(as_bytes(buffer), source=rank, tag=tag) for buffer, rank in receives]
+        self._persistent.extend(requests)
+        return Messages(partial(MPI.Prequest.Startall, requests), [Request(one) for one in requests])
+
+    def wait_all(self, requests: Sequence[Request]) -> None:
+        from mpi4py import MPI
+
+        MPI.Request.Waitall(cast("list[MPI.Request]", list(requests)))
+
+    def test_all(self, requests: Sequence[Request]) -> bool:
+        from mpi4py import MPI
+
+        return MPI.Request.Testall(cast("list[MPI.Request]", list(requests)))
+
+    def allocate_shared(self, size_bytes: int, touched: Sequence[Range] | None = None) -> SharedWindow:
+        from mpi4py import MPI
+
+        whole = _in_pages(size_bytes)
+        used = [(0, size_bytes)] if touched is None else merged(touched)
+        pages = merged((start // _PAGE * _PAGE, _in_pages(stop)) for start, stop in used if start < stop)
+        needed = min(_in_pages(sum(stop - start for start, stop in pages)), whole)
+        if self.library.startswith("Open MPI"):
+            # It makes no window that is larger than what is free, less a twentieth, however little will be touched.
+            needed = whole + whole // 16
+        shared = self.local_size > 1
+        # Other subsets of the job allocate at the same time, and earlier windows have pages that nobody has touched.
+        with self._promised.more(needed if shared else 0) as (needed_bytes, free_bytes):
+            reserve_bytes = shared_memory.MPI_RESERVE_BYTES if shared else 0
+            demand = shared_memory.Demand(self.job.node_index, self.host_name, needed_bytes + reserve_bytes, free_bytes)
+            shared_memory.check_demands(self.job.all_gather_object(demand))
+            # Without the memory, MPIs raise an error, wait forever, or die at the first access. So every rank tries.
+            node_bytes = sum(self._node.allgather(whole))
+            obstacle = shared_memory.try_mapping(node_bytes) if shared else None
+            shared_memory.check_mappings(self.job.all_gather_object((self.host_name, node_bytes, obstacle)))
+        if not shared:
+            return Communicator.allocate_shared(self, size_bytes)
+        names_before = shared_memory.mapped_names()
+        try:
+            handle = MPI.Win.Allocate_shared(whole, disp_unit=1, comm=self._node)
+        except MPI.Exception as error:
+            raise shared_memory.window_error(node_bytes, self.host_name, str(error)) from error
+        self._windows.append(handle)
+        sizes = self._node.allgather(size_bytes)
+        parts = [_part(handle, local_rank, size) for local_rank, size in enumerate(sizes)]
+        for local_rank, part in enumerate(parts):
+            if (mapping := second_mapping(part)) is not None:
+                self._mappings.append(mapping)
+                parts[local_rank] = mapping.view
+                if local_rank == self.local_rank:
+                    mapping.collapse(used)
+        # Passive access to all parts, until `close`; `Sync` needs it.
+        handle.Lock_all(MPI.MODE_NOCHECK)
+        if touched is None:
+            parts[self.local_rank][:] = 0  # the first access puts pages into the memory node of their owner
+        handle.Sync()
+        self.node_barrier()
+        shared_memory.unlink(shared_memory.mapped_names() - names_before)
+        return SharedWindow(tuple(parts), self.local_rank, handle.Sync)
+
+    def announce_failure(self, notice: FailureNotice) -> None:
+        self._failures[self.rank] = notice
+        others = (rank for rank in range(self.world_size) if rank != self.rank)
+        self._sends.extend(self._notices.isend(notice, dest=rank, tag=_NOTICE_TAG) for rank in others)
+
+    def failures(self) -> Mapping[int, FailureNotice]:
+        self._failures.update(self._received(_NOTICE_TAG))
+        return dict(self._failures)
+
+    @property
+    def serves_threads(self) -> bool:
+        from mpi4py import MPI
+
+        return MPI.Query_thread() == MPI.THREAD_MULTIPLE
+
+    def post(self, value: object, rank: int) -> None:
+        self._sends.append(self._notices.isend(value, dest=rank, tag=_POSTED_TAG))
+
+    def posted(self) -> Sequence[tuple[int, object]]:
+        return self._received(_POSTED_TAG)
+
+    def _received(self, tag: int) -> "list[tuple[int, Any]]":
+        from mpi4py import MPI
+
+        found = []
+        while (message := self._notices.improbe(tag=tag)) is not None:
+            status = MPI.Status()
+            value = message.recv(status)
+            found.append((status.Get_source(), value))
+        return found
+
+    def abort(self, exit_code: int) -> NoReturn:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # MPI would print a line of its own, which names neither the error nor the remedy.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), _STDERR)
+        self._world.Abort(exit_code)
+        time.sleep(_ABORT_GRACE_S)  # the launcher ends this process; MPI_Abort may return before it has
+        os._exit(exit_code)
+
+    def close(self) -> None:
+        for subset in self._subsets:
+            subset.close()
+        while self._persistent:
+            self._persistent.pop().Free()  # MPICH warns of those that are left
+        while self._sending and self._sending[0].Test():
+            self._sending.popleft()
+        while self._mappings:
+            self._mappings.pop().release()
+        self._promised.bytes = 0
+        while self._windows:
+            handle = self._windows.pop()
+            handle.Unlock_all()
+            handle.Free()
+
+    def finish(self) -> None:
+        from mpi4py import MPI
+
+        self.close()
+        MPI.Finalize()
+
+    def all_reduce_sum_for_comparison(self, send: NDArray[np.float32] | None, receive: NDArray[np.float32]) -> None:
+        """Collective: MPI's sum of every rank's `send` (None: of every `receive`) into `receive`. Only benchmarks use
+        it."""
+        from mpi4py import MPI
+
+        self._world.Allreduce(MPI.IN_PLACE if send is None else send, receive)
+
+
+def _load_library() -> str:
+    """Load the MPI library without starting MPI; its version text. Raises ImportError or RuntimeError without one."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = True
+    from mpi4py import MPI
+
+    return MPI.Get_library_version()
+
+
+def _without_mpi(command: Sequence[str], environ: Mapping[str, str], error: Exception) -> Communicator:
+    launcher = find_launcher(environ)
+    if launcher is not None and launcher.world_size > 1:
+        raise _no_library(error) from error
+    return single_rank(socket.gethostname())
+
+
+def _no_library(error: Exception) -> LaunchError:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return LaunchError(
+        f"mpi4py finds no MPI library: {reason}",
+        remedy="python -m pip install mpich   (or load your cluster's MPI and put its lib folder in LD_LIBRARY_PATH)",
+    )
+
+
+def _exchange_first_messages(node: "MPI.Intracomm") -> None:
+    """Exchange a message between all pairs of ranks of a node: some MPIs attach to a peer's memory at the first one."""
+    empty = np.zeros(1, dtype=np.uint8)
+    for distance in range(1, node.size):
+        came = np.empty(1, dtype=np.uint8)
+        node.Sendrecv(
+            empty, (node.rank + distance) % node.size, _FIRST_TAG,
+            came, (node.rank - distance) % node.size, _FIRST_TAG,
+        )  # fmt: skip
+    node.Barrier()
+
+
+def _in_pages(size_bytes: int) -> int:
+    return -(-max(size_bytes, 1) // WINDOW_ALIGNMENT_BYTES) * WINDOW_ALIGNMENT_BYTES
+
+
+def _part(handle: "MPI.Win", local_rank: int, size_bytes: int) -> ByteArray:
+    memory, _ = handle.Shared_query(local_rank)
+    part = np.frombuffer(cast(memoryview, memory), dtype=np.uint8, count=size_bytes)
+    if part.ctypes.data % WINDOW_ALIGNMENT_BYTES:
+        raise InternalError(f"the part of local rank {local_rank} in a shared window does not start on a page")
+    return part

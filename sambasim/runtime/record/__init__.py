@@ -1,0 +1,1 @@
+"""What a run records on request: traces, digests, numerics."""

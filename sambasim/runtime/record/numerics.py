@@ -1,0 +1,319 @@
+"""`run --debug-numerics`: where NaN and infinities begin.
+
+A probe checks every value. If the loss, a gradient or a buffer is not finite at the end of a pass, the error names its
+earliest origin. A node with an infinite constant (a mask) is intended, and named only if there is no other origin. With
+a dynamic loss scale, gradients that are not finite are no error: the step is skipped.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sambasim.errors import InternalError, NumericsError
+from sambasim.ir.graph import Argument, SectionKind
+from sambasim.ir.mesh import Mesh
+from sambasim.ir.program import LOSS_SCALE, Program
+from sambasim.ir.types import Symbol, SymbolKind
+from sambasim.options.training import LossScaleOptions
+from sambasim.runtime.engine.instructions import Instruction
+from sambasim.runtime.run.replica import Replica
+from sambasim.runtime.values.device import DeviceMemory
+from sambasim.runtime.watch.observer import StepObserver
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How many of `total` elements are NaN, and how many infinite."""
+
+    nan: int
+    infinite: int
+    total: int
+
+    @property
+    def finite(self) -> bool:
+        return not (self.nan or self.infinite)
+
+    @property
+    def word(self) -> str:
+        return "nan" if self.nan else "inf"
+
+    def __str__(self) -> str:
+        parts = [f"{self.nan} nan"] * bool(self.nan) + [f"{self.infinite} inf"] * bool(self.infinite)
+        return f"{' and '.join(parts) or 'nothing'} of {self.total} element{'s' * (self.total != 1)}"
+
+
+def count(tensor: Tensor) -> Count:
+    """Count the non-finite elements; integer tensors have none."""
+    is_integer = not (tensor.is_floating_point() or tensor.is_complex())
+    if is_integer or bool(tensor.isfinite().all()):
+        return Count(0, 0, tensor.numel())
+    return Count(int(tensor.isnan().sum()), int(tensor.isinf().sum()), tensor.numel())
+
+
+_FINITE, _INFINITE, _NAN = range(3)
+
+
+def is_origin(result: Count, operands: Sequence[Count]) -> bool:
+    """Whether a node turned `operands` into the non-finite `result`, instead of passing non-finite values on."""
+    if result.nan and not any(operand.nan for operand in operands):
+        return True
+    return bool(result.infinite) and all(operand.finite for operand in operands)
+
+
+def _is_infinite(argument: Argument) -> bool:
+    if isinstance(argument, tuple):
+        return any(map(_is_infinite, argument))
+    return isinstance(argument, float) and math.isinf(argument)
+
+
+_UNINITIALIZED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
+
+_GIVEN = (SymbolKind.INPUT, SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.CONSTANT)
+_MOST_SAMPLES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """A non-finite result of operands between `least` and `largest`; `meant` if the node has an infinite constant."""
+
+    made: Count
+    least: float
+    largest: float
+    meant: bool
+
+
+class Probe:
+    """Checks the values of one replica or rank, which errors call `who`. `samples` returns the dataset indices of the
+    last batch. With `may_overflow`, gradients are not checked."""
+
+    def __init__(
+        self,
+        who: str,
+        program: Program,
+        memory: DeviceMemory,
+        samples: Callable[[], Sequence[int]],
+        *,
+        may_overflow: bool,
+    ) -> None:
+        if program.training is None:
+            raise InternalError("a probe of a program without a training graph")
+        self._who = who
+        self._program = program
+        self._graph = program.training
+        self._memory = memory
+        self._samples = samples
+        nodes = program.training.nodes
+        self._node_of = {name: at for at, node in enumerate(nodes) for name in node.results if name is not None}
+        symbols = program.symbols
+        given = [symbols[name] for name in program.training.inputs]
+        self._given = [symbol for symbol in given if symbol.kind in _GIVEN]
+        kinds = (SymbolKind.BUFFER,) if may_overflow else (SymbolKind.BUFFER, SymbolKind.GRADIENT)
+        self._targets = [out for out in program.training.outputs if symbols[out.symbol].kind in kinds]
+        self._changed = {out.symbol for out in program.training.outputs}
+        self._seen: dict[str, Count] = {}
+        self._origins: dict[str, _Origin] = {}
+        self.step = 0
+        """The current step, from 1."""
+        self._micro_step = 0
+
+    def begin(self, step: int, micro_step: int) -> None:
+        """A pass begins, and its batch is in device memory. Both numbers count from 0."""
+        self.step, self._micro_step = step + 1, micro_step + 1
+        self._origins.clear()
+        self._seen = {symbol.name: count(self._memory.tensor(symbol.name)) for symbol in self._given}
+
+    def end(self, loss: float) -> None:
+        """The pass ended. Raises NumericsError with the origin if the loss, a gradient or a buffer is not finite."""
+        found = {out.value: out.symbol for out in self._graph.outputs if out.symbol == self._program.loss}
+        bad = {} if torch.tensor(loss).isfinite() else found
+        bad |= {out.value: out.symbol for out in self._targets if not count(self._memory.tensor(out.symbol)).finite}
+        if bad:
+            raise self._error(next(iter(bad.values())), self._first(bad))
+
+    def check(self, instruction: Instruction, name: str, value: Tensor, operands: Iterable[object]) -> None:
+        """Count what is not finite in `value`, the result `name` of `instruction`. If its operands do not explain that,
+        it is an origin."""
+        made = self._seen[name] = count(value)
+        if made.finite:
+            return
+        tensors = [operand for operand in operands if isinstance(operand, Tensor) and operand.is_floating_point()]
+        if is_origin(made, [count(tensor) for tensor in tensors]):
+            ranges = [torch.aminmax(tensor.detach()) for tensor in tensors if tensor.numel()]
+            least = min((float(one.min) for one in ranges), default=0.0)
+            largest = max((float(one.max) for one in ranges), default=0.0)
+            node = instruction.node
+            meant = not made.nan and any(map(_is_infinite, (*node.args, *(value for _, value in node.kwargs))))
+            self._origins[name] = _Origin(made, least, largest, meant)
+
+    def _first(self, bad: Mapping[str, str]) -> str | None:
+        reached = self._causes(bad)
+        given = [symbol.name for symbol in self._given if symbol.name in reached]
+        origins = [name for name in self._origins if name in reached]
+        # Symbols with NaN come before those with infinities, which may be masks.
+        order = {name: (self._meant(name), self._node_of[name], not self._seen[name].nan) for name in origins}
+        order |= {name: (self._meant(name), -1, not self._seen[name].nan) for name in given}
+        return min(order, key=lambda name: order[name], default=None)
+
+    def _causes(self, values: Iterable[str]) -> set[str]:
+        """The non-finite values that caused `values` to be non-finite, including these."""
+        causes: set[str] = set()
+        waiting = list(values)
+        while waiting:
+            name = waiting.pop()
+            if name in causes or self._kind(name) == _FINITE:
+                continue
+            causes.add(name)
+            kinds = {operand: self._kind(operand) for operand in self._operands(name)}
+            # NaN comes from NaN if there is any, else from infinities.
+            worst = max(kinds.values(), default=_FINITE) if self._kind(name) == _NAN else _INFINITE
+            waiting += [operand for operand, kind in kinds.items() if kind >= worst]
+        return causes
+
+    def _operands(self, name: str) -> Sequence[str]:
+        return self._graph.nodes[self._node_of[name]].reads if name in self._node_of else ()
+
+    def _kind(self, name: str) -> int:
+        if name in self._seen:
+            return _NAN if self._seen[name].nan else _INFINITE if self._seen[name].infinite else _FINITE
+        # A view that was not evaluated is like what it is a view of.
+        return max((self._kind(operand) for operand in self._operands(name)), default=_FINITE)
+
+    def _meant(self, name: str) -> bool:
+        """Whether a value is probably infinite on purpose: from an infinite constant, or in an unchanged buffer."""
+        if name in self._origins:
+            return self._origins[name].meant
+        kept = self._program.symbols[name].kind in (SymbolKind.CONSTANT, SymbolKind.BUFFER)
+        return kept and name not in self._changed and not self._seen[name].nan
+
+    def _error(self, ended_in: str, first: str | None) -> NumericsError:
+        when = f"{self._who}, step {self.step}, micro-step {self._micro_step}"
+        ended = f"{self._called(ended_in)} is not finite on {when}"
+        if first is None:
+            raise InternalError(f"{ended}, but no operator made a non-finite value")
+        if first not in self._node_of:
+            return self._of_symbol(ended, self._program.symbols[first])
+        position, origin = self._node_of[first], self._origins[first]
+        node = self._graph.nodes[position]
+        section = next(one for one in self._graph.sections if one.start <= position < one.stop)
+        module = f" of the module {node.module}" if node.module else ""
+        return NumericsError(
+            f"{ended}: it begins in section {section.index} ({section.kind} {section.name}), where {node.operator} "
+            f"makes the tensor {first}{module}: {origin.made}, of operands from {origin.least:.6g} to "
+            f"{origin.largest:.6g}",
+            where=str(node.source) if node.source else f"the operator {node.operator}",
+            remedy=_REMEDIES[section.kind is SectionKind.FWD],
+        )
+
+    def _of_symbol(self, ended: str, symbol: Symbol) -> NumericsError:
+        found = self._seen[symbol.name]
+        if symbol.kind is SymbolKind.INPUT:
+            return NumericsError(
+                f"{ended}: the input {symbol.name} of the batch of {self._who} holds {found.word} "
+                f"({self._where_in_batch(symbol)}): {found}",
+                where=f"step {self.step}, micro-step {self._micro_step}",
+                remedy="correct or leave out such samples, or --on-nonfinite skip to leave out steps that have some",
+            )
+        return NumericsError(
+            f"{ended}: {self._called(symbol.name)} held {found.word} before the step: {found}",
+            where=f"{self._who}, {symbol.name}",
+            remedy="begin with weights that are finite: --weights FILE.safetensors, or compile again",
+        )
+
+    def _where_in_batch(self, symbol: Symbol) -> str:
+        values = self._memory.tensor(symbol.name)
+        whole = values.isfinite().reshape(values.shape[0], -1).all(dim=1)
+        numbers = [number for number, finite in zip(self._samples(), whole.tolist(), strict=True) if not finite]
+        more = f" and {len(numbers) - _MOST_SAMPLES} more" if len(numbers) > _MOST_SAMPLES else ""
+        return f"sample{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:_MOST_SAMPLES]))}{more}"
+
+    def _called(self, name: str) -> str:
+        symbol = self._program.symbols[name]
+        if name == self._program.loss:
+            return "the loss"
+        if symbol.kind is SymbolKind.GRADIENT:
+            return f"the gradient {name}"
+        known = symbol.torch_names[0] if symbol.torch_names else name
+        return f"the {symbol.kind} {known}"
+
+
+_REMEDIES = {
+    True: "keep what goes in there in range, or train with a smaller --lr; --on-nonfinite skip leaves such steps out",
+    False: "train with a smaller --lr, or scale the loss down: its gradient overflows where its value does not",
+}
+
+
+class Probes(StepObserver):
+    """A probe for each replica of this process; `watching` sets the replicas, after instructions were bound."""
+
+    def __init__(self, program: Program, mesh: Mesh, scaling: LossScaleOptions) -> None:
+        self._program = program
+        self._mesh = mesh
+        scaled = any(argument.name == LOSS_SCALE for argument in program.runtime_arguments)
+        self._may_overflow = scaled and scaling.dynamic
+        self._probes: dict[int, Probe] = {}
+        self._replicas: Sequence[Replica] = ()
+        self._step = 0
+        # Parameters first: they are the same on all ranks, so all ranks raise the same error.
+        kinds = (SymbolKind.PARAMETER, SymbolKind.OPTIMIZER_STATE)
+        self._symbols = [symbol for kind in kinds for symbol in program.symbols.values() if symbol.kind is kind]
+
+    def watching(self, replicas: Sequence[Replica]) -> "Probes":
+        self._replicas = replicas
+        self._probes = {
+            one.rank: Probe(
+                self._mesh.who(one.rank),
+                self._program,
+                one.memory,
+                one.shard.samples_of_last_batch,
+                may_overflow=self._may_overflow,
+            )
+            for one in replicas
+            if one.works
+        }
+        return self
+
+    def bind(self, replica: int, instruction: Instruction) -> Callable[..., object]:
+        node, function = instruction.node, instruction.function
+        if node.operator.split(".")[1] in _UNINITIALIZED:
+            return function
+
+        def checked(*operands: object, **keywords: object) -> object:
+            result = function(*operands, **keywords)
+            results = result if isinstance(result, tuple | list) else (result,)
+            for name, value in zip(node.results, results, strict=False):  # the executor checks the number of results
+                if name is not None and isinstance(value, Tensor):
+                    self._probes[replica].check(instruction, name, value, operands)
+            return result
+
+        return checked
+
+    def step_begins(self, step: int) -> None:
+        self._step = step
+
+    def pass_begins(self, replica: int, micro_step: int) -> None:
+        self._probes[replica].begin(self._step, micro_step)
+
+    def pass_ends(self, replica: int, loss: float) -> None:
+        """Raises NumericsError, naming the origin, if a result of the pass is not finite."""
+        self._probes[replica].end(loss)
+
+    def step_ends(self, step: int, norm: float | None) -> None:
+        """Raises NumericsError if the update made a non-finite value from finite gradients."""
+        for replica in self._replicas:
+            for symbol in self._symbols:
+                found = count(replica.memory.tensor(symbol.name))
+                if not found.finite:
+                    raise self._error(symbol, found, norm)
+
+    def _error(self, symbol: Symbol, found: Count, norm: float | None) -> NumericsError:
+        name = symbol.torch_names[0] if symbol.torch_names else symbol.name
+        of = "" if norm is None else f"; the norm of all gradients together is {norm:.6g}"
+        return NumericsError(
+            f"the update of step {self._step + 1} made {found.word} of the {symbol.kind} {name}: {found}, though each "
+            f"replica's loss and gradients are finite{of}",
+            where=f"section OPT, {symbol.name}",
+            remedy="train with a smaller --lr, or with gradients that are clipped",
+        )

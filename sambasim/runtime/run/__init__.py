@@ -1,0 +1,1 @@
+"""The parts of a run: plan, data shards, replicas, training, evaluation."""

@@ -1,0 +1,240 @@
+"""One replica: a copy of the model and its training steps on its own shard of the data."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from time import perf_counter_ns
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from sambasim.errors import InternalError
+from sambasim.ir.mesh import PIPELINE
+from sambasim.ir.program import Program
+from sambasim.ir.types import Slice, SymbolKind
+from sambasim.options.grammar import InputSpec
+from sambasim.options.training import TrainingOptions
+from sambasim.records.trace import Track
+from sambasim.runtime.engine.executor import Executor, Steps, Updated, tangent_of
+from sambasim.runtime.machine.determinism import Stream, derive, seed_torch
+from sambasim.runtime.run.shards import Shard
+from sambasim.runtime.transports.base import Transport
+from sambasim.runtime.values.device import SHARED_KINDS, DeviceMemory
+from sambasim.runtime.values.optimizers import Optimizers
+from sambasim.runtime.values.weights import part_of
+from sambasim.runtime.watch.observer import StepObserver, span
+
+if TYPE_CHECKING:
+    from sambasim.runtime.engine.inductor import Inductor
+
+
+class Replica:
+    """Rank `rank` of a run with `seed`, a replica or one part of it. `shard`: its data; None for a parameter server
+    without a replica. `overlaps`: communication may overlap with the backward. `skips_nonfinite`: skip a step if a loss
+    is not finite."""
+
+    def __init__(
+        self,
+        rank: int,
+        program: Program,
+        memory: DeviceMemory,
+        shard: Shard | None,
+        training: TrainingOptions,
+        transport: Transport,
+        optimizers: Optimizers,
+        engine: "Inductor | None" = None,
+        *,
+        overlaps: bool = True,
+        skips_nonfinite: bool = False,
+        observer: StepObserver | None = None,
+    ) -> None:
+        if program.training is None or program.loss is None:
+            raise InternalError("a replica of a program without a training step")
+        self.rank = rank
+        self.replica = transport.replica  # ranks of one replica read the same data and draw the same numbers
+        self.memory = memory
+        self.transport = transport
+        self.optimizers = optimizers
+        self.observer: StepObserver | None = None
+        self._detailed: StepObserver | None = None  # the same, if it wants details
+        self._shard = shard
+        self.works = shard is not None
+        """Whether it computes gradients; False for a parameter server without a replica."""
+        self._seed, self._micro_steps = training.seed, training.accumulation_steps
+        self._loss = program.loss
+        self._program = program
+        schedule = program.schedule
+        self._batches = 1 if schedule is None else schedule.micro_batches
+        """Of a pass."""
+        self._actions = None if schedule is None else schedule.rows[transport.mesh.coordinate(rank, PIPELINE)]
+        kinds = program.symbols
+        self._inputs = {name: memory.tensor(name) for name in kinds if kinds[name].kind is SymbolKind.INPUT}
+        self.executor = Executor(
+            program.training,
+            program,
+            memory.tensor,
+            engine,
+            program.loss,
+            transport=transport,
+            optimizers=optimizers,
+            replica=rank,
+            overlaps=overlaps and not skips_nonfinite,
+            observer=observer,
+        )
+        self._draws = self.executor.draws_random_numbers
+        self._guard = _Buffers(program, memory) if skips_nonfinite else None
+        self._tangents: dict[float, Tensor | None] = {}
+
+    def observe(self, observer: StepObserver | None) -> None:
+        self.observer = observer
+        self._detailed = observer if observer is not None and observer.detailed else None
+        self.executor.observe(observer)
+
+    @property
+    def loss_dtype(self) -> str:
+        return self._program.symbols[self._loss].type.dtype
+
+    @property
+    def shard(self) -> Shard:
+        """Its part of the data. Raises InternalError for a parameter server without a replica."""
+        if self._shard is None:
+            raise InternalError("the data of a rank that has no replica")
+        return self._shard
+
+    def step(
+        self, step: int, update: int, rate: float, loss_scale: float, request: Callable[[], int]
+    ) -> Steps[Updated]:
+        """Run step `step` (from 0) with optimizer step `update` (from 1, without skipped ones); `rate` multiplies the
+        learning rates, `loss_scale` the loss of each backward. `request` is called after the passes: what this rank
+        asks of the run."""
+        if self._guard is not None:
+            self._guard.save()
+            self.transport.wait_for_readers()
+        else:
+            self.executor.begin_step(update, rate, loss_scale)
+        began_ns, observer, total, loss = perf_counter_ns(), self.observer, 0.0, math.nan
+        micro_steps, batches = self._micro_steps, self._batches
+        scale = loss_scale / (micro_steps * batches)  # so gradients add up to that of the mean, scaled
+        if scale not in self._tangents:
+            self._tangents[scale] = tangent_of(self._program, scale)
+        tangent = self._tangents[scale]
+        for micro_step in range(micro_steps if self.works else 0):
+            accumulate, last = micro_step > 0, micro_step == micro_steps - 1
+            outputs: Sequence[Mapping[str, Tensor]]
+            if self._actions is None:
+                self._place_next_batch(micro_step)
+                if self._draws:
+                    self._seed_pass(step, micro_step)
+                outputs = ((yield from self.executor.run_pass(tangent, accumulate=accumulate, last=last)),)
+            else:
+                seed = partial(self._seed_pass, step, micro_step * batches)
+                outputs = yield from self.executor.run_schedule(
+                    self._actions, self._next_batches(micro_step), tangent, seed, accumulate=accumulate, last=last
+                )
+            for one in outputs:
+                loss = float(one[self._loss]) if self._loss in one else math.nan
+                total += loss
+            if observer is not None:
+                observer.pass_ends(self.rank, loss)
+        losses = (total / (micro_steps * batches),) if self.works else ()
+        if self._detailed is not None and losses:
+            self._detailed.span_ends(self.rank, Track.HOST, "forward and backward", began_ns, {})
+        ended_ns, asked = perf_counter_ns(), request()
+        if self._guard is None:
+            return (yield from self.executor.update(losses, asked, ended_ns))
+        # The losses are exchanged before any gradient is reduced.
+        exchanged = yield from self.executor.update(losses, asked, ended_ns, applies=False)
+        if not all(map(math.isfinite, exchanged.losses)):
+            self._guard.restore()
+            return exchanged._replace(applied=False)
+        self.executor.begin_step(update, rate, loss_scale)
+        updated = yield from self.executor.update(losses, exchanged.request, ended_ns)
+        exposed_s = updated.exposed_s + exchanged.exposed_s
+        return updated._replace(began_ns=exchanged.began_ns, exposed_s=exposed_s, waited_s=exchanged.waited_s)
+
+    def _place_next_batch(self, micro_step: int) -> None:
+        observer = self.observer
+        if observer is not None:
+            observer.batch_begins(self.rank, micro_step)
+        if self._detailed is not None:
+            self._place(self._read(micro_step)[0])
+        else:  # without the calls that report spans
+            for name, tensor in self.shard.next_batch().items():
+                self._inputs[name].copy_(tensor)
+        if observer is not None:
+            observer.pass_begins(self.rank, micro_step)
+
+    def _next_batches(self, micro_step: int) -> Sequence[Mapping[str, Tensor]]:
+        if self.observer is None:
+            return self._read(micro_step)
+        self.observer.batch_begins(self.rank, micro_step)
+        batches = self._read(micro_step)
+        self.observer.pass_begins(self.rank, micro_step)
+        return batches
+
+    @span(Track.HOST, "data", lambda self, micro_step: {"micro_step": micro_step})
+    def _read(self, micro_step: int) -> Sequence[Mapping[str, Tensor]]:
+        return [self.shard.next_batch() for _ in range(self._batches)]
+
+    @span(Track.COPIES, "batch to device", lambda self, batch: {"bytes": sum(one.nbytes for one in batch.values())})
+    def _place(self, batch: Mapping[str, Tensor]) -> None:
+        for name, tensor in batch.items():
+            self._inputs[name].copy_(tensor)
+
+    def _seed_pass(self, step: int, first: int, number: int = 0) -> None:
+        """Seed the generator for micro-batch `first` + `number` of a step: the same for all ranks of a replica."""
+        seed_torch(derive(self._seed, self.replica, step, first + number, Stream.GRAPH))
+
+
+class _Buffers:
+    """Copies of the buffers that a pass changes, to undo a skipped step."""
+
+    def __init__(self, program: Program, memory: DeviceMemory) -> None:
+        outputs = program.training.outputs if program.training is not None else ()
+        names = [out.symbol for out in outputs if program.symbols[out.symbol].kind is SymbolKind.BUFFER]
+        self._buffers = [(memory.tensor(name), memory.tensor(name).clone()) for name in names]
+
+    def save(self) -> None:
+        for buffer, kept in self._buffers:
+            kept.copy_(buffer)
+
+    def restore(self) -> None:
+        for buffer, kept in self._buffers:
+            buffer.copy_(kept)
+
+
+def place_inputs(memory: DeviceMemory, batch: Mapping[str, Tensor]) -> None:
+    for name, tensor in batch.items():
+        memory.tensor(name).copy_(tensor)
+
+
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+
+def place_weights(
+    program: Program,
+    memory: DeviceMemory,
+    weights: Mapping[str, Tensor],
+    at: Mapping[str, int] = _EMPTY,
+    keep: Mapping[str, Slice] = _EMPTY,
+) -> None:
+    """Copy parameters, buffers and constants into device memory, of what is cut the part of the rank with the
+    coordinates `at`; optimizer states start as zeros. Parameters that lie in another replica's memory are skipped: that
+    replica copies them; so is what other ranks of a pipeline hold. Of each group in `keep`, only that slice is kept."""
+    group_of = {member.parameter: group for group in program.groups for member in group.members}
+    for name, symbol in program.symbols.items():
+        tensor = weights.get(name)
+        if tensor is not None and (memory.has_own_parameters or symbol.kind not in SHARED_KINDS):
+            memory.tensor(name).copy_(part_of(tensor, symbol.cuts, at))
+            if name in group_of and group_of[name].name in keep:
+                memory.releasing(group_of[name], "parameter", keep[group_of[name].name])()
+
+
+def input_specs(program: Program) -> Sequence[InputSpec]:
+    """The inputs of the program in order, for one sample each."""
+    return [
+        InputSpec(symbol.name, symbol.type.dtype, symbol.type.shape[1:], symbol.exclusive_bound)
+        for symbol in program.symbols.values()
+        if symbol.kind is SymbolKind.INPUT
+    ]

@@ -1,0 +1,196 @@
+"""The observer interface of a run, the metrics file, and text files that are written in whole lines."""
+
+import io
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from sambasim.errors import MachineError, OptionError
+from sambasim.records import Record
+from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, StepRecord, SummaryRecord
+from sambasim.runtime.run.plan import Plan
+from sambasim.runtime.watch.observer import forward_events
+
+
+class Step(NamedTuple):
+    """One optimizer step: the fields of StepRecord. A step may take less time than validating a record does."""
+
+    step: int
+    epoch: int
+    loss: float
+    lr: float
+    step_s: float
+    sync_s: float
+    hidden_sync_s: float
+    samples_per_s: float
+    grad_norm: float | None = None
+    waited_s: Mapping[str, float] = MappingProxyType({})
+    loss_scale: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What is known before the first step. `placement` describes the ranks on the simulated machine; `chips` of a
+    replica share its batch; `rank` is this one with its coordinates, if there is an axis other than dp."""
+
+    name: str
+    plan: Plan
+    sync: str
+    threads: int
+    data: str
+    notices: tuple[str, ...]
+    seconds_to_start_s: float
+    placement: str = ""
+    chips: int = 1
+    rank: str = ""
+
+
+class RunObserver:
+    """Override the methods of interest; all of them do nothing here. They are called in this order."""
+
+    def preparing(self, what: str) -> None:
+        """Progress of something that takes long before training."""
+
+    def started(self, start: Start) -> None:
+        """Training begins."""
+
+    def stepped(self, step: Step) -> None:
+        """A step has ended."""
+
+    def noted(self, what: str) -> None:
+        """A message for the user."""
+
+    def evaluated(self, record: EvaluationRecord) -> None:
+        """An evaluation has ended."""
+
+    def saved(self, record: CheckpointRecord) -> None:
+        """A checkpoint has been written."""
+
+    def ended(self, summary: SummaryRecord) -> None:
+        """The run has ended without an error."""
+
+
+class RunObservers(RunObserver):
+    """Calls several observers in order."""
+
+    def __init__(self, members: Sequence[RunObserver]) -> None:
+        forward_events((name for name in vars(RunObserver) if not name.startswith("_")), self, members)
+
+
+class MetricsFile(RunObserver):
+    """Writes every record as one JSON line, whole or not at all; a resumed run keeps the records of the steps before
+    it. Raises OptionError if the file cannot be created, and MachineError if the disk is full."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: LineFile | None = None
+
+    def started(self, start: Start) -> None:
+        if not self._path.is_file():
+            return
+        # The summary of an earlier run must not count as the end of this one; an earlier part of this run stays.
+        kept, step = [], start.plan.start.step
+        if step:
+            with self._path.open(encoding="utf-8", errors="replace") as file:
+                kept = [line for line in file if line.endswith("\n") and _step_of(line) <= step]
+        if kept:
+            try:
+                write_whole(self._path, "".join(kept))
+            except OSError as error:
+                raise self._unwritable(error) from error
+        self._file = self._open(append=bool(kept))
+
+    def stepped(self, step: Step) -> None:
+        self._write(StepRecord(**step._asdict()))
+
+    def evaluated(self, record: EvaluationRecord) -> None:
+        self._write(record)
+
+    def saved(self, record: CheckpointRecord) -> None:
+        self._write(record)
+
+    def ended(self, summary: SummaryRecord) -> None:
+        self._write(summary).close()
+
+    def _open(self, *, append: bool = False) -> "LineFile":
+        try:
+            return LineFile(self._path, append=append)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> OptionError:
+        what = f"the metrics file cannot be written to {self._path}: {error.strerror}"
+        return OptionError(what, remedy="another place: --metrics FILE")
+
+    def _write(self, record: Record) -> "LineFile":
+        self._file = self._file or self._open()
+        try:
+            self._file.write(record.model_dump_json() + "\n")
+        except OSError as error:
+            what = f"the metrics file {self._path} cannot be written any more: {error.strerror}"
+            raise MachineError(what, remedy="free space there, or another place: --metrics FILE") from error
+        return self._file
+
+
+def _step_of(line: str) -> float:
+    """The step of a record; infinity for a line that is not kept."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return math.inf
+    is_kept = isinstance(record, dict) and record.get("kind") in ("step", "evaluation", "checkpoint")
+    step = record.get("step") if is_kept else None
+    return step if isinstance(step, int) else math.inf
+
+
+def print_whole_lines() -> None:
+    """Write each printed line by one call, also with PYTHONUNBUFFERED: mpirun mixes what its ranks write."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)
+
+
+class LineFile:
+    """A text file that grows by whole, unbuffered lines. Its folder is created. Raises OSError."""
+
+    def __init__(self, path: Path, *, append: bool = False) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab" if append else "wb", buffering=0)
+
+    def write(self, lines: str) -> None:
+        """Add `lines`, with their ends. Raises OSError if that fails, and then removes what was written of them."""
+        size = os.fstat(self._file.fileno()).st_size
+        left = memoryview(lines.encode("utf-8", errors="backslashreplace"))
+        try:
+            while left:
+                left = left[self._file.write(left) or 0 :]
+        except OSError:
+            with suppress(OSError):  # a pipe or a device has no length
+                self._file.truncate(size)
+            raise
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that appears whole or not at all. Raises OSError. A link's target, such as /dev/stdout, is written
+    in place."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        path.write_text(text, encoding="utf-8")
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)

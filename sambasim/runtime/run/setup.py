@@ -1,0 +1,187 @@
+"""What a run decides and checks before it allocates anything: PEF, trust, options, replicas, placement, threads."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import JsonValue
+
+from sambasim.data.sources import Source
+from sambasim.errors import DataError, InternalError, OptionError
+from sambasim.hardware.placement import Inventory, Placement, inventory_of, place_replicas
+from sambasim.ir.mesh import DATA_PARALLEL, Mesh, mesh_of
+from sambasim.ir.program import LOSS_SCALE, Program
+from sambasim.options.flags import HostSyncName
+from sambasim.options.run import ResolvedRun, RunOptions, resolve_run, with_deepspeed
+from sambasim.options.training import LossScaleOptions, TrainingOptions
+from sambasim.pef import PefDocument, read
+from sambasim.pef.lookup import is_compiled_here
+from sambasim.runtime.machine.communicator import Communicator
+from sambasim.runtime.machine.launcher import ranks_of_process
+from sambasim.runtime.machine.resources import check_device, default_threads
+from sambasim.runtime.transports.host import Roles, roles_of
+from sambasim.runtime.values.optimizers import Arguments, bind_arguments
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """One process's view of a run. `mesh`: its ranks, but for parameter servers; `ranks`: those that this process runs,
+    as every process runs as many; `inventory`, `placement`: the simulated machine, and where the replicas are on
+    it; `arguments`: the program's runtime arguments; `threads`: intra-op threads of a rank; `notes`: on the
+    DeepSpeed config; `began_s`: when it began,
+    by time.perf_counter."""
+
+    path: Path
+    options: RunOptions
+    communicator: Communicator
+    document: PefDocument
+    resolved: ResolvedRun
+    roles: Roles
+    mesh: Mesh
+    ranks: range
+    inventory: Inventory
+    placement: Placement
+    arguments: Arguments
+    threads: int
+    notes: tuple[str, ...]
+    began_s: float
+
+    @property
+    def program(self) -> Program:
+        return self.document.program
+
+    @property
+    def is_emulation(self) -> bool:
+        """Whether this process runs all ranks, and there are several."""
+        return len(self.ranks) > 1 and self.communicator.world_size == 1
+
+    @property
+    def replicas(self) -> int:
+        return self.shards // self.program.chips
+
+    @property
+    def shards(self) -> int:
+        """The parts of the data: one for each replica, or for each of its chips."""
+        return self.mesh.size(DATA_PARALLEL)
+
+    @property
+    def works(self) -> bool:
+        return self.communicator.rank in self.roles.workers
+
+    @property
+    def is_first(self) -> bool:
+        return self.communicator.rank == 0
+
+    @property
+    def seed(self) -> int:
+        return self.resolved.training.seed
+
+    @property
+    def host_sync(self) -> HostSyncName:
+        return self.options.host_sync or "mpi"
+
+    @property
+    def option_tables(self) -> dict[str, JsonValue]:
+        """The resolved options of data, loss, optimizer and training."""
+        tables = {name: getattr(self.resolved, name) for name in ("data", "loss", "optimizer", "training")}
+        return {name: table and table.model_dump(mode="json") for name, table in tables.items()}
+
+    @property
+    def instructions(self) -> str:
+        return torch.backends.cpu.get_cpu_capability()
+
+
+def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup:
+    """Collective. Read the PEF at `path` and decide how to run it. Raises SambasimError if the two do not fit."""
+    began_s = time.perf_counter()
+    document = read(path)
+    check_device(document)
+    topology = communicator.topology
+    count = ranks_of_process(
+        topology.world_size,
+        document.program.ranks_of_replica,
+        options.emulate_replicas,
+        whole=options.one_process_per_replica,
+    )
+    ranks = range(topology.rank * count, (topology.rank + 1) * count)
+    who = roles_of(topology.world_size, options.parameter_servers or 0)
+    mesh = mesh_of(document.program.mesh, len(who.workers) * count)
+    replicas = mesh.size(DATA_PARALLEL) // document.program.chips
+    options, by_file = with_deepspeed(options, document.training_defaults, document.compile_options, replicas)
+    resolved = resolve_run(options, document.training_defaults, document.data_source, by_file.given)
+    check_trusted(path, document, options, communicator)
+    if resolved.optimizer is None:
+        raise InternalError("a training job without an optimizer")
+    _check_trainable(document.program, resolved.training)
+    threads = options.threads or default_threads(communicator, count)
+    inventory = inventory_of(document.compile_options, cluster=options.cluster)
+    return Setup(
+        path=path,
+        options=options,
+        communicator=communicator,
+        document=document,
+        resolved=resolved,
+        roles=who,
+        mesh=mesh,
+        ranks=ranks,
+        inventory=inventory,
+        placement=place_replicas(inventory, [topology.node_of[rank] for rank in who.workers], count),
+        arguments=bind_arguments(
+            document.program,
+            resolved.optimizer,
+            mesh.size(DATA_PARALLEL),
+            mesh.coordinate(ranks[0], DATA_PARALLEL),
+            resolved.training.seed,
+        ),
+        threads=threads,
+        notes=tuple(by_file.notes),
+        began_s=began_s,
+    )
+
+
+def check_trusted(path: Path, document: PefDocument, options: RunOptions, communicator: Communicator) -> None:
+    """Collective. Raises OptionError for a PEF that this account did not compile, unless --trust was given."""
+    trusted = options.trust or (communicator.rank == 0 and is_compiled_here(document.digest))
+    if not communicator.broadcast_object(trusted):
+        raise OptionError(
+            f"this account did not compile {path.name}: its graph and its data source are not executed",
+            where=str(path),
+            remedy="compile the model yourself: sambasim compile; or, if you trust the author of the file, add --trust",
+        )
+
+
+def _check_trainable(program: Program, training: TrainingOptions) -> None:
+    """Raises OptionError for programs that only apps can run (several optimizers, or a loss per sample), and for a loss
+    scale where the loss is not scaled."""
+    scales = any(argument.name == LOSS_SCALE for argument in program.runtime_arguments)
+    if training.loss_scale != LossScaleOptions() and not scales:
+        what = "training.loss_scale is for float16, and this PEF was compiled for another dtype"
+        raise OptionError(what, remedy="leave it out, or compile again with --dtype fp16")
+    loss = program.symbols[program.loss or ""].type
+    if len(program.optimizers) > 1:
+        what = f"this PEF has {len(program.optimizers)} optimizers, or groups of parameters, with options of their own"
+    elif loss.numel > 1:
+        what = f"this PEF's first output, {loss}, is a loss for each sample and not one number"
+    else:
+        return
+    raise OptionError(what, remedy="run it by the app that compiled it: python APP.py run --pef …")
+
+
+def check_sources(communicator: Communicator, sources: Sequence[Source], mesh: Mesh) -> None:
+    """Collective. Raises DataError if replicas have datasets of different sizes, and so different numbers of steps."""
+    own = [(len(s.train), None if s.evaluation is None else len(s.evaluation)) for s in sources]
+    sizes = [size for of_rank in communicator.all_gather_object(own) for size in of_rank]
+    apart = [replica for replica, size in enumerate(sizes) if size != sizes[0]]
+    if apart:
+        raise DataError(
+            f"{sources[0].name} gives {mesh.who(0)} {_sizes(sizes[0])}, but {mesh.who(apart[0])} "
+            f"{_sizes(sizes[apart[0]])}",
+            remedy="give every rank the whole data set: sambasim distributes the samples itself",
+        )
+
+
+def _sizes(size: tuple[int, int | None]) -> str:
+    trained, held_out = size
+    return f"{trained} samples to train" + (f" and {held_out} held out" if held_out is not None else "")

@@ -1,0 +1,280 @@
+"""A replica whose caller passes each batch and chooses the sections to run on it: FWD, BCKWD, OPT or all at once.
+
+OPT is the whole update, with REDUCE, GRADNORM and GATHER. Each OPT names its sync path; before the first, device memory
+is private.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from itertools import zip_longest
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from sambasim.errors import InternalError, OptionError
+from sambasim.ir.graph import Graph, SectionKind
+from sambasim.ir.program import Program
+from sambasim.ir.types import SymbolKind
+from sambasim.runtime.engine.executor import Executor, Steps, Tangent
+from sambasim.runtime.machine.communicator import Communicator
+from sambasim.runtime.run.replica import place_inputs
+from sambasim.runtime.run.replica_memory import ReplicaMemory
+from sambasim.runtime.transports.base import BytesMoved, Transport
+from sambasim.runtime.transports.factory import Way, connect, connect_here
+from sambasim.runtime.transports.in_process import finished, run_together
+from sambasim.runtime.values.optimizers import Optimizers
+from sambasim.runtime.watch.observer import SectionClock
+
+R = TypeVar("R")
+
+STEP = frozenset({SectionKind.FWD, SectionKind.BCKWD, SectionKind.OPT})
+
+
+class Mode(StrEnum):
+    """How a replica syncs its gradients with the others."""
+
+    ALONE = "alone"
+    HOST = "host"
+    DEVICE = "device"
+
+
+class StepwiseReplica:
+    """The replica of this process, which runs all of its ranks. Creating it is collective, and so is an OPT in a mode
+    other than ALONE."""
+
+    def __init__(self, program: Program, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self._memory = ReplicaMemory(program, communicator)
+        self._program = self._memory.program
+        self._mode: Mode | None = None
+        self._hyperparameters: dict[int, Mapping[str, float | bool]] = {}
+        self._transports: Sequence[Transport] = ()
+        self._optimizers: Sequence[Optimizers] = ()
+        if self._memory.lies_along_tp:
+            self._transports = connect_here(self._memory.memories)
+        self._executors = self._bound()
+        self._updating: Sequence[Executor] = ()  # those that update parameters: of all ranks, or of the first chip
+        self._alone = self._memory.ranks == 1
+        self._begun = False  # whether the step has begun, before its first gradient is overwritten
+        self._unused_backwards = 0
+        self._loss = 0.0
+        self.steps = 0
+        self._clock: SectionClock | None = None
+
+    @property
+    def clock(self) -> SectionClock | None:
+        """Times the sections of whole steps and of FWD alone. With a clock, the update begins after the backward."""
+        return self._clock
+
+    @clock.setter
+    def clock(self, clock: SectionClock | None) -> None:
+        self._clock = clock
+        for executor in self._executors:
+            executor.observe(clock)
+
+    @property
+    def mode(self) -> Mode | None:
+        return self._mode
+
+    @property
+    def bytes_moved(self) -> BytesMoved:
+        counts = [one.bytes_moved.counts() for one in self._transports]
+        return BytesMoved(*map(sum, zip(*counts, strict=True))) if counts else BytesMoved()
+
+    def run(
+        self, kinds: Collection[SectionKind], inputs: Mapping[str, Tensor], tangent: Tangent, mode: Mode
+    ) -> Mapping[str, Tensor]:
+        """Run the sections of `kinds`; returns the outputs of FWD and the gradients of inputs of BCKWD, by symbol.
+        `tangent`: what a backward starts from; `mode`: how an OPT syncs, the same on all ranks. Raises OptionError for
+        a BCKWD without a forward."""
+        if SectionKind.FWD in kinds:
+            if self._alone:
+                place_inputs(self._memory.memories[0], inputs)
+            else:
+                self._memory.place(inputs)
+        if STEP.issubset(kinds) and not self._unused_backwards:
+            return self._whole_step(tangent, mode)
+        outputs: dict[str, Tensor] = {}
+        if SectionKind.FWD in kinds:
+            outputs = self._forward()
+            self._note_loss(outputs)
+        if SectionKind.BCKWD in kinds:
+            outputs |= self._backward(tangent)
+        if SectionKind.OPT in kinds:
+            self._optimize(mode)
+        return outputs
+
+    def change(self, optimizer: int, hyperparameters: Mapping[str, float | bool]) -> None:
+        """Set hyperparameters of optimizer number `optimizer` from the next OPT on."""
+        self._hyperparameters[optimizer] = {**self._hyperparameters.get(optimizer, {}), **hyperparameters}
+        for one in self._optimizers:
+            one.change(optimizer, hyperparameters)
+
+    def run_graph(self, graph: Graph) -> None:
+        """From the next forward on, run `graph`, the training graph with other constants."""
+        self._program = replace(self._program, training=graph)
+        for executor in self._executors:
+            executor.replace_pass(graph)
+
+    @property
+    def loss(self) -> float:
+        """The mean of the loss, or of its substitute, in the last forward."""
+        return self._loss
+
+    @property
+    def hyperparameters(self) -> Mapping[int, Mapping[str, float | bool]]:
+        return self._hyperparameters
+
+    def forget(self) -> None:
+        """Reset the optimizers and discard gradients."""
+        if self.steps:  # before the first step, states are zero and their pages untouched
+            for symbol in self._program.symbols.values():
+                if symbol.kind is SymbolKind.OPTIMIZER_STATE:
+                    self.write(symbol.name, torch.zeros(()).expand(symbol.whole.shape))
+        self.steps = self._unused_backwards = 0
+
+    def meet(self) -> None:
+        """Wait for the other replicas of the node, if they share what `write` writes."""
+        if self._memory.is_sliced:
+            self._communicator.node_barrier()
+
+    def write(self, symbol: str, value: Tensor) -> None:
+        """Set `symbol` to `value`; the first process of a node writes what it shares. Call `meet` before and after."""
+        self._memory.write(symbol, value)
+
+    def read(self, symbol: str) -> Tensor:
+        """A copy of the whole `symbol`. Raises OptionError for a state of which another node has a part."""
+        return self._memory.read(symbol, unreduced=self._unused_backwards > 0)
+
+    @property
+    def _graph(self) -> Graph:
+        return self._program.training or self._program.evaluation
+
+    def _bound(self) -> list[Executor]:
+        """An executor for each rank. Of chips, the first has the only transport."""
+        pairs = zip_longest(self._memory.memories, self._transports, self._optimizers)
+        return [
+            Executor(self._graph, self._program, memory.tensor, transport=transport, optimizers=optimizers)
+            for memory, transport, optimizers in pairs
+        ]
+
+    def _together(self, steps: Sequence[Steps[R]]) -> list[R]:
+        hub = self._transports[0].hub if self._transports else None
+        try:
+            return run_together(steps, hub)
+        except BaseException:  # an app may go on with another batch
+            if hub is not None:
+                hub.forget()
+            raise
+
+    def _forward(self) -> dict[str, Tensor]:
+        if self._clock is not None:
+            forward = [section for section in self._graph.sections if section.kind is SectionKind.FWD]
+            self._clock.begin(forward, self._memory.ranks)
+        found = self._together([one.forward() for one in self._executors])
+        if self._clock is not None:
+            self._clock.end()
+        return self._memory.joined(found)
+
+    def _whole_step(self, tangent: Tangent, mode: Mode) -> Mapping[str, Tensor]:
+        self._begin_update(mode)
+        clock = self._clock
+        if clock is not None:
+            clock.begin(self._graph.sections, self._memory.ranks)
+        if self._alone:
+            outputs = finished(self._executors[0].run_pass(tangent, last=clock is None))
+        else:
+            last = clock is None and self._memory.chips == 1  # gradients of chips are reduced after all have run
+            tangents = zip(self._executors, self._memory.tangents(tangent), strict=True)
+            found = self._together([one.run_pass(start, last=last) for one, start in tangents])
+            outputs = self._memory.joined(found, self._executors[0].input_gradients)
+        self._note_loss(outputs)
+        self._finish_update()
+        if clock is not None:
+            clock.end()
+        return outputs
+
+    def _backward(self, tangent: Tangent) -> dict[str, Tensor]:
+        first, adds = self._executors[0], self._unused_backwards > 0
+        if not first.awaits_backward:
+            raise OptionError("there is no forward whose backward could be run", remedy="run section FWD first")
+        if self._optimizers:
+            self._begin_step()
+        tangents = zip(self._executors, self._memory.tangents(tangent), strict=True)
+        found = self._together([one.backward(start, accumulate=adds) for one, start in tangents])
+        self._unused_backwards += 1
+        return self._memory.joined(found, first.input_gradients)
+
+    def _optimize(self, mode: Mode) -> None:
+        if not self._unused_backwards:
+            raise OptionError("there are no gradients that an optimizer could use", remedy="run section BCKWD first")
+        self._begin_update(mode)
+        self._finish_update()
+
+    def _begin_update(self, mode: Mode) -> None:
+        self._enter(mode)
+        if self._begun:  # hyperparameters may have been changed since
+            for one in self._optimizers:
+                one.begin(self.steps + 1, 1.0)
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        """Wait until other ranks have read the gradients that are overwritten next; once for each step."""
+        if not self._begun:
+            for executor in self._updating:
+                executor.begin_step(self.steps + 1, 1.0)
+            self._begun = True
+
+    def _finish_update(self) -> None:
+        self.steps += 1
+        if self._alone:
+            finished(self._executors[0].update([self._loss]))
+        else:
+            self._memory.reduce_chips()
+            self._together([one.update([self._loss]) for one in self._updating])
+        self._begun = False
+        self._unused_backwards = 0
+
+    def _note_loss(self, outputs: Mapping[str, Tensor]) -> None:
+        if self._program.loss is not None:
+            self._loss = float(outputs[self._program.loss].mean())
+
+    def _enter(self, mode: Mode) -> None:
+        """Connect the replicas by `mode`; the first call moves device memory to where it needs it."""
+        if self._optimizers:
+            if mode is not self._mode:
+                raise OptionError(
+                    f"gradients were synced in the mode {self._mode}, and now are to be in the mode {mode}",
+                    remedy="give session.run the same data_parallel= and reduce_on_rdu= in every step",
+                )
+            return
+        program, memory, way = self._program, self._memory, _WAYS[mode]
+        if program.training is None:
+            raise InternalError("an optimizer step of a program without one")
+        self._mode = mode
+        bound_anew = way is Way.DEVICE or (mode is not Mode.ALONE and memory.lies_along_tp)
+        if mode is not Mode.ALONE:
+            allocated = memory.connect_replicas(way, keep_states=self.steps > 0)
+            self._transports = connect(self._communicator, way, allocated, mesh=memory.mesh)
+        elif not self._transports:
+            self._transports = connect_here(memory.memories[:1])
+        arguments = {argument.name: argument.default for argument in program.runtime_arguments}
+        self._optimizers = [Optimizers(program, one.memory, arguments) for one in self._transports]
+        for index, hyperparameters in self._hyperparameters.items():
+            for one in self._optimizers:
+                one.change(index, hyperparameters)
+        if bound_anew:
+            self._executors = self._bound()
+            for executor in self._executors:
+                executor.observe(self._clock)
+        else:
+            for executor, transport, optimizers in zip(
+                self._executors, self._transports, self._optimizers, strict=False
+            ):
+                executor.bind_update(transport, optimizers)
+        self._updating = self._executors[: len(self._optimizers)]
+
+
+_WAYS = {Mode.ALONE: Way.IN_PROCESS, Mode.HOST: Way.HOST_REPLICATED, Mode.DEVICE: Way.DEVICE}

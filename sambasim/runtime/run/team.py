@@ -1,0 +1,178 @@
+"""The replicas of a process, with their device memories, their shards of the data, and their transports."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from sambasim.data.sources import Source
+from sambasim.ir.mesh import DATA_PARALLEL, copy_mesh
+from sambasim.ir.types import SymbolKind
+from sambasim.ir.zero import in_slices
+from sambasim.pef import map_weights
+from sambasim.runtime.engine import Engine, choose_engine
+from sambasim.runtime.run.replica import Replica, input_specs, place_weights
+from sambasim.runtime.run.run_observer import RunObserver
+from sambasim.runtime.run.setup import Setup
+from sambasim.runtime.run.shards import Shard
+from sambasim.runtime.transports.base import Transport, slices_of
+from sambasim.runtime.transports.factory import Way, allocate, connect
+from sambasim.runtime.transports.in_process import Hub
+from sambasim.runtime.values.device import DeviceMemory
+from sambasim.runtime.values.optimizers import Optimizers
+from sambasim.runtime.values.weights import load_weights
+from sambasim.runtime.watch.observer import StepObserver
+
+SyncName: TypeAlias = Literal["none", "host", "device", "emulated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """The replicas of this process. A parameter server without a replica has one without data."""
+
+    replicas: Sequence[Replica]
+    way: Way
+    engine: Engine
+
+    @property
+    def sync_name(self) -> SyncName:
+        """The sync path as the summary names it."""
+        if self.way is Way.IN_PROCESS:
+            return "emulated" if len(self.replicas) > 1 else "none"
+        return "device" if self.way is Way.DEVICE else "host"
+
+    @property
+    def hub(self) -> Hub | None:
+        return self.transport.hub
+
+    @property
+    def memories(self) -> Sequence[DeviceMemory]:
+        return [replica.memory for replica in self.replicas]
+
+    @property
+    def memory(self) -> DeviceMemory:
+        return self.replicas[0].memory
+
+    @property
+    def transport(self) -> Transport:
+        """The transport of the first replica."""
+        return self.replicas[0].transport
+
+    @property
+    def keeps_slices(self) -> bool:
+        """Whether a rank keeps a slice of the parameters only."""
+        return self.way is Way.HOST and self.memory.program.zero == 3
+
+    @contextmanager
+    def whole_parameters(self) -> Iterator[None]:
+        """Collective. Parameters are whole within, also where ranks keep slices only."""
+        for one in self.replicas:
+            one.transport.make_whole()
+        yield
+        self.release_parameters()
+
+    def release_parameters(self) -> None:
+        """Free the parameters of which this process keeps slices only."""
+        if self.keeps_slices:
+            for one in self.replicas:
+                for group in one.memory.program.groups:
+                    one.transport.releasing(group, "parameter")()
+
+    @property
+    def first(self) -> Sequence[Replica]:
+        """The ranks of one replica that this process runs: of replica 0 in an emulation, where they update all."""
+        return [one for one in self.replicas if one.replica == self.replicas[0].replica]
+
+
+def assemble(
+    setup: Setup, sources: Sequence[Source], run_observer: RunObserver, observer: StepObserver | None = None
+) -> Team:
+    """Collective. Create the replicas of this process, one for each of `sources`, with the weights of the PEF. Raises
+    MachineError if there is too little memory. `observer`: replaces the functions of their instructions."""
+    program, communicator, way = setup.program, setup.communicator, _way(setup)
+    mesh = setup.mesh if copy_mesh(program.mesh).world_size > 1 else None
+    if way in (Way.HOST, Way.IN_PROCESS) and setup.shards > 1:
+        program = in_slices(program)
+    allocated = allocate(program, communicator, way, setup.ranks, mesh)
+    _place_weights(setup, allocated.memories, sliced=way is Way.HOST and program.zero == 3)
+    transports = connect(communicator, way, allocated, setup.roles, mesh)
+    engine = choose_engine(setup.options.engine, communicator, run_observer.preparing)
+    replicas = _replicas(setup, allocated.memories, transports, sources, engine, observer)
+    return Team(replicas, way, engine)
+
+
+def _way(setup: Setup) -> Way:
+    has_no_peer = setup.shards == 1 and setup.program.ranks_of_replica > 1  # along dp
+    if setup.communicator.world_size == 1 or has_no_peer:
+        return Way.IN_PROCESS
+    if setup.options.reduce_on_rdu:
+        return Way.DEVICE
+    if setup.host_sync == "mpi" and setup.program.zero == 0:
+        return Way.HOST_REPLICATED
+    return {"mpi": Way.HOST, "gloo": Way.GLOO, "parameter-server": Way.PARAMETER_SERVER}[setup.host_sync]
+
+
+def changed_buffers(setup: Setup) -> list[str]:
+    """Names of those that a training step changes."""
+    training = setup.program.training
+    found = [setup.program.symbols[output.symbol] for output in (training.outputs if training else ())]
+    return [(*one.torch_names, one.name)[0] for one in found if one.kind is SymbolKind.BUFFER]
+
+
+def _place_weights(setup: Setup, memories: Sequence[DeviceMemory], *, sliced: bool) -> None:
+    weights = dict(map_weights(setup.path, setup.document))
+    if setup.options.weights is not None and setup.options.checkpoint.resume is None:
+        weights |= load_weights(setup.options.weights, setup.program)
+    for rank, memory in zip(setup.ranks, memories, strict=True):
+        at, slices = setup.mesh.coordinates(rank), slices_of(memory.program, setup.shards) if sliced else None
+        keep = {name: of_ranks[at[DATA_PARALLEL]] for name, of_ranks in slices.items()} if slices else {}
+        place_weights(memory.program, memory, weights, at, keep)
+    setup.communicator.node_barrier()  # another rank may write weights that this one reads
+
+
+def _replicas(
+    setup: Setup,
+    memories: Sequence[DeviceMemory],
+    transports: Sequence[Transport],
+    sources: Sequence[Source],
+    engine: Engine,
+    observer: StepObserver | None,
+) -> Sequence[Replica]:
+    """Collective. One rank per node compiles; the others then load its result from the cache folder."""
+    communicator, options = setup.communicator, setup.options
+    if engine.inductor and communicator.local_rank > 0:
+        communicator.node_barrier()
+    replicas = [
+        Replica(
+            number,
+            memory.program,
+            memory,
+            _shard(setup, source, transport.replica) if setup.works else None,
+            setup.resolved.training,
+            transport,
+            Optimizers(memory.program, transport.memory, setup.arguments),
+            engine.inductor if setup.works else None,
+            overlaps=not options.debug_numerics,
+            skips_nonfinite=options.on_nonfinite == "skip",
+            observer=observer,
+        )
+        for number, memory, transport, source in zip(setup.ranks, memories, transports, sources, strict=True)
+    ]
+    if engine.inductor:
+        if communicator.local_rank == 0:
+            communicator.node_barrier()
+        communicator.barrier()  # so that the time of the first step includes no compilation
+    return replicas
+
+
+def _shard(setup: Setup, source: Source, replica: int) -> Shard:
+    return Shard(
+        source.train,
+        rank=replica,
+        world_size=setup.shards,
+        batch_size=setup.program.batch_size,
+        accumulation_steps=setup.resolved.training.accumulation_steps * setup.program.micro_batches,
+        options=setup.resolved.data,
+        inputs=input_specs(setup.program),
+        seed=setup.seed,
+    )

@@ -1,0 +1,1 @@
+"""What device memory holds: means of gradients, optimizers, weights."""

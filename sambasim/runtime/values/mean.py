@@ -1,0 +1,206 @@
+"""The mean of gradients over replicas, and the norm of all gradients, each added in one fixed order.
+
+Mean: the binary tree of `collectives.tree`. Norm: squares are summed in float64 by blocks of a parameter, and the block
+sums in the order of parameters; no slice cuts a block. So the bits do not depend on which rank adds, nor on groups.
+"""
+
+import ctypes
+import math
+from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
+from functools import cache, partial
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from sambasim.collectives.tree import Addition, additions
+from sambasim.ir.program import Member, ParameterGroup
+from sambasim.ir.types import NORM_BLOCK_ELEMENTS, Slice, pieces
+from sambasim.runtime.machine.kernels.build import Build, build
+
+CHUNK_ELEMENTS = 131_072
+"""Elements that are summed at a time: few enough for a core's cache, enough to outweigh the calls."""
+
+
+_BLOCK_ELEMENTS = 64
+"""Elements that are added at a time: their sums stay in the L1 cache."""
+
+_REALS = {torch.float32: ("float", ctypes.c_float), torch.float64: ("double", ctypes.c_double)}
+
+
+class Finish(IntEnum):
+    KEEP = 0
+    MULTIPLY = 1
+    DIVIDE = 2
+
+
+Sum: TypeAlias = Callable[[], None]
+
+Kernel: TypeAlias = Callable[[Sequence[Tensor], Tensor, Finish, float, bool], Sum]
+"""`kernel(operands, out, finish, number, near)` makes the function that writes the finished sum to `out`, which may be
+one of the operands. `near`: all operands are in the core's own cache, which changes no bit."""
+
+
+class TreeMean:
+    """Computes means. `steps` are pairs of operand positions: each adds the second to the first."""
+
+    def __init__(self, steps: Sequence[Addition], divisor: int, dtype: torch.dtype) -> None:
+        self._finish, self._number = _finish(divisor)
+        self._add_up = tree_mean_kernel(steps, dtype) or torch_tree_mean(steps, dtype)
+        self.scratch = torch.empty(CHUNK_ELEMENTS, dtype=dtype)
+        """A buffer for a result that is used immediately."""
+
+    def of(self, operands: Sequence[Tensor], out: Tensor, near: bool = False) -> Sum:
+        """A function that writes the mean of `operands` to `out`; all are flat and of one length, and `out` may be one
+        of the operands. `near`: all operands lie in the core's own cache."""
+        return self._add_up(operands, out, self._finish, self._number, near)
+
+    def total_of(self, operands: Sequence[Tensor], out: Tensor, near: bool = False) -> Sum:
+        return self._add_up(operands, out, Finish.KEEP, 1.0, near)
+
+
+def _finish(divisor: int) -> tuple[Finish, float]:
+    if divisor == 1:
+        return Finish.KEEP, 1.0
+    if divisor & (divisor - 1) == 0:
+        return Finish.MULTIPLY, 1 / divisor  # exact for powers of two, and faster than a division
+    return Finish.DIVIDE, float(divisor)  # x * (1/3) is not x / 3
+
+
+def tree_mean_build(dtype: torch.dtype) -> Build:
+    finishes = (f"{finish.name}={finish.value}" for finish in Finish)
+    return build("tree_mean", f"REAL={_REALS[dtype][0]}", f"BLOCK={_BLOCK_ELEMENTS}", *finishes)
+
+
+def tree_mean_kernel(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel | None:
+    """The kernel in C for operands of `dtype`; None if there is nothing to add, for other dtypes, and without a C
+    compiler."""
+    if not steps or dtype not in _REALS:
+        return None
+    library = tree_mean_build(dtype).library
+    if library is None:
+        return None
+    integer, real, function = ctypes.c_int32, _REALS[dtype][1], library.tree_mean
+    function.restype = None
+    places = torch.tensor(_places(steps), dtype=torch.int32)
+    sums = torch.empty(len(steps) * _BLOCK_ELEMENTS, dtype=dtype)
+
+    def bound(operands: Sequence[Tensor], out: Tensor, finish: Finish, number: float, near: bool) -> Sum:
+        # Each is of the C type that the function takes: without `argtypes`, ctypes would pass an int as 32 bits.
+        return partial(
+            function,
+            (ctypes.c_void_p * len(operands))(*[operand.data_ptr() for operand in operands]),
+            _Pointer(places),
+            integer(len(steps)),
+            integer(near),
+            _Pointer(sums),
+            _Pointer(out, *operands),
+            ctypes.c_int64(out.numel()),
+            integer(finish),
+            real(number),
+        )
+
+    return bound
+
+
+class _Pointer(ctypes.c_void_p):
+    """The address of `tensor`, which keeps it and `others` alive."""
+
+    def __init__(self, tensor: Tensor, *others: Tensor) -> None:
+        super().__init__(tensor.data_ptr())
+        self.tensors = (tensor, *others)
+
+
+def _places(steps: Sequence[Addition]) -> list[list[int]]:
+    """For each step, the indices of its summands and of its sum: operands count from 0 up, sums from -1 down."""
+    where: dict[int, int] = {}
+    places = []
+    for into, source in steps:
+        total = where.get(into, -1 - len(where))  # a sum keeps its row when it is added to
+        places.append([where.get(into, into), where.get(source, source), total])
+        where[into] = total
+    return places
+
+
+def torch_tree_mean(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel:
+    """The kernel by torch's operators: for other dtypes, and without a C compiler."""
+    # Operands must not be written to: from its first addition on, a sum has a buffer of its own.
+    places = {into: torch.empty(CHUNK_ELEMENTS, dtype=dtype) for into, _ in steps}
+    last = len(steps) - 1
+
+    def bound(operands: Sequence[Tensor], out: Tensor, finish: Finish, number: float, near: bool) -> Sum:
+        chunks = [
+            ([operand[start:stop] for operand in operands], out[start:stop])
+            for start, stop in pieces(0, out.numel(), CHUNK_ELEMENTS)
+        ]
+
+        def add_up() -> None:
+            for parts, of_out in chunks:
+                add_up_chunk(parts.copy(), of_out, finish, number)
+
+        return add_up
+
+    def add_up_chunk(sums: list[Tensor], out: Tensor, finish: Finish, number: float) -> None:
+        for position, (into, source) in enumerate(steps):
+            target = out if position == last else places[into][: out.numel()]
+            sums[into] = torch.add(sums[into], sums[source], out=target)
+        if not steps:
+            out.copy_(sums[0])
+        if finish is Finish.MULTIPLY:
+            out.mul_(number)
+        elif finish is Finish.DIVIDE:
+            out.div_(number)
+
+    return bound
+
+
+def tree_mean(operands: Sequence[Tensor], out: Tensor, divisor: int) -> None:
+    """Write the sum of `operands`, given in rank order, divided by `divisor`, to `out`, which may be one of them."""
+    _mean_of(len(operands), divisor, out.dtype).of(operands, out)()
+
+
+@cache
+def _mean_of(count: int, divisor: int, dtype: torch.dtype) -> TreeMean:
+    return TreeMean(additions(count), divisor, dtype)
+
+
+TORCH_CLIP_EPSILON = 1e-6
+
+
+class SquareSums:
+    """The sums of squares of `count` blocks; zero for those that are not in `parts`, each the number of a block and the
+    gradients that begin there."""
+
+    def __init__(self, parts: Iterable[tuple[int, Tensor]], count: int) -> None:
+        self._count = count
+        self._blocks = [
+            (first + number, gradient[a:b])
+            for first, gradient in parts
+            for number, (a, b) in enumerate(pieces(0, gradient.numel(), NORM_BLOCK_ELEMENTS))
+        ]
+
+    def __call__(self) -> list[float]:
+        sums = [0.0] * self._count
+        for number, block in self._blocks:
+            sums[number] = float(block.double().square_().sum())
+        return sums
+
+
+def parts_of(group: ParameterGroup, flat: Tensor, owned: Slice) -> list[tuple[Member, int, Tensor]]:
+    """The parts of a slice of `group`, one for each member: where it begins in the member, and the part of `flat`."""
+    start, stop = owned
+    spans = [(one, max(one.start, start), min(one.start + one.numel, stop)) for one in group.members]
+    return [(one, a - one.start, flat[a:b]) for one, a, b in spans if a < b]
+
+
+def total_norm(sums: Iterable[float]) -> float:
+    total = 0.0
+    for block in sums:
+        total += block
+    return math.sqrt(total)
+
+
+def coefficient(norm: float, max_norm: float) -> float:
+    """The factor that reduces `norm` to at most `max_norm`, as torch computes it."""
+    return min(1.0, max_norm / (norm + TORCH_CLIP_EPSILON))

@@ -1,0 +1,330 @@
+"""OPT: one optimizer step on slices of groups, from the table `sambasim.optimizers`, and its runtime arguments.
+
+Updates run on any slice of a group whose ends are multiples of 64 elements, with the bits of an update of the whole
+group. 16-bit parameters and states are widened to float32, updated, and rounded once: torch's fused SGD for CPUs does
+not change such parameters (torch 2.13). With master weights, their float32 copy is updated, and rounded.
+
+Stochastic rounding adds 16 random bits to the 16 low bits of a float32 that bfloat16 lacks, then cuts these off.
+Sources: Gupta et al., ICML 2015, arXiv:1502.02551; Zamirai et al., 2020, arXiv:2010.06192. The bits are those of
+numpy's Philox4x64-10 (Salmon et al., SC11, doi:10.1145/2063384.2063405), which depend on no rank and no slice:
+
+    key       (seed, step)
+    counter   (position in the parameter / 16 + 1, number of the parameter's first block, number of the tensor, 0)
+
+The number of the tensor is 0 for the parameter, then that of its state.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sambasim.errors import InternalError
+from sambasim.ir.dataflow import is_clipped
+from sambasim.ir.program import LOSS_SCALE, MASTER, ROUNDING_SEED, ParameterGroup, Program
+from sambasim.ir.types import pieces
+from sambasim.optimizers import OPTIMIZERS, Fused
+from sambasim.options.training import OptimizerOptions
+from sambasim.runtime.values.device import DeviceMemory
+from sambasim.runtime.values.mean import CHUNK_ELEMENTS, coefficient
+
+Arguments: TypeAlias = Mapping[str, float | int | bool]
+
+
+def bind_arguments(program: Program, optimizer: OptimizerOptions, world_size: int, rank: int, seed: int) -> Arguments:
+    """A value for every runtime argument: from this run, else the program's default."""
+    bound: dict[str, float | int | bool] = {argument.name: argument.default for argument in program.runtime_arguments}
+    given: dict[str, float | int | bool] = {
+        f"{one.name}__{name}": value
+        for one in program.optimizers
+        for name, value in optimizer.hyperparameters().items()
+    }
+    if program.data_parallel is not None:
+        given |= {"dp_scale_factor": world_size, "dp_replica": rank}
+    if ROUNDING_SEED in bound:
+        given[ROUNDING_SEED] = seed
+    unknown = sorted(set(given) - set(bound))
+    if unknown:
+        raise InternalError(f"the program takes no runtime argument {unknown[0]}")
+    return {**bound, **given}
+
+
+Hyperparameters: TypeAlias = Mapping[str, float | bool]
+SliceUpdate: TypeAlias = Callable[[], None]
+"""Updates one slice of a group's parameters and states in place, by the mean gradient of that slice."""
+
+
+class Scalars:
+    """The scalar arguments of one optimizer's updates: hyperparameters, learning rate and step number."""
+
+    def __init__(self, kind: str, hyperparameters: Hyperparameters) -> None:
+        self.entry = OPTIMIZERS[kind]
+        self.counts = isinstance(self.entry.update, Fused) and "step" in self.entry.update.operands
+        self.hyperparameters = hyperparameters
+        self.step = 0
+        self.number = torch.zeros(())
+        self.keywords: dict[str, float | bool] = {}
+        self.factor = 1.0
+        """By what updates multiply gradients: that of clipping; for master weights, over the loss scale."""
+        self.skips = False
+        """Whether gradients have overflowed: updates of master weights, which such programs have, then do nothing."""
+        self._last_given: tuple[Hyperparameters, float, bool] | None = None
+
+    def begin(self, step: int, rate: float) -> None:
+        """Begin step `step` (from 1); `rate` multiplies the learning rate."""
+        given, before, is_first = self.hyperparameters, self._last_given, step == 1
+        self.step = step
+        if self.counts:
+            self.number.fill_(step)
+        if before is not None and before[0] is given and before[1:] == (rate, is_first):
+            return
+        self._last_given = (given, rate, is_first)
+        now = {**given, "lr": float(given["lr"]) * rate}
+        update = self.entry.update
+        self.keywords.clear()
+        self.keywords.update(update.keywords(now, is_first) if isinstance(update, Fused) else now)
+
+
+def divides_exactly(dtype: str) -> bool:
+    """Whether an update that divides its gradient has the bits of a division before it; narrow dtypes would not be
+    rounded."""
+    return dtype in ("float32", "float64")
+
+
+def slice_update(
+    parameter: Tensor,
+    gradient: Tensor,
+    states: Mapping[str, Tensor],
+    scalars: Scalars,
+    *,
+    divisor: int = 1,
+    clips: bool = False,
+) -> SliceUpdate:
+    """A function that updates `parameter` and `states` by `gradient`, all flat, with the current values of `scalars`.
+    It first divides the gradient by `divisor` or, if it `clips`, multiplies it by the factor of `scalars`, in place."""
+    if parameter.numel() == 0:
+        return lambda: None
+    update, keywords, needs = scalars.entry.update, scalars.keywords, scalars.entry.needs
+    # A gradient that is multiplied is read twice: in pieces that stay in the caches.
+    limit = CHUNK_ELEMENTS * torch.get_num_threads() if clips else parameter.numel()
+    parts = [
+        (parameter[a:b], gradient[a:b], {name: state[a:b] for name, state in states.items()})
+        for a, b in pieces(0, parameter.numel(), limit)
+    ]
+    if not isinstance(update, Fused):
+
+        def written() -> None:
+            for part, of_gradient, of_states in parts:
+                if divisor != 1:
+                    of_gradient.div_(divisor)
+                if clips and scalars.factor != 1.0:
+                    of_gradient.mul_(scalars.factor)
+                update(part, of_gradient, of_states, keywords)
+
+        return written
+    scale = None if divisor == 1 else torch.tensor(float(divisor))
+    kernel: Callable[..., object] = partial(getattr(torch, update.kernel), grad_scale=scale)
+    calls = []
+    for part, of_gradient, of_states in parts:
+        tensors = {**of_states, "step": scalars.number}
+        operands = [[tensors[name]] if name in tensors else [] for name in update.operands]
+        calls.append(([part], [of_gradient], operands))
+    none = [list[Tensor]() for _ in update.operands]
+
+    def fused() -> None:
+        reads_states = needs is None or keywords[needs]  # the kernel would write also a state that it does not read
+        for parameters, gradients, operands in calls:
+            if clips and scalars.factor != 1.0:
+                gradients[0].mul_(scalars.factor)
+            kernel(parameters, gradients, *(operands if reads_states else none), **keywords)
+
+    return fused
+
+
+_DRAWS_OF_A_COUNTER = 16
+"""Each counter gives four 64-bit numbers; a draw has 16 bits."""
+
+_LOST_BITS_MASK = -(1 << 16)  # of an int32
+
+PIECE_ELEMENTS = 32_768
+"""Elements that `wide_update` updates at a time, so that their float32 copies stay in a core's cache."""
+
+
+def draw(seed: int, step: int, parameter: int, tensor: int, start: int, stop: int) -> Tensor:
+    """Random int32 from 0 to 65,535, one for each element from `start`, a multiple of 16, to `stop`. `step` counts from
+    1; see the module's docstring for the others."""
+    # Numpy increments the counter before it draws, hence the + 1 in the module's docstring.
+    words = np.array([start // _DRAWS_OF_A_COUNTER, parameter, tensor, 0], dtype=np.uint64)
+    generator = np.random.Philox(key=np.array([seed, step], dtype=np.uint64), counter=words)
+    drawn = generator.random_raw(-(-(stop - start) // 4)).view(np.uint16)[: stop - start]
+    if sys.byteorder == "big":
+        drawn = drawn.byteswap()
+    return torch.from_numpy(drawn.astype(np.int32))
+
+
+def round_stochastically(values: Tensor, draws: Tensor, out: Tensor) -> None:
+    """Round `values` (float32, overwritten) to `out` (bfloat16). Numbers that bfloat16 can represent, infinities and
+    NaN keep their value."""
+    lost = values.isnan()  # a carry out of the low bits would turn NaN into a number
+    bits = values.view(torch.int32)
+    bits.add_(draws).bitwise_and_(_LOST_BITS_MASK)
+    out.copy_(values.masked_fill_(lost, torch.nan))
+
+
+def wide_update(
+    parameter: Tensor,
+    narrow_gradient: Tensor,
+    states: Mapping[str, Tensor],
+    scalars: Scalars,
+    scratch: list[Tensor],
+    seed: int | None,
+    places: Sequence[tuple[int, int, int]],
+) -> SliceUpdate:
+    """As `slice_update`, computed in float32, for parameters and states of 16 bits. `scratch`: float32 buffers that all
+    slices share; `seed`: None rounds to nearest. `places`, for the random bits: for each parameter in the slice, where
+    it begins there, its number, and the element of it at that place."""
+    stored = [parameter, *states.values()]
+    while len(scratch) <= len(stored):
+        scratch.append(torch.empty(PIECE_ELEMENTS, dtype=torch.float32))
+
+    def rounded(tensor: int, a: int, b: int, number: int, offset: int) -> Callable[[], object]:
+        place, value = stored[tensor][a:b], scratch[1 + tensor][: b - a]
+        if seed is None:
+            return partial(place.copy_, value)
+        return lambda: round_stochastically(
+            value, draw(seed, scalars.step, number, tensor, offset, offset + b - a), place
+        )
+
+    updates = []
+    for a, b, number, offset in _pieces(places, parameter.numel()):
+        gradient, *wide = (buffer[: b - a] for buffer in scratch[: 1 + len(stored)])
+        compute = slice_update(wide[0], gradient, dict(zip(states, wide[1:], strict=True)), scalars)
+        copies = [(value, whole[a:b]) for whole, value in zip(stored, wide, strict=True)]
+        roundings = [rounded(tensor, a, b, number, offset) for tensor in range(len(stored))]
+        updates.append((narrow_gradient[a:b], gradient, copies, compute, roundings))
+
+    def update_slice() -> None:
+        for narrow, gradient, copies, compute, roundings in updates:
+            if scalars.factor != 1.0:
+                narrow.mul_(scalars.factor)  # in its own dtype, as torch does
+            gradient.copy_(narrow)
+            for value, place in copies:
+                value.copy_(place)
+            compute()
+            for round_piece in roundings:
+                round_piece()
+
+    return update_slice
+
+
+def master_update(
+    parameter: Tensor,
+    narrow_gradient: Tensor,
+    states: Mapping[str, Tensor],
+    scalars: Scalars,
+    scratch: list[Tensor],
+) -> SliceUpdate:
+    """As `slice_update`, of the float32 parameters in `states`, which are then rounded to `parameter`. The first step
+    begins with a copy of `parameter`."""
+    master = states[MASTER]
+    if not scratch:
+        scratch.append(torch.empty(PIECE_ELEMENTS, dtype=torch.float32))
+    updates = []
+    for a, b in pieces(0, parameter.numel(), PIECE_ELEMENTS):
+        others = {name: state[a:b] for name, state in states.items() if name != MASTER}
+        gradient, wide = scratch[0][: b - a], master[a:b]
+        compute = slice_update(wide, gradient, others, scalars, clips=True)
+        updates.append((narrow_gradient[a:b], gradient, compute, parameter[a:b], wide))
+
+    def update_slice() -> None:
+        if scalars.skips:
+            return
+        if scalars.step == 1:
+            master.copy_(parameter)
+        for narrow, gradient, compute, rounded, wide in updates:
+            gradient.copy_(narrow)
+            compute()
+            rounded.copy_(wide)
+
+    return update_slice
+
+
+def _pieces(places: Sequence[tuple[int, int, int]], stop: int) -> Iterator[tuple[int, int, int, int]]:
+    """Start and stop of each piece of a slice, with the number of its parameter and its first element there."""
+    for (start, number, offset), (end, *_) in pairwise([*places, (stop, 0, 0)]):
+        for a, b in pieces(start, end, PIECE_ELEMENTS):
+            yield a, b, number, offset + a - start
+
+
+class Optimizers:
+    """OPT of all groups of `program`, on the parameters and states in `memory`."""
+
+    def __init__(self, program: Program, memory: DeviceMemory, arguments: Arguments) -> None:
+        self._program = program
+        self._memory = memory
+        self._scalars = []
+        for one in program.optimizers:
+            given = {
+                name.removeprefix(f"{one.name}__"): value
+                for name, value in arguments.items()
+                if name.startswith(f"{one.name}__")
+            }
+            self._scalars.append(Scalars(one.kind, given))
+        seed = arguments.get(ROUNDING_SEED)
+        self._rounding_seed = None if seed is None else int(seed)
+        self._scratch: list[Tensor] = []
+        self.scales_loss = LOSS_SCALE in arguments
+        self._has_masters = all(MASTER in one.states for one in program.optimizers)
+        self._clips = is_clipped(program)
+        self.loss_scale = 1.0
+
+    def begin(self, step: int, rate: float, loss_scale: float = 1.0) -> None:
+        for scalars in self._scalars:
+            scalars.begin(step, rate)
+        self.loss_scale = loss_scale
+
+    def skips(self, norm: float) -> bool:
+        """Whether gradients of this norm have overflowed, so that the update must be skipped."""
+        return self.scales_loss and not math.isfinite(norm)
+
+    def clip(self, norm: float) -> None:
+        """Clip gradients of this norm, as torch does, in the updates of this step."""
+        bound, skips = self._scalars[0].hyperparameters.get("max_grad_norm"), self.skips(norm)
+        factor = 1.0 if bound is None else coefficient(norm, bound)
+        for scalars in self._scalars:
+            scalars.factor = factor / self.loss_scale if self._has_masters else factor
+            scalars.skips = skips
+
+    def slice(self, group: ParameterGroup, start: int, stop: int, gradient: Tensor, divisor: int = 1) -> SliceUpdate:
+        """A function that updates elements `start` to `stop` of `group`, multiples of 64, by `gradient`, in every step.
+        In place, it clips the gradient or divides it by `divisor`: 1 unless the dtype `divides_exactly`."""
+        memory, scalars = self._memory, self._scalars[group.optimizer]
+        parameter = memory.region(group, "parameter")[start:stop]
+        states = {
+            state: memory.region(group, state)[start:stop] for state in self._program.optimizers[group.optimizer].states
+        }
+        if MASTER in states:
+            return master_update(parameter, gradient, states, scalars, self._scratch)
+        if divides_exactly(group.dtype):
+            return slice_update(parameter, gradient, states, scalars, divisor=divisor, clips=self._clips)
+        places = [(0, 0, 0)]
+        if self._rounding_seed is not None:
+            places = [
+                (max(one.start - start, 0), one.block, max(start - one.start, 0))
+                for one, following in pairwise([*group.members, None])
+                if one is not None and one.start < stop and (following is None or following.start > start)
+            ]
+        return wide_update(parameter, gradient, states, scalars, self._scratch, self._rounding_seed, places)
+
+    def change(self, index: int, hyperparameters: Hyperparameters) -> None:
+        scalars = self._scalars[index]
+        scalars.hyperparameters = {**scalars.hyperparameters, **hyperparameters}
+
+    def first(self, name: str) -> float:
+        return float(self._scalars[0].hyperparameters[name])

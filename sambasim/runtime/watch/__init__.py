@@ -1,0 +1,1 @@
+"""Observers of a step; status files, and the supervisor and watchdog that end a job which stalls."""

@@ -1,0 +1,244 @@
+"""The supervisor of one rank: an error on any rank ends the whole job within seconds, and is reported once.
+
+If one rank just left, others in a collective would wait forever. So when an error escapes the `with` block, or the
+watchdog finds that the job cannot continue, the rank
+
+1. announces the error to every other rank, and waits PATIENCE_S for their announcements;
+2. reports it, if of the ranks that announced one it is the lowest whose error no other rank caused;
+3. exits: quietly if every rank has announced an error (a check that fails on all of them), else by MPI_Abort.
+
+A timer ends the process if MPI itself does not return. If no rank was able to report, the status file stays.
+"""
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn, Self, cast
+
+from sambasim.errors import PeerError
+from sambasim.ir.mesh import Mesh
+from sambasim.runtime.machine.communicator import Communicator, FailureNotice
+from sambasim.runtime.watch.status_file import UNWATCHED, Activity, State, StatusFile, name_of
+from sambasim.runtime.watch.watchdog import (
+    ANSWER_S,
+    NodeObserver,
+    OtherNodes,
+    Watchdog,
+    dead_ranks,
+    death_error,
+    start_time,
+)
+
+PATIENCE_S = 1.0
+"""How long a failing rank waits for announcements. Ranks fail the same check within milliseconds."""
+
+DEADLINE_S = 5
+"""A failing rank exits within this time, whatever happens."""
+
+ALL_EXIT_S = 30
+"""The same once all ranks exit together: MPI_Finalize is slow on a busy machine."""
+
+LEAST_LIMIT_S = 60.0
+"""The least time for MPI's start and end: ranks start at different times."""
+
+_POLL_S = 0.005
+
+FORWARDING_S = 0.3  # for the launcher to forward the report: some drop unread output when a job aborts
+
+_STDERR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What is reported: the error, the rank on which it happened, and `who` that is, with its host. `alike`: every rank
+    failed with the same message, so the report names none; `doing`: the activity of the rank."""
+
+    error: BaseException
+    rank: int
+    who: str
+    alike: bool
+    doing: str | None = None
+
+    @property
+    def about(self) -> int:
+        named = self.error.rank if isinstance(self.error, PeerError) else None
+        return self.rank if named is None else named
+
+    @property
+    def reporter(self) -> str:
+        if self.alike:
+            return "every rank"
+        return self.who if self.about == self.rank else f"seen by {self.who}"
+
+
+class Supervisor:
+    """Ends the job if an error escapes its `with` block; between `start` and `finish` also if the job is stalled.
+    `report` prints a failure, on one rank of the job, whose `exit_code` the job gets. With one rank errors pass
+    through."""
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        *,
+        report: Callable[[Failure], None],
+        exit_code: Callable[[BaseException], int],
+    ) -> None:
+        self._communicator = communicator
+        self._report = report
+        self._exit_code = exit_code
+        self._ending = threading.Lock()
+        self._timeout_s = 0.0
+        self._mesh = Mesh({})
+        self._file: StatusFile | None = None
+        self._paths: Sequence[Path] = ()
+        self._started: Sequence[bytes | None] = ()  # when the processes of this node started, see `start_time`
+        self._watchdog: Watchdog | None = None
+        self.activity: Activity = UNWATCHED
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and self._communicator.world_size > 1:
+            self._end_job(error)
+
+    @property
+    def who(self) -> str:
+        """This rank, its host, and its coordinates: `rank 3 on node7: dp 0, pp 1, tp 1`."""
+        world = self._communicator
+        label = self._mesh.label(world.rank)
+        return f"rank {world.rank} on {world.host_name}{label and f': {label}'}"
+
+    def start(self, folders: Sequence[Path], title: str, timeout_s: float, mesh: Mesh) -> None:
+        """Collective. Create the status file of each node in the first of `folders` that can be written, and start the
+        watchdog. With one rank there is neither. `timeout_s`: how long ranks wait for one that makes no progress;
+        `mesh`: that of the ranks. Raises MachineError."""
+        world = self._communicator
+        if world.world_size == 1:
+            faulthandler.cancel_dump_traceback_later()
+            return
+        self._timeout_s, self._mesh = timeout_s, mesh
+        first = world.local_ranks[0]
+        if world.rank == first:
+            self._file = StatusFile.create(folders, name_of(title, world.host_name, os.getpid()), world.local_size)
+        paths = world.all_gather_object(None if self._file is None else self._file.path)
+        self._paths = [path for path in paths if path is not None]
+        self._file = self._file or StatusFile.attach(cast("Path", paths[first]))
+        self.activity = self._file.activity(world.local_rank)
+        self.activity.begin(world.rank, world.host_name, os.getpid(), mesh.label(world.rank))
+        everybody = world.all_gather_object((os.getpid(), start_time("self"), world.host_name))
+        of_node = [everybody[rank] for rank in world.local_ranks]
+        self._started = [started if start_time(pid) == started else None for pid, started, _ in of_node]
+        faulthandler.cancel_dump_traceback_later()
+        if not world.serves_threads:
+            return  # this MPI may be used by one thread only, so there is no watchdog
+        hosts = [host for _, _, host in everybody]
+        others = OtherNodes(world, hosts, mesh) if world.node_count > 1 else None
+        self._watchdog = Watchdog(self._file, self._started, world.local_rank, timeout_s, others, self._end_job)
+        self._watchdog.start()
+
+    @property
+    def path(self) -> Path | None:
+        return None if self._file is None else self._file.path
+
+    def finish(self) -> None:
+        """Collective. The run has ended: stop the watchdog, and limit the time that MPI takes to end."""
+        if self._file is None:
+            return
+        self.activity.waits("waiting for peers to end")
+        self._communicator.barrier()
+        if self._watchdog is not None:
+            self._watchdog.stop(wait_s=2 * ANSWER_S)
+        self.activity.does("done, MPI is ending")
+        limit_time(self._timeout_s, self._communicator.rank)
+
+    def release(self) -> None:
+        if self._file is None:
+            return
+        faulthandler.cancel_dump_traceback_later()
+        self.activity.state(State.ENDED)
+        if all(status.state is State.ENDED for status in self._file.ranks()):
+            with suppress(OSError):
+                self._file.path.unlink(missing_ok=True)
+
+    def _end_job(self, error: BaseException) -> NoReturn:
+        """Called in the main thread or in the watchdog's; the first one ends the process."""
+        if not self._ending.acquire(blocking=False):
+            while True:
+                time.sleep(DEADLINE_S)
+        _exit_within(DEADLINE_S)
+        world = self._communicator
+        doing = None if self._file is None else str(self._file.ranks()[world.local_rank])
+        self.activity.state(State.LEAVING)
+        if self._watchdog is not None:
+            self._watchdog.stop()
+        error = self._death() or error
+        own = FailureNotice(f"{type(error).__name__}: {error}", self._exit_code(error), isinstance(error, PeerError))
+        notices = _exchange(world, own)
+        all_exit = len(notices) == world.world_size
+        alike = all_exit and all(notice.words == own.words for notice in notices.values())
+        reporter = reporting_rank(notices)
+        reports, code = reporter == world.rank, notices[reporter].exit_code
+        if reports and not (alike and isinstance(error, SystemExit)):
+            shown = None if alike or own.secondary else doing
+            self._report(Failure(error, world.rank, self.who, alike, shown))
+            sys.stderr.flush()
+        if reports or all_exit:
+            self._remove_files()
+        if all_exit and threading.current_thread() is threading.main_thread():
+            _exit_within(ALL_EXIT_S)
+            raise SystemExit(code) from None
+        # The reporting rank aborts the job, this rank included. If it has died, this rank does.
+        time.sleep(FORWARDING_S if reports else 2 * PATIENCE_S)
+        world.abort(max(code, 1))
+
+    def _death(self) -> PeerError | None:
+        if self._watchdog is None or self._file is None:
+            return None
+        dead = dead_ranks(NodeObserver(self._file, self._started).observe(0.0))
+        return death_error(dead) if dead else None
+
+    def _remove_files(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.stop(wait_s=1.0)
+        self.activity.state(State.ENDED)
+        for path in self._paths:  # those of other hosts too, where they share a disk
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+
+
+def reporting_rank(notices: Mapping[int, FailureNotice]) -> int:
+    """The lowest rank whose error was not caused by another rank; else the lowest."""
+    primary = [rank for rank, notice in notices.items() if not notice.secondary]
+    return min(primary or notices)
+
+
+def limit_time(seconds: float, rank: int) -> None:
+    """Call before MPI starts or ends, where it may hang: the process exits with code 1 after `seconds`, at least
+    LEAST_LIMIT_S, and prints where it was. Rank 0 is the first. `start` and `release` of a supervisor remove the limit.
+    """
+    faulthandler.dump_traceback_later(max(seconds, LEAST_LIMIT_S) + rank, file=_STDERR, exit=True)
+
+
+def _exit_within(seconds: float) -> None:
+    """This process exits after `seconds` without output, even if no Python can run. Replaces an earlier timer."""
+    devnull = os.open(os.devnull, os.O_WRONLY)  # where it writes tracebacks; must stay open
+    faulthandler.dump_traceback_later(seconds, file=devnull, exit=True)
+
+
+def _exchange(communicator: Communicator, own: FailureNotice) -> Mapping[int, FailureNotice]:
+    """Announce `own`, then collect the announcements of others until all are there or PATIENCE_S has passed."""
+    communicator.announce_failure(own)
+    until = time.monotonic() + PATIENCE_S
+    while len(notices := communicator.failures()) < communicator.world_size and time.monotonic() < until:
+        time.sleep(_POLL_S)
+    return notices

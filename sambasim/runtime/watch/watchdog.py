@@ -1,0 +1,348 @@
+"""The watchdog: a thread of each rank that ends a job that cannot continue.
+
+    death     a process is gone that had not finished its work
+    stall     this rank has waited for others for the time allowed, and no rank that does not wait has written anything
+              new for as long
+
+A stall is blamed on the ranks whose process is stopped or whose host does not answer; else on those that do not wait;
+else on those that are behind. A slow rank that makes progress is no stall. On several nodes, a watchdog whose rank has
+waited too long asks those of the other nodes; a node that does not answer is `silent`.
+"""
+
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType
+
+from sambasim.errors import PeerError, StallError
+from sambasim.ir.mesh import Mesh
+from sambasim.runtime.machine.communicator import Communicator
+from sambasim.runtime.watch.status_file import RankStatus, State, StatusFile
+from sambasim.units import format_seconds
+
+PERIOD_S = 0.25
+
+LEAVING_S = 3.0
+"""A failing rank ends the job within about a second. One that died so long ago was not able to."""
+
+WATCHDOG_FIRST_S = 10.0
+"""Other timeouts are this much longer than `--sync-timeout`, because the watchdog knows which rank is missing."""
+
+ANSWER_S = 4.0
+"""How long a watchdog waits for answers from other nodes. They normally take one period."""
+
+_LONG_S = 10.0
+"""After this time in one activity, or half of what is allowed, a rank writes which line of Python it is in, or that it
+waits: communication within a section writes no activity, because it is short and frequent."""
+
+WAIT = "a wait for other ranks"
+
+_MAX_PERIOD_S = 4 * PERIOD_S
+_POLL_S = 0.02
+_QUESTION = "what do you see?"
+_PACKAGE = str(Path(__file__).resolve().parents[2])
+_COMMUNICATION = tuple(f"{_PACKAGE}/runtime/{name}" for name in ("transports/", "communicator.py"))
+_WHERE_INDENT = "\n         "
+
+
+class Process(StrEnum):
+    RUNNING = "running"
+    STOPPED = "stopped"  # by a signal or a debugger
+    GONE = "gone"
+    SILENT = "silent"  # on another host, which does not answer
+    UNKNOWN = "unknown"  # not visible from here, as in another container
+
+
+_AWAY = (Process.STOPPED, Process.SILENT)
+
+
+def start_time(pid: int | str) -> bytes | None:
+    """When process `pid` started, in ticks, to recognize a later one with the same number; None if not visible."""
+    fields = _stat(pid)
+    return None if fields is None else fields[19]
+
+
+def process_of(pid: int, started: bytes | None) -> Process:
+    """The state of process `pid`, whose `start_time` was `started`."""
+    if started is None:
+        return Process.UNKNOWN
+    fields = _stat(pid)
+    if fields is None or fields[19] != started or fields[0] in b"ZXx":
+        return Process.GONE
+    return Process.STOPPED if fields[0] in b"Tt" else Process.RUNNING
+
+
+def _stat(pid: int | str) -> list[bytes] | None:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """A rank as observed by another: its status, for how long that has not changed, and its process."""
+
+    status: RankStatus
+    idle_s: float
+    process: Process
+
+    @property
+    def waits(self) -> bool:
+        return self.status.state is State.WAITING or self._waits_in_section
+
+    @property
+    def _waits_in_section(self) -> bool:
+        return self.status.state is State.RUNNING and self.status.at == WAIT
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it should make progress without others."""
+        return self.status.state is State.RUNNING and not self._waits_in_section
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        return self.status.step, self.status.micro_step
+
+    @property
+    def place(self) -> str:
+        process = [f"process {self.status.pid}"] if self.status.pid else []
+        facts = "; ".join([*process, *filter(None, [self.status.mesh])])
+        return f"rank {self.status.rank} on {self.status.host_name}{facts and f' ({facts})'}"
+
+
+class NodeObserver:
+    """Observes the ranks of a node. `started`: by local rank, the `start_time` of its process; None where it is not
+    visible."""
+
+    def __init__(self, file: StatusFile, started: Sequence[bytes | None]) -> None:
+        self._file = file
+        self._started = started
+        self._last: dict[int, tuple[RankStatus, float]] = {}
+        self._last_s: float | None = None
+
+    def observe(self, now_s: float) -> list[Observation]:
+        """The state at `now_s`, by local rank. Idle time is counted here. One call counts little of it: a process that
+        was stopped, or a machine that slept, did not wait for others meanwhile."""
+        passed_s = 0.0 if self._last_s is None else min(now_s - self._last_s, _MAX_PERIOD_S)
+        self._last_s = now_s
+        # Processes first, then lines: a process that has exited has written its last line.
+        pids = [status.pid for status in self._file.ranks()]
+        processes = [process_of(pid, started) for pid, started in zip(pids, self._started, strict=True)]
+        return [
+            Observation(status, self._idle_s(status, passed_s), process)
+            for status, process in zip(self._file.ranks(), processes, strict=True)
+        ]
+
+    def _idle_s(self, status: RankStatus, passed_s: float) -> float:
+        work = replace(status, at="")  # written by the watchdog, so it is no progress
+        before, idle_s = self._last.get(status.rank, (None, 0.0))
+        idle_s = idle_s + passed_s if work == before else 0.0
+        self._last[status.rank] = work, idle_s
+        return idle_s
+
+
+def dead_ranks(observed: Sequence[Observation]) -> list[Observation]:
+    at_work = (State.RUNNING, State.WAITING, State.BUSY)
+    return [
+        one
+        for one in observed
+        if one.process is Process.GONE
+        and (one.status.state in at_work or (one.status.state is State.LEAVING and one.idle_s >= LEAVING_S))
+    ]
+
+
+def is_stalled(own: Observation, observed: Sequence[Observation], timeout_s: float) -> bool:
+    """Whether `own` has waited too long for ranks that make no progress. `observed` are all ranks, `own` among them."""
+    # A rank may wait without having written so. While a process is stopped, an idle rank counts as waiting.
+    waits = own.waits or any(one.process is Process.STOPPED for one in observed)
+    if not waits or own.idle_s < timeout_s:
+        return False
+    if any(one.status.state is State.LEAVING for one in observed):
+        return False  # it ends the job itself
+    if any(one.status.state is State.BUSY and one.process not in _AWAY for one in observed):
+        return False
+    others = [one for one in observed if one.is_running or one.process in _AWAY]
+    if not others:  # all wait, perhaps for one that does so only now
+        others = [one for one in observed if one.waits]
+    return all(one.idle_s >= timeout_s or one.process is Process.SILENT for one in others)
+
+
+def missing_ranks(observed: Sequence[Observation]) -> list[Observation]:
+    """The ranks that a stalled job waits for. None if all wait for each other in the same step."""
+    away = [one for one in observed if one.process in _AWAY and one.status.state is not State.ENDED]
+    running = [one for one in observed if one.is_running]
+    ended = [one for one in observed if one.status.state is State.ENDED]
+    last = max(one.progress for one in observed)
+    return away or running or ended or [one for one in observed if one.progress < last]
+
+
+def death_error(dead: Sequence[Observation]) -> PeerError:
+    first = dead[0].status
+    return PeerError(
+        f"{_names(dead)} died without an error message",
+        where=_WHERE_INDENT.join(f"{one.place}: {one.status}" for one in dead),
+        remedy="possible causes: os._exit in its code, a crash in a library, the kernel short of memory "
+        f"(on {first.host_name}: dmesg | tail)",
+        rank=first.rank,
+    )
+
+
+def stall_error(observed: Sequence[Observation], timeout_s: float) -> StallError:
+    missing, waited = missing_ranks(observed), format_seconds(timeout_s)
+    if not missing:
+        return StallError(
+            f"all ranks have waited for each other for {waited}",
+            where=_WHERE_INDENT.join(map(_last_activity, observed)),
+            remedy="check the network between the hosts; --sync-timeout SECONDS waits longer",
+        )
+    return StallError(
+        f"{_names(missing)} kept the other ranks waiting for {waited}",
+        where=_WHERE_INDENT.join(map(_last_activity, missing)),
+        remedy=f"{_remedy(missing[0])}; --sync-timeout SECONDS waits longer",
+        rank=missing[0].status.rank,
+    )
+
+
+def _names(several: Sequence[Observation]) -> str:
+    numbers = [str(one.status.rank) for one in several]
+    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"
+
+
+def _last_activity(one: Observation) -> str:
+    if one.process is Process.SILENT:
+        return f"{one.place}: {one.status}"
+    stopped = "its process is stopped; " if one.process is Process.STOPPED else ""
+    at = f", at {one.status.at}" if one.status.at else ""
+    return f"{one.place}: {stopped}{one.status} for {format_seconds(one.idle_s)}{at}"
+
+
+def _remedy(one: Observation) -> str:
+    if one.process is Process.STOPPED:
+        return "find what stopped it (a debugger, Ctrl-Z, a batch system)"
+    if one.process is Process.SILENT:
+        return "check that host and the network to it"
+    return "find out why that line does not return" if one.status.at else "find out what that rank does there"
+
+
+class OtherNodes:
+    """Asks and answers the watchdogs of other nodes. `hosts` are the host names by rank, `mesh` is that of the job."""
+
+    def __init__(self, communicator: Communicator, hosts: Sequence[str], mesh: Mesh) -> None:
+        self._communicator = communicator
+        self._hosts = hosts
+        self._mesh = mesh
+        self._answers: dict[int, Observation] = {}
+
+    def answer(self, observed: Sequence[Observation]) -> None:
+        """Send `observed` to those who have asked, and keep the answers to own questions. Does not wait."""
+        for rank, message in self._communicator.posted():
+            if message == _QUESTION:
+                self._communicator.post(tuple(observed), rank)
+            elif isinstance(message, tuple):
+                self._answers.update({one.status.rank: one for one in message if isinstance(one, Observation)})
+
+    def ask(self, observed: Sequence[Observation]) -> Sequence[Observation]:
+        """The observations of all other nodes, by rank. Meanwhile answers with `observed`."""
+        world = self._communicator
+        others = [rank for rank, node in enumerate(world.node_of) if node != world.node_index]
+        self._answers.clear()
+        for rank in others:
+            world.post(_QUESTION, rank)
+        until = time.monotonic() + ANSWER_S
+        while not self._answers.keys() >= set(others) and time.monotonic() < until:
+            time.sleep(_POLL_S)
+            self.answer(observed)
+        return [self._answers.get(rank) or self._silent(rank) for rank in others]
+
+    def _silent(self, rank: int) -> Observation:
+        doing = f"no answer for {format_seconds(ANSWER_S)}"
+        host, label = self._hosts[rank], self._mesh.label(rank)
+        status = RankStatus(rank, host, 0, 0, 0, State.RUNNING, doing, mesh=label)
+        return Observation(status, ANSWER_S, Process.SILENT)
+
+
+class Watchdog:
+    """Observes the node of `local_rank` from `start` until `stop`. `others`: None on a single node; `end_job` ends the
+    job with an error, in the watchdog's thread, and does not return."""
+
+    def __init__(
+        self,
+        file: StatusFile,
+        started: Sequence[bytes | None],
+        local_rank: int,
+        timeout_s: float,
+        others: OtherNodes | None,
+        end_job: Callable[[PeerError], object],
+    ) -> None:
+        self._observer = NodeObserver(file, started)
+        self._activity = file.activity(local_rank)
+        self._local_rank = local_rank
+        self._timeout_s = timeout_s
+        self._others = others
+        self._end_job = end_job
+        self._main_thread = threading.get_ident()
+        self._wrote_line = False
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sambasim-watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._main_thread = threading.get_ident()
+        self._thread.start()
+
+    def stop(self, wait_s: float = 0.0) -> None:
+        """End the thread. Waits up to `wait_s` for its last observation, which may use MPI."""
+        self._stopped.set()
+        if wait_s and threading.current_thread() is not self._thread:
+            self._thread.join(wait_s)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(PERIOD_S):
+            error = self._error(self._observer.observe(time.monotonic()))
+            if error is not None and not self._stopped.is_set():
+                self._end_job(error)
+
+    def _error(self, observed: Sequence[Observation]) -> PeerError | None:
+        own = observed[self._local_rank]
+        self._write_line(own)
+        if self._others is not None:
+            self._others.answer(observed)
+        if dead := dead_ranks(observed):
+            return death_error(dead)
+        if not is_stalled(own, observed, self._timeout_s):
+            return None
+        if self._others is not None:
+            observed = [*observed, *self._others.ask(observed)]
+        return stall_error(observed, self._timeout_s) if is_stalled(own, observed, self._timeout_s) else None
+
+    def _write_line(self, own: Observation) -> None:
+        if own.status.state is State.RUNNING and own.idle_s >= min(self._timeout_s / 2, _LONG_S):
+            frame = sys._current_frames().get(self._main_thread)
+            self._activity.at(WAIT if is_wait(frame) else user_line(frame))
+            self._wrote_line = True
+        elif self._wrote_line:
+            self._activity.at("")
+            self._wrote_line = False
+
+
+def is_wait(frame: FrameType | None) -> bool:
+    """Whether `frame`, the innermost of a thread, communicates with other ranks."""
+    return frame is not None and frame.f_code.co_filename.startswith(_COMMUNICATION)
+
+
+def user_line(frame: FrameType | None) -> str:
+    """`FILE:LINE in FUNCTION` of the innermost frame of user code, from `frame` outwards; empty if there is none."""
+    paths = sysconfig.get_paths()
+    libraries = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    not_user = ("<", _PACKAGE, *libraries, str(Path(sys.executable).parent))  # the last has the installed commands
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(not_user):
+            return f"{file}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back
+    return ""

@@ -1,0 +1,201 @@
+"""Which ranks have died or stall the job, decided from observations; and what is observed of a node."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+import sambasim.runtime
+from sambasim.errors import PeerError, StallError
+from sambasim.runtime.watch.status_file import RankStatus, State, StatusFile
+from sambasim.runtime.watch.watchdog import (
+    LEAVING_S,
+    WAIT,
+    NodeObserver,
+    Observation,
+    OtherNodes,
+    Process,
+    Watchdog,
+    dead_ranks,
+    death_error,
+    is_stalled,
+    is_wait,
+    missing_ranks,
+    process_of,
+    stall_error,
+    start_time,
+    user_line,
+)
+
+TIMEOUT_S = 300.0
+LATE = 301.0
+R, W, B = State.RUNNING, State.WAITING, State.BUSY
+
+
+def seen(
+    rank: int,
+    state: State = W,
+    idle_s: float = LATE,
+    *,
+    step: int = 17,
+    process: Process = Process.RUNNING,
+    at: str = "",
+) -> Observation:
+    doing = "waiting for peers" if state is W else "reading data"
+    return Observation(RankStatus(rank, f"node{rank}", 100 + rank, step, 0, state, doing, at), idle_s, process)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        pytest.param([seen(1, R)], id="running"),
+        pytest.param([seen(1, R), seen(2, idle_s=0.5)], id="one waits since now"),
+        pytest.param([seen(1, process=Process.STOPPED), seen(2)], id="stopped"),
+        pytest.param([seen(1, step=16), seen(2)], id="behind"),
+        pytest.param([seen(1, State.ENDED), seen(2)], id="ended"),
+        pytest.param([seen(1, B, process=Process.STOPPED)], id="busy and stopped"),
+        pytest.param([seen(1, R, 4.0, process=Process.SILENT)], id="host is silent"),
+    ],
+)
+def test_rank_1_stalls_the_job(others: Sequence[Observation]) -> None:
+    everybody = [seen(0), *others]
+    assert is_stalled(everybody[0], everybody, TIMEOUT_S)
+    assert [one.status.rank for one in missing_ranks(everybody)] == [1]
+
+
+@pytest.mark.parametrize(
+    ("own", "others"),
+    [
+        pytest.param(seen(0), [seen(1, R, 2.0)], id="slow"),
+        pytest.param(seen(0), [seen(1, R), seen(2, R, 2.0)], id="one of two is slow"),
+        pytest.param(seen(0, idle_s=2.0), [seen(1, R)], id="this rank waits since now"),
+        pytest.param(seen(0, R), [seen(1, R)], id="this rank does not wait"),
+        pytest.param(seen(0), [seen(1, idle_s=0.5)], id="all wait, one just began"),
+        pytest.param(seen(0), [seen(1, idle_s=2.0, process=Process.STOPPED), seen(2)], id="just stopped"),
+        pytest.param(seen(0), [seen(1, State.LEAVING)], id="ends the job itself"),
+        pytest.param(seen(0), [seen(1, B)], id="busy"),
+    ],
+)
+def test_the_job_is_not_stalled(own: Observation, others: Sequence[Observation]) -> None:
+    assert not is_stalled(own, [own, *others], TIMEOUT_S)
+
+
+def test_a_process_that_is_gone_before_its_end_is_dead() -> None:
+    gone = Process.GONE
+    for state in (R, W, B):
+        assert len(dead_ranks([seen(0), seen(1, state, 0.0, process=gone)])) == 1
+    assert dead_ranks([seen(1, State.ENDED, process=gone), seen(2, R, process=Process.UNKNOWN)]) == []
+    assert dead_ranks([seen(1, State.LEAVING, 0.5, process=gone)]) == []
+    assert len(dead_ranks([seen(1, State.LEAVING, LEAVING_S, process=gone)])) == 1
+
+
+def test_errors_name_the_ranks_and_what_they_did() -> None:
+    died = death_error([seen(1, R, process=Process.GONE)])
+    assert (type(died), died.rank) == (PeerError, 1)
+    assert str(died).splitlines()[:2] == [
+        "rank 1 died without an error message",
+        "  where: rank 1 on node1 (process 101): step 17, reading data",
+    ]
+    stalled = stall_error([seen(0), seen(1, R, at="net.py:3 in read"), seen(2, R, 400)], TIMEOUT_S)
+    assert (type(stalled), stalled.rank, stalled.exit_code, stalled.code) == (StallError, 1, 4, "stall")
+    assert str(stalled).splitlines() == [
+        "ranks 1 and 2 kept the other ranks waiting for 300.00 s",
+        "  where: rank 1 on node1 (process 101): step 17, reading data for 301.00 s, at net.py:3 in read",
+        "         rank 2 on node2 (process 102): step 17, reading data for 400.00 s",
+        "  try:   find out why that line does not return; --sync-timeout SECONDS waits longer",
+    ]
+    mutual = stall_error([seen(0), seen(1)], TIMEOUT_S)
+    assert mutual.rank is None
+    assert str(mutual).startswith("all ranks have waited for each other for 300.00 s")
+
+
+def test_a_rank_that_waits_within_a_section_waits() -> None:
+    everybody = [seen(0, R, at=WAIT), seen(1, R)]
+    assert is_stalled(everybody[0], everybody, TIMEOUT_S)
+    assert [one.status.rank for one in missing_ranks(everybody)] == [1]
+    assert not is_stalled(everybody[1], everybody, TIMEOUT_S)
+    placed = replace(everybody[1], status=replace(everybody[1].status, mesh="pp 1, tp 0"))
+    assert "where: rank 1 on node1 (process 101; pp 1, tp 0): step 17" in str(stall_error([placed], TIMEOUT_S))
+
+
+@pytest.mark.parametrize(
+    ("file", "waits"), [("transports/values.py", True), ("communicator.py", True), ("job.py", False)]
+)
+def test_a_thread_waits_if_its_innermost_frame_communicates(file: str, waits: bool) -> None:
+    path = Path(sambasim.runtime.__file__).parent / file
+    code = compile("def wait(ask): return ask(sys._getframe())", str(path), "exec")
+    scope: dict[str, Any] = {"sys": sys}
+    exec(code, scope)
+    assert path.is_file()
+    assert scope["wait"](is_wait) is waits
+
+
+@pytest.fixture
+def two_ranks(tmp_path: Path) -> StatusFile:
+    made = StatusFile.create([tmp_path], "b.txt", 2)
+    for index in range(2):
+        made.activity(index).begin(index, "here", os.getpid())
+    return made
+
+
+def test_idle_time_counts_while_a_line_does_not_change(two_ranks: StatusFile) -> None:
+    observer = NodeObserver(two_ranks, [start_time("self"), b"1"])
+
+    def idle(now_s: float) -> list[float]:
+        return [one.idle_s for one in observer.observe(now_s)]
+
+    assert idle(100.0) == [0, 0]
+    two_ranks.activity(1).at("net.py:3 in read")  # no progress
+    assert idle(100.25) == [0.25, 0.25]
+    two_ranks.activity(1).step(1)
+    assert idle(100.5) == [0.5, 0]
+    assert idle(5000.0) == [1.5, 1.0], "time without observations counts little"
+    assert [one.process for one in observer.observe(5000.0)] == [Process.RUNNING, Process.GONE]
+
+
+def test_a_process_is_running_then_stopped_then_gone() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        started = start_time(process.pid)
+        found = [process_of(process.pid, started), process_of(process.pid, b"1"), process_of(process.pid, None)]
+        os.kill(process.pid, signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        found.append(process_of(process.pid, started))
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        found.append(process_of(process.pid, started))
+    assert found == [Process.RUNNING, Process.GONE, Process.UNKNOWN, Process.STOPPED, Process.GONE]
+    assert process_of(process.pid, started) is Process.GONE
+
+
+def test_the_line_of_python_is_that_of_the_user() -> None:
+    frame = sys._getframe()
+    expected = f"{__file__}:{frame.f_lineno + 1} in test_the_line_of_python_is_that_of_the_user"
+    assert user_line(sys._getframe()) == expected
+    assert user_line(None) == ""
+
+
+def test_stopping_a_watchdog_waits_for_its_last_observation(two_ranks: StatusFile) -> None:
+    """It may be using MPI, which is about to end."""
+    began, done = threading.Event(), threading.Event()
+
+    class Slow:
+        def answer(self, observed: Sequence[Observation]) -> None:
+            began.set()
+            time.sleep(0.3)
+            done.set()
+
+    errors: list[PeerError] = []
+    watchdog = Watchdog(two_ranks, [None, None], 0, 60.0, cast(OtherNodes, Slow()), errors.append)
+    watchdog.start()
+    assert began.wait(20)
+    watchdog.stop(wait_s=20)
+    assert done.is_set()
+    assert errors == []
