@@ -104,7 +104,7 @@ def test_shared_memory_that_is_not_there_is_refused_on_every_rank() -> None:
 def test_shared_memory_is_unlinked_while_the_job_runs() -> None:
     """Nothing can be left behind by a kill, because no name is there any more once the window is made."""
     body = (
-        "from sambasim.runtime import shared_memory\n"
+        "from sambasim.runtime.machine import shared_memory\n"
         "from sambasim.runtime.machine.mpi import connect\n"
         "c = connect(['body'])\n"
         "window = c.allocate_shared(1 << 20)\n"

@@ -130,7 +130,7 @@ class _Receive:
 @dataclass(frozen=True, slots=True)
 class Communicator(Topology):
     """One rank's view of the job. This one is of a job of one rank, and needs no MPI: a message to itself arrives in
-    the order of sending, by tag. `communicator.py` has that of several ranks. `library`: name and version of the MPI in
+    the order of sending, by tag. `mpi.py` has that of several ranks. `library`: name and version of the MPI in
     use, such as `MPICH 5.0.2`."""
 
     library: str = "none"

@@ -46,7 +46,7 @@ _MAX_PERIOD_S = 4 * PERIOD_S
 _POLL_S = 0.02
 _QUESTION = "what do you see?"
 _PACKAGE = str(Path(__file__).resolve().parents[2])
-_COMMUNICATION = tuple(f"{_PACKAGE}/runtime/{name}" for name in ("transports/", "communicator.py"))
+_COMMUNICATION = tuple(f"{_PACKAGE}/runtime/{name}" for name in ("transports/", "machine/mpi.py"))
 _WHERE_INDENT = "\n         "
 
 
