@@ -11,9 +11,8 @@ from torch.optim import Optimizer
 
 from sambasim.api.given import batch_of, first_samples, loss_of, optimizer_of, size_of, unwrapped
 from sambasim.api.ranks import on_first, speaks_python
-from sambasim.cli.terminal import phases
 from sambasim.commands.compile import compile_proved
-from sambasim.commands.eager import Subject
+from sambasim.commands.eager import LiveModel
 from sambasim.compiler.front import inputs_of, refuse_torchscript
 from sambasim.errors import ModelError, OptionError
 from sambasim.ir.program import Program
@@ -25,6 +24,7 @@ from sambasim.report.inspect_tables import inspection, summary_table
 from sambasim.report.output import Shown, Tables
 from sambasim.report.summaries import next_command
 from sambasim.runtime.values.weights import state_dict
+from sambasim.terminal.output import phases
 
 _EVALUATING = "the model was in evaluation mode; it is trained in training mode, with dropout and BatchNorm"
 _STATE = "the optimizer has taken steps before; its states, such as momentum, begin at zero here"
@@ -156,7 +156,7 @@ def compile(
             notices.append(_STATE)
         with phases(quiet=quiet) as on_phase:
             own = optimizer if isinstance(optimizer, Optimizer) and not chosen.inference else None
-            subject = Subject(model, inputs, by_keyword, given, arguments, optimizer=own, whole=whole)
+            subject = LiveModel(model, inputs, by_keyword, given, arguments, optimizer=own, whole=whole)
             done = compile_proved(subject, chosen, on_phase).compiled
         said = (in_python(notice, compiles=True) for notice in (*notices, *done.notices))
         return Pef(done.path, tuple(said))

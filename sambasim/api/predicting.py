@@ -12,10 +12,10 @@ from sambasim.api.given import data_of
 from sambasim.api.pef import Pef, opened
 from sambasim.api.ranks import command, connected, speaks_python, supervised
 from sambasim.api.training import Run, tensors_of
-from sambasim.cli.prediction import Question, counts, paths, predicted
-from sambasim.cli.run_checks import checked_pef
+from sambasim.commands.question import Question, counts, paths, predicted
+from sambasim.commands.run_checks import checked_pef
 from sambasim.errors import OptionError
-from sambasim.options.flags import LARGEST_COUNT, MOST_REPLICAS
+from sambasim.options.flags import MOST_REPLICAS
 from sambasim.options.run import run_options
 from sambasim.records.metrics import PredictionRecord
 from sambasim.report.findings import Findings
@@ -76,7 +76,7 @@ def predict(
     path, mesh = checked_pef(chosen, Path("out"), world, command())
     live = None if isinstance(data, str | Path) else data_of(data)
     held = None if isinstance(weights, str | Path) else _tensors_of(weights)
-    with supervised(world, path, mesh, chosen.sync_timeout) as activity:
+    with supervised(world, path, mesh, chosen) as activity:
         job = PredictionJob(path, chosen, world, activity, live, held, keeps_outputs=True)
         record = job.run()
         outputs = world.broadcast_object(job.outputs)
@@ -136,22 +136,17 @@ def simulate(
         arch=arch,
         num_tiles=num_tiles,
         level=level,
-        batch_sizes=_numbers("batch_sizes", batch_sizes),
-        replicas=_numbers("replicas", replicas),
+        batch_sizes=counts(batch_sizes or None, "batch_sizes"),
+        replicas=counts(replicas or None, "replicas", MOST_REPLICAS),
+        sync=paths(sync if isinstance(sync, str) else ",".join(sync)),
         cluster=cluster,
     )
-    ways = paths(sync if isinstance(sync, str) else ",".join(sync))
-    found = predicted(question, ways, quiet=True)
+    found = predicted(question, lambda phase: None)
     if found.meshes:
         lines = [line for steps in found.meshes for line in mesh_json(steps)]
         return Simulation([part for steps in found.meshes for part in mesh_report(steps)], list(map(json.loads, lines)))
     told = [Findings(facts) for facts in found.alone]
     parts = [part for one in told for part in simulation_report(one, _SLOWEST)]
-    rows = [row for facts in found.alone for row in scaling_records(facts, ways)]
+    rows = [row for facts in found.alone for row in scaling_records(facts, question.sync)]
     tables = [scaling_table(rows)] if len(rows) > 1 else []
-    return Simulation([*parts, *tables], [json.loads(simulation_json(one, ways)) for one in told])
-
-
-def _numbers(name: str, given: int | Sequence[int]) -> tuple[int, ...]:
-    text = str(given) if isinstance(given, int) else ",".join(map(str, given))
-    return counts(text or None, name, MOST_REPLICAS if name == "replicas" else LARGEST_COUNT)
+    return Simulation([*parts, *tables], [json.loads(simulation_json(one, question.sync)) for one in told])

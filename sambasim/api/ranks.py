@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, wraps
 from pathlib import Path
@@ -19,15 +19,17 @@ from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 import numpy as np
 import torch
 
-from sambasim.cli.terminal import exit_code_of, report_error
+from sambasim.commands.run_checks import failure_details
 from sambasim.errors import SambasimError
 from sambasim.ir.mesh import Mesh
 from sambasim.options.python_words import in_python
+from sambasim.options.run import RunOptions
 from sambasim.runtime.machine.communicator import Communicator, single_rank
 from sambasim.runtime.machine.launcher import find_launcher
 from sambasim.runtime.machine.mpi import connect
 from sambasim.runtime.watch.status_file import Activity
 from sambasim.runtime.watch.supervisor import FORWARDING_S, Failure, Supervisor
+from sambasim.terminal.output import exit_code_of, report_error
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -123,12 +125,17 @@ def on_first(work: Callable[[], T]) -> T:
 
 
 @contextmanager
-def supervised(world: Communicator, path: Path, mesh: Mesh, timeout_s: float) -> Iterator[Activity]:
+def supervised(world: Communicator, path: Path, mesh: Mesh, options: RunOptions) -> Iterator[Activity]:
     """Collective. Within the block, an error of one rank ends all of them, and is printed once; one rank alone raises
     it. `mesh`: that of the ranks. Random numbers of this process are as before afterwards."""
-    with _kept_random_state(), Supervisor(world, report=_report, exit_code=exit_code_of) as supervisor:
+
+    def report(failure: Failure) -> None:
+        _report(failure, failure_details(failure, options))
+
+    with _kept_random_state(), Supervisor(world, report=report, exit_code=exit_code_of) as supervisor:
         if world.world_size > 1:  # it also cancels the timer of this process's faulthandler
-            supervisor.start([path.resolve().parent, Path(tempfile.gettempdir())], path.stem, timeout_s, mesh)
+            folders = [options.log_dir or path.resolve().parent, Path(tempfile.gettempdir())]
+            supervisor.start(folders, path.stem, options.sync_timeout, mesh)
         yield supervisor.activity
         supervisor.finish()
     supervisor.release()
@@ -136,10 +143,10 @@ def supervised(world: Communicator, path: Path, mesh: Mesh, timeout_s: float) ->
     world.close()
 
 
-def _report(failure: Failure) -> None:
+def _report(failure: Failure, details: Sequence[tuple[str, str]] = ()) -> None:
     if isinstance(failure.error, SambasimError):
         translate(failure.error)
-    report_error(failure.error, failure.reporter, [("doing", failure.doing)] if failure.doing else [])
+    report_error(failure.error, failure.reporter, details)
 
 
 @contextmanager

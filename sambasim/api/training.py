@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from sambasim.api.given import data_of, unwrapped
 from sambasim.api.pef import Pef, opened
 from sambasim.api.ranks import command, connected, speaks_python, supervised
-from sambasim.cli.progress import RunProgress
-from sambasim.cli.run_checks import checked_pef
+from sambasim.commands.run import train
+from sambasim.commands.run_checks import checked_pef
 from sambasim.compiler.tensors import held_by
 from sambasim.errors import DataError, LaunchError, OptionError, WeightsError
 from sambasim.options.load import given_settings
@@ -21,10 +21,9 @@ from sambasim.options.run import RunOptions, run_options
 from sambasim.records.metrics import EvaluationRecord, SummaryRecord
 from sambasim.report.output import Shown, sparkline
 from sambasim.report.summaries import step_times
-from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.runtime.run.run_observer import MetricsFile, RunObserver, RunObservers, Step
-from sambasim.runtime.run.setup import set_up
+from sambasim.runtime.run.run_observer import RunObserver, Step
+from sambasim.terminal.progress import RunProgress
 from sambasim.units import counted, format_seconds
 
 
@@ -114,14 +113,10 @@ def run(
     observers: list[RunObserver] = [recorder]
     if world.rank == 0 and not quiet:
         observers.append(RunProgress(predicts=chosen.predict))
-    if world.rank == 0 and chosen.metrics is not None:
-        observers.append(MetricsFile(chosen.metrics))
-    with supervised(world, path, mesh, chosen.sync_timeout) as activity:
-        setup = set_up(path, chosen, world)
+    with supervised(world, path, mesh, chosen) as activity:
         live = None if isinstance(data, str | Path) else data_of(data)
-        job = TrainingJob(setup, RunObservers(observers), activity, command(), live, keeps_weights=True)
-        summary = job.run()
-    return Run(given.name, recorder.losses, recorder.evaluations, job.weights, summary)
+        trained = train(path, chosen, world, activity, command(), observers, live, keeps_weights=True)
+    return Run(given.name, recorder.losses, recorder.evaluations, trained.weights, trained.summary)
 
 
 def _options(

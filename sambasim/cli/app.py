@@ -15,9 +15,9 @@ import click
 
 import sambasim
 from sambasim.bounded import one_line
-from sambasim.cli.terminal import survive_closed_stdout
 from sambasim.errors import OptionError, SambasimError
 from sambasim.options.flags import LARGEST_COUNT
+from sambasim.terminal.output import survive_closed_stdout
 
 if TYPE_CHECKING:
     from sambasim.samba.checks.job import Report

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from sambasim.bounded import shortened
-from sambasim.cli.shared import kept_imports, write
-from sambasim.cli.terminal import exit_code_of, report_error, show
+from sambasim.cli.shared import FILE, kept_imports, write_all
 from sambasim.errors import LaunchError, OptionError
 from sambasim.options.flags import LARGEST_COUNT
+from sambasim.terminal.output import exit_code_of, report_error, show
 from sambasim.units import TIB, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _names(ctx: click.Context, parameter: click.Parameter, text: str) -> tuple[s
 )
 @click.option("--paths", default=",".join(_PATHS), callback=_names, help="Which paths, with commas.  [default: all]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line, and nothing else.")
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw times over sizes as SVG.")
+@click.option("--plot", type=FILE, metavar="FILE.svg", help="Draw times over sizes as SVG.")
 def collectives_command(
     least_bytes: int,
     most_bytes: int,
@@ -133,7 +133,7 @@ def collectives_command(
 
 
 def _check_plot(plot: Path | None) -> None:
-    from sambasim.options.load import check_output_file
+    from sambasim.commands.outputs import check_output_file
 
     if plot is None:
         return
@@ -148,7 +148,7 @@ def _show(record: "CollectivesRecord", as_json: bool, plot: Path | None) -> None
     from sambasim.report.summaries import collectives_plot, collectives_report
 
     if plot is not None:
-        write(plot, collectives_plot(record))
+        write_all({plot: collectives_plot(record)}, quiet=True)
     if as_json:
         print(record.model_dump_json())
         return

@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 
 from sambasim.cli.shared import FILE, PanelCommand, PanelOption, field_options, kept_imports
-from sambasim.cli.terminal import phases, show
 from sambasim.options.flags import MODEL, TRAINING
+from sambasim.terminal.output import phases, show
 
 _FIRST = ("--config", "--data", "--loss", "--optimizer", "--batch-size", "--data-parallel")
 _CONFIG = "A TOML file with the model, data, loss, optimizer and training."

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sambasim.cli.terminal import show
 from sambasim.errors import InternalError, MachineError
+from sambasim.terminal.output import show
 from sambasim.units import format_bytes
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ import click
 from pydantic import BaseModel, ConfigDict
 
 from sambasim import __version__
-from sambasim.cli.terminal import show
 from sambasim.errors import MachineError
 from sambasim.runtime.machine import shared_memory
 from sambasim.runtime.machine.launcher import fitting_mpirun
 from sambasim.runtime.machine.resources import cores_of_this_process
+from sambasim.terminal.output import show
 from sambasim.units import MIB, format_bytes
 
 TESTED_TORCH = ("2.13.0",)

@@ -8,7 +8,7 @@ import click
 
 from sambasim.bounded import printable
 from sambasim.cli import shared
-from sambasim.cli.terminal import phases, show
+from sambasim.terminal.output import phases, show
 
 if TYPE_CHECKING:
     from sambasim.ir.program import Program
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command("inspect")
-@click.argument("pef", required=False, shell_complete=shared.pef_names)
-@shared.pef_flag
+@shared.pef()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line with all that the tables show, and more.")
 @click.option("--section", type=int, metavar="N", help="Show only section N, with all its operators.")
 @click.option("--graph", "as_graph", is_flag=True, help="Print the graphs, one operator per line.")
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 @shared.output_folder
 @click.option("--all", "everything", is_flag=True, help="Also show symbols, runtime arguments and options.")
 def inspect_command(
-    pef: str | None,
-    named: str | None,
+    pef: str,
     as_json: bool,
     section: int | None,
     as_graph: bool,
@@ -53,7 +51,7 @@ def inspect_command(
     from sambasim.report.inspect import contents
     from sambasim.report.inspect_tables import inspection
 
-    path = locate(shared.one_pef(pef, named), output_folder)
+    path = locate(pef, output_folder)
     if as_graph and (as_json or section is not None):
         other = "--json" if as_json else "--section"
         raise OptionError(
@@ -110,8 +108,7 @@ def _print_section(facts: "Contents", program: "Program", index: int, as_json: b
 
 
 @click.command("verify")
-@click.argument("pef", required=False, shell_complete=shared.pef_names)
-@shared.pef_flag
+@shared.pef()
 @shared.output_folder
 @click.option(
     "--against",
@@ -121,9 +118,7 @@ def _print_section(facts: "Contents", program: "Program", index: int, as_json: b
 @click.option(
     "--check", type=click.IntRange(1), metavar="N", help="Steps of that comparison.  [default: as by compile]"
 )
-def verify_command(
-    pef: str | None, named: str | None, output_folder: Path, against: str | None, check: int | None
-) -> None:
+def verify_command(pef: str, output_folder: Path, against: str | None, check: int | None) -> None:
     """Check the format of a PEF, and every byte of its weights; with --against, that it computes what a model does.
 
     PEF is a path, or NAME for OUT/NAME/NAME.pef. The exit code is 0 if the PEF is valid, and 3 if it breaks a rule of
@@ -142,7 +137,7 @@ def verify_command(
 
     if check is not None and against is None:
         raise OptionError("--check has nothing to compare", remedy="name the model: --against package.module:Name")
-    path = locate(shared.one_pef(pef, named), output_folder)
+    path = locate(pef, output_folder)
     document = checked_file(path)
     print(f"{path} is valid: it follows the rules of the PEF format, and every byte is as it was written")
     print(f"  digest          {document.digest}")

@@ -7,7 +7,9 @@ from importlib import import_module
 import click
 from click.shell_completion import CompletionItem
 
-from sambasim.cli.terminal import exit_code_of, report_error, set_up_streams
+from sambasim.bounded import shortened
+from sambasim.errors import UserError
+from sambasim.terminal.output import exit_code_of, report_error, set_up_streams
 
 _PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Compile and run": {
@@ -26,10 +28,10 @@ _PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Predict": {
         "plan": ("plan", "Choose how to train a model on many RDUs, and price every strategy."),
         "simulate": ("simulate", "Predict a training step on a device: its time, its limits, its scaling."),
-        "devices": ("simulate", "List devices and clusters, and the placement of replicas on RDUs."),
+        "devices": ("devices", "List devices and clusters, and the placement of replicas on RDUs."),
         "tilestat": ("simulate", "Predict how busy each tile is, in the columns of sntilestat."),
         "estimate-memory": ("estimate_memory", "Estimate the memory of a training step, by part; no weights are made."),
-        "validate": ("simulate", "Compare predictions with published measurements."),
+        "validate": ("devices", "Compare predictions with published measurements."),
     },
     "This machine": {
         "doctor": ("doctor", "Check MPI, torch, cores, shared memory and compiler."),
@@ -133,9 +135,33 @@ def _code_of(work: Callable[[], object]) -> int:
     except click.exceptions.Exit as error:
         code = error.exit_code
     except BaseException as error:
+        error = _of_click(error)
         if not isinstance(error, SystemExit):
             report_error(error)
         elif not isinstance(error.code, int | None):
             print(error.code, file=sys.stderr)
         code = exit_code_of(error)
     return code if isinstance(code, int) else 0
+
+
+class _UsageError(UserError):
+    """What was typed is no command of sambasim."""
+
+    code = "usage"
+
+
+def _of_click(error: BaseException) -> BaseException:
+    """An error of click as one of sambasim; others as they are."""
+    match error:
+        case click.Abort():
+            return KeyboardInterrupt()
+        case click.exceptions.NoArgsIsHelpError():
+            print(error.format_message(), file=sys.stderr)
+            return SystemExit(error.exit_code)
+        case click.UsageError():
+            typed = [word for word in sys.argv[1:2] if not word.startswith("-")]
+            command = error.ctx.command_path if error.ctx else " ".join(["sambasim", *typed])
+            return _UsageError(shortened(error.format_message()), remedy=f"{command} --help")
+        case click.ClickException():
+            return _UsageError(error.format_message())
+    return error

@@ -3,33 +3,20 @@
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from sambasim.cli.shared import (
-    FILE,
-    PanelCommand,
-    PanelOption,
-    check_one_pef,
-    field_options,
-    kept_imports,
-    pef_argument,
-)
-from sambasim.cli.terminal import exit_code_of, report_error, survive_closed_stdout
+from sambasim.cli.shared import FILE, PanelCommand, PanelOption, field_options, kept_imports, pef
 from sambasim.errors import OptionError
 from sambasim.options.flags import DATA, TRAINING, flags_of
+from sambasim.terminal.output import exit_code_of, report_error, survive_closed_stdout
 from sambasim.units import format_seconds
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
-    from sambasim.options.run import RunOptions
     from sambasim.records.metrics import PredictionRecord
-    from sambasim.runtime.run.run_observer import RunObserver
     from sambasim.runtime.watch.supervisor import Failure
 
 _FIRST = ("--pef", "--reduce-on-rdu", "--epochs", "--lr", "--save", "--metrics")
@@ -58,7 +45,7 @@ class _RunCommand(PanelCommand):
 
 
 @click.command("run", cls=_RunCommand, first=_FIRST)
-@pef_argument
+@pef()
 @field_options("run")
 @click.option(
     "--output-folder", type=FILE, default=Path("out"), cls=PanelOption, panel=DATA, help=_OUT, show_default=True
@@ -78,17 +65,17 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
     from sambasim.options.load import given_overrides
     from sambasim.options.run import run_options
 
-    check_one_pef()
     _hand_over_to_mpirun()
     options = run_options(flags, given_overrides(overrides))
     if not (options.inference or options.json_output):  # what these print comes last, and is what was asked for
         survive_closed_stdout()
 
-    from sambasim.cli.run_checks import checked_pef
+    from sambasim.commands.run_checks import checked_pef, failure_details
     from sambasim.runtime.machine.launcher import find_launcher
     from sambasim.runtime.machine.mpi import connect
     from sambasim.runtime.run.run_observer import print_whole_lines
     from sambasim.runtime.watch.supervisor import Supervisor, limit_time
+    from sambasim.terminal.progress import RunProgress
 
     launcher, command = find_launcher(os.environ), ["sambasim", *sys.argv[1:]]
     if launcher is not None and launcher.world_size != 1:
@@ -101,7 +88,7 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
 
     def report(failure: "Failure") -> None:
         screen.close()  # the watchdog reports while progress is shown
-        report_error(failure.error, failure.reporter, _details(failure, options))
+        report_error(failure.error, failure.reporter, failure_details(failure, options))
 
     with Supervisor(communicator, report=report, exit_code=exit_code_of) as supervisor:
         path, mesh = checked_pef(options, output_folder, communicator, command)
@@ -111,21 +98,21 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
         if supervisor.path is not None and communicator.rank == 0 and not options.json_output:
             print(f"status file: {supervisor.path} says what each rank does, and stays if one dies")
         with kept_imports():
+            from sambasim.commands.run import train
             from sambasim.runtime.inference import PredictionJob
-            from sambasim.runtime.job import TrainingJob
-            from sambasim.runtime.run.setup import set_up
-        result: BaseModel
         if options.inference:
-            result = prediction = PredictionJob(path, options, communicator, supervisor.activity).run()
+            prediction = PredictionJob(path, options, communicator, supervisor.activity).run()
+            printed = prediction.model_dump_json() if options.json_output else _in_words(prediction)
         else:
             with screen:
-                observer = _observer(options, communicator.rank, screen)
-                setup = set_up(path, options, communicator)
-                result = TrainingJob(setup, observer, supervisor.activity, command).run()
-        if communicator.rank == 0 and options.json_output:
-            print(result.model_dump_json())
-        elif communicator.rank == 0 and options.inference:
-            print(_in_words(prediction))
+                observers = []
+                if communicator.rank == 0 and not options.json_output:
+                    observers.append(RunProgress(predicts=options.predict))
+                    screen.callback(observers[0].close)
+                summary = train(path, options, communicator, supervisor.activity, command, observers).summary
+            printed = summary.model_dump_json() if options.json_output else ""
+        if communicator.rank == 0 and printed:
+            print(printed)
         supervisor.finish()
     try:
         communicator.finish()
@@ -148,15 +135,6 @@ def _hand_over_to_mpirun() -> None:
         raise SystemExit(0)
 
 
-def _details(failure: "Failure", options: "RunOptions") -> Sequence[tuple[str, str]]:
-    from sambasim.cli.progress import log_of
-
-    lines = [("doing", failure.doing)] if failure.doing else []
-    if options.log_dir is not None and not failure.alike and log_of(options.log_dir, failure.about).is_file():
-        lines.append(("log", str(log_of(options.log_dir, failure.about))))
-    return lines
-
-
 def _in_words(report: "PredictionRecord") -> str:
     which = f"the {report.samples} held-out samples" if report.held_out else f"all {report.samples} samples"
     lines = [f"predicted {which} of {report.data} in {format_seconds(report.prediction_s)} (measured)"]
@@ -167,19 +145,3 @@ def _in_words(report: "PredictionRecord") -> str:
     lines += [f"accuracy {report.accuracy:.2%}"] if report.accuracy is not None else []
     lines += [f"outputs written to {report.predictions}"] if report.predictions else []
     return "\n".join(lines)
-
-
-def _observer(options: "RunOptions", rank: int, screen: ExitStack) -> "RunObserver":
-    from sambasim.cli.progress import RankLog, RunProgress
-    from sambasim.runtime.run.run_observer import MetricsFile, RunObservers
-
-    members: list[RunObserver] = []
-    if rank == 0 and not options.json_output:
-        progress = RunProgress(predicts=options.predict)
-        screen.callback(progress.close)
-        members.append(progress)
-    if rank == 0 and options.metrics is not None:
-        members.append(MetricsFile(options.metrics))
-    if options.log_dir is not None:
-        members.append(RankLog(options.log_dir, rank))
-    return RunObservers(members)

@@ -4,24 +4,27 @@ import gc
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import click
-from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from sambasim.bounded import one_line
-from sambasim.errors import MachineError, OptionError
+from sambasim.errors import OptionError
+from sambasim.options.flags import DATA, MOST_REPLICAS, OTHER, PANELS, flags_of
 
 if TYPE_CHECKING:
+    from sambasim.commands.question import Question
     from sambasim.options.flags import Command, Setting
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 FILE = click.Path(path_type=Path)
 _FIRST_PANEL = "Most used"
+_PEF = "The PEF: a path, or NAME for OUT/NAME/NAME.pef."
 _ONE_PEF = "name one PEF: a path, or a name found as out/NAME/NAME.pef"
 
 
@@ -39,8 +42,6 @@ class PanelCommand(click.Command):
         self._first = first
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from sambasim.options.flags import OTHER, PANELS
-
         panels = (_FIRST_PANEL, *PANELS)
         records: dict[str, list[tuple[str, str]]] = {panel: [] for panel in panels}
         for parameter in self.get_params(ctx):
@@ -55,9 +56,9 @@ class PanelCommand(click.Command):
 
 def field_options(command: "Command") -> Callable[[F], F]:
     """A decorator that gives a command one option for each flag of `sambasim.options.flags`."""
-    from sambasim.options.flags import flags_of
-
-    options = [option for setting in flags_of(command).values() for option in _options(setting)]
+    options = [
+        option for setting in flags_of(command).values() if setting.name != "pef" for option in _options(setting)
+    ]
 
     def decorated(function: F) -> F:
         for option in reversed(options):  # the order in which decorators are applied
@@ -91,8 +92,6 @@ def _options(setting: "Setting") -> Iterator[Callable[[Any], Any]]:
         extra |= {"is_flag": False, "flag_value": flag.bare}
     default = "as compiled" if setting.name.startswith("overrides.") else flag.default or _shown_default(setting)
     text = f"{flag.help}  [default: {default}]" if default else flag.help
-    if setting.name == "pef":
-        extra["shell_complete"] = pef_names
     yield click.option(
         *flag.names, setting.keyword, metavar=flag.metavar, help=text, cls=PanelOption, panel=flag.panel, **extra
     )
@@ -125,36 +124,33 @@ def no_argument(flag: str) -> Callable[[F], F]:
     return lambda function: argument(function)
 
 
-def pef_argument(function: F) -> F:
-    """A decorator for a command with the required flag `--pef NAME`: NAME may also be an argument."""
+def pef(
+    keyword: str = "pef", metavar: str = "[PEF]", text: str = _PEF, *, required: bool = True
+) -> Callable[[F], Callable[..., Any]]:
+    """A decorator for a command about a PEF, which may be an argument or the flag `--pef`. The command gets it as
+    `keyword`."""
 
-    def take(ctx: click.Context, parameter: click.Parameter, given: str | None) -> None:
-        if given is not None:
-            ctx.default_map = {"pef": given}
+    def decorator(function: F) -> Callable[..., Any]:
+        @wraps(function)
+        def command(*, argument: str | None, **options: Any) -> Any:
+            named = [name for name in (argument, options[keyword]) if name is not None]
+            if len(named) > 1 or (required and not named):
+                raise click.UsageError(_ONE_PEF, click.get_current_context())
+            return function(**{**options, keyword: named[0] if named else None})
 
-    # Eager: known before the flag asks for its default.
-    argument = click.argument(
-        "given",
-        metavar="[PEF]",
-        required=False,
-        is_eager=True,
-        expose_value=False,
-        callback=take,
-        shell_complete=pef_names,
-    )
-    return argument(function)
+        option = click.option(
+            "-p", "--pef", keyword, cls=PanelOption, panel=DATA, metavar="PEF", shell_complete=pef_names, help=text
+        )
+        argument = click.argument("argument", metavar=metavar, required=False, shell_complete=pef_names)
+        decorated: Callable[..., Any] = argument(option(command))
+        return decorated
 
-
-def check_one_pef() -> None:
-    """Raises UsageError if a command with `pef_argument` was given an argument and the flag."""
-    ctx = click.get_current_context()
-    if ctx.default_map and ctx.get_parameter_source("pef") is ParameterSource.COMMANDLINE:
-        raise click.UsageError(_ONE_PEF, ctx)
+    return decorator
 
 
-pef_flag = click.option(
-    "-p", "--pef", "named", shell_complete=pef_names, help="The same as the argument, spelled as in `run`."
-)
+def overrides(text: str) -> Callable[[F], F]:
+    return click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help=text)
+
 
 output_folder = click.option(
     "--output-folder",
@@ -173,24 +169,24 @@ num_tiles = click.option(
 cluster = click.option("--cluster", help="Nodes and links: a name that `sambasim devices` lists, or a TOML file.")
 
 
-def one_pef(argument: str | None, flag: str | None) -> str:
-    given = [name for name in (argument, flag) if name is not None]
-    if len(given) != 1:
-        raise click.UsageError(_ONE_PEF, click.get_current_context())
-    return given[0]
+def question(
+    *, replicas: str | None = None, batch_sizes: str | None = None, sync: str = "host,rdu", **others: Any
+) -> "Question":
+    """What a command with these options asks. Raises OptionError."""
+    from sambasim.commands.question import Question, counts, paths
 
-
-def write(file: Path, text: str) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        remedy = "free disk space there, or name another place"
-        raise MachineError(f"{file} cannot be written: {error.strerror}", remedy=remedy) from error
+    return Question(
+        replicas=counts(replicas, "--replicas", MOST_REPLICAS),
+        batch_sizes=counts(batch_sizes, "--batch-size"),
+        sync=paths(sync),
+        **others,
+    )
 
 
 def write_all(texts: Mapping[Path, str], *, quiet: bool = False) -> None:
     """Write each file, and, unless `quiet`, say so."""
+    from sambasim.commands.outputs import write
+
     for file, text in texts.items():
         write(file, text)
         hint = ": open it in a browser" if file.suffix == ".html" else ""

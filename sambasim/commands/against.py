@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from sambasim.commands.child import OnPhase, in_child
-from sambasim.commands.eager import Subject
+from sambasim.commands.eager import LiveModel
 from sambasim.commands.proof import Proof, prove
 from sambasim.compiler.front import build_model, example_batch
 from sambasim.compiler.step import TARGET
@@ -49,7 +49,7 @@ def verify_against(path: Path, target: str, steps: int | None = None, on_phase: 
         phase("read the data")
         source = open_source(options.data, specs)
         inputs, by_keyword, arguments = example_batch(model, options, source=source)
-        subject = Subject(model, inputs, by_keyword, arguments=arguments)
+        subject = LiveModel(model, inputs, by_keyword, arguments=arguments)
         phase("compare with eager PyTorch")
         return prove(path, subject, options, source, steps, with_own_weights=False)
 

@@ -15,7 +15,8 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 
 from sambasim.commands.child import OnPhase, can_fork, in_child
-from sambasim.commands.eager import Subject, check_modes
+from sambasim.commands.eager import LiveModel, check_modes
+from sambasim.commands.outputs import check_output_file
 from sambasim.commands.proof import own_memory, prove, too_large
 from sambasim.compiler.compile import Compiled, Stopwatch, capture_model, compile_model, recorded
 from sambasim.compiler.front import Example, build_model, example_batch
@@ -25,7 +26,6 @@ from sambasim.data.sources import Source, open_source
 from sambasim.errors import MachineError
 from sambasim.hardware.host import available_bytes
 from sambasim.options.compile import CompileOptions
-from sambasim.options.load import check_output_file
 from sambasim.pef import Checked, seal
 from sambasim.units import format_bytes
 
@@ -96,13 +96,13 @@ def named_in(options: CompileOptions, on_phase: OnPhase = lambda phase: None) ->
 def compile_named(options: CompileOptions, on_phase: OnPhase = lambda phase: None) -> Proved:
     """Compile what `options` name, and compare it with its model. Raises as `named_in` and `compile_proved`."""
     model, (inputs, by_keyword, arguments), source, notices = named_in(options, on_phase)
-    subject = Subject(model, inputs, by_keyword, arguments=arguments)
+    subject = LiveModel(model, inputs, by_keyword, arguments=arguments)
     done = compile_proved(subject, options, on_phase, source)
     compiled = replace(done.compiled, notices=(*notices, *done.compiled.notices))
     return replace(done, compiled=compiled)
 
 
-def compile_subject(subject: Subject, options: CompileOptions, on_phase: OnPhase, path: Path | None) -> Compiled:
+def compile_subject(subject: LiveModel, options: CompileOptions, on_phase: OnPhase, path: Path | None) -> Compiled:
     return compile_model(
         subject.model,
         subject.inputs,
@@ -116,7 +116,7 @@ def compile_subject(subject: Subject, options: CompileOptions, on_phase: OnPhase
 
 
 def compile_proved(
-    subject: Subject,
+    subject: LiveModel,
     options: CompileOptions,
     on_phase: OnPhase = lambda phase: None,
     source: Source | None = None,

@@ -26,7 +26,7 @@ from sambasim.runtime.machine.determinism import seed_everything
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class LiveModel:
     """A model, and how it is called: see `compiler.compile.capture_model`. `inputs`: one batch of a pass, and `whole`
     that of a replica, where it is known; `optimizer`: the user's own, if there is one."""
 
@@ -43,7 +43,7 @@ class Subject:
 class Eager:
     """The model of `subject`, which is changed: it takes the tensors of the PEF with `program`, and keeps them."""
 
-    def __init__(self, subject: Subject, options: CompileOptions, program: Program) -> None:
+    def __init__(self, subject: LiveModel, options: CompileOptions, program: Program) -> None:
         model, named = subject.model, options.loss
         if not (model.training or options.inference):
             model.train()

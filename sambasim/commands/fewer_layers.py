@@ -6,24 +6,12 @@ the last layer that is left; in the backward, they read what the first removed l
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Literal
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import replace
 
-import torch
-from torch import nn
-
-from sambasim.compiler.compile import Stopwatch, capture_model
-from sambasim.compiler.front import build_model, example_of_one, model_of_shapes
-from sambasim.compiler.passes import Fits, Place, pipeline
-from sambasim.compiler.precision import default_type, inputs_in
-from sambasim.compiler.recompute import Recompute
-from sambasim.errors import CaptureError, InternalError, ModelError
 from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, SectionKind, renamed
 from sambasim.ir.program import Program
 from sambasim.ir.types import gradient_name, parameter_of
-from sambasim.options.compile import CompileOptions
 from sambasim.simulation.planning.layers import Run, Shorter, runs_of
 
 
@@ -137,67 +125,3 @@ def _counterparts(node: Node, other: Node, program: Program) -> Iterator[tuple[s
 def _of_layer_that_stays(symbol: str, instead: Mapping[str, str]) -> str:
     parameter = parameter_of(symbol)
     return instead[parameter] + symbol.removeprefix(parameter) if parameter in instead else symbol
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingShapes:
-    """A program with optimizer and data parallelism, without evaluation and addresses, and the graph of its forward and
-    backward by recomputation: `none`, `sections`, `full`. `dtype`: the type that the model was captured in. A graph in
-    bfloat16 shows what a model computes in float32 all the same; one in float32 does not."""
-
-    program: Program
-    graphs: Mapping[str, Graph]
-    dtype: Literal["bfloat16", "float32"]
-
-
-def training_shapes(options: CompileOptions, on_phase: Callable[[str], None] = lambda phase: None) -> TrainingShapes:
-    """The training step of what `options` name, whatever their dtype and recomputation are: in bfloat16 if the model
-    can be made and captured in it, else in float32. Raises ModelError, DataError and CaptureError."""
-    watch = Stopwatch(on_phase)
-    changed = {"dtype": "fp32", "master_weights": False, "stochastic_rounding": False, "recompute": "none"}
-    options = options.model_copy(update=changed)
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    try:
-        with default_type(torch.bfloat16):
-            model, program = _captured(options, watch, torch.bfloat16)
-    except (CaptureError, ModelError):
-        dtype = "float32"
-        model, program = _captured(options, watch)
-    watch.begin("recompute activations")
-    first, *rest = pipeline(options, model=model)
-    cut = first(program)
-    graphs = {
-        "none": _training(program),
-        "sections": _training(Recompute("sections")(cut)),
-        "full": _training(Recompute("full")(program)),
-    }
-    for one in rest:
-        if not isinstance(one, Place | Fits):
-            cut = one(cut)
-    return TrainingShapes(cut, graphs, dtype)
-
-
-def _captured(options: CompileOptions, watch: Stopwatch, dtype: torch.dtype | None = None) -> tuple[nn.Module, Program]:
-    """The model, and its forward and backward with inputs in `dtype`. Without one, what cannot be captured quickly is
-    captured as `compile` does it, whose errors name the line."""
-    watch.begin("build the model")
-    model, (shapes, by_keyword, arguments) = model_of_shapes(
-        lambda: build_model(options), lambda model: example_of_one(model, options), options.training.batch_size
-    )
-    watch.begin("capture the training step")
-    capture = partial(
-        capture_model, model, inputs_in(dtype, shapes), options, by_keyword=by_keyword, arguments=arguments, watch=watch
-    )
-    try:
-        program = capture(quick=True).program
-    except CaptureError:
-        if dtype is not None:
-            raise
-        program = capture().program
-    return model, replace(program, evaluation=Graph("evaluation", (), (), (), {}), single=None)
-
-
-def _training(program: Program) -> Graph:
-    if program.training is None:
-        raise InternalError("a capture of a training step without one")
-    return program.training

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from sambasim.commands.batches import Batch, equal, made_batches, parts, read_batches
 from sambasim.commands.beside import Beside
-from sambasim.commands.eager import Eager, Subject
+from sambasim.commands.eager import Eager, LiveModel
 from sambasim.commands.played import Played
 from sambasim.commands.steps import NotForEager, Steps, called
 from sambasim.compiler.precision import STORED, inputs_in, stored_in
@@ -54,7 +54,7 @@ def steps_of(program: Program) -> int:
     return min(max(FEWEST_STEPS, int(_FLOPS / max(each * program.micro_batches, 1))), MOST_STEPS)
 
 
-def too_large(subject: Subject) -> str | None:
+def too_large(subject: LiveModel) -> str | None:
     """Why the model is too large to be played beside itself; None if it is not."""
     available = available_bytes()
     held = sum(one.nbytes for one in chain(subject.model.parameters(), subject.model.buffers()))
@@ -83,7 +83,7 @@ class Proof(NamedTuple):
 
 def prove(
     path: Path,
-    subject: Subject,
+    subject: LiveModel,
     options: CompileOptions,
     source: Source | None = None,
     steps: int | None = None,
@@ -114,7 +114,7 @@ class _Proof:
         self,
         document: PefDocument,
         weights: Mapping[str, Tensor],
-        subject: Subject,
+        subject: LiveModel,
         options: CompileOptions,
         source: Source | None,
         with_own_weights: bool,

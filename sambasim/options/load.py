@@ -4,9 +4,7 @@ import copy
 import difflib
 import json
 import math
-import os
 import re
-import tempfile
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -363,38 +361,3 @@ def dotted_names(model_class: type[BaseModel]) -> Iterator[str]:
             yield field
         else:
             yield from (f"{field}.{name}" for name in dotted_names(nested))
-
-
-def check_output_file(path: Path, what: str, remedy: str) -> None:
-    """Raises OptionError if the file `path` cannot be written, before the work that it would be lost with. Missing
-    folders are no error. Nothing is left behind."""
-    if path.is_dir():
-        why: str | None = f"{path} is a folder"
-    elif path.exists() and not os.access(path, os.W_OK):
-        why = f"{path} is not writable"
-    elif path.exists() and not path.is_file():
-        why = None  # a device or a pipe, such as /dev/stdout, is written in place
-    else:
-        why = _folder_problem(path.parent)
-    if why:
-        raise OptionError(f"{what} cannot be written to {path}", where=why, remedy=remedy)
-
-
-def check_output_folder(path: Path, what: str, remedy: str) -> None:
-    """As `check_output_file`, for a folder of files."""
-    if why := _folder_problem(path):
-        raise OptionError(f"{what} cannot be written to {path}", where=why, remedy=remedy)
-
-
-def _folder_problem(path: Path) -> str | None:
-    """Why no file can be made in the folder `path`, or in the folder in which it would be created."""
-    path = Path(os.path.abspath(path))
-    folder = next(place for place in (path, *path.parents) if os.path.lexists(place))
-    if not folder.is_dir():
-        return f"{folder} is not a folder"
-    try:
-        # os.access says yes on a read-only disk and in /proc, so a file is made.
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        return f"no file can be made in {folder}: {error.strerror}"
-    return None

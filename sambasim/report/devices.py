@@ -8,7 +8,7 @@ from pydantic import Field
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from sambasim.hardware.budget import Budget, load_calibration
+from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.placement import Inventory, Location, Placement
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec, LinkSpec, Spec
 from sambasim.ir.mesh import Mesh
@@ -49,11 +49,11 @@ def inventory_report(
     devices: Sequence[DeviceSpec],
     clusters: Sequence[ClusterSpec],
     inventory: Inventory,
-    budget: Budget,
     placement: Placement,
     mesh: Mesh | None,
 ) -> list[RenderableType]:
     """`mesh` is that of a PEF whose replicas have several ranks; each has a place."""
+    budget = budget_of(inventory.device, load_calibration(), inventory.tiles)
     parts: list[RenderableType] = [_figures("device", device) for device in devices]
     parts += [_figures("cluster", cluster) for cluster in clusters]
     memory = f"{format_bytes(budget.capacity_bytes)} of {budget.off_chip}"

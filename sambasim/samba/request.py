@@ -257,7 +257,7 @@ def compile_model(
     """Compiles `model` with the options of `config`. Returns the absolute path of the PEF. See `Session.compile`."""
     # It takes seconds to import, and a run does not need it.
     from sambasim.commands.compile import compile_proved
-    from sambasim.commands.eager import Subject
+    from sambasim.commands.eager import LiveModel
     from sambasim.compiler.compile import Compiled, Stopwatch, assemble
 
     typed = context.current().arguments
@@ -285,7 +285,7 @@ def compile_model(
             facts[LOSS_INDICES] = ",".join(map(str, asked.loss_indices))
         return assemble(built, model, asked.options, watch, asked.updates or None, facts, path)
 
-    subject = Subject(model, asked.inputs, asked.by_keyword, losses=losses_of(model, asked.loss_indices))
+    subject = LiveModel(model, asked.inputs, asked.by_keyword, losses=losses_of(model, asked.loss_indices))
     done = compile_proved(
         subject,
         asked.options,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sambasim.cli.terminal import is_terminal
+from sambasim.terminal.output import is_terminal
 from tests.support.mpi import mpirun, run_job
 
 OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
@@ -29,7 +29,7 @@ def test_a_pseudo_terminal_of_open_mpi_is_none(
 
 _WIDTH = """
 import os, sys
-from sambasim.cli.terminal import is_terminal, terminal_width
+from sambasim.terminal.output import is_terminal, terminal_width
 os.write(1, f"{is_terminal(sys.stdout)} {terminal_width(sys.stdout)}\\n".encode())
 """
 
@@ -56,7 +56,7 @@ def test_ranks_whose_output_is_piped_are_on_no_terminal() -> None:
 
 def test_a_pipe_that_takes_output_in_parts_gets_all_of_it() -> None:
     """Python drops the rest, if the stream is unbuffered."""
-    code = "from sambasim.cli.terminal import set_up_streams; set_up_streams(); print('x' * 300_000)"
+    code = "from sambasim.terminal.output import set_up_streams; set_up_streams(); print('x' * 300_000)"
     reads, writes = os.pipe()
     os.set_blocking(writes, False)  # a full pipe takes a part
     command, env = [sys.executable, "-c", code], {**os.environ, "PYTHONUNBUFFERED": "1"}

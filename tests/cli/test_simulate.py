@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
+from sambasim.cli.devices import devices_command
 from sambasim.cli.main import sambasim
-from sambasim.cli.simulate import devices_command
 from sambasim.errors import MachineError, OptionError
 from sambasim.hardware.spec import cluster_names, device_names, load_device
 from sambasim.units import format_seconds

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sambasim.commands.compile import Proved, compile_proved
-from sambasim.commands.eager import Subject
+from sambasim.commands.eager import LiveModel
 from sambasim.options.compile import CompileOptions
 
 BATCH, FEATURES, CLASSES = 8, 6, 4
@@ -64,5 +64,5 @@ def options(folder: Path, **changes: object) -> CompileOptions:
 
 def proved(folder: Path, model: nn.Module | None = None, /, **changes: object) -> Proved:
     chosen = options(folder, **changes)
-    subject = Subject(model or Net(), inputs(chosen.micro_batch_size), by_keyword=False, whole=inputs())
+    subject = LiveModel(model or Net(), inputs(chosen.micro_batch_size), by_keyword=False, whole=inputs())
     return compile_proved(subject, chosen)

@@ -17,7 +17,7 @@ from torch.nn import functional
 import sambasim as ss
 from sambasim.cli.inspect import inspect_command, verify_command
 from sambasim.commands.compile import compile_proved, compile_subject
-from sambasim.commands.eager import Subject
+from sambasim.commands.eager import LiveModel
 from sambasim.commands.proof import MOST_STEPS, prove
 from sambasim.errors import CaptureError, ModelError, OptionError
 from sambasim.ir.program import Program
@@ -75,7 +75,7 @@ class Summing(nn.Module):
 
 def test_sums_of_many_samples_in_16_bits_are_added_up_as_in_the_pef(tmp_path: Path) -> None:
     x = torch.randn(4096, FEATURES, generator=torch.Generator().manual_seed(1))
-    subject = Subject(Summing(), {"x": x, "target": torch.arange(4096) % CLASSES}, by_keyword=False)
+    subject = LiveModel(Summing(), {"x": x, "target": torch.arange(4096) % CLASSES}, by_keyword=False)
     done = compile_proved(subject, options(tmp_path, dtype="bf16", training={"batch_size": 4096}))
     assert done.checked is not None
     assert done.checked.rounded == 0
@@ -99,7 +99,7 @@ CONSTANTS = [torch.linspace(0, 1 / 3, 16)]
 
 
 def test_what_a_model_does_in_16_bits_is_what_its_pef_does(tmp_path: Path) -> None:
-    done = compile_proved(Subject(Mixed(), inputs(), by_keyword=False), options(tmp_path, dtype="bf16", loss=None))
+    done = compile_proved(LiveModel(Mixed(), inputs(), by_keyword=False), options(tmp_path, dtype="bf16", loss=None))
     assert done.checked is not None
     assert done.checked.rounded == 0
 
@@ -194,7 +194,7 @@ def test_a_wrong_constant_is_found_with_its_line(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.pef"
     write(wrong, replace(document, program=_changed(document.program)), map_weights(path))
     with pytest.raises(CaptureError) as caught:
-        prove(wrong, Subject(Net(), inputs(), by_keyword=False), options(tmp_path))
+        prove(wrong, LiveModel(Net(), inputs(), by_keyword=False), options(tmp_path))
     assert "in step 1 " in caught.value.what
     assert "aten.mul.Tensor gives a result that eager PyTorch has nowhere" in caught.value.what
     assert (caught.value.where or "").startswith(f"{Path(__file__).with_name('proving.py')}:")
@@ -217,7 +217,7 @@ def test_a_difference_of_a_later_step_has_another_remedy(tmp_path: Path, monkeyp
     calls = iter(range(1000))
     monkeypatch.setattr(Later, "factor", lambda net: 1.0 if next(calls) < 1 else 2.0)
     with pytest.raises(CaptureError, match="in step 2 ") as caught:
-        prove(path, Subject(Later(), inputs(), by_keyword=False), options(tmp_path))
+        prove(path, LiveModel(Later(), inputs(), by_keyword=False), options(tmp_path))
     assert "keep what changes from call to call in a buffer" in (caught.value.remedy or "")
 
 
@@ -230,7 +230,7 @@ def test_a_part_under_torch_compile_is_compared(tmp_path: Path) -> None:
 
 
 def test_after_a_difference_there_is_no_pef_or_the_one_of_before(tmp_path: Path) -> None:
-    subject, chosen = Subject(Net(), inputs(), by_keyword=False), options(tmp_path)
+    subject, chosen = LiveModel(Net(), inputs(), by_keyword=False), options(tmp_path)
     other = replace(subject, model=Quarter())
     for before in (None, proved(tmp_path).compiled.digest):
         with pytest.raises(CaptureError, match="the graph does not compute what the model does"):
@@ -327,7 +327,7 @@ def test_inspect_says_how_a_pef_was_checked(pef: Path) -> None:
 
 
 def test_work_may_be_anything_that_compiles(tmp_path: Path) -> None:
-    subject, chosen = Subject(Net(), inputs(), by_keyword=False), options(tmp_path)
+    subject, chosen = LiveModel(Net(), inputs(), by_keyword=False), options(tmp_path)
     phases: list[str] = []
     work: Callable[[Any, Any], Any] = lambda phase, path: compile_subject(subject, chosen, phase, path)  # noqa: E731
     assert compile_proved(subject, chosen, phases.append, work=work).checked is not None

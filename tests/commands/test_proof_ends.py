@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from sambasim.commands.batches import equal, made_batches
 from sambasim.commands.beside import alone
 from sambasim.commands.compile import compile_proved
-from sambasim.commands.eager import Eager, Subject
+from sambasim.commands.eager import Eager, LiveModel
 from sambasim.commands.proof import FEWEST_STEPS, MOST_STEPS, steps_of
 from sambasim.errors import CaptureError
 from sambasim.pef import map_weights, read, write
@@ -104,14 +104,14 @@ def test_a_large_model_is_observed_only_where_it_does_more_than_compute(
     monkeypatch.setattr("sambasim.compiler.state._MOST_PARAMETERS", 0)
     for model, is_observed in ((Net(), False), (Named(), False), (Cached(), True)):
         phases: list[str] = []
-        subject = Subject(model, inputs(), by_keyword=False)
+        subject = LiveModel(model, inputs(), by_keyword=False)
         done = compile_proved(subject, options(tmp_path), phases.append)
         assert done.checked is not None
         assert done.checked.rounded == 0
         assert ("observe a step" in phases) is is_observed
         assert any("output, at" in notice for notice in done.compiled.notices) is isinstance(model, Named)
     with pytest.raises(CaptureError, match=r"FirstCall.is_first, which the first call sets"):
-        compile_proved(Subject(FirstCall(), inputs(), by_keyword=False), options(tmp_path))
+        compile_proved(LiveModel(FirstCall(), inputs(), by_keyword=False), options(tmp_path))
 
 
 def test_large_steps_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ class Refuses(Net):
 def test_what_pytorch_refuses_is_no_difference(tmp_path: Path) -> None:
     given = inputs()
     given["x"][0] = 100.0
-    done = compile_proved(Subject(Refuses(), given, by_keyword=False), options(tmp_path, check=2))
+    done = compile_proved(LiveModel(Refuses(), given, by_keyword=False), options(tmp_path, check=2))
     assert done.checked is not None
     assert done.checked.steps == 2
 
@@ -195,7 +195,7 @@ def _ends_in_the_copy() -> None:
 
 
 def test_a_crash_of_eager_pytorch_is_no_shorter_proof(tmp_path: Path) -> None:
-    done = compile_proved(Subject(Ends(), inputs(), by_keyword=False), options(tmp_path))
+    done = compile_proved(LiveModel(Ends(), inputs(), by_keyword=False), options(tmp_path))
     assert done.checked is None
     assert any("the process of eager PyTorch has ended" in one for one in done.compiled.notices)
 
@@ -213,7 +213,7 @@ class Adaptive(nn.Module):
 
 def test_a_batch_that_a_run_would_refuse_is_told_or_the_model_is_refused(tmp_path: Path) -> None:
     try:
-        done = compile_proved(Subject(Adaptive(), inputs(), by_keyword=False), options(tmp_path, loss=None))
+        done = compile_proved(LiveModel(Adaptive(), inputs(), by_keyword=False), options(tmp_path, loss=None))
     except CaptureError:
         return
     assert any(one.startswith("on batches with other values a run may end: ") for one in done.compiled.notices)

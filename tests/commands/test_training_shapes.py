@@ -10,7 +10,7 @@ import torch
 from click.testing import CliRunner
 
 from sambasim.cli.main import sambasim
-from sambasim.commands.fewer_layers import TrainingShapes, training_shapes
+from sambasim.commands.memory import TrainingShapes, training_shapes
 from sambasim.commands.variants import changes_of
 from sambasim.compiler.front import (
     build_model,

@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sambasim.commands.outputs import check_output_file, check_output_folder
 from sambasim.errors import OptionError
 from sambasim.hardware.spec import load_device
 from sambasim.options.compile import QUICK_START, CompileFile, compile_options
 from sambasim.options.flags import flags_of
 from sambasim.options.load import (
     assign,
-    check_output_file,
-    check_output_folder,
     dotted_names,
     given_overrides,
     read_toml,

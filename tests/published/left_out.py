@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from statistics import mean
 
-from sambasim.cli.simulate import _captured
+from sambasim.commands.devices import capture_row
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.spec import load_device
 from sambasim.ir.program import Program
@@ -35,7 +35,7 @@ def error_of(row: Row, program: Program, **fitted: float) -> float:
 def main() -> None:
     compiled = [row for row in published_rows() if row.mapped_by == "compiler"]
     captured: dict[str, Program] = {}
-    programs = [captured.setdefault(str(row.args), captured.get(str(row.args)) or _captured(row)) for row in compiled]
+    programs = [captured.setdefault(str(row.args), captured.get(str(row.args)) or capture_row(row)) for row in compiled]
     found = _by_width(compiled, programs)
     for level, errors in sorted(found.items()):
         print(f"{level}: {mean(map(abs, errors)):.1%} in the mean, {max(map(abs, errors)):.1%} at worst")
@@ -70,7 +70,7 @@ def _of_an_application(rows: Sequence[Row], programs: Sequence[Program]) -> None
         key=lambda value: mean(abs(error_of(row, program, unit_efficiency=value)) for row, program in of_o3),
     )
     large = next(row for row in published_rows() if row.mapped_by == "vendor" and row.model == "gpt2")
-    print(f"{large.name}: {error_of(large, _captured(large), unit_efficiency=best):+.1%} with {best}")
+    print(f"{large.name}: {error_of(large, capture_row(large), unit_efficiency=best):+.1%} with {best}")
 
 
 if __name__ == "__main__":

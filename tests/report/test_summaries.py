@@ -7,7 +7,6 @@ from itertools import pairwise
 import pytest
 from rich.console import Console
 
-from sambasim.cli.terminal import show
 from sambasim.records.metrics import (
     CollectivesRecord,
     LeftOutRecord,
@@ -17,6 +16,7 @@ from sambasim.records.metrics import (
     SummaryRecord,
 )
 from sambasim.report.summaries import collectives_plot, collectives_report, step_times
+from sambasim.terminal.output import show
 from sambasim.units import KIB, MIB
 from tests.cli.test_demo import summary
 

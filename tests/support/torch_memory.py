@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sambasim.commands.fewer_layers import training_shapes
+from sambasim.commands.memory import training_shapes
 from sambasim.compiler.front import build_model, example_of_one, model_of_shapes
 from sambasim.compiler.precision import default_type, inputs_in
 from sambasim.compiler.step import TrainingStep, training_loss

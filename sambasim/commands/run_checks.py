@@ -3,30 +3,32 @@
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from sambasim.commands.outputs import check_output_file, check_output_folder
 from sambasim.errors import LaunchError, OptionError, PeerError
-
-if TYPE_CHECKING:
-    from sambasim.ir.mesh import Mesh
-    from sambasim.options.run import RunOptions
-    from sambasim.pef import PefHeader
-    from sambasim.runtime.machine.communicator import Communicator
+from sambasim.hardware.placement import inventory_of, place_replicas
+from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Mesh
+from sambasim.options.run import RunOptions
+from sambasim.pef import PefHeader, locate, peek
+from sambasim.runtime.machine.communicator import Communicator
+from sambasim.runtime.machine.launcher import (
+    WHOLE_REPLICAS,
+    check_emulation,
+    check_world_size,
+    ranks_of_process,
+    replicas_of,
+)
+from sambasim.runtime.watch.supervisor import Failure
 
 
 def checked_pef(
-    options: "RunOptions", output_folder: Path, communicator: "Communicator", command: Sequence[str]
-) -> tuple[Path, "Mesh"]:
+    options: RunOptions, output_folder: Path, communicator: Communicator, command: Sequence[str]
+) -> tuple[Path, Mesh]:
     """Collective. The path of the PEF, and the mesh of the processes: one without axes where each plays all ranks of a
     replica. Raises an error for flags that do not fit the PEF, before any slow work.
 
     All ranks raise the same error, except that a rank raises an error about its own files alone.
     """
-    from sambasim.hardware.placement import inventory_of, place_replicas
-    from sambasim.ir.mesh import Mesh
-    from sambasim.pef import locate, peek
-    from sambasim.runtime.machine.launcher import ranks_of_process
-
     path = locate(options.pef, output_folder)
     header = peek(path)
     digests = communicator.all_gather_object(header.digest)
@@ -56,8 +58,7 @@ def checked_pef(
     return path, Mesh({}) if of_replicas else header.mesh(topology.world_size)
 
 
-def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int, command: Sequence[str]) -> None:
-    from sambasim.runtime.machine.launcher import check_emulation
+def _check_replicas(options: RunOptions, header: PefHeader, ranks: int, command: Sequence[str]) -> None:
 
     emulated = options.emulate_replicas or 1
     check_emulation(ranks, emulated, command=command)
@@ -68,7 +69,7 @@ def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int, comm
     _check_ranks(options, header, ranks, command)
 
 
-def _check_host_sync(options: "RunOptions", header: "PefHeader", in_slices: bool) -> None:
+def _check_host_sync(options: RunOptions, header: PefHeader, in_slices: bool) -> None:
     """Gloo and parameter servers have whole gradients of replicas of one rank. `in_slices`: replicas keep slices."""
     if options.host_sync not in ("gloo", "parameter-server"):
         return
@@ -88,8 +89,7 @@ def _check_host_sync(options: "RunOptions", header: "PefHeader", in_slices: bool
     )
 
 
-def _check_engine(options: "RunOptions", header: "PefHeader", in_slices: bool) -> None:
-    from sambasim.ir.mesh import DATA_PARALLEL
+def _check_engine(options: RunOptions, header: PefHeader, in_slices: bool) -> None:
 
     within_replica = header.ranks_of_replica > header.replica.size(DATA_PARALLEL)
     if options.engine == "plain" or not (within_replica or in_slices):
@@ -104,8 +104,7 @@ def _check_engine(options: "RunOptions", header: "PefHeader", in_slices: bool) -
     )
 
 
-def _check_watched(options: "RunOptions", header: "PefHeader", in_slices: bool) -> None:
-    from sambasim.ir.mesh import PIPELINE
+def _check_watched(options: RunOptions, header: PefHeader, in_slices: bool) -> None:
 
     given = {"--record-digests": options.record_digests is not None, "--debug-numerics": options.debug_numerics}
     flag = next((flag for flag, is_given in given.items() if is_given), None)
@@ -122,10 +121,8 @@ def _check_watched(options: "RunOptions", header: "PefHeader", in_slices: bool) 
         )
 
 
-def _check_ranks(options: "RunOptions", header: "PefHeader", ranks: int, command: Sequence[str]) -> None:
+def _check_ranks(options: RunOptions, header: PefHeader, ranks: int, command: Sequence[str]) -> None:
     """Whether `ranks` ranks are whole replicas, enough of them, and synced if they are several."""
-    from sambasim.ir.mesh import DATA_PARALLEL
-    from sambasim.runtime.machine.launcher import WHOLE_REPLICAS, check_world_size, replicas_of
 
     servers, minimum, whole = options.parameter_servers or 0, header.world_size, options.one_process_per_replica
     chips = header.replica.size(DATA_PARALLEL)
@@ -161,9 +158,8 @@ def _check_ranks(options: "RunOptions", header: "PefHeader", ranks: int, command
         )
 
 
-def _check_outputs(options: "RunOptions", rank: int) -> None:
+def _check_outputs(options: RunOptions, rank: int) -> None:
     """Raises OptionError if an output cannot be written; call it before the training."""
-    from sambasim.options.load import check_output_file, check_output_folder
 
     files = (
         (options.metrics, "the metrics file", "--metrics FILE"),
@@ -182,3 +178,15 @@ def _check_outputs(options: "RunOptions", rank: int) -> None:
     for path, what, flag in folders:
         if path is not None:
             check_output_folder(path, what, f"another place: {flag}")
+
+
+def log_of(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.log"
+
+
+def failure_details(failure: Failure, options: RunOptions) -> list[tuple[str, str]]:
+    """What a rank was doing, and its log, by title."""
+    lines = [("doing", failure.doing)] if failure.doing else []
+    if options.log_dir is not None and not failure.alike and log_of(options.log_dir, failure.about).is_file():
+        lines.append(("log", str(log_of(options.log_dir, failure.about))))
+    return lines

@@ -21,9 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-import click
-
-from sambasim.bounded import one_line, printable, shortened
+from sambasim.bounded import one_line, printable
 from sambasim.errors import Interrupted, MachineError, SambasimError, exit_code
 from sambasim.runtime.machine.launcher import find_launcher
 
@@ -219,9 +217,7 @@ def phases(quiet: bool) -> Iterator[Callable[[str], None]]:
 
 
 def exit_code_of(error: BaseException) -> int:
-    if isinstance(error, click.ClickException):
-        return error.exit_code
-    return exit_code(KeyboardInterrupt() if isinstance(error, click.Abort) else error, other=70)
+    return exit_code(error, other=70)
 
 
 def report_error(error: BaseException, reporter: str | None = None, details: Sequence[tuple[str, str]] = ()) -> None:
@@ -229,7 +225,7 @@ def report_error(error: BaseException, reporter: str | None = None, details: Seq
     before the ranks have connected: then only rank 0 prints, and the others wait until it has."""
     launcher = find_launcher(os.environ)
     if reporter is None and launcher is not None and launcher.rank > 0:
-        if not isinstance(error, Interrupted | KeyboardInterrupt | click.Abort):
+        if not isinstance(error, Interrupted | KeyboardInterrupt):
             time.sleep(launcher.wait_for_report_s)
         return
     lines = [f"  {title + ':':<6} {text}" for title, text in details]
@@ -242,15 +238,7 @@ def _error_text(error: BaseException, reporter: str) -> str:
             return str(error)
         case SambasimError():
             return f"error[{error.code}]{reporter}: {error}"
-        case click.exceptions.NoArgsIsHelpError():
-            return error.format_message()
-        case click.UsageError():
-            typed = [word for word in sys.argv[1:2] if not word.startswith("-")]
-            command = error.ctx.command_path if error.ctx else " ".join(["sambasim", *typed])
-            return f"error[usage]{reporter}: {shortened(error.format_message())}\n  try:   {command} --help"
-        case click.ClickException():
-            return f"error[usage]{reporter}: {error.format_message()}"
-        case KeyboardInterrupt() | click.Abort():
+        case KeyboardInterrupt():
             return f"interrupted{reporter}"
     trace = "".join(traceback.format_exception(error))
     return f"{trace}error[internal]{reporter}: this is a bug in sambasim, please report it: {one_line(str(error))}"

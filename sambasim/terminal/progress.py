@@ -1,15 +1,13 @@
-"""Progress of a run: a progress bar on a terminal, plain lines if the output is piped, and a log file per rank."""
+"""Progress of a run: a progress bar on a terminal, plain lines if the output is piped."""
 
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sambasim.bounded import one_line
-from sambasim.cli.terminal import console_of, is_terminal, show
-from sambasim.errors import MachineError, OptionError
 from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, SummaryRecord
-from sambasim.runtime.run.run_observer import LineFile, RunObserver, Start, Step
+from sambasim.runtime.run.run_observer import RunObserver, Start, Step
+from sambasim.terminal.output import console_of, is_terminal, show
 from sambasim.units import counted, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -177,51 +175,3 @@ def _progress_bar() -> "Progress":
     )
     bar.add_task("", start=False, total=None, facts="")
     return bar
-
-
-def log_of(folder: Path, rank: int) -> Path:
-    return folder / f"rank{rank}.log"
-
-
-class RankLog(RunObserver):
-    """A log file of one rank: every step with its times, written at once. It is made when training starts."""
-
-    def __init__(self, folder: Path, rank: int) -> None:
-        self._path = log_of(folder, rank)
-        self._file: LineFile | None = None
-
-    def started(self, start: Start) -> None:
-        try:
-            self._file = LineFile(self._path, append=bool(start.plan.start.step))
-        except OSError as error:
-            raise OptionError(
-                f"no log can be written to {self._path.parent}: {error.strerror}", remedy="--log-dir FOLDER"
-            ) from error
-        rank = start.rank and f"{start.rank}; "
-        self._write(f"start {start.name}: {rank}sync {start.sync}, {start.threads} threads, {start.data}")
-
-    def stepped(self, step: Step) -> None:
-        times = f"step {format_seconds(step.step_s)}, sync {format_seconds(step.sync_s)}"
-        self._write(f"step {step.step} epoch {step.epoch} loss {step.loss!r} {times}")
-
-    def evaluated(self, record: EvaluationRecord) -> None:
-        self._write(f"evaluation after step {record.step}: loss {record.loss!r} accuracy {record.accuracy!r}")
-
-    def saved(self, record: CheckpointRecord) -> None:
-        self._write(f"checkpoint after step {record.step}: {record.path} in {format_seconds(record.checkpoint_s)}")
-
-    def noted(self, what: str) -> None:
-        self._write(what)
-
-    def ended(self, summary: SummaryRecord) -> None:
-        self._write(f"end weights_sha256 {summary.weights_sha256} state_sha256 {summary.state_sha256}")
-        if self._file is not None:
-            self._file.close()
-
-    def _write(self, line: str) -> None:
-        try:
-            if self._file is not None:
-                self._file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n")
-        except OSError as error:
-            what = f"the log {self._path} cannot be written any more: {error.strerror}"
-            raise MachineError(what, remedy="free space there, or name another place: --log-dir FOLDER") from error

@@ -1,23 +1,20 @@
-"""What `simulate`, `tilestat` and `report` predict, for a PEF or for a model that is captured on tensors without
-memory."""
+"""What `simulate`, `tilestat` and `report` ask about a subject, and what is predicted for it."""
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from sambasim.bounded import shortened
-from sambasim.cli.terminal import phases
-from sambasim.costs.cut import Level
+from sambasim.commands.subject import OnPhase, Subject, is_model, level_of, subject_of_model, subject_of_pef
 from sambasim.errors import MachineError, OptionError, PefError
 from sambasim.hardware.budget import budget_of, load_calibration
-from sambasim.hardware.spec import ALIASES, ClusterSpec, DeviceSpec, arch_of, load_cluster, load_device
+from sambasim.hardware.spec import ALIASES, ClusterSpec, DeviceSpec, load_cluster, load_device
 from sambasim.ir.mesh import copy_mesh
 from sambasim.ir.program import Program
-from sambasim.options.compile import CompileOptions, compile_options
-from sambasim.options.flags import LARGEST_COUNT, MOST_MICRO_STEPS
-from sambasim.pef import PefDocument, locate, read
+from sambasim.options.flags import LARGEST_COUNT
+from sambasim.pef import locate
 from sambasim.pef.archive import COMPILE_AGAIN
 from sambasim.simulation.advice import what_fits
 from sambasim.simulation.mesh import MeshStep, has_several_ranks, mesh_step
@@ -38,20 +35,8 @@ class Question:
     level: str | None = None
     batch_sizes: Sequence[int] = ()
     replicas: Sequence[int] = ()
+    sync: Sequence[SyncPath] = tuple(SyncPath)
     cluster: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """A program for each requested batch size, and how it was compiled. If a program has another batch size, its work
-    is scaled. `recomputed` captures a model again, with recomputation."""
-
-    programs: tuple[tuple[int, Program], ...]
-    arch: str
-    tiles: int | None
-    level: Level
-    micro_steps: int
-    recomputed: Callable[[int], Program] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +49,20 @@ class Predicted:
     meshes: Sequence[Sequence[MeshStep]] = ()
 
 
-def predicted(question: Question, ways: Sequence[SyncPath], *, quiet: bool) -> Predicted:
+def predicted(question: Question, on_phase: OnPhase) -> Predicted:
     """Raises OptionError for invalid arguments, if possible before the capture of a model."""
-    device, cluster, subject = _resolved(question, quiet=quiet)
+    device, cluster, subject = _resolved(question, on_phase)
     with _pef_errors(question.subject):
         if all(program.ranks_of_replica == 1 for _, program in subject.programs):
             return Predicted(device, alone=_of_one_rank(question, device, cluster, subject))
-        steps = [_of_mesh(question, ways, device, cluster, subject, program) for _, program in subject.programs]
+        steps = [_of_mesh(question, device, cluster, subject, program) for _, program in subject.programs]
         return Predicted(device, meshes=steps)
 
 
-def predictions(question: Question, *, quiet: bool) -> list[Prediction]:
+def predictions(question: Question, on_phase: OnPhase) -> list[Prediction]:
     """For each batch size, one device of the first replica, and all replicas if they have one rank. Raises OptionError
     for invalid arguments, if possible before the capture of a model."""
-    device, cluster, subject = _resolved(question, quiet=quiet)
+    device, cluster, subject = _resolved(question, on_phase)
     for _, program in subject.programs:
         if has_several_ranks(program):
             mesh = copy_mesh(program.mesh)
@@ -90,10 +75,10 @@ def predictions(question: Question, *, quiet: bool) -> list[Prediction]:
         return _of_one_rank(question, device, cluster, subject)
 
 
-def _resolved(question: Question, *, quiet: bool) -> tuple[DeviceSpec, ClusterSpec, Subject]:
+def _resolved(question: Question, on_phase: OnPhase) -> tuple[DeviceSpec, ClusterSpec, Subject]:
     device = load_device(question.arch) if question.arch else None
     cluster = load_cluster(question.cluster) if question.cluster else None
-    subject = _subject(question, quiet=quiet)
+    subject = _subject(question, on_phase)
     device = device or load_device(subject.arch)
     return device, cluster or load_cluster(device.cluster), subject
 
@@ -124,7 +109,6 @@ def _or_what_fits(
 
 def _of_mesh(
     question: Question,
-    ways: Sequence[SyncPath],
     device: DeviceSpec,
     cluster: ClusterSpec,
     subject: Subject,
@@ -153,7 +137,7 @@ def _of_mesh(
     return [
         mesh_step(program, priced, placement, path, subject.micro_steps)
         for placement in places
-        for path in (ways if placement.replicas * program.chips > program.ranks_of_replica else ways[:1])
+        for path in question.sync[: None if placement.replicas * program.chips > program.ranks_of_replica else 1]
     ]
 
 
@@ -186,95 +170,20 @@ def _tiles(question: Question, subject: Subject) -> int | None:
     return subject.tiles if asked == own else None
 
 
-def _subject(question: Question, *, quiet: bool) -> Subject:
-    name, sizes = question.subject, question.batch_sizes
+def _subject(question: Question, on_phase: OnPhase) -> Subject:
+    name = question.subject
     if is_model(name):
-        with phases(quiet=quiet) as report:
-            return _subject_of_model(name, question.overrides, sizes, report)
-    refuse_script(name)
+        return subject_of_model(name, question.overrides, question.batch_sizes, on_phase)
     if question.overrides:
         raise OptionError(f"--set changes a config, and {name} is a PEF", remedy=f"sambasim simulate {name}")
-    return _subject_of_pef(name, question.output_folder, sizes)
+    return subject_of_pef(locate(name, question.output_folder), question.batch_sizes)
 
 
-def is_model(name: str) -> bool:
-    return name.endswith(".toml") or ":" in name
-
-
-def refuse_script(name: str) -> None:
-    if name.endswith(".py"):
-        raise OptionError(
-            f"{name} is a Python file, and the name of a model in it is missing",
-            remedy=f"{name}:NAME, for a class or function of that file; for an app, the PEF that it compiles",
-        )
-
-
-def _subject_of_pef(name: str, output_folder: Path, batch_sizes: Sequence[int]) -> Subject:
-    document = read(locate(name, output_folder))
-    program, compiled = document.program, document.compile_options
-    tiles = compiled.get("num_tiles")
-    return Subject(
-        programs=tuple((size, program) for size in batch_sizes or (program.batch_size,)),
-        arch=arch_of(compiled),
-        tiles=tiles if isinstance(tiles, int) else None,
-        level=level_of(compiled.get("opt_level")),
-        micro_steps=_micro_steps(document) if program.training else 1,
-    )
-
-
-def _micro_steps(document: PefDocument) -> int:
-    """The micro-steps that the PEF accumulates in a step. Raises PefError for a number that no run accepts."""
-    training = document.training_defaults.get("training")
-    given = training.get("accumulation_steps") if isinstance(training, dict) else None
-    if given is None:
-        return 1
-    if type(given) is not int or not 1 <= given <= MOST_MICRO_STEPS:
-        raise PefError(
-            f"the PEF accumulates {shortened(ascii(given))} micro-steps in a step; the most is {MOST_MICRO_STEPS:,}",
-            where="training.accumulation_steps of the PEF",
-            remedy=COMPILE_AGAIN,
-        )
-    return given
-
-
-def _subject_of_model(
-    name: str, overrides: Sequence[str], batch_sizes: Sequence[int], report: Callable[[str], None]
-) -> Subject:
-    from sambasim.compiler.front import shapes_from_options
-
-    config, target = (Path(name), None) if name.endswith(".toml") else (None, name)
-
-    def options_at(batch_size: int | None) -> CompileOptions:
-        return compile_options(config, target, overrides, {"batch_size": batch_size, "data_parallel": True})
-
-    options = [options_at(size) for size in batch_sizes] or [options_at(None)]
-    first = options[0]
-
-    def recomputed(size: int) -> Program:
-        report("capture it again with recomputation")
-        return shapes_from_options(options_at(size).model_copy(update={"recompute": "full"}))
-
-    return Subject(
-        programs=tuple((each.training.batch_size, shapes_from_options(each, report)) for each in options),
-        arch=first.arch,
-        tiles=first.num_tiles,
-        level=first.opt_level,
-        micro_steps=first.training.accumulation_steps,
-        recomputed=recomputed if first.recompute == "none" and not first.inference else None,
-    )
-
-
-def level_of(given: object) -> Level:
-    match given:
-        case "o0" | "o1":
-            return given
-        case _:
-            return "o3"
-
-
-def counts(text: str | None, flag: str, most: int = LARGEST_COUNT) -> tuple[int, ...]:
-    if text is None:
+def counts(asked: str | int | Sequence[int] | None, flag: str, most: int = LARGEST_COUNT) -> tuple[int, ...]:
+    """The numbers in `1,2,4`, which come from `flag`; none for None. Raises OptionError."""
+    if asked is None:
         return ()
+    text = asked if isinstance(asked, str) else ",".join(map(str, [asked] if isinstance(asked, int) else asked))
     try:
         numbers = tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:

@@ -1,0 +1,103 @@
+"""What `devices` places on a node, and what `validate` predicts beside published measurements."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from sambasim.commands.question import several_replicas
+from sambasim.commands.subject import OnPhase
+from sambasim.errors import OptionError
+from sambasim.hardware.placement import Inventory, Placement, inventory_of, place
+from sambasim.hardware.spec import (
+    ClusterSpec,
+    DeviceSpec,
+    cluster_names,
+    device_names,
+    load_cluster,
+    load_device,
+)
+from sambasim.ir.mesh import Mesh, mesh_of
+from sambasim.ir.program import Program
+from sambasim.options.compile import CompileOptions
+from sambasim.options.training import OptimizerOptions, TrainingOptions
+from sambasim.pef import read
+from sambasim.published.rows import Row, published_rows
+from sambasim.report.devices import ValidationRecord, row_record, validation
+from sambasim.simulation.prediction import predict
+from sambasim.simulation.sync import SyncPath
+
+
+class Placed(NamedTuple):
+    """Devices and clusters to list, and replicas on those of `inventory`; `mesh`: of a PEF whose replicas have several
+    ranks."""
+
+    devices: Sequence[DeviceSpec]
+    clusters: Sequence[ClusterSpec]
+    inventory: Inventory
+    placement: Placement
+    mesh: Mesh | None
+
+
+def placed(
+    pef: Path | None, arch: str | None, num_tiles: int | None, cluster: str | None, replicas: int | None
+) -> Placed:
+    """By default as many replicas as fit on one node. Raises OptionError for those that do not fit."""
+    document = None if pef is None else read(pef)
+    compiled, program = ({}, None) if document is None else (document.compile_options, document.program)
+    inventory = inventory_of(compiled, arch=arch, tiles=num_tiles, cluster=cluster)
+    device, tiles = inventory.device, inventory.tiles
+    of_a_node = place(1, device, tiles, inventory.cluster).per_full_node
+    mesh = None
+    if program is None or program.ranks_of_replica == 1:
+        placement = place(replicas or of_a_node, device, tiles, inventory.cluster)
+    else:
+        ranks = program.ranks_of_replica
+        several = several_replicas(program, [replicas] if replicas else [])
+        count = replicas or (max(1, of_a_node // ranks) if several else 1)
+        placement = place(count * ranks, device, tiles, inventory.cluster, "rank")
+        mesh = mesh_of(program.mesh, count * ranks)
+    one_device = arch is not None or pef is not None
+    devices = [device] if one_device else [load_device(name) for name in device_names()]
+    one_cluster = one_device or cluster is not None
+    clusters = [inventory.cluster] if one_cluster else [load_cluster(name) for name in cluster_names()]
+    return Placed(devices, clusters, inventory, placement, mesh)
+
+
+def validated(words: str | None, on_phase: OnPhase) -> ValidationRecord:
+    """Predictions for all published rows, or those with `words` in their name. Raises OptionError if there are none."""
+    rows = [row for row in published_rows() if words is None or words.lower() in row.name.lower()]
+    if not rows:
+        names = ", ".join(dict.fromkeys(f'"{row.name}"' for row in published_rows()))
+        raise OptionError(f"no published row has {words!r} in its name", remedy=f"one of {names}")
+    programs: dict[tuple[str, str, int], Program] = {}
+    records = []
+    for row in rows:
+        key = (row.model, repr(sorted(row.args.items())), row.batch_size)
+        if key not in programs:
+            on_phase(f"capture {row.name}")
+            programs[key] = capture_row(row)
+        on_phase(f"predict {row.name}, {row.level}")
+        device = load_device(row.device)
+        cluster = load_cluster(device.cluster)
+        found = predict(programs[key], device, row.tiles, row.level, cluster, (row.replicas,), mapped_by=row.mapped_by)
+        step, (scaled,) = found.alone, found.scaled[SyncPath.RDU]
+        records.append(row_record(row, row.figure_of(step.device_s, scaled.predicted_s), step))
+    return validation(records)
+
+
+def capture_row(row: Row) -> Program:
+    """The model of `row`, on tensors without memory."""
+    from sambasim.compiler.front import Example, compile_shapes  # torch, which `devices` does without
+    from sambasim.published.models import MODELS
+
+    make, batch = MODELS[row.model]
+    options = CompileOptions(
+        optimizer=OptimizerOptions(name="adamw"),
+        training=TrainingOptions(batch_size=row.batch_size),
+        pef_name=row.model,
+        arch=row.device,
+        num_tiles=row.tiles,
+    )
+    return compile_shapes(
+        lambda: make(**row.args), lambda model: Example(batch(row.batch_size, **row.args), True), options
+    )

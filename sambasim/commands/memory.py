@@ -1,0 +1,99 @@
+"""What `estimate-memory` estimates: the memory of one rank of a training step, before any weights are made."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import nn
+
+from sambasim.commands.subject import DEFAULT_OPTIMIZER
+from sambasim.compiler.compile import Stopwatch, capture_model
+from sambasim.compiler.front import build_model, example_of_one, model_of_shapes
+from sambasim.compiler.passes import Fits, Place, pipeline
+from sambasim.compiler.precision import default_type, inputs_in
+from sambasim.compiler.recompute import Recompute
+from sambasim.errors import CaptureError, InternalError, ModelError
+from sambasim.ir.graph import Graph
+from sambasim.ir.program import Program
+from sambasim.optimizers import OPTIMIZERS
+from sambasim.options.compile import CompileOptions
+from sambasim.simulation.memory_choices import DTYPES, RECOMPUTATIONS, Choice, Choices
+
+
+def memory_choices(options: CompileOptions, replicas: int, on_phase: Callable[[str], None]) -> tuple[Choices, Choice]:
+    """All choices, and the one that `options` make."""
+    shapes = training_shapes(options, on_phase)
+    passes = options.training.accumulation_steps
+    choices = Choices(shapes.program, shapes.graphs, shapes.dtype, replicas=replicas, passes=passes)
+    master, optimizer = options.keeps_master_weights, options.optimizer
+    dtype = next(dtype for dtype in DTYPES if (dtype.name, dtype.master) == (options.dtype, master))
+    recompute = next(name for name in RECOMPUTATIONS if name == options.recompute)
+    name = DEFAULT_OPTIMIZER if optimizer is None else optimizer.name
+    states = OPTIMIZERS[name].kept_states({} if optimizer is None else optimizer.hyperparameters())
+    return choices, Choice(dtype, recompute, name, states, options.zero)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingShapes:
+    """A program with optimizer and data parallelism, without evaluation and addresses, and the graph of its forward and
+    backward by recomputation: `none`, `sections`, `full`. `dtype`: the type that the model was captured in. A graph in
+    bfloat16 shows what a model computes in float32 all the same; one in float32 does not."""
+
+    program: Program
+    graphs: Mapping[str, Graph]
+    dtype: Literal["bfloat16", "float32"]
+
+
+def training_shapes(options: CompileOptions, on_phase: Callable[[str], None] = lambda phase: None) -> TrainingShapes:
+    """The training step of what `options` name, whatever their dtype and recomputation are: in bfloat16 if the model
+    can be made and captured in it, else in float32. Raises ModelError, DataError and CaptureError."""
+    watch = Stopwatch(on_phase)
+    changed = {"dtype": "fp32", "master_weights": False, "stochastic_rounding": False, "recompute": "none"}
+    options = options.model_copy(update=changed)
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    try:
+        with default_type(torch.bfloat16):
+            model, program = _captured(options, watch, torch.bfloat16)
+    except (CaptureError, ModelError):
+        dtype = "float32"
+        model, program = _captured(options, watch)
+    watch.begin("recompute activations")
+    first, *rest = pipeline(options, model=model)
+    cut = first(program)
+    graphs = {
+        "none": _training(program),
+        "sections": _training(Recompute("sections")(cut)),
+        "full": _training(Recompute("full")(program)),
+    }
+    for one in rest:
+        if not isinstance(one, Place | Fits):
+            cut = one(cut)
+    return TrainingShapes(cut, graphs, dtype)
+
+
+def _captured(options: CompileOptions, watch: Stopwatch, dtype: torch.dtype | None = None) -> tuple[nn.Module, Program]:
+    """The model, and its forward and backward with inputs in `dtype`. Without one, what cannot be captured quickly is
+    captured as `compile` does it, whose errors name the line."""
+    watch.begin("build the model")
+    model, (shapes, by_keyword, arguments) = model_of_shapes(
+        lambda: build_model(options), lambda model: example_of_one(model, options), options.training.batch_size
+    )
+    watch.begin("capture the training step")
+    capture = partial(
+        capture_model, model, inputs_in(dtype, shapes), options, by_keyword=by_keyword, arguments=arguments, watch=watch
+    )
+    try:
+        program = capture(quick=True).program
+    except CaptureError:
+        if dtype is not None:
+            raise
+        program = capture().program
+    return model, replace(program, evaluation=Graph("evaluation", (), (), (), {}), single=None)
+
+
+def _training(program: Program) -> Graph:
+    if program.training is None:
+        raise InternalError("a capture of a training step without one")
+    return program.training

@@ -1,0 +1,51 @@
+"""Files and folders that a command writes: checked before the work that they would be lost with."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from sambasim.errors import MachineError, OptionError
+
+
+def check_output_file(path: Path, what: str, remedy: str) -> None:
+    """Raises OptionError if the file `path` cannot be written, before the work that it would be lost with. Missing
+    folders are no error. Nothing is left behind."""
+    if path.is_dir():
+        why: str | None = f"{path} is a folder"
+    elif path.exists() and not os.access(path, os.W_OK):
+        why = f"{path} is not writable"
+    elif path.exists() and not path.is_file():
+        why = None  # a device or a pipe, such as /dev/stdout, is written in place
+    else:
+        why = _folder_problem(path.parent)
+    if why:
+        raise OptionError(f"{what} cannot be written to {path}", where=why, remedy=remedy)
+
+
+def check_output_folder(path: Path, what: str, remedy: str) -> None:
+    """As `check_output_file`, for a folder of files."""
+    if why := _folder_problem(path):
+        raise OptionError(f"{what} cannot be written to {path}", where=why, remedy=remedy)
+
+
+def _folder_problem(path: Path) -> str | None:
+    """Why no file can be made in the folder `path`, or in the folder in which it would be created."""
+    path = Path(os.path.abspath(path))
+    folder = next(place for place in (path, *path.parents) if os.path.lexists(place))
+    if not folder.is_dir():
+        return f"{folder} is not a folder"
+    try:
+        # os.access says yes on a read-only disk and in /proc, so a file is made.
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        return f"no file can be made in {folder}: {error.strerror}"
+    return None
+
+
+def write(file: Path, text: str) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        remedy = "free disk space there, or name another place"
+        raise MachineError(f"{file} cannot be written: {error.strerror}", remedy=remedy) from error
