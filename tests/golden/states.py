@@ -1,4 +1,4 @@
-"""The trained state of every example as a SHA-256: 20 steps, one thread, every sync path, 1 to 3 replicas.
+"""The trained state of every example and layout as a SHA-256: 20 steps, one thread, every sync path, 1 to 3 replicas.
 
     python -m tests.golden.states                              # compare this installation with states.json
     python -m tests.golden.states --update                     # write states.json
@@ -35,10 +35,31 @@ CONFIGS = ("digits", "logistic_regression", "char_gpt", "lstm_classifier", "resn
 SYNCS: Mapping[str, Sequence[str]] = {
     "device": ("--data-parallel", "--reduce-on-rdu"),
     "host": ("--data-parallel",),
+    "gloo": ("--data-parallel", "--host-sync", "gloo"),
     "parameter-server": ("--data-parallel", "--host-sync", "parameter-server"),
     "emulated": ("--emulate-replicas", "{np}"),
 }
-APP_SYNCS = ("device", "host")  # apps have no flags for the others
+APP_SYNCS = ("device", "host")  # apps have no flags for the others; nor do layouts have all
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A config of configs/parallelism, the ranks of a replica, and flags of its compile."""
+
+    config: str
+    ranks: int
+    compile: Sequence[str] = ()
+
+
+LAYOUTS: Mapping[str, Layout] = {
+    "pipeline": Layout("pipeline", 2),
+    "tensor": Layout("tensor", 2),
+    "batch": Layout("batch", 2),
+    "recompute": Layout("recompute", 1),
+    "three axes": Layout("three_axes", 4),
+    **{f"zero {stage}": Layout("zero", 1, ("--zero", str(stage))) for stage in (1, 2, 3)},
+}
+MOST_RANKS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +99,8 @@ APPS = (
 def states(installation: Installation, only: str) -> Iterator[tuple[str, str]]:
     """Name and SHA-256 of each row whose name the regular expression `only` finds."""
     with tempfile.TemporaryDirectory() as folder:
+        for name, layout in LAYOUTS.items():
+            yield from _states_of_layout(installation, name, layout, Path(folder), only)
         for name in CONFIGS:
             yield from _states_of_config(installation, name, Path(folder), only)
         for app in APPS:
@@ -90,14 +113,32 @@ def _states_of_config(installation: Installation, name: str, folder: Path, only:
         return
     config = () if name == "digits" else ("--config", str(installation.checkout / "configs" / f"{name}.toml"))
     installation.call("compile", *config, "--data-parallel", folder=folder)
-    common = ("--pef", name, "--steps", str(STEPS), "--threads", "1", "--no-evaluate", "--json")
     for row, (np, sync) in rows.items():
         flags = [flag.format(np=np) for flag in SYNCS.get(sync, ())]
-        ranks = 1 if sync == "emulated" else np
-        summary = json.loads(installation.call("run", *common, *flags, folder=folder, np=ranks))
-        if summary["steps"] != STEPS:
-            raise RuntimeError(f"{row}: {summary['steps']} steps instead of {STEPS}")
-        yield row, summary["state_sha256"]
+        yield row, _trained(installation, name, flags, 1 if sync == "emulated" else np, folder)
+
+
+def _states_of_layout(
+    installation: Installation, name: str, layout: Layout, folder: Path, only: str
+) -> Iterator[tuple[str, str]]:
+    rows = {row: row_of for row, row_of in _rows(f"layout {name}", APP_SYNCS) if re.search(only, row)}
+    if not rows:
+        return
+    config = installation.checkout / "configs" / "parallelism" / f"{layout.config}.toml"
+    pef = name.replace(" ", "_")
+    flags = ("--config", str(config), *layout.compile, "--data-parallel", "-ws", "1", "--pef-name", pef)
+    installation.call("compile", *flags, folder=folder)
+    for row, (replicas, sync) in rows.items():
+        if (ranks := replicas * layout.ranks) <= MOST_RANKS:
+            yield row, _trained(installation, pef, SYNCS.get(sync, ()), ranks, folder)
+
+
+def _trained(installation: Installation, pef: str, flags: Sequence[str], ranks: int, folder: Path) -> str:
+    common = ("--pef", pef, "--steps", str(STEPS), "--threads", "1", "--no-evaluate", "--json")
+    summary = json.loads(installation.call("run", *common, *flags, folder=folder, np=ranks))
+    if summary["steps"] != STEPS:
+        raise RuntimeError(f"{pef} on {ranks} ranks: {summary['steps']} steps instead of {STEPS}")
+    return str(summary["state_sha256"])
 
 
 def _states_of_app(installation: Installation, app: App, folder: Path, only: str) -> Iterator[tuple[str, str]]:
