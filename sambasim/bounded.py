@@ -1,11 +1,16 @@
-"""Limits for untrusted files: the size and nesting of text files, and the length and characters of quotes from them."""
+"""Limits for untrusted files: the size and nesting of text files, the version of JSON, and the length and characters of
+quotes from them."""
 
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 from sambasim.units import MIB, format_bytes
+
+T = TypeVar("T")
 
 LARGEST_TOML_BYTES = 4 * MIB
 
@@ -31,6 +36,46 @@ def read_text(path: Path, most_bytes: int) -> str:
     if len(data) > most_bytes:
         raise OSError(errno.EFBIG, f"it has more than {format_bytes(most_bytes)}", str(path))
     return data.decode("utf-8").replace("\r\n", "\n")
+
+
+class OtherFormat(Exception):
+    """The `format` of a JSON file is another."""
+
+
+class OtherVersion(Exception):
+    """A JSON file has another `version`; `writer` is the program that wrote it."""
+
+    def __init__(self, version: object, writer: object) -> None:
+        quoted, self.writer = (ascii(text)[1:-1][:40] for text in (str(version), str(writer)))
+        super().__init__(f"format {quoted}, written by {self.writer}")
+
+
+class Misfit(Exception):
+    """A JSON file does not have the keys and types that it should: where, and what is wrong."""
+
+
+def parse_versioned(data: bytes, parse: Callable[[bytes], T], format_name: str, version: str) -> T:
+    """What `parse`, of pydantic, makes of JSON whose keys `format` and `version` must be these, as `parse` checks too.
+    Raises OtherFormat, OtherVersion or Misfit."""
+    try:
+        return parse(data)
+    except ValueError as error:
+        from pydantic import ValidationError
+        from pydantic_core import from_json
+
+        try:
+            head: Any = from_json(data)
+        except ValueError:
+            head = None
+        if isinstance(head, dict) and head.get("format") != format_name:
+            raise OtherFormat from None
+        if isinstance(head, dict) and head.get("version") != version:
+            raise OtherVersion(head.get("version"), head.get("writer")) from None
+        fault = error.errors(include_url=False, include_input=False)[0] if isinstance(error, ValidationError) else None
+        if fault is None:
+            raise
+        where = ".".join(map(str, fault["loc"]))
+        raise Misfit(f"{where or 'the whole'}: {fault['msg']}") from error
 
 
 def shortened(text: str) -> str:

@@ -90,7 +90,7 @@ class Pef(Shown):
         return [summary_table(self.contents), *(f"notice: {notice}" for notice in self.notices)]
 
     def __repr__(self) -> str:
-        graph = self.program.training or self.program.evaluation
+        graph = self.program.leading
         return f"Pef({str(self.path)!r}: {len(graph.sections)} sections, {len(graph.nodes)} operators)"
 
 

@@ -40,7 +40,7 @@ class Beside:
         self._eager = eager
         program = played.program
         self._chips = program.chips
-        graph = program.training or program.evaluation
+        graph = program.leading
         changed = {one.symbol for one in graph.outputs}
         buffers = [one for one in eager.tensors if program.symbols[one].kind is SymbolKind.BUFFER]
         self._buffers = [one for one in buffers if one in changed or eager.tensors[one].nbytes <= _SMALL_BYTES]

@@ -14,7 +14,7 @@ from sambasim.compiler.front import build_model, example_of_one, model_of_shapes
 from sambasim.compiler.passes import Fits, Place, pipeline
 from sambasim.compiler.precision import default_type, inputs_in
 from sambasim.compiler.recompute import Recompute
-from sambasim.errors import CaptureError, InternalError, ModelError
+from sambasim.errors import CaptureError, ModelError
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.optimizers import OPTIMIZERS
@@ -63,9 +63,9 @@ def training_shapes(options: CompileOptions, on_phase: Callable[[str], None] = l
     first, *rest = pipeline(options, model=model)
     cut = first(program)
     graphs = {
-        "none": _training(program),
-        "sections": _training(Recompute("sections")(cut)),
-        "full": _training(Recompute("full")(program)),
+        "none": program.step,
+        "sections": Recompute("sections")(cut).step,
+        "full": Recompute("full")(program).step,
     }
     for one in rest:
         if not isinstance(one, Place | Fits):
@@ -91,9 +91,3 @@ def _captured(options: CompileOptions, watch: Stopwatch, dtype: torch.dtype | No
             raise
         program = capture().program
     return model, replace(program, evaluation=Graph("evaluation", (), (), (), {}), single=None)
-
-
-def _training(program: Program) -> Graph:
-    if program.training is None:
-        raise InternalError("a capture of a training step without one")
-    return program.training

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, mesh_of
 from sambasim.ir.program import Program
-from sambasim.ir.stages import first_holders, ranks_of_groups
+from sambasim.ir.ranks import first_holders, in_slices, ranks_of_groups
 from sambasim.ir.types import SymbolKind
-from sambasim.ir.zero import in_slices
 from sambasim.runtime.engine.executor import Executor, Steps
 from sambasim.runtime.machine.communicator import single_rank
 from sambasim.runtime.machine.determinism import Stream, derive, seed_torch

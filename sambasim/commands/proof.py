@@ -47,7 +47,7 @@ _SAME_LOSS = 1e-5
 
 def steps_of(program: Program) -> int:
     """How many steps a proof has by default: fewer for large ones, and the same on each machine."""
-    graph = program.training or program.evaluation
+    graph = program.leading
     types = {name: one.type for name, one in program.symbols.items()} | dict(graph.values)
     formulas = [(node, OPERATORS[node.operator].flops) for node in graph.nodes]
     each = sum(flops(node, types.__getitem__) for node, flops in formulas if flops is not None)

@@ -146,7 +146,8 @@ def _as_captured(program: Program) -> Program:
         optimizers=(),
         groups=(),
         runtime_arguments=(),
-        data_parallel=None,
         device_bytes=0,
         mesh=(),
+        reduce_buffer=None,
+        zero=0,
     )

@@ -95,7 +95,6 @@ class _Builder:
             optimizers=(),
             groups=(),
             runtime_arguments=(),
-            data_parallel=None,
             device_bytes=0,
         )
         verify(program, Progress.CAPTURED)

@@ -87,7 +87,7 @@ def notices_of(built: Built, program: Program, model: nn.Module) -> list[str]:
 
 def _gathered(program: Program) -> Iterator[str]:
     """What the ranks along tp gather because an operator cannot work on parts."""
-    graph = program.training or program.evaluation
+    graph = program.leading
     ranks = next((axis.size for axis in program.mesh if axis.name == TENSOR), 1)
     received: Counter[str] = Counter()
     for one in gathers(graph, TENSOR, ranks):

@@ -2,7 +2,7 @@
 may assume a program that `ir.verify` accepts, and must leave one at the stage that it `reaches`.
 `pipeline` makes them from compile options."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -22,8 +22,8 @@ from sambasim.hardware.budget import Budget, budget_of, load_calibration
 from sambasim.hardware.spec import load_device
 from sambasim.ir.graph import Graph, SectionKind
 from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.ranks import symbols_of_ranks
 from sambasim.ir.schedule import Schedule, make, read_csv
-from sambasim.ir.stages import symbols_of_ranks
 from sambasim.ir.types import ALIGNMENT_BYTES, DTYPE_BYTES, SymbolKind, align
 from sambasim.ir.verify import Progress, verify
 from sambasim.options.compile import CompileOptions
@@ -69,12 +69,7 @@ class Partition:
             )
             return replace(graph, sections=tuple(sections))
 
-        return replace(
-            program,
-            training=None if program.training is None else divided(program.training),
-            evaluation=divided(program.evaluation),
-            single=None if program.single is None else divided(program.single),
-        )
+        return program.map_graphs(divided)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +96,7 @@ class Place:
         kept.sort(key=lambda symbol: symbol.kind is SymbolKind.REDUCE_BUFFER)
         offsets: dict[str, int] = {}
         if len(of_ranks) > 1:
-            in_groups = {name for group in program.groups for name in _symbols_of(group, program)}
+            in_groups = {name for group in program.groups for name in program.symbols_of(group)}
             shared = [one for one in kept if len(holders[one.name]) > 1 and one.name not in in_groups]
             offsets = {symbol.name: allocate(symbol.type.size_bytes, range(len(of_ranks))) for symbol in shared}
         regions = {}
@@ -109,19 +104,12 @@ class Place:
         for group in sorted(program.groups, key=lambda one: len(holders[one.members[0].parameter]) == 1):
             regions[group.name] = _place_group(group, program, holders, allocate, offsets)
         groups = [replace(group, regions=regions[group.name]) for group in program.groups]
-        if program.data_parallel:
-            for gradient_group, group in zip(program.data_parallel.gradient_groups, groups, strict=True):
-                offsets[gradient_group.symbol] = group.regions["gradient"]
+        offsets |= {group.wrapper: group.regions["gradient"] for group in groups if group.wrapper is not None}
         for symbol in kept:
             if symbol.name not in offsets:
                 offsets[symbol.name] = allocate(symbol.type.size_bytes, holders[symbol.name])
         symbols = {name: replace(symbol, offset=offsets.get(name)) for name, symbol in program.symbols.items()}
         return replace(program, symbols=symbols, groups=tuple(groups), device_bytes=max(ends))
-
-
-def _symbols_of(group: ParameterGroup, program: Program) -> Iterator[str]:
-    for member in group.members:
-        yield from program.optimizers[group.optimizer].symbols_of(member).values()
 
 
 def _place_group(
@@ -154,7 +142,7 @@ class Fits:
 
     def __call__(self, program: Program) -> Program:
         for (part, work), row in zip(works_of_ranks(program), rows_of(program), strict=True):
-            graph = part.training or part.evaluation
+            graph = part.leading
             check_chip(graph, work, self.budget)
             ends = [one.stop for one in graph.sections if one.kind in (SectionKind.FWD, SectionKind.BCKWD)]
             need = need_of(part, work, stage_ranges(work, ends), row=row)

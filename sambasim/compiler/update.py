@@ -17,8 +17,6 @@ from sambasim.ir.program import (
     LOSS_SCALE,
     MASTER,
     ROUNDING_SEED,
-    DataParallel,
-    GradientGroup,
     Member,
     Optimizer,
     ParameterGroup,
@@ -274,7 +272,7 @@ _ARGUMENTS = (
 class AddDataParallel:
     """Add the axis `dp`, gradient groups, the reduce operand buffer, and the REDUCE (reduce-scatter) and GATHER (all-
     gather) sections; OPT updates one slice. Where gradients are clipped, GRADNORM gets an all-reduce. `world_size`: the
-    fewest replicas, each of `chips` ranks; with `several`, a run chooses how many. `zero`: see `ir/zero.py`."""
+    fewest replicas, each of `chips` ranks; with `several`, a run chooses how many. `zero`: see `ir/ranks.py`."""
 
     title: ClassVar[str] = "add gather and reduce sections"
     reaches: ClassVar[Progress] = Progress.OPTIMIZED
@@ -287,11 +285,11 @@ class AddDataParallel:
         training = program.training
         if training is None:
             return program
-        wrappers = [
-            Symbol(_wrapper_name(group), SymbolKind.ACCUMULATION_GROUP, TensorType(group.dtype, (group.numel,)))
-            for group in program.groups
-        ]
-        symbols = {**program.symbols, **{wrapper.name: wrapper for wrapper in wrappers}}
+        groups = tuple(replace(group, wrapper=_wrapper_name(group)) for group in program.groups)
+        symbols = dict(program.symbols)
+        for group in groups:
+            name = _wrapper_name(group)
+            symbols[name] = Symbol(name, SymbolKind.ACCUMULATION_GROUP, TensorType(group.dtype, (group.numel,)))
         largest = max(program.groups, key=lambda group: group.numel * DTYPE_BYTES[group.dtype])
         buffer_type = TensorType(largest.dtype, (largest.numel + ALIGNMENT_ELEMENTS,))
         names = UniqueNames()
@@ -299,14 +297,13 @@ class AddDataParallel:
             names.take(name)
         buffer = Symbol(names.take(REDUCE_BUFFER), SymbolKind.REDUCE_BUFFER, buffer_type)
         symbols[buffer.name] = buffer
-        groups = zip(program.groups, wrappers, strict=True)
         return replace(
             program,
             symbols=symbols,
+            groups=groups,
             training=_with_communication(training, program),
-            data_parallel=DataParallel(
-                tuple(GradientGroup(group.name, one.name) for group, one in groups), buffer.name, self.zero
-            ),
+            reduce_buffer=buffer.name,
+            zero=self.zero,
             mesh=(Axis(DATA_PARALLEL, self.world_size * self.chips, self.several, self.chips), *program.mesh),
             runtime_arguments=(*program.runtime_arguments, *_ARGUMENTS),
         )

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from sambasim.ir.graph import Graph, Node, SectionKind, references
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
-from sambasim.ir.stages import of_ranks
+from sambasim.ir.ranks import of_ranks
 from sambasim.ir.types import DTYPE_BYTES, VALUE_BYTES, Symbol, SymbolKind, TensorType
 
 _MATRIX = 2
@@ -158,9 +158,9 @@ _RECENT: deque[tuple[Graph, Mapping[str, Symbol], Work]] = deque(maxlen=8)
 def works_of_ranks(program: Program) -> Sequence[tuple[Program, Work]]:
     """By rank along pp: its own program, and its part of the work. Only the whole program shows that what a rank sends
     is the same for each sample, such as a gradient that another rank completes."""
-    graph, own = program.training or program.evaluation, of_ranks(program)
+    graph, own = program.leading, of_ranks(program)
     whole = work_of(graph, program.symbols)
-    return [(one, _part(whole, graph, one.training or one.evaluation)) for one in own]
+    return [(one, _part(whole, graph, one.leading)) for one in own]
 
 
 def _part(whole: Work, graph: Graph, own: Graph) -> Work:

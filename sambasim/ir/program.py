@@ -1,9 +1,10 @@
 """The program: everything that a PEF says, as data. The training step and the evaluation graphs read the same symbols;
 an inference program has only evaluation."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
+from sambasim.errors import InternalError
 from sambasim.ir.graph import Graph
 from sambasim.ir.mesh import DATA_PARALLEL, Axis, least_replicas, replica_mesh
 from sambasim.ir.schedule import Schedule
@@ -31,7 +32,8 @@ class Member:
 class ParameterGroup:
     """Parameters that lie side by side: one kernel updates them, one exchange reduces their gradients. `numel` is a
     multiple of 64; gaps between members stay zero. `regions` gives the device address of each flat tensor.
-    `state_dtype`: of the optimizer states; None if it is that of the parameters."""
+    `state_dtype`: of the optimizer states; None if it is that of the parameters. `wrapper`: with data parallelism, the
+    symbol around its gradients, which are reduced as one, as SambaFlow shows it."""
 
     name: str
     dtype: str
@@ -40,6 +42,7 @@ class ParameterGroup:
     optimizer: int
     regions: Mapping[str, int]
     state_dtype: str | None = None
+    wrapper: str | None = None  # $OPT_dp_accum_group_<40 hex>
 
     def region_type(self, region: str) -> TensorType:
         """Of "parameter", "gradient" or a state."""
@@ -98,29 +101,12 @@ MASTER = "master"
 
 
 @dataclass(frozen=True, slots=True)
-class GradientGroup:
-    """What data parallelism adds to a parameter group: the symbol that wraps its gradients, reduced as one."""
-
-    group: str
-    symbol: str  # $OPT_dp_accum_group_<40 hex>
-
-
-@dataclass(frozen=True, slots=True)
-class DataParallel:
-    """What `--data-parallel` adds beside nodes and the axis `dp` of the mesh: the symbols that SambaFlow shows, and
-    what each replica keeps in slices only (`zero`, see `ir/zero.py`)."""
-
-    gradient_groups: tuple[GradientGroup, ...]
-    reduce_buffer: str
-    zero: int = 1
-
-
-@dataclass(frozen=True, slots=True)
 class Program:
     """A compiled model. `mesh` holds the axes of its ranks, `batch_size` is that of one pass of a rank.
     `per_sample_loss`: evaluation gives one loss for each sample; otherwise the model's own mean, and `single` is the
     same graph at batch 1. `device_bytes` is the device memory of one rank. `schedule`: the order of work in a pipeline,
-    whose passes take a micro-batch each."""
+    whose passes take a micro-batch each. `reduce_buffer`: with data parallelism, the symbol where operands of peers
+    arrive; `zero`: what replicas then keep in slices only, see `ir/ranks.py`."""
 
     name: str
     batch_size: int
@@ -133,14 +119,39 @@ class Program:
     optimizers: tuple[Optimizer, ...]
     groups: tuple[ParameterGroup, ...]
     runtime_arguments: tuple[RuntimeArgument, ...]
-    data_parallel: DataParallel | None
     device_bytes: int
     mesh: tuple[Axis, ...] = ()
     schedule: Schedule | None = None
+    reduce_buffer: str | None = None
+    zero: int = 0
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
         return tuple(graph for graph in (self.training, self.evaluation, self.single) if graph is not None)
+
+    @property
+    def leading(self) -> Graph:
+        """The training step; the evaluation graph of a program for inference."""
+        return self.training or self.evaluation
+
+    @property
+    def step(self) -> Graph:
+        """The training step. Raises InternalError if there is none."""
+        if self.training is None:
+            raise InternalError(f"{self.name} has no training step")
+        return self.training
+
+    def map_graphs(self, change: Callable[[Graph], Graph]) -> "Program":
+        """The program with `change` of each graph: first of the training step, last of that at batch 1."""
+        training = None if self.training is None else change(self.training)
+        evaluation = change(self.evaluation)
+        single = None if self.single is None else change(self.single)
+        return replace(self, training=training, evaluation=evaluation, single=single)
+
+    @property
+    def data_parallel(self) -> bool:
+        """Whether its update is for several replicas."""
+        return self.reduce_buffer is not None
 
     @property
     def optimizer_states(self) -> dict[str, tuple[ParameterGroup, Member, str]]:
@@ -153,14 +164,14 @@ class Program:
             for state in optimizer.states
         }
 
+    def symbols_of(self, group: ParameterGroup) -> Iterator[str]:
+        """The symbols of its members: parameters, gradients and optimizer states."""
+        for member in group.members:
+            yield from self.optimizers[group.optimizer].symbols_of(member).values()
+
     @property
     def gradient_bytes(self) -> int:
         return sum(group.numel * DTYPE_BYTES[group.dtype] for group in self.groups)
-
-    @property
-    def zero(self) -> int:
-        """What replicas keep in slices only: nothing (0), optimizer states (1), gradients (2), parameters (3)."""
-        return 0 if self.data_parallel is None else self.data_parallel.zero
 
     @property
     def world_size(self) -> int:

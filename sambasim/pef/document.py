@@ -18,7 +18,7 @@ from sambasim.ir.program import Program
 from sambasim.units import counted
 
 FORMAT_NAME: Final = "sambasim-pef"
-FORMAT_VERSION: Final = "2"
+FORMAT_VERSION: Final = "3"
 WRITER = f"sambasim {__version__}"
 
 _PARTS = ("data_source", "compile_options", "training_defaults", "metadata")
@@ -81,7 +81,7 @@ class PefDocument:
 class PefHeader:
     """What decides whether a job can start. `world_size` is the smallest number of replicas that may run the PEF;
     `replica` the mesh of one of them; `data_parallel`: whether a run chooses how many; `zero`: what they keep in slices
-    only, see `ir/zero.py`."""
+    only, see `ir/ranks.py`."""
 
     name: str
     batch_size: int
@@ -115,7 +115,7 @@ class Manifest:
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # which holds for the dataclasses inside too
 
     format: Literal["sambasim-pef"]
-    version: Literal["2"]
+    version: Literal["3"]
     writer: str
     program: Program
     weights_sha256: Sha256

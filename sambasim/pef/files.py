@@ -10,10 +10,11 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, JsonValue, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, JsonValue
 from pydantic_core import PydanticSerializationError
 
-from sambasim.errors import InternalError, InvariantError, MachineError, PefError, UserError
+from sambasim.bounded import Misfit, OtherFormat, OtherVersion, parse_versioned
+from sambasim.errors import InternalError, InvariantError, MachineError, UserError
 from sambasim.ir.mesh import Axis, least_replicas, replica_mesh
 from sambasim.ir.verify import verify
 from sambasim.pef.archive import (
@@ -49,34 +50,17 @@ class _Lenient(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
-class _Axis(_Lenient):
-    name: str
-    size: PositiveInt
-    at_run_time: bool
-    chips: PositiveInt = 1
-
-
-class _ParallelHead(_Lenient):
-    zero: int = 1
-
-
 class _ProgramHead(_Lenient):
     name: str
     batch_size: int
     training: _Lenient | None
-    mesh: list[_Axis]
-    data_parallel: _ParallelHead | None = None
-
-
-class _Head(_Lenient):
-    format: str = ""
-    version: str = ""
-    writer: str = ""
+    mesh: list[Axis]
+    zero: int
 
 
 class _ManifestHead(_Lenient):
     format: Literal["sambasim-pef"]
-    version: Literal["2"]
+    version: Literal["3"]
     writer: str
     program: _ProgramHead
     compile_options: dict[str, JsonValue]
@@ -94,14 +78,16 @@ def peek(path: Path) -> PefHeader:
         head = _parse(_ManifestHead.model_validate_json, archive, path)
         digest = archive.digest
     _check_name(head.program.name, path)
-    mesh = [Axis(**axis.model_dump()) for axis in head.program.mesh]
+    mesh = head.program.mesh
+    if any(min(axis.size, axis.chips) < 1 for axis in mesh):
+        raise refusal(path, Rule.SCHEMA, "program.mesh: it has an axis without ranks")
     return PefHeader(
         name=head.program.name,
         batch_size=head.program.batch_size,
         world_size=least_replicas(mesh),
         replica=replica_mesh(mesh),
         data_parallel=any(axis.at_run_time for axis in mesh),
-        zero=0 if head.program.data_parallel is None else head.program.data_parallel.zero,
+        zero=head.program.zero,
         training=head.program.training is not None,
         digest=digest,
         version=head.version,
@@ -164,20 +150,6 @@ def _layout(archive: Archive, document: PefDocument, path: Path) -> Layout:
     return layout
 
 
-def _check_version(archive: Archive, path: Path) -> None:
-    try:
-        head = _Head.model_validate_json(archive.manifest)
-    except ValidationError as error:
-        raise _misfit(error, path) from error
-    if head.format != FORMAT_NAME:
-        remedy = "name a file that sambasim compile wrote"
-        raise refusal(path, Rule.FORMAT, f'its key "format" is not "{FORMAT_NAME}", so this is no PEF', remedy=remedy)
-    if head.version != FORMAT_VERSION:
-        version, writer = (ascii(text)[1:-1][:40] for text in (head.version, head.writer))
-        what = f"it is a PEF of format {version}, written by {writer}; {WRITER} reads format {FORMAT_VERSION}"
-        raise refusal(path, Rule.VERSION, what)
-
-
 def _check_name(name: str, path: Path) -> None:
     if not _FILE_NAME.fullmatch(name):
         raise refusal(path, Rule.SCHEMA, "program.name: it cannot be the name of a file")
@@ -185,16 +157,16 @@ def _check_name(name: str, path: Path) -> None:
 
 def _parse(parse: Callable[[bytes], _Parsed], archive: Archive, path: Path) -> _Parsed:
     try:
-        return parse(archive.manifest)
-    except ValidationError as error:
-        _check_version(archive, path)
-        raise _misfit(error, path) from error
-
-
-def _misfit(error: ValidationError, path: Path) -> PefError:
-    fault = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(map(str, fault["loc"]))
-    return refusal(path, Rule.SCHEMA, f"{where or 'the whole'}: {fault['msg']}")
+        return parse_versioned(archive.manifest, parse, FORMAT_NAME, FORMAT_VERSION)
+    except OtherFormat:
+        remedy = "name a file that sambasim compile wrote"
+        what = f'its key "format" is not "{FORMAT_NAME}", so this is no PEF'
+        raise refusal(path, Rule.FORMAT, what, remedy=remedy) from None
+    except OtherVersion as error:
+        what = f"it is a PEF of {error}; {WRITER} reads format {FORMAT_VERSION}"
+        raise refusal(path, Rule.VERSION, what) from None
+    except Misfit as error:
+        raise refusal(path, Rule.SCHEMA, str(error)) from error
 
 
 def _check_content(archive: Archive, document: PefDocument, path: Path) -> None:

@@ -113,7 +113,7 @@ def digests_of_model(captured: Program, weights: Mapping[str, Tensor]) -> dict[s
     """`operators_sha256`: the operators of the forward, with their modules, all arguments but integers that may be
     sizes of the batch, and the constants; equal for every batch size. `integers_sha256`: the integers that are left
     out, which are equal for one batch size."""
-    graph = captured.training or captured.evaluation
+    graph = captured.leading
     forward = _forward(graph)
     read = [name for name in graph.inputs if captured.symbols[name].kind is SymbolKind.CONSTANT]
     constants = [(name, str(captured.symbols[name].type), _sha256(bytes_of(weights[name]))) for name in read]

@@ -11,9 +11,8 @@ from sambasim.ir.dataflow import Gather, gathers, section_effects
 from sambasim.ir.graph import Graph, Node
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program, RuntimeArgument
-from sambasim.ir.stages import copied, ends_of, of_ranks
+from sambasim.ir.ranks import copied, ends_of, kept, of_ranks
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind, cut
-from sambasim.ir.zero import kept
 from sambasim.pef import Checked, PefDocument, PefHeader
 from sambasim.report.summaries import held_bytes, parameter_bytes, received_bytes
 
@@ -184,7 +183,7 @@ def contents(path: Path, header: PefHeader, document: PefDocument) -> Contents:
         ),
         stages=tuple(_stage_facts(program)),
         parameter_bytes=parameter_bytes(program, whole=True),
-        data_parallel=program.data_parallel is not None,
+        data_parallel=program.data_parallel,
         zero=program.zero,
         kept=tuple(
             KeptFacts(kind=one.kind, size_bytes=one.whole_bytes, kept_bytes=one.kept_bytes)
@@ -209,7 +208,7 @@ def contents(path: Path, header: PefHeader, document: PefDocument) -> Contents:
 def _stage_facts(program: Program) -> Iterable[StageFacts]:
     schedule = program.schedule
     for rank, own in enumerate(() if schedule is None else of_ranks(program)):
-        graph = own.training or own.evaluation
+        graph = own.leading
         types = {name: symbol.type for name, symbol in own.symbols.items()} | dict(graph.values)
         sent = [name for node in graph.nodes if node.operator == "comm.send" for name in node.reads]
         own_of = {member.gradient: member.parameter for group in own.groups for member in group.members}
@@ -310,8 +309,6 @@ def _symbol_facts(program: Program) -> Iterable[SymbolFacts]:
 
 
 def _group_facts(program: Program) -> Iterable[GroupFacts]:
-    gradients = program.data_parallel.gradient_groups if program.data_parallel else ()
-    symbols = {group.group: group.symbol for group in gradients}
     for group in program.groups:
         yield GroupFacts(
             name=group.name,
@@ -320,7 +317,7 @@ def _group_facts(program: Program) -> Iterable[GroupFacts]:
             elements=group.numel,
             size_bytes=group.numel * DTYPE_BYTES[group.dtype],
             optimizer=program.optimizers[group.optimizer].name,
-            gradient_symbol=symbols.get(group.name),
+            gradient_symbol=group.wrapper,
         )
 
 

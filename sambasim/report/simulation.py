@@ -206,7 +206,7 @@ def _notes(facts: Prediction) -> list[str]:
         if facts.program.training is not None:
             notes.append("efficiency is relative to replicas that share the update and never wait")
         notes += zero_note(facts.program)
-    elif facts.program.data_parallel is not None:
+    elif facts.program.data_parallel:
         notes.append("this is one replica, without REDUCE and GATHER; --replicas 2,4,8 adds them")
     return notes
 

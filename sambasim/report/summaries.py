@@ -16,7 +16,7 @@ from sambasim.bounded import printable
 from sambasim.ir.dataflow import axis_of, pass_and_update
 from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.ir.program import Program
-from sambasim.ir.stages import of_ranks
+from sambasim.ir.ranks import of_ranks
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import Checked
 from sambasim.records.metrics import DEFINITIONS, CollectivesRecord, PredictedRecord, SizeRecord, SummaryRecord
@@ -37,7 +37,7 @@ def next_command(program: Program, path: Path) -> str:
     replicas = max(program.world_size, 2) if any(axis.at_run_time for axis in program.mesh) else 1
     ranks = replicas * program.ranks_of_replica
     whole = program.zero >= _SLICED  # which --reduce-on-rdu would turn off
-    flags = "" if program.data_parallel is None or whole else "--reduce-on-rdu "
+    flags = "" if whole or not program.data_parallel else "--reduce-on-rdu "
     return f"mpirun -np {ranks} sambasim run {flags}--pef {path}" if ranks > 1 else f"sambasim run --pef {path}"
 
 
@@ -49,14 +49,14 @@ def compiled_json(
     phases_s: Mapping[str, float],
     checked: Checked | None,
 ) -> str:
-    graph = program.training or program.evaluation
+    graph = program.leading
     facts = {
         "pef": str(path),
         "digest": digest,
         "sections": graph.section_counts,
         "operators": len(graph.nodes),
         "parameters": _parameter_count(program),
-        "gradient_groups": len(program.data_parallel.gradient_groups) if program.data_parallel else 0,
+        "gradient_groups": len(program.groups) if program.data_parallel else 0,
         "gradient_bytes": program.gradient_bytes,
         "device_bytes": program.device_bytes,
         "pef_bytes": path.stat().st_size,
@@ -83,7 +83,7 @@ def compiled_report(
 ) -> list[RenderableType]:
     """What was compiled, how it was checked, where it is, and what runs it, in six lines and a line for each notice;
     `details`: as a table, too."""
-    graph = program.training or program.evaluation
+    graph = program.leading
     kinds = ", ".join(f"{count} {kind}" for kind, count in graph.section_counts.items())
     took = f"compiled in {format_seconds(sum(phases_s.values()))} (measured)"
     parts: list[RenderableType] = []
@@ -112,7 +112,7 @@ def _ranks_in_words(program: Program) -> str:
 
 
 def _compiled_table(program: Program, path: Path, phases_s: Mapping[str, float]) -> Table:
-    graph = program.training or program.evaluation
+    graph = program.leading
     sections = ", ".join(f"{count} {kind}" for kind, count in graph.section_counts.items())
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("model", program.name)
@@ -120,8 +120,9 @@ def _compiled_table(program: Program, path: Path, phases_s: Mapping[str, float])
     table.add_row("operators", str(len(graph.nodes)))
     table.add_row("parameters", f"{_parameter_count(program):,}")
     if program.data_parallel:
-        groups = len(program.data_parallel.gradient_groups)
-        table.add_row("gradient groups", f"{groups}, {format_bytes(program.gradient_bytes)} to reduce each step")
+        table.add_row(
+            "gradient groups", f"{len(program.groups)}, {format_bytes(program.gradient_bytes)} to reduce each step"
+        )
         at_run_time = any(axis.at_run_time for axis in program.mesh)
         table.add_row("replicas", f"at least {program.world_size}" if at_run_time else "1")
     if program.chips > 1:
@@ -185,7 +186,7 @@ def received_bytes(program: Program, axis: str) -> int:
 
 def _received_bytes(own: Program, axis: str) -> int:
     """What a rank receives along `axis` in a pass: of a collective, the operands of all other ranks."""
-    graph = own.training or own.evaluation
+    graph = own.leading
     others = sum(one.size - 1 for one in own.mesh if one.name == axis and not one.at_run_time)
     types = {name: symbol.type for name, symbol in own.symbols.items()} | dict(graph.values)
     received = 0

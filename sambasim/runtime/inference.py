@@ -10,7 +10,7 @@ from torch import Tensor
 from sambasim.data.batches import values_of
 from sambasim.data.sources import open_source
 from sambasim.ir.mesh import Mesh, copy_mesh
-from sambasim.ir.predicting import without_loss
+from sambasim.ir.views import without_loss
 from sambasim.options.run import RunOptions, resolve_run
 from sambasim.pef import map_weights, read
 from sambasim.pef.sources import changed

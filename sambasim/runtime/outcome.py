@@ -11,7 +11,7 @@ from sambasim.hardware.placement import Inventory, Placement
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.mesh import DATA_PARALLEL, copy_mesh
 from sambasim.ir.program import Program
-from sambasim.ir.zero import kept
+from sambasim.ir.ranks import kept
 from sambasim.pef.sources import changed
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, PlacementRecord, PredictedRecord, SummaryRecord
 from sambasim.runtime.checkpoint.saver import Saver

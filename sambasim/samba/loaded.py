@@ -160,7 +160,7 @@ def kinds_of(program: Program, section_types: Sequence[str] | None) -> Collectio
 
 def outputs_of(program: Program) -> Iterator[SambaTensor]:
     """A tensor without data for each output of what a session runs."""
-    graph = program.training or program.evaluation
+    graph = program.leading
     of_inputs = {gradient_name(name) for name in inputs_of(program)}
     for output in graph.outputs:
         symbol = program.symbols[output.symbol]
@@ -181,7 +181,7 @@ def _samba_tensors(bound: Mapping[str, Tensor], inputs: Inputs) -> Mapping[str, 
 
 def _output_aliases(program: Program) -> Mapping[str, str]:
     """Names of outputs by their operators, `net__fc__linear__outputs__0`, with and without the prefix of the model."""
-    graph = program.training or program.evaluation
+    graph = program.leading
     outputs = [one for one in graph.outputs if program.symbols[one.symbol].kind is SymbolKind.OUTPUT]
     outputs = [one for one in outputs if one.value in graph.values]  # not a parameter that the model returns
     aliases = {one.value.partition("__")[2]: one.symbol for one in outputs}

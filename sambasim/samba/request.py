@@ -16,7 +16,7 @@ from sambasim.compiler.update import Update
 from sambasim.errors import DataError, ModelError, OptionError
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
-from sambasim.ir.whole import with_cut_batch
+from sambasim.ir.views import with_cut_batch
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
 from sambasim.options.load import build
 from sambasim.options.training import TrainingOptions
@@ -313,7 +313,7 @@ def _print_compiled(done: "Proved") -> None:
     """The sections, how it was checked, notices, the file, and what runs it if a command line compiled it."""
     compiled, checked = done.compiled, done.checked
     path, program = os.path.abspath(compiled.path), compiled.program
-    graph = program.training or program.evaluation
+    graph = program.leading
     kinds = ", ".join(f"{count} {kind}" for kind, count in graph.section_counts.items())
     print(f"{program.name}: {len(graph.sections)} sections ({kinds}), {len(graph.nodes)} operators")
     if checked is not None:

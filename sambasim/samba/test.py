@@ -22,7 +22,7 @@ from sambasim.errors import DataError, OptionError, WeightsError
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
-from sambasim.ir.whole import as_one_rank
+from sambasim.ir.views import as_one_rank
 from sambasim.pef import locate, read
 from sambasim.pef.weights import bytes_of
 from sambasim.runtime.values.weights import write_tensors

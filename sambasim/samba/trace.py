@@ -21,7 +21,7 @@ from sambasim.ir.printer import format_argument, numbered, numbered_output
 from sambasim.ir.printer import numbers as number_values
 from sambasim.ir.program import LOSS_SCALE, ROUNDING_SEED, Program
 from sambasim.ir.types import Symbol, SymbolKind
-from sambasim.ir.whole import as_one_rank
+from sambasim.ir.views import as_one_rank
 from sambasim.pef import PefDocument, locate, map_weights, read
 from sambasim.pef.lookup import is_compiled_here
 from sambasim.pef.weights import bytes_of
@@ -155,7 +155,7 @@ def _trace_graph(
         fields |= {"tensor_parallel": None, "n_chips": None}
     losses = _losses(document, loss_indices)
     asked = request(model, inputs, optimizers, fields, inference=predicts, loss_indices=losses, chips=chips)
-    replicas = document.program.data_parallel is not None
+    replicas = document.program.data_parallel
     check_model(model, training=bool(asked.updates), replicas=replicas)
     weights = dict(map_weights(path))
     if not _is_known(document, asked):
@@ -228,7 +228,8 @@ def forward_of(program: Program) -> Program:
         optimizers=(),
         groups=(),
         runtime_arguments=(),
-        data_parallel=None,
+        reduce_buffer=None,
+        zero=0,
     )
 
 
@@ -332,7 +333,7 @@ def _symbol_difference(compiled: Mapping[str, Symbol], traced: Mapping[str, Symb
 
 
 def _graph_difference(compiled: Program, traced: Program) -> str | None:
-    before, now = compiled.training or compiled.evaluation, traced.training or traced.evaluation
+    before, now = compiled.leading, traced.leading
     numbers: tuple[dict[str, str], dict[str, str]] = number_values(before), number_values(now)
     for one, other in zip_longest(before.nodes, now.nodes):
         if numbered(one, numbers[0]) != numbered(other, numbers[1]):

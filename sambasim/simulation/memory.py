@@ -23,9 +23,9 @@ from sambasim.ir.dataflow import groups_of, spans_of_actions
 from sambasim.ir.graph import MADE_AGAIN, Graph, Node, SectionKind
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.ranks import in_slices
 from sambasim.ir.schedule import Action
 from sambasim.ir.types import Symbol, SymbolKind, TensorType, cut
-from sambasim.ir.zero import in_slices
 
 _LEVEL = {"parameter": 3, "gradient": 2}
 """By region of a group: the level of ZeRO from which a rank keeps its slice only. States: 1."""
@@ -64,7 +64,7 @@ def need_of(
     """The off-chip memory of one rank, whose own program is `program`: of its training step, or else of its evaluation,
     with the fewest replicas that may run it. `sections` are ranges of stages of `work`, `samples` is the batch size, if
     it is not the compiled one, and `row` what the rank does in a pipeline."""
-    graph = program.training or program.evaluation
+    graph = program.leading
     excluded = frozenset(one.value for one in graph.outputs if program.symbols[one.symbol].kind in _KEPT_OUTPUTS)
     kept = memory_of(
         program,
@@ -98,12 +98,11 @@ def memory_of(
     passes: int = 1,
     whole: Iterable[Regions] | None = None,
 ) -> Memory:
-    """The memory of a rank whose own program (`ir.stages.of_rank`) is `program`. `activations_bytes`: what one pass of
+    """The memory of a rank whose own program (`ir.ranks.of_ranks`) is `program`. `activations_bytes`: what one pass of
     `samples` keeps for its backward, and `in_flight` passes keep at once. `passes`: those of one step. `samples` and
     `zero` are as compiled if None. Of unequal slices the largest counts. A program without data parallelism has
     whole groups, whatever `zero` is. `whole`: what `whole_regions` gives, for who asks about several dtypes."""
-    parallel = program.data_parallel
-    level = 0 if parallel is None else parallel.zero if zero is None else zero
+    level = program.zero if zero is None or not program.data_parallel else zero
     in_slices_only = {region for region, first in _LEVEL.items() if level >= first}
     if passes > 1:
         in_slices_only.discard("gradient")
@@ -147,10 +146,7 @@ def _at(type_: TensorType, kind: SymbolKind, compiled: int, samples: int | None)
 def whole_regions(program: Program, zero: int) -> set[Regions]:
     """The regions of groups that are whole at the same moments of a pass with this level of ZeRO: parameters that are
     gathered, and gradients that are not reduced yet."""
-    parallel = program.data_parallel
-    if parallel is None:
-        return set()
-    training = in_slices(replace(program, data_parallel=replace(parallel, zero=zero))).training
+    training = in_slices(replace(program, zero=zero)).training if program.data_parallel else None
     if training is None:
         return set()
     of_gradient = {member.gradient: group.name for group in program.groups for member in group.members}

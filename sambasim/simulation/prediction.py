@@ -36,7 +36,7 @@ class Prediction:
 
     @property
     def graph(self) -> Graph:
-        return self.program.training or self.program.evaluation
+        return self.program.leading
 
 
 def predict(

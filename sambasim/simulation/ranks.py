@@ -103,7 +103,7 @@ def price_ranks(
     samples = samples or program.batch_size
     found = []
     for (own, compiled), row in zip(works_of_ranks(program), rows_of(program), strict=True):
-        graph = own.training or own.evaluation
+        graph = own.leading
         work = at_batch_size(compiled, own.batch_size, samples)
         check_chip(graph, work, budget)
         pieces = pieces_as_compiled(graph, work)
@@ -115,7 +115,7 @@ def price_ranks(
 def rank_step(priced: PricedRank, placement: Placement, path: SyncPath, mesh: Mesh, rank: int) -> RankStep:
     """The step of `rank`, which is the first of those that are alike along other axes than pp."""
     program, alone = priced.program, priced.alone
-    graph = program.training or program.evaluation
+    graph = program.leading
     model = [section for section in graph.sections if section.kind in MODEL_KINDS]
     replicas = part_of(placement, mesh.group(rank, DATA_PARALLEL))
     scaled = scale(program, alone, replicas, path, in_passes=False)

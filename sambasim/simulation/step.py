@@ -144,7 +144,7 @@ def predict_step(
     """The step of `program` on one replica of one rank; `simulation.mesh` is for several. For another `batch_size` the
     work is scaled; `micro_steps` run before one update. Raises MachineError if it does not fit on `budget`, PefError
     for invalid arguments."""
-    graph, samples = program.training or program.evaluation, batch_size or program.batch_size
+    graph, samples = program.leading, batch_size or program.batch_size
     work = at_batch_size(work_of(graph, program.symbols), program.batch_size, samples)
     check_chip(graph, work, budget)
 
@@ -181,7 +181,7 @@ def price_pieces(
 ) -> PredictedStep:
     """The step of `program` with the `pieces` of its `work` as sections, for `samples` in a micro-step. `row` is what
     the rank does in a pipeline. Raises MachineError if the memory of `budget` is too small."""
-    graph = program.training or program.evaluation
+    graph = program.leading
     need = need_of(program, work, [piece.stages for piece in pieces], samples, row)
     check_memory(graph, need, budget)
     states = (one for one in program.symbols.values() if one.kind is SymbolKind.OPTIMIZER_STATE)

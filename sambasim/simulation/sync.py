@@ -24,8 +24,7 @@ from sambasim.ir.dataflow import axis_of, groups_of, pass_and_update
 from sambasim.ir.graph import Graph, Node, Section, SectionKind
 from sambasim.ir.mesh import PIPELINE, Mesh
 from sambasim.ir.program import Program
-from sambasim.ir.stages import copied, ends_of
-from sambasim.ir.zero import in_slices
+from sambasim.ir.ranks import copied, ends_of, in_slices
 
 WIRE_BYTES = 2
 """Of one element that is sent."""
@@ -225,7 +224,7 @@ class Moves:
 
 def zero_of(program: Program) -> int:
     """The level of ZeRO, by default that of `compile --data-parallel`."""
-    return 1 if program.data_parallel is None else program.data_parallel.zero
+    return program.zero if program.data_parallel else 1
 
 
 def moves_in_passes(program: Program) -> list[Moves]:

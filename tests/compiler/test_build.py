@@ -235,8 +235,7 @@ def test_names_that_collide_get_numbers(tmp_path: Path) -> None:
     assert program.symbols["colliding__lower__x_1"].torch_names == ("lower.x",)
     assert program.symbols["colliding__w__grad_1"].torch_names == ("w__grad",)
     assert program.optimizers[0].name == "sgd1"
-    assert program.data_parallel is not None
-    assert program.data_parallel.reduce_buffer == "accum_dummy_0_reduce_buf_1"
+    assert program.reduce_buffer == "accum_dummy_0_reduce_buf_1"
 
 
 class Bare(nn.Module):

@@ -1,5 +1,6 @@
 """The passes: what each leaves, by law where there is one; and programs that no machine holds, from shapes alone."""
 
+import re
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -62,13 +63,9 @@ def test_data_parallelism_adds_groups_a_buffer_sections_and_arguments() -> None:
     assert program.training is not None
     kinds = list(dict.fromkeys(section.kind.value for section in program.training.sections))
     assert kinds == ["FWD", "BCKWD", "REDUCE", "GRADNORM", "OPT", "GATHER"]
-    parallel = program.data_parallel
-    assert parallel is not None
     assert (program.mesh, program.world_size) == ((Axis("dp", 2, at_run_time=True),), 2)
     (group,) = program.groups
-    (gradient_group,) = parallel.gradient_groups
-    assert gradient_group.symbol.startswith("$OPT_dp_accum_group_")
-    assert len(gradient_group.symbol.removeprefix("$OPT_dp_accum_group_")) == 40
+    assert re.fullmatch(r"\$OPT_dp_accum_group_[0-9a-f]{40}", group.wrapper or "")
     assert group.numel == 123 * 64 + 64, "7,840 and 10 elements, each from a multiple of 64 on"
     assert program.symbols[REDUCE_BUFFER].type.numel == group.numel + 64
     assert "dp_scale_factor" in {argument.name for argument in program.runtime_arguments}
@@ -95,9 +92,7 @@ def test_a_gradient_group_for_each_parameter_as_in_a_public_pef_of_an_lstm() -> 
     assert sorted(members) == sorted([s.name] for s in program.symbols.values() if s.kind is SymbolKind.PARAMETER)
     assert len(members) == 6
     assert program.symbols[REDUCE_BUFFER].type.numel == 4 * 256 * 256 + 64 == 262_208
-    assert program.data_parallel is not None
-    wrappers = {group.symbol for group in program.data_parallel.gradient_groups}
-    assert len(wrappers) == 6
+    assert len({group.wrapper for group in program.groups}) == 6
 
 
 def test_the_same_model_compiles_to_the_same_bytes(tmp_path: Path) -> None:
@@ -149,7 +144,7 @@ def test_any_partition_covers_each_node_once_and_in_order(
     )
     graph = Graph("training", ("value_0",), nodes, (), values, whole)
     empty = replace(graph, nodes=(), sections=())
-    program = Program("p", 1, symbols, graph, empty, None, None, False, (), (), (), None, 0)
+    program = Program("p", 1, symbols, graph, empty, None, None, False, (), (), (), 0)
     partitioned = Partition(level, BUDGET)(program).training
     assert partitioned is not None
     sections = partitioned.sections

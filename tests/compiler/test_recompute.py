@@ -16,8 +16,8 @@ from sambasim.compiler.pipeline.messages import PipelineParallel
 from sambasim.compiler.recompute import Recompute
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
+from sambasim.ir.ranks import of_ranks, pipeline_ranks
 from sambasim.ir.schedule import in_flight, make
-from sambasim.ir.stages import of_rank, pipeline_ranks
 from sambasim.ir.verify import Progress, verify
 from sambasim.runtime.engine.executor import Executor, tangent_of
 from sambasim.runtime.run.replica import place_weights
@@ -192,7 +192,7 @@ def assert_repeats(program: Program) -> None:
     rank_of = {
         node.name: rank
         for rank in range(pipeline_ranks(program))
-        if (training := of_rank(program, rank).training) is not None
+        if (training := of_ranks(program)[rank].training) is not None
         for node in training.nodes
     }
     repeated = [name for name in rank_of if name.endswith("__again") and name.removesuffix("__again") in rank_of]
@@ -208,7 +208,7 @@ def held_bytes(built: Built, schedule: str, recompute: str) -> list[int]:
     program, found = run_pipeline(built.program, pipeline(options), lambda title: None), []
     assert program.schedule is not None
     for rank, count in enumerate(in_flight(program.schedule)):
-        own = of_rank(program, rank)
+        own = of_ranks(program)[rank]
         sizes = [symbol.type.size_bytes for symbol in own.symbols.values() if symbol.offset is not None]
         found.append(sum(sizes) + count * kept_bytes(own))
     return found

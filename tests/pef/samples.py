@@ -8,8 +8,6 @@ import torch
 from sambasim.ir.graph import Graph, Node, Output, Ref, Section, SectionKind, SourceLine, TorchConstant
 from sambasim.ir.mesh import Axis
 from sambasim.ir.program import (
-    DataParallel,
-    GradientGroup,
     Member,
     Optimizer,
     ParameterGroup,
@@ -118,6 +116,8 @@ def sample_program() -> Program:
         Member("logreg__lin_layer__bias", "logreg__lin_layer__bias__grad", 64, 2, 1),
     )
     regions = {"parameter": 512, "gradient": 1024, "momentum": 1536}
+    wrapper = "$OPT_dp_accum_group_" + "a" * 40
+    group = ParameterGroup("group0", "float32", 128, members, 0, regions, wrapper=wrapper)
     return Program(
         name="logreg",
         batch_size=BATCH,
@@ -128,17 +128,16 @@ def sample_program() -> Program:
         loss="loss",
         per_sample_loss=False,
         optimizers=(Optimizer("sgd0", "sgd", ("momentum",)),),
-        groups=(ParameterGroup("group0", "float32", 128, members, 0, regions),),
+        groups=(group,),
         runtime_arguments=(
             RuntimeArgument("sgd0__lr", 0.05, "learning rate"),
             RuntimeArgument("sgd0__max_grad_norm", float("inf"), "largest norm of all gradients"),
             RuntimeArgument("dp_scale_factor", 1, "number of replicas"),
         ),
-        data_parallel=DataParallel(
-            (GradientGroup("group0", "$OPT_dp_accum_group_" + "a" * 40),), "accum_dummy_0_reduce_buf"
-        ),
         device_bytes=6144,
         mesh=(Axis("dp", 2, at_run_time=True),),
+        reduce_buffer="accum_dummy_0_reduce_buf",
+        zero=1,
     )
 
 
@@ -157,8 +156,9 @@ def inference_program() -> Program:
         optimizers=(),
         groups=(),
         runtime_arguments=(),
-        data_parallel=None,
         mesh=(),
+        reduce_buffer=None,
+        zero=0,
     )
 
 

@@ -124,8 +124,8 @@ CASES: dict[str, tuple[Damage, int, str]] = {
     "a flipped bit": (lambda p: damage.replace_bytes(p, b'"batch_size":4', b'"batch_size":8'), 6, "it is damaged"),
     "another format": (fields(lambda f: f.update(format="onnx")), 7, "so this is no PEF"),
     "a newer version": (
-        fields(lambda f: f.update(version="3", writer="sambasim 3.1", news=1)),
-        8, "it is a PEF of format 3, written by sambasim 3.1; sambasim 0.1.0 reads format 2",
+        fields(lambda f: f.update(version="9", writer="sambasim 3.1", news=1)),
+        8, "it is a PEF of format 9, written by sambasim 3.1; sambasim 0.1.0 reads format 3",
     ),
     "a hostile version": (fields(lambda f: f.update(version="\x1b[2K" * 90)), 8, r"it is a PEF of format \x1b[2K"),
     "not JSON": (lambda p: damage.change_manifest(p, lambda d: d[:-1]), 9, "the whole: Invalid JSON"),

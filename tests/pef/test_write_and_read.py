@@ -73,7 +73,7 @@ def test_the_header_for_the_start_of_a_job(tmp_path: Path) -> None:
     assert (header.training, header.data_parallel, header.world_size) == (False, False, 1)
     trained = pef.peek(write_sample(tmp_path))
     assert (trained.name, trained.batch_size, trained.world_size, trained.data_parallel) == ("logreg", 4, 2, True)
-    assert (trained.version, trained.writer) == ("2", "sambasim 0.1.0")
+    assert (trained.version, trained.writer) == ("3", "sambasim 0.1.0")
     assert pef.read(path).program == program
 
 

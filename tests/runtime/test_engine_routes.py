@@ -97,7 +97,7 @@ class Counted:
         values = {name: SQUARE for one in nodes for name in one.results if name is not None}
         section = Section(0, SectionKind.BCKWD, "bwd", 0, len(nodes))
         graph = Graph("training", ("x",), tuple(nodes), outputs, values, (section,))
-        program = Program("net", 2, symbols, graph, graph, None, None, False, (), (), (), None, 512)
+        program = Program("net", 2, symbols, graph, graph, None, None, False, (), (), (), 512)
         self.executable = Executor(graph, program, lambda name: self.places.get(name, X))
 
     def calls(self, *, accumulate: bool = False) -> list[str]:

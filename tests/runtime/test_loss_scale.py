@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sambasim.cli.run import run_command
 from sambasim.errors import InvariantError, NumericsError
-from sambasim.ir.verify.training import verify_training
+from sambasim.ir.verify_training import verify_training
 from sambasim.options.training import LossScaleOptions
 from sambasim.pef import map_weights, read
 from sambasim.runtime.run.nonfinite import LossScale

@@ -33,7 +33,7 @@ def executable(*nodes: Node) -> Executor:
     values = {name: TYPE for one in nodes for name in one.results if name is not None}
     section = Section(0, SectionKind.FWD, "fwd", 0, len(nodes))
     graph = Graph("evaluation", ("x",), nodes, (Output("y", "out"),), values, (section,))
-    program = Program("net", 2, symbols, None, graph, None, None, False, (), (), (), None, 512)
+    program = Program("net", 2, symbols, None, graph, None, None, False, (), (), (), 512)
     return Executor(graph, program, lambda name: torch.tensor([1.0, 2.0]))
 
 

@@ -73,6 +73,6 @@ def test_the_group_and_the_reduce_buffer(program: Program) -> None:
 
 
 def test_the_world_size_is_a_runtime_argument(program: Program) -> None:
-    assert program.data_parallel is not None
+    assert program.data_parallel
     assert program.world_size == 2
     assert "dp_scale_factor" in {argument.name for argument in program.runtime_arguments}

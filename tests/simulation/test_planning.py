@@ -235,7 +235,7 @@ def test_rows_that_are_picked_follow_the_samples() -> None:
         shapes_from_options(_options().model_copy(update={"training": training}))
         for training in (_options().training, _options().training.model_copy(update={"batch_size": 1}))
     )
-    works = [work_of(one.training or one.evaluation, one.symbols) for one in (of_eight, of_one)]
+    works = [work_of(one.leading, one.symbols) for one in (of_eight, of_one)]
     scaled = at_batch_size(works[1], 1, 8)
     picks = [[read for stage in work.stages for read in stage.reads if read.picks] for work in (works[0], scaled)]
     assert picks[0]

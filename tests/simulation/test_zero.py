@@ -9,7 +9,7 @@ from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.ir.dataflow import groups_of, pass_and_update
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
-from sambasim.ir.zero import in_slices
+from sambasim.ir.ranks import in_slices
 from sambasim.pef import read
 from sambasim.simulation.prediction import predict
 from sambasim.simulation.scaling import ScaledStep, Track

@@ -56,7 +56,6 @@ def parse_program(text: str, *mesh: Axis) -> Program:
         optimizers=(),
         groups=(),
         runtime_arguments=(),
-        data_parallel=None,
         device_bytes=at,
         mesh=mesh,
     )

@@ -12,7 +12,7 @@ from typing import ClassVar
 from sambasim.compiler.pipeline.assign import Assignment, Values, assign, assign_forward, only_output, values_of
 from sambasim.compiler.pipeline.tied import Sizes, updaters
 from sambasim.compiler.update import AttachOptimizers
-from sambasim.errors import InternalError, OptionError
+from sambasim.errors import OptionError
 from sambasim.hardware.budget import Budget
 from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, SectionKind, renamed
 from sambasim.ir.mesh import PIPELINE, Axis
@@ -232,9 +232,7 @@ class PipelineParallel:
     samples: int | None = None
 
     def __call__(self, program: Program) -> Program:
-        training, schedule = program.training, self.schedule
-        if training is None:
-            raise InternalError("pipeline stages of a program without a training step")
+        training, schedule = program.step, self.schedule
         stages, ranks = schedule.stages, schedule.ranks
         values = values_of(training, program)
         assignment = assign(program, training, values, stages, ranks, self.budget, self.samples)
@@ -248,24 +246,16 @@ class PipelineParallel:
                 return stages - 1
             return owner.get(parameter_of(output.symbol))
 
-        connected = Connected(program, training, values, assignment, stages, ranks, schedule.splits_backward)
-        cut = connected.graph(stage_of)
+        def cut(graph: Graph) -> Graph:
+            if graph is training:
+                splits = schedule.splits_backward
+                return Connected(program, graph, values, assignment, stages, ranks, splits).graph(stage_of)
+            own = values_of(graph, program)
+            at = assign_forward(graph, own, assignment)
+            return Connected(program, graph, own, at, stages, ranks, False).graph(lambda output: stages - 1)
 
-        def forward(graph: Graph | None) -> Graph | None:
-            if graph is None:
-                return None
-            found = values_of(graph, program)
-            at = assign_forward(graph, found, assignment)
-            return Connected(program, graph, found, at, stages, ranks, False).graph(lambda output: stages - 1)
-
-        return replace(
-            program,
-            training=cut,
-            evaluation=forward(program.evaluation) or program.evaluation,
-            single=forward(program.single),
-            mesh=(Axis(PIPELINE, ranks), *program.mesh),
-            schedule=schedule,
-        )
+        mesh = (Axis(PIPELINE, ranks), *program.mesh)
+        return replace(program.map_graphs(cut), mesh=mesh, schedule=schedule)
 
     def _sizes(self, parameter: str, optimizers: AttachOptimizers, program: Program) -> Sizes:
         states_bytes = optimizers.state_bytes(gradient_name(parameter), program)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sambasim.ir.graph import Graph, Node
 from sambasim.ir.mesh import PIPELINE
 from sambasim.ir.program import ParameterGroup, Program
-from sambasim.ir.stages import pipeline_ranks, ranks_of_values
+from sambasim.ir.ranks import pipeline_ranks, ranks_of_values
 from sambasim.ir.types import SymbolKind, parameter_of
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ class TensorParallel:
     compiled: Program | None = None
 
     def __call__(self, program: Program) -> Program:
-        leading = program.training or program.evaluation
+        leading = program.leading
         if self.compiled is not None:
             plan = self._as_in(self.compiled, program)
         else:
@@ -50,9 +50,7 @@ class TensorParallel:
         for name, layout in plan.layouts.items():
             symbols[name] = self._cut(symbols[name], layout)
 
-        def sharded(graph: Graph | None) -> Graph | None:
-            if graph is None:
-                return None
+        def sharded(graph: Graph) -> Graph:
             found = propagate(program, graph, TENSOR, self.ranks, plan.layouts)
             given_out = {output.symbol: output.value for output in found.graph.outputs}
             for output in graph.outputs:
@@ -64,15 +62,8 @@ class TensorParallel:
                     symbols[symbol.name] = self._cut(symbol, found.layouts[given_out[output.symbol]])
             return found.graph
 
-        training, evaluation, single = map(sharded, (program.training, program.evaluation, program.single))
-        return replace(
-            program,
-            symbols=symbols,
-            training=training,
-            evaluation=evaluation or program.evaluation,
-            single=single,
-            mesh=(*program.mesh, Axis(TENSOR, self.ranks)),
-        )
+        mesh = (*program.mesh, Axis(TENSOR, self.ranks))
+        return replace(program.map_graphs(sharded), symbols=symbols, mesh=mesh)
 
     def _as_in(self, compiled: Program, program: Program) -> Plan:
         """Without what does not fit `program`, which differs then."""

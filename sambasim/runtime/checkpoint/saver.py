@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sambasim.errors import InternalError, MachineError
 from sambasim.ir.mesh import PIPELINE
-from sambasim.ir.stages import first_holders
+from sambasim.ir.ranks import first_holders
 from sambasim.ir.types import SymbolKind
 from sambasim.options.grammar import Unit
 from sambasim.records.metrics import CheckpointRecord

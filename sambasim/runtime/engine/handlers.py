@@ -13,7 +13,7 @@ from sambasim.ir.dataflow import axis_of, groups_of
 from sambasim.ir.graph import Argument, Node, Ref
 from sambasim.ir.operators import ASSERTION, OPERATORS
 from sambasim.ir.program import ParameterGroup
-from sambasim.ir.stages import ends_of
+from sambasim.ir.ranks import ends_of
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS, Cut, TensorType
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.runtime.engine.instructions import Instruction, RegisterFile, aten_instruction, stores_of

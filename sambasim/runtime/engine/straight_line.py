@@ -24,7 +24,7 @@ from torch import Tensor
 from sambasim.ir.dataflow import axis_of
 from sambasim.ir.graph import Section
 from sambasim.ir.mesh import DATA_PARALLEL
-from sambasim.ir.zero import ends_step
+from sambasim.ir.ranks import ends_step
 from sambasim.runtime.engine.instructions import Instruction, Registers
 from sambasim.runtime.engine.operator_errors import Misfit
 from sambasim.runtime.engine.routes import Function, Route, find_routes

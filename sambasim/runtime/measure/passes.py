@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from sambasim.data.sources import Source, open_source
-from sambasim.errors import DataError, InternalError, SambasimError
+from sambasim.errors import DataError, SambasimError
 from sambasim.ir.dataflow import pass_and_update
-from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind, TensorType
 from sambasim.options.training import DataOptions, OptimizerOptions
@@ -152,8 +151,6 @@ class _Rank:
     """This rank of a job, as a replica of `program` with synced gradients."""
 
     def __init__(self, program: Program, work: Work, batches: _Batches, communicator: Communicator, way: Way) -> None:
-        if program.training is None:
-            raise InternalError("a plan of a program without a training step")
         self._communicator, self._batches = communicator, batches
         allocated = allocate(program, communicator, Way.IN_PROCESS if communicator.world_size == 1 else way)
         (self._memory,) = allocated.memories
@@ -163,7 +160,7 @@ class _Rank:
         arguments = bind_arguments(program, work.optimizer, communicator.world_size, communicator.rank, 0)
         self._clock = _Clock()
         self._executor = Executor(
-            program.training,
+            program.step,
             program,
             self._memory.tensor,
             wanted=program.loss,
@@ -212,7 +209,7 @@ def _steps_of(rank: _Rank, communicator: Communicator) -> Sequence[_Step]:
 
 
 def _times(program: Program, steps: Sequence[_Step], heap_bytes: int) -> PassTimes:
-    graph = _training(program)
+    graph = program.step
     nodes = [node.name for section in pass_and_update(graph)[0] for node in graph.section_nodes(section)]
     by_pass_s = sorted((sum(step.seconds.values()), at) for at, step in enumerate(steps))
     pass_s, at = _usual(by_pass_s)
@@ -225,12 +222,6 @@ def _times(program: Program, steps: Sequence[_Step], heap_bytes: int) -> PassTim
 def _usual(ascending: Sequence[T]) -> T:
     """The lower quartile: other programs on the machine make some times longer, and none shorter."""
     return ascending[len(ascending) // 4]
-
-
-def _training(program: Program) -> Graph:
-    if program.training is None:
-        raise InternalError("a plan of a program without a training step")
-    return program.training
 
 
 def _measure(work: Work, communicator: Communicator) -> Rates:

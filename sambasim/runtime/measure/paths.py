@@ -14,7 +14,7 @@ from torch import Tensor
 from sambasim.errors import InternalError, MachineError, SambasimError
 from sambasim.ir.graph import Graph
 from sambasim.ir.mesh import DATA_PARALLEL, Axis
-from sambasim.ir.program import DataParallel, GradientGroup, Optimizer, ParameterGroup, Program, RuntimeArgument
+from sambasim.ir.program import Optimizer, ParameterGroup, Program, RuntimeArgument
 from sambasim.ir.types import ALIGNMENT_BYTES, CUT_ELEMENTS, DTYPE_BYTES, Symbol, SymbolKind, TensorType, align
 from sambasim.runtime.machine import resources
 from sambasim.runtime.machine.communicator import Communicator, SharedWindow
@@ -39,7 +39,7 @@ def flat_program(numel: int) -> Program:
     optimizer state. Parameters share the memory of the gradients, so GATHER sends the means."""
     numel = align(max(numel, 1), CUT_ELEMENTS)
     size_bytes = align(numel * ELEMENT_BYTES, ALIGNMENT_BYTES)
-    group = ParameterGroup(_GROUP, _DTYPE, numel, (), 0, {"parameter": 0, "gradient": 0})
+    group = ParameterGroup(_GROUP, _DTYPE, numel, (), 0, {"parameter": 0, "gradient": 0}, wrapper=_GROUP)
     buffer = Symbol("reduce_buffer", SymbolKind.REDUCE_BUFFER, TensorType(_DTYPE, (numel,)), offset=size_bytes)
     return Program(
         name="flat",
@@ -53,9 +53,10 @@ def flat_program(numel: int) -> Program:
         optimizers=(Optimizer("sgd0", "sgd", ()),),
         groups=(group,),
         runtime_arguments=(RuntimeArgument("dp_scale_factor", 1, "replicas"),),
-        data_parallel=DataParallel((GradientGroup(_GROUP, _GROUP),), buffer.name),
         device_bytes=2 * size_bytes,
         mesh=(Axis(DATA_PARALLEL, 1, at_run_time=True),),
+        reduce_buffer=buffer.name,
+        zero=1,
     )
 
 

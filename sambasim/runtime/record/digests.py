@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sambasim import __version__
-from sambasim.errors import InternalError, MachineError, OptionError
+from sambasim.errors import MachineError, OptionError
 from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Graph, Section
 from sambasim.ir.program import Program
@@ -190,8 +190,6 @@ class RunDigests(StepRecorder):
 
     def __init__(self, setup: Setup, team: Team, plan: Plan, observer: RunObserver, folder: Path) -> None:
         program = setup.program
-        if program.training is None:
-            raise InternalError("digests of a program without a training graph")
         asked = step_range(setup.options.record_steps)
         done = plan.start.step
         if asked.first > plan.steps or (asked.last is not None and asked.last <= done):
@@ -219,7 +217,7 @@ class RunDigests(StepRecorder):
         self._observer = observer
         self._first: int | None = None
         self._inputs = seen_in_memory(program, SymbolKind.INPUT)
-        self._sections = seen_of_sections(program.training, program)
+        self._sections = seen_of_sections(program.step, program)
         self._replicas = {one.rank: one for one in team.replicas if one.works}
         self._values: dict[int, list[ValueDigest]] = {rank: [] for rank in self._replicas}
         self._micro_step = dict.fromkeys(self._replicas, 0)

@@ -98,21 +98,19 @@ class Probe:
         *,
         may_overflow: bool,
     ) -> None:
-        if program.training is None:
-            raise InternalError("a probe of a program without a training graph")
         self._who = who
         self._program = program
-        self._graph = program.training
+        self._graph = training = program.step
         self._memory = memory
         self._samples = samples
-        nodes = program.training.nodes
+        nodes = training.nodes
         self._node_of = {name: at for at, node in enumerate(nodes) for name in node.results if name is not None}
         symbols = program.symbols
-        given = [symbols[name] for name in program.training.inputs]
+        given = [symbols[name] for name in training.inputs]
         self._given = [symbol for symbol in given if symbol.kind in _GIVEN]
         kinds = (SymbolKind.BUFFER,) if may_overflow else (SymbolKind.BUFFER, SymbolKind.GRADIENT)
-        self._targets = [out for out in program.training.outputs if symbols[out.symbol].kind in kinds]
-        self._changed = {out.symbol for out in program.training.outputs}
+        self._targets = [out for out in training.outputs if symbols[out.symbol].kind in kinds]
+        self._changed = {out.symbol for out in training.outputs}
         self._seen: dict[str, Count] = {}
         self._origins: dict[str, _Origin] = {}
         self.step = 0

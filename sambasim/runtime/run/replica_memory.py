@@ -13,7 +13,7 @@ from sambasim.errors import OptionError
 from sambasim.ir.mesh import DATA_PARALLEL, TENSOR, Mesh, mesh_of
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
-from sambasim.ir.whole import with_cut_batch
+from sambasim.ir.views import with_cut_batch
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.resources import check_node_memory
 from sambasim.runtime.run.replica import place_inputs

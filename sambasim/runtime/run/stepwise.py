@@ -150,7 +150,7 @@ class StepwiseReplica:
 
     @property
     def _graph(self) -> Graph:
-        return self._program.training or self._program.evaluation
+        return self._program.leading
 
     def _bound(self) -> list[Executor]:
         """An executor for each rank. Of chips, the first has the only transport."""

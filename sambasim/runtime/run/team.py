@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias
 
 from sambasim.data.sources import Source
 from sambasim.ir.mesh import DATA_PARALLEL, copy_mesh
+from sambasim.ir.ranks import in_slices
 from sambasim.ir.types import SymbolKind
-from sambasim.ir.zero import in_slices
 from sambasim.pef import map_weights
 from sambasim.runtime.engine import Engine, choose_engine
 from sambasim.runtime.run.replica import Replica, input_specs, place_weights

@@ -7,8 +7,7 @@ from enum import StrEnum
 from sambasim.errors import InternalError
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Mesh, mesh_of
 from sambasim.ir.program import Program
-from sambasim.ir.stages import of_rank
-from sambasim.ir.zero import kept
+from sambasim.ir.ranks import kept, of_ranks
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.resources import check_node_memory
 from sambasim.runtime.transports.base import Transport, slices_of
@@ -72,9 +71,8 @@ def programs_of(program: Program, mesh: Mesh | None, ranks: Sequence[int]) -> Se
     """The program of each of `ranks`: its part of a pipeline, or all of `program`."""
     if mesh is None or mesh.size(PIPELINE) == 1:
         return [program] * len(ranks)
-    stages = [mesh.coordinate(rank, PIPELINE) for rank in ranks]
-    of_stages = {at: of_rank(program, at) for at in set(stages)}
-    return [of_stages[at] for at in stages]
+    of_stages = of_ranks(program)
+    return [of_stages[mesh.coordinate(rank, PIPELINE)] for rank in ranks]
 
 
 def connect(

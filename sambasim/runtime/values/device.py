@@ -77,10 +77,10 @@ class DeviceMemory:
     @cached_property
     def reduce_buffer(self) -> Tensor:
         """The reduce operand buffer as bytes. Raises InternalError without data parallelism."""
-        parallel = self.program.data_parallel
-        if parallel is None:
+        name = self.program.reduce_buffer
+        if name is None:
             raise InternalError("a program without data parallelism has no reduce buffer")
-        return self.tensor(parallel.reduce_buffer).view(torch.uint8)
+        return self.tensor(name).view(torch.uint8)
 
 
 def _view(place: Tensor, offset: int, type_: TensorType) -> Tensor:

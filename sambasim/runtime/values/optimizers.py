@@ -45,7 +45,7 @@ def bind_arguments(program: Program, optimizer: OptimizerOptions, world_size: in
         for one in program.optimizers
         for name, value in optimizer.hyperparameters().items()
     }
-    if program.data_parallel is not None:
+    if program.data_parallel:
         given |= {"dp_scale_factor": world_size, "dp_replica": rank}
     if ROUNDING_SEED in bound:
         given[ROUNDING_SEED] = seed

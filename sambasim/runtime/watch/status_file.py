@@ -238,7 +238,7 @@ class StepStatus(StepObserver):
     def __init__(self, activity: Activity, program: Program) -> None:
         self._activity = activity
         self._set = activity.set
-        self._texts = _section_texts(program.training or program.evaluation)
+        self._texts = _section_texts(program.leading)
         self._collectives: dict[str, bytes] = {}
         self._names_micro_step = False
         self._now = _WAITING  # what this rank does while it does not communicate

@@ -105,7 +105,7 @@ def mode_of(
     Reports DP01 if replicas that could sync do not: each trains alone, as on an RDU. Raises LaunchError for several
     replicas that cannot sync.
     """
-    parallel = program.data_parallel is not None
+    parallel = program.data_parallel
     if world_size == 1 and not (data_parallel and parallel):
         return Mode.ALONE
     if not data_parallel and (parallel or getattr(typed, "data_parallel", False)):

@@ -318,7 +318,7 @@ def lossy(program: Program, batch: Mapping[str, Tensor], where: str | None) -> I
 
 def _row_numbers(program: Program) -> set[str]:
     """Inputs that select rows, such as the tokens of an embedding: they are no labels."""
-    graph = program.training or program.evaluation
+    graph = program.leading
     counted = {result for node in graph.nodes if _name(node) == "arange" for result in node.results}
     indices: set[str] = set()
     for node in reversed(graph.nodes):

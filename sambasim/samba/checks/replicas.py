@@ -168,7 +168,7 @@ class Checks:
         if watched is not None:
             watched.steps = self._step
             watched.samplers.note_step()
-        if mode is Mode.ALONE and (self._step > 1 or self._machine.program.data_parallel is None):
+        if mode is Mode.ALONE and (self._step > 1 or not self._machine.program.data_parallel):
             return
         self._replaced = False
         compares = job.current_check() is not None or is_sampled(self._step)

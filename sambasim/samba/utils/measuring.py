@@ -168,7 +168,7 @@ def measure_sections(
     median_s, slow_s = map(max, zip(*world.all_gather_object(sums), strict=True))
     slowest = [max(times) for times in zip(*world.all_gather_object(medians), strict=True)]
     column = _prediction(model, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
-    graph = program.training or program.evaluation
+    graph = program.leading
     by_section_s = {} if column.step is None else column.step.by_section_s(graph.sections)
     rows = [_figure(one.sections, measured_s, by_section_s) for one, measured_s in zip(passes[0], slowest, strict=True)]
     predicted_s = _sum_of_known(row.predicted_s for row in rows)

@@ -21,8 +21,8 @@ from sambasim.ir.graph import MADE_AGAIN, Graph, Node
 from sambasim.ir.mesh import TENSOR
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
+from sambasim.ir.ranks import of_ranks
 from sambasim.ir.schedule import Action, ActionKind, in_flight, make, timeline
-from sambasim.ir.stages import of_rank
 from sambasim.ir.types import SymbolKind, TensorType
 from sambasim.simulation.machine import Machine, PassTimes, Rates, between
 from sambasim.simulation.memory import Memory, memory_of, pass_memory
@@ -182,7 +182,7 @@ class Here:
 
     def _compiled(self, key: Strategy) -> tuple[_Part, ...]:
         program = self._program_of(key)
-        programs = [of_rank(program, rank) for rank in range(key.stages)] if key.stages > 1 else [program]
+        programs = of_ranks(program)
         numels = [sum(group.numel for group in one.groups) for one in programs]
         whole = numels[0] if key == self._alone else sum(group.numel for group in self._whole.program.groups)
         return tuple(_Part(one, numel / whole) for one, numel in zip(programs, numels, strict=True))
@@ -341,7 +341,7 @@ def _update_words(copies: int, states: int) -> float:
 
 def needed_bytes(program: Program) -> int:
     """Of a pass of a whole replica: its device memory, and what operators allocate."""
-    found = pass_memory(program.training or program.evaluation, program.symbols)
+    found = pass_memory(program.leading, program.symbols)
     return program.device_bytes + found.activations + found.temporaries
 
 

@@ -138,7 +138,7 @@ def chain_of(
 
 def _repeated(shorter: Shorter, work: Work, count: int) -> Sequence[int]:
     """The operators of the forward of the whole model, as numbers of those that are like them."""
-    graph = shorter.program.training or shorter.program.evaluation
+    graph = shorter.program.leading
     place_of = {node.name: place for place, node in enumerate(graph.nodes)}
     nodes = [stage.node for stage in work.stages[:count]]
     starts = [bisect_left(nodes, place_of[name]) for name in (*shorter.starts, shorter.end)]

@@ -67,7 +67,7 @@ class Compiled:
 
     @property
     def sections(self) -> int:
-        graph = self.program.training or self.program.evaluation
+        graph = self.program.leading
         return sum(one.kind in MODEL_KINDS for one in graph.sections)
 
     @cached_property
@@ -97,7 +97,7 @@ class Compiled:
 
 
 def _compiled(program: Program, shorter: Shorter | None = None) -> Compiled:
-    return Compiled(program, work_of(program.training or program.evaluation, program.symbols), shorter)
+    return Compiled(program, work_of(program.leading, program.symbols), shorter)
 
 
 def _show(few: Compiled, more: Compiled, layers: int) -> bool:
@@ -231,7 +231,7 @@ class Ranks:
     def _one_rank(self, alone: Strategy, compiled: Compiled) -> OneRank:
         program, samples = compiled.program, alone.samples
         budget = replace(roomy(self.budget(alone)), behind=None)
-        graph = program.training or program.evaluation
+        graph = program.leading
         work = at_batch_size(compiled.work, program.batch_size, samples)
         pieces = pieces_as_compiled(graph, work)
         step = price_pieces(program, work, pieces, budget, self._calibration, samples, 1)

@@ -154,7 +154,7 @@ def price(
 def _of_one_rank(
     strategy: Strategy, program: Program, level: Level, budget: Budget, calibration: Calibration, placement: Placement
 ) -> Priced:
-    graph, samples = program.training or program.evaluation, strategy.samples
+    graph, samples = program.leading, strategy.samples
     work = at_batch_size(work_of(graph, program.symbols), program.batch_size, samples)
     check_chip(graph, work, budget)
     alone = price_pieces(

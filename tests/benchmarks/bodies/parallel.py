@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn import functional as F
 
 from sambasim.ir.dataflow import groups_of
-from sambasim.ir.zero import in_slices
+from sambasim.ir.ranks import in_slices
 from sambasim.options.run import RunOptions
 from sambasim.pef import read
 from sambasim.runtime.job import TrainingJob

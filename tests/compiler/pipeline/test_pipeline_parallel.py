@@ -21,8 +21,8 @@ from sambasim.ir.dataflow import axis_of
 from sambasim.ir.graph import Argument, Node, SectionKind
 from sambasim.ir.mesh import PIPELINE, replica_mesh
 from sambasim.ir.program import Program
+from sambasim.ir.ranks import of_ranks
 from sambasim.ir.schedule import make
-from sambasim.ir.stages import of_rank
 from sambasim.ir.types import GRADIENT_SUFFIX, SymbolKind
 from sambasim.ir.verify import Progress, verify
 from sambasim.runtime.engine.executor import Executor, tangent_of
@@ -111,7 +111,7 @@ def pipelined(built: Built, batches: Sequence[Batch], program: Program) -> dict[
     program = placed(program)
     mesh, schedule = replica_mesh(program.mesh), program.schedule
     assert schedule is not None
-    programs = [of_rank(program, rank) for rank in range(mesh.world_size)]
+    programs = of_ranks(program)
     memories = [DeviceMemory(one, private_storage(one.device_bytes)) for one in programs]
     hub, passes = Hub(mesh.world_size), []
     for rank, (memory, own) in enumerate(zip(memories, programs, strict=True)):
@@ -190,7 +190,7 @@ def test_each_rank_holds_its_own_parameters_only() -> None:
     built, _ = example("char_gpt")
     program = placed(cut(built, 2))
     whole = placed(built.program)
-    parts = [of_rank(program, rank) for rank in range(2)]
+    parts = of_ranks(program)
     names = [{name for name, one in part.symbols.items() if one.kind is SymbolKind.PARAMETER} for part in parts]
     assert names[0].isdisjoint(names[1])
     assert names[0] | names[1] == {name for name, one in whole.symbols.items() if one.kind is SymbolKind.PARAMETER}
@@ -244,7 +244,7 @@ def test_evaluation_reads_statistics_where_training_changes_them(schedule: str) 
     check_bits(built, batches, 2, schedule)
     program = placed(cut(built, 2, schedule))
     holders = [
-        {name for name, one in of_rank(program, rank).symbols.items() if one.kind is SymbolKind.BUFFER}
+        {name for name, one in of_ranks(program)[rank].symbols.items() if one.kind is SymbolKind.BUFFER}
         for rank in range(2)
     ]
     assert holders[0].isdisjoint(holders[1])
@@ -304,7 +304,7 @@ def test_each_rank_updates_parameters_where_a_view_of_them_is_in_the_stage_befor
 
     built, _ = built_from(Net(), x=torch.randn(3, 8), target=torch.randn(3, 8))
     program = placed(cut(built, 3))
-    assert all(of_rank(program, rank).groups for rank in range(3))
+    assert all(of_ranks(program)[rank].groups for rank in range(3))
     with pytest.raises(OptionError, match="share the buffer"):
         cut(built, 4)
 

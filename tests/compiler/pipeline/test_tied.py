@@ -19,8 +19,8 @@ from sambasim.compiler.update import AddDataParallel, AttachOptimizers, Update
 from sambasim.errors import InvariantError
 from sambasim.ir.graph import Node, SectionKind
 from sambasim.ir.program import Program
+from sambasim.ir.ranks import copied, ends_of, of_ranks
 from sambasim.ir.schedule import make
-from sambasim.ir.stages import copied, ends_of, of_rank
 from sambasim.ir.types import SymbolKind
 from sambasim.ir.verify import verify
 from tests.compiler.pipeline.test_pipeline_parallel import BUDGET, MICRO_BATCHES, crossing
@@ -84,7 +84,7 @@ def test_no_rank_of_four_holds_more_than_two_fifths_of_a_tied_gpt() -> None:
     assert 4 * sizes[TIED] / whole_bytes == pytest.approx(0.31, rel=0.03)
     program = placed()
     assert moves(program) == [(f"{TIED}__grad", (0, 3)), (TIED, (3, 0))]
-    held = [held_bytes(of_rank(program, rank)) for rank in range(4)]
+    held = [held_bytes(of_ranks(program)[rank]) for rank in range(4)]
     assert max(held) <= 0.4 * whole_bytes
     assert program.device_bytes <= 0.4 * whole_bytes
     assert sum(held) == whole_bytes + 2 * program.symbols[TIED].type.size_bytes, "all but its states are there twice"
@@ -105,7 +105,7 @@ def test_a_group_of_its_own_is_reduced_behind_the_copy_of_its_gradient() -> None
     ]
     optimizers = ["OPT"] * len(program.groups)
     assert kinds == ["REDUCE", "REDUCE", "GRADNORM", *optimizers, "GATHER", "GATHER"]
-    on_first, on_last = (of_rank(program, rank) for rank in (0, 3))
+    on_first, on_last = (of_ranks(program)[rank] for rank in (0, 3))
     assert group in on_last.groups
     assert group not in on_first.groups
     assert {TIED, f"{TIED}__grad"} <= on_first.symbols.keys() & on_last.symbols.keys()

@@ -1,0 +1,272 @@
+"""The invariants of a program, each with a number and a sentence.
+
+Every builder and every pass ends in `verify`, and so does reading a PEF: a pass may assume a valid program and must
+leave one. Invariants 9 and 11 hold once the optimizer is attached, 7 and 8 once everything has its place in device
+memory; a PEF is always at that last stage.
+
+     1  every value is defined once, and is no symbol
+     2  every reference names a symbol that the graph takes in, or the result of an earlier node
+     3  every operator and every constant of torch is in its table of permitted ones
+     4  sections are numbered from 0, and cover every node once and in order
+     5  the nodes that work on a group come in the order of its data, each in a section behind the one before: the
+        backward completes its gradients, copy, reduce_scatter, square_sums, the optimizer, all_gather, copy
+     6  an output's value has the type of the symbol that keeps it; gradients have the type of their parameters
+     7  a symbol in device memory is aligned, inside it, and overlaps no other but the accumulation group around it
+     8  members of a group start at multiples of 64 elements, in order, and lie where the group's regions say
+     9  groups have distinct names; every gradient and every optimizer state belongs to exactly one of them
+    10  with the axis dp, one REDUCE section reduces every group along it (the mean, in the order of the tree), and one
+        GATHER section gathers every group; each has a wrapper, and fits into the reduce buffer. Without the axis there
+        is none of these, and no ZeRO. Its size is a multiple of the chips of a replica, and one replica unless a run
+        chooses. Communication names an axis of the mesh, and what is cut has a part for each rank on one
+    11  a training step has a loss, a tangent of its type, and one optimizer node for each group; it returns every
+        gradient. If one optimizer clips, all do, by the norm of all gradients, summed over every axis of the mesh
+    12  every type and every size is within what a machine can address
+    13  nodes that work on groups name groups of the program, in sections of their kind, behind every other node;
+        evaluation graphs are all FWD
+    14  the first extent of every input is the batch size
+    15  an output of a graph is kept in a symbol of kind output, gradient or buffer
+    16  with the axis pp there is a schedule for its ranks that can run, and without it there is none; a section of a
+        pass has a stage of the schedule, and reads only what its own rank makes, or receives from the one that sends
+        it. A trained parameter is read where its gradient is completed. If one more rank reads it, that rank updates
+        it, in a group of its own: copy nodes bring the gradient there and the parameter back
+    17  every parameter has a name in the state_dict of its model, and no name there is that of two symbols
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
+from itertools import pairwise
+from operator import itemgetter
+
+from sambasim.errors import InvariantError
+from sambasim.ir.graph import TORCH_CONSTANTS, Argument, Graph, TorchConstant
+from sambasim.ir.operators import OPERATORS, OperatorKind
+from sambasim.ir.program import MASTER, ParameterGroup, Program
+from sambasim.ir.ranks import symbols_of_ranks
+from sambasim.ir.types import (
+    ALIGNMENT_BYTES,
+    ALIGNMENT_ELEMENTS,
+    DTYPE_BYTES,
+    VALUE_BYTES,
+    Symbol,
+    SymbolKind,
+    TensorType,
+)
+from sambasim.ir.verify_training import (
+    require,
+    verify_copies,
+    verify_data_parallel,
+    verify_pipeline,
+    verify_sections_of_groups,
+    verify_training,
+)
+
+LARGEST_BYTES = 1 << 46
+"""64 TiB: more than any machine that we know of has, and far from where arithmetic on sizes could overflow."""
+
+HIGHEST_RANK = 64
+"""Dimensions of a tensor; torch's own limit. It keeps the products of shapes in a file from becoming astronomical."""
+
+
+class Progress(IntEnum):
+    """How far the compiler is with a program."""
+
+    CAPTURED = 0
+    OPTIMIZED = 1  # the optimizer is attached, parameters are in groups
+    PLACED = 2  # every symbol has its address in device memory
+
+
+def verify(program: Program, stage: Progress = Progress.PLACED) -> None:
+    """Raises InvariantError, with the number of the first invariant that `program` breaks."""
+    for begins, rules in _RULES.items():
+        for rule in rules if stage >= begins else ():
+            rule(program)
+
+
+def _symbol(name: str, program: Program, number: int, otherwise: str) -> Symbol:
+    symbol = program.symbols.get(name)
+    if symbol is None:
+        raise InvariantError(number, otherwise)
+    return symbol
+
+
+def _types(program: Program) -> None:
+    axes = {(axis.name, axis.size) for axis in program.mesh if not axis.at_run_time}
+    require(program.batch_size >= 1, 12, f"the batch size is {program.batch_size}")
+    for name, symbol in program.symbols.items():
+        require(name == symbol.name, 1, f"symbol {symbol.name} is filed under {name}")
+        _type(name, symbol.type, DTYPE_BYTES)
+        for cut in symbol.cuts:
+            exists = 0 <= cut.dim < len(symbol.type.shape) and cut.outer >= 1
+            fits = exists and symbol.type.shape[cut.dim] % cut.outer == 0
+            require(fits and (cut.axis, cut.parts) in axes, 10, f"{name} is cut otherwise than the mesh: {cut}")
+        _type(name, symbol.whole, DTYPE_BYTES)
+        batched = symbol.kind is not SymbolKind.INPUT or symbol.type.shape[:1] == (program.batch_size,)
+        require(batched, 14, f"{symbol.name} is {symbol.type}, but the batch size is {program.batch_size}")
+    for graph in program.graphs:
+        for name, type_ in graph.values.items():
+            _type(name, type_, VALUE_BYTES)
+    require(0 <= program.device_bytes <= LARGEST_BYTES, 12, f"device memory of {program.device_bytes} bytes")
+
+
+def _type(name: str, type_: TensorType, dtypes: Mapping[str, int]) -> None:
+    require(type_.dtype in dtypes, 12, f"{name} has the unknown dtype {type_.dtype!r}")
+    require(len(type_.shape) <= HIGHEST_RANK, 12, f"{name} has {len(type_.shape)} dimensions")
+    require(all(0 <= extent <= LARGEST_BYTES for extent in type_.shape), 12, f"{name} has the shape {type_.shape}")
+    require(type_.size_bytes <= LARGEST_BYTES, 12, f"{name} would need {type_.size_bytes} bytes")
+
+
+def _names(program: Program) -> None:
+    held: dict[str, str] = {}
+    for symbol in program.symbols.values():
+        named = symbol.kind is not SymbolKind.PARAMETER or bool(symbol.torch_names)
+        require(named, 17, f"the parameter {symbol.name} has no name in the state_dict")
+        for name in symbol.torch_names:
+            require(name not in held, 17, f"{name} is the name of {held.get(name)} and of {symbol.name}")
+            held[name] = symbol.name
+
+
+def _graphs(program: Program) -> None:
+    for graph in program.graphs:
+        _values(graph, program)
+        _sections(graph)
+        _outputs(graph, program)
+
+
+def _values(graph: Graph, program: Program) -> None:
+    known = set(graph.inputs)
+    for name in graph.inputs:
+        require(name in program.symbols, 2, f"{graph.name} takes in {name}, which is no symbol")
+    for node in graph.nodes:
+        permitted = node.operator in OPERATORS and OPERATORS[node.operator].kind is not OperatorKind.MEMORY
+        require(permitted, 3, f"node {node.name} is {node.operator}, which is not permitted")
+        _constants(node.name, (node.args, node.kwargs))
+        for name in node.reads:
+            require(name in known, 2, f"node {node.name} reads {name}, which nothing before it defines")
+        for result in node.results:
+            if result is not None:
+                require(result not in known and result not in program.symbols, 1, f"{result} is defined twice")
+                require(result in graph.values, 1, f"{result} has no type")
+                known.add(result)
+    for output in graph.outputs:
+        require(output.value in known, 2, f"{graph.name} returns {output.value}, which nothing defines")
+
+
+def _constants(node: str, argument: Argument) -> None:
+    if isinstance(argument, TorchConstant):
+        permitted = argument.name in TORCH_CONSTANTS.get(argument.kind, ())
+        require(permitted, 3, f"node {node} takes the {argument.kind} {argument.name}, which is not permitted")
+    elif isinstance(argument, tuple):
+        for item in argument:
+            _constants(node, item)
+
+
+def _sections(graph: Graph) -> None:
+    stop = 0
+    for index, section in enumerate(graph.sections):
+        require(section.index == index, 4, f"section {section.name} is numbered {section.index}, not {index}")
+        covers = section.start == stop < section.stop
+        require(covers, 4, f"section {index} covers {section.start}:{section.stop}")
+        stop = section.stop
+    require(stop == len(graph.nodes), 4, f"sections of {graph.name} cover {stop} of {len(graph.nodes)} nodes")
+
+
+_KEEPERS = (SymbolKind.OUTPUT, SymbolKind.GRADIENT, SymbolKind.BUFFER)
+
+
+def _outputs(graph: Graph, program: Program) -> None:
+    for output in graph.outputs:
+        otherwise = f"{graph.name} keeps {output.value} in {output.symbol}, which is no symbol"
+        symbol = _symbol(output.symbol, program, 2, otherwise)
+        require(symbol.kind in _KEEPERS, 15, f"{graph.name} keeps {output.value} in {symbol.name}, a {symbol.kind}")
+        kept = graph.values.get(output.value) or program.symbols[output.value].type
+        # The evaluation graph at batch 1 has the same output symbols, at another batch size.
+        fits = symbol.kind is SymbolKind.OUTPUT or kept == symbol.type
+        require(fits, 6, f"{output.value} is {kept}, but {symbol.name} is {symbol.type}")
+
+
+def _ownership(program: Program) -> None:
+    names = [group.name for group in program.groups]
+    require(len(names) == len(set(names)), 9, f"groups share a name: {names}")
+    for optimizer in program.optimizers:
+        require(f"opt.{optimizer.kind}" in OPERATORS, 3, f"the optimizer {optimizer.kind} is not permitted")
+    owned: set[str] = set()
+    for group in program.groups:
+        require(0 <= group.optimizer < len(program.optimizers), 8, f"{group.name} has no optimizer {group.optimizer}")
+        for member in group.members:
+            for name, kind in ((member.parameter, SymbolKind.PARAMETER), (member.gradient, SymbolKind.GRADIENT)):
+                symbol = program.symbols.get(name)
+                require(symbol is not None and symbol.kind is kind, 9, f"{name} is no {kind}")
+        for name in program.symbols_of(group):
+            require(name not in owned, 9, f"{name} is in two groups, or twice in one")
+            owned.add(name)
+    for symbol in program.symbols.values():
+        free = symbol.kind not in (SymbolKind.GRADIENT, SymbolKind.OPTIMIZER_STATE) or symbol.name in owned
+        require(free, 9, f"{symbol.name} is in no group")
+
+
+def _memory(program: Program) -> None:
+    # Members of a group are aligned to 64 elements by invariant 8; everything else to whole addresses.
+    members = {name for group in program.groups for name in program.symbols_of(group)}
+    for symbol in program.symbols.values():
+        kept = symbol.kind not in (SymbolKind.OUTPUT, SymbolKind.TANGENT)
+        where = f"{symbol.name} lies at {symbol.offset}"
+        require((symbol.offset is not None) == kept, 7, f"{where}, and is of kind {symbol.kind}")
+        if symbol.offset is not None:
+            require(symbol.offset >= 0, 7, where)
+            end = symbol.offset + symbol.type.size_bytes
+            require(end <= program.device_bytes, 7, f"{symbol.name} ends at {end}, past the device's memory")
+            free = symbol.name in members or symbol.kind is SymbolKind.ACCUMULATION_GROUP
+            require(free or symbol.offset % ALIGNMENT_BYTES == 0, 7, f"{where}, which is not aligned")
+    for held in symbols_of_ranks(program):
+        spans = [
+            (symbol.offset, symbol.offset + symbol.type.size_bytes, name)
+            for name, symbol in program.symbols.items()
+            if name in held and symbol.offset is not None and symbol.type.size_bytes
+            if symbol.kind is not SymbolKind.ACCUMULATION_GROUP  # it wraps gradients
+        ]
+        for (_, end, before), (start, _, after) in pairwise(sorted(spans, key=itemgetter(0))):
+            require(end <= start, 7, f"{before} and {after} overlap in device memory")
+
+
+def _groups(program: Program) -> None:
+    for group in program.groups:
+        _group(group, program)
+
+
+def _group(group: ParameterGroup, program: Program) -> None:
+    require(group.numel % ALIGNMENT_ELEMENTS == 0, 8, f"{group.name} has {group.numel} elements")
+    require(group.dtype in DTYPE_BYTES, 12, f"{group.name} has the unknown dtype {group.dtype!r}")
+    types = {region: group.region_type(region) for region in group.regions}
+    optimizer = program.optimizers[group.optimizer]
+    states = "float32" if MASTER in optimizer.states else None
+    require(group.state_dtype == states, 12, f"{group.name} has states of {group.state_dtype!r}, not of {states!r}")
+    narrow = group.dtype in ("float16", "bfloat16")
+    require(states is None or narrow, 12, f"{group.name} of {group.dtype} has master weights")
+    require(set(group.regions) == set(optimizer.regions), 8, f"{group.name} has the regions {sorted(group.regions)}")
+    for region, offset in group.regions.items():
+        end = offset + types[region].size_bytes
+        inside = offset >= 0 and offset % ALIGNMENT_BYTES == 0 and end <= program.device_bytes
+        require(inside, 7, f"region {region} of {group.name} lies at {offset}, up to {end}")
+    reached = 0
+    for member in group.members:
+        follows = member.start % ALIGNMENT_ELEMENTS == 0 and member.start >= reached
+        require(follows, 8, f"{member.parameter} starts at {member.start}")
+        reached = member.start + member.numel
+        require(member.numel >= 0 and reached <= group.numel, 8, f"{member.parameter} ends past its group")
+        for region, name in optimizer.symbols_of(member).items():
+            symbol = _symbol(name, program, 8, f"{group.name} names {name}, which is no symbol")
+            dtype = types[region].dtype
+            address = group.regions[region] + member.start * DTYPE_BYTES[dtype]
+            require(symbol.offset == address, 8, f"{name} lies at {symbol.offset}, its group says {address}")
+            fits = symbol.type.dtype == dtype and symbol.type.numel == member.numel
+            require(fits, 6, f"{name} is {symbol.type}, its group says {dtype} × {member.numel}")
+        gradient, parameter = program.symbols[member.gradient], program.symbols[member.parameter]
+        require(gradient.type == parameter.type, 6, f"{gradient.name} is {gradient.type}, not {parameter.type}")
+
+
+_RULES: Mapping[Progress, Sequence[Callable[[Program], None]]] = {
+    Progress.CAPTURED: (_types, _names, _graphs, verify_sections_of_groups, verify_pipeline),
+    Progress.OPTIMIZED: (_ownership, verify_training, verify_copies),
+    Progress.PLACED: (_memory, _groups, verify_data_parallel),
+}
+"""By how far a program is, what holds from then on, in an order in which each rule may assume those before."""

@@ -1,0 +1,287 @@
+"""The training step and its update: invariants 5, 10, 11 and 13; stages, their schedule and their messages: invariant
+16. See `verify`."""
+
+from sambasim.errors import InvariantError, OptionError
+from sambasim.ir.dataflow import axis_of, groups_of, pass_and_update
+from sambasim.ir.graph import Argument, Graph, Node, Ref, Section, SectionKind
+from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE
+from sambasim.ir.operators import OPERATORS, OperatorKind
+from sambasim.ir.program import LOSS_SCALE, MASTER, Program
+from sambasim.ir.ranks import copied, ends_of, pipeline_ranks, ranks_of_values
+from sambasim.ir.schedule import check
+from sambasim.ir.types import DTYPE_BYTES, SymbolKind, TensorType
+
+_SECTION_KINDS = {
+    "comm.reduce_scatter": SectionKind.REDUCE,
+    "opt.square_sums": SectionKind.GRADNORM,
+    "comm.all_gather": SectionKind.GATHER,
+}
+"""By operator on groups: the kind of its section. All others are optimizers."""
+
+
+def require(condition: bool, number: int, what: str) -> None:
+    if not condition:
+        raise InvariantError(number, what)
+
+
+def verify_sections_of_groups(program: Program) -> None:
+    """What works on groups. See `dataflow` for what each of these operators reads and writes."""
+    groups, axes = {group.name for group in program.groups}, {axis.name for axis in program.mesh}
+    for graph in program.graphs:
+        in_pass, update = pass_and_update(graph)
+        kinds = [section.kind for section in in_pass]
+        ordered = kinds == sorted(kinds, key=[SectionKind.FWD, SectionKind.BCKWD].index)
+        require(ordered, 13, f"the sections of a pass of {graph.name} are {', '.join(kinds)}, not FWD and then BCKWD")
+        for section in graph.sections:
+            is_forward = section.kind is SectionKind.FWD or graph is program.training
+            require(is_forward, 13, f"{graph.name} has a section of kind {section.kind}")
+            for node in graph.section_nodes(section):
+                axis, named = axis_of(node), groups_of(node)
+                known = axis in axes or OPERATORS[node.operator].kind is not OperatorKind.COLLECTIVE
+                require(known, 10, f"{node.name} communicates along {axis}, which is no axis of the mesh")
+                if node.operator != "comm.copy" and not named:
+                    plain = section not in update or not node.operator.startswith("aten.")
+                    require(plain, 13, f"{section.kind} section {section.index} holds {node.operator}")
+                    continue
+                right = section.kind is _kind_of_section(node, program)
+                require(right, 13, f"{node.operator} is in a section of kind {section.kind}")
+                require(groups.issuperset(named), 13, f"{node.name} names {', '.join(named)}: not all are groups")
+
+
+def _kind_of_section(node: Node, program: Program) -> SectionKind:
+    """The kind of the section to which a node that works on groups belongs."""
+    if node.operator != "comm.copy":
+        return _SECTION_KINDS.get(node.operator, SectionKind.OPT)
+    match node.args:
+        case (str(), str(name)) if axis_of(node) == PIPELINE and name in program.symbols:
+            match program.symbols[name].kind:
+                case SymbolKind.GRADIENT:
+                    return SectionKind.REDUCE
+                case SymbolKind.PARAMETER:
+                    return SectionKind.GATHER
+    raise InvariantError(13, f"{node.name} copies no parameter and no gradient to another stage")
+
+
+def verify_training(program: Program) -> None:
+    training = program.training
+    if training is None:
+        require(not program.groups, 11, "a program without a training step has parameter groups")
+        return
+    loss = program.symbols.get(program.loss or "")
+    inputs = [program.symbols[name] for name in training.inputs]
+    types = [symbol.type for symbol in inputs if symbol.kind is SymbolKind.TANGENT]
+    require(bool(types), 11, "the training step has no tangent")
+    fits = loss is not None and loss.type in types
+    require(fits, 11, f"no tangent is of the type of the loss: {', '.join(map(str, types))}")
+    returned = [output.symbol for output in training.outputs]
+    require(len(returned) == len(set(returned)), 11, "two outputs of the training step are kept in one symbol")
+    gradients = [member.gradient for group in program.groups for member in group.members]
+    for name in (program.loss, *gradients):
+        require(name in returned, 11, f"the training step does not return {name}")
+    updated = [name for node in _updates(program) for name in groups_of(node)]
+    require(updated == [group.name for group in program.groups], 11, f"the optimizer nodes update {updated}")
+    _verify_order(program)
+    _verify_norm(program)
+
+
+def _updates(program: Program) -> list[Node]:
+    """The nodes of optimizers."""
+    kinds = {f"opt.{optimizer.kind}" for optimizer in program.optimizers}
+    return [node for node in program.step.nodes if node.operator in kinds]
+
+
+def _verify_norm(program: Program) -> None:
+    """The chain from the squares of all gradients to every optimizer, if gradients are clipped."""
+    training, reached = program.step, 0
+    members = [member for group in program.groups for member in group.members]
+    for member in sorted(members, key=lambda member: member.block):
+        require(member.block == reached, 11, f"the blocks of {member.parameter} begin at {member.block}, not {reached}")
+        reached += member.blocks
+    squares = [node for node in training.nodes if node.operator == "opt.square_sums"]
+    norms = [node for node in training.nodes if node.operator == "opt.total_norm"]
+    scales = any(argument.name == LOSS_SCALE for argument in program.runtime_arguments)
+    unscales = bool(norms) and all(MASTER in optimizer.states for optimizer in program.optimizers)
+    require(unscales or not scales, 11, "the loss is scaled, and gradients are not all checked and unscaled")
+    require(len(squares) == len(norms) <= 1, 11, f"{len(squares)} nodes sum squares for {len(norms)} norms")
+    operands: tuple[Ref, ...] = ()
+    for square, norm in zip(squares, norms, strict=True):
+        groups = tuple(group.name for group in program.groups)
+        require(square.args == (groups,), 11, f"{square.name} does not sum the squares of all groups")
+        total = square.results[0] or ""
+        count = training.values[total].numel
+        require(count == reached, 11, f"{square.name} has {count} sums for {reached} blocks")
+        left = {axis.name for axis in program.mesh}
+        while left:
+            along = [node for node in training.nodes if node.reads == (total,)]
+            axis = axis_of(along[0]) if len(along) == 1 else None
+            summed = axis in left and along[0].operator == "comm.all_reduce"
+            right = summed and dict(along[0].kwargs) == {"axis": axis, "op": "sum", "order": "tree"}
+            require(right, 11, f"the squares of {square.name} are not summed once over the axis {min(left)}")
+            left.discard(axis or "")
+            total = along[0].results[0] or ""
+        require(norm.args == (Ref(total),), 11, f"{norm.name} is not the norm of all gradients")
+        operands = (Ref(norm.results[0] or ""),)
+    for node in _updates(program):
+        require(node.args[1:] == operands, 11, f"{node.name} clips otherwise than the other optimizers")
+
+
+def _verify_order(program: Program) -> None:
+    """Each group passes the operators of `order` once, in later and later sections; "back" copies a parameter back."""
+    updates = {f"opt.{optimizer.kind}" for optimizer in program.optimizers}
+    order = ["comm.copy", "comm.reduce_scatter", "opt.square_sums", "opt", "comm.all_gather", "back"]
+    parameters = {member.parameter for group in program.groups for member in group.members}
+    reached: dict[str, tuple[int, int]] = {}
+    for section in program.step.sections:
+        for node in program.step.section_nodes(section):
+            operator = "opt" if node.operator in updates else node.operator
+            if copied(node) in parameters:
+                operator = "back"
+            place = order.index(operator) if groups_of(node) else 0
+            for group in groups_of(node):
+                before = reached.get(group, (-1, -1))
+                ordered = before[0] < place and before[1] < section.index
+                require(ordered, 5, f"{node.name} is too early in section {section.index}, or there twice")
+                reached[group] = (place, section.index)
+
+
+_ALONG_DP = {"axis": DATA_PARALLEL, "order": "tree"}
+_EXCHANGES = {"comm.reduce_scatter": _ALONG_DP | {"op": "mean"}, "comm.all_gather": {"axis": DATA_PARALLEL}}
+_MOST_ZERO = 3
+
+
+def verify_data_parallel(program: Program) -> None:
+    axes = [axis.name for axis in program.mesh]
+    require(len(axes) == len(set(axes)), 10, f"the mesh has an axis twice: {', '.join(axes)}")
+    for axis in program.mesh:
+        require(axis.size >= 1, 10, f"the axis {axis.name} has the size {axis.size}")
+        fits = axis.chips == 1 or (axis.name == DATA_PARALLEL and axis.chips > 1 and axis.size % axis.chips == 0)
+        require(fits, 10, f"the axis {axis.name} has {axis.size} ranks, and {axis.chips} chips a replica")
+        several = axis.name == DATA_PARALLEL and axis.size > axis.chips
+        require(axis.at_run_time or not several, 10, f"the axis {axis.name} has a fixed number of replicas")
+    require((DATA_PARALLEL in axes) == program.data_parallel, 10, "the axis dp goes with a reduce buffer")
+    right = 0 <= program.zero <= _MOST_ZERO * program.data_parallel
+    require(right, 10, f"ZeRO {program.zero} of replicas that sync nothing, or of an unknown level")
+    for group in program.groups:
+        right = (group.wrapper is not None) == program.data_parallel
+        require(right, 10, f"the gradients of {group.name} have the wrapper {group.wrapper}")
+    if not program.data_parallel:
+        return
+    if program.training is None:
+        raise InvariantError(10, "data parallelism without a training step")
+    for operator, keywords in _EXCHANGES.items():
+        sections: set[int] = set()
+        exchanged: list[str] = []
+        for section in program.training.sections:
+            for node in program.training.section_nodes(section):
+                if node.operator == operator and (names := groups_of(node)):
+                    require(dict(node.kwargs) == keywords, 10, f"{operator} of groups must have {keywords}")
+                    sections.add(section.index)
+                    exchanged += names
+        require(len(sections) == 1, 10, f"{operator} of groups is not in one section")
+        every = sorted(exchanged) == sorted(group.name for group in program.groups)
+        require(every, 10, f"{operator} is not there for each group")
+    for group in program.groups:
+        wrapper = program.symbols.get(group.wrapper or "")
+        right = wrapper is not None and wrapper.offset == group.regions["gradient"]
+        right = right and wrapper is not None and wrapper.type.numel == group.numel
+        require(right, 10, f"{group.wrapper} does not wrap the gradients of {group.name}")
+    buffer = program.symbols.get(program.reduce_buffer or "")
+    needed = max((group.numel * DTYPE_BYTES[group.dtype] for group in program.groups), default=0)
+    holds = buffer is not None and buffer.offset is not None and buffer.type.size_bytes >= needed
+    require(holds, 10, f"the reduce buffer {program.reduce_buffer} does not hold {needed} bytes")
+
+
+_LARGEST_TAG = 30_000
+"""MPI has tags up to 32,767 everywhere."""
+
+
+def verify_pipeline(program: Program) -> None:
+    schedule, ranks = program.schedule, pipeline_ranks(program)
+    require((schedule is None) == all(axis.name != PIPELINE for axis in program.mesh), 16, "a pipeline has a schedule")
+    if schedule is None:
+        return
+    require(schedule.ranks == ranks, 16, f"the schedule is for {schedule.ranks} ranks, and the axis pp has {ranks}")
+    try:
+        check(schedule)
+    except OptionError as error:
+        raise InvariantError(16, f"the schedule cannot run: {error.what}") from None
+    for graph in program.graphs:
+        in_pass, _ = pass_and_update(graph)
+        require(
+            sorted(in_pass, key=_place) == [*in_pass], 16, f"the sections of {graph.name} are not in order of stages"
+        )
+        for section in in_pass:
+            known = 0 <= section.stage < schedule.stages
+            require(known, 16, f"section {section.index} is of stage {section.stage}")
+        _verify_messages(graph, program, ranks)
+
+
+def _place(section: Section) -> tuple[bool, int]:
+    """By which the sections of a pass are ordered."""
+    is_backward = section.kind is SectionKind.BCKWD
+    return is_backward, -section.stage if is_backward else section.stage
+
+
+def _verify_messages(graph: Graph, program: Program, ranks: int) -> None:
+    made: dict[str, int] = {}
+    messages: dict[tuple[int, int], TensorType] = {}
+    tags: set[tuple[int, int]] = set()
+    for section in pass_and_update(graph)[0]:
+        rank = section.stage % ranks
+        for node in graph.section_nodes(section):
+            for name in node.reads:
+                require(made.get(name, rank) == rank, 16, f"{node.name} reads {name}, which another rank makes")
+            made.update((name, rank) for name in node.results if name is not None)
+            if axis_of(node) != PIPELINE:
+                continue
+            peer, tag = (rank + _keyword(node, "shift")) % ranks, _tag(node)
+            if node.operator == "comm.send":
+                names = node.reads
+                require(len(names) == 1 and (peer, tag) not in tags, 16, f"{node.name} sends {len(names)} values")
+                tags.add((peer, tag))
+                messages[peer, tag] = graph.values.get(names[0]) or program.symbols[names[0]].type
+            elif node.operator == "comm.recv":
+                sent = messages.pop((rank, tag), None)
+                require(sent == graph.values[node.results[0] or ""], 16, f"nothing sends what {node.name} receives")
+    require(not messages, 16, f"nothing receives {len(messages)} messages of {graph.name}")
+
+
+def verify_copies(program: Program) -> None:
+    training, ranks = program.training, pipeline_ranks(program)
+    if training is None or ranks == 1:
+        return
+    made, _ = ranks_of_values(training, ranks)
+    source_of = {output.symbol: made.get(output.value, 0) for output in training.outputs}
+    reads = [ranks_of_values(graph, ranks)[1] for graph in program.graphs]
+    copies = {symbol: node for node in training.nodes if (symbol := copied(node)) is not None}
+    expected = []
+    for group in program.groups:
+        for member in group.members:
+            source = source_of[member.gradient]
+            others = set().union(*(read.get(member.parameter, ()) for read in reads)) - {source}
+            if not others:
+                continue
+            alone = len(others) == len(group.members) == 1
+            require(alone, 16, f"{member.parameter} is read on the ranks {sorted({source, *others})}")
+            (target,) = others
+            for symbol, ends in ((member.gradient, (source, target)), (member.parameter, (target, source))):
+                node = copies.get(symbol)
+                right = node is not None and groups_of(node) == (group.name,) and ends_of(node) == ends
+                require(right, 16, f"{symbol} is not copied from rank {ends[0]} to rank {ends[1]}")
+                expected.append(symbol)
+    require(sorted(copies) == sorted(expected), 16, f"the update copies {sorted(copies)}, not {sorted(expected)}")
+    for node in copies.values():
+        _tag(node)
+
+
+def _tag(node: Node) -> int:
+    tag = _keyword(node, "tag")
+    require(0 <= tag <= _LARGEST_TAG, 16, f"{node.name} has the tag {tag}")
+    return tag
+
+
+def _keyword(node: Node, name: str) -> int:
+    argument: Argument = dict(node.kwargs).get(name)
+    if isinstance(argument, int):
+        return argument
+    raise InvariantError(16, f"{node.name} is a message with the {name} {argument!r}")
