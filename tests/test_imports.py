@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "sambasim"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-CAPTURE = "sambasim.compiler.capture"
+CAPTURE = "sambasim.compiler.capture.trace"
 ONLY_IN_CAPTURE = ("torch.export", "torch._functorch", "torch._dynamo")
 LIGHT = "cli.main collectives errors hardware ir options pef records units"
 """What may be imported without waiting for torch, numpy or MPI."""

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from sambasim.commands.torch_optimizers import options_of_group, plain_number, refuse_changed_step
-from sambasim.compiler.tensors import held_by
+from sambasim.compiler.capture.tensors import held_by
 from sambasim.errors import ModelError, OptionError
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.load import one_of, show

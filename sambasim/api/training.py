@@ -14,7 +14,7 @@ from sambasim.api.pef import Pef, opened
 from sambasim.api.ranks import command, connected, speaks_python, supervised
 from sambasim.commands.run import train
 from sambasim.commands.run_checks import checked_pef
-from sambasim.compiler.tensors import held_by
+from sambasim.compiler.capture.tensors import held_by
 from sambasim.errors import DataError, LaunchError, OptionError, WeightsError
 from sambasim.options.load import given_settings
 from sambasim.options.run import RunOptions, run_options

@@ -7,8 +7,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from sambasim.compiler.capture.precision import STORED, inputs_in
 from sambasim.compiler.front import inputs_of
-from sambasim.compiler.precision import STORED, inputs_in
 from sambasim.data.batches import collate
 from sambasim.data.sources import Source
 from sambasim.errors import SambasimError

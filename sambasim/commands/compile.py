@@ -18,10 +18,10 @@ from sambasim.commands.child import OnPhase, can_fork, in_child
 from sambasim.commands.eager import LiveModel, check_modes
 from sambasim.commands.outputs import check_output_file
 from sambasim.commands.proof import own_memory, prove, too_large
+from sambasim.compiler.capture.state import NotSound, begin_again
 from sambasim.compiler.compile import Compiled, Stopwatch, capture_model, compile_model, recorded
 from sambasim.compiler.front import Example, build_model, example_batch
-from sambasim.compiler.passes import schedule_of
-from sambasim.compiler.state import NotSound, begin_again
+from sambasim.compiler.passes.sequence import schedule_of
 from sambasim.data.sources import Source, open_source
 from sambasim.errors import MachineError
 from sambasim.hardware.host import available_bytes

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sambasim.compiler.recording import digest_of
+from sambasim.compiler.capture.recording import digest_of
 from sambasim.ir.graph import Graph, Node, SourceLine
 from sambasim.ir.mesh import TENSOR
 from sambasim.ir.program import Program

@@ -10,13 +10,14 @@ from types import FunctionType
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler.asked_values import modes_reach_inside
-from sambasim.compiler.names import is_library_file, symbol_name
-from sambasim.compiler.precision import Widened
-from sambasim.compiler.recording import Recording, line_of
-from sambasim.compiler.step import EvaluationStep, Loss, Losses, TrainingStep, per_sample_loss, training_loss
-from sambasim.compiler.tensors import held_by
-from sambasim.compiler.trial import quiet
+from sambasim.compiler.capture.asked_values import modes_reach_inside
+from sambasim.compiler.capture.losses import Loss, per_sample_loss, training_loss
+from sambasim.compiler.capture.names import is_library_file, symbol_name
+from sambasim.compiler.capture.precision import Widened
+from sambasim.compiler.capture.recording import Recording, line_of
+from sambasim.compiler.capture.step import EvaluationStep, Losses, TrainingStep
+from sambasim.compiler.capture.tensors import held_by
+from sambasim.compiler.capture.trial import quiet
 from sambasim.errors import CaptureError, ModelError
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from sambasim.commands.subject import DEFAULT_OPTIMIZER
+from sambasim.compiler.capture.precision import default_type, inputs_in
 from sambasim.compiler.compile import Stopwatch, capture_model
 from sambasim.compiler.front import build_model, example_of_one, model_of_shapes
-from sambasim.compiler.passes import Fits, Place, pipeline
-from sambasim.compiler.precision import default_type, inputs_in
-from sambasim.compiler.recompute import Recompute
+from sambasim.compiler.passes.recompute import Recompute
+from sambasim.compiler.passes.sequence import Fits, Place, pipeline
 from sambasim.errors import CaptureError, ModelError
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program

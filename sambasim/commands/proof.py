@@ -20,8 +20,8 @@ from sambasim.commands.beside import Beside
 from sambasim.commands.eager import Eager, LiveModel
 from sambasim.commands.played import Played
 from sambasim.commands.steps import NotForEager, Steps, called
-from sambasim.compiler.precision import STORED, inputs_in, stored_in
-from sambasim.compiler.trial import as_written, buffers_of_plain_tensors, tracing
+from sambasim.compiler.capture.precision import STORED, inputs_in, stored_in
+from sambasim.compiler.capture.trial import as_written, buffers_of_plain_tensors, tracing
 from sambasim.data.sources import Source
 from sambasim.errors import CaptureError, MachineError, SambasimError
 from sambasim.hardware.host import available_bytes

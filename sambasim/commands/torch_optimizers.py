@@ -7,7 +7,7 @@ from typing import Any
 import torch.optim.optimizer as torch_optimizer
 from torch import Tensor
 
-from sambasim.compiler.recording import line_of
+from sambasim.compiler.capture.recording import line_of
 from sambasim.errors import OptionError
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.load import build

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from sambasim.compiler.capture import CapturedGraph, Role
-from sambasim.compiler.names import UniqueNames, forward_line, loss_name, read_by, symbol_name
-from sambasim.compiler.tensors import check_constant, check_memory, held_by, itself, memory_order
+from sambasim.compiler.capture.names import UniqueNames, forward_line, loss_name, read_by, symbol_name
+from sambasim.compiler.capture.tensors import check_constant, check_memory, held_by, itself, memory_order
+from sambasim.compiler.capture.trace import CapturedGraph, Role
 from sambasim.compiler.translate import Translation, tensor_type, translate
 from sambasim.errors import CaptureError, ModelError
 from sambasim.ir.graph import Graph, Output, Section, SectionKind

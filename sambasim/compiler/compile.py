@@ -10,20 +10,21 @@ import torch
 from torch import Tensor, nn
 
 from sambasim import __version__
-from sambasim.compiler import rewrites
-from sambasim.compiler.asked_values import Asked, RandomBranch
 from sambasim.compiler.build import Built, Captures, build
-from sambasim.compiler.capture import CapturedGraph, capture
-from sambasim.compiler.explain import explained, tracer_error
-from sambasim.compiler.names import forward_line, source_files
+from sambasim.compiler.capture import explain
+from sambasim.compiler.capture.asked_values import Asked, RandomBranch
+from sambasim.compiler.capture.explain import explained, tracer_error
+from sambasim.compiler.capture.losses import Loss, per_sample_loss, training_loss
+from sambasim.compiler.capture.names import forward_line, source_files
+from sambasim.compiler.capture.precision import STORED, inputs_in, stored_in
+from sambasim.compiler.capture.state import NotSound, Observed, asked_of, found_sound, observe
+from sambasim.compiler.capture.step import EvaluationStep, Losses, TrainingStep
+from sambasim.compiler.capture.tensors import check_memory, check_model, dense_gradients, held_by, made_contiguous
+from sambasim.compiler.capture.trace import CapturedGraph, capture
+from sambasim.compiler.capture.trial import buffers_of_plain_tensors, rare_collections
 from sambasim.compiler.notices import exemptions, notice_of_shapes, notices_of
-from sambasim.compiler.passes import pipeline, run_pipeline
-from sambasim.compiler.precision import STORED, inputs_in, stored_in
-from sambasim.compiler.state import NotSound, Observed, asked_of, found_sound, observe
-from sambasim.compiler.step import EvaluationStep, Loss, Losses, TrainingStep, per_sample_loss, training_loss
-from sambasim.compiler.tensors import check_memory, check_model, dense_gradients, held_by, made_contiguous
-from sambasim.compiler.trial import buffers_of_plain_tensors, rare_collections
-from sambasim.compiler.update import Update
+from sambasim.compiler.passes.sequence import pipeline, run_pipeline
+from sambasim.compiler.passes.update import Update
 from sambasim.errors import CaptureError, DataError, ModelError
 from sambasim.ir.program import Program
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
@@ -189,7 +190,7 @@ def _capture(
                 ones = tuple(tensor[:1].clone() for tensor in tensors)
                 asked = asked_of(evaluation, ones) if observed.asked[evaluation].answers else None
                 single = capture(evaluation, ones, asked, narrow=narrow)
-        notices = (*observed.notices, *rewrites.notices({rewrites.EVALUATED: captured.kept_buffers}))
+        notices = (*observed.notices, *explain.notices({explain.EVALUATED: captured.kept_buffers}))
         return Captures(training, captured, single, per_sample_loss=by_sample is not None, notices=notices)
 
     effects = found_sound(steps, tensors, name)
@@ -199,7 +200,7 @@ def _capture(
             found = captures(Observed({one: Asked() for one in steps}))
         if found is None or (told := effects()) is None:
             raise NotSound("the model has to be observed first")
-        return replace(found, notices=(*rewrites.notices(told), *found.notices))
+        return replace(found, notices=(*explain.notices(told), *found.notices))
     watch.begin("observe a step")
     return captures(observe(steps, tensors, name))
 

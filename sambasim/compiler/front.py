@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from sambasim.compiler.capture.names import forward_line, user_line
+from sambasim.compiler.capture.step import TARGET, forward_parameters
+from sambasim.compiler.capture.trial import replaced
 from sambasim.compiler.compile import Stopwatch, capture_model
 from sambasim.compiler.configured import example_of, is_configured, make_configured
-from sambasim.compiler.names import forward_line, user_line
-from sambasim.compiler.passes import Fits, pipeline, run_pipeline
-from sambasim.compiler.step import TARGET, forward_parameters
-from sambasim.compiler.trial import replaced
+from sambasim.compiler.passes.sequence import Fits, pipeline, run_pipeline
 from sambasim.data.batches import Batch, bind, collate, flat, in_place_of_values
 from sambasim.data.datasets import Failure
 from sambasim.data.sources import Source, open_source

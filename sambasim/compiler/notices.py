@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from sambasim.compiler.build import Built
-from sambasim.compiler.capture import TESTED_TORCH
+from sambasim.compiler.capture.step import TARGET
+from sambasim.compiler.capture.tensors import entries_of, held_by, sparse_embeddings
+from sambasim.compiler.capture.trace import TESTED_TORCH
 from sambasim.compiler.sharding.plan import general
-from sambasim.compiler.step import TARGET
-from sambasim.compiler.tensors import entries_of, held_by, sparse_embeddings
 from sambasim.ir.dataflow import gathers
 from sambasim.ir.mesh import TENSOR
 from sambasim.ir.program import Program

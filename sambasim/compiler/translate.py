@@ -9,9 +9,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from sambasim.compiler.capture import CapturedGraph
-from sambasim.compiler.names import UniqueNames, layer_name, module_path, source_line, symbol_name
-from sambasim.compiler.tensors import dtype_name
+from sambasim.compiler.capture.names import UniqueNames, layer_name, module_path, source_line, symbol_name
+from sambasim.compiler.capture.tensors import dtype_name
+from sambasim.compiler.capture.trace import CapturedGraph
 from sambasim.errors import OperatorError
 from sambasim.ir.graph import TORCH_CONSTANTS, Argument, ComplexNumber, Node, Ref, SourceLine, TorchConstant
 from sambasim.ir.operators import ASSERTION, OPERATORS

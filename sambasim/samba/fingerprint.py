@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 import sambasim
 from sambasim import __version__
-from sambasim.compiler.names import is_library_file
-from sambasim.compiler.precision import STORED, inputs_in, stored_in
-from sambasim.compiler.recording import Recording, digest_of
-from sambasim.compiler.step import EvaluationStep, TrainingStep
-from sambasim.compiler.tensors import held_by
-from sambasim.compiler.trial import buffers_of_plain_tensors, replaced, trial
-from sambasim.compiler.update import Update
+from sambasim.compiler.capture.names import is_library_file
+from sambasim.compiler.capture.precision import STORED, inputs_in, stored_in
+from sambasim.compiler.capture.recording import Recording, digest_of
+from sambasim.compiler.capture.step import EvaluationStep, TrainingStep
+from sambasim.compiler.capture.tensors import held_by
+from sambasim.compiler.capture.trial import buffers_of_plain_tensors, replaced, trial
+from sambasim.compiler.passes.update import Update
 from sambasim.pef.sources import code_digest
 from sambasim.samba.losses import losses_of
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional
 from torch import Tensor
 
-from sambasim.compiler.trial import is_tracing
+from sambasim.compiler.capture.trial import is_tracing
 from sambasim.errors import OptionError
 from sambasim.samba.checks.arguments import checks_keywords, checks_keywords_of
 from sambasim.samba.checks.findings import KeywordError, app_line

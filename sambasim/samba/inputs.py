@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data.distributed import DistributedSampler
 
-from sambasim.compiler.step import forward_parameters
+from sambasim.compiler.capture.step import forward_parameters
 from sambasim.errors import DataError, ModelError
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind

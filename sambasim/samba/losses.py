@@ -9,7 +9,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from sambasim.compiler.step import Losses
+from sambasim.compiler.capture.step import Losses
 from sambasim.errors import ModelError
 
 

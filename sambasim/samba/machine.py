@@ -11,7 +11,7 @@ from operator import attrgetter
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler.tensors import held_by
+from sambasim.compiler.capture.tensors import held_by
 from sambasim.errors import OptionError, WeightsError
 from sambasim.ir.graph import Graph, Node, Ref
 from sambasim.ir.program import Program, state_name

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, NoReturn, TypeVar
 
-from sambasim.compiler.trial import is_tracing
+from sambasim.compiler.capture.trial import is_tracing
 from sambasim.errors import UserError
 from sambasim.runtime.machine.launcher import launched_rank
 from sambasim.samba.checks.findings import app_line

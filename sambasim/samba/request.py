@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler.tensors import held_by
-from sambasim.compiler.update import Update
+from sambasim.compiler.capture.tensors import held_by
+from sambasim.compiler.passes.update import Update
 from sambasim.errors import DataError, ModelError, OptionError
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind

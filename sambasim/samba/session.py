@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from sambasim.compiler.trial import is_tracing
+from sambasim.compiler.capture.trial import is_tracing
 from sambasim.errors import OptionError
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._C import TensorBase
 
-from sambasim.compiler.trial import is_tracing
+from sambasim.compiler.capture.trial import is_tracing
 from sambasim.errors import DataError, OptionError, WeightsError
 from sambasim.samba.checks.arguments import checks_keywords_of
 from sambasim.samba.checks.findings import app_line

@@ -16,8 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sambasim.compiler.step import forward_parameters
-from sambasim.compiler.tensors import held_by
+from sambasim.compiler.capture.step import forward_parameters
+from sambasim.compiler.capture.tensors import held_by
 from sambasim.errors import DataError, OptionError, WeightsError
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program

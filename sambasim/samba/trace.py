@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler.tensors import check_model
+from sambasim.compiler.capture.tensors import check_model
 from sambasim.errors import OptionError, PefError
 from sambasim.hardware.placement import inventory_of, place_replicas
 from sambasim.ir.graph import Node
@@ -247,7 +247,7 @@ def capture_and_compare(document: PefDocument, asked: Request, weights: Mapping[
     """Compiles the model as the PEF was. Raises PefError if the program, or a constant, is another."""
     # They take seconds to import, and samba should import fast.
     from sambasim.compiler.compile import Stopwatch
-    from sambasim.compiler.passes import pipeline, run_pipeline
+    from sambasim.compiler.passes.sequence import pipeline, run_pipeline
     from sambasim.compiler.sharding.tensor_parallel import TensorParallel
 
     built = captured(asked, Stopwatch(lambda phase: None))

@@ -101,7 +101,7 @@ class Named(Net):
 def test_a_large_model_is_observed_only_where_it_does_more_than_compute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sambasim.compiler.state._MOST_PARAMETERS", 0)
+    monkeypatch.setattr("sambasim.compiler.capture.state._MOST_PARAMETERS", 0)
     for model, is_observed in ((Net(), False), (Named(), False), (Cached(), True)):
         phases: list[str] = []
         subject = LiveModel(model, inputs(), by_keyword=False)

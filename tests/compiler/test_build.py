@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from sambasim.compiler.build import Built
+from sambasim.compiler.capture.names import prefix_of
 from sambasim.compiler.compile import Stopwatch, assemble, capture_model
-from sambasim.compiler.names import prefix_of
 from sambasim.errors import InvariantError, ModelError
 from sambasim.ir.graph import Output
 from sambasim.ir.program import Program

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler import asked_values, explain, lost, rewrites, state
-from sambasim.compiler.explain import Obstacle, all_findings, explained, obstacles, tracer_error
-from sambasim.compiler.state import observe
-from sambasim.compiler.step import TrainingStep
+from sambasim.compiler.capture import asked_values, explain, lost, state
+from sambasim.compiler.capture.explain import Obstacle, all_findings, explained, obstacles, tracer_error
+from sambasim.compiler.capture.state import observe
+from sambasim.compiler.capture.step import TrainingStep
 from sambasim.errors import CaptureError
 from tests.state.all_cases import CASES
 
@@ -24,12 +24,12 @@ OPERATORS = "rewrite the line with PyTorch's own operators on tensors"
 
 
 def remedies_of_the_compiler() -> Iterator[tuple[str, str]]:
-    for module in (explain, lost, rewrites, state, asked_values):
+    for module in (explain, lost, state, asked_values):
         for name, value in vars(module).items():
             if isinstance(value, Obstacle):
                 yield name, value.rewrite
-    yield from ((f"_REWRITES[{kind!r}]", rewrite) for kind, rewrite in rewrites.REWRITES.items())
-    yield "_FIRST_CALL", rewrites.FIRST_CALL
+    yield from ((f"_REWRITES[{kind!r}]", rewrite) for kind, rewrite in explain.REWRITES.items())
+    yield "_FIRST_CALL", explain.FIRST_CALL
 
 
 @pytest.mark.parametrize(("name", "remedy"), list(remedies_of_the_compiler()))

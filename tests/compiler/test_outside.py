@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sambasim.compiler import rewrites
-from sambasim.compiler.outside import Told, watched
+from sambasim.compiler.capture import explain
+from sambasim.compiler.capture.lost import Told, watched
 
 
 def test_files_and_acts_are_told_with_their_lines(tmp_path: Path) -> None:
@@ -18,7 +18,7 @@ def test_files_and_acts_are_told_with_their_lines(tmp_path: Path) -> None:
         path.write_text("1")
         os.remove(path)
         print("done")
-    (opened,), (removed, printed) = told[rewrites.OPENED], told[rewrites.DONE]
+    (opened,), (removed, printed) = told[explain.OPENED], told[explain.DONE]
     assert opened.startswith(f"{path}, at {__file__}:")
     assert removed.startswith(f"os.remove, at {__file__}:")
     assert printed.endswith('print("done")')

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from sambasim.compiler.compile import Stopwatch, capture_model, compile_model
 from sambasim.compiler.front import Example, compile_shapes
-from sambasim.compiler.passes import Fits, Partition, pipeline, run_pipeline
-from sambasim.compiler.update import REDUCE_BUFFER
+from sambasim.compiler.passes.sequence import Fits, Partition, pipeline, run_pipeline
+from sambasim.compiler.passes.update import REDUCE_BUFFER
 from sambasim.costs.cut import MOST_OF_A_MODULE, MOST_STAGES, Level
 from sambasim.errors import MachineError
 from sambasim.hardware.budget import budget_of, load_calibration

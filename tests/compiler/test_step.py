@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from sambasim.compiler.step import TrainingStep, eagerly
+from sambasim.compiler.capture.step import TrainingStep, eagerly
 from sambasim.errors import ModelError
 from sambasim.samba.losses import losses_among, losses_of, named_loss
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sambasim.compiler.capture.step import TARGET, forward_parameters
 from sambasim.compiler.compile import compile_model
-from sambasim.compiler.step import TARGET, forward_parameters
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind

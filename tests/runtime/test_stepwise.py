@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sambasim.compiler.compile import compile_model
-from sambasim.compiler.update import Update
+from sambasim.compiler.passes.update import Update
 from sambasim.errors import OptionError
 from sambasim.ir.graph import Section, SectionKind
 from sambasim.ir.program import Program

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from sambasim.compiler import explain, lost, rewrites
+from sambasim.compiler.capture import explain, lost
 from tests.state.case import REFUSED, Outputs, Setup, built, case, given, points, zero
 from tests.state.losses import with_loss
 
@@ -111,7 +111,7 @@ def buffer_that_pytorch_counts(net: Any, h: Tensor) -> Tensor:
 # What no buffer is, and changes what later calls compute.
 
 
-@case(REFUSED, given(seen=lambda: []), says=(rewrites.REWRITES["content"],))
+@case(REFUSED, given(seen=lambda: []), says=(explain.REWRITES["content"],))
 def length_of_a_list(net: Any, h: Tensor) -> Tensor:
     net.seen.append(1)  # here
     return h * (1.0 if len(net.seen) < 3 else 0.5)
@@ -127,7 +127,7 @@ def _layer(frozen: bool) -> nn.Module:
     return nn.Linear(4, 4).requires_grad_(not frozen)
 
 
-@case(REFUSED, given(n=0, c=lambda: _layer(frozen=True)), says=(rewrites.REWRITES["gradient"], "requires_grad"))
+@case(REFUSED, given(n=0, c=lambda: _layer(frozen=True)), says=(explain.REWRITES["gradient"], "requires_grad"))
 def layer_trained_from_a_step_on(net: Any, h: Tensor) -> Tensor:
     net.n += 1
     if net.n == 3:
@@ -181,7 +181,7 @@ def method_chosen_by_a_count(net: Any, h: Tensor) -> Tensor:
     return torch.where(net.steps < 2, h, h * 0.5)
 
 
-@case(REFUSED, says=(rewrites.MADE.rewrite, rewrites.MADE.what))
+@case(REFUSED, says=(explain.MADE.rewrite, explain.MADE.what))
 def generator_made_in_forward(net: Any, h: Tensor) -> Tensor:
     own = torch.Generator().manual_seed(3)
     return h + torch.randn(4, generator=own)  # here
@@ -276,7 +276,7 @@ class Buffered(nn.Module):
         return loss / self.value.clone()
 
 
-@built(REFUSED, says=("loss.first, ", f"{rewrites.INTO_MODEL} {rewrites.FIRST_CALL}"))
+@built(REFUSED, says=("loss.first, ", f"{explain.INTO_MODEL} {explain.FIRST_CALL}"))
 def loss_over_its_first_value() -> Setup:
     return with_loss(Normed())
 

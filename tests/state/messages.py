@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, spectral_norm
 
-from sambasim.compiler import explain, rewrites
+from sambasim.compiler.capture import explain
 from tests.state.case import EITHER, EQUAL, REFUSED, Setup, built, case, given, points
 from tests.state.losses import with_loss
 
@@ -218,7 +218,7 @@ batch_norm_in_a_dict.rewrite(given(norms=lambda: nn.ModuleDict({"first": _norm()
 )
 
 
-@case(REFUSED, given(lstm=lambda: nn.LSTM(4, 4), state=None), says=(rewrites.REWRITES["tensor"],), whole=True)
+@case(REFUSED, given(lstm=lambda: nn.LSTM(4, 4), state=None), says=(explain.REWRITES["tensor"],), whole=True)
 def state_of_an_lstm_carried(net: Any, h: Tensor) -> Tensor:
     result, (hidden, cell) = net.lstm(h.unsqueeze(0), net.state)
     net.state = (hidden.detach(), cell.detach())  # here

@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
-from sambasim.compiler import explain, lost, rewrites
+from sambasim.compiler.capture import explain, lost
 from tests.state.case import REFUSED, Net, Setup, built, case, given, net_of, points, zero
 
 
@@ -183,7 +183,7 @@ def no_gradients(net: Any, h: Tensor) -> Tensor:
 # State, draws and seeds.
 
 
-@case(REFUSED, given(n=0), says=(rewrites.REWRITES["value"],), whole=True)
+@case(REFUSED, given(n=0), says=(explain.REWRITES["value"],), whole=True)
 def steps_in_an_attribute(net: Any, h: Tensor) -> Tensor:
     net.n += 1  # here
     return h / net.n
@@ -192,7 +192,7 @@ def steps_in_an_attribute(net: Any, h: Tensor) -> Tensor:
 steps_in_an_attribute.rewrite(given(steps=zero))(steps_in_a_buffer)
 
 
-@case(REFUSED, given(rates=lambda: itertools.count(1)), says=(rewrites.REWRITES["position"],), whole=True)
+@case(REFUSED, given(rates=lambda: itertools.count(1)), says=(explain.REWRITES["position"],), whole=True)
 def rates_of_an_iterator(net: Any, h: Tensor) -> Tensor:
     return h / next(net.rates)  # here
 
@@ -200,7 +200,7 @@ def rates_of_an_iterator(net: Any, h: Tensor) -> Tensor:
 rates_of_an_iterator.rewrite(given(steps=zero))(steps_in_a_buffer)
 
 
-@case(REFUSED, given(first=None), says=(rewrites.FIRST_CALL,))
+@case(REFUSED, given(first=None), says=(explain.FIRST_CALL,))
 def first_batch_kept(net: Any, h: Tensor) -> Tensor:
     if net.first is None:
         net.first = h.detach().mean(0)  # here
@@ -218,7 +218,7 @@ def _timed_before() -> Setup:
     return net_of(lambda net, h: h * (1 + net.scale), given(scale=0.25))
 
 
-@case(REFUSED, says=(rewrites.DIFFERS.rewrite,), oracle=_timed_before, rewritten=_timed_before)
+@case(REFUSED, says=(explain.DIFFERS.rewrite,), oracle=_timed_before, rewritten=_timed_before)
 def time_of_a_call(net: Any, h: Tensor) -> Tensor:
     return h * (1 + time.perf_counter() % 1)  # here
 
@@ -226,7 +226,7 @@ def time_of_a_call(net: Any, h: Tensor) -> Tensor:
 @case(
     REFUSED,
     given(own=lambda: torch.Generator().manual_seed(1)),
-    says=(rewrites.GENERATOR.rewrite,),
+    says=(explain.GENERATOR.rewrite,),
     own_losses=True,
     whole=True,
 )
@@ -237,7 +237,7 @@ def generator_of_its_own(net: Any, h: Tensor) -> Tensor:
 generator_of_its_own.rewrite()(lambda net, h: h + torch.randn(4))
 
 
-@case(REFUSED, says=(rewrites.SEEDED.rewrite,), whole=True)
+@case(REFUSED, says=(explain.SEEDED.rewrite,), whole=True)
 def seed_in_forward(net: Any, h: Tensor) -> Tensor:
     torch.manual_seed(3)  # here
     return h + torch.randn(4)

@@ -13,7 +13,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.nn.utils import parametrizations
 
 import sambasim as ss
-from sambasim.compiler import lost
+from sambasim.compiler.capture import lost
 from tests.state.case import BATCH, EITHER, EQUAL, RATE, TOLD, Outputs, Setup, Then, built, case, given, net_of, points
 
 LAST = given(last=lambda: torch.zeros(4))

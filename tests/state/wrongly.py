@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from sambasim.compiler import asked_values
+from sambasim.compiler.capture import asked_values
 from tests.state.case import BATCH, EITHER, EQUAL, REFUSED, TOLD, Outputs, Setup, built, case, given, points
 
 # Checks of values in code of torch.

@@ -14,9 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sambasim.commands.memory import training_shapes
+from sambasim.compiler.capture.losses import training_loss
+from sambasim.compiler.capture.precision import default_type, inputs_in
+from sambasim.compiler.capture.step import TrainingStep
 from sambasim.compiler.front import build_model, example_of_one, model_of_shapes
-from sambasim.compiler.precision import default_type, inputs_in
-from sambasim.compiler.step import TrainingStep, training_loss
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.compile import CompileOptions
 from sambasim.simulation.memory_choices import DTYPES, Choice, Choices

@@ -9,6 +9,7 @@ stage than a gradient that it reads. An operator that reads only one gradient ru
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from sambasim.costs.load import alone_s
 from sambasim.costs.work import at_batch_size, work_of
@@ -292,3 +293,40 @@ def _backward(
         for name in node.reads:
             read[name] = max(read.get(name, 0), stage)
     return found
+
+
+_LEAST_GAIN = 0.05
+"""Of the memory of the fullest rank: for less, no messages are added."""
+
+
+class Sizes(NamedTuple):
+    """The bytes of a parameter, which are those of its gradient, and of its optimizer states on one rank."""
+
+    parameter: float
+    states: float
+
+
+def updaters(assignment: Assignment, sizes: Mapping[str, Sizes], ranks: int) -> Mapping[str, int]:
+    """By trained parameter, the stage that updates it: the one that completes its gradient, or another that reads it,
+    if the fullest of `ranks` then holds clearly less."""
+    owner, found = assignment.owner, dict(assignment.owner)
+    for name in sorted(found, key=lambda one: -sizes[one].states):
+        readers = assignment.readers[name]
+        if len(readers) == 1 or owner[name] not in readers:
+            continue
+        best = (1 - _LEAST_GAIN) * _fullest(owner, found, sizes, ranks)
+        for stage in readers:
+            held = _fullest(owner, found | {name: stage}, sizes, ranks)
+            if held < best:
+                best, found = held, found | {name: stage}
+    return found
+
+
+def _fullest(owner: Mapping[str, int], updater: Mapping[str, int], sizes: Mapping[str, Sizes], ranks: int) -> float:
+    """The bytes of the rank that holds most."""
+    held = [0.0] * ranks
+    for name, size in sizes.items():
+        for rank in {owner[name] % ranks, updater[name] % ranks}:
+            held[rank] += 2 * size.parameter
+        held[updater[name] % ranks] += size.states
+    return max(held)

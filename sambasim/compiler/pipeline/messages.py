@@ -9,9 +9,16 @@ from dataclasses import dataclass, replace
 from itertools import count, pairwise
 from typing import ClassVar
 
-from sambasim.compiler.pipeline.assign import Assignment, Values, assign, assign_forward, only_output, values_of
-from sambasim.compiler.pipeline.tied import Sizes, updaters
-from sambasim.compiler.update import AttachOptimizers
+from sambasim.compiler.pipeline.assign import (
+    Assignment,
+    Sizes,
+    Values,
+    assign,
+    assign_forward,
+    only_output,
+    updaters,
+    values_of,
+)
 from sambasim.errors import OptionError
 from sambasim.hardware.budget import Budget
 from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, SectionKind, renamed
@@ -219,15 +226,15 @@ def _weight_gradients(graph: Graph, assignment: Assignment) -> frozenset[str]:
 @dataclass(frozen=True, slots=True)
 class PipelineParallel:
     """Add the axis pp and cut every graph into the stages of `schedule`, balanced by the seconds that `budget`'s device
-    needs for a pass of `samples`, by default those of the program. The states of `optimizers`, of which each of
-    `shards` replicas keeps a slice, decide where a tied parameter is updated; without them, it is where its gradient is
-    completed. Raises OptionError if there are fewer places to cut."""
+    needs for a pass of `samples`, by default those of the program. `state_bytes`, of the optimizer states of a
+    gradient, of which each of `shards` replicas keeps a slice, decides where a tied parameter is updated; without it,
+    that is where its gradient is completed. Raises OptionError if there are fewer places to cut."""
 
     title: ClassVar[str] = "cut into pipeline stages"
     reaches: ClassVar[Progress] = Progress.CAPTURED
     schedule: Schedule
     budget: Budget
-    optimizers: AttachOptimizers | None = None
+    state_bytes: Callable[[str, Program], int] | None = None
     shards: int = 1
     samples: int | None = None
 
@@ -237,8 +244,13 @@ class PipelineParallel:
         values = values_of(training, program)
         assignment = assign(program, training, values, stages, ranks, self.budget, self.samples)
         owner = assignment.owner
-        if self.optimizers is not None:
-            sizes = {name: self._sizes(name, self.optimizers, program) for name in owner}
+        if (state_bytes := self.state_bytes) is not None:
+            sizes = {
+                name: Sizes(
+                    program.symbols[name].type.size_bytes, state_bytes(gradient_name(name), program) / self.shards
+                )
+                for name in owner
+            }
             assignment = replace(assignment, updater=updaters(assignment, sizes, ranks))
 
         def stage_of(output: Output) -> int | None:
@@ -256,7 +268,3 @@ class PipelineParallel:
 
         mesh = (Axis(PIPELINE, ranks), *program.mesh)
         return replace(program.map_graphs(cut), mesh=mesh, schedule=schedule)
-
-    def _sizes(self, parameter: str, optimizers: AttachOptimizers, program: Program) -> Sizes:
-        states_bytes = optimizers.state_bytes(gradient_name(parameter), program)
-        return Sizes(program.symbols[parameter].type.size_bytes, states_bytes / self.shards)

@@ -9,7 +9,7 @@ from argparse import Namespace
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
-from sambasim.compiler.trial import is_tracing
+from sambasim.compiler.capture.trial import is_tracing
 from sambasim.errors import DataParallelError, LaunchError
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program

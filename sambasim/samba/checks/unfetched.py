@@ -22,8 +22,8 @@ from torch import nn, serialization
 from torch.jit import _recursive
 from torch.utils.weak import WeakIdKeyDictionary
 
-from sambasim.compiler.tensors import held_by
-from sambasim.compiler.trial import is_tracing
+from sambasim.compiler.capture.tensors import held_by
+from sambasim.compiler.capture.trial import is_tracing
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.types import SymbolKind
 from sambasim.samba import context

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad
 
 from sambasim.commands.torch_optimizers import plain_number
-from sambasim.compiler.tensors import held_by
+from sambasim.compiler.capture.tensors import held_by
 from sambasim.ir.graph import SectionKind
 from sambasim.runtime.values.weights import tensor_sha256
 from sambasim.samba import context

@@ -198,7 +198,7 @@ def _stage(
 ) -> Stage:
     """The stage of `layers` of a model with `numel` elements of parameters; `section_s`: the shortest section. With
     `splits`, gradients of weights have sections of their own. With `again`, it recomputes about √n segments, if it has
-    n places where one tensor crosses: see `compiler/recompute.py`."""
+    n places where one tensor crosses: see `compiler/passes/recompute.py`."""
     forward_s, backward_s = sum(one.forward_s for one in layers), sum(one.backward_s for one in layers)
     kept_bytes, again_bytes = sum(one.kept_bytes for one in layers), 0
     crossing = [one.crossing_bytes for one in layers[:-1] if one.crossing == 1]

@@ -11,11 +11,10 @@ from torch.nn import functional as F
 
 from examples.char_gpt import Block
 from sambasim.compiler.build import Built
-from sambasim.compiler.passes import Pass, Place, run_pipeline
-from sambasim.compiler.pipeline.assign import Assignment
+from sambasim.compiler.passes.sequence import Pass, Place, run_pipeline
+from sambasim.compiler.passes.update import AddDataParallel, AttachOptimizers, Update
+from sambasim.compiler.pipeline.assign import Assignment, Sizes, updaters
 from sambasim.compiler.pipeline.messages import PipelineParallel
-from sambasim.compiler.pipeline.tied import Sizes, updaters
-from sambasim.compiler.update import AddDataParallel, AttachOptimizers, Update
 from sambasim.errors import InvariantError
 from sambasim.ir.graph import Node, SectionKind
 from sambasim.ir.program import Program
@@ -58,7 +57,7 @@ def small_gpt() -> Built:
 def placed(update: Update = ADAMW, replicas: int = 0) -> Program:
     optimizers = AttachOptimizers((update,))
     passes: list[Pass] = [
-        PipelineParallel(make("1f1b", 4, MICRO_BATCHES), BUDGET, optimizers, max(replicas, 1)),
+        PipelineParallel(make("1f1b", 4, MICRO_BATCHES), BUDGET, optimizers.state_bytes, max(replicas, 1)),
         optimizers,
         *([AddDataParallel(replicas)] if replicas else []),
         Place(),

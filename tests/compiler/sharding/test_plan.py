@@ -12,12 +12,12 @@ from torch.nn import functional as F
 from sambasim.compiler.build import Built
 from sambasim.compiler.compile import Stopwatch, capture_model
 from sambasim.compiler.front import build_model, example_batch
-from sambasim.compiler.passes import Place
+from sambasim.compiler.passes.sequence import Place
+from sambasim.compiler.passes.update import AttachOptimizers, Update
 from sambasim.compiler.sharding.plan import find_plan
 from sambasim.compiler.sharding.rules import RULES
 from sambasim.compiler.sharding.sharder import Layout, cut
 from sambasim.compiler.sharding.tensor_parallel import TensorParallel
-from sambasim.compiler.update import AttachOptimizers, Update
 from sambasim.errors import DataError, OptionError
 from sambasim.ir.mesh import TENSOR, replica_mesh
 from sambasim.ir.program import Program

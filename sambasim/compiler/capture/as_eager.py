@@ -12,8 +12,8 @@ from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from sambasim.compiler.asked_values import refuse_tried
-from sambasim.compiler.trial import replaced
+from sambasim.compiler.capture.asked_values import refuse_tried
+from sambasim.compiler.capture.trial import replaced
 
 _UPSAMPLINGS = (
     *(f"upsample_{mode}" for mode in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")),

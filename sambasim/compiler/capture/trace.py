@@ -16,17 +16,24 @@ import torch
 from torch import Tensor, fx, nn
 from torch._functorch._aot_autograd import descriptors as aot
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch.fx import traceback
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves
 
-from sambasim.compiler.as_eager import drop_as_eager, kernels_of_eager, known_shapes, plain_operators, strided_in_order
-from sambasim.compiler.asked_values import Asked, Followed, modes_reach_inside
-from sambasim.compiler.explain import SHAPE, tracer_error
-from sambasim.compiler.line_marks import modules_marked
-from sambasim.compiler.lost import nothing_lost
-from sambasim.compiler.names import source_line
-from sambasim.compiler.precision import Widened
-from sambasim.compiler.tensors import memory_order
-from sambasim.compiler.trial import as_written, replaced, tied_once, tracing, trial
+from sambasim.compiler.capture.as_eager import (
+    drop_as_eager,
+    kernels_of_eager,
+    known_shapes,
+    plain_operators,
+    strided_in_order,
+)
+from sambasim.compiler.capture.asked_values import Asked, Followed, modes_reach_inside
+from sambasim.compiler.capture.explain import SHAPE, tracer_error
+from sambasim.compiler.capture.lost import nothing_lost
+from sambasim.compiler.capture.names import source_line
+from sambasim.compiler.capture.precision import Widened
+from sambasim.compiler.capture.tensors import memory_order
+from sambasim.compiler.capture.trial import as_written, replaced, tied_once, tracing, trial
 from sambasim.errors import CaptureError
 
 
@@ -139,7 +146,7 @@ def capture(
         stack.enter_context(kernels_of_eager())
         attributes = stack.enter_context(trial(step))
         stack.enter_context(tied_once(step))
-        stack.enter_context(modules_marked(step))
+        stack.enter_context(_modules_marked(step))
         stack.enter_context(nothing_lost(training=step.training))
         if narrow:
             stack.enter_context(_buffers_without_bases(step))
@@ -228,6 +235,32 @@ def _role(description: object) -> Role:
         f"the traced step reads or returns something that sambasim does not know: {description}",
         remedy="a model may change its buffers, but neither its inputs nor its parameters, in forward()",
     )
+
+
+@contextlib.contextmanager
+def _modules_marked(step: nn.Module) -> Iterator[None]:
+    """While this is open, what is traced has the path of its module."""
+    paths = {id(module): path for path, module in step.named_modules()}
+    stack: list[tuple[str, type]] = []
+
+    def enter(module: nn.Module, given: object) -> None:
+        stack.append((paths.get(id(module), "").removeprefix("model").lstrip("."), type(module)))
+        mark()
+
+    def leave(module: nn.Module, given: object, result: object) -> None:
+        stack.pop()
+        mark()
+
+    def mark() -> None:
+        traceback.current_meta["nn_module_stack"] = {"": stack[-1]} if len(stack) > 1 else {}
+
+    hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
+    try:
+        with traceback.preserve_node_meta():
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @contextlib.contextmanager

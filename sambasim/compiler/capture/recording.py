@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import traceback
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sambasim.compiler.names import is_library_file
-from sambasim.compiler.trial import written
+from sambasim.compiler.capture.names import is_library_file
+from sambasim.compiler.capture.trial import written
 from sambasim.errors import CaptureError
 from sambasim.pef.weights import bytes_of
 
@@ -253,14 +254,11 @@ _CHECKPOINT = str(_TORCH / "utils" / "checkpoint.py")
 _FORWARDING = ("_tensor.py", "_ops.py", "_compile.py", "_dynamo/eval_frame.py", "utils/_stats.py")
 _TRANSPARENT = (
     *(str(_TORCH / name) for name in _FORWARDING),
-    *(
-        str(Path(__file__).with_name(f"{name}.py"))
-        for name in ("recording", "asked_values", "line_marks", "lost", "as_eager", "outside")
-    ),
+    *(str(Path(__file__).with_name(f"{name}.py")) for name in ("recording", "asked_values", "lost", "as_eager")),
 )
 """Files that only forward a call, between the line that uses a tensor and `__torch_dispatch__`."""
 
-_COMPILER = str(Path(__file__).parent)
+_COMPILER = str(Path(__file__).parent.parent)
 
 
 def frames() -> Iterator[FrameType]:
@@ -289,6 +287,17 @@ def running_line(*, is_obstacle: bool = True) -> Line | None:
     outer = next((frame for frame in user if "-packages" not in frame.f_code.co_filename), inner)
     inside = "" if outer is inner else line_of(inner.f_code.co_filename, inner.f_lineno)
     return Line(outer.f_code.co_filename, outer.f_lineno, inside)
+
+
+def mark_line() -> None:
+    """What is traced next has the line that is running."""
+    frame = user_frame()
+    if frame is None:
+        traceback.current_meta.pop("stack_trace", None)
+        return
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    code = linecache.getline(file, line).strip()
+    traceback.current_meta["stack_trace"] = f'  File "{file}", line {line}, in {frame.f_code.co_name}\n    {code}\n'
 
 
 def line_of(file: str, number: int) -> str:

@@ -7,19 +7,14 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from sambasim.compiler.misfits import misfit, of_numbers
-from sambasim.compiler.names import forward_line, user_line
-from sambasim.compiler.trial import as_written
+from sambasim.compiler.capture.losses import Loss, misfit, of_numbers, tensors_in
+from sambasim.compiler.capture.names import forward_line, user_line
+from sambasim.compiler.capture.trial import as_written
 from sambasim.data.batches import flat
-from sambasim.data.user_code import load_object, summary
-from sambasim.errors import ModelError, OptionError, SambasimError
-
-Loss = Callable[[Any, Tensor], Tensor]
-"""Of what the model returns, and the target."""
+from sambasim.data.user_code import summary
+from sambasim.errors import ModelError, SambasimError
 
 Losses = Callable[[Sequence[Tensor]], tuple[int, ...]]
 """Which of a model's outputs are losses."""
@@ -53,7 +48,7 @@ class _Step(nn.Module):
         if self.arguments is not None:
             given = {name: _filled(value, given) for name, value in self.arguments.items()}
         result = self.model(**given) if self.by_keyword else self.model(*given.values())
-        tensors = _tensors(result)
+        tensors = tensors_in(result)
         if not tensors:
             kind = "None" if result is None else f"a {type(result).__name__} without a tensor in it"
             raise ModelError(
@@ -151,11 +146,6 @@ def _check_one_loss(result: object, batch_size: int) -> None:
         raise ModelError(f"the model returns several losses: {', '.join(numbers)}", remedy=remedy)
 
 
-def first_tensor(result: object) -> Any:
-    """The outputs that a loss with a name takes, of all that a model returns."""
-    return next(iter(_tensors(result)), result)
-
-
 def _without_gradients(outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """A model may turn gradients on, to differentiate in its forward."""
     return tuple(output.detach() if output.requires_grad else output for output in outputs)
@@ -172,18 +162,6 @@ def _filled(names: object, given: Mapping[str, object]) -> object:
     return given[str(names)]
 
 
-def _tensors(result: object) -> list[Tensor]:
-    if isinstance(result, Tensor):
-        return [result]
-    if isinstance(result, Mapping):
-        return [tensor for item in result.values() for tensor in _tensors(item)]
-    if isinstance(result, (tuple, list)):
-        return [tensor for item in result for tensor in _tensors(item)]
-    if is_dataclass(result):
-        return [tensor for field in fields(result) for tensor in _tensors(getattr(result, field.name))]
-    return []
-
-
 def loss_in(outputs: Sequence[Tensor]) -> Tensor:
     """What a TrainingStep differentiates, of its outputs: the first that is not detached, or else the first."""
     return next((output for output in outputs if output.requires_grad), outputs[0])
@@ -193,30 +171,6 @@ def forward_parameters(model: nn.Module) -> tuple[str, ...]:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(model.forward).parameters.values()
     return tuple(parameter.name for parameter in parameters if parameter.kind in kinds)
-
-
-def check_loss(value: Tensor, named: str | None, *, any_shape: bool) -> None:
-    """Raises ModelError unless `value`, the loss of an eager call, can start a backward. It must be one number, unless
-    `any_shape`."""
-    described = (
-        f"the loss {named}" if named else "the output with the loss" if any_shape else "the model's first output"
-    )
-    if value.numel() != 1 and not any_shape:
-        remedy = "return the loss first, or name one: --loss cross_entropy"
-        raise ModelError(
-            f"{described} has shape {tuple(value.shape)}, but a loss is one number",
-            remedy="let the function return the mean: loss.mean()" if named else remedy,
-        )
-    if not value.is_floating_point():
-        raise ModelError(
-            f"{described} is {str(value.dtype).removeprefix('torch.')}, but a loss is a floating-point number",
-            remedy="compute it with floating-point operators: a count of mistakes has no gradient, cross_entropy has",
-        )
-    if not value.requires_grad:
-        raise ModelError(
-            f"{described} does not depend on any parameter that requires a gradient",
-            remedy="check requires_grad, detach() and torch.no_grad() in the model, or compile with --inference",
-        )
 
 
 _OF_ONE_VALUE = "Expected more than 1 value per channel"
@@ -248,71 +202,3 @@ def eagerly(step: nn.Module, inputs: Sequence[Tensor]) -> Iterator[None]:
             where=user_line(error),
             remedy=remedy,
         ) from error
-
-
-NAMED_LOSSES: Mapping[str, Callable[..., Tensor]] = {
-    "cross_entropy": functional.cross_entropy,
-    "nll": functional.nll_loss,
-    "mse": functional.mse_loss,
-    "l1": functional.l1_loss,
-    "smooth_l1": functional.smooth_l1_loss,
-    "huber": functional.huber_loss,
-    "bce_with_logits": functional.binary_cross_entropy_with_logits,
-    "kl_div": functional.kl_div,
-}
-
-_WITH_CLASSES = ("cross_entropy", "nll")
-_IGNORED_BY_TORCH = -100
-
-
-def training_loss(name: str, args: Mapping[str, object]) -> Loss:
-    """`loss(result, target) -> mean`: a named loss of torch, which takes the first output, or the callable at
-    `module:name`, which takes what the model returns. Raises OptionError for other names."""
-    if ":" in name:
-        return _users_loss(name, args)
-    function, arguments = _named(name, args)
-    # kl_div's "mean" divides by elements, and torch itself warns that it is not the divergence; batchmean is.
-    reduction = "batchmean" if name == "kl_div" else "mean"
-    return lambda result, target: function(first_tensor(result), target, reduction=reduction, **arguments)
-
-
-def per_sample_loss(name: str, args: Mapping[str, object]) -> Loss | None:
-    """`loss(result, target) -> float[batch]`: the mean over each sample's counted elements (for kl_div the sum); None
-    for a user's callable. The mean over samples is the training loss, unless `weight` is given or samples differ in how
-    many elements are counted."""
-    if ":" in name:
-        return None
-    function, arguments = _named(name, args)
-    given = args.get("ignore_index")
-    ignored = given if isinstance(given, int) else _IGNORED_BY_TORCH
-
-    def loss(result: object, target: Tensor) -> Tensor:
-        outputs: Tensor = first_tensor(result)
-        elements = function(outputs, target, reduction="none", **arguments).reshape(outputs.shape[0], -1)
-        # A sample of one element needs no divisor: its loss is already 0 if it is not counted.
-        if name in _WITH_CLASSES and not target.is_floating_point() and elements.shape[1] > 1:
-            counted = target.reshape(elements.shape).ne(ignored)
-            return elements.sum(1) / counted.sum(1).clamp(min=1)
-        return elements.sum(1) if name == "kl_div" else elements.mean(1)
-
-    return loss
-
-
-def _named(name: str, args: Mapping[str, object]) -> tuple[Callable[..., Tensor], dict[str, object]]:
-    """Torch's loss called `name`, and its arguments: lists, such as class weights, become tensors."""
-    if name not in NAMED_LOSSES:
-        known = ", ".join(NAMED_LOSSES)
-        raise OptionError(f"there is no loss called {name!r}", remedy=f"loss.name takes one of {known}")
-    tensors = {key: torch.tensor(value) for key, value in args.items() if isinstance(value, (list, tuple))}
-    return NAMED_LOSSES[name], {**args, **tensors}
-
-
-def _users_loss(target: str, args: Mapping[str, object]) -> Loss:
-    found = load_object(target, "loss")
-    if isinstance(found, type):
-        found = found(**args)
-        args = {}
-    if not callable(found):
-        raise ModelError(f"the loss {target} is not callable")
-    function: Callable[..., Tensor] = found
-    return lambda result, labels: function(result, labels, **args)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sambasim.compiler.snapshot import LARGEST, MISSING, Slot
+from sambasim.compiler.capture.snapshot import LARGEST, MISSING, Slot
 
 _PERTURBED = 0.75
 

@@ -9,11 +9,11 @@ from typing import ClassVar, Protocol
 
 from torch import nn
 
+from sambasim.compiler.passes.recompute import Recompute
+from sambasim.compiler.passes.update import AddDataParallel, AttachOptimizers, Update
 from sambasim.compiler.pipeline.messages import PipelineParallel
-from sambasim.compiler.recompute import Recompute
 from sambasim.compiler.sharding.plan import tp_plan_of
 from sambasim.compiler.sharding.tensor_parallel import TensorParallel
-from sambasim.compiler.update import AddDataParallel, AttachOptimizers, Update
 from sambasim.costs.cut import Level, cut
 from sambasim.costs.fit import check_chip, check_memory
 from sambasim.costs.work import at_batch_size, stage_ranges, work_of, works_of_ranks
@@ -180,7 +180,8 @@ def pipeline(
             master_weights=options.keeps_master_weights,
         )
     if (schedule := schedule_of(options)) is not None:
-        of_tied = optimizers if options.zero < _SLICED_GRADIENTS else None  # slices need no balance
+        balances = optimizers is not None and options.zero < _SLICED_GRADIENTS  # slices need no balance
+        of_tied = optimizers.state_bytes if optimizers is not None and balances else None
         shards = options.world_size * options.chips if options.zero else 1
         passes.insert(0, PipelineParallel(schedule, budget, of_tied, shards, samples))
     if options.tensor_parallel == "weight":

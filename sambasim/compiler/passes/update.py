@@ -1,5 +1,12 @@
 """What follows the backward of a training step: parameter groups, their optimizers, and data parallelism. By default
-the parameters whose gradients one backward section completes form one group for each dtype and optimizer."""
+the parameters whose gradients one backward section completes form one group for each dtype and optimizer.
+
+The lowest stage of a pipeline that reads a parameter adds up its gradient, because its backward is the last. Its rank
+need not hold the optimizer states too: another rank that reads the parameter may update it, once a step.
+
+    rank 0   forward  backward                 gradient ─┐                     ┌─► parameter
+    rank 3   forward  backward                           └─► clip, optimizer ──┘
+"""
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
@@ -7,12 +14,11 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import ClassVar, Literal, TypeAlias
 
-from sambasim.compiler.names import UniqueNames, prefix_of
-from sambasim.compiler.pipeline.tied import Move, copies, moved
+from sambasim.compiler.capture.names import UniqueNames, prefix_of
 from sambasim.errors import OptionError
 from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Graph, Node, Ref, Section, SectionKind
-from sambasim.ir.mesh import DATA_PARALLEL, Axis
+from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Axis
 from sambasim.ir.program import (
     LOSS_SCALE,
     MASTER,
@@ -24,6 +30,7 @@ from sambasim.ir.program import (
     RuntimeArgument,
     state_name,
 )
+from sambasim.ir.ranks import pipeline_ranks, ranks_of_values
 from sambasim.ir.types import (
     ALIGNMENT_ELEMENTS,
     DTYPE_BYTES,
@@ -39,6 +46,9 @@ from sambasim.optimizers import OPTIMIZERS
 
 Grouping: TypeAlias = Literal["section", "parameter"]
 """What one group holds: all gradients that a backward section completes, or, as in SambaFlow, that of one parameter."""
+
+Move: TypeAlias = tuple[int, int]
+"""The ranks that complete the gradient of a parameter, and that update it."""
 
 REDUCE_BUFFER = "accum_dummy_0_reduce_buf"
 
@@ -77,7 +87,7 @@ class AttachOptimizers:
         if training is None:
             return program
         _check_clipping(self.updates)
-        tied = moved(program)
+        tied = _moved(program)
         groups = _groups(training, program, self.updates, self.grouping, tied)
         if self.master_weights:
             groups = tuple(replace(group, state_dtype="float32") for group in groups)
@@ -135,7 +145,7 @@ class AttachOptimizers:
         extended = _Extended(training.nodes, training.sections)
         values = dict(training.values)
         prefix = prefix_of(program.loss or "")
-        there, back = copies(training, groups, tied)
+        there, back = _copies(training, groups, tied)
         if there:
             extended.add(SectionKind.REDUCE, f"{prefix}__copy_gradients", there)
         norm: tuple[Ref, ...] = ()
@@ -158,6 +168,41 @@ class AttachOptimizers:
         if back:
             extended.add(SectionKind.GATHER, f"{prefix}__copy_parameters", back)
         return extended.graph(training, values)
+
+
+def _moved(program: Program) -> Mapping[str, Move]:
+    """By parameter that another rank updates than completes its gradient. That rank reads it without a message."""
+    training, ranks = program.training, pipeline_ranks(program)
+    if training is None or ranks == 1:
+        return {}
+    made, read = ranks_of_values(training, ranks)
+    found = {}
+    for output in training.outputs:
+        if program.symbols[output.symbol].kind is SymbolKind.GRADIENT and output.value in made:
+            source, name = made[output.value], parameter_of(output.symbol)
+            for target in read.get(name, set()) - {source}:
+                found[name] = source, target
+    return found
+
+
+def _copies(
+    training: Graph, groups: Sequence[ParameterGroup], moves: Mapping[str, Move]
+) -> tuple[Sequence[Node], Sequence[Node]]:
+    """The nodes that bring gradients to the rank that updates their parameters, and those that bring parameters back.
+    Each of `moves` has a group of its own."""
+    tags = [tag for node in training.nodes for key, tag in node.kwargs if key == "tag" and isinstance(tag, int)]
+    tag = max(tags, default=-1) + 1
+    there: list[Node] = []
+    back: list[Node] = []
+    for group in groups:
+        member = group.members[0]
+        if (move := moves.get(member.parameter)) is None:
+            continue
+        for nodes, symbol, (source, target) in ((there, member.gradient, move), (back, member.parameter, move[::-1])):
+            how = (("axis", PIPELINE), ("source", source), ("target", target), ("tag", tag))
+            nodes.append(Node(f"{symbol}__copy", "comm.copy", (group.name, symbol), how))
+            tag += 1
+    return there, back
 
 
 def _sum_along(axis: str, value: str, values: dict[str, TensorType]) -> Node:

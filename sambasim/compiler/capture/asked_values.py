@@ -18,11 +18,10 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from sambasim.compiler.explain import UNREGISTERED, Finding, Obstacle, all_findings
-from sambasim.compiler.line_marks import mark_line
-from sambasim.compiler.names import is_library_file
-from sambasim.compiler.recording import Recording, frames, line_of, running_line
-from sambasim.compiler.trial import Attributes, replaced
+from sambasim.compiler.capture.explain import UNREGISTERED, Finding, Obstacle, all_findings
+from sambasim.compiler.capture.names import is_library_file
+from sambasim.compiler.capture.recording import Recording, frames, line_of, mark_line, running_line
+from sambasim.compiler.capture.trial import Attributes, replaced
 from sambasim.errors import CaptureError
 
 _TORCH = str(Path(torch.__file__).parent)

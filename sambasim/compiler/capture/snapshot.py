@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from sambasim.compiler.names import is_library_file
-from sambasim.compiler.recording import is_dense
+from sambasim.compiler.capture.names import is_library_file
+from sambasim.compiler.capture.recording import is_dense
 
 MISSING = object()
 _LEAVES = (int, float, complex, str, bytes, type(None), type(...), range, slice, torch.dtype, torch.device, np.dtype)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
-from sambasim.compiler.names import user_line
+from sambasim.compiler.capture.names import user_line
 from sambasim.data.user_code import summary
 from sambasim.errors import CaptureError, ModelError
 from sambasim.ir.types import DTYPE_BYTES

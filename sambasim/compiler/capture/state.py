@@ -15,16 +15,17 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules import module as of_modules
 
-from sambasim.compiler import rewrites
-from sambasim.compiler.as_eager import kernels_of_eager, known_shapes
-from sambasim.compiler.asked_values import Asked, modes_reach_inside
-from sambasim.compiler.explain import Finding, Obstacle, all_findings, changed_constants, obstacles
-from sambasim.compiler.outside import Told, watched
-from sambasim.compiler.recording import Recording, changing_line, digest_of
-from sambasim.compiler.snapshot import MISSING, Slot, Snapshot
-from sambasim.compiler.step import EvaluationStep, TrainingStep, check_loss, eagerly, loss_in
-from sambasim.compiler.trial import PLAIN, generators_kept, no_gradients_kept, quiet
-from sambasim.compiler.variations import FEW, NUMBERS, fill, perturbed, vary
+from sambasim.compiler.capture import explain
+from sambasim.compiler.capture.as_eager import kernels_of_eager, known_shapes
+from sambasim.compiler.capture.asked_values import Asked, modes_reach_inside
+from sambasim.compiler.capture.explain import Finding, Obstacle, all_findings, changed_constants, obstacles
+from sambasim.compiler.capture.losses import check_loss
+from sambasim.compiler.capture.lost import Told, watched
+from sambasim.compiler.capture.recording import Recording, changing_line, digest_of
+from sambasim.compiler.capture.snapshot import MISSING, Slot, Snapshot
+from sambasim.compiler.capture.step import EvaluationStep, TrainingStep, eagerly, loss_in
+from sambasim.compiler.capture.trial import PLAIN, generators_kept, no_gradients_kept, quiet
+from sambasim.compiler.capture.variations import FEW, NUMBERS, fill, perturbed, vary
 from sambasim.errors import CaptureError
 from sambasim.forks import Fork
 
@@ -63,7 +64,7 @@ def _writes(done: _Round) -> list[tuple[str, ...]]:
 
 def _rewrite(slot: Slot) -> str:
     kind = "tensor" if isinstance(slot.owner, np.ndarray) else slot.kind
-    return rewrites.REWRITES["gradient" if slot.key == "requires_grad" else kind]
+    return explain.REWRITES["gradient" if slot.key == "requires_grad" else kind]
 
 
 def _is_large(done: _Round) -> bool:
@@ -182,12 +183,12 @@ class _Observer:
             if only_first and (_writes(first) != _writes(second) or _carries(self._fresh)):
                 slot = next((slot for slot in only_first if slot.kind == "tensor"), only_first[0])
                 what = "which the first call sets, and which depends on that call's inputs, weights or draws"
-                raise self._lost(slot, what, rewrites.FIRST_CALL)
+                raise self._lost(slot, what, explain.FIRST_CALL)
             if again:
                 self._check_read(second)
             elif not self.is_fake and [one.result for one in first] != [one.result for one in self._round()]:
                 what = "which the first call sets, and which changes its result"
-                raise self._lost(only_first[0], what, rewrites.COUNTED)
+                raise self._lost(only_first[0], what, explain.COUNTED)
             self.call(self._steps[0])  # so that it is not what an evaluation leaves behind
             return self._observed(first, again)
 
@@ -214,7 +215,7 @@ class _Observer:
 
     def _observed(self, first: _Round, kept: Sequence[Slot] = ()) -> Observed:
         names = dict.fromkeys(slot.name for slot in kept if slot.name not in (_OF_PYTHON, _OF_NUMPY))
-        notices = rewrites.notices({rewrites.KEPT: names, **self.outside})
+        notices = explain.notices({explain.KEPT: names, **self.outside})
         return Observed(dict(zip(self._steps, first, strict=True)), notices)
 
     def _round(self, seed: int = 1) -> _Round:
@@ -280,21 +281,21 @@ class _Observer:
             own = next((op for op in call.ops if op.draws_from), None)
             if own is not None:
                 is_kept = any(isinstance(one.owner, torch.Generator) for one in Snapshot(self._roots).slots.values())
-                raise self._refused(rewrites.GENERATOR if is_kept else rewrites.MADE, str(own.line or ""))
+                raise self._refused(explain.GENERATOR if is_kept else explain.MADE, str(own.line or ""))
             if found := changed_constants(call):
                 if slot := next((slot for slot in self._of_loss() if call.has_changed(slot.value)), None):
-                    rewrite = f"{rewrites.INTO_MODEL} register it: self.register_buffer(name, tensor)"
+                    rewrite = f"{explain.INTO_MODEL} register it: self.register_buffer(name, tensor)"
                     raise self._refused(Obstacle(f"{slot.name}, which each call changes", rewrite), found[0].where)
                 raise all_findings(found, self._steps[0].training)
             if call.seeded:
-                raise self._refused(rewrites.SEEDED, self._line_of("", "seed"))
+                raise self._refused(explain.SEEDED, self._line_of("", "seed"))
 
     def _check_slots(self, changed: Sequence[Slot]) -> None:
         for slot in changed:
             if slot.kind == "process":
                 raise self._lost(slot, "which is of the process, and which forward() changes", "set it outside")
             if _OF_OPTIMIZERS in slot.name:
-                raise self._lost(slot, "of an optimizer, which forward() changes", rewrites.RATES)
+                raise self._lost(slot, "of an optimizer, which forward() changes", explain.RATES)
             if slot.before is MISSING and isinstance(slot.value, nn.Parameter) and slot.value.requires_grad:
                 what = "a parameter that forward() makes, and that an optimizer made before does not have"
                 raise self._lost(slot, what, "make it in __init__")
@@ -324,7 +325,7 @@ class _Observer:
                 raise all_findings([*found], self._steps[0].training)
             pairs = zip(*([op for call in done for op in call.recording.ops] for done in (one, other)), strict=False)
             line = next((now.line for before, now in pairs if before.text != now.text), None)
-            raise self._refused(rewrites.DIFFERS, str(line or ""))
+            raise self._refused(explain.DIFFERS, str(line or ""))
 
     def _check_read(self, last: _Round) -> None:
         """Raises CaptureError for a slot, of those that each call changes, on which the operators of a call depend, or
@@ -391,7 +392,7 @@ class _Observer:
 
     def _lost(self, slot: Slot, what: str, rewrite: str) -> CaptureError:
         if any(one.owner is slot.owner and one.key == slot.key for one in self._of_loss()):
-            rewrite = f"{rewrites.INTO_MODEL} {rewrite}"
+            rewrite = f"{explain.INTO_MODEL} {rewrite}"
         line = self._line_of(slot.name, slot.kind, is_new=slot.before is MISSING)
         return self._refused(Obstacle(f"{slot.name}, {what}", rewrite), line)
 
