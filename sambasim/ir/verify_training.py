@@ -30,7 +30,8 @@ def verify_sections_of_groups(program: Program) -> None:
     for graph in program.graphs:
         in_pass, update = pass_and_update(graph)
         kinds = [section.kind for section in in_pass]
-        ordered = kinds == sorted(kinds, key=[SectionKind.FWD, SectionKind.BCKWD].index)
+        forward = kinds.count(SectionKind.FWD)
+        ordered = kinds == [SectionKind.FWD] * forward + [SectionKind.BCKWD] * (len(kinds) - forward)
         require(ordered, 13, f"the sections of a pass of {graph.name} are {', '.join(kinds)}, not FWD and then BCKWD")
         for section in graph.sections:
             is_forward = section.kind is SectionKind.FWD or graph is program.training
