@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Tests that start MPI jobs, or many processes: `make test-fast` leaves them out.
 JOBS := tests/apps tests/zoo tests/golden/test_states.py tests/mpi tests/fuzz tests/parity/test_ddp.py tests/cli/test_workflow.py \
-	$(addprefix tests/samba/,api/test_measuring.py census/test_replicas.py shim/test_scripts.py utils/test_context.py) \
+	$(addprefix tests/samba/,test_measuring.py test_joining.py census/test_replicas.py shim/test_scripts.py) \
 	$(addprefix tests/faults/test_,environment.py full_disk.py job_ends.py jobs.py shared_memory.py sweep.py)
 
 # Tests that fail if a job takes too long, and so need idle cores. All others run in three processes.

@@ -91,7 +91,7 @@ def run_script(script: Path, file: Path, arguments: Sequence[str]) -> None:
 
 
 def _leave(error: BaseException, script: Path) -> int:
-    from sambasim.samba.shim.ending import leave
+    from sambasim.samba.ending import leave
 
     return leave(error, script)
 
@@ -169,7 +169,7 @@ def _json(script: Path, report: "Report", error: BaseException | None = None) ->
 
 
 def _error_fields(error: BaseException) -> dict[str, str | None]:
-    from sambasim.samba.shim.ending import translated
+    from sambasim.samba.ending import translated
 
     error = translated(error)
     if isinstance(error, SambasimError):

@@ -1,26 +1,27 @@
-"""The SambaFlow API, `from sambaflow import samba`, on sambasim's compiler and runtime.
+"""The SambaFlow API, `from sambaflow import samba`, on sambasim's compiler and runtime. README.md has each name.
 
-    tensors        SambaTensor, from_torch_tensor, from_named_dict, to_torch, randn, randint
-    models         from_torch_model_, lazy_param, materialize
-    data           SambaLoader
-    session        session, which compiles and runs
-    optimizers     optim.SGD, optim.Adam, optim.AdamW
-    others         utils, nn, test; env, directives and schema by the table in shim/
-    operators      cat, addmm, sigmoid …: torch's, under the same names
+    tensors and data      tensor, attributes, inputs, functional, nn
+    models                models, optim, losses
+    compile and run       session, request, trace, fingerprint, loaded, device, hyperparameters
+    command line          flags, utils/ (argparser, measuring, checkpoints)
+    this process          process, joining, ending, findings, keywords, notices
+    checks of the app     checks/, test, profiler
+    import sambaflow      shim/
 
-README.md compares each name with SambaFlow. Importing it imports torch, and no MPI.
+Importing it imports torch, and no MPI.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 from sambasim.samba import nn, optim, test, utils
+from sambasim.samba.attributes import install_attributes
 from sambasim.samba.functional import addmm, operator, operators, randint, randn, triu_fill
 from sambasim.samba.inputs import SambaLoader, install_sampler_of_one_replica
 from sambasim.samba.models import from_torch_model_, lazy_param, materialize
 from sambasim.samba.notices import is_internal, patched_torch
 from sambasim.samba.session import session
-from sambasim.samba.tensor import SambaTensor, from_named_dict, from_torch_tensor, install_attributes, to_torch
+from sambasim.samba.tensor import SambaTensor, from_named_dict, from_torch_tensor, to_torch
 from sambasim.samba.utils.common import seed_from_environment
 
 # The older names.

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from sambasim.compiler.capture.trial import is_tracing
 from sambasim.errors import OptionError
-from sambasim.samba.checks.arguments import checks_keywords, checks_keywords_of
-from sambasim.samba.checks.findings import KeywordError, app_line
+from sambasim.samba.findings import app_error
+from sambasim.samba.keywords import KeywordError, checks_keywords, checks_keywords_of
 from sambasim.samba.notices import no_such_name
 from sambasim.samba.tensor import SambaTensor, from_torch_tensor
 
@@ -55,8 +55,7 @@ def _naming(function: Callable[..., Tensor]) -> Callable[..., SambaTensor]:
             tensor = function(*arguments, **torch_options)
         except TypeError as error:
             what = f"AP04: wrong arguments of samba.{function.__name__}: {str(error).splitlines()[0]}"
-            remedy = f"give it the arguments of torch.{function.__name__}"
-            raise KeywordError(what, where=app_line(), remedy=remedy) from error
+            raise app_error(KeywordError, what, f"give it the arguments of torch.{function.__name__}") from error
         if is_tracing():
             # In a forward that is being traced, the tensor stays plain.
             return cast(SambaTensor, tensor)
@@ -145,7 +144,7 @@ def sn_zipmapreduce(
         return mapped
     if reduce_func.upper() not in _REDUCTIONS:
         what = f"sn_zipmapreduce has no reduction {reduce_func}"
-        raise OptionError(what, where=app_line(), remedy=f"reduce_func is one of {', '.join(_REDUCTIONS)}")
+        raise app_error(OptionError, what, f"reduce_func is one of {', '.join(_REDUCTIONS)}")
     if reduce_dim is None:
         reduce_dim = range(len(shape))
     return _REDUCTIONS[reduce_func.upper()](mapped, [reduce_dim] if isinstance(reduce_dim, int) else [*reduce_dim])

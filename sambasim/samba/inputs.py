@@ -13,9 +13,9 @@ from sambasim.compiler.capture.step import forward_parameters
 from sambasim.errors import DataError, ModelError
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
-from sambasim.samba import context
-from sambasim.samba.checks.arguments import checks_keywords_of
-from sambasim.samba.checks.findings import app_line
+from sambasim.samba import process
+from sambasim.samba.findings import app_error
+from sambasim.samba.keywords import checks_keywords_of
 from sambasim.samba.tensor import SambaTensor, from_torch_tensor, host_values, to_torch
 from sambasim.units import counted
 
@@ -29,8 +29,7 @@ def check_on_host(name: str, tensor: Tensor) -> None:
     if not tensor.is_cpu:
         host_values(tensor, name)
         what = f"{name} is on the device {tensor.device}, and must be on the CPU"
-        remedy = f"{name}.cpu(), or leave it on the CPU: session.run copies it to the device"
-        raise DataError(what, where=app_line(), remedy=remedy)
+        raise app_error(DataError, what, f"{name}.cpu(), or leave it on the CPU: session.run copies it to the device")
 
 
 def name_of(tensor: Tensor) -> str | None:
@@ -52,8 +51,7 @@ def repeatable(inputs: Inputs) -> Inputs:
         return inputs
     if not isinstance(inputs, Iterable):
         what = f"inputs must be tensors, not {type(inputs).__name__}"
-        remedy = "give a list or tuple of tensors, or a dictionary of tensors by name"
-        raise DataError(what, where=app_line(), remedy=remedy)
+        raise app_error(DataError, what, "give a list or tuple of tensors, or a dictionary of tensors by name")
     return list(inputs)
 
 
@@ -71,7 +69,7 @@ def name_inputs(model: nn.Module, inputs: Inputs) -> tuple[dict[str, Tensor], bo
     if len(sequence) > len(arguments) and inspect.Parameter.VAR_POSITIONAL not in kinds:
         takes = f"{type(model).__name__}.forward takes {len(arguments)}: {', '.join(arguments)}"
         what = f"{len(sequence)} inputs are given, and {takes}"
-        raise ModelError(what, where=app_line(), remedy="give as many inputs as forward takes, in its order")
+        raise app_error(ModelError, what, "give as many inputs as forward takes, in its order")
     places = [arguments[i] if i < len(arguments) else f"input_{i}" for i in range(len(sequence))]
     if any(one is None for one in sequence):
         named = {place: one for place, one in zip(places, sequence, strict=True) if one is not None}
@@ -87,7 +85,7 @@ def _tensor(name: str, value: object) -> Tensor:
     if not isinstance(value, Tensor):
         what = f"the input {name} must be a tensor, not {type(value).__name__}"
         remedy = f"{name} = samba.from_torch_tensor(torch.as_tensor(…), name={name!r}, batch_dim=0)"
-        raise DataError(what, where=app_line(), remedy=remedy)
+        raise app_error(DataError, what, remedy)
     return to_torch(value)
 
 
@@ -131,7 +129,7 @@ def _fitting(name: str, wanted: Mapping[str, Symbol], given_tensor: Tensor, batc
     symbol, tensor = wanted[name], to_torch(given_tensor)
     if not isinstance(tensor, Tensor):
         what = f"{name} must be a tensor, not {type(tensor).__name__}"
-        raise DataError(what, where=app_line(), remedy=f"give one tensor for {name}")
+        raise app_error(DataError, what, f"give one tensor for {name}")
     if tensor.requires_grad:
         tensor = tensor.detach()
     if tensor.shape == symbol.type.shape and tensor.dtype is getattr(torch, symbol.type.dtype) and tensor.is_cpu:
@@ -142,18 +140,18 @@ def _fitting(name: str, wanted: Mapping[str, Symbol], given_tensor: Tensor, batc
     if same_but_batch and given[0] != batch_size:
         what = f"AP01: {name} has {given[0]} samples, and the PEF takes {batch_size} at a time"
         if given[0] > batch_size:
-            raise DataError(what, where=app_line(), remedy=f"-b {batch_size}, or compile again with -b {given[0]}")
-        is_as_typed = getattr(context.current().arguments, "batch_size", None) == batch_size
+            raise app_error(DataError, what, f"-b {batch_size}, or compile again with -b {given[0]}")
+        is_as_typed = process.current().flag("batch_size") == batch_size
         reason = "the DataLoader makes smaller ones" if is_as_typed else "-b differs from the compile"
         remedy = f"and batch_size={batch_size}" if is_as_typed else f"or -b {batch_size}"
         what += f": it is the end of the data set, or {reason}"
-        raise DataError(what, where=app_line(), remedy=f"give drop_last=True to the DataLoader; {remedy}")
+        raise app_error(DataError, what, f"give drop_last=True to the DataLoader; {remedy}")
     if shape[:1] == given[:1] and [n for n in shape if n != 1] == [n for n in given if n != 1]:
         tensor = tensor.reshape(shape)  # labels of [batch, 1] for [batch], for example
     elif shape != given:
         what = f"{name} has the shape {given}, and the PEF was compiled for {shape}"
         remedy = "compile again with this shape (-b is the batch size), or change what the DataLoader gives"
-        raise DataError(what, where=app_line(), remedy=remedy)
+        raise app_error(DataError, what, remedy)
     floating = symbol.type.dtype.startswith(("float", "bfloat"))
     if floating is not tensor.is_floating_point():
         what = f"{name} is {str(tensor.dtype).removeprefix('torch.')}, and the PEF was compiled for {symbol.type.dtype}"
@@ -206,21 +204,20 @@ class SambaLoader:
             missing = [name for name in self.names if name not in batch]
             if missing:
                 what = f"a batch has no {', '.join(missing)}; it has {', '.join(map(str, batch))}"
-                raise DataError(what, where=app_line(), remedy="give SambaLoader names that the batches have")
+                raise app_error(DataError, what, "give SambaLoader names that the batches have")
             return [batch[name] for name in self.names]
         values = batch if isinstance(batch, list | tuple) else [batch]
         if len(values) != len(self.names):
             names = f"{counted(len(self.names), 'name')}: {', '.join(self.names)}"
             what = f"a batch has {counted(len(values), 'value')}, and SambaLoader {names}"
-            remedy = "give SambaLoader one name for each value that the dataset returns"
-            raise DataError(what, where=app_line(), remedy=remedy)
+            raise app_error(DataError, what, "give SambaLoader one name for each value that the dataset returns")
         return values
 
     def _tensor(self, value: object, name: str) -> SambaTensor:
         if not isinstance(value, Tensor):
             what = f"{name} of a batch must be a tensor, not {type(value).__name__}"
             remedy = "return numbers or tensors from the dataset, or leave it out by a collate_fn or function_hook"
-            raise DataError(what, where=app_line(), remedy=remedy)
+            raise app_error(DataError, what, remedy)
         return from_torch_tensor(value, name, 0 if value.ndim else None)
 
 

@@ -13,12 +13,13 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, gradient_name
 from sambasim.runtime.engine.executor import Tangent
 from sambasim.runtime.run.stepwise import STEP
-from sambasim.samba import context
-from sambasim.samba.checks.arguments import nearest
-from sambasim.samba.checks.findings import Finding, app_line, reporter
+from sambasim.samba import joining, process
 from sambasim.samba.checks.replicas import Checks
+from sambasim.samba.device import Machine
+from sambasim.samba.findings import app_error
+from sambasim.samba.hyperparameters import Hyperparameters
 from sambasim.samba.inputs import Inputs, bind, flat, inputs_of, name_of
-from sambasim.samba.machine import Hyperparameters, Machine
+from sambasim.samba.keywords import nearest
 from sambasim.samba.tensor import SambaTensor, host_values, to_torch
 
 _PART_OF_OPT = frozenset({SectionKind.GRADNORM, SectionKind.REDUCE, SectionKind.GATHER})
@@ -34,7 +35,7 @@ class Loaded:
         program = machine.program
         self.machine = machine
         self.traced = tuple(traced)
-        self.checks = Checks(machine, context.communicator())
+        self.checks = Checks(machine, joining.communicator())
         self.hyperparameters = Hyperparameters(machine)
         self.wanted: Mapping[str, Symbol] = inputs_of(program)
         self.start = Start(program, [str(one.sn_name) for one in traced], loss_is_chosen=loss_is_chosen)
@@ -69,12 +70,12 @@ class Loaded:
             return
         if not isinstance(wanted, Iterable):
             what = f"output_tensors must be tensors, not {type(wanted).__name__}"
-            raise DataError(what, where=app_line(), remedy="give model.output_tensors, or some of them")
+            raise app_error(DataError, what, "give model.output_tensors, or some of them")
         if any(tensor in of_other_models for tensor in flat(wanted)):
             last = type(self.machine.model).__name__
             what = f"output_tensors are of another model than the {last} that was traced last"
             remedy = "call trace_graph for a model before its run: a session holds one PEF at a time"
-            raise OptionError(what, where=app_line(), remedy=remedy)
+            raise app_error(OptionError, what, remedy)
         self._accepted = wanted
 
     def answer(self, found: Mapping[str, Tensor], wanted: Tensor | Sequence[Tensor] | None) -> tuple[SambaTensor, ...]:
@@ -96,8 +97,7 @@ class Loaded:
         if len(known) < len(answers):
             unknown = name_of(tensors[answers.index(None)])
             what = f"output_tensors has {unknown or 'a tensor without a name'}, which is no output of the PEF"
-            remedy = f"give model.output_tensors, or some of them: {', '.join(outputs)}"
-            raise OptionError(what, where=app_line(), remedy=remedy)
+            raise app_error(OptionError, what, f"give model.output_tensors, or some of them: {', '.join(outputs)}")
         return known
 
     def named_tensor(self, name: str) -> SambaTensor:
@@ -112,7 +112,7 @@ class Loaded:
                 return SambaTensor(tensors[name], name=name)
         if symbol is None or symbol.offset is None:
             what = f"the PEF has no tensor {name}"
-            raise OptionError(what, where=app_line(), remedy=f"sambasim inspect {self.machine.program.name} lists them")
+            raise app_error(OptionError, what, f"sambasim inspect {self.machine.program.name} lists them")
         return SambaTensor(self.machine.replica.read(name), name=name)
 
     def set_tensors(self, tensors: Mapping[str, object]) -> None:
@@ -125,7 +125,7 @@ class Loaded:
             if name in symbols and symbols[name].offset is not None:
                 if tuple(plain.shape) != symbols[name].type.shape:
                     what = f"{name} has the shape {symbols[name].type.shape}, and the given data {tuple(plain.shape)}"
-                    raise DataError(what, where=app_line(), remedy="give data of that shape")
+                    raise app_error(DataError, what, "give data of that shape")
                 replica.meet()
                 replica.write(name, plain)
                 replica.meet()
@@ -142,7 +142,7 @@ def kinds_of(program: Program, section_types: Sequence[str] | None) -> Collectio
         return STEP if program.training is not None else frozenset({SectionKind.FWD})
     if isinstance(section_types, str):
         what = f"section_types must be a list of words, not the word {section_types!r}"
-        raise OptionError(what, where=app_line(), remedy=f'section_types=["{section_types}"]')
+        raise app_error(OptionError, what, f'section_types=["{section_types}"]')
     kinds = set()
     for word in section_types:
         try:
@@ -150,11 +150,11 @@ def kinds_of(program: Program, section_types: Sequence[str] | None) -> Collectio
         except ValueError as error:
             what = f"section_types has {word!r}, which is no type of section"
             remedy = nearest(str(word).upper(), [kind.value for kind in SectionKind])
-            raise OptionError(what, where=app_line(), remedy=remedy) from error
+            raise app_error(OptionError, what, remedy) from error
     if program.training is None and kinds != {SectionKind.FWD}:
         what = f"this PEF predicts, and has no {', '.join(sorted(kinds - {SectionKind.FWD}))}"
         remedy = "run FWD alone; to train, compile and run without --inference, and give trace_graph the optimizers"
-        raise OptionError(what, where=app_line(), remedy=remedy)
+        raise app_error(OptionError, what, remedy)
     return frozenset(kinds - _PART_OF_OPT)
 
 
@@ -218,7 +218,7 @@ class Start:
         """
         gradients = given if for_this_run is None else self._by_name(for_this_run)
         if not gradients:
-            if not self.is_loss and not str(context.current().command).startswith("measure"):
+            if not self.is_loss and not str(process.current().command).startswith("measure"):
                 self._report_no_loss()
             return self._started(self._means)
         shaped = {name: self._shaped(name, gradient) for name, gradient in gradients.items()}
@@ -234,7 +234,7 @@ class Start:
         if len(listed) > len(self._outputs):
             what = f"grad_of_outputs has {len(listed)} gradients for {len(self._outputs)} outputs"
             remedy = "give one for each output, and None for those that the backward does not start from"
-            raise OptionError(what, where=app_line(), remedy=remedy)
+            raise app_error(OptionError, what, remedy)
         pairs = zip(self._outputs, listed, strict=False)
         return {name: as_gradient(one) for name, one in pairs if one is not None}
 
@@ -242,11 +242,11 @@ class Start:
         if name not in self._types:
             what = f"sn_grad is set on {name}, and the backward of this PEF starts only from {', '.join(self._types)}"
             remedy = f"set sn_grad on {next(iter(self._types), 'the loss')}; or compile with loss_indices=[…]"
-            raise OptionError(what, where=app_line(), remedy=remedy)
+            raise app_error(OptionError, what, remedy)
         type_ = self._types[name]
         if gradient.numel() not in (1, type_.numel):
             what = f"sn_grad of {name} has the shape {tuple(gradient.shape)}, and the output {type_.shape}"
-            raise DataError(what, where=app_line(), remedy="set one number, or one for each element of the output")
+            raise app_error(DataError, what, "set one number, or one for each element of the output")
         plain = gradient.to(getattr(torch, type_.dtype))
         shaped = plain.reshape(()).expand(type_.shape) if gradient.numel() == 1 else plain.reshape(type_.shape)
         return shaped.contiguous()
@@ -258,9 +258,9 @@ class Start:
             what = f"AP09: the model returns no loss, and no gradient is set on its outputs: {outputs}"
             remedy = "set sn_grad on an output before the backward, or give session.run grad_of_outputs=[…]; or "
             remedy += "return the loss first, as one number; or give loss_indices=[0] to session.compile"
-            raise DataError(what, where=app_line(), remedy=remedy)
+            raise app_error(DataError, what, remedy)
         what = f"the backward starts from the mean of {first}, of shape {self._types[first].shape}: it is no loss"
-        reporter.report(Finding("AP09", what, app_line(), "return a loss, or set output.sn_grad before the backward"))
+        process.report_here("AP09", what, "return a loss, or set output.sn_grad before the backward")
 
 
 def as_gradient(value: object) -> Tensor:
@@ -269,5 +269,5 @@ def as_gradient(value: object) -> Tensor:
         return torch.tensor(float(value))
     if not isinstance(value, Tensor):
         what = f"a gradient must be a tensor or a number, not {type(value).__name__}"
-        raise DataError(what, where=app_line(), remedy="give a tensor of the output's shape")
+        raise app_error(DataError, what, "give a tensor of the output's shape")
     return to_torch(value).detach()

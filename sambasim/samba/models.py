@@ -13,9 +13,9 @@ from sambasim.compiler.capture.names import UniqueNames, loss_name, symbol_name
 from sambasim.compiler.capture.tensors import held_by
 from sambasim.errors import ModelError
 from sambasim.ir.types import GRADIENT_SUFFIX
-from sambasim.samba import context
-from sambasim.samba.checks.arguments import checks_keywords, checks_keywords_of
-from sambasim.samba.checks.findings import app_line
+from sambasim.samba import process
+from sambasim.samba.findings import app_line
+from sambasim.samba.keywords import checks_keywords, checks_keywords_of
 from sambasim.samba.notices import say_once
 from sambasim.samba.request import unwrapped
 from sambasim.samba.session import session
@@ -69,7 +69,7 @@ def _run(model: nn.Module, *inputs: Any, **options: Any) -> Any:
     session.program(model)
     if "inputs" in options:
         inputs = (options.pop("inputs"),)
-    typed = context.current().arguments
+    typed = process.current().arguments
     for flag in ("data_parallel", "reduce_on_rdu"):
         options.setdefault(flag, bool(getattr(typed, flag, False)))
     if len(inputs) > 1 and all(isinstance(one, Tensor) for one in inputs):

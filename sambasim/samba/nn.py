@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn import *  # noqa: F403  # every name of torch.nn, whatever the release
 
 from sambasim.errors import DataError
-from sambasim.samba.checks.arguments import checks_keywords_of
-from sambasim.samba.checks.findings import app_line
+from sambasim.samba.findings import app_error
+from sambasim.samba.keywords import checks_keywords_of
 from sambasim.samba.notices import no_such_name
 from sambasim.samba.tensor import MATERIALIZER, SambaTensor, to_torch
 
@@ -39,7 +39,7 @@ class SambaParameter(metaclass=_EveryParameter):
         is_lazy = torch.get_default_device().type == "meta"
         if data is not None and not isinstance(data, Tensor):
             what = f"the data of a parameter must be a tensor, not {type(data).__name__}"
-            raise DataError(what, where=app_line(), remedy="torch.as_tensor(…) makes one of numbers, lists and arrays")
+            raise app_error(DataError, what, "torch.as_tensor(…) makes one of numbers, lists and arrays")
         if data is None and materializer is not None and shape is not None and is_lazy:
             values = torch.empty(tuple(shape), dtype=dtype)
         else:

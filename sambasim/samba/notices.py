@@ -10,7 +10,8 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 from sambasim.compiler.capture.trial import is_tracing
 from sambasim.errors import UserError
 from sambasim.runtime.machine.launcher import launched_rank
-from sambasim.samba.checks.findings import app_line
+from sambasim.samba.findings import app_error, app_line
+from sambasim.samba.process import current
 
 __all__ = [
     "create_mac_resource_report", "disable_sgd_stoc", "enable_addbias_grad_accum_stoc", "enable_conv_grad_accum_stoc",
@@ -18,13 +19,12 @@ __all__ = [
 ]  # fmt: skip
 """What `samba.env` and `samba.directives` export."""
 
-_SAID: set[str] = set()
-
 
 def say_once(name: str, why: str, where: str | None = None) -> None:
     """Prints once in this process, on rank 0, that `name` has no effect, and the app's line `where`."""
-    if name not in _SAID:
-        _SAID.add(name)
+    said = current().said
+    if name not in said:
+        said.add(name)
         if launched_rank(os.environ) == 0:
             place = f"  where: {where}\n" if where else ""
             sys.stderr.write(f"notice: {name} has no effect: {why}\n{place}")
@@ -45,7 +45,7 @@ class AbsentName:
         self._name, self._what, self._instead = name, what, instead
 
     def _refuse(self, *arguments: object, **keywords: object) -> NoReturn:
-        raise AbsentNameError(f"sambasim has no {self._name}: {self._what}", where=app_line(), remedy=self._instead)
+        raise app_error(AbsentNameError, f"sambasim has no {self._name}: {self._what}", self._instead)
 
     __call__ = __mro_entries__ = __instancecheck__ = __subclasscheck__ = __iter__ = __getitem__ = _refuse
 

@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 from sambasim.commands.torch_optimizers import NOT_IN_A_PEF, options_of_group, plain_number, refuse_changed_step
 from sambasim.errors import OptionError
 from sambasim.options.training import OptimizerOptions
-from sambasim.samba.checks.arguments import checks_keywords_of
+from sambasim.samba.keywords import checks_keywords_of
 from sambasim.samba.notices import no_such_name
 
 __all__ = ["SGD", "Adam", "AdamW"]

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sambasim.errors import OptionError
-from sambasim.samba.checks.arguments import checks_keywords
-from sambasim.samba.checks.findings import app_line
+from sambasim.samba.findings import app_error
+from sambasim.samba.keywords import checks_keywords
 
 __all__ = ["Event", "Profiler"]
 
@@ -57,8 +57,7 @@ class Profiler:
         running = next((one for one in reversed(self._running) if event in (one, one.name)), None)
         if running is None:
             name = event.name if isinstance(event, Running) else event
-            what = f"the event {name} was not started"
-            raise OptionError(what, where=app_line(), remedy=f"profiler.start_event({name!r}) first")
+            raise app_error(OptionError, f"the event {name} was not started", f"profiler.start_event({name!r}) first")
         self._running.remove(running)
         self.events.append(Event(running.name, ended_s - running.began_s))
         if filename is not None:
@@ -94,7 +93,7 @@ class Profiler:
                 f"the profiler has no measurement {unknown[0]}" if unknown else "throughput needs a number of samples"
             )
             remedy = 'measurements=["latency"], or ["latency", "throughput"] with num_samples_per_iter='
-            raise OptionError(what, where=app_line(), remedy=remedy)
+            raise app_error(OptionError, what, remedy)
         times_s = self._times_s(warmup_steps)
         lines = []
         for key in times_s if keys is None else keys:

@@ -1,6 +1,7 @@
 """`session.compile`: from what an app passes to a compile request, and from that to a PEF file."""
 
 import os
+import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,9 +21,10 @@ from sambasim.ir.views import with_cut_batch
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
 from sambasim.options.load import build
 from sambasim.options.training import TrainingOptions
-from sambasim.samba import context
-from sambasim.samba.checks.findings import app_line
+from sambasim.samba import process
+from sambasim.samba.findings import app_error, app_line
 from sambasim.samba.fingerprint import fingerprint
+from sambasim.samba.flags import DTYPES, TENSOR_PARALLEL
 from sambasim.samba.inputs import Inputs, check_on_host, flat, name_inputs, repeatable
 from sambasim.samba.losses import losses_of
 from sambasim.samba.notices import say_once
@@ -41,12 +43,6 @@ FINGERPRINT, FINGERPRINT_OF_FORWARD = "step_sha256", "forward_sha256"
 
 LOSS_INDICES = "loss_indices"
 """The key of `loss_indices=` there."""
-
-DTYPES = ("fp32", "bf16")
-"""Choices of --dtype."""
-
-TENSOR_PARALLEL = ("batch", "weight")
-"""Choices of --tensor-parallel, besides none."""
 
 _ALL_TILES = -1  # the default of --num-tiles
 
@@ -83,7 +79,7 @@ def request(
     """
     if not isinstance(model, nn.Module):
         what = f"the model must be an nn.Module, not {type(model).__name__}"
-        raise ModelError(what, where=app_line(), remedy="give the model, and then its inputs")
+        raise app_error(ModelError, what, "give the model, and then its inputs")
     for path, module in model.named_modules():
         for name, value in {**vars(module), **module._buffers}.items():
             if isinstance(value, SambaTensor):
@@ -135,7 +131,7 @@ def as_mapping(name: str, value: object) -> Mapping[Any, Any]:
         return vars(value)
     if not isinstance(value, Mapping):
         what = f"{name} must be a dictionary or a Namespace, and is {type(value).__name__}"
-        raise OptionError(what, where=app_line(), remedy=f"{name}=vars(args), for the args of parse_app_args")
+        raise app_error(OptionError, what, f"{name}=vars(args), for the args of parse_app_args")
     return value
 
 
@@ -220,7 +216,7 @@ def _updates(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterable[Upda
     if not optimizers:
         remedy = "pass samba.optim.SGD(model.parameters(), …) as the third argument; or, to predict, --inference, "
         remedy += "and inference=True in config_dict"
-        raise OptionError("training needs an optimizer", where=app_line(), remedy=remedy)
+        raise app_error(OptionError, "training needs an optimizer", remedy)
     paths = {id(one.tensor): one.name for one in held_by(model) if one.is_parameter}
     updated: set[str] = set()
     for optimizer in optimizers:
@@ -260,7 +256,7 @@ def compile_model(
     from sambasim.commands.eager import LiveModel
     from sambasim.compiler.compile import Compiled, Stopwatch, assemble
 
-    typed = context.current().arguments
+    context = process.current()
     model = unwrapped(model)
     asked = request(
         model,
@@ -271,10 +267,10 @@ def compile_model(
         loss_indices=loss_indices,
     )
     kept = {str(getattr(key, "key", key)): str(value) for key, value in metadata.items()}
-    parsed = getattr(typed, "parsed_batch_size", None)
+    parsed = context.flag("parsed_batch_size")
     if parsed is not None:  # the default of -b on a run
         kept.setdefault("parsed_batch_size", str(parsed))
-    quiet = str(getattr(typed, "log_level", None)).lower() in ("warning", "warn", "error", "critical", "fatal")
+    quiet = str(context.flag("log_level")).lower() in ("warning", "warn", "error", "critical", "fatal")
 
     def compiled(on_phase: Callable[[str], None], path: Path | None) -> Compiled:
         watch = Stopwatch(on_phase)
@@ -321,10 +317,13 @@ def _print_compiled(done: "Proved") -> None:
     for notice in (*compiled.notices, *_of_the_loss(program)):
         print(f"notice: {notice}")
     print(f"PEF file {path} created\nCompilation succeeded")
-    run = context.current().next_run
-    command = run.command(_as_typed(path), max(program.world_size, 2) if program.data_parallel else 1) if run else None
-    if command is not None:
-        print(f"next: {command}")
+    app = process.app_command()
+    if app is not None:
+        replicas = max(program.world_size, 2) if program.data_parallel else 1
+        command = [*app, "run", *(["--inference"] if program.training is None else []), "--pef", _as_typed(path)]
+        if replicas > 1:
+            command = ["mpirun", "-np", str(replicas), *command, "--data-parallel", "--reduce-on-rdu"]
+        print(f"next: {shlex.join(command)}")
     sys.stdout.flush()
 
 
@@ -343,5 +342,5 @@ def _of_the_loss(program: Program) -> Iterator[str]:
 
 def _as_typed(path: str) -> str:
     """`path` relative to the folder in which the app was started, if it is inside."""
-    relative = os.path.relpath(path, context.STARTED_IN)
+    relative = os.path.relpath(path, process.STARTED_IN)
     return path if relative.startswith(os.pardir) else relative

@@ -22,13 +22,13 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import PefDocument
 from sambasim.runtime.watch.observer import SectionClock
-from sambasim.samba import context
+from sambasim.samba import process
 from sambasim.samba.checks import arguments
-from sambasim.samba.checks.arguments import checks_keywords
-from sambasim.samba.checks.findings import app_line
+from sambasim.samba.device import Machine
+from sambasim.samba.findings import app_error, app_line
 from sambasim.samba.inputs import Inputs, repeatable
+from sambasim.samba.keywords import checks_keywords
 from sambasim.samba.loaded import Loaded, kinds_of
-from sambasim.samba.machine import Machine
 from sambasim.samba.notices import AbsentNameError, no_such_name, say_once, without_effect
 from sambasim.samba.profiler import Profiler
 from sambasim.samba.request import Optimizer, as_mapping, compile_model, unwrapped
@@ -75,12 +75,12 @@ class Session:
         """
         if graph_transform_hook is not None:
             say_once("graph_transform_hook", "the graph is compiled as it was captured", app_line())
-        typed = context.current().arguments
+        typed = process.current().arguments
         config = self._config if config_dict is None else as_mapping("config_dict", config_dict)
         if config is None:
             config = {} if typed is None else vars(typed)
         forward_only = bool(config.get("inference")) if inference is None else inference
-        arguments.note_not_passed_on(typed, config, inference=forward_only)
+        arguments.note_not_passed_on(config, inference=forward_only)
         return compile_model(
             model,
             inputs,
@@ -99,7 +99,7 @@ class Session:
         """
         if self._now is not None:
             if self._now.machine.model is machine.model:
-                self._now.checks.before_replacement()
+                self._now.checks.host.note_replacement()
             else:
                 for tensor in self._now.traced:
                     self._of_other_models[tensor] = True
@@ -137,7 +137,7 @@ class Session:
         if input_tensors is not None:
             batch = now.bind(repeatable(input_tensors))
         if SectionKind.FWD in kinds and not batch:
-            raise OptionError("section FWD needs a batch", where=app_line(), remedy="session.run(input_tensors=[…], …)")
+            raise app_error(OptionError, "section FWD needs a batch", "session.run(input_tensors=[…], …)")
         if isinstance(output_tensors, Iterator):
             output_tensors = [*output_tensors]
         if output_tensors is not None:
@@ -150,8 +150,9 @@ class Session:
             now.hyperparameters.take(hyperparam_dict)
         if SectionKind.FWD in kinds:
             now.hyperparameters.begin_forward()
-        mode = now.checks.mode(kinds, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
-        now.checks.before(kinds, batch, mode, now.hyperparameters.given)
+        mode = now.checks.before(
+            kinds, batch, now.hyperparameters.given, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu
+        )
         tangent = now.start.tangent(now.output_gradients, grad_of_outputs) if SectionKind.BCKWD in kinds else None
         if torch.is_autocast_enabled("cpu"):
             why = "the PEF decides in which type it computes: --dtype bf16 at the compile"
@@ -245,9 +246,9 @@ class Session:
     def to_cpu(self, model: nn.Module | None = None, optimizers: object = None) -> None:
         """Copies weights, buffers and the state of all optimizers from the device to the host."""
         now = self._loaded(model)
-        now.checks.before_fetch()
+        now.checks.host.note_fetch()
         now.machine.to_host()
-        now.checks.after_exchange()
+        now.checks.host.note_exchange()
 
     @checks_keywords
     def to_device(self, model: nn.Module | None = None, optimizers: object = None) -> None:
@@ -255,7 +256,7 @@ class Session:
         now = self._loaded(model)
         now.checks.before_new_weights()
         now.machine.to_device()
-        now.checks.after_exchange()
+        now.checks.host.note_exchange()
 
     to_rdu = to_device
 
@@ -276,7 +277,7 @@ class Session:
         now = self._loaded()
         if isinstance(names, str):
             what = f"names must be a list of words, not the word {names!r}"
-            raise OptionError(what, where=app_line(), remedy=f'samba.session.get_tensors_by_name(["{names}"])')
+            raise app_error(OptionError, what, f'samba.session.get_tensors_by_name(["{names}"])')
         return [now.named_tensor(name) for name in names]
 
     @checks_keywords
@@ -321,16 +322,15 @@ class Session:
     def __getattr__(self, name: str) -> object:
         error = no_such_name("samba.session", name, [known for known in dir(type(self)) if not known.startswith("_")])
         remedy = "leave it out; for several graphs compile a PEF for each: a PEF holds one graph here"
-        raise AbsentNameError(str(error), where=app_line(), remedy=remedy)
+        raise app_error(AbsentNameError, str(error), remedy)
 
     def _loaded(self, model: nn.Module | None = None) -> Loaded:
         if self._now is None:
             what = "no PEF is loaded"
-            remedy = "call samba.utils.trace_graph(model, inputs, optim, pef=args.pef)"
-            raise OptionError(what, where=app_line(), remedy=remedy)
+            raise app_error(OptionError, what, "call samba.utils.trace_graph(model, inputs, optim, pef=args.pef)")
         if model is not None and unwrapped(model) is not self._now.machine.model:
             what = f"this {type(model).__name__} is not the model that was traced"
-            raise OptionError(what, where=app_line(), remedy="give the model that trace_graph was called with")
+            raise app_error(OptionError, what, "give the model that trace_graph was called with")
         return self._now
 
 

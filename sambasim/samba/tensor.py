@@ -15,8 +15,8 @@ from torch._C import TensorBase
 
 from sambasim.compiler.capture.trial import is_tracing
 from sambasim.errors import DataError, OptionError, WeightsError
-from sambasim.samba.checks.arguments import checks_keywords_of
-from sambasim.samba.checks.findings import app_line
+from sambasim.samba.findings import app_error
+from sambasim.samba.keywords import checks_keywords_of
 from sambasim.samba.notices import AbsentNameError
 
 __all__ = ["SambaTensor", "from_named_dict", "from_torch_tensor", "to_torch"]
@@ -132,7 +132,7 @@ class SambaTensor(Tensor):
         if not self.requires_grad:
             what = f"backward() of {_called(self.sn_name)}: the host has no autograd graph of a result of session.run"
             remedy = "leave out backward(), optimizer.step() and section_types: session.run does both itself"
-            raise OptionError(what, where=app_line(), remedy=remedy)
+            raise app_error(OptionError, what, remedy)
         super().backward(*args, **keywords)  # type: ignore[no-untyped-call]  # torch has no types for it
 
     @classmethod
@@ -173,7 +173,7 @@ class SambaTensor(Tensor):
 
     @sn_data.setter
     def sn_data(self, data: Tensor) -> None:
-        plain = _of_shape(self, data)
+        plain = of_shape(self, data)
         if self.is_meta:
             real = plain.detach().to(self.dtype, copy=True).as_subclass(SambaTensor)
             real._copy_description(self)
@@ -290,7 +290,7 @@ def _no_data(lazy: SambaTensor, name: str | None) -> WeightsError:
     remedy = "assign its sn_data, or make it outside lazy_param"
     if MATERIALIZER in vars(lazy):
         remedy = "samba.materialize(tensor), which calls its materializer"
-    return WeightsError(what, where=app_line(), remedy=remedy)
+    return app_error(WeightsError, what, remedy)
 
 
 def _no_tensor(value: object) -> DataError:
@@ -299,79 +299,24 @@ def _no_tensor(value: object) -> DataError:
         remedy = "samba.from_torch_model_(model) for a model"
     elif isinstance(value, tuple) and any(isinstance(one, Tensor) for one in value):
         remedy = f"give one of them: session.run returns all {len(value)} outputs, as loss, logits = session.run(…)"
-    return DataError(f"a tensor is needed, not {type(value).__name__}", where=app_line(), remedy=remedy)
+    return app_error(DataError, f"a tensor is needed, not {type(value).__name__}", remedy)
 
 
 def _no_graph(name: str) -> NoReturn:
     what = f"a SambaTensor has no {name} here: it is part of SambaFlow's compiler graph"
     remedy = "sambasim inspect lists the operators of a PEF with their operands and results"
-    raise AbsentNameError(what, where=app_line(), remedy=remedy)
+    raise app_error(AbsentNameError, what, remedy)
 
 
 def _called(name: str | None) -> str:
     return "the tensor" if name is None else f"the tensor {name}"
 
 
-_GRADIENT, _DATA = "_assigned_sn_grad", "_assigned_sn_data"
-
-
-def install_attributes() -> None:
-    """Gives `torch.Tensor`, and so parameters, SambaFlow's attributes. `sn_grad` and `sn_data` of a tensor of the
-    loaded model are on the device; of another tensor, what the app assigned."""
-    for name, value in {
-        "torch": lambda tensor: tensor,
-        "torch_tensor": lambda tensor: tensor,
-        "sn_grad": property(_gradient, _assign_gradient),
-        "sn_data": property(_data, _assign_data),
-        "sn_name": None,
-    }.items():
-        setattr(Tensor, name, value)
-
-
-def _gradient(tensor: Tensor) -> Tensor | None:
-    """The gradient on the device; else what the app assigned, or None."""
-    from sambasim.samba.session import session  # it imports this module
-
-    found = session.device_gradient(tensor)
-    return vars(tensor).get(_GRADIENT) if found is None else found
-
-
-def _assign_gradient(tensor: Tensor, gradient: Tensor | None) -> None:
-    """Raises OptionError for a parameter or buffer of the loaded model."""
-    _check_not_on_device(tensor, "sn_grad", "set sn_grad on an output: from it, session.run computes the gradients")
-    vars(tensor)[_GRADIENT] = gradient
-
-
-def _data(tensor: Tensor) -> Tensor:
-    """The value on the device; else what the app assigned, or the detached tensor."""
-    from sambasim.samba.session import session
-
-    found = session.device_value(tensor)
-    if found is not None:
-        return found
-    assigned: Tensor | None = vars(tensor).get(_DATA)
-    return tensor.detach() if assigned is None else assigned
-
-
-def _assign_data(tensor: Tensor, data: Tensor) -> None:
-    """Raises OptionError for a parameter or buffer of the loaded model, DataError for data of another shape."""
-    _check_not_on_device(tensor, "sn_data", "param.data.copy_(…), and then samba.session.to_device(model)")
-    vars(tensor)[_DATA] = _of_shape(tensor, data)
-
-
-def _of_shape(tensor: Tensor, data: Tensor) -> Tensor:
+def of_shape(tensor: Tensor, data: Tensor) -> Tensor:
     """`data` as a plain tensor. Raises DataError for another shape than that of `tensor`."""
     plain = to_torch(data)
     if plain.shape != tensor.shape:
         shapes = f"the shape {tuple(tensor.shape)}, and the data the shape {tuple(plain.shape)}"
         what = f"{_called(tensor.sn_name if isinstance(tensor, SambaTensor) else None)} has {shapes}"
-        raise DataError(what, where=app_line(), remedy="give data of the tensor's own shape")
+        raise app_error(DataError, what, "give data of the tensor's own shape")
     return plain
-
-
-def _check_not_on_device(tensor: Tensor, name: str, remedy: str) -> None:
-    from sambasim.samba.session import session
-
-    if session.device_value(tensor) is not None:
-        what = f"{name} of a parameter or buffer of the loaded model is on the device, and cannot be assigned"
-        raise OptionError(what, where=app_line(), remedy=remedy)

@@ -26,11 +26,11 @@ from sambasim.ir.views import as_one_rank
 from sambasim.pef import locate, read
 from sambasim.pef.weights import bytes_of
 from sambasim.runtime.values.weights import write_tensors
-from sambasim.samba import context
-from sambasim.samba.checks.arguments import checks_keywords_of
-from sambasim.samba.checks.findings import app_line
+from sambasim.samba import joining, process
+from sambasim.samba.findings import app_error
+from sambasim.samba.hyperparameters import rate_names
 from sambasim.samba.inputs import Inputs, inputs_of, name_inputs
-from sambasim.samba.machine import rate_names
+from sambasim.samba.keywords import checks_keywords_of
 from sambasim.samba.request import Optimizer
 from sambasim.samba.session import session
 from sambasim.samba.tensor import SambaTensor, host_values, to_torch
@@ -118,7 +118,7 @@ class TestWithGold:
             computed = self._model(**batch) if by_name else self._model(*batch.values())
         listed = [computed] if isinstance(computed, Tensor) else list(computed)
         gold = {name: to_torch(one).contiguous() for name, one in zip(outputs, listed, strict=True)}
-        if self.gold_file_path is not None and context.communicator().rank == 0:
+        if self.gold_file_path is not None and joining.communicator().rank == 0:
             kept = {f"{_INPUT}{name}": tensor.contiguous() for name, tensor in batch.items()}
             kept |= {f"{_OUTPUT}{name}": tensor for name, tensor in gold.items()}
             write_tensors(self.gold_file_path, kept, "the gold outputs", "--gold-file-path FILE.safetensors")
@@ -163,7 +163,7 @@ def consistency_test(check: Check | None = None) -> Any:
         if session.machine is None:
             what = "consistency_test needs a loaded PEF"
             remedy = "call samba.utils.trace_graph(model, inputs, optim, pef=args.pef) before it"
-            raise OptionError(what, where=app_line(), remedy=remedy)
+            raise app_error(OptionError, what, remedy)
         replica, symbols = session.machine.replica, session.machine.program.symbols.values()
         state = {one.name: replica.read(one.name) for one in symbols if one.kind in _DEVICE_STATE}
         steps, drawn = replica.steps, torch.get_rng_state()
@@ -193,7 +193,7 @@ def _results(check: Check, args: Any, kwargs: Any) -> Results:
     pairs = list(results) if isinstance(results, list | tuple) else None
     if pairs is None or not all(isinstance(one, tuple | list) and len(one) == 2 for one in pairs):
         what = f"{getattr(check, '__name__', 'the function')} must return a list of (name, tensor) for consistency_test"
-        raise OptionError(what, where=app_line(), remedy='return [("loss", loss), ("outputs", outputs)]')
+        raise app_error(OptionError, what, 'return [("loss", loss), ("outputs", outputs)]')
     return pairs
 
 
@@ -261,8 +261,7 @@ def _float64(value: Any, label: str) -> Tensor:
         remedy = "give two tensors, arrays or numbers"
         if value is None:
             remedy += "; a gradient is None before the first backward, and where requires_grad is False"
-        what = f"{label}: a {type(value).__name__} cannot be compared"
-        raise DataError(what, where=app_line(), remedy=remedy) from error
+        raise app_error(DataError, f"{label}: a {type(value).__name__} cannot be compared", remedy) from error
     return host_values(tensor).to(torch.float64)
 
 
@@ -318,7 +317,7 @@ def dump_accuracy_debug_info(
     Raises OptionError if no PEF is loaded for `model`, or if the file cannot be written.
     """
     folder = Path(args.output_folder or "out", "accuracy_debug") if isinstance(args, Namespace) else Path(args)
-    path = folder / f"accuracy_debug_info.rank{context.current().rank}.jsonl"
+    path = folder / f"accuracy_debug_info.rank{process.current().rank}.jsonl"
     lines = "".join(f"{json.dumps({'step': step, **row})}\n" for row in _rows(model))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -29,18 +29,17 @@ from sambasim.runtime.engine.instructions import find_operator
 from sambasim.runtime.machine.determinism import make_repeatable
 from sambasim.runtime.machine.resources import check_device, default_threads, keep_freed_memory
 from sambasim.runtime.run.stepwise import StepwiseReplica
-from sambasim.samba import context
+from sambasim.samba import joining, process
 from sambasim.samba.checks import arguments
-from sambasim.samba.checks.arguments import checks_keywords_of
-from sambasim.samba.checks.findings import app_line
+from sambasim.samba.device import Machine
+from sambasim.samba.findings import app_error
+from sambasim.samba.flags import DTYPES, TENSOR_PARALLEL
 from sambasim.samba.inputs import Inputs, repeatable
+from sambasim.samba.keywords import checks_keywords_of
 from sambasim.samba.loaded import outputs_of
-from sambasim.samba.machine import Machine
 from sambasim.samba.models import add_old_methods
 from sambasim.samba.request import (
-    DTYPES,
     LOSS_INDICES,
-    TENSOR_PARALLEL,
     Optimizer,
     Request,
     as_mapping,
@@ -65,7 +64,7 @@ def _check_precision(program: Program) -> None:
         )
 
 
-def _check_mesh(document: PefDocument, typed: Namespace | None) -> None:
+def _check_mesh(document: PefDocument) -> None:
     """Raises OptionError for a pipeline, and for other chips than the command line asks for."""
     program, compiled = document.program, document.compile_options
     if program.schedule is not None:
@@ -74,7 +73,7 @@ def _check_mesh(document: PefDocument, typed: Namespace | None) -> None:
             f"the PEF {program.name} is a pipeline ({replica_mesh(program.mesh)}), and apps run without",
             remedy=f"compile it without --pipeline-stages; or mpirun -np {ranks} sambasim run --pef …",
         )
-    split, chips = getattr(typed, "tensor_parallel", None), getattr(typed, "n_chips", 1)
+    split, chips = process.current().flag("tensor_parallel"), process.current().flag("n_chips") or 1
     has = f"--tensor-parallel {compiled.get('tensor_parallel') or 'none'} --n-chips {compiled.get('n_chips', 1)}"
     asked = f"--tensor-parallel {split} --n-chips {chips}"
     if split in TENSOR_PARALLEL and asked != has:
@@ -120,31 +119,31 @@ def _trace_graph(
     Raises PefError with the first difference if the PEF was compiled from another graph; OptionError if it was compiled
     with another --dtype than the command line has; LaunchError for more replicas on a node than it has RDUs.
     """
-    typed = context.current().arguments
-    pef = pef or str(as_mapping("config_dict", config_dict).get("pef") or getattr(typed, "pef", None) or "")
+    context = process.current()
+    pef = pef or str(as_mapping("config_dict", config_dict).get("pef") or context.flag("pef") or "")
     if not pef:
         what = "trace_graph needs a PEF"
-        raise OptionError(what, where=app_line(), remedy="samba.utils.trace_graph(model, inputs, optim, pef=args.pef)")
+        raise app_error(OptionError, what, "samba.utils.trace_graph(model, inputs, optim, pef=args.pef)")
     wrapper, model, inputs = model, unwrapped(model), repeatable(inputs)
     path = locate(pef, compiling=compile_command())
     document = read(path)
     check_device(document)
-    _check_mesh(document, typed)
+    _check_mesh(document)
     _check_precision(document.program)
-    typed_dtype, compiled_dtype = getattr(typed, "dtype", None), document.compile_options.get("dtype", "fp32")
+    typed_dtype, compiled_dtype = context.flag("dtype"), document.compile_options.get("dtype", "fp32")
     if typed_dtype in DTYPES and typed_dtype != compiled_dtype:
         compiled = f"the PEF {document.program.name} was compiled with --dtype {compiled_dtype}"
         remedy = f"leave out --dtype, or compile again with --dtype {typed_dtype}"
         raise OptionError(f"--dtype is {typed_dtype}, and {compiled}", remedy=remedy)
-    communicator = context.communicator()
+    communicator = joining.communicator()
     communicator.barrier()  # so that all ranks raise the errors below together
     ranks = document.program.ranks_of_replica
     place_replicas(
-        inventory_of(document.compile_options), communicator.node_of, ranks, command=shlex.join(context.typed_command())
+        inventory_of(document.compile_options), communicator.node_of, ranks, command=shlex.join(process.typed_command())
     )
-    make_repeatable(getattr(typed, "threads", None) or default_threads(communicator, ranks))
+    make_repeatable(context.flag("threads") or default_threads(communicator, ranks))
     optimizers = as_sequence(optim)
-    if document.program.training is not None and _predicts(typed, path.name, optimizers):
+    if document.program.training is not None and _predicts(path.name, optimizers):
         document = replace(document, program=forward_of(document.program))
     fields = {**build_fields_of(document.compile_options), "output_folder": Path("out")}
     predicts = document.program.training is None
@@ -160,7 +159,7 @@ def _trace_graph(
     weights = dict(map_weights(path))
     if not _is_known(document, asked):
         capture_and_compare(document, asked, weights)
-    arguments.note_changed(typed, document.metadata, document.program.replica_batch_size)
+    arguments.note_changed(document.metadata, document.program.replica_batch_size)
     keep_freed_memory()
     seed = communicator.broadcast_object(torch.initial_seed())
     seeded = tuple(
@@ -182,18 +181,18 @@ def _trace_graph(
     return outputs
 
 
-def _predicts(typed: Namespace | None, name: str, optimizers: Sequence[Optimizer]) -> bool:
+def _predicts(name: str, optimizers: Sequence[Optimizer]) -> bool:
     """Whether a training PEF predicts: with --inference, or in a process without a command line, without optimizers.
 
     Raises OptionError for a command line with neither.
     """
-    if getattr(typed, "inference", False):
+    if process.current().flag("inference"):
         return True
-    if optimizers or typed is None:
+    if optimizers or process.current().arguments is None:
         return not optimizers
     what = f"{name} trains, and trace_graph needs its optimizers"
     remedy = "give it the optimizers of session.compile; or, to predict with this PEF, type --inference"
-    raise OptionError(what, where=app_line(), remedy=remedy)
+    raise app_error(OptionError, what, remedy)
 
 
 def _losses(document: PefDocument, given: Sequence[int] | int | None) -> Sequence[int] | int | None:
@@ -206,7 +205,7 @@ def _losses(document: PefDocument, given: Sequence[int] | int | None) -> Sequenc
     now = ",".join(map(str, [given] if isinstance(given, int) else given))
     if compiled is not None and compiled != now:
         what = f"loss_indices is {given}, and was [{compiled}] when the PEF was compiled"
-        raise OptionError(what, where=app_line(), remedy="give session.compile and trace_graph the same loss_indices")
+        raise app_error(OptionError, what, "give session.compile and trace_graph the same loss_indices")
     return given
 
 
@@ -235,7 +234,7 @@ def forward_of(program: Program) -> Program:
 
 def _is_known(document: PefDocument, asked: Request) -> bool:
     """Whether the fingerprint of the model is that of the compile."""
-    if not context.communicator().broadcast_object(is_compiled_here(document.digest)):
+    if not joining.communicator().broadcast_object(is_compiled_here(document.digest)):
         return False  # its fingerprint may be copied from another PEF
     return any(document.metadata.get(name) == own for name, own in fingerprint_of(asked).items())
 
@@ -263,7 +262,7 @@ def capture_and_compare(document: PefDocument, asked: Request, weights: Mapping[
         if bytes_of(weights[name]) != bytes_of(built.weights[name]):
             constant = f"the constant {name}{_first_use(document.program, name)}"
             what = f"{constant} has changed since the PEF {document.program.name} was compiled"
-            raise PefError(what, where=app_line(), remedy="compile the app again")
+            raise app_error(PefError, what, "compile the app again")
 
 
 def constants(program: Program) -> list[str]:
@@ -273,7 +272,7 @@ def constants(program: Program) -> list[str]:
 
 def _another_graph(document: PefDocument, traced: Program, difference: str) -> PefError:
     name = document.program.name
-    cause = arguments.likely_cause(context.current().arguments, document.metadata)
+    cause = arguments.likely_cause(document.metadata)
     what = f"the PEF {name} was compiled from another graph: {difference}{cause}"
     remedy = "compile the app again, and run it with the same model, batch size and optimizers"
     before, now = (
@@ -283,15 +282,13 @@ def _another_graph(document: PefDocument, traced: Program, difference: str) -> P
     if (before or now) and before.isdisjoint(now):
         what = f"the PEF {name} is of another model: {difference}"
         remedy = f"give --pef the PEF of this model, or compile one: {compile_command()}"
-    return PefError(what, where=app_line(), remedy=remedy)
+    return app_error(PefError, what, remedy)
 
 
 def compile_command() -> str:
     """The command line that compiles this app."""
-    words, command = context.typed_command(), context.current().command
-    if command not in words:
-        return "samba.session.compile(model, inputs, optim, …)"
-    return f"{shlex.join(words[: words.index(command)])} compile …"
+    app = process.app_command()
+    return f"{shlex.join(app)} compile …" if app else "samba.session.compile(model, inputs, optim, …)"
 
 
 def first_difference(compiled: Program, traced: Program) -> str | None:

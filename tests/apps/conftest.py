@@ -23,7 +23,7 @@ def app(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     assert " steps equal to eager PyTorch, bit for bit (1 thread, " in checked
     assert (created, succeeded) == (f"PEF file {app.folder}/out/{name}/{name}.pef created", "Compilation succeeded")
     assert following.startswith("next: mpirun -np 2 ")
-    assert following.endswith(f" --pef out/{name}/{name}.pef --reduce-on-rdu")
+    assert following.endswith(f" run --pef out/{name}/{name}.pef --data-parallel --reduce-on-rdu")
     assert [line for line in result.stderr.splitlines() if not line.endswith(" …")] == []
     return app
 

@@ -35,6 +35,28 @@ class PaddedOptimizer:
             parameter.data.copy_(flat.detach()[: parameter.numel()].view_as(parameter))
 
 
+class WideSGD:
+    """torch's fused SGD in float32, on parameters and momenta that are rounded to bf16 after each step; padded as in
+    `PaddedOptimizer`."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], **options: Any) -> None:
+        self.parameters, self._options = parameters, options
+        self._momenta: list[Tensor | None] = [None] * len(parameters)
+
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        for number, (parameter, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
+            padding = (0, -parameter.numel() % ALIGNMENT_ELEMENTS)
+            wide = nn.Parameter(nn.functional.pad(parameter.detach().flatten(), padding).float())
+            wide.grad = nn.functional.pad(gradient.flatten(), padding).float()
+            optimizer = torch.optim.SGD([wide], fused=True, **self._options)
+            momentum = self._momenta[number]
+            if momentum is not None:
+                optimizer.state[wide]["momentum_buffer"] = momentum.float()
+            optimizer.step()
+            self._momenta[number] = optimizer.state[wide]["momentum_buffer"].bfloat16()
+            parameter.data.copy_(wide.detach()[: parameter.numel()].view_as(parameter))
+
+
 def mean(of_replicas: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     """Of each parameter the mean of its gradients: the sum by the balanced binary tree over ranks, divided."""
     return [_tree_sum(gradients) / len(gradients) for gradients in zip(*of_replicas, strict=True)]

@@ -20,7 +20,7 @@ from sambasim.runtime.transports.factory import Way, allocate, connect
 from sambasim.runtime.transports.in_process import run_together
 from sambasim.runtime.values.optimizers import Optimizers
 from sambasim.runtime.values.weights import joined
-from sambasim.samba.machine import with_rates
+from sambasim.samba.hyperparameters import with_rates
 from sambasim.samba.session import session
 from tests.apps import chips
 from tests.support.mpi import run_mpi

@@ -4,6 +4,7 @@ Beside that: SGD in the smallest app, Adam with weight decay, dropout and clippi
 of LeNet, three optimizers and sections run apart in GPT, and the options of the vendor's example for BERT.
 """
 
+import math
 from argparse import Namespace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.apps import plain
-from tests.apps.support import DATA_PARALLEL, App, Example, ExampleTests, differences
+from tests.apps.support import DATA_PARALLEL, DEVICE, HOST, App, Example, ExampleTests, differences
 from tests.support.whole import whole
 
 
@@ -48,6 +49,52 @@ class TestLogisticRegression(ExampleTests):
             optimizer=lambda flats: torch.optim.SGD(flats, lr=0.1, momentum=0.9, fused=True),
         )
 
+    def in_dtype(self, app: App, replicas: int, dtype: torch.dtype) -> dict[str, Tensor]:
+        """As `plainly`, where the model and its inputs are of `dtype`, and the loss is of float32."""
+        module = app.module()
+        torch.manual_seed(256)
+        model = module.LogReg().to(dtype)
+        parameters = list(model.parameters())
+        samples = module.FlatDigits(module.digits()[0])
+        shards = [plain.batches(samples, replicas, rank, app.example.batch_size) for rank in range(replicas)]
+        optimizer = plain.WideSGD(parameters, lr=0.1, momentum=0.9)
+        for _ in range(app.example.rounds * (math.ceil(len(samples) / replicas) // app.example.batch_size)):
+            batches = [next(shard) for shard in shards]
+            losses = [model.criterion(model.lin_layer(image.to(dtype)).float(), label) for image, label in batches]
+            optimizer.step(plain.mean([torch.autograd.grad(loss, parameters) for loss in losses]))
+        return {name: tensor.float() for name, tensor in model.state_dict().items()}
+
+    @whole
+    def test_one_replica_trains_as_a_plain_loop_in_bf16_does(self, in_bf16: App) -> None:
+        assert differences(in_bf16.weights(1), self.in_dtype(in_bf16, 1, torch.bfloat16)) == []
+
+    @whole
+    def test_two_replicas_train_as_a_plain_loop_in_bf16_does_by_either_sync(self, in_bf16: App) -> None:
+        host, in_fp32 = in_bf16.weights(2, *HOST), self.plainly(in_bf16, 2)
+        expected = self.in_dtype(in_bf16, 2, torch.bfloat16)
+        assert differences(host, expected) == []
+        assert differences(in_bf16.weights(2, *DEVICE), expected) == []
+        assert differences(host, in_fp32) == list(host)
+        module = in_bf16.module()
+        held_out = module.FlatDigits(module.digits()[1])
+        images, labels = (
+            torch.stack(parts) for parts in zip(*(held_out[at] for at in range(len(held_out))), strict=True)
+        )
+        losses = [
+            nn.functional.cross_entropy(nn.functional.linear(images, *weights.values()), labels)
+            for weights in (host, in_fp32)
+        ]
+        assert abs(losses[0] - losses[1]) < 0.02
+
+    @whole
+    @pytest.mark.parametrize("np", [2, 4])
+    def test_stochastic_rounding_has_the_same_bits_by_either_sync(self, np: int, in_bf16: App) -> None:
+        in_bf16.compile(*DATA_PARALLEL, "--dtype", "bf16", "--enable-stoc-rounding", pef="rounding")
+        rounding = ("--pef", "rounding")
+        host = in_bf16.weights(np, *HOST, *rounding)
+        assert differences(host, in_bf16.weights(np, *DEVICE, *rounding)) == []
+        assert differences(host, in_bf16.weights(np, *DEVICE)) == list(host)
+
     @whole
     def test_replicas_are_measured_together(self, app: App) -> None:
         flags = ("--data-parallel", "--num-iterations", "5", "--json")
@@ -59,8 +106,7 @@ class TestLogisticRegression(ExampleTests):
     def test_chips_share_the_batch_of_a_replica(self, app: App) -> None:
         """`mpirun -np` counts replicas; without -b, the batch of a run is that of all chips of one."""
         flags, pef = ("--tensor-parallel", "batch", "--n-chips", "2"), "on_chips"
-        compiled = app.compile(*flags, *DATA_PARALLEL, pef=pef)
-        assert " --tensor-parallel batch --n-chips 2 " in compiled.stdout.splitlines()[-1]
+        app.compile(*flags, *DATA_PARALLEL, pef=pef)
         app.call("run", *app.example.training, "--checkpoint", "on_chips.pt", "--data-parallel", np=2, pef=pef)
         torch.testing.assert_close(torch.load(app.folder / "on_chips.pt"), self.plainly(app, 2), rtol=1e-4, atol=1e-6)
 

@@ -10,13 +10,9 @@ from click.testing import CliRunner, Result
 
 from sambasim.cli.app import app_command
 from sambasim.errors import OptionError
-from sambasim.samba import context
-from sambasim.samba.checks import job
-from sambasim.samba.checks.findings import reporter
+from sambasim.samba import process
 
-FOUND = (
-    "from sambasim.samba.checks.findings import Finding, reporter\nreporter.report(Finding('DP06', 'so', None, 'do'))\n"
-)
+FOUND = "from sambasim.samba.process import Finding, report\nreport(Finding('DP06', 'so', None, 'do'))\n"
 STEP = "from sambasim.samba.checks import job; job.current_check().steps += 1\n"
 DRAWN = "def draw():\n    while True:\n        yield next(iter(()))\nnext(draw())\n"
 
@@ -24,10 +20,7 @@ DRAWN = "def draw():\n    while True:\n        yield next(iter(()))\nnext(draw()
 @pytest.fixture(autouse=True)
 def _process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process without any earlier check."""
-    monkeypatch.setattr(reporter, "on_demand", False)
-    monkeypatch.setattr(reporter, "_found", {})
-    monkeypatch.setattr(job, "_check", None)
-    monkeypatch.setattr(context, "_OF_THIS_PROCESS", context.Context())
+    process.reset()
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
     main = sys.modules["__main__"]

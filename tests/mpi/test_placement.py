@@ -8,7 +8,7 @@ import pytest
 
 from sambasim.records.metrics import PlacementRecord, PredictedRecord, SummaryRecord
 from tests.faults.command import Outcome, sambasim
-from tests.samba.api.test_measuring import APP
+from tests.samba.test_measuring import APP
 from tests.support.cluster import write_cluster
 from tests.support.mpi import RANKS, SAMBASIM, Result, is_open_mpi, run_job, run_mpi
 from tests.support.whole import is_whole, whole, whole_case

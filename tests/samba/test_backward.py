@@ -1,8 +1,7 @@
 """Where a backward starts: from the loss, wherever a model returns it, or from gradients that the app sets."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,22 +9,12 @@ from torch import Tensor, nn
 
 from sambasim import samba
 from sambasim.errors import DataError, OptionError
-from sambasim.samba import loaded, notices
-from sambasim.samba.checks.findings import Reporter
+from sambasim.samba.findings import Reporter
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
+from tests.samba.harness import with_sgd
 
 BATCH = 4
-
-
-@pytest.fixture(autouse=True)
-def reporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reporter]:
-    """What the checks report in this test."""
-    findings = Reporter()
-    monkeypatch.setattr(notices, "_SAID", set())
-    monkeypatch.setattr(loaded, "reporter", findings)
-    yield findings
-    session.reset()
 
 
 def _features() -> samba.SambaTensor:
@@ -74,17 +63,12 @@ class OneOutput(Returning):
         return y
 
 
-def _traced(
-    folder: Path, kind: type[Returning], loss_indices: list[int] | int | None = None, **config_dict: object
-) -> Returning:
-    torch.manual_seed(0)
-    model = kind()
-    samba.from_torch_model_(model)
-    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
-    config = {"output_folder": str(folder), **config_dict}
+def _traced(folder: Path, kind: type[Returning], loss_indices: list[int] | int | None = None) -> Returning:
+    model, optimizer = with_sgd(kind)
+    config = {"output_folder": str(folder)}
     pef = session.compile(model, [_features()], optimizer, "net", config_dict=config, loss_indices=loss_indices)
     trace_graph(model, [_features()], optimizer, pef=pef, loss_indices=loss_indices)
-    return model
+    return cast(Returning, model)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """`--dtype bf16` in one process: what is stored, what the app sees of it, and how optimizer steps round."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +12,11 @@ from sambasim.errors import OptionError
 from sambasim.ir.program import ROUNDING_SEED, Program
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import read
-from sambasim.samba import context
+from sambasim.samba import process
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
 from sambasim.samba.utils.argparser import SambaConfig
+from tests.samba.harness import Made, PefOf, compiled
 
 BATCH, WORDS = 512, 3
 BF16 = torch.bfloat16
@@ -62,29 +62,19 @@ def _adam(model: nn.Module) -> samba.optim.AdamW:
     return samba.optim.AdamW(model.parameters(), lr=0.01)
 
 
-def _compiled(folder: Path, *, tag_type: torch.dtype = torch.int64, **config: object) -> str:
+def _made() -> Made:
     model = _tagger()
-    given = {"output_folder": str(folder), **config}
-    return session.compile(model, _inputs(tag_type), _adam(model), name="tagger", config_dict=given)
-
-
-@pytest.fixture(scope="module")
-def pef(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return _compiled(tmp_path_factory.mktemp("bf16"), dtype="bf16")
-
-
-@pytest.fixture(scope="module")
-def rounding_pef(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return _compiled(tmp_path_factory.mktemp("rounding"), dtype="bf16", enable_stoc_rounding=True)
+    return model, _adam(model)
 
 
 @pytest.fixture
-def command_line() -> Iterator[context.Context]:
-    """What was typed, to be changed; as before afterwards."""
-    current = context.current()
-    before = current.arguments
-    yield current
-    current.arguments = before
+def pef(pef_of: PefOf) -> str:
+    return pef_of(_made, _inputs(), dtype="bf16")
+
+
+@pytest.fixture
+def rounding_pef(pef_of: PefOf) -> str:
+    return pef_of(_made, _inputs(), dtype="bf16", enable_stoc_rounding=True)
 
 
 def _loaded(pef: str, seed: int = 0) -> tuple[Tagger, samba.optim.AdamW]:
@@ -108,7 +98,7 @@ def _floats(program: Program, *kinds: SymbolKind) -> set[str]:
     return {dtype for dtype in types if "float" in dtype}
 
 
-def test_the_pef_is_one_of_bfloat16_under_the_same_names(pef: str, tmp_path: Path) -> None:
+def test_the_pef_is_one_of_bfloat16_under_the_same_names(pef: str, pef_of: PefOf) -> None:
     program = read(Path(pef)).program
     for kind in (SymbolKind.PARAMETER, SymbolKind.GRADIENT, SymbolKind.OPTIMIZER_STATE, SymbolKind.INPUT):
         assert _floats(program, kind) == {"bfloat16"}
@@ -116,7 +106,7 @@ def test_the_pef_is_one_of_bfloat16_under_the_same_names(pef: str, tmp_path: Pat
     assert program.symbols["tagger__loss"].type.dtype == "float32"
     assert program.symbols["tagger__outputs__0"].type.dtype == "bfloat16"
     assert read(Path(pef)).compile_options["dtype"] == "bf16"
-    plain = read(Path(_compiled(tmp_path))).program
+    plain = read(Path(pef_of(_made, _inputs()))).program
     assert plain.symbols.keys() == program.symbols.keys()
     assert _floats(plain, *SymbolKind) == {"float32"}
 
@@ -165,9 +155,9 @@ def test_weights_go_to_the_device_rounded_and_come_back_as_they_are(pef: str) ->
 
 def test_labels_may_be_int16_when_it_is_compiled_and_when_it_runs(pef: str, tmp_path: Path) -> None:
     losses = []
-    for compiled in (pef, _compiled(tmp_path, tag_type=torch.int16, dtype="bf16")):
+    for path in (pef, compiled(_made(), _inputs(torch.int16), tmp_path, "tagger", dtype="bf16")):
         for tag_type in (torch.int16, torch.int64):
-            model, _ = _loaded(compiled)
+            model, _ = _loaded(path)
             (loss,) = session.run(_inputs(tag_type), model.output_tensors[0])
             losses.append(loss.item())
     assert len(set(losses)) == 1
@@ -175,16 +165,14 @@ def test_labels_may_be_int16_when_it_is_compiled_and_when_it_runs(pef: str, tmp_
 
 
 def test_a_dtype_that_is_not_the_pefs_is_refused_and_none_takes_the_pefs(
-    pef: str, command_line: context.Context
+    pef: str,
 ) -> None:
-    command_line.arguments = SambaConfig("run", pef=pef)
+    process.current().arguments = SambaConfig("run", pef=pef)
     _loaded(pef)
-    command_line.arguments = SambaConfig("run", pef=pef, dtype="bf16")
+    process.current().arguments = SambaConfig("run", pef=pef, dtype="bf16")
     _loaded(pef)
-    command_line.arguments = SambaConfig("run", pef=pef, dtype="fp32")
-    with pytest.raises(
-        OptionError, match="--dtype is fp32, and the PEF tagger was compiled with --dtype bf16"
-    ) as error:
+    process.current().arguments = SambaConfig("run", pef=pef, dtype="fp32")
+    with pytest.raises(OptionError, match="--dtype is fp32, and the PEF net was compiled with --dtype bf16") as error:
         _loaded(pef)
     assert error.value.remedy == "leave out --dtype, or compile again with --dtype fp32"
 

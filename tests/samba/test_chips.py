@@ -1,8 +1,9 @@
 """A replica of several chips in one process: what an app reads, sets and is refused, beside a replica of one chip."""
 
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -13,10 +14,11 @@ from sambasim import samba
 from sambasim.errors import OptionError, PefError
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import read
-from sambasim.samba import context, notices, trace
+from sambasim.samba import process, trace
 from sambasim.samba.session import session
 from sambasim.samba.test import TestWithGold
 from sambasim.samba.utils import measure_performance, measure_sections, trace_graph
+from tests.samba.harness import Made, PefOf, compiled
 
 BATCH, CHIPS = 6, 2
 SPLITS = ("weight", "batch")
@@ -50,14 +52,7 @@ class Column(Net):
         return losses.mean(), logits, self.second.weight.sum(0)
 
 
-@pytest.fixture(autouse=True)
-def forgetful(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(notices, "_SAID", set())
-    yield
-    session.reset()
-
-
-def made(kind: type[Net] = Net) -> tuple[Net, samba.optim.AdamW]:
+def made(kind: type[Net] = Net) -> Made:
     torch.manual_seed(0)
     model = kind()
     samba.from_torch_model_(model)
@@ -72,16 +67,17 @@ def inputs(number: int = 0) -> tuple[samba.SambaTensor, samba.SambaTensor]:
     return x, samba.from_torch_tensor(target, name="target", batch_dim=0)
 
 
-def compiled(folder: Path, split: str | None, kind: type[Net] = Net) -> str:
-    model, optimizer = made(kind)
-    config = {"output_folder": str(folder), "tensor_parallel": split or "none", "n_chips": CHIPS if split else 1}
-    return session.compile(model, inputs(), optimizer, name=f"{kind.__name__}_{split}", config_dict=config)
+def made_mean() -> Made:
+    return made(Mean)
 
 
-@pytest.fixture(scope="module")
-def pefs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str | None, str]:
-    folder = tmp_path_factory.mktemp("out")
-    return {split: compiled(folder, split) for split in (None, *SPLITS)}
+def config_of(split: str | None) -> dict[str, Any]:
+    return {"tensor_parallel": split or "none", "n_chips": CHIPS if split else 1}
+
+
+@pytest.fixture
+def pefs(pef_of: PefOf) -> Mapping[str | None, str]:
+    return {split: pef_of(made, inputs(), **config_of(split)) for split in (None, *SPLITS)}
 
 
 def everything(pef: str, kind: type[Net] = Net) -> Mapping[str, Tensor]:
@@ -122,15 +118,15 @@ def test_an_app_sees_what_it_sees_of_one_chip(split: str, pefs: Mapping[str | No
     torch.testing.assert_close(everything(pefs[split]), everything(pefs[None]), rtol=1e-5, atol=1e-6)
 
 
-def test_the_loss_is_the_mean_over_chips(tmp_path: Path) -> None:
-    one, two = (everything(compiled(tmp_path, split, Mean), Mean) for split in (None, "batch"))
+def test_the_loss_is_the_mean_over_chips(pef_of: PefOf) -> None:
+    one, two = (everything(pef_of(made_mean, inputs(), **config_of(split)), Mean) for split in (None, "batch"))
     torch.testing.assert_close(two, one, rtol=1e-5, atol=1e-6)
 
 
 def test_an_output_without_samples_cannot_be_joined(tmp_path: Path) -> None:
     words = r"the output column__outputs__1, float32\[8\], cannot be joined over the chips of a replica: it has neither"
     with pytest.raises(OptionError, match=words):
-        compiled(tmp_path, "batch", Column)
+        compiled(made(Column), inputs(), tmp_path, "column", **config_of("batch"))
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -185,11 +181,8 @@ def test_a_model_without_a_fingerprint_is_compared_as_it_was_cut(
         trace_graph(other, inputs(), optimizer, pef=pefs[split])
 
 
-def test_a_command_line_with_other_chips_is_refused(
-    pefs: Mapping[str | None, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    typed = Namespace(command="run", tensor_parallel="batch", n_chips=4)
-    monkeypatch.setattr(context.current(), "arguments", typed)
+def test_a_command_line_with_other_chips_is_refused(pefs: Mapping[str | None, str]) -> None:
+    process.current().arguments = Namespace(command="run", tensor_parallel="batch", n_chips=4)
     model, optimizer = made()
     words = "has --tensor-parallel batch --n-chips 4, and the PEF .* was compiled with --tensor-parallel none"
     with pytest.raises(OptionError, match=words):
@@ -197,8 +190,6 @@ def test_a_command_line_with_other_chips_is_refused(
 
 
 def test_chips_that_split_nothing_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model, optimizer = made()
-    config = {"output_folder": str(tmp_path), "n_chips": 2}
-    path = session.compile(model, inputs(), optimizer, name="net", config_dict=config)
+    path = compiled(made(), inputs(), tmp_path, n_chips=2)
     assert "notice: --n-chips" in capsys.readouterr().err
     assert read(Path(path)).program.ranks_of_replica == 1

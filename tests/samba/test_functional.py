@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from sambasim import samba
 from sambasim.errors import DataError, OptionError
 from sambasim.samba import functional as stir
-from sambasim.samba.checks.findings import KeywordError
 from sambasim.samba.inputs import SambaLoader
+from sambasim.samba.keywords import KeywordError
 
 
 @pytest.mark.parametrize("name", [name for name in dir(torch) if name.endswith("_like") and not name.startswith("_")])

@@ -11,9 +11,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 from sambasim import samba
 from sambasim.errors import PefError
-from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
-from tests.samba.api.conftest import BATCH, Net
+from tests.samba.harness import BATCH, Net, compiled
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -70,7 +69,7 @@ def test_an_app_trains_fetches_and_finds_its_tensors(make: Callable[[], Net], tm
         samba.from_torch_tensor(target, name="target", batch_dim=0),
     )
     optimizers = _optimizers(model, samba.optim.SGD)
-    pef = session.compile(model, inputs, optimizers, name="net", config_dict={"output_folder": str(tmp_path)})
+    pef = compiled((model, optimizers), inputs, tmp_path)
     trace_graph(model, inputs, optimizers, pef=pef)
     for _ in range(3):
         samba.session.run(inputs, model.output_tensors)
@@ -96,9 +95,8 @@ def test_a_model_with_other_names_is_another_model(tmp_path: Path) -> None:
     for make in (Net, _renamed):
         model = make()
         samba.from_torch_model_(model)
-        config = {"output_folder": str(tmp_path)}
         optimizers = _optimizers(model, samba.optim.SGD)
-        pefs[make] = session.compile(model, inputs, optimizers, name=make.__name__.lower(), config_dict=config)
+        pefs[make] = compiled((model, optimizers), inputs, tmp_path, make.__name__.lower())
     with pytest.raises(PefError, match="is of another model"):
         trace_graph(model, inputs, optimizers, pef=pefs[Net])
     trace_graph(model, inputs, optimizers, pef=pefs[_renamed])

@@ -13,6 +13,7 @@ from sambasim import samba
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import read
+from tests.samba.harness import compiled, with_sgd
 
 BATCH, FEATURES, CLASSES = 500, 784, 10
 
@@ -32,14 +33,11 @@ class LogReg(nn.Module):
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    model = LogReg()
-    samba.from_torch_model_(model)
     images = samba.randn(BATCH, FEATURES, name="image", batch_dim=0)
     labels = samba.randint(CLASSES, (BATCH,), name="label", batch_dim=0)
-    optimizer = samba.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    made = with_sgd(LogReg, momentum=0.9)
     folder = tmp_path_factory.mktemp("reference")
-    config = {"data_parallel": True, "world_size": 2, "output_folder": str(folder), "pef_name": "logreg"}
-    pef = samba.session.compile(model, (images, labels), optimizer, name="logreg", config_dict=config)
+    pef = compiled(made, (images, labels), folder, data_parallel=True, world_size=2)
     return read(Path(pef)).program
 
 

@@ -1,7 +1,10 @@
-"""The session in one process: sections, weights of host and device, bindings, and what is refused."""
+"""The session in one process: call shapes of public apps, sections, weights of host and device, bindings, refusals."""
 
+import copy
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +13,26 @@ from torch import Tensor, nn
 from sambasim import samba
 from sambasim.errors import DataError, ModelError, OptionError, PefError
 from sambasim.pef import read
-from sambasim.samba import machine, trace
-from sambasim.samba.checks.findings import Reporter
+from sambasim.samba import trace
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
-from tests.samba.api.conftest import BATCH, Net
+from tests.samba.harness import (
+    BATCH,
+    Load,
+    LogReg,
+    Made,
+    Net,
+    PefOf,
+    Plainly,
+    batch_of,
+    compiled,
+    equal,
+    net_batch,
+    parsed,
+    refused,
+    same_weights,
+    seeded,
+)
 
 
 class Convolution(nn.Module):
@@ -32,100 +50,91 @@ class Convolution(nn.Module):
         return losses
 
 
-def _model(width: int = 8) -> Net:
-    torch.manual_seed(0)
-    model = Net(width)
-    samba.from_torch_model_(model)
+def _model() -> Net:
+    model: Net = samba.from_torch_model_(seeded(Net))
     return model
 
 
-def _inputs(number: int = 0, size: int = BATCH) -> tuple[samba.SambaTensor, samba.SambaTensor]:
-    generator = torch.Generator().manual_seed(number)
-    x = samba.from_torch_tensor(torch.randn(size, 5, generator=generator), name="x", batch_dim=0)
-    target = samba.from_torch_tensor(torch.randint(3, (size,), generator=generator), name="target", batch_dim=0)
-    return x, target
+def _made() -> Made:
+    model = _model()
+    return model, _adam(model)
+
+
+def _batch(number: int = 0, size: int = BATCH) -> Any:
+    return net_batch(samba, number, size)
+
+
+@pytest.fixture
+def loaded(load: Load) -> Made:
+    return load(_made, _batch())
+
+
+@pytest.fixture
+def pef(pef_of: PefOf) -> str:
+    return pef_of(_made, _batch())
 
 
 def _adam(model: Net) -> samba.optim.AdamW:
     return samba.optim.AdamW(model.parameters(), lr=0.01)
 
 
-@pytest.fixture(scope="module")
-def pef(tmp_path_factory: pytest.TempPathFactory) -> str:
-    model = _model()
-    config = {"output_folder": str(tmp_path_factory.mktemp("out"))}
-    return session.compile(model, _inputs(), _adam(model), name="net", config_dict=config)
-
-
-@pytest.fixture
-def loaded(pef: str) -> tuple[Net, samba.optim.AdamW]:
-    """The model and its optimizer; the PEF is in the session."""
-    model = _model()
-    optimizer = _adam(model)
-    trace_graph(model, _inputs(), optimizer, pef=pef)
-    return model, optimizer
-
-
-def test_outputs_are_tensors_to_calculate_with(loaded: tuple[Net, samba.optim.AdamW]) -> None:
+def test_outputs_are_tensors_to_calculate_with(loaded: Made) -> None:
     model, _ = loaded
-    gold_losses, gold_outputs = model(*(samba.to_torch(tensor) for tensor in _inputs()))
-    losses, outputs = samba.session.run(_inputs(), model.output_tensors)
+    gold_losses, gold_outputs = model(*(samba.to_torch(tensor) for tensor in _batch()))
+    losses, outputs = samba.session.run(_batch(), model.output_tensors)
     assert isinstance(losses, samba.SambaTensor)
     assert torch.equal(losses.torch(), gold_losses)
     assert torch.equal(outputs.torch(), gold_outputs)
     assert losses.mean().item() == gold_losses.mean().item()
     assert outputs.numpy().shape == (BATCH, 3)
-    alone = samba.session.run(_inputs(), model.output_tensors[1], section_types=["fwd"])
+    alone = samba.session.run(_batch(), model.output_tensors[1], section_types=["fwd"])
     assert isinstance(alone, tuple)
     assert len(alone) == 1
     assert alone[0].sn_name == "net__outputs__0"
 
 
-def test_the_backward_starts_from_sn_grad(loaded: tuple[Net, samba.optim.AdamW]) -> None:
+def test_the_backward_starts_from_sn_grad(loaded: Made) -> None:
     model, _ = loaded
-    losses, _ = samba.session.run(_inputs(), model.output_tensors, section_types=["FWD", "BCKWD"])
+    losses, _ = samba.session.run(_batch(), model.output_tensors, section_types=["FWD", "BCKWD"])
     (mean,) = samba.session.get_tensors_by_name(["net__second__bias__grad"])
-    gold, *_ = torch.autograd.grad(model(*_inputs())[0].mean(), [model.second.bias])
+    gold, *_ = torch.autograd.grad(model(*_batch())[0].mean(), [model.second.bias])
     torch.testing.assert_close(mean.torch(), gold.as_subclass(Tensor))
     samba.session.run(section_types=["OPT"])
     for scale in (torch.tensor([0.0, 0.0, 8.0, 0.0]), torch.full((BATCH,), 0.0)):
         samba.session.to_device(model)
-        losses, _ = samba.session.run(_inputs(), model.output_tensors, section_types=["FWD"])
+        losses, _ = samba.session.run(_batch(), model.output_tensors, section_types=["FWD"])
         losses.sn_grad = scale
         samba.session.run(section_types=["BCKWD"])
         (scaled,) = samba.session.get_tensors_by_name(["net__second__bias__grad"])
-        gold, *_ = torch.autograd.grad(model(*_inputs())[0], [model.second.bias], scale)
+        gold, *_ = torch.autograd.grad(model(*_batch())[0], [model.second.bias], scale)
         torch.testing.assert_close(scaled.torch(), gold.as_subclass(Tensor))
         samba.session.run(section_types=["OPT"])
     losses.sn_grad = torch.ones(2)
     with pytest.raises(DataError, match=r"sn_grad of net__loss has the shape \(2,\), and the output \(4,\)"):
-        samba.session.run(_inputs())
+        samba.session.run(_batch())
 
 
-def test_hyperparameters_hold_from_the_step_on(
-    loaded: tuple[Net, samba.optim.AdamW], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hyperparameters_hold_from_the_step_on(loaded: Made, capsys: pytest.CaptureFixture[str]) -> None:
     model, _ = loaded
-    samba.session.run(_inputs(), hyperparam_dict={"lr": 0.0, "weight_decay": 0.0})
+    samba.session.run(_batch(), hyperparam_dict={"lr": 0.0, "weight_decay": 0.0})
     before = model.first.weight.detach().clone()
     samba.session.to_cpu(model)
     assert torch.equal(model.first.weight, before)
-    monkeypatch.setattr(machine, "reporter", Reporter())
     capsys.readouterr()
     for _ in range(2):
-        samba.session.run(_inputs(), hyperparam_dict={"learning_rate": 0.1})
+        samba.session.run(_batch(), hyperparam_dict={"learning_rate": 0.1})
     notice, where, remedy = capsys.readouterr().err.splitlines()
     what = "hyperparam_dict has learning_rate, which no optimizer of this PEF takes: it is left out"
     assert notice == f"notice: AP04: {what}"
     assert where.startswith(f"  where: {__file__}:")
-    assert where.endswith(': samba.session.run(_inputs(), hyperparam_dict={"learning_rate": 0.1})')
+    assert where.endswith(': samba.session.run(_batch(), hyperparam_dict={"learning_rate": 0.1})')
     assert remedy == "  try:   names that it takes: lr"
     samba.session.to_cpu(model)
     assert torch.equal(model.first.weight, before), "the rate is still zero"
 
 
-def test_inputs_bind_by_name_and_then_by_place(loaded: tuple[Net, samba.optim.AdamW]) -> None:
-    x, target = _inputs()
+def test_inputs_bind_by_name_and_then_by_place(loaded: Made) -> None:
+    x, target = _batch()
     turned, _ = samba.session.run([target, x], section_types=["FWD"])
     plain, _ = samba.session.run([samba.to_torch(x), samba.to_torch(target)], section_types=["FWD"])
     assert torch.equal(turned, plain)
@@ -134,18 +143,16 @@ def test_inputs_bind_by_name_and_then_by_place(loaded: tuple[Net, samba.optim.Ad
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
-        (lambda: _inputs(size=3), "AP01: x has 3 samples, and the PEF takes 4 at a time: it is the end of the data"),
-        (lambda: _inputs(size=5), "AP01: x has 5 samples, and the PEF takes 4 at a time"),
-        (lambda: [torch.ones(4, 3), _inputs()[1]], r"x has the shape \(4, 3\), and the PEF was compiled for \(4, 5\)"),
-        (lambda: _inputs()[:1], "the input target of the PEF has no tensor"),
-        (lambda: (*_inputs(), torch.zeros(4)), "3 tensors are given, and the PEF has 2 inputs: x, target"),
-        (lambda: [samba.SambaTensor(_inputs()[0], name="images")], "a tensor is called images, and Net was compiled"),
-        (lambda: [_inputs()[0], _inputs()[1].float()], "target is float32, and the PEF was compiled for int64"),
+        (lambda: _batch(size=3), "AP01: x has 3 samples, and the PEF takes 4 at a time: it is the end of the data"),
+        (lambda: _batch(size=5), "AP01: x has 5 samples, and the PEF takes 4 at a time"),
+        (lambda: [torch.ones(4, 3), _batch()[1]], r"x has the shape \(4, 3\), and the PEF was compiled for \(4, 5\)"),
+        (lambda: _batch()[:1], "the input target of the PEF has no tensor"),
+        (lambda: (*_batch(), torch.zeros(4)), "3 tensors are given, and the PEF has 2 inputs: x, target"),
+        (lambda: [samba.SambaTensor(_batch()[0], name="images")], "a tensor is called images, and Net was compiled"),
+        (lambda: [_batch()[0], _batch()[1].float()], "target is float32, and the PEF was compiled for int64"),
     ],
 )
-def test_a_batch_that_does_not_fit_is_refused(
-    loaded: tuple[Net, samba.optim.AdamW], inputs: object, words: str
-) -> None:
+def test_a_batch_that_does_not_fit_is_refused(loaded: Made, inputs: object, words: str) -> None:
     assert callable(inputs)
     with pytest.raises(DataError, match=words):
         samba.session.run(inputs())
@@ -158,7 +165,7 @@ def test_a_batch_that_does_not_fit_is_refused(
 @pytest.mark.usefixtures("loaded")
 def test_sections_that_cannot_be_run_are_refused(kinds: list[str], words: str) -> None:
     with pytest.raises(OptionError, match=words):
-        samba.session.run(_inputs(), section_types=kinds)
+        samba.session.run(_batch(), section_types=kinds)
 
 
 def _hook(model: Net) -> None:
@@ -176,7 +183,7 @@ def test_what_a_compile_refuses_a_run_refuses_too(pef: str, change: Callable[[Ne
     model = _model()
     change(model)
     with pytest.raises(ModelError, match=words):
-        trace_graph(model, _inputs(), _adam(model), pef=pef)
+        trace_graph(model, _batch(), _adam(model), pef=pef)
 
 
 def test_optimizers_that_clip_by_different_norms_are_refused_by_a_run_too(tmp_path: Path) -> None:
@@ -186,11 +193,10 @@ def test_optimizers_that_clip_by_different_norms_are_refused_by_a_run_too(tmp_pa
         layers = (model.first, 1.0), (model.second, bound)
         return [samba.optim.SGD(layer.parameters(), lr=0.1, max_grad_norm=norm) for layer, norm in layers]
 
-    config = {"output_folder": str(tmp_path)}
-    pef = session.compile(model, _inputs(), optimizers(1.0), name="clipping", config_dict=config)
-    trace_graph(model, _inputs(), optimizers(1.0), pef=pef)
+    pef = compiled((model, optimizers(1.0)), _batch(), tmp_path)
+    trace_graph(model, _batch(), optimizers(1.0), pef=pef)
     with pytest.raises(OptionError, match="the optimizers have different max_grad_norm"):
-        trace_graph(model, _inputs(), optimizers(0.5), pef=pef)
+        trace_graph(model, _batch(), optimizers(0.5), pef=pef)
 
 
 class Dropping(Net):
@@ -200,25 +206,25 @@ class Dropping(Net):
 
 
 def test_a_model_in_evaluation_mode_is_noticed_where_it_matters(
-    tmp_path: Path, loaded: tuple[Net, samba.optim.AdamW], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, loaded: Made, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loaded[0].eval()
-    samba.session.run(_inputs())
+    samba.session.run(_batch())
     assert capsys.readouterr().err == ""
     model = Dropping()
-    pef = session.compile(model, _inputs(), _adam(model), name="d", config_dict={"output_folder": str(tmp_path)})
-    trace_graph(model, _inputs(), _adam(model), pef=pef)
+    pef = compiled((model, _adam(model)), _batch(), tmp_path)
+    trace_graph(model, _batch(), _adam(model), pef=pef)
     capsys.readouterr()
-    samba.session.run(_inputs())
+    samba.session.run(_batch())
     assert capsys.readouterr().err == ""
     model.eval()
     for _ in range(2):
-        samba.session.run(_inputs())
+        samba.session.run(_batch())
     notice, where = capsys.readouterr().err.splitlines()
     assert notice == (
         "notice: model.eval() has no effect: a training PEF runs in training mode; --inference predicts with it"
     )
-    assert where.endswith(": samba.session.run(_inputs())")
+    assert where.endswith(": samba.session.run(_batch())")
 
 
 def test_a_model_that_does_what_was_compiled_is_not_captured_again(pef: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,23 +235,22 @@ def test_a_model_that_does_what_was_compiled_is_not_captured_again(pef: str, mon
 
     monkeypatch.setattr(trace, "capture_and_compare", capture)
     model = _model()
-    trace_graph(model, _inputs(), _adam(model), pef=pef)
+    trace_graph(model, _batch(), _adam(model), pef=pef)
     assert not captured
     monkeypatch.setattr(model, "forward", lambda x, target: Net.forward(model, 2 * x, target))
-    trace_graph(model, _inputs(), _adam(model), pef=pef)
+    trace_graph(model, _batch(), _adam(model), pef=pef)
     assert len(captured) == 1
 
 
 def test_a_pef_with_a_group_for_each_parameter_is_traced_with_the_same_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = {"output_folder": str(tmp_path), "gradient_groups": "parameter"}
     model = _model()
-    pef = session.compile(model, _inputs(), _adam(model), name="net", config_dict=config)
+    pef = compiled((model, _adam(model)), _batch(), tmp_path, gradient_groups="parameter")
     assert len(read(Path(pef)).program.groups) == len(list(model.parameters()))
     monkeypatch.setattr(trace, "fingerprint_of", lambda asked: {})  # so the graphs themselves are compared
-    trace_graph(model, _inputs(), _adam(model), pef=pef)
-    samba.session.run(_inputs(), model.output_tensors)
+    trace_graph(model, _batch(), _adam(model), pef=pef)
+    samba.session.run(_batch(), model.output_tensors)
 
 
 def test_parameters_that_are_not_contiguous_keep_their_strides_on_the_host(tmp_path: Path) -> None:
@@ -293,10 +298,10 @@ def test_several_optimizers_and_groups_train_together(tmp_path: Path) -> None:
         samba.optim.SGD(model.first.parameters(), lr=0.0),
         samba.optim.AdamW([{"params": [model.second.weight], "lr": 0.1}, {"params": [model.second.bias], "lr": 0.0}]),
     ]
-    pef = session.compile(model, _inputs(), optimizers, name="three", config_dict={"output_folder": str(tmp_path)})
-    trace_graph(model, _inputs(), optimizers, pef=pef)
+    pef = compiled((model, optimizers), _batch(), tmp_path)
+    trace_graph(model, _batch(), optimizers, pef=pef)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    samba.session.run(_inputs())
+    samba.session.run(_batch())
     samba.session.to_cpu(model)
     changed = [name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])]
     assert changed == ["second.weight"]
@@ -318,8 +323,8 @@ class Masked(nn.Module):
 def test_constants_are_on_the_device_and_outputs_are_not(tmp_path: Path) -> None:
     model = Masked()
     optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
-    inputs = _inputs()[:1]
-    pef = session.compile(model, inputs, optimizer, name="masked", config_dict={"output_folder": str(tmp_path)})
+    inputs = _batch()[:1]
+    pef = compiled((model, optimizer), inputs, tmp_path, "masked")
     trace_graph(model, inputs, optimizer, pef=pef)
     loss, weight = samba.session.run(inputs)
     assert torch.equal(loss, model(*inputs)[0])
@@ -338,4 +343,153 @@ def test_a_parameter_without_an_optimizer_is_refused(tmp_path: Path) -> None:
     model = _model()
     optimizer = samba.optim.SGD(model.first.parameters(), lr=0.1)
     with pytest.raises(ModelError, match=r"no optimizer updates second\.weight, second\.bias"):
-        session.compile(model, _inputs(), optimizer, config_dict={"output_folder": str(tmp_path)})
+        session.compile(model, _batch(), optimizer, config_dict={"output_folder": str(tmp_path)})
+
+
+def test_a_model_knows_when_it_is_traced(tmp_path: Path) -> None:
+    class Asks(Net):
+        def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+            losses, outputs = super().forward(x, target)
+            return (losses * 2 if session.tracing else losses), outputs
+
+    model = samba.from_torch_model_(seeded(Asks))
+    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
+    trace_graph(model, _batch(), optimizer, pef=compiled((model, optimizer), _batch(), tmp_path))
+    losses, _ = session.run(_batch(), section_types=["FWD"])
+    assert not session.tracing
+    assert torch.equal(losses.torch(), model(*_batch())[0].torch() * 2)
+
+
+def test_weights_move_between_host_and_device(loaded: Made) -> None:
+    (model, optimizer), inputs = loaded, _batch()
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    samba.session.run(inputs)
+    assert torch.equal(model.first.weight, start["first.weight"])
+    samba.session.to_cpu(model)
+    assert not torch.equal(model.first.weight, start["first.weight"])
+    assert len(optimizer.state_dict()["state"]) == 4
+    losses, _ = samba.session.run(inputs, section_types=["FWD"])
+    assert torch.equal(losses.torch(), samba.to_torch(model(*inputs)[0]))
+    for send in (samba.session.to_device, samba.session.to_rdu):
+        with torch.no_grad():
+            model.first.bias.add_(1)
+        send(model)
+        (bias,) = samba.session.get_tensors_by_name(["net__first__bias"])
+        assert torch.equal(bias.torch(), model.first.bias)
+
+
+RUNS = {
+    "session.run(input_tensors=[a, b], output_tensors=X, hyperparam_dict=h, **parallel)": 0.5,
+    "session.run(input_tensors=[a, b], output_tensors=X, hyperparam_dict=h)": 0.5,
+    "session.run(input_tensors=[a, b], output_tensors=X, data_parallel=False, data_parallel_mode='normal')": 0.1,
+    "session.run((a, b), X)": 0.1,
+    "model.run([a, b], hyperparam_dict=h)": 0.5,
+    "model.run(a, b)": 0.1,
+    "model.run([a, b])": 0.1,
+}
+"""Call shapes of the census, and the learning rate of each."""
+
+
+@pytest.mark.parametrize("call", RUNS)
+def test_a_whole_step(call: str, samba: Any, logreg: Made, logreg_pef: str) -> None:
+    args = parsed("run", f"--pef={logreg_pef}")
+    model, _ = logreg
+    plainly = Plainly(model)
+    for number in range(2):
+        a, b = batch_of(samba, number)
+        parallel = {"data_parallel": args.data_parallel, "reduce_on_rdu": args.reduce_on_rdu}
+        names = {"a": a, "b": b, "X": model.output_tensors, "h": {"lr": 0.5}, "parallel": parallel}
+        outputs = eval(call, {"session": samba.session, "model": model, **names})
+        assert all(map(equal, outputs, plainly.step((a, b), lr=RUNS[call])))
+    samba.session.to_cpu(model)
+    assert same_weights(model, plainly.model)
+
+
+@pytest.mark.parametrize("method", ["session.to_cpu", "model.cpu", "model.write_host_params"])
+def test_weights_come_to_the_host(method: str, samba: Any, batch: list[Any], logreg: Made) -> None:
+    model, optimizer = logreg
+    plainly = Plainly(model)
+    samba.session.run(batch, model.output_tensors)
+    plainly.step(batch)
+    if method == "session.to_cpu":
+        samba.session.to_cpu(model, [optimizer])
+    else:
+        getattr(model, method.partition(".")[2])()
+    assert same_weights(model, plainly.model)
+
+
+def test_session_setup_and_reset(samba: Any, batch: list[Any]) -> None:
+    cfg = parsed("compile", "--pef-name=by_setup", "--output-folder=pefs")
+    samba.session.setup(cfg)
+    model = samba.from_torch_model_(seeded(LogReg))
+    pef = samba.session.compile(model, batch, samba.optim.SGD(model.parameters(), lr=0.1), name="net")
+    assert pef.endswith("pefs/by_setup/by_setup.pef")
+    samba.session.setup(vars(cfg))
+    samba.session.reset()
+    with refused("no PEF is loaded"):
+        samba.session.run(batch)
+
+
+WITHOUT_EFFECT = [
+    *(f"session.{name}" for name in ("enable_pinned_memory", "disable_graphamp", "use_static_functional")),
+    *(f"env.{name}" for name in ("enable_conv_grad_accum_stoc", "enable_addbias_grad_accum_stoc", "disable_sgd_stoc")),
+    *(f"utils.{name}" for name in ("fix_rdu_affinity", "create_mac_resource_report")),
+]
+
+
+@pytest.mark.parametrize("name", WITHOUT_EFFECT)
+def test_names_without_an_effect(name: str, samba: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    owner, _, function = name.partition(".")
+    getattr(getattr(samba, owner), function)()
+    assert f"{name} has no effect" in capsys.readouterr().err
+
+
+def test_patched_torch_and_is_internal(samba: Any, batch: list[Any], logreg: Made) -> None:
+    model, _ = logreg
+    with samba.patched_torch():
+        gold = model(*map(samba.to_torch, batch))
+    assert equal(samba.session.run(batch, model.output_tensors)[0], gold[0])
+    args = parsed("compile")
+    assert samba.is_internal() is False
+    assert not (samba.is_internal() and args.resource_report_path)
+
+
+def test_sn_grad_of_parameters_and_inputs(samba: Any) -> None:
+    model = samba.from_torch_model_(seeded(LogReg))
+    inputs = batch_of(samba)
+    inputs[0].requires_grad = True
+    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
+    pef = samba.session.compile(model, inputs, optimizer, name="net")
+    samba.utils.trace_graph(model, inputs, optimizer, pef=pef)
+    gold = copy.deepcopy(model)
+    image = samba.to_torch(inputs[0]).detach().requires_grad_()
+    gold(image, samba.to_torch(inputs[1]))[0].mean().backward()
+    samba.session.run(inputs, model.output_tensors, section_types=["fwd", "bckwd"])
+    for (name, param), gold_param in zip(model.named_parameters(), gold.parameters(), strict=True):
+        samba.utils.assert_close(param.sn_grad, gold_param.grad, f"{name}__grad", threshold=1e-6)
+        samba.utils.assert_close(param, gold_param, name, threshold=0.0)
+        assert equal(param.sn_grad, gold_param.grad)
+    assert equal(model.lin_layer.weight.sn_grad, gold.lin_layer.weight.grad)
+    assert equal(inputs[0].sn_grad, image.grad)
+
+
+def test_sn_data_of_weights_after_one_run(samba: Any, batch: list[Any], logreg: Made) -> None:
+    model, _ = logreg
+    samba.session.run(batch, model.output_tensors)
+    on_device = {name: param.sn_data for name, param in model.named_parameters()}
+    assert not equal(on_device["lin_layer.weight"], model.lin_layer.weight)
+    samba.session.to_cpu(model)
+    assert equal(on_device["lin_layer.weight"], model.lin_layer.weight)
+
+
+def test_profiles_of_a_session(samba: Any, batch: list[Any], logreg: Made) -> None:
+    model, _ = logreg
+    for args, keywords in (((), {"filename": "profile.json"}), (("profile2.json",), {})):
+        samba.session.start_samba_profile()
+        samba.session.run(batch, model.output_tensors)
+        samba.session.end_samba_profile(*args, **keywords)
+    names = [event["name"] for event in json.loads(Path("profile2.json").read_text())]
+    assert names.count("samba_profile") >= 2
+    samba.session.start_runtime_profile()
+    samba.session.end_runtime_profile("file.log")
+    assert Path("file.log").is_file()

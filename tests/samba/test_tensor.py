@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sambasim import samba
 from sambasim.errors import DataError, OptionError, WeightsError
 from sambasim.samba import SambaTensor, from_torch_tensor, randn
-from sambasim.samba.session import Session
+from tests.samba.harness import Load, Made, with_sgd
 
 
 def image() -> SambaTensor:
@@ -162,33 +162,19 @@ def test_the_backward_of_a_result_without_a_graph_says_who_does_it() -> None:
     assert weight.grad.tolist() == [1, 1]
 
 
-@pytest.fixture
-def weight() -> Any:
-    return nn.Linear(3, 2).weight
-
-
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[Tensor, Tensor]]:
-    """By the id of a tensor of the model: its value and its gradient on the device."""
-    held: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def of(part: int) -> Callable[[Session, Tensor], Tensor | None]:
-        return lambda session, tensor: held[id(tensor)][part] if id(tensor) in held else None
-
-    monkeypatch.setattr(Session, "device_value", of(0))
-    monkeypatch.setattr(Session, "device_gradient", of(1))
-    return held
+def _linear() -> Made:
+    return with_sgd(lambda: nn.Linear(3, 2))
 
 
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [("sn_grad", "set sn_grad on an output"), ("sn_data", r"param.data.copy_\(…\).* samba.session.to_device\(model\)")],
 )
-def test_a_tensor_of_the_model_cannot_be_assigned_to(
-    name: str, remedy: str, weight: Any, device: dict[int, tuple[Tensor, Tensor]]
-) -> None:
-    device[id(weight)] = torch.full((2, 3), 5.0), torch.full((2, 3), 7.0)
+def test_a_tensor_of_the_model_cannot_be_assigned_to(name: str, remedy: str, load: Load) -> None:
+    weight = load(_linear, [image()])[0].weight
+    samba.session.run([image()])
     before = getattr(weight, name)
+    assert not before.equal(weight), "it is on the device"
     with pytest.raises(OptionError, match=f"{name} of a parameter or buffer of the loaded model") as caught:
         setattr(weight, name, torch.zeros(2, 3))
     assert str(caught.value.where).startswith(__file__)
@@ -196,7 +182,8 @@ def test_a_tensor_of_the_model_cannot_be_assigned_to(
     assert getattr(weight, name).equal(before)
 
 
-def test_any_other_is_what_the_app_assigned(weight: Any, device: object) -> None:
+def test_any_other_is_what_the_app_assigned() -> None:
+    weight: Any = nn.Linear(3, 2).weight
     assert weight.sn_grad is None
     assert weight.sn_data.data_ptr() == weight.data_ptr()
     assert not weight.sn_data.requires_grad

@@ -15,7 +15,8 @@ from torch.utils.data.distributed import DistributedSampler
 from sambasim.ir.graph import Node, SectionKind
 from sambasim.ir.program import Program
 from sambasim.runtime.values.weights import tensor_sha256
-from sambasim.samba.checks.findings import Finding, app_line, reporter
+from sambasim.samba.findings import Finding, app_line
+from sambasim.samba.process import report
 
 EVEN_BATCHES = "as many batches on every rank: DistributedSampler(dataset, …), and DataLoader(…, drop_last=True)"
 """Remedy for DP09."""
@@ -145,7 +146,7 @@ class Samplers:
             orders.add(order)
         elif order in orders:
             what = f"the sampler shuffles in the same order again, because its epoch is still {order[1]}"
-            reporter.report(Finding("DP06", what, last.where, "sampler.set_epoch(epoch) before each epoch"))
+            report(Finding("DP06", what, last.where, "sampler.set_epoch(epoch) before each epoch"))
 
     def division(self) -> Division | None:
         """How the sampler that feeds optimizer steps divides the data; None without one, or if it does not."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor
 
@@ -20,12 +20,14 @@ from sambasim.errors import DataParallelError
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.runtime.machine.communicator import Communicator
+from sambasim.samba import process
 from sambasim.samba.checks import data
 from sambasim.samba.checks.data import EVEN_BATCHES, Samplers
-from sambasim.samba.checks.findings import Finding, app_line, own_line_of_app, reporter
+from sambasim.samba.findings import Finding, app_line, own_line_of_app
 from sambasim.units import counted
 
 Shown = TypeVar("Shown")
+Leave: TypeAlias = Callable[[BaseException, Path | None], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,7 @@ class Files:
                 self._reported.add(where)
                 what = f"ranks {', '.join(map(str, sorted(writers)))} write the same file, {path}"
                 remedy = "if torch.distributed.get_rank() == 0: …, or a name with the rank in it"
-                reporter.report(Finding("DP08", what, where, remedy))
+                process.report(Finding("DP08", what, where, remedy))
 
     def _note(self, path: object) -> None:
         """`path` is being opened for writing. Files of sambasim and of child processes do not count."""
@@ -174,10 +176,13 @@ class Files:
 
 
 class Job:
-    """The watched samplers and files of this process. A loaded PEF sets `steps` and `compare_last`."""
+    """The watched samplers and files of this process. A loaded PEF sets `steps` and `compare_last`.
 
-    def __init__(self, communicator: Communicator) -> None:
-        self.communicator = communicator
+    leave: reports an error, ends the job, and returns the exit code
+    """
+
+    def __init__(self, communicator: Communicator, leave: Leave) -> None:
+        self.communicator, self.leave = communicator, leave
         self.samplers = Samplers()
         self.files = Files(communicator.node_of)
         self.pages = StatusPages(communicator)
@@ -186,56 +191,46 @@ class Job:
         """Compares after the last step. A rank without a PEF only takes part."""
 
 
-_job: Job | None = None
-
-
-def begin(communicator: Communicator) -> None:
+def begin(communicator: Communicator, leave: Leave) -> None:
     """Watch from now on, if there are several replicas or a check. Every rank calls it once."""
-    global _job
-    if communicator.world_size > 1 or reporter.on_demand:
-        _job = Job(communicator)
-        _job.samplers.start()
-        _job.files.start()
+    context = process.current()
+    if communicator.world_size > 1 or context.reporter.on_demand:
+        job = Job(communicator, leave)
+        context.keep(job)
+        job.samplers.start()
+        job.files.start()
         atexit.register(finish)
 
 
 def current() -> Job | None:
-    return _job
+    return process.current().get(Job)
 
 
 def finish() -> None:
-    """Compare for the last time, report findings of other ranks, and watch no more. Collective; later calls do nothing.
+    """Compare for the last time, report findings of other ranks, and watch no more. Collective; later calls do nothing,
+    nor does one of a job that has failed.
 
     If another rank is still taking steps, its next comparison reports DP09. If it waits for this rank in a step without
     comparison, this rank reports DP09 and ends the job.
     """
-    job = _job
-    if job is None:
+    context, job = process.current(), current()
+    if job is None or context.has_left:
         return
-    reporter.at_exit = True
+    context.reporter.at_exit = True
+    context.drop(Job)
+    job.files.active = False
     end = Point(job.steps, ended=True)
-    abandon()
     waiting = job.pages.end()
     if waiting is not None:
-        from sambasim.samba.shim.ending import leave
-
         rank, step = waiting
         words = f"DP09: replica {job.communicator.rank} {end.words}, and replica {rank} waits for it in step {step}"
-        os._exit(leave(DataParallelError(words, remedy=EVEN_BATCHES), None))
-    points, shown = meet(job.communicator, end, (job.files.take_new(), reporter.findings))
+        os._exit(job.leave(DataParallelError(words, remedy=EVEN_BATCHES), None))
+    points, shown = meet(job.communicator, end, (job.files.take_new(), context.reporter.findings))
     if together(points):
         for rank, (_, findings) in enumerate(shown):
-            reporter.report_from(rank, findings)
+            context.reporter.report_from(rank, findings)
         job.files.compare([opened for opened, _ in shown])
         job.compare_last()
-
-
-def abandon() -> None:
-    """Watch no more, and compare nothing: the job has failed."""
-    global _job
-    if _job is not None:
-        _job.files.active = False
-        _job = None
 
 
 class CheckIsOver(BaseException):
@@ -282,7 +277,7 @@ class Check:
         self._where = app_line()
         if SectionKind.FWD in kinds:
             for finding in data.lossy(program, batch, self._where):
-                reporter.report(finding)
+                process.report(finding)
             self._forward = data.sample_digests(batch) if trains else ()
         if SectionKind.BCKWD in kinds:  # a forward without it was an evaluation
             self._fed.append(self._forward)
@@ -303,12 +298,13 @@ class Check:
 
     def own_report(self) -> Report:
         """The findings of this rank so far. Not collective."""
-        replicas = _job.communicator.world_size if _job is not None else 1
-        return Report(reporter.findings, self.steps, replicas, self._epochs_cut)
+        job = current()
+        replicas = 1 if job is None else job.communicator.world_size
+        return Report(process.current().reporter.findings, self.steps, replicas, self._epochs_cut)
 
     def report(self) -> Report:
         """The findings of all ranks, each once. Collective if the ranks are connected."""
-        job = _job
+        job, reporter = current(), process.current().reporter
         if job is None:
             return self.own_report()
         communicator = job.communicator
@@ -319,7 +315,7 @@ class Check:
         fed = communicator.all_gather_object(None if job.samplers.division() else self._fed)
         known = [one for one in fed if one is not None]
         if len(known) == len(fed) > 1 and not reporter.has("DP04"):
-            reporter.report(data.shared_samples(known, self._where))
+            process.report(data.shared_samples(known, self._where))
         finish()
         of_all_ranks = communicator.all_gather_object(reporter.findings)
         found = {(one.code, one.what): one for findings in reversed(of_all_ranks) for one in findings}
@@ -327,16 +323,13 @@ class Check:
         return Report(findings, self.steps, communicator.world_size, self._epochs_cut)
 
 
-_check: Check | None = None
-
-
 def begin_check(steps: int) -> Check:
-    global _check
-    reporter.on_demand = True
-    _check = Check(steps)
-    return _check
+    process.current().reporter.on_demand = True
+    check = Check(steps)
+    process.current().keep(check)
+    return check
 
 
 def current_check() -> Check | None:
     """The check of this process; None in a run."""
-    return _check
+    return process.current().get(Check)

@@ -10,13 +10,12 @@ from sambasim.ir.types import SymbolKind
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.stepwise import Mode
 from sambasim.runtime.values.weights import tensor_sha256
-from sambasim.samba import context
+from sambasim.samba import process
 from sambasim.samba.checks import arguments, data, job
 from sambasim.samba.checks.data import Division, Place
-from sambasim.samba.checks.findings import Finding, app_line, reporter
-from sambasim.samba.checks.unfetched import Unfetched
-from sambasim.samba.checks.unsent import Unsent, is_sampled
-from sambasim.samba.machine import Machine
+from sambasim.samba.checks.host import Host, is_sampled
+from sambasim.samba.device import Machine
+from sambasim.samba.findings import Finding, app_line
 
 _BATCHES_COMPARED = (1, 2, 8)
 """Steps in which replicas compare their batches."""
@@ -81,11 +80,6 @@ def different_weights(replicas: Sequence[Trained], when: str, where: str | None)
     return None
 
 
-def different_course(replicas: Sequence[Trained], when: str, where: str | None) -> Finding | None:
-    """DP07 for hyperparameters or weights."""
-    return different_hyperparameters(replicas, when, where) or different_weights(replicas, when, where)
-
-
 def _different_weight(one: Trained, other: Trained) -> str | None:
     """The name of the first weight that differs; a weight that `other` leaves out does not."""
     return next((name for name, digest in one.weights.items() if other.weights.get(name, digest) != digest), None)
@@ -109,14 +103,12 @@ class Checks:
     def __init__(self, machine: Machine, communicator: Communicator) -> None:
         self._machine = machine
         self._communicator = communicator
-        self._accumulation = arguments.Accumulation(context.current().arguments)
-        self._typed = context.typed_command()
+        self._accumulation = arguments.Accumulation()
         self._step = self._forwards = 0
         self._fed: tuple[str, ...] = ()
         self._equal_batches = data.EqualBatches()
         self._withheld: Finding | None = None  # DP04 for batches that may be of a warm-up
-        self._unsent = Unsent(machine)
-        self._unfetched = Unfetched(machine, self._unsent)
+        self.host = Host(machine)
         self._synced = False
         self._replaced = False  # whether the app has replaced the weights since the last step
         self._where: str | None = None
@@ -125,45 +117,46 @@ class Checks:
         if watched is not None:
             watched.compare_last = self._compare_last
             if check is not None:
-                batches = int(getattr(context.current().arguments, "grad_accumulation_steps", None) or 1)
+                batches = int(process.current().flag("grad_accumulation_steps") or 1)
                 watched.samplers.shorten = check.short_epoch(machine.program.batch_size, batches)
 
-    def mode(self, kinds: Collection[SectionKind], *, data_parallel: bool, reduce_on_rdu: bool) -> Mode:
-        """How an optimizer step of these `kinds` is synced. Raises DataParallelError and LaunchError."""
-        if SectionKind.OPT not in kinds:
-            return Mode.ALONE
-        return arguments.mode_of(
-            self._machine.program,
-            self._communicator.world_size,
-            context.current().arguments,
-            self._typed,
-            data_parallel=data_parallel,
-            reduce_on_rdu=reduce_on_rdu,
-        )
-
     def before(
-        self, kinds: Collection[SectionKind], batch: Mapping[str, Tensor], mode: Mode, given: Mapping[str, float]
-    ) -> None:
-        """Sections of `kinds` are about to run on `batch`. Collective with an optimizer step in a mode but ALONE.
+        self,
+        kinds: Collection[SectionKind],
+        batch: Mapping[str, Tensor],
+        hyperparameters: Mapping[str, float],
+        *,
+        data_parallel: bool,
+        reduce_on_rdu: bool,
+    ) -> Mode:
+        """Sections of `kinds` are about to run on `batch`. Returns how an optimizer step is synced; collective with
+        one in a mode but ALONE.
 
-        given: the hyperparameters that `session.run` got, in all calls together
+        hyperparameters: what `session.run` got, in all calls together
 
-        Raises DataParallelError.
+        Raises DataParallelError and LaunchError.
         """
+        mode = Mode.ALONE
+        if SectionKind.OPT in kinds:
+            program, size = self._machine.program, self._communicator.world_size
+            mode = arguments.mode_of(program, size, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
         self._forwards += SectionKind.FWD in kinds
-        trains, check, watched = context.current().trains, job.current_check(), job.current()
+        trains, check, watched = process.current().trains, job.current_check(), job.current()
         if trains:
             self._accumulation.note(kinds)
-            self._unsent.note_run(kinds, given, thoroughly=check is not None)
-            self._unfetched.note_run(kinds)
+            self.host.note_run(kinds, hyperparameters, thoroughly=check is not None)
         if check is not None:
             check.note(self._machine.program, kinds, batch, trains=trains)
         if SectionKind.FWD in kinds and trains and self._step + 1 in _BATCHES_COMPARED:
             self._fed = data.digests(batch) if self._communicator.world_size > 1 else ()
         if watched is not None:
             watched.samplers.note_run(kinds, batch)
-        if SectionKind.OPT not in kinds:
-            return
+        if SectionKind.OPT in kinds:
+            self._before_step(mode)
+        return mode
+
+    def _before_step(self, mode: Mode) -> None:
+        check, watched = job.current_check(), job.current()
         self._step += 1
         if watched is not None:
             watched.steps = self._step
@@ -171,7 +164,7 @@ class Checks:
         if mode is Mode.ALONE and (self._step > 1 or not self._machine.program.data_parallel):
             return
         self._replaced = False
-        compares = job.current_check() is not None or is_sampled(self._step)
+        compares = check is not None or is_sampled(self._step)
         if watched is not None:
             watched.pages.begin_step(compares=compares)
         if compares:
@@ -180,27 +173,14 @@ class Checks:
 
     def report_nonfinite_loss(self) -> None:
         """Reports that the loss of the last forward is not finite (AP08)."""
-        if not reporter.has("AP08"):
+        if not process.has_reported("AP08"):
             what = f"{self._machine.program.loss} is {self._machine.replica.loss} in forward {self._forwards}"
             remedy = "a smaller learning rate, max_grad_norm= for the optimizer, or inputs of a smaller range"
-            reporter.report(Finding("AP08", what, app_line(), remedy))
+            process.report_here("AP08", what, remedy)
 
     def before_new_weights(self) -> None:
         """The app is about to replace the weights of the device, perhaps on this rank alone and at its end."""
         self._replaced = True
-
-    def before_replacement(self) -> None:
-        """`trace_graph` is about to load another PEF for the same model, with the weights of the host."""
-        self._unfetched.note_replacement()
-
-    def after_exchange(self) -> None:
-        """Host and device have the same weights now."""
-        self._unsent.note_exchange()
-        self._unfetched.note_exchange()
-
-    def before_fetch(self) -> None:
-        """The weights of the device are about to replace those of the host."""
-        self._unfetched.note_fetch()
 
     def _compare(self, mode: Mode) -> None:
         """Compare all replicas before a step. In the first step compare how they sync, too."""
@@ -218,8 +198,8 @@ class Checks:
         if not job.together(points):
             for rank, one in enumerate(shown):
                 if isinstance(one, tuple):  # from `job.finish` of a replica that has ended
-                    reporter.report_from(rank, one[1])
-            reporter.report(job.different_steps(points, where))
+                    process.current().reporter.report_from(rank, one[1])
+            process.report(job.different_steps(points, where))
             raise job.CheckIsOver  # a check reports instead of raising, and cannot go on
         if self._step == 1:
             arguments.check_agreement([one.mode for one in shown], where)
@@ -228,19 +208,19 @@ class Checks:
         of_replicas = [one.trained for one in shown]
         if self._step == 1:
             start = different_start(of_replicas, where)
-            reporter.report(start)
+            process.report(start)
             if start is not None:
                 self._machine.follow_first(self._communicator)
         # Replicas in different epochs may have different rates and orders. Then the cause is reported, once.
         uneven = data.different_epochs([one.place for one in shown], where)
-        if not (reporter.has("DP03") or reporter.has("DP07")):
+        if not (process.has_reported("DP03") or process.has_reported("DP07")):
             when = f"before step {self._step}"
             self._report_cause(uneven, different_hyperparameters(of_replicas, when, where))
-            if not (uneven and reporter.has("DP09")):
-                reporter.report(different_weights(of_replicas, when, where))
-        if not reporter.has("DP05"):
+            if not (uneven and process.has_reported("DP09")):
+                process.report(different_weights(of_replicas, when, where))
+        if not process.has_reported("DP05"):
             divisions = [one.division for one in shown]
-            reporter.report(data.wrong_division(divisions, compares_epochs=False))
+            process.report(data.wrong_division(divisions, compares_epochs=False))
             self._report_cause(uneven, data.wrong_division(divisions))
         self._compare_batches(shown, (watched.samplers.line() if watched else None) or where)
         if watched is not None:
@@ -249,30 +229,33 @@ class Checks:
     def _report_cause(self, cause: Finding | None, finding: Finding | None) -> None:
         """Report `finding`, or in its place the `cause`, if there is one."""
         if finding is None or cause is None:
-            reporter.report(finding)
-        elif not reporter.has(cause.code):
-            reporter.report(cause, notice_only=True)
+            process.report(finding)
+        elif not process.has_reported(cause.code):
+            process.report(cause, notice_only=True)
 
     def _compare_batches(self, shown: Sequence[Snapshot], where: str | None) -> None:
         self._fed = ()
         fed = [one.fed for one in shown]
-        if not all(fed) or reporter.has("DP04"):
+        if not all(fed) or process.has_reported("DP04"):
             return
         finding = self._equal_batches.note(fed, self._step, where)
         # Equal random batches may be of a warm-up; no warm-up takes 8 steps, or draws from a DistributedSampler.
         if self._step == _BATCHES_COMPARED[-1] or (self._samplers is not None and self._samplers.has_fed):
-            reporter.report(finding)
+            process.report(finding)
         else:
             self._withheld = finding
 
     def _compare_last(self) -> None:
         """Compare after the last step. Collective, also for a rank that has nothing to show."""
-        if self._samplers is not None and not self._samplers.has_fed and not reporter.has("DP04"):
-            reporter.report(self._withheld, notice_only=True)
+        if self._samplers is not None and not self._samplers.has_fed and not process.has_reported("DP04"):
+            process.report(self._withheld, notice_only=True)
         own = None
-        if self._synced and not any(map(reporter.has, ("DP03", "DP07", "DP09"))):
+        if self._synced and not any(map(process.has_reported, ("DP03", "DP07", "DP09"))):
             own = trained(self._machine, read=not self._replaced)
         of_replicas = self._communicator.all_gather_object(own)
         known = [one for one in of_replicas if one is not None]
         if len(known) == len(of_replicas):
-            reporter.report(different_course(known, "at the end", self._where), notice_only=True)
+            where, when = self._where, "at the end"
+            process.report(
+                different_hyperparameters(known, when, where) or different_weights(known, when, where), notice_only=True
+            )

@@ -16,7 +16,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from sambasim.runtime.machine.launcher import launched_rank
-from sambasim.samba.shim import ending, finder
+from sambasim.samba import ending
+from sambasim.samba.shim import finder
 
 
 def enter(folder: Path) -> None:

@@ -50,7 +50,7 @@ _SOURCES: Mapping[str, str | tuple[str, ...]] = {
     "sambaflow.samba.utils.dataset": "sambasim.samba.utils.mnist",
     "sambaflow.samba.utils.dataset.mnist": "sambasim.samba.utils.mnist",
     "sambaflow.samba.utils.numeric": "sambasim.samba.test",
-    "sambaflow.samba.utils.pef_utils": "sambasim.samba.utils.common",
+    "sambaflow.samba.utils.pef_utils": "sambasim.samba.utils.pef_utils",
     "sambaflow.samba.utils.tensorboard_debug": "sambasim.samba.test",
     "sambaflow.sambacollections": ("OrderedSet",),
 }

@@ -12,12 +12,12 @@ import yaml
 
 from sambasim.errors import OptionError
 from sambasim.runtime.machine.launcher import find_launcher, launched_rank
-from sambasim.samba import context
-from sambasim.samba.checks.arguments import checks_keywords_of
-from sambasim.samba.checks.findings import app_line
+from sambasim.samba import joining
+from sambasim.samba.findings import app_error
+from sambasim.samba.flags import COMMANDS, COMPILE, FLAGS, RUN, TEST, WITH_PEF, Flag
+from sambasim.samba.keywords import checks_keywords_of
 from sambasim.samba.notices import say_once
-from sambasim.samba.utils.flags import COMMANDS, COMPILE, FLAGS, RUN, TEST, WITH_PEF, Flag
-from sambasim.samba.utils.parser import AddArguments, Arguments, NextRun, command_parser, overview, parse, program_name
+from sambasim.samba.utils.parser import AddArguments, Arguments, command_parser, overview, parse, program_name
 
 __all__ = ["SNConfig", "SambaConfig", "parse_app_args", "parse_yaml_to_args"]
 
@@ -83,10 +83,6 @@ def parse_app_args(
     additions = [add for add in (common_parser_fn, of_command) if add is not None]
     parser = command_parser(command, additions)
     arguments = parse(parser, command, words[1:])
-    typed = context.typed_command()
-    if command == COMPILE and typed[-len(words) :] == words:
-        additions = [add for add in (common_parser_fn, run_parser_fn) if add is not None]
-        context.current().next_run = NextRun(typed[: -len(words)], words[1:], parser, additions)
     _enter(arguments, parser.flags)
     return arguments
 
@@ -97,7 +93,7 @@ def _words_of(argv: Sequence[str] | None) -> list[str]:
         return sys.argv[1:]
     if isinstance(argv, str) or not isinstance(argv, Sequence):
         what = f"argv of parse_app_args must be a list of words, not {type(argv).__name__}"
-        raise OptionError(what, where=app_line(), remedy="parse_app_args(argv=sys.argv[1:], …)")
+        raise app_error(OptionError, what, "parse_app_args(argv=sys.argv[1:], …)")
     words = [str(word) for word in argv]
     with_program = len(words) > 1 and words[0] not in COMMANDS and words[1] in COMMANDS
     return words[1:] if with_program or words[:1] == sys.argv[:1] else words
@@ -226,7 +222,7 @@ def _enter(arguments: Arguments, flags: Sequence[Flag]) -> None:
     launcher = find_launcher(os.environ)
     alone = launcher is None or launcher.world_size == 1  # such apps use torch.distributed too
     runs, replicated = arguments.command in WITH_PEF, bool(arguments.data_parallel)
-    context.enter(
+    joining.enter(
         arguments,
         connected=runs and replicated,
         alone=runs and alone and not replicated,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sambasim.errors import OptionError, WeightsError
 from sambasim.runtime.values.weights import write_tensors
-from sambasim.samba.checks.findings import app_line
+from sambasim.samba.findings import app_error
 from sambasim.samba.request import Optimizer, as_sequence
 from sambasim.samba.session import session
 from sambasim.samba.tensor import host_values
@@ -143,7 +143,7 @@ def _name(tensor: Tensor) -> str:
     if name is None:
         what = "save_tensors needs names, and a tensor has none"
         remedy = "give it SambaTensors and parameters of the model that was traced, or {name: tensor}"
-        raise OptionError(what, where=app_line(), remedy=remedy)
+        raise app_error(OptionError, what, remedy)
     return str(name)
 
 
@@ -174,4 +174,4 @@ def _read_shard(file: Path) -> Mapping[str, Tensor]:
 
 
 def _misfit(path: Path, what: str, remedy: str) -> WeightsError:
-    return WeightsError(f"{path} {what}", where=app_line(), remedy=remedy)
+    return app_error(WeightsError, f"{path} {what}", remedy)

@@ -1,29 +1,26 @@
-"""Functions of `samba.utils`: ranks, seeds, PEF metadata, weight normalization, and `common_app_driver`."""
+"""Functions of `samba.utils`: ranks, seeds, weight normalization, and `common_app_driver`."""
 
 import os
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from numbers import Integral
 from pathlib import Path
 
-import torch
-from pydantic import JsonValue
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from sambasim import __version__
 from sambasim.errors import ModelError, OptionError, UserError
-from sambasim.pef import locate, peek, read
 from sambasim.runtime.machine.determinism import seed_everything
-from sambasim.samba import context
-from sambasim.samba.checks.arguments import checks_keywords
-from sambasim.samba.checks.findings import app_line
+from sambasim.samba import process
+from sambasim.samba.findings import app_error
+from sambasim.samba.flags import MEASURE_PERFORMANCE, MEASURING
 from sambasim.samba.inputs import Inputs
-from sambasim.samba.request import Optimizer, as_mapping
+from sambasim.samba.keywords import checks_keywords
+from sambasim.samba.request import Optimizer
 from sambasim.samba.session import session
 from sambasim.samba.trace import trace_graph
-from sambasim.samba.utils.flags import MEASURE_PERFORMANCE, MEASURING
-from sambasim.samba.utils.parser import PARSED_BATCH_SIZE, Arguments
+from sambasim.samba.utils.measuring import measure_performance, measure_sections
+from sambasim.samba.utils.pef_utils import get_pef_info, get_pefmeta, get_pefmeta_dict
 
 __all__ = [
     "common_app_driver", "compile", "get_file_dir", "get_pef_info", "get_pefmeta", "get_pefmeta_dict", "get_rank",
@@ -35,12 +32,12 @@ _SEED_VARIABLE = "SAMBA_SEED"
 
 def get_rank() -> int:
     """The rank of this process; 0 before the ranks are connected, and in a single process."""
-    return context.current().rank
+    return process.current().rank
 
 
 def get_world_size() -> int:
     """The number of ranks; 1 before they are connected, and in a single process."""
-    communicator = context.current().communicator
+    communicator = process.current().communicator
     return 1 if communicator is None else communicator.world_size
 
 
@@ -55,8 +52,7 @@ def set_seed(seed: int) -> None:
     Raises UserError unless `seed` is a whole number of at least 0.
     """
     if not isinstance(seed, Integral) or seed < 0:
-        what = f"a seed is a whole number of at least 0, not {seed!r}"
-        raise UserError(what, where=app_line(), remedy="utils.set_seed(1)")
+        raise app_error(UserError, f"a seed is a whole number of at least 0, not {seed!r}", "utils.set_seed(1)")
     seed_everything(int(seed))
 
 
@@ -86,59 +82,21 @@ def weight_norm_(module: nn.Module) -> nn.Module:
     """
     if not isinstance(module, nn.Module):
         what = f"weight_norm_ takes a torch.nn.Module, not {type(module).__name__}"
-        raise ModelError(what, where=app_line(), remedy="weight_norm_(model.layer)")
+        raise app_error(ModelError, what, "weight_norm_(model.layer)")
     found = [(path, inner, inner._parameters.get("weight")) for path, inner in module.named_modules()]
     weights = [(path, inner, weight) for path, inner, weight in found if weight is not None and weight.dim() > 1]
     if not weights:
         what = f"{type(module).__name__} has no weight to normalize"
-        remedy = "give weight_norm_ a module with Linear or convolution layers, once"
-        raise ModelError(what, where=app_line(), remedy=remedy)
+        raise app_error(ModelError, what, "give weight_norm_ a module with Linear or convolution layers, once")
     owners: dict[int, str] = {}
     for path, _, weight in weights:
         other = owners.setdefault(id(weight), path)
         if other != path:
             what = f"{other} and {path} share one weight, and normalized they would have two"
-            remedy = "call weight_norm_ on the parts of the model that share nothing"
-            raise ModelError(what, where=app_line(), remedy=remedy)
+            raise app_error(ModelError, what, "call weight_norm_ on the parts of the model that share nothing")
     for _, inner, _ in weights:
         parametrizations.weight_norm(inner)
     return module
-
-
-def get_pefmeta(args: Namespace | Mapping[str, object], model: nn.Module) -> dict[str, str]:
-    """The metadata of a PEF as text: every argument of the app, the `repr` of the model, versions, and the -b of the
-    command line, which is the default of -b of a run."""
-    arguments = {name: str(value) for name, value in sorted(as_mapping("args", args).items())}
-    facts = {"model_repr": repr(model), "sambasim_version": __version__, "torch_version": str(torch.__version__)}
-    parsed = context.current().arguments
-    if isinstance(parsed, Arguments) and parsed.parsed_batch_size is not None:
-        facts[PARSED_BATCH_SIZE] = str(parsed.parsed_batch_size)
-    return {**arguments, **facts}
-
-
-def get_pefmeta_dict(
-    pef: Mapping[str, object] | str | os.PathLike[str], model: nn.Module | None = None
-) -> dict[str, str]:
-    """`get_pefmeta` for a dictionary of arguments and a model; for the path or the name of a PEF, the metadata in it.
-
-    Raises OptionError if there is no such PEF or no model beside the dictionary, PefError if the PEF is damaged.
-    """
-    if isinstance(pef, Mapping):
-        if model is None:
-            what = "get_pefmeta_dict needs a model beside arguments"
-            raise OptionError(what, where=app_line(), remedy="get_pefmeta_dict(vars(args), model)")
-        return get_pefmeta(pef, model)
-    return dict(read(locate(os.fspath(pef))).metadata)
-
-
-def get_pef_info(pef: str | os.PathLike[str]) -> dict[str, JsonValue]:
-    """The content of a PEF, as `sambasim inspect --json` prints it. Raises OptionError if there is no such PEF,
-    PefError if it is damaged."""
-    path = locate(os.fspath(pef))
-    from sambasim.report.inspect import contents  # the tables of the terminal take long to import
-
-    information: dict[str, JsonValue] = contents(path, peek(path), read(path)).model_dump(mode="json")
-    return information
 
 
 @checks_keywords
@@ -160,8 +118,6 @@ def common_app_driver(
     if args.command == "compile":
         compile(args, model, inputs, None if args.inference else optim, name, app_dir)
     elif args.command in MEASURING:
-        from sambasim.samba.utils.measuring import measure_performance, measure_sections  # it imports this module
-
         # With --inference too: of a training PEF only the forward runs.
         trace_graph(model, inputs, optim, pef=args.pef, mapping=args.mapping)
         measure = measure_performance if args.command == MEASURE_PERFORMANCE else measure_sections

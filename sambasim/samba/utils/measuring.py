@@ -6,11 +6,11 @@ The time predicted for the device of the PEF is printed beside it, with its sour
 import json as json_format
 import math
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from pydantic import JsonValue
@@ -18,20 +18,16 @@ from torch import nn
 
 from sambasim.errors import OptionError
 from sambasim.ir.graph import Section, SectionKind
-from sambasim.ir.program import Program
-from sambasim.samba import context
-from sambasim.samba.checks.arguments import checks_keywords
-from sambasim.samba.checks.findings import app_line
+from sambasim.samba import joining, process
+from sambasim.samba.findings import app_line
 from sambasim.samba.inputs import Inputs
+from sambasim.samba.keywords import checks_keywords
 from sambasim.samba.notices import say_once
 from sambasim.samba.session import session
 from sambasim.samba.test import write_json
-from sambasim.samba.utils.common import get_pef_info
 from sambasim.samba.utils.parser import Arguments
+from sambasim.samba.utils.pef_utils import get_pef_info
 from sambasim.units import counted, format_seconds
-
-if TYPE_CHECKING:
-    from sambasim.samba.utils.prediction import Prediction
 
 _WARM_UP_STEPS = 3
 _FEW_STEPS = 10
@@ -81,38 +77,31 @@ def measure_performance(
     """
     if json_counters is not None:
         say_once("json_counters", "there is no device that counts", app_line())
-    program = session.program(model)
-    kinds = _checked_kinds(program, batch_size, n_iterations, inference=inference)
-    step = _timed_step(inputs, kinds, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
+    repeated = _Repeated(model, inputs, batch_size, n_iterations, inference, data_parallel, reduce_on_rdu)
+    program, world, prediction = repeated.program, repeated.world, repeated.prediction
 
     def graph_alone() -> float:
         with session.timed(model) as clock:
-            step()
+            repeated.step()
         return sum(one.elapsed_s for one in clock.passes[-1])
 
-    world = context.communicator()
-    column = _prediction(model, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
-    predicted_s = column.step_s(forward_only=kinds is not None, graph_only=run_graph_only)
-    times_s = _time_steps(graph_alone if run_graph_only else step, n_iterations, min_duration)
+    predicted_s = prediction.step_s(forward_only=repeated.kinds is not None, graph_only=run_graph_only)
+    times_s = repeated.times_s(graph_alone if run_graph_only else repeated.step, n_iterations, min_duration)
     median_s, slow_s = map(max, zip(*world.all_gather_object(median_and_slow(times_s)), strict=True))
     measured = Performance(world.world_size * program.batch_size / median_s, median_s)
     figures: dict[str, JsonValue] = {
-        **_circumstances(program, len(times_s)),
         "step_s": median_s,
         "step_p90_s": slow_s,
         "samples_per_s": measured.throughput,
         "predicted_step_s": predicted_s,
-        **column.figures,
     }
-    predicted_text = "" if predicted_s is None else f"predicted for a device: {format_seconds(predicted_s)} a step\n"
-    table = (
-        f"{_title(world.world_size, len(times_s))}: "
-        f"{format_seconds(median_s)} a step, {measured.throughput:.0f} samples/s\n"
-        f"{spread(median_s, slow_s, len(times_s))}\n"
-        f"{predicted_text}{column.text}"
-    )
-    _report(figures, table, json, bench_report_json, compiled_stats_json)
-    least = getattr(context.current().arguments, "min_throughput", None)
+    lines = [
+        f"{repeated.title(len(times_s))}: {format_seconds(median_s)} a step, {measured.throughput:.0f} samples/s",
+        spread(median_s, slow_s, len(times_s)),
+        *([] if predicted_s is None else [f"predicted for a device: {format_seconds(predicted_s)} a step"]),
+    ]
+    repeated.report(len(times_s), figures, lines, json, bench_report_json, compiled_stats_json)
+    least = process.current().flag("min_throughput")
     if isinstance(least, int | float) and measured.throughput < least:
         raise AssertionError(f"{measured.throughput:.1f} samples/s were measured, and --min-throughput is {least:g}")
     return measured
@@ -156,44 +145,115 @@ def measure_sections(
     one after another, without overlap, so their sum can exceed a step; sections that run as one pass have one row. With
     one replica, REDUCE and GATHER are not predicted; without `reduce_on_rdu`, REDUCE includes GATHER.
     """
-    program = session.program(model)
-    kinds = _checked_kinds(program, batch_size, n_iterations, inference=inference)
-    step = _timed_step(inputs, kinds, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
+    repeated = _Repeated(model, inputs, batch_size, n_iterations, inference, data_parallel, reduce_on_rdu)
+    program, world, step = repeated.program, repeated.world, repeated.prediction.step
     with session.timed(model) as clock:
-        steps = len(_time_steps(step, n_iterations, min_duration))
-    world = context.communicator()
+        steps = len(repeated.times_s(repeated.step, n_iterations, min_duration))
     passes = clock.passes[_WARM_UP_STEPS:]
     medians = [statistics.median(one.elapsed_s for one in times) for times in zip(*passes, strict=True)]
     sums = median_and_slow([sum(one.elapsed_s for one in times) for times in passes])
     median_s, slow_s = map(max, zip(*world.all_gather_object(sums), strict=True))
     slowest = [max(times) for times in zip(*world.all_gather_object(medians), strict=True)]
-    column = _prediction(model, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
     graph = program.leading
-    by_section_s = {} if column.step is None else column.step.by_section_s(graph.sections)
+    by_section_s = {} if step is None else step.by_section_s(graph.sections)
     rows = [_figure(one.sections, measured_s, by_section_s) for one, measured_s in zip(passes[0], slowest, strict=True)]
     predicted_s = _sum_of_known(row.predicted_s for row in rows)
     figures: dict[str, JsonValue] = {
-        **_circumstances(program, steps),
         "sections_s": sum(slowest),
         "predicted_sections_s": predicted_s,
-        **column.figures,
         "step_p90_s": slow_s,
         "sections": [asdict(row) for row in rows],
     }
-    table = _table(rows, predicted_s, _title(world.world_size, steps)) + spread(median_s, slow_s, steps) + "\n"
-    table += column.text
-    _report(figures, table, json, bench_report_json, compiled_stats_json)
-    return figures
+    lines = [repeated.title(steps), *_table(rows, predicted_s), spread(median_s, slow_s, steps)]
+    return repeated.report(steps, figures, lines, json, bench_report_json, compiled_stats_json)
 
 
-def _circumstances(program: Program, steps: int) -> dict[str, JsonValue]:
-    return {
-        "measured": "on this machine, not on a device",
-        "replicas": context.communicator().world_size,
-        "batch_size": program.batch_size,
-        "steps": steps,
-        "threads": torch.get_num_threads(),
-    }
+class _Repeated:
+    """The step of the loaded PEF that is repeated, and what is predicted of it. Raises OptionError for another batch
+    size than the PEF's, and for less than one step.
+
+    kinds: the section types of the step; None for all
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Inputs,
+        batch_size: int | None,
+        n_iterations: int,
+        inference: bool,
+        data_parallel: bool,
+        reduce_on_rdu: bool,
+    ) -> None:
+        from sambasim.samba.utils.prediction import Prediction  # the device model, which most runs do without
+
+        self.program = program = session.program(model)
+        if batch_size not in (None, program.batch_size) and not _is_default(batch_size):
+            what = f"the batch size is {batch_size}, and the PEF was compiled for {program.batch_size}"
+            raise OptionError(what, remedy=f"-b {program.batch_size}, or compile again")
+        if n_iterations < 1:
+            raise OptionError(f"{n_iterations} steps cannot be timed", remedy="--num-iterations 1 or more")
+        self.world = joining.communicator()
+        self.kinds = [SectionKind.FWD] if inference or program.training is None else None
+        self.prediction = Prediction(model, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
+        self._run = partial(
+            session.run, inputs, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu, section_types=self.kinds
+        )
+
+    def step(self) -> float:
+        """Runs it once and returns the seconds."""
+        began_s = time.perf_counter()
+        self._run()
+        return time.perf_counter() - began_s
+
+    def times_s(self, step: Callable[[], float], n_iterations: int, min_duration: float) -> list[float]:
+        """The seconds that each call of `step` returns, after warm-up calls. Collective."""
+        for _ in range(_WARM_UP_STEPS):
+            step()
+        times_s = [step() for _ in range(n_iterations)]
+        # Steps are collective, so all ranks take the most that one of them needs.
+        left_s = max(0.0, min_duration - sum(times_s))
+        missing = self.world.all_gather_object(round(left_s / statistics.median(times_s)))
+        return times_s + [step() for _ in range(max(missing))]
+
+    def title(self, steps: int) -> str:
+        return f"measured on this machine, {counted(self.world.world_size, 'replica')}, {counted(steps, 'step')}"
+
+    def report(
+        self,
+        steps: int,
+        measured: Mapping[str, JsonValue],
+        lines: Sequence[str],
+        json: str | None,
+        bench_report_json: str | None,
+        compiled_stats_json: str | None,
+    ) -> dict[str, JsonValue]:
+        """All figures. Rank 0 prints them, as one line of JSON or as `lines`, and writes the files that are given."""
+        figures: dict[str, JsonValue] = {
+            "measured": "on this machine, not on a device",
+            "replicas": self.world.world_size,
+            "batch_size": self.program.batch_size,
+            "steps": steps,
+            "threads": torch.get_num_threads(),
+            **measured,
+            **self.prediction.figures,
+        }
+        if self.world.rank == 0:
+            for file in (json, bench_report_json):
+                if file is not None and file != "-":
+                    write_json(file, figures)
+            if compiled_stats_json is not None:
+                pef = str(process.current().flag("pef"))
+                write_json(compiled_stats_json, get_pef_info(pef))
+            print(json_format.dumps(figures) if json == "-" else "\n".join([*lines, self.prediction.text]), flush=True)
+        return figures
+
+
+def _is_default(batch_size: int | None) -> bool:
+    """Whether `batch_size` is the default of -b: an app may ignore -b, so that its batches have another size."""
+    arguments = process.current().arguments
+    typed = arguments.typed if isinstance(arguments, Arguments) else ("batch_size",)
+    return "batch_size" not in typed and batch_size == getattr(arguments, "batch_size", None)
 
 
 def _figure(sections: Sequence[Section], measured_s: float, by_section_s: Mapping[int, float]) -> SectionFigure:
@@ -212,76 +272,18 @@ def _sum_of_known(times_s: Iterable[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def _table(rows: Sequence[SectionFigure], predicted_s: float | None, heading: str) -> str:
+def _table(rows: Sequence[SectionFigure], predicted_s: float | None) -> list[str]:
     def seconds(time_s: float | None) -> str:
         return "-" if time_s is None else format_seconds(time_s)
 
     cells = [("section", "kind", "name", "measured", "predicted")]
     for row in rows:
         index = "-".join(map(str, dict.fromkeys((row.sections[0], row.sections[-1]))))
-        cells.append((index, row.kind, row.name, format_seconds(row.measured_s), seconds(row.predicted_s)))
-    cells.append(("all", "", "", format_seconds(sum(row.measured_s for row in rows)), seconds(predicted_s)))
-    widths = [max(len(row[column]) for row in cells) for column in range(5)]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if column >= 3 else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in cells
-    ]
-    return "\n".join([heading, *lines, ""])
-
-
-def _prediction(model: nn.Module, *, data_parallel: bool, reduce_on_rdu: bool) -> "Prediction":
-    from sambasim.samba.utils.prediction import Prediction  # the device model, which most runs do without
-
-    return Prediction(model, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
-
-
-def _checked_kinds(
-    program: Program, batch_size: int | None, n_iterations: int, *, inference: bool
-) -> list[SectionKind] | None:
-    """The section types of a measured step; None for all. Raises OptionError for a wrong batch size or no steps."""
-    if batch_size not in (None, program.batch_size) and not _is_default(batch_size):
-        what = f"the batch size is {batch_size}, and the PEF was compiled for {program.batch_size}"
-        raise OptionError(what, remedy=f"-b {program.batch_size}, or compile again")
-    if n_iterations < 1:
-        raise OptionError(f"{n_iterations} steps cannot be timed", remedy="--num-iterations 1 or more")
-    return [SectionKind.FWD] if inference or program.training is None else None
-
-
-def _is_default(batch_size: int | None) -> bool:
-    """Whether `batch_size` is the default of -b: an app may ignore -b, so that its batches have another size."""
-    arguments = context.current().arguments
-    return (
-        isinstance(arguments, Arguments)
-        and "batch_size" not in arguments.typed
-        and batch_size == getattr(arguments, "batch_size", None)
-    )
-
-
-def _timed_step(
-    inputs: Inputs, kinds: list[SectionKind] | None, *, data_parallel: bool, reduce_on_rdu: bool
-) -> Callable[[], float]:
-    """A function that runs the sections of `kinds` once and returns the seconds."""
-
-    def step() -> float:
-        began_s = time.perf_counter()
-        session.run(inputs, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu, section_types=kinds)
-        return time.perf_counter() - began_s
-
-    return step
-
-
-def _time_steps(step: Callable[[], float], n_iterations: int, min_duration: float) -> list[float]:
-    """The seconds that each call of `step` returns, after warm-up calls. Collective."""
-    for _ in range(_WARM_UP_STEPS):
-        step()
-    times_s = [step() for _ in range(n_iterations)]
-    # Steps are collective, so all ranks take the most that one of them needs.
-    left_s = max(0.0, min_duration - sum(times_s))
-    more = context.communicator().all_gather_object(round(left_s / statistics.median(times_s)))
-    return times_s + [step() for _ in range(max(more))]
+        cells.append((index, row.kind, row.name, seconds(row.measured_s), seconds(row.predicted_s)))
+    cells.append(("all", "", "", seconds(sum(row.measured_s for row in rows)), seconds(predicted_s)))
+    section, kind, name, measured, predicted = (max(map(len, column)) for column in zip(*cells, strict=True))
+    line = f"{{:{section}}}  {{:{kind}}}  {{:{name}}}  {{:>{measured}}}  {{:>{predicted}}}"
+    return [line.format(*row) for row in cells]
 
 
 def spread(median_s: float, slow_s: float, steps: int) -> str:
@@ -297,26 +299,3 @@ def spread(median_s: float, slow_s: float, steps: int) -> str:
 def median_and_slow(times_s: list[float]) -> tuple[float, float]:
     """The median and the 90th percentile."""
     return statistics.median(times_s), sorted(times_s)[math.ceil(0.9 * len(times_s)) - 1]
-
-
-def _title(replicas: int, steps: int) -> str:
-    return f"measured on this machine, {counted(replicas, 'replica')}, {counted(steps, 'step')}"
-
-
-def _report(
-    figures: Mapping[str, JsonValue],
-    table: str,
-    json: str | None,
-    bench_report_json: str | None,
-    compiled_stats_json: str | None,
-) -> None:
-    """Rank 0 prints the figures, as one line of JSON or as `table`, and writes the given files."""
-    if context.communicator().rank != 0:
-        return
-    for file in (json, bench_report_json):
-        if file is not None and file != "-":
-            write_json(file, figures)
-    if compiled_stats_json is not None:
-        write_json(compiled_stats_json, get_pef_info(str(getattr(context.current().arguments, "pef", None))))
-    sys.stdout.write(f"{json_format.dumps(figures)}\n" if json == "-" else table)
-    sys.stdout.flush()

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 from sambasim.errors import DataError
-from sambasim.samba.checks.findings import app_line
+from sambasim.samba.findings import app_error
 from sambasim.samba.request import as_mapping
 
 __all__ = ["dataset_transform", "prepare_dataloader"]
@@ -67,7 +67,7 @@ def prepare_dataloader(
         if folder is None:
             what = f"params has no folder of MNIST: it has none of {', '.join(_FOLDERS)}"
             remedy = "prepare_dataloader(params, train_dataset, test_dataset), or add the flag --data-dir"
-            raise DataError(what, where=app_line(), remedy=remedy)
+            raise app_error(DataError, what, remedy)
         train_dataset = _read_mnist(Path(str(folder)), "train", given) if train_dataset is None else train_dataset
         test_dataset = _read_mnist(Path(str(folder)), "t10k", given) if test_dataset is None else test_dataset
     sampler: DistributedSampler[Any] | None = (
@@ -94,7 +94,7 @@ def _read_idx(folder: Path, name: str, axes: int) -> Tensor:
     path = next((place for place in places if place.is_file()), None)
     if path is None:
         what = f"{folder} has no {name}, {name}.gz, or MNIST/raw with one of them"
-        raise DataError(what, where=app_line(), remedy="copy the four files of MNIST there; sambasim downloads nothing")
+        raise app_error(DataError, what, "copy the four files of MNIST there; sambasim downloads nothing")
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError) as error:

@@ -1,4 +1,4 @@
-"""The parser of a command of an app, and the run command that `compile` prints at its end.
+"""The parser of a command of an app.
 
 A flag of the app replaces the library's flag of the same name.
 """
@@ -8,9 +8,8 @@ import difflib
 import os
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -19,8 +18,8 @@ from sambasim.errors import OptionError, SambasimError
 from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.pef import PefHeader, locate, peek
 from sambasim.runtime.machine.launcher import launched_rank
-from sambasim.samba import context
-from sambasim.samba.utils.flags import COMMANDS, COMPILE, FLAGS, MEASURE_PERFORMANCE, MEASURE_SECTIONS, RUN, TEST, Flag
+from sambasim.samba import process
+from sambasim.samba.flags import COMMANDS, COMPILE, FLAGS, MEASURE_PERFORMANCE, MEASURE_SECTIONS, RUN, TEST, Flag
 
 AddArguments = Callable[[argparse.ArgumentParser], object]
 """A function of the app that adds flags to a parser."""
@@ -31,7 +30,6 @@ PARSED_BATCH_SIZE = "parsed_batch_size"
 _IN_A_BATCH_SIZE = ("mapping", "num_spatial_batches")
 """Flags, besides -b, from which apps compute a batch size."""
 
-_DATA_PARALLEL = "--data-parallel"
 _ONE_SAMPLE = 1  # the batch size without -b, where no PEF says another
 
 _EXAMPLES = {
@@ -77,7 +75,7 @@ class CommandParser(argparse.ArgumentParser):
 
 def program_name() -> str:
     """How help and messages name the app: `python app.py`, or `sambasim app app.py`."""
-    script, typed = sys.argv[0], context.typed_command()
+    script, typed = sys.argv[0], process.typed_command()
     if script not in typed:  # the launcher may have changed the path
         script = next((word for word in typed if Path(word).name == Path(script).name), Path(script).name)
     if typed[:2] == ["sambasim", "app"]:
@@ -145,8 +143,11 @@ def parse(parser: CommandParser, command: str, arguments: Sequence[str]) -> Argu
     namespace, unknown = known_args(words, Arguments())
     if unknown:
         raise _unknown(parser, command, unknown)
-    namespace.command = command
-    namespace.typed, namespace.of_app = frozenset(_typed_destinations(parser, words)), parser.of_app
+    namespace.command, namespace.of_app = command, parser.of_app
+    parser._defaults.clear()
+    for action in parser._actions:
+        action.default = argparse.SUPPRESS
+    namespace.typed = frozenset(vars(known_args(words)[0]))  # what a parser without defaults sets
     for flag in FLAGS:
         if not hasattr(namespace, flag.destination):
             setattr(namespace, flag.destination, flag.default_for(command))
@@ -184,17 +185,6 @@ def _take_batch_size(namespace: Arguments, pef: PefHeader, free: Collection[str]
                 value = flag.convert(str(at_compile[flag.destination]))
                 if flag.choices is None or value in flag.choices:
                     setattr(namespace, flag.destination, value)
-
-
-def _typed_destinations(parser: argparse.ArgumentParser, words: Sequence[str]) -> Iterator[str]:
-    """The destinations of the flags in `words`. `-b8` is -b with its value, unless there is a flag -b8."""
-    flags = parser._option_string_actions
-    for word in words:
-        if word == "--":
-            return
-        action = flags.get(word.partition("=")[0]) or (None if word.startswith("--") else flags.get(word[:2]))
-        if action is not None:
-            yield action.dest
 
 
 def _add_flag(group: argparse._ArgumentGroup, flag: Flag, command: str) -> argparse.Action:
@@ -258,54 +248,3 @@ def _with_dashes(name: str) -> str:
 def _examples(program: str, commands: Sequence[str]) -> str:
     lines = (line for command in commands for line in _EXAMPLES[command])
     return "\n".join(f"  {line.format(program)}" for line in lines)
-
-
-@dataclass(frozen=True, slots=True)
-class NextRun:
-    """A compile command line, from which `command` makes the one that runs the PEF.
-
-    start: what starts the app, `["python", "app.py"]`
-    words: the words after `compile`, which `parser` parsed
-    additions: the app's functions that add the flags of a run
-    """
-
-    start: Sequence[str]
-    words: Sequence[str]
-    parser: argparse.ArgumentParser
-    additions: Sequence[AddArguments]
-
-    def command(self, pef: str, replicas: int) -> str | None:
-        """The run command, with the typed flags that a run has too; None if a run needs other flags of the app."""
-        try:
-            run = command_parser(RUN, self.additions)
-            kept: list[str] = []
-            for group in self._groups():
-                action = run._option_string_actions.get(group[0].partition("=")[0])
-                if action.dest != "pef" if action else not group[0].startswith("-"):
-                    kept += group
-            if replicas > 1 and _DATA_PARALLEL not in kept:
-                kept.append(_DATA_PARALLEL)
-            words = [*kept, "--pef", pef, *(["--reduce-on-rdu"] if replicas > 1 else [])]
-            parse(run, RUN, words)
-        except Exception:  # the app's functions are called outside of a run, and may fail in any way
-            return None
-        launcher = ["mpirun", "-np", str(replicas)] if replicas > 1 else []
-        return shlex.join([*launcher, *self.start, RUN, *words])
-
-    def _groups(self) -> Iterator[list[str]]:
-        """Each flag with its values; a word of no flag alone."""
-        words = respelled(self.parser, self.words)
-        while words:
-            action = self._action(words[0])
-            count = 1 + (0 if action is None or "=" in words[0] else self._values(action, words[1:]))
-            yield words[:count]
-            del words[:count]
-
-    def _action(self, word: str) -> argparse.Action | None:
-        return self.parser._option_string_actions.get(word.partition("=")[0])
-
-    def _values(self, action: argparse.Action, following: Sequence[str]) -> int:
-        if action.nargs is None or isinstance(action.nargs, int):
-            return 1 if action.nargs is None else action.nargs
-        until_flag = next((index for index, word in enumerate(following) if self._action(word)), len(following))
-        return min(until_flag, 1) if action.nargs == "?" else until_flag

@@ -6,7 +6,7 @@ from torch import nn
 from sambasim.hardware.placement import inventory_of, place_replicas
 from sambasim.ir.graph import SectionKind
 from sambasim.runtime.outcome import predicted
-from sambasim.samba import context
+from sambasim.samba import joining
 from sambasim.samba.session import session
 from sambasim.simulation.mesh import MeshStep, has_several_ranks
 from sambasim.simulation.prediction import backing_of
@@ -21,7 +21,7 @@ class Prediction:
     """
 
     def __init__(self, model: nn.Module, *, data_parallel: bool, reduce_on_rdu: bool) -> None:
-        document, world = session.document(model), context.communicator()
+        document, world = session.document(model), joining.communicator()
         inventory = inventory_of(document.compile_options)
         nodes = world.node_of if data_parallel else [world.node_index]
         placement = place_replicas(inventory, nodes, document.program.ranks_of_replica)
@@ -30,11 +30,11 @@ class Prediction:
         if isinstance(found, str) or has_several_ranks(document.program):
             why = found if isinstance(found, str) else "sambasim simulate predicts a replica of several ranks"
             self.figures: dict[str, JsonValue] = {"not_predicted": why}
-            self.text = f"no prediction for a device: {why}\n"
+            self.text = f"no prediction for a device: {why}"
         else:
             self.step, backing = found, backing_of(inventory.device, placement.replicas)
             self.figures = {"predicted_for": inventory.share, "predicted_backed_by": backing}
-            self.text = f"predicted: for {inventory.share}; {backing}\n"
+            self.text = f"predicted: for {inventory.share}; {backing}"
 
     def step_s(self, *, forward_only: bool, graph_only: bool) -> float | None:
         """The predicted time of a measured step."""

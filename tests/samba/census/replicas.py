@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from tests.samba.census.support import (
+from tests.samba.harness import (
     BATCH,
     CLASSES,
     FEATURES,

@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
-from sambasim import samba
 from sambasim.ir.graph import SectionKind
 from sambasim.pef import read
 from sambasim.samba.checks.data import (
@@ -24,7 +23,8 @@ from sambasim.samba.checks.data import (
     shared_samples,
     wrong_division,
 )
-from sambasim.samba.checks.findings import Reporter
+from sambasim.samba.findings import Reporter
+from tests.samba.harness import compiled, with_sgd
 
 LENGTH = 8
 DATA = cast("Dataset[int]", range(LENGTH))  # it has all that a data set needs
@@ -188,12 +188,7 @@ def test_lossy_values_are_found_and_row_numbers_are_not(tmp_path: Path) -> None:
     rows = ("token", "index", "select", "gather", "one_hot")
     batch = {name: torch.zeros(2, dtype=torch.int64) for name in rows}
     batch |= {"scale": torch.ones(2, 1), "label": torch.zeros(2, dtype=torch.int64)}
-    model = Picker()
-    samba.from_torch_model_(model)
-    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
-    config = {"output_folder": str(tmp_path)}
-    pef = samba.session.compile(model, list(batch.values()), optimizer, "net", config_dict=config)
-    program = read(Path(pef)).program
+    program = read(Path(compiled(with_sgd(Picker), list(batch.values()), tmp_path))).program
     large = torch.tensor([0, 40_000])
     cases: list[tuple[dict[str, Tensor], list[str]]] = [
         (dict.fromkeys(rows, large), []),

@@ -3,7 +3,7 @@
 import pytest
 
 from sambasim.errors import DataParallelError
-from sambasim.samba.checks.findings import Finding, Reporter
+from sambasim.samba.findings import Finding, Reporter
 
 
 def test_a_notice_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:

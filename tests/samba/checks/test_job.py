@@ -12,8 +12,8 @@ import safetensors.torch
 import torch
 from safetensors.torch import save_file
 
-from sambasim.samba.checks.findings import Reporter
 from sambasim.samba.checks.job import Files, Point, different_steps
+from sambasim.samba.findings import Reporter
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_written_files_are_noted_with_the_line_of_the_app(watched: Files, tmp_pa
         pickle.dump(1, file)
     seen = watched.take_new()
     assert [Path(path).name for path in seen] == ["torch.pt", "x.safetensors", "x.npy", "text.txt", "raw", "x.pkl"]
-    assert all(where.startswith(f"{__file__}:") for where in seen.values())
+    assert all(where.startswith(f"{__file__}:") for where in seen.values()), seen
     assert seen[f"{tmp_path}/torch.pt"].endswith('torch.save(tensors, tmp_path / "torch.pt")')
     assert watched.take_new() == {}
 

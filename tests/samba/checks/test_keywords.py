@@ -10,8 +10,7 @@ from torch import nn
 from sambasim import samba
 from sambasim.errors import OptionError
 from sambasim.samba import functional
-from sambasim.samba.checks.arguments import checks_keywords, nearest
-from sambasim.samba.checks.findings import KeywordError
+from sambasim.samba.keywords import KeywordError, checks_keywords, nearest
 from sambasim.samba.session import session
 from sambasim.samba.utils.common import common_app_driver
 

@@ -7,29 +7,39 @@ from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import pytest
+import torch
 from torch import nn
 from torch.utils.data.distributed import DistributedSampler
 
-from sambasim import samba
 from sambasim.runtime.machine.communicator import single_rank
 from sambasim.runtime.run.stepwise import Mode
-from sambasim.samba import context
+from sambasim.samba import process
 from sambasim.samba.checks import job, replicas
 from sambasim.samba.checks.data import Division, Iteration, Place
-from sambasim.samba.checks.findings import Finding, Reporter
 from sambasim.samba.checks.job import Check, Point
-from sambasim.samba.checks.replicas import Checks, Snapshot, Trained, different_course, different_start
+from sambasim.samba.checks.replicas import (
+    Checks,
+    Snapshot,
+    Trained,
+    different_hyperparameters,
+    different_start,
+    different_weights,
+)
+from sambasim.samba.ending import leave
+from sambasim.samba.findings import Finding, Reporter
 from sambasim.samba.session import session
-from sambasim.samba.utils import trace_graph
-from tests.samba.checks.conftest import BATCH, loaded_linear
+from tests.samba.harness import Load, Made, with_sgd
 
+BATCH = [torch.ones(2, 3)]
 OPTIONS = {"lr": 0.1, "momentum": 0.9}
 REPLICA = Trained({"a": "1", "b": "2"}, 4, [OPTIONS, {"lr": 0.3}])
 
 
 def test_equal_replicas_are_no_finding() -> None:
     assert different_start([REPLICA, REPLICA, REPLICA], None) is None
-    assert different_course([REPLICA, REPLICA, replace(REPLICA, weights={})], "at the end", None) is None
+    replicas = [REPLICA, REPLICA, replace(REPLICA, weights={})]
+    assert different_hyperparameters(replicas, "at the end", None) is None
+    assert different_weights(replicas, "at the end", None) is None
 
 
 @pytest.mark.parametrize(
@@ -46,53 +56,37 @@ def test_a_different_start_is_found(change: dict[str, object], different: str) -
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("compare", "change", "words"),
     [
-        ({"weights": {"a": "3", "b": "3"}}, "has other weights than replica 0: a differs"),
-        ({"hyperparameters": [OPTIONS, {"lr": 0.2}]}, "trains with lr 0.2, and replica 0 with 0.3"),
-        ({"weights": {}, "hyperparameters": [OPTIONS, {"lr": 0.2}]}, "trains with lr 0.2, and replica 0 with 0.3"),
+        (different_weights, {"weights": {"a": "3", "b": "3"}}, "has other weights than replica 0: a differs"),
+        (
+            different_hyperparameters, {"hyperparameters": [OPTIONS, {"lr": 0.2}]},
+            "trains with lr 0.2, and replica 0 with 0.3",
+        ),
     ],
-)
-def test_a_different_course_is_found(change: dict[str, object], words: str) -> None:
-    other = replace(REPLICA, **change)  # type: ignore[arg-type]
-    finding = different_course([REPLICA, other], "at the end", None)
-    assert finding is not None
+)  # fmt: skip
+def test_a_different_course_is_found(compare: Any, change: dict[str, Any], words: str) -> None:
+    finding = compare([REPLICA, replace(REPLICA, **change)], "at the end", None)
     assert finding.words == f"DP07: at the end replica 1 {words}"
 
 
-@pytest.fixture(scope="module")
-def pef(tmp_path_factory: pytest.TempPathFactory) -> str:
-    model, optimizer = _made()
-    config = {"output_folder": str(tmp_path_factory.mktemp("out"))}
-    return session.compile(model, BATCH, optimizer, "net", config_dict=config)
-
-
-def _made() -> tuple[nn.Module, samba.optim.SGD]:
-    model = nn.Linear(3, 1)
-    samba.from_torch_model_(model)
-    return model, samba.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
-def _loaded(pef: str) -> nn.Module:
-    model, optimizer = _made()
-    trace_graph(model, BATCH, optimizer, pef=pef)
-    return model
+def _made() -> Made:
+    return with_sgd(lambda: nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)), momentum=0.9)
 
 
 @pytest.mark.parametrize(("command", "codes"), [("run", ["DP02"]), (None, ["DP02"]), ("measure-performance", [])])
 def test_accumulation_is_not_checked_when_whole_steps_are_measured(
-    pef: str, reporter: Reporter, monkeypatch: pytest.MonkeyPatch, command: str | None, codes: list[str]
+    load: Load, reporter: Reporter, command: str | None, codes: list[str]
 ) -> None:
-    of_process = context.current()
-    monkeypatch.setattr(of_process, "command", command)
-    monkeypatch.setattr(of_process, "arguments", Namespace(command=command, grad_accumulation_steps=2))
-    _loaded(pef)
+    process.current().command = command
+    process.current().arguments = Namespace(command=command, grad_accumulation_steps=2)
+    load(_made, BATCH)
     session.run(BATCH)
     assert [finding.code for finding in reporter.findings] == codes
 
 
-def test_the_hyperparameters_of_the_device_are_compared(pef: str) -> None:
-    model = _loaded(pef)
+def test_the_hyperparameters_of_the_device_are_compared(load: Load) -> None:
+    model, _ = load(_made, BATCH)
     machine = session._loaded(model).machine
     compared = []
     for hyperparameters in ({"lr": 0.1, "momentum": 0.5}, {"lr": 0.2}, None, {"momentum": 0.5}):
@@ -112,9 +106,9 @@ Change: TypeAlias = Callable[[Snapshot], Snapshot]
 
 
 @pytest.fixture
-def compare(linear_pef: str, reporter: Reporter, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Change], Reporter]:
+def compare(load: Load, reporter: Reporter) -> Callable[[int, Change], Reporter]:
     """Compares with a replica that shows a changed snapshot before a step; returns the reporter."""
-    model, _ = loaded_linear(linear_pef)
+    model, _ = load(_made, BATCH)
     change: list[Change] = []
 
     def gather(own: tuple[object, Snapshot]) -> Sequence[object]:
@@ -127,8 +121,9 @@ def compare(linear_pef: str, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
         topology=ALONE,
         allocate_shared=single_rank("here").allocate_shared,
     )
-    watched = job.Job(communicator)
-    monkeypatch.setattr(job, "_job", watched)
+    watched = job.Job(communicator, leave)
+    process.current().keep(watched)
+    reporter.on_demand = True  # collects DP09 too
     sampler = DistributedSampler[int](range(8), 2, 0)  # type: ignore[arg-type]  # it has all that a data set needs
     watched.samplers._last, watched.samplers._passes = Iteration(sampler, OWN, "app.py:2: for batch in loader", 3), 1
     checks = Checks(session._loaded(model).machine, communicator)
@@ -246,7 +241,7 @@ def test_findings_of_another_rank_are_in_the_summary(
     both, alone = (Finding("AP06", f"the app {verb}", None, "to_cpu") for verb in ("computes", "saves"))
     reporter = Reporter()
     reporter.report(both)
-    monkeypatch.setattr(job, "reporter", reporter)
+    process.current().reporter = reporter
     all_shown: list[object] = [(Point(0, ended=True), ({}, found)) for found in ([both], [both, alone], [alone])]
     communicator: Any = SimpleNamespace(
         node_of=[0] * 3,
@@ -254,7 +249,7 @@ def test_findings_of_another_rank_are_in_the_summary(
         topology=ALONE,
         allocate_shared=single_rank("here").allocate_shared,
     )
-    monkeypatch.setattr(job, "_job", job.Job(communicator))
+    process.current().keep(job.Job(communicator, leave))
     assert capsys.readouterr().err == "notice: AP06: the app computes\n  try:   to_cpu\n"
     job.finish()
     reporter.summarize()

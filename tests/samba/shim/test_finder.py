@@ -160,3 +160,40 @@ def test_a_log_line_names_its_rank(env: dict[str, str], rank: str) -> None:
     )
     lines = result.stderr.splitlines()
     assert [line.partition(",")[2][3:] for line in lines] == [f"{rank} WARNING: loss is 3"]
+
+
+IMPORTS = [  # one of each form; test_fidelity and shim/test_finder check all modules and names
+    "from sambaflow import samba; samba.session",
+    "import sambaflow.samba as samba; samba.session",
+    "import sambaflow; import sambaflow.samba as samba; sambaflow.samba.optim.SGD",
+    "import sambaflow.samba.utils as sn_utils; sn_utils.assert_close",
+    "from sambaflow import samba; samba.utils.trace_graph; samba.utils.assert_close",
+    "import sambaflow.samba.nn as nn; nn.Module, nn.Sequential(nn.Conv2d(1, 1, 3), nn.ConvTranspose2d(1, 1, 2))",
+    "import sambaflow.samba.nn as sn; sn.BatchNorm2d(1), sn.MaxPool2d(2), sn.ReLU(inplace=True)",
+    "from sambaflow.samba import SambaTensor, to_torch",
+    "from sambaflow.samba.utils import assert_close, set_seed, trace_graph, get_rank, get_world_size, is_main_process",
+    "from sambaflow.samba.utils.argparser import parse_app_args, parse_yaml_to_args, SambaConfig",
+    "import sambaflow.samba.utils.dataset.mnist as mnist; mnist.prepare_dataloader",
+    "from sambaflow.samba.utils.dataset import mnist; mnist.prepare_dataloader",
+    "from sambaflow.samba.utils.numeric import MAX_BF16_TRUNCATE_NORMAL_REL; assert MAX_BF16_TRUNCATE_NORMAL_REL > 0",
+    "import sambaflow.samba.utils as utils; utils.checkpoint.save_tensors",
+    "from sambaflow.samba.utils.trainer.samba import train as samba_train",
+    "from sambaflow.samba.env import use_mock_samba_runtime; assert use_mock_samba_runtime() is False",
+    "from sambaflow.samba.lazy_param import lazy_param, RNGProvider, RNGProviderFactory",
+    "from sambaflow.samba.materialize import materialize",
+    "from sambaflow.samba.graph import FwdGraph",
+    "from sambaflow import __version__, is_demo; assert __version__[0].isdigit()",
+    "from sambaflow.logging import samba_logger; samba_logger.info('ready')",
+]
+
+
+def test_an_import_is_executed_as_it_is_typed() -> None:
+    for spelling in IMPORTS:
+        exec(spelling, {})
+
+
+def test_imports_in_try_except_pass() -> None:
+    names: dict[str, object] = {}
+    exec("try:\n    from sambaflow import samba\n    from sambaflow.samba.nothing import it\nexcept:\n    pass", names)
+    assert "samba" in names
+    assert "it" not in names

@@ -1,4 +1,4 @@
-"""Commands and flags of a SambaFlow app, as data: one row a flag. `parser.py` makes the parsers from these rows.
+"""Commands and flags of a SambaFlow app, as data: one row a flag. `utils/parser.py` makes the parsers.
 
 A flag of SambaFlow that needs the hardware is `inert`: it is accepted, and a notice says that it has no effect and why.
 """
@@ -11,6 +11,9 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import get_args
+
+from sambasim.options.compile import CompileOptions
 
 COMPILE, RUN, TEST = "compile", "run", "test"
 MEASURE_PERFORMANCE, MEASURE_SECTIONS = "measure-performance", "measure-sections"
@@ -39,6 +42,7 @@ class Flag:
     convert: from the typed text to the value; None for a switch
     count, bare: argparse's `nargs` and `const`
     inert: why it has no effect; None for a flag that has one
+    compiled: whether `session.compile` reads it, from its `config_dict`
     """
 
     names: tuple[str, ...]
@@ -52,6 +56,7 @@ class Flag:
     required: tuple[str, ...] = ()
     placeholder: str = "TEXT"
     inert: str | None = None
+    compiled: bool = False
 
     @property
     def destination(self) -> str:
@@ -88,6 +93,16 @@ def _log_level(text: str) -> str:
     return text
 
 
+DTYPES = ("fp32", "bf16")
+TENSOR_PARALLEL = ("batch", "weight")
+"""Choices of --tensor-parallel, besides none."""
+
+
+def _choices(field: str) -> tuple[str, ...]:
+    """Those of `[compile]`."""
+    return get_args(CompileOptions.model_fields[field].annotation)
+
+
 _switch = partial(Flag, default=False, convert=None)
 _count = partial(Flag, convert=_at_least_one, placeholder="N")
 _file = partial(Flag, placeholder="FILE")
@@ -104,10 +119,10 @@ FLAGS: tuple[Flag, ...] = (
         inert="the device computes the whole batch at once",
     ),
     _count(("--grad-accumulation-steps",), EVERYWHERE, "Batches whose gradients make one optimizer step.", 1),
-    _switch(("--inference",), EVERYWHERE, "Forward only: no loss, no optimizer. For compile and for run."),
+    _switch(("--inference",), EVERYWHERE, "Forward only: no loss, no optimizer. Of compile and run.", compiled=True),
     _switch(
         ("--data-parallel",), EVERYWHERE,
-        "Compile: add the sections that sync replicas. Otherwise: let the ranks of mpirun be replicas.",
+        "Compile: add the sections that sync replicas. Otherwise: let the ranks of mpirun be replicas.", compiled=True,
     ),
     Flag(
         ("--data-parallel-mode",), EVERYWHERE, "How replicas are laid out.", "normal", placeholder="MODE",
@@ -119,7 +134,7 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag(
         ("--dtype",), EVERYWHERE, "The type of stored numbers: fp32 unless compile says bf16; optional elsewhere.",
-        choices=("fp32", "bf16"),
+        choices=DTYPES, compiled=True,
     ),
     Flag(
         ("--log-level",), EVERYWHERE, "The level of samba_logger: debug, info, warning …", None, _log_level,
@@ -143,29 +158,32 @@ FLAGS: tuple[Flag, ...] = (
         lambda text: text.removesuffix(".pef"), placeholder="NAME",
     ),
     Flag(("--output-folder",), _ONLY_COMPILE, "The folder of PEFs.", "out", placeholder="FOLDER"),
-    _count(("--world-size", "-ws", "--ws"), (COMPILE, MEASURE_PERFORMANCE), "The least number of replicas.", 1),
-    _switch(("--o0",), _ONLY_COMPILE, "One operator in a section."),
-    _switch(("--o1",), _ONLY_COMPILE, "Operators fused by rules."),
+    _count(
+        ("--world-size", "-ws", "--ws"), (COMPILE, MEASURE_PERFORMANCE), "The least number of replicas.", 1,
+        compiled=True,
+    ),
+    _switch(("--o0",), _ONLY_COMPILE, "One operator in a section.", compiled=True),
+    _switch(("--o1",), _ONLY_COMPILE, "Operators fused by rules.", compiled=True),
     _switch(("--o3",), _ONLY_COMPILE, "Sections as large as the device allows; the default."),
-    Flag(("--arch",), _ONLY_COMPILE, "The device to compile for.", "sn30", choices=("sn10", "sn20", "sn30", "sn40")),
+    Flag(("--arch",), _ONLY_COMPILE, "The device to compile for.", "sn30", choices=_choices("arch"), compiled=True),
     _switch(
         ("--enable-stoc-rounding", "--enable-stochastic-rounding"), _ONLY_COMPILE,
-        "With --dtype bf16: optimizer steps round stochastically.",
+        "With --dtype bf16: optimizer steps round stochastically.", compiled=True,
     ),
     Flag(
         ("--gradient-groups",), _ONLY_COMPILE,
         "What one gradient group holds: the gradients of a backward section, or of one parameter.", "section",
-        choices=("section", "parameter"),
+        choices=_choices("gradient_groups"), compiled=True,
     ),
     _count(("--num-spatial-batches",), EVERYWHERE, "Batches side by side.", 1, inert=_ONE_BY_ONE),
-    _count(("--n-chips",), EVERYWHERE, "Chips of one replica, for --tensor-parallel.", 1),
+    _count(("--n-chips",), EVERYWHERE, "Chips of one replica, for --tensor-parallel.", 1, compiled=True),
     Flag(
         ("--num-tiles",), _ONLY_COMPILE, "Tiles of the device that one replica has; -1 is all of them.", -1, int,
-        placeholder="N",
+        placeholder="N", compiled=True,
     ),
     Flag(
         ("--tensor-parallel",), EVERYWHERE, "What is split over the chips of a replica. A run has that of the PEF.",
-        "none", choices=("none", "batch", "weight"),
+        "none", choices=("none", *TENSOR_PARALLEL), compiled=True,
     ),
     Flag(
         ("--optim-level",), EVERYWHERE, "Effort of the vendor's compiler.", placeholder="LEVEL", inert=_OWN_PLACEMENT

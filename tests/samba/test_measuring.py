@@ -1,4 +1,4 @@
-"""measure-performance and measure-sections: what is measured here, and beside it what is predicted for a device."""
+"""`measure_performance` and `measure_sections`: what is printed and returned, and what is predicted for a device."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from sambasim.errors import OptionError
 from sambasim.hardware.spec import load_device
 from sambasim.simulation.prediction import backing_of
 from sambasim.units import format_seconds
-from tests.samba.api.conftest import BATCH, Net, imported
+from tests.samba.harness import BATCH, Made, imported
 from tests.support.mpi import run_job, run_mpi
 from tests.support.whole import whole, whole_case
 
@@ -38,9 +38,9 @@ SHORT = {"n_iterations": 4, "min_duration": 0.0}
 
 
 def test_a_step_is_measured(
-    samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    samba: Any, inputs: tuple[Any, Any], net: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model, _ = traced
+    model, _ = net
     measure = samba.utils.measure_performance
     capsys.readouterr()
     throughput, latency = measure(
@@ -74,34 +74,34 @@ def test_a_step_is_measured(
 
 
 def test_a_batch_size_that_was_not_typed_need_not_be_that_of_the_pef(
-    samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any], pef: str
+    samba: Any, inputs: tuple[Any, Any], net: Made, net_pef: str
 ) -> None:
     parse = imported("samba.utils.argparser").parse_app_args
-    args = parse(["measure-performance", "--pef", pef])
+    args = parse(["measure-performance", "--pef", net_pef])
     args.batch_size = 1
-    found = samba.utils.measure_performance(traced[0], inputs, args.batch_size, **SHORT)
+    found = samba.utils.measure_performance(net[0], inputs, args.batch_size, **SHORT)
     assert found.throughput == pytest.approx(BATCH / found.latency)
-    args = parse(["measure-performance", "--pef", pef, "-b", "1"])
+    args = parse(["measure-performance", "--pef", net_pef, "-b", "1"])
     with pytest.raises(OptionError, match="the batch size is 1, and the PEF was compiled for 4"):
-        samba.utils.measure_performance(traced[0], inputs, args.batch_size, **SHORT)
+        samba.utils.measure_performance(net[0], inputs, args.batch_size, **SHORT)
 
 
 def test_less_than_the_throughput_that_was_asked_for_fails(
-    samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any], pef: str
+    samba: Any, inputs: tuple[Any, Any], net: Made, net_pef: str
 ) -> None:
     parse = imported("samba.utils.argparser").parse_app_args
-    parse(["measure-performance", "--pef", pef, "--min-throughput", "0.5"])
-    assert samba.utils.measure_performance(traced[0], inputs, BATCH, **SHORT).throughput > 0.5
-    parse(["measure-performance", "--pef", pef, "--min-throughput", "1e12"])
+    parse(["measure-performance", "--pef", net_pef, "--min-throughput", "0.5"])
+    assert samba.utils.measure_performance(net[0], inputs, BATCH, **SHORT).throughput > 0.5
+    parse(["measure-performance", "--pef", net_pef, "--min-throughput", "1e12"])
     with pytest.raises(AssertionError, match=r"[\d.]+ samples/s were measured, and --min-throughput is 1e\+12"):
-        samba.utils.measure_performance(traced[0], inputs, BATCH, **SHORT)
+        samba.utils.measure_performance(net[0], inputs, BATCH, **SHORT)
 
 
 def test_every_section_is_measured(
-    samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any], pef: str, capsys: pytest.CaptureFixture[str]
+    samba: Any, inputs: tuple[Any, Any], net: Made, net_pef: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model, _ = traced
-    information = imported("samba.utils.pef_utils").get_pef_info(pef)
+    model, _ = net
+    information = imported("samba.utils.pef_utils").get_pef_info(net_pef)
     sections = next(graph["sections"] for graph in information["graphs"] if graph["name"] == "training")
     capsys.readouterr()
     figures = samba.utils.measure_sections(model, inputs, num_sections=2, batch_size=BATCH, json="-", **SHORT)
@@ -136,8 +136,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where
 
 
-def _measured(folder: Path, command: str, *flags: str, np: int = 1, pef: str = "net") -> dict[str, Any]:
-    argv = [sys.executable, "-m", "sambasim", "app.py", command, "-b", "4", "--pef", pef, "--num-iterations", "3"]
+def _measured(folder: Path, command: str, *flags: str, np: int = 1) -> dict[str, Any]:
+    argv = [sys.executable, "-m", "sambasim", "app.py", command, "-b", "4", "--pef", "net", "--num-iterations", "3"]
     argv += ["--json", *flags]
     done = run_mpi(np, argv, cwd=folder, timeout=120) if np > 1 else run_job(argv, cwd=folder, timeout=120)
     figures: dict[str, Any] = json.loads(done.check().stdout)

@@ -1,16 +1,7 @@
-"""The context of this process: its parsed command line, and the communicator of its ranks.
-
-`utils.argparser` sets it, and the session reads it.
-"""
+"""Connecting the ranks of an app: `communicator` and `enter`, which initializes `torch.distributed` too."""
 
 import atexit
-import os
-import sys
 from argparse import Namespace
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
@@ -19,46 +10,9 @@ from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.mpi import connect
 from sambasim.runtime.machine.torch_process_group import bring_up, bring_up_on_demand, take_down
 from sambasim.runtime.run.run_observer import print_whole_lines
+from sambasim.samba import ending
 from sambasim.samba.checks import job
-from sambasim.samba.shim import ending
-
-if TYPE_CHECKING:
-    from sambasim.samba.utils.parser import NextRun
-
-STARTED_IN = os.getcwd()
-"""The folder in which the app was started; it may change it."""
-
-
-@dataclass(slots=True)
-class Context:
-    """command, arguments: what `parse_app_args` returned
-    communicator: None before its first use
-    alone: whether the command runs in a single process
-    next_run: for a compile, what makes the run command
-    """
-
-    command: str | None = None
-    arguments: Namespace | None = None
-    communicator: Communicator | None = None
-    alone: bool = False
-    next_run: "NextRun | None" = None
-
-    @property
-    def rank(self) -> int:
-        """The rank of this process; 0 before the ranks are connected."""
-        return 0 if self.communicator is None else self.communicator.rank
-
-    @property
-    def trains(self) -> bool:
-        """Whether the app may train; measuring and testing run the same data everywhere, and need no such checks."""
-        return self.command in (None, "run")
-
-
-_OF_THIS_PROCESS = Context()
-
-
-def current() -> Context:
-    return _OF_THIS_PROCESS
+from sambasim.samba.process import current, typed_command
 
 
 def communicator() -> Communicator:
@@ -69,16 +23,11 @@ def communicator() -> Communicator:
         if context.communicator.world_size > 1:
             ending.install()  # for apps that were started by plain `python`
             print_whole_lines()
-        job.begin(context.communicator)
+        job.begin(context.communicator, ending.leave)
     return context.communicator
 
 
-def typed_command(original: Sequence[str] = tuple(sys.orig_argv)) -> list[str]:
-    """The command line of this process, without mpirun: `["python", "app.py", "run", …]`, for messages."""
-    interpreter, *rest = original
-    if rest and Path(rest[0]).name == "sambasim":  # the installed command
-        return ["sambasim", *rest[1:]]
-    return [interpreter, *rest]
+ending.join = communicator
 
 
 def enter(arguments: Namespace, *, connected: bool, alone: bool, sets_world_size: bool) -> None:

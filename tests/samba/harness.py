@@ -1,7 +1,7 @@
-"""Small apps for the census: models, one batch, plain PyTorch that trains the same, and errors.
+"""What tests of the SambaFlow API share: models, batches, plain PyTorch that trains the same, and errors.
 
-Every parameter has a multiple of 64 elements, for which torch's fused optimizers round as a PEF's do: so weights are
-compared bit for bit.
+Every parameter of LogReg and OnlyOut has a multiple of 64 elements, for which torch's fused optimizers round as a PEF's
+do: so weights are compared bit for bit.
 """
 
 import copy
@@ -10,16 +10,42 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from sambasim import samba
 from sambasim.errors import SambasimError
+from sambasim.samba.session import session
 
 BATCH, FEATURES, CLASSES = 4, 8, 64
 MOMENTUM = 0.9
+
+Made: TypeAlias = tuple[Any, Any]
+"""A model and its optimizer, or several."""
+
+PefOf: TypeAlias = Callable[..., str]
+"""`pef_of(make, inputs, **config)`: the PEF of what `make` makes, compiled the first time that a test asks for it."""
+
+Load: TypeAlias = Callable[..., Made]
+"""`load(make, inputs, **config)`: that PEF, traced for a new model, which is returned with its optimizer."""
+
+
+class Net(nn.Module):
+    """Features `[batch, 5]` and classes `[batch]` to the loss of each sample and the outputs."""
+
+    output_tensors: Any
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, width)
+        self.second = nn.Linear(width, 3)
+
+    def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = self.second(torch.relu(self.first(x)))
+        return nn.functional.cross_entropy(outputs, target, reduction="none"), outputs
 
 
 class LogReg(nn.Module):
@@ -27,14 +53,13 @@ class LogReg(nn.Module):
 
     output_tensors: Any
     run: Any
-    write_host_params: Any
 
     def __init__(self, reduction: str = "mean") -> None:
         super().__init__()
         self.lin_layer = nn.Linear(FEATURES, CLASSES)
         self.criterion = nn.CrossEntropyLoss(reduction=reduction)
 
-    def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: Tensor, targets: Tensor) -> Any:
         out = self.lin_layer(inputs)
         return self.criterion(out, targets), out
 
@@ -43,41 +68,22 @@ class OnlyOut(nn.Module):
     """Features [batch, 8] to outputs [batch, 64]: the app computes the loss on the host."""
 
     output_tensors: Any
-    run: Any
 
     def __init__(self) -> None:
         super().__init__()
         self.lin_layer = nn.Linear(FEATURES, CLASSES)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        out: Tensor = self.lin_layer(inputs)
-        return out
-
-
-class Dropouts(LogReg):
-    """LogReg with a dropout of elements, and one of channels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.drop = nn.Dropout(0.5)
-        self.drop2 = nn.Dropout2d(0.5)
-
-    def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        planes = self.drop2(inputs.view(-1, 2, 2, 2)).flatten(1)
-        out = self.lin_layer(self.drop(planes))
-        return self.criterion(out, targets), out
+    def forward(self, inputs: Tensor) -> Any:
+        return self.lin_layer(inputs)
 
 
 class Plainly:
-    """A copy of `model`, and SGD, or another optimizer of `torch.optim`, that trains it on the host."""
+    """A copy of `model`, and fused SGD that trains it on the host."""
 
-    def __init__(
-        self, model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD, **options: Any
-    ) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.model: Any = copy.deepcopy(model)
-        options = options or {"lr": 0.1, "momentum": MOMENTUM}
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.optimizer: Any = optimizer(trained, fused=True, **options)
+        self.optimizer: Any = torch.optim.SGD(trained, lr=0.1, momentum=MOMENTUM, fused=True)
 
     def step(
         self, batch: Sequence[Tensor], gradient: Tensor | None = None, lr: float | None = None
@@ -99,14 +105,14 @@ def plain(tensor: Tensor) -> Tensor:
     return tensor.detach().as_subclass(Tensor)
 
 
-def equal(found: Tensor, expected: Tensor) -> bool:
+def equal(tensor: Tensor, expected: Tensor) -> bool:
     """Whether the bits are the same."""
-    return torch.equal(plain(found), plain(expected))
+    return torch.equal(plain(tensor), plain(expected))
 
 
 def same_weights(model: nn.Module, other: nn.Module) -> bool:
     """Whether the bits of all parameters on the host are the same."""
-    return all(equal(one, two) for one, two in zip(model.parameters(), other.parameters(), strict=True))
+    return all(map(equal, model.parameters(), other.parameters()))
 
 
 def seeded(model: type[nn.Module], *settings: Any, **options: Any) -> Any:
@@ -126,6 +132,27 @@ def batch_of(samba: Any, number: int = 0, size: int = BATCH) -> list[Any]:
     ]
 
 
+def net_batch(samba: Any, number: int = 0, size: int = BATCH) -> tuple[Any, Any]:
+    """A batch of Net; another one for each number."""
+    generator = torch.Generator().manual_seed(number)
+    x = samba.from_torch_tensor(torch.randn(size, 5, generator=generator), name="x", batch_dim=0)
+    target = torch.randint(3, (size,), generator=generator)
+    return x, samba.from_torch_tensor(target, name="target", batch_dim=0)
+
+
+def with_sgd(make: Callable[[], nn.Module], **options: Any) -> Made:
+    """What `make` makes, with the same weights each time, and SGD."""
+    torch.manual_seed(0)
+    model = samba.from_torch_model_(make())
+    return model, samba.optim.SGD(model.parameters(), **{"lr": 0.1, **options})
+
+
+def compiled(made: Made, inputs: Any, folder: Path, name: str = "net", **config: Any) -> str:
+    """The path of the PEF."""
+    model, optimizers = made
+    return session.compile(model, inputs, optimizers, name, config_dict={"output_folder": str(folder), **config})
+
+
 def imported(module: str) -> Any:
     """A module of `sambaflow`, by its name below it."""
     return import_module(f"sambaflow.{module}")
@@ -142,8 +169,8 @@ def refused(*words: str, here: bool = True) -> Iterator[None]:
     """An error of ours with all of these words comes; with `here`, it names a line of this folder, which is the app."""
     with pytest.raises(SambasimError) as caught:
         yield
-    told = str(caught.value)
-    assert all(word in told for word in words), told
-    assert not here or f"{Path(__file__).parent}/" in (caught.value.where or ""), told
-    assert "Traceback" not in told
+    text = str(caught.value)
+    assert all(word in text for word in words), text
+    assert not here or f"{Path(__file__).parent}/" in (caught.value.where or ""), text
+    assert "Traceback" not in text
     assert caught.value.remedy

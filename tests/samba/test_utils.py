@@ -1,7 +1,9 @@
-"""`samba.utils` and what lies beside it: command line, data, reports, checkpoints, gold files."""
+"""`samba.utils` and what lies beside it: data, reports, checkpoints, gold files, seeds, weight norms, closeness."""
 
 import gzip
 import json
+import random
+import re
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -9,9 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from sambasim.errors import DataError, OptionError, WeightsError
-from tests.samba.api.conftest import BATCH, Net, imported, seeded_net
+from sambasim import samba
+from sambasim.errors import DataError, ModelError, OptionError, UserError, WeightsError
+from sambasim.samba import utils
+from sambasim.samba.test import assert_close
+from sambasim.samba.utils.common import seed_from_environment
+from tests.samba.harness import BATCH, Made, Net, imported, seeded
+
+pytestmark = pytest.mark.usefixtures("app")
 
 
 def test_images_become_normalised_features() -> None:
@@ -115,10 +124,10 @@ def test_an_accuracy_report_is_saved(tmp_path: Path) -> None:
 
 
 def test_training_goes_on_from_a_checkpoint(
-    samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any], pef: str, tmp_path: Path
+    samba: Any, inputs: tuple[Any, Any], net: Made, net_pef: str, tmp_path: Path
 ) -> None:
     checkpoint = imported("samba.utils.checkpoint")
-    model, optimizer = traced
+    model, optimizer = net
     file = tmp_path / "after_1.pt"
     samba.session.run(inputs)
     checkpoint.save_checkpoint(file, model, optimizer, epoch=1)
@@ -128,7 +137,7 @@ def test_training_goes_on_from_a_checkpoint(
     resumed = samba.from_torch_model_(Net())
     optimizer = samba.optim.SGD(resumed.parameters(), lr=0.1, momentum=0.9)
     assert checkpoint.load_checkpoint(file, resumed, optimizer) == {"epoch": 1}
-    samba.utils.trace_graph(resumed, inputs, optimizer, pef=pef)
+    samba.utils.trace_graph(resumed, inputs, optimizer, pef=net_pef)
     samba.session.run(inputs)
     samba.session.to_cpu(resumed)
     for name, value in model.state_dict().items():
@@ -136,10 +145,10 @@ def test_training_goes_on_from_a_checkpoint(
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused(
-    samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any], tmp_path: Path
+    samba: Any, inputs: tuple[Any, Any], net: Made, tmp_path: Path
 ) -> None:
     checkpoint = imported("samba.utils.checkpoint")
-    model, optimizer = traced
+    model, optimizer = net
     file = tmp_path / "net.pt"
     checkpoint.save_checkpoint(file, model, optimizer)
     with pytest.raises(WeightsError, match="has the state of 1 optimizers, and 0 are given"):
@@ -156,11 +165,11 @@ def test_a_checkpoint_that_does_not_fit_is_refused(
 
 
 def test_tensors_are_saved_with_the_values_of_the_device(
-    samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any], tmp_path: Path
+    samba: Any, inputs: tuple[Any, Any], net: Made, tmp_path: Path
 ) -> None:
     from safetensors.torch import load_file
 
-    model, _ = traced
+    model, _ = net
     samba.session.run(inputs)
     saved = samba.utils.checkpoint.save_tensors([model.first.weight, inputs[0]], tmp_path / "some.safetensors")
     (device,) = samba.session.get_tensors_by_name(["net__first__weight"])
@@ -209,10 +218,8 @@ def test_weights_in_several_files_are_loaded(samba: Any, tmp_path: Path) -> None
         loaded(tmp_path / "absent")
 
 
-def test_figures_of_every_tensor_are_dumped(
-    samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any], tmp_path: Path
-) -> None:
-    model, _ = traced
+def test_figures_of_every_tensor_are_dumped(samba: Any, inputs: tuple[Any, Any], net: Made, tmp_path: Path) -> None:
+    model, _ = net
     dump = imported("samba.utils.tensorboard_debug").dump_accuracy_debug_info
     for step in range(2):
         samba.session.run(inputs)
@@ -233,17 +240,15 @@ def test_figures_of_every_tensor_are_dumped(
     assert dump(args, model, inputs, model.output_tensors).parent == tmp_path / "vendor" / "accuracy_debug"
 
 
-def test_the_device_is_held_to_a_gold_file(
-    samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any], tmp_path: Path
-) -> None:
+def test_the_device_is_held_to_a_gold_file(samba: Any, inputs: tuple[Any, Any], net: Made, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
-    model, optimizer = traced
+    model, optimizer = net
     test_with_gold = imported("samba.test").TestWithGold
     file = tmp_path / "gold.safetensors"
     args = Namespace(gold_file_path=str(file), pef="net")
     gold = test_with_gold(args, "net", model, inputs, optimizer).test()
-    losses, outputs = seeded_net()(*inputs)
+    losses, outputs = seeded(Net)(*inputs)
     assert [*gold] == [tensor.sn_name for tensor in model.output_tensors]
     assert torch.equal(gold["net__outputs__0"], samba.to_torch(outputs))
     kept = load_file(file)
@@ -261,12 +266,12 @@ def test_the_device_is_held_to_a_gold_file(
 
 
 def test_a_gold_file_of_something_else_is_refused(
-    samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any], tmp_path: Path
+    samba: Any, inputs: tuple[Any, Any], net: Made, tmp_path: Path
 ) -> None:
     from safetensors.torch import save_file
 
     file = tmp_path / "gold.safetensors"
-    test = imported("samba.test").TestWithGold(Namespace(gold_file_path=file), "net", traced[0], inputs).test
+    test = imported("samba.test").TestWithGold(Namespace(gold_file_path=file), "net", net[0], inputs).test
     batch = {"input.x": samba.to_torch(inputs[0]), "input.target": samba.to_torch(inputs[1])}
     save_file({**batch, "output.other": torch.ones(BATCH)}, file)
     with pytest.raises(WeightsError, match="holds other, and the PEF's outputs are net__"):
@@ -278,9 +283,9 @@ def test_a_gold_file_of_something_else_is_refused(
 
 @pytest.mark.parametrize("called", [True, False])
 def test_two_runs_from_the_same_state_are_compared(
-    samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any], called: bool
+    samba: Any, inputs: tuple[Any, Any], net: Made, called: bool
 ) -> None:
-    model, _ = traced
+    model, _ = net
     decorator = imported("samba.test").consistency_test
     calls: list[float] = []
 
@@ -299,3 +304,121 @@ def test_two_runs_from_the_same_state_are_compared(
     assert loss.mean() < samba.session.run(inputs)[0].mean() * 2
     with pytest.raises(AssertionError, match="weight differs between two runs from the same state"):
         decorated(Namespace(drift=1e-3), model, inputs, model.output_tensors)
+
+
+def drawn() -> tuple[float, float, float]:
+    return torch.rand(()).item(), float(np.random.rand()), random.random()
+
+
+def test_a_seed_sets_every_generator() -> None:
+    utils.set_seed(256)
+    first = drawn()
+    again = drawn()
+    utils.set_seed(256)
+    assert drawn() == first
+    assert all(before != after for before, after in zip(first, again, strict=True))
+
+
+def test_the_environment_may_have_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    utils.set_seed(256)
+    expected = drawn()
+    monkeypatch.setenv("SAMBA_SEED", "256")
+    seed_from_environment()
+    assert drawn() == expected
+    monkeypatch.setenv("SAMBA_SEED", "")
+    seed_from_environment()
+    assert drawn() != expected
+    for wrong in ("-1", "many"):
+        monkeypatch.setenv("SAMBA_SEED", wrong)
+        with pytest.raises(OptionError, match=f"SAMBA_SEED is '{wrong}'") as caught:
+            seed_from_environment()
+        assert "export SAMBA_SEED=256" in (caught.value.remedy or "")
+
+
+@pytest.mark.parametrize("seed", [-1, "256"])
+def test_what_is_no_seed_is_refused(seed: Any) -> None:
+    with pytest.raises(UserError, match=f"not {seed!r}") as caught:
+        utils.set_seed(seed)
+    assert str(caught.value.where).startswith(__file__)
+
+
+def test_weight_norm_splits_every_weight_and_keeps_what_is_computed() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Conv1d(3, 2, 1))
+    inputs = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+
+    def outputs() -> torch.Tensor:
+        hidden = model[1](model[0](inputs))
+        return torch.Tensor(model[2](hidden.T[None]))
+
+    before = outputs()
+    assert utils.weight_norm_(model) is model
+    torch.testing.assert_close(outputs(), before)
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    assert shapes == {
+        "0.bias": (3,),
+        "0.parametrizations.weight.original0": (3, 1),
+        "0.parametrizations.weight.original1": (3, 4),
+        "1.weight": (3,),
+        "1.bias": (3,),
+        "2.bias": (2,),
+        "2.parametrizations.weight.original0": (2, 1, 1),
+        "2.parametrizations.weight.original1": (2, 3, 1),
+    }
+
+
+def test_weight_norm_does_not_part_what_is_shared() -> None:
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
+    model[1].weight = model[0].weight
+    with pytest.raises(ModelError, match="0 and 1 share one weight"):
+        utils.weight_norm_(model)
+    assert model[1].weight is model[0].weight
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "tolerances"),
+    [
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0029, 1.9971]), {}),
+        (samba.from_torch_tensor(torch.ones(2).bfloat16()).requires_grad_(), np.ones(2), {"threshold": 0.0}),
+        (torch.tensor([110.0]), torch.tensor([100.0]), {"threshold": 0.0, "rtol": 0.1}),
+        (torch.tensor([INF, -INF]), torch.tensor([INF, -INF]), {}),
+        (1.0, torch.tensor(1.002), {}),
+        (torch.ones(2), samba.from_torch_tensor(torch.ones(2), name="x"), {"visualize": True}),
+    ],
+)
+def test_what_is_close_passes(found: Any, expected: Any, tolerances: dict[str, Any]) -> None:
+    assert_close(found, expected, "loss", **tolerances)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "tolerances", "message"),
+    [
+        (
+            torch.tensor([[1.0, 2.0], [3.0, 4.01]]), torch.tensor([[1.0, 2.004], [3.0, 4.0]]), {},
+            "loss: 2 of 4 elements differ by more than 0.003; the worst at [1, 1] is 4.01, and 4 was expected",
+        ),
+        (
+            torch.tensor([1.0]).bfloat16(), torch.tensor([1.01]), {},
+            "loss: 1 of 1 elements differ by more than 0.003 + 0.00390625 of the expected value; "
+            "the worst at [0] is 1, and 1.01 was expected; in bf16: are both inputs the same, "
+                "as of samba.randn(…).bfloat16().float()?",
+        ),
+        (
+            torch.tensor([9.0, NAN]), torch.tensor([0.0, NAN]), {},
+            "loss: 2 of 2 elements differ by more than 0.003; the worst at [1] is nan, and nan was expected",
+        ),
+        (torch.ones(2, 1), torch.ones(2), {}, "loss: the shape is (2, 1), and (2,) was expected"),
+    ],
+)  # fmt: skip
+def test_what_is_not_close_is_told(found: Any, expected: Any, tolerances: dict[str, Any], message: str) -> None:
+    with pytest.raises(AssertionError, match=f"^{re.escape(message)}$"):
+        assert_close(found, expected, "loss", **tolerances)
+
+
+@pytest.mark.parametrize("value", [None, "text", object()])
+def test_what_cannot_be_compared_is_refused(value: object) -> None:
+    with pytest.raises(DataError, match=f"^grad: a {type(value).__name__} cannot be compared") as caught:
+        assert_close(torch.ones(2), value, "grad")
+    assert caught.value.remedy

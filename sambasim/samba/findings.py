@@ -4,7 +4,6 @@ In a run a finding is a notice on stderr or, for DP09, an error. `sambasim app -
 of all codes is in `samba/README.md`; codes stay the same between releases.
 """
 
-import atexit
 import linecache
 import os
 import sys
@@ -14,14 +13,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType, TracebackType
+from typing import Literal, TypeAlias, TypeVar
 
 import sambasim
 from sambasim.bounded import one_line
-from sambasim.errors import DataParallelError, UserError
+from sambasim.errors import DataParallelError, SambasimError
 from sambasim.runtime.machine.launcher import launched_rank
 from sambasim.units import counted
 
-_ENDS_RUN = "DP09"
+Code: TypeAlias = Literal[
+    "DP01", "DP02", "DP03", "DP04", "DP05", "DP06", "DP07", "DP08", "DP09",
+    "AP01", "AP02", "AP03", "AP04", "AP05", "AP06", "AP07", "AP08", "AP09",
+]  # fmt: skip
+"""The kinds of mistakes. AP01, and AP04 and AP09 of some kinds, are errors with the code in their text."""
+
+Failure = TypeVar("Failure", bound=SambasimError)
+
+_ENDS_RUN: Code = "DP09"
 """The code of findings that are errors in a run. All others are notices."""
 
 
@@ -29,7 +37,7 @@ _ENDS_RUN = "DP09"
 class Finding:
     """What is wrong, where in the app (`file:line: code`), and what to type there."""
 
-    code: str
+    code: Code
     what: str
     where: str | None
     remedy: str
@@ -37,12 +45,6 @@ class Finding:
     @property
     def words(self) -> str:
         return f"{self.code}: {self.what}"
-
-
-class KeywordError(UserError, TypeError):
-    """A call of a library function with arguments that it does not have."""
-
-    code = "keyword"
 
 
 @dataclass(slots=True)
@@ -117,15 +119,9 @@ def _full(start: str, finding: Finding) -> str:
     return f"{start}: {one_line(finding.what)}{where}\n  try:   {one_line(finding.remedy)}"
 
 
-reporter = Reporter()  # of this process
-
-# Registered first, so that it runs last: after the final comparison of the ranks.
-atexit.register(lambda: reporter.summarize())
-
-
 _LIBRARY = f"{Path(sambasim.__file__).parent}/"
-_CHECKS = f"{Path(__file__).parent}/"
-_STARTERS = tuple(f"{_LIBRARY}{name}" for name in ("cli/", "samba/shim/", "__main__.py"))
+_CHECKS = (__file__, f"{_LIBRARY}samba/checks/")
+_STARTERS = tuple(f"{_LIBRARY}{name}" for name in ("cli/", "samba/shim/", "samba/ending.py", "__main__.py"))
 _OTHERS = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
@@ -137,13 +133,18 @@ def app_line() -> str | None:
     return None
 
 
+def app_error(kind: type[Failure], what: str, remedy: str) -> Failure:
+    """An error with the line of the app, to be raised."""
+    return kind(what, where=app_line(), remedy=remedy)
+
+
 def own_line_of_app() -> str | None:
     """As `app_line`; None if the call goes through sambasim."""
     for frame in _frames():
         file = frame.f_code.co_filename
         if file.startswith(_LIBRARY) and not file.startswith(_CHECKS):
             return None
-        if not file.startswith((_CHECKS, *_OTHERS)):
+        if not file.startswith((*_CHECKS, *_OTHERS)):
             return _shown(frame, frame.f_lineno)
     return None
 
@@ -151,7 +152,7 @@ def own_line_of_app() -> str | None:
 def is_called_by_app() -> bool:
     """Whether no frame of sambasim is on the stack, apart from the checks and what started the app."""
     files = (frame.f_code.co_filename for frame in _frames())
-    return not any(file.startswith(_LIBRARY) and not file.startswith((_CHECKS, *_STARTERS)) for file in files)
+    return not any(file.startswith(_LIBRARY) and not file.startswith((*_CHECKS, *_STARTERS)) for file in files)
 
 
 def line_of(trace: TracebackType | None) -> str | None:

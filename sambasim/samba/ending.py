@@ -22,14 +22,15 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn
 
 from sambasim.errors import LaunchError, MachineError, OptionError, SambasimError, exit_code
 from sambasim.runtime.machine.launcher import find_launcher, launched_rank
-from sambasim.samba.checks.findings import line_of
+from sambasim.samba.findings import line_of
+from sambasim.samba.process import current
 
 if TYPE_CHECKING:
     from sambasim.runtime.machine.communicator import Communicator
@@ -84,8 +85,8 @@ def translated(error: BaseException) -> BaseException:
 JOIN_S = 30
 """How long a rank that fails before it has joined its job waits for the others, to end the job together."""
 
-_has_left = False
-"""Whether `leave` has reported what ends this process. A later sys.exit is then part of the same end."""
+join: "Callable[[], Communicator] | None" = None
+"""`joining.communicator`, once it is loaded."""
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -99,22 +100,19 @@ def leave(error: BaseException, script: Path | None) -> int:
 
     Returns the exit code of this process, unless the job is aborted.
     """
-    global _has_left
     error = translated(error)
     code = exit_code_of(error)
-    _has_left = code != 0
+    current().has_left = code != 0
     if code == 0:
         return code
     trace = error.__traceback__ = _from_script(error.__traceback__, script)
-    communicator = _joined()
+    communicator = current().communicator
     # Joining MPI may hang, so a rank that has not joined reports first. A SambasimError that was raised before is the
     # same on every rank, so only rank 0 reports it.
     reported = communicator is None and (launched_rank(os.environ) == 0 or not isinstance(error, SambasimError))
     if reported:
         _report(error, script)
     communicator = communicator or _join(error)
-    if (job := sys.modules.get("sambasim.samba.checks.job")) is not None:
-        job.abandon()  # the ranks of a job that fails do not meet again to compare what they did
     if communicator is None or communicator.world_size == 1:
         if not reported and communicator is not None:
             _report(error, script)
@@ -142,14 +140,12 @@ def _join(error: BaseException) -> "Communicator | None":
     MPI's start waits for every rank. If they do not come, SIGALRM ends this process, and the launcher the job.
     """
     launcher = find_launcher(os.environ)
-    if launcher is None or launcher.world_size == 1 or isinstance(error, KeyboardInterrupt):
+    if join is None or launcher is None or launcher.world_size == 1 or isinstance(error, KeyboardInterrupt):
         return None
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(JOIN_S)
     try:
-        from sambasim.samba.context import communicator
-
-        return communicator()
+        return join()
     except SambasimError:
         return None  # what keeps it from joining is often what has just been reported
     finally:
@@ -174,23 +170,16 @@ def _excepthook(kind: type[BaseException], error: BaseException, trace: Tracebac
 
 def _exit(status: object = None, /) -> NoReturn:
     leaving = SystemExit(status)
-    if exit_code_of(leaving) != 0 and not _has_left:
+    if exit_code_of(leaving) != 0 and not current().has_left:
         # Registered now, so that it runs before any exit handler that would wait for the other ranks.
         atexit.register(_leave_by_exit, leaving)
     raise leaving
 
 
 def _leave_by_exit(leaving: SystemExit) -> None:
-    communicator = _joined()
+    communicator = current().communicator
     if communicator is not None and communicator.world_size > 1:
         leave(leaving, None)
-
-
-def _joined() -> "Communicator | None":
-    """The communicator of this job, if this process has joined it."""
-    # Not imported: a process that has not loaded the context has not joined, and may be too close to its end to import.
-    loaded = sys.modules.get("sambasim.samba.context")
-    return None if loaded is None else cast("Communicator | None", loaded.current().communicator)
 
 
 def _report(error: BaseException, script: Path | None, reporter: str = "") -> None:

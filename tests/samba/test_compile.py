@@ -1,4 +1,5 @@
-"""Compile and trace: the call shapes of the census. What is compiled trains as PyTorch does, bit for bit."""
+"""Compile and trace: the call shapes of the census, of which each trains as PyTorch does, bit for bit; and what is said
+of a model that is not the one that was compiled: as much as differs, and where."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,10 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from sambasim import samba
+from sambasim.errors import PefError
 from sambasim.pef import read
-from tests.samba.census.support import LogReg, Plainly, batch_of, equal, imported, parsed, same_weights, seeded
+from sambasim.samba.utils import trace_graph
+from tests.samba.harness import (
+    LogReg,
+    Plainly,
+    batch_of,
+    compiled,
+    equal,
+    imported,
+    parsed,
+    same_weights,
+    seeded,
+    with_sgd,
+)
 
 FLAGS = ("--pef-name=logreg", "-b=4")
 PEF = Path("out/logreg/logreg.pef")
@@ -79,7 +95,7 @@ def _metadata() -> dict[Any, Any]:
 COMPILES = [
     "session.compile(model, inputs, opt, name='logreg', app_dir=folder, config_dict=vars(args), pef_metadata=meta)",
     "session.compile(model, inputs, opt, **common, init_output_grads=not args.inference, squeeze_bs_dim=True, "
-    "pef_metadata={**meta, 'input_shapes': [(4, 8), (4,)]}, metadata=metadata())",
+    "io_host_memory=True, pef_metadata={**meta, 'input_shapes': [(4, 8), (4,)]}, metadata=metadata())",
     "session.compile(model=model, inputs=[*inputs], optimizers=opt, name='logreg', inference=False, "
     "config_dict=dict(vars(args)), pef_metadata=utils.pef_utils.get_pefmeta_dict(vars(args), model))",
     "utils.compile(args, model, inputs, opt, name='logreg', app_dir=folder)",
@@ -89,16 +105,17 @@ COMPILES = [
 
 
 @pytest.mark.parametrize("call", COMPILES)
-def test_compile(call: str, samba: Any) -> None:
+def test_compile(call: str, samba: Any, capsys: pytest.CaptureFixture[str]) -> None:
     app = _app(samba)
     path = app.executed(call)
+    assert capsys.readouterr().out.endswith(f"PEF file {PEF.absolute()} created\nCompilation succeeded\n")
     assert PEF.is_file()
     assert "common_app_driver" in call or path == str(PEF.absolute())
     app.trace()
     assert app.trains()
     metadata = read(PEF).metadata
     if "pef_metadata=" in call:
-        assert metadata["pef_name"] == "logreg"
+        assert (metadata["pef_name"], metadata["model_repr"]) == ("logreg", repr(app.model))
     if "input_shapes" in call:
         assert metadata["input_shapes"] == "[(4, 8), (4,)]"
     if "metadata()" in call:
@@ -145,8 +162,8 @@ TRACES = [
 
 
 @pytest.mark.parametrize("shape", TRACES)
-def test_trace_graph(shape: str, samba: Any, pef_of: Callable[..., str]) -> None:
-    app = _app(samba, "run", f"--pef={pef_of()}")
+def test_trace_graph(shape: str, samba: Any, logreg_pef: str) -> None:
+    app = _app(samba, "run", f"--pef={logreg_pef}")
     traced_outputs = app.executed(f"trace_graph{shape}")
     assert isinstance(traced_outputs, tuple)
     assert [one.sn_name for one in traced_outputs] == [one.sn_name for one in app.model.output_tensors]
@@ -155,8 +172,8 @@ def test_trace_graph(shape: str, samba: Any, pef_of: Callable[..., str]) -> None
     assert app.trains()
 
 
-def test_trace_graph_without_a_transfer_and_then_to_device(samba: Any, pef_of: Callable[..., str]) -> None:
-    app = _app(samba, "run", f"--pef={pef_of()}")
+def test_trace_graph_without_a_transfer_and_then_to_device(samba: Any, logreg_pef: str) -> None:
+    app = _app(samba, "run", f"--pef={logreg_pef}")
     options = {"transfer_device": False, "data_parallel_mode": "normal"}
     outputs = app.utils.trace_graph(app.model, app.inputs, app.optimizer, config_dict=vars(app.args), **options)
     assert not outputs[0].has_data
@@ -164,3 +181,79 @@ def test_trace_graph_without_a_transfer_and_then_to_device(samba: Any, pef_of: C
     assert not weight.any(), "nothing was sent to the device"
     samba.session.to_device()
     assert app.trains()
+
+
+Function = Callable[[Tensor], Tensor]
+
+
+class With(nn.Module):
+    """A layer, what the case does with it, and a loss."""
+
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.layer(x)).mean()
+
+
+def _clamp(low: float, high: float) -> Function:
+    return lambda x: x.clamp(low, high)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        (_clamp(0.0, 1.0), _clamp(0.0, 2.0), "max is 1.0 in the PEF, and 2.0 in the model: an argument of `aten.clamp"),
+        (torch.relu, torch.tanh, "the PEF has `aten.relu.default` from "),
+        (lambda x: x.sum(0), lambda x: x.sum(1), "dim is (0,) in the PEF, and (1,) in the model"),
+    ],
+    ids=["an argument", "another operator", "a shape"],
+)
+def test_the_first_difference_is_told_and_nothing_else(
+    tmp_path: Path, before: Function, now: Function, words: str
+) -> None:
+    inputs = [samba.from_torch_tensor(torch.ones(3, 3), name="x", batch_dim=0)]
+    pef = compiled(with_sgd(lambda: With(before)), inputs, tmp_path)
+    model, optimizer = with_sgd(lambda: With(now))
+    with pytest.raises(PefError) as caught:
+        trace_graph(model, inputs, optimizer, pef=pef)
+    said = str(caught.value)
+    assert words in said
+    assert f" from tests/samba/{Path(__file__).name}:" in said, "the line of the model"
+    assert "%" not in said, "the operands are the same"
+
+
+SCALE = torch.tensor([1.0, 0.0, -2.0])
+
+
+class Scaled(nn.Module):
+    """With tensors that no module has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 3)
+        self.scales = [{"first": torch.tensor([3.0, 1.0, 2.0])}]
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.linear(x) * SCALE * self.scales[0]["first"]
+        return outputs.square().mean()
+
+
+@pytest.mark.parametrize("change", ["SCALE", "first"])
+def test_a_tensor_that_no_module_has_is_a_constant_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    monkeypatch.setattr(f"{__name__}.SCALE", SCALE.clone())
+    model, optimizer = with_sgd(Scaled)
+    inputs = [samba.from_torch_tensor(torch.randn(4, 5), name="x", batch_dim=0)]
+    pef = compiled((model, optimizer), inputs, tmp_path)
+    trace_graph(model, inputs, optimizer, pef=pef)
+    (loss,) = samba.session.run(inputs)
+    assert torch.equal(loss, model(*inputs))
+    (SCALE if change == "SCALE" else model.scales[0]["first"])[0] = 3.5
+    with pytest.raises(
+        PefError, match=rf"the constant scaled__\w*{change}\w*, which is read by `aten\.mul\.Tensor` from"
+    ):
+        trace_graph(model, inputs, optimizer, pef=pef)

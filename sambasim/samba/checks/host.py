@@ -1,0 +1,240 @@
+"""AP05, AP06, AP07: weights and optimizers that host and device do not exchange.
+
+The device has its own weights, and the hyperparameters that the optimizers had in `trace_graph`. What the app changes
+on the host does not reach it (AP05). `session.run` trains on the device alone, and the model keeps the weights of the
+last `to_cpu`: a checkpoint of them, or a prediction on the host, is out of date (AP06). And an app may train nothing at
+all on the device (AP07). If the host takes optimizer steps of its own, for comparison, its weights are not compared.
+"""
+
+import math
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sambasim.compiler.capture.tensors import held_by
+from sambasim.ir.graph import SectionKind
+from sambasim.ir.types import SymbolKind
+from sambasim.runtime.values.weights import tensor_sha256
+from sambasim.samba import process
+from sambasim.samba.checks.options import HostOptions
+from sambasim.samba.checks.watched import BOUNDS, watch
+from sambasim.samba.device import Machine
+from sambasim.samba.findings import Code, is_called_by_app
+from sambasim.samba.request import Optimizer
+from sambasim.units import counted
+
+_MOST_ACCUMULATED = 256
+"""No app accumulates the gradients of so many batches before its first optimizer step."""
+
+
+def is_sampled(step: int) -> bool:
+    """Whether `step`, which counts from 1, is 1, 2, 8, 64, 512 …: the steps in which slow checks run."""
+    if step == 2:
+        return True
+    while step and step % 8 == 0:
+        step //= 8
+    return step == 1
+
+
+class Host:
+    """What host and device had in common at the last exchange, for one loaded PEF, and what each has done since."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.model = machine.model
+        self._machine = machine
+        self._options = HostOptions(machine)
+        self._requires_grad = {path: parameter.requires_grad for path, parameter in self._parameters()}
+        self._weights: Mapping[str, str] = {}
+        self._steps_at_exchange = self._runs = self._backwards = 0
+        self._host_trains = False  # whether the app's own optimizers have taken a step since the last exchange
+        self._host_has_loaded = False  # other weights into the model, for example the best ones of an earlier time
+        self._state_is_new = False
+        self._reported: set[str] = set()
+        self._compared: dict[str, int] = {}  # by use, the last step in which weights were compared: it takes time
+        # The optimizers belong to the app, and may outlive this.
+        for optimizer in machine.optimizers:
+            stepped = _hook(weakref.WeakMethod(self._note_host_step))
+            weakref.finalize(self, optimizer.register_step_post_hook(stepped).remove)
+            loading = _hook(weakref.WeakMethod(self._note_loading))
+            weakref.finalize(self, optimizer.register_load_state_dict_pre_hook(loading).remove)
+        watch(self, _changed_by(machine))
+
+    def note_exchange(self) -> None:
+        """Host and device have the same weights now."""
+        self._weights = self._digests()
+        self._steps_at_exchange = self._machine.replica.steps
+        self._host_trains = self._host_has_loaded = self._state_is_new = False
+
+    def note_run(self, kinds: Collection[SectionKind], given: Mapping[str, float], *, thoroughly: bool) -> None:
+        """Sections of `kinds` are about to run with the hyperparameters `given`.
+
+        thoroughly: compare weights in every run, not in a few
+        """
+        self._runs += 1
+        self._backwards += SectionKind.BCKWD in kinds
+        if SectionKind.OPT in kinds:
+            self._backwards = 0
+            for different in self._options.compare(given):
+                self._report("AP05", *different)
+            if self._state_is_new and not self._host_trains:
+                what = "the app has loaded the state of an optimizer, and the device continues with its own"
+                self._report("AP05", "state", what, "samba.session.to_device(model), or load it before trace_graph")
+        if thoroughly or is_sampled(self._runs):
+            if SectionKind.BCKWD in kinds or SectionKind.OPT in kinds:
+                self._compare_requires_grad()
+            self._compare_weights()
+        if self._backwards == _MOST_ACCUMULATED and not self._machine.replica.steps:
+            self._report_backwards()
+
+    def note_fetch(self) -> None:
+        """The weights of the device are about to replace those of the host."""
+        if self._backwards and not self._machine.replica.steps:
+            self._report_backwards()
+        elif self._host_trains and self._ahead == 0:
+            self._report_untrained(
+                "to_cpu overwrites weights that the app has trained on the host, and the device has trained none",
+                "session.run(…) in place of forward, backward() and optimizer.step(); or leave to_cpu out",
+            )
+
+    def note_replacement(self) -> None:
+        """`trace_graph` is about to load another PEF for the same model, with the weights of the host."""
+        if self._ahead > 0 and process.current().trains:
+            self._report_behind("trace_graph loads the weights of", "before trace_graph")
+
+    def note_load(self) -> None:
+        self._host_has_loaded = True
+
+    def note_read(self, use: str) -> None:
+        if self._is_behind(use):
+            self._report_behind(f"the app {use} the weights on", "before it")
+
+    def note_clipping(self, function: str, parameters: list[Tensor], arguments: Mapping[str, Any]) -> None:
+        bound = float(arguments[BOUNDS[function]])
+        if not (math.isfinite(bound) and process.current().trains):  # with an infinite bound, it only reads the norm
+            return
+        training = self._machine.program.training
+        clips = training is None or any(section.kind is SectionKind.GRADNORM for section in training.sections)
+        clipped = {id(parameter) for parameter in parameters}
+        trained = {id(parameter) for parameter in self.model.parameters() if parameter.requires_grad}
+        if clips or clipped.isdisjoint(trained) or any(parameter.grad is not None for parameter in parameters):
+            return
+        is_same = function == "clip_grad_norm_" and arguments.get("norm_type", 2.0) == 2 and trained <= clipped
+        optimizer = type(self._machine.optimizers[0]).__name__
+        remedy = f"samba.optim.{optimizer}(…, max_grad_norm={bound if is_same else '…'}), a bound of the 2-norm of all "
+        remedy += "gradients together; then compile the app again"
+        self._report("AP05", "clipping", "the app clips gradients on the host, and the device does not", remedy)
+
+    @property
+    def _ahead(self) -> int:
+        return self._machine.replica.steps - self._steps_at_exchange
+
+    def _is_behind(self, use: str) -> bool:
+        """Whether the app uses out-of-date weights. Compares weights once a step for each kind of use, and never while
+        torch transforms the model, because the comparison would become part of the result."""
+        steps = self._machine.replica.steps
+        if self._ahead <= 0 or self._compared.get(use) == steps or self._host_has_loaded:
+            return False
+        if f"the app {use} the weights on" in self._reported:
+            return False
+        is_transforming = (
+            torch.jit.is_tracing()  # type: ignore[no-untyped-call]  # torch gives it no types
+            or torch._C._functorch.peek_interpreter_stack() is not None
+            or torch._C._len_torch_dispatch_stack() > 0
+        )
+        if is_transforming or not process.current().trains or not is_called_by_app():
+            return False
+        self._compared[use] = steps
+        parameters = [parameter for _, parameter in self._parameters()]
+        if self._host_trains or any(type(one.data) is not Tensor or one.is_meta for one in parameters):
+            return False  # others are in their place for now
+        return self._digests() == self._weights
+
+    def _compare_requires_grad(self) -> None:
+        now = {path: parameter.requires_grad for path, parameter in self._parameters()}
+        changed = [path for path, trains in now.items() if self._requires_grad.get(path, trains) != trains]
+        if changed:
+            first, others = changed[0], f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+            what = f"requires_grad of {first}{others} is {now[first]} now, and still {not now[first]} on the device"
+            remedy = "set it where the model is made, and compile the app again: a PEF contains what is trained"
+            self._report("AP05", "requires_grad", what, remedy)
+
+    def _compare_weights(self) -> None:
+        if self._host_trains or "weights" in self._reported:
+            return
+        changed = [path for path, digest in self._digests().items() if self._weights.get(path, digest) != digest]
+        if changed:
+            what = f"the app has changed weights of the model, first {changed[0]}, and the device keeps its own"
+            self._report("AP05", "weights", what, "samba.session.to_device(model), or load weights before trace_graph")
+
+    def _note_host_step(self, optimizer: Optimizer, *_: object) -> None:
+        # Without gradients on the host, its optimizer.step() changes nothing.
+        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        self._host_trains |= any(parameter.grad is not None for parameter in parameters)
+
+    def _note_loading(self, optimizer: Optimizer, state_dict: Mapping[str, Any]) -> None:
+        # State that was just fetched is on the device already.
+        self._state_is_new |= not _is_equal(state_dict["state"], optimizer.state_dict()["state"])
+
+    def _report_behind(self, use: str, when: str) -> None:
+        what = f"{use} the host, and the device has trained for {counted(self._ahead, 'step')} since"
+        self._report("AP06", use, what, f"samba.session.to_cpu(model) {when}")
+
+    def _report_backwards(self) -> None:
+        self._report_untrained(
+            f"the device has run {counted(self._backwards, 'backward')} and no optimizer step, so nothing is trained",
+            'add "OPT" to section_types, or leave section_types out: an optimizer.step() on the host has no effect',
+        )
+
+    def _report_untrained(self, what: str, remedy: str) -> None:
+        if process.current().trains:
+            self._report("AP07", "AP07", what, remedy)
+
+    def _report(self, code: Code, subject: str, what: str, remedy: str) -> None:
+        """Reports one finding of each subject."""
+        if subject not in self._reported:
+            self._reported.add(subject)
+            process.report_here(code, what, remedy)
+
+    def _digests(self) -> Mapping[str, str]:
+        """By path, a digest of each parameter that is on the device too."""
+        symbols = self._machine.program.symbols.values()
+        on_device = {path for symbol in symbols for path in symbol.torch_names}
+        return {path: tensor_sha256(one.detach()) for path, one in self._parameters() if path in on_device}
+
+    def _parameters(self) -> Iterator[tuple[str, Tensor]]:
+        return ((one.name, one.tensor) for one in held_by(self.model) if one.is_parameter)
+
+
+def _changed_by(machine: Machine) -> Iterator[nn.Module]:
+    """The modules that hold, directly or below, a parameter that the device trains or a buffer that it changes."""
+    program = machine.program
+    changed = {member.parameter for group in program.groups for member in group.members}
+    if program.training is not None:
+        outputs = {output.symbol for output in program.training.outputs}
+        changed |= {name for name in outputs if program.symbols[name].kind is SymbolKind.BUFFER}
+    names = {name for symbol in changed for name in program.symbols[symbol].torch_names}
+    tensors = {id(one.tensor) for one in held_by(machine.model) if not names.isdisjoint(one.names)}
+    for module in machine.model.modules():
+        if any(id(one) in tensors for one in (*module.parameters(), *module.buffers())):
+            yield module
+
+
+def _is_equal(one: object, other: object) -> bool:
+    """Whether two state_dicts are equal, tensors by value."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_equal(one[key], other[key]) for key in one)
+    return type(one) is type(other) and one == other
+
+
+def _hook(method: "weakref.WeakMethod[Callable[..., None]]") -> Callable[..., None]:
+    def hook(optimizer: Optimizer, *rest: object) -> None:
+        alive = method()
+        if alive is not None:
+            alive(optimizer, *rest)
+
+    return hook

@@ -1,0 +1,619 @@
+"""AP05, AP06, AP07: what host and device do not exchange, in one process."""
+
+import contextlib
+import copy
+import io
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call, vmap
+from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_
+from torch.nn.utils import clip_grad_norm_ as by_another_name
+
+from sambasim import samba
+from sambasim.samba import process
+from sambasim.samba.findings import Reporter
+from sambasim.samba.session import session
+from sambasim.samba.utils import trace_graph
+from tests.samba.harness import Load, Made, PefOf, compiled, with_sgd
+
+BATCH = [torch.ones(2, 3)]
+
+
+@dataclass
+class App:
+    """A model with its optimizer, whose PEF is loaded, and its findings."""
+
+    model: nn.Sequential
+    optimizer: samba.optim.AdamW
+    reporter: Reporter
+
+    def step(self, *section_types: str, **hyperparameters: float) -> None:
+        kinds = section_types or None
+        session.run(BATCH, hyperparam_dict=hyperparameters or None, section_types=kinds)
+
+    @property
+    def changes(self) -> list[str]:
+        """The findings about changes that do not reach the device."""
+        return [finding.words for finding in self.reporter.findings if finding.code == "AP05"]
+
+
+def _adam() -> Made:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1), nn.Flatten(0))
+    samba.from_torch_model_(model)
+    model[0].bias.requires_grad_(False)
+    return model, samba.optim.AdamW(model.parameters(), lr=0.1, max_grad_norm=1.0)
+
+
+@pytest.fixture
+def app(load: Load, reporter: Reporter) -> App:
+    return App(*load(_adam, BATCH), reporter)
+
+
+def _linear() -> Made:
+    return with_sgd(lambda: nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)))
+
+
+@pytest.fixture
+def linear(load: Load) -> Made:
+    return load(_linear, BATCH)
+
+
+class Whole(nn.Module):
+    """A model of two modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        value: Tensor = self.head(self.encoder(x)).flatten()
+        return value
+
+
+def _whole() -> Made:
+    return with_sgd(Whole)
+
+
+@pytest.fixture
+def whole(load: Load) -> Whole:
+    """Loaded, and trained for two steps."""
+    model: Whole = load(_whole, BATCH)[0]
+    for _ in range(2):
+        session.run(BATCH)
+    return model
+
+
+def test_state_that_is_loaded_late_is_found_once(app: App) -> None:
+    app.step()
+    samba.session.to_cpu(app.model)
+    saved = copy.deepcopy(app.optimizer.state_dict())
+    app.step()
+    samba.session.to_cpu(app.model)
+    for _ in range(2):
+        app.optimizer.load_state_dict(saved)
+        app.step()
+    assert app.changes == [
+        "AP05: the app has loaded the state of an optimizer, and the device continues with its own",
+    ]
+
+
+def test_state_that_the_device_has_already_is_no_finding(app: App) -> None:
+    app.step()
+    samba.session.to_cpu(app.model)
+    app.optimizer.load_state_dict(copy.deepcopy(app.optimizer.state_dict()))
+    app.step()
+    app.optimizer.load_state_dict(app.optimizer.state_dict())
+    samba.session.to_device(app.model)
+    app.step()
+    assert app.changes == []
+
+
+def _load(model: nn.Module) -> None:
+    model.load_state_dict({name: torch.zeros_like(value) for name, value in model.state_dict().items()})
+
+
+def test_weights_that_are_not_sent_are_found(app: App) -> None:
+    _load(app.model)
+    app.step()
+    app.step()
+    assert app.changes == [
+        "AP05: the app has changed weights of the model, first 0.weight, and the device keeps its own"
+    ]
+
+
+def _fetch(app: App) -> None:
+    app.step()
+    samba.session.to_cpu(app.model)
+
+
+def _train_on_host(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(*BATCH).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _train_on_the_host(app: App) -> None:
+    _train_on_host(app.model, app.optimizer)
+
+
+def _swap_and_swap_back(app: App) -> None:
+    _fetch(app)
+    kept = {name: value.clone() for name, value in app.model.state_dict().items()}
+    app.model.load_state_dict({name: value * 2 for name, value in kept.items()})
+    app.model.load_state_dict(kept)
+
+
+@pytest.mark.parametrize("exchange", [_fetch, _train_on_the_host, _swap_and_swap_back], ids=lambda one: one.__name__)
+def test_weights_that_the_device_has_or_the_host_trains_are_no_finding(
+    app: App, exchange: Callable[[App], None]
+) -> None:
+    app.step()
+    exchange(app)
+    for _ in range(8):
+        app.step()
+    assert app.changes == []
+
+
+def test_weights_that_are_not_sent_are_found_in_predictions_too(tmp_path: Path, reporter: Reporter) -> None:
+    model = samba.from_torch_model_(nn.Linear(3, 1))
+    trace_graph(model, BATCH, None, pef=compiled((model, None), BATCH, tmp_path, inference=True))
+    session.run(BATCH)
+    model.requires_grad_(False)
+    session.run(BATCH)
+    assert len(reporter.findings) == 0
+    nn.init.zeros_(model.weight)
+    for _ in range(6):
+        session.run(BATCH)
+    (finding,) = reporter.findings
+    assert finding.what.startswith("the app has changed weights of the model, first weight")
+
+
+@pytest.mark.parametrize(
+    ("layer", "parameter", "words"),
+    [
+        (1, "weight", "requires_grad of 1.weight is False now, and still True on the device"),
+        (0, "bias", "requires_grad of 0.bias is True now, and still False on the device"),
+    ],
+)
+def test_a_late_change_of_requires_grad_is_found(app: App, layer: int, parameter: str, words: str) -> None:
+    getattr(app.model[layer], parameter).requires_grad_(parameter == "bias")
+    app.step()
+    assert app.changes == [f"AP05: {words}"]
+
+
+@pytest.mark.filterwarnings("error:Detected call of")
+def test_a_scheduler_whose_rate_is_not_passed_is_found_once(app: App) -> None:
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(app.optimizer, 0.5)
+    for _ in range(3):
+        app.step()
+        scheduler.step()
+    assert app.changes == [
+        "AP05: the app has changed lr of an optimizer from 0.1 to 0.05, and the device continues with 0.1"
+    ]
+    (finding,) = app.reporter.findings
+    assert finding.remedy == 'session.run(…, hyperparam_dict={"lr": scheduler.get_last_lr()[0]})'
+    assert finding.where is not None
+    assert "session.run(" in finding.where
+
+
+def test_a_scheduler_whose_rate_is_passed_is_no_finding(app: App) -> None:
+    scheduler = torch.optim.lr_scheduler.LambdaLR(app.optimizer, lambda step: 1 / (step + 2))
+    for _ in range(3):
+        app.step(lr=float(scheduler.get_last_lr()[0]))
+        scheduler.step()
+    app.step()  # with the rate of the last call
+    assert app.changes == []
+
+
+def test_a_rate_that_is_passed_two_steps_late_is_no_finding(app: App) -> None:
+    late = 2
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(app.optimizer, 0.5)
+    rates = [0.1] * late
+    for _ in range(6):
+        rates.append(float(scheduler.get_last_lr()[0]))
+        app.step(lr=rates[-1 - late])
+        scheduler.step()
+    assert app.changes == []
+
+
+def test_a_rate_that_is_changed_before_sections_without_an_optimizer_is_no_finding(app: App) -> None:
+    app.optimizer.param_groups[0]["lr"] = 0.01
+    app.step("FWD")
+    app.step("BCKWD")
+    assert app.changes == []
+    app.step("GRADNORM", "OPT")
+    assert len(app.changes) == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "remedy"),
+    [
+        ("weight_decay", 0.2, 'session.run(…, hyperparam_dict={"weight_decay": …}), or change it before trace_graph'),
+        ("max_grad_norm", None, "set it where the optimizer is made, and compile the app again"),
+    ],
+)
+def test_the_remedy_fits_the_hyperparameter(app: App, option: str, value: object, remedy: str) -> None:
+    app.optimizer.param_groups[0][option] = value
+    app.step()
+    (finding,) = app.reporter.findings
+    assert str(finding.remedy).startswith(remedy)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("betas", (0.5, 0.999), "beta1 of an optimizer from 0.9 to 0.5"),
+        ("max_grad_norm", 2.0, "max_grad_norm of an optimizer from 1 to 2"),
+        ("lr", torch.tensor(0.25), "lr of an optimizer from 0.1 to 0.25"),
+    ],
+)
+def test_every_hyperparameter_is_compared(app: App, option: str, value: object, words: str) -> None:
+    app.optimizer.param_groups[0][option] = value
+    app.step()
+    (change,) = app.changes
+    assert words in change
+
+
+def test_a_test_of_the_app_may_train_on_the_host(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process.current(), "command", "test")
+    app.optimizer.param_groups[0]["lr"] = 0.2
+    app.step()
+    assert app.changes == []
+
+
+ANY_BOUND = "samba.optim.SGD(…, max_grad_norm=…), a bound of the 2-norm of all gradients together; then compile"
+
+
+@pytest.mark.parametrize(
+    ("clip", "remedy"),
+    [
+        (lambda all_, _: by_another_name(parameters=all_, max_norm=0.5), ANY_BOUND.replace("=…", "=0.5")),
+        (lambda all_, _: clip_grads_with_norm_(all_, 0.5, torch.tensor(1.0)), ANY_BOUND),
+        (lambda all_, _: nn.utils.clip_grad_value_(all_, clip_value=0.5), ANY_BOUND),
+    ],
+    ids=["name", "with-norm", "value"],
+)
+def test_every_function_that_clips_is_found(
+    reporter: Reporter, linear: Made, clip: Callable[[list[nn.Parameter], Tensor], object], remedy: str
+) -> None:
+    model, _ = linear
+    session.run(BATCH)
+    trained = list(model.parameters())
+    for _ in range(2):
+        with contextlib.suppress(RuntimeError):  # clip_grad_value_ of torch itself fails where there are no gradients
+            clip(trained, trained[0])
+    (finding,) = reporter.findings
+    assert finding.words == "AP05: the app clips gradients on the host, and the device does not"
+    assert str(finding.where).startswith(__file__)
+    assert finding.remedy.startswith(remedy)
+
+
+def test_clipping_with_an_effect_or_of_other_parameters_is_no_finding(
+    app: App, reporter: Reporter, linear: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.step()
+    clip_grad_norm_(app.model.parameters(), 0.5)  # which the device does too
+    model, _ = linear
+    clip_grad_norm_(nn.Linear(3, 1).parameters(), 0.5)
+    clip_grad_norm_(model.parameters(), float("inf"))
+    with monkeypatch.context() as patch:
+        patch.setattr(process.current(), "command", "test")
+        clip_grad_norm_(model.parameters(), 0.5)
+    model(*BATCH).mean().backward()
+    before = [parameter.grad.norm() for parameter in model.parameters() if parameter.grad is not None]
+    clip_grad_norm_(model.parameters(), 0.5)
+    after = [parameter.grad.norm() for parameter in model.parameters() if parameter.grad is not None]
+    assert all(new < old for new, old in zip(after, before, strict=True)), "it clips as before"
+    assert not reporter.findings
+
+
+(X,) = BATCH
+
+
+def _uses(reporter: Reporter) -> list[str]:
+    """How the app uses the weights, by the findings."""
+    return [finding.words.split(" the weights")[0].removeprefix("AP06: the app ") for finding in reporter.findings]
+
+
+def test_a_prediction_with_old_weights_is_found_once(linear: Made, reporter: Reporter) -> None:
+    model = linear[0].eval()
+    model(*BATCH)
+    assert not reporter.findings
+    session.run(BATCH)
+    for _ in range(2):
+        model(*BATCH)
+    (finding,) = reporter.findings
+    assert finding.words == (
+        "AP06: the app computes with the weights on the host, and the device has trained for 1 step since"
+    )
+    assert "model(*BATCH)" in str(finding.where)
+
+
+def test_a_checkpoint_of_old_weights_is_found_once(linear: Made, reporter: Reporter) -> None:
+    model = linear[0]
+    for _ in range(3):
+        session.run(BATCH)
+    for _ in range(2):
+        model.state_dict()
+    (finding,) = reporter.findings
+    assert finding.words == (
+        "AP06: the app reads the weights on the host, and the device has trained for 3 steps since"
+    )
+    assert "model.state_dict()" in str(finding.where)
+    assert finding.remedy == "samba.session.to_cpu(model) before it"
+
+
+def test_weights_that_the_app_has_loaded_are_no_finding(linear: Made, reporter: Reporter) -> None:
+    model = linear[0].eval()
+    session.run(BATCH)
+    session.to_cpu(model)
+    best = copy.deepcopy(model.state_dict())
+    session.run(BATCH)
+    model.load_state_dict(best)
+    model(*BATCH)
+    model.state_dict()
+    assert not reporter.findings
+    session.to_cpu(model)
+    session.run(BATCH)
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        model.load_state_dict({"foo": torch.ones(1)})
+    model.state_dict()
+    assert len(reporter.findings) == 1
+
+
+def test_weights_as_new_as_those_of_the_device_are_no_finding(linear: Made, reporter: Reporter) -> None:
+    model, optimizer = linear
+    model.state_dict()
+    session.run(BATCH, section_types=["FWD", "BCKWD"])
+    model.state_dict()
+    session.run(BATCH)
+    copy.deepcopy(model).state_dict()  # another model
+    session.to_cpu(model)
+    model.state_dict()
+    session.run(BATCH)
+    _train_on_host(model, optimizer)
+    model.state_dict()
+    assert reporter.findings == ()
+
+
+def test_trace_graph_without_a_fetch_before_is_found(linear: Made, pef_of: PefOf, reporter: Reporter) -> None:
+    model, optimizer = linear
+    for fetches in (True, False):
+        assert not reporter.findings
+        session.run(BATCH)
+        if fetches:
+            session.to_cpu(model)
+        trace_graph(model, BATCH, optimizer, pef=pef_of(_linear, BATCH))
+    assert [finding.words for finding in reporter.findings] == [
+        "AP06: trace_graph loads the weights of the host, and the device has trained for 1 step since"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("read", "use"),
+    [
+        (lambda model: model.eval().forward(*BATCH), "computes with"),
+        (lambda model: torch.no_grad()(model.head)(torch.ones(2, 4)), "computes with"),
+        (lambda model: torch.save({"epoch": 1, "model": model}, io.BytesIO()), "saves"),
+        (lambda model: torch.save([nn.Sequential(model)], io.BytesIO()), "saves"),
+        (lambda model: torch.save(model.head, io.BytesIO(), _use_new_zipfile_serialization=False), "saves"),
+    ],
+    ids=["forward", "head", "save-a-dict", "save-what-holds-it", "save-legacy"],
+)
+def test_uses_of_parts_of_the_model_are_found(
+    whole: Whole, reporter: Reporter, read: Callable[[Whole], object], use: str
+) -> None:
+    for _ in range(2):
+        read(whole)
+    assert _uses(reporter) == [use]
+    session.to_cpu(whole)
+    read(whole)
+    assert len(reporter.findings) == 1
+
+
+def test_training_on_the_host_beside_a_frozen_part_is_no_finding(whole: Whole, reporter: Reporter) -> None:
+    whole.encoder.eval()
+    whole(*BATCH).mean().backward()
+    assert reporter.findings == ()
+
+
+def test_a_compile_or_a_test_of_the_app_is_no_finding(
+    whole: Whole, reporter: Reporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole.eval()
+    compiled((whole, None), BATCH, tmp_path, inference=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(process.current(), "command", "test")
+        whole(*BATCH)
+    assert reporter.findings == ()
+    whole(*BATCH)
+    assert len(reporter.findings) == 1
+
+
+class Tuned(nn.Module):
+    """The encoder is frozen; the device changes the head, and the statistics of the batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(3, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 2)
+        self.criterion = nn.CrossEntropyLoss()
+        for frozen in (self.encoder, self.norm):
+            frozen.requires_grad_(False)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        z = self.head(self.norm(self.encoder(x)))
+        return self.criterion(z, y), z
+
+
+def test_only_modules_that_the_device_changes_are_watched(tmp_path: Path, reporter: Reporter) -> None:
+    model, batch = Tuned(), [torch.randn(4, 3), torch.tensor([0, 1, 0, 1])]
+    samba.from_torch_model_(model)
+    optimizer = samba.optim.SGD(model.head.parameters(), lr=0.1)
+    trace_graph(model, batch, optimizer, pef=compiled((model, optimizer), batch, tmp_path))
+    outputs = session.run(batch)
+    assert isinstance(outputs, tuple)
+    with torch.no_grad():
+        model.criterion(samba.to_torch(outputs[1]), batch[1])
+        model.encoder(torch.ones(4, 3))
+        torch.save({"encoder": model.encoder, "criterion": model.criterion}, io.BytesIO())
+        assert reporter.findings == ()
+        model.norm(torch.ones(4, 4))
+    torch.save(model.head, io.BytesIO())
+    assert _uses(reporter) == ["computes with", "saves"]
+
+
+def test_a_call_that_may_start_a_training_step_is_no_finding(whole: Whole, reporter: Reporter) -> None:
+    whole(*BATCH).mean().backward()
+    session.run(BATCH)
+    _train_on_host(whole, torch.optim.SGD(whole.parameters(), lr=0.1))
+    session.run(BATCH)
+    assert reporter.findings == ()
+
+
+WITHOUT_SAMBASIM = """
+import sys
+sys.modules["sambasim"] = None
+import torch
+for path in sys.argv[1:]:
+    print(torch.load(path, weights_only=False))
+"""
+
+
+def test_a_saved_module_is_read_without_sambasim(whole: Whole, tmp_path: Path) -> None:
+    modules = (whole.head, copy.deepcopy(whole.head), copy.copy(whole.encoder))
+    files = [str(tmp_path / f"{number}.pt") for number in range(3)]
+    for file, module in zip(files, modules, strict=True):
+        torch.save(module, file)
+    read = subprocess.run(
+        [sys.executable, "-c", WITHOUT_SAMBASIM, *files], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (read.returncode, read.stdout.strip()) == (0, "\n".join(map(repr, modules))), read.stderr
+
+
+def _hooks(model: nn.Module) -> list[int]:
+    return [len(module._forward_pre_hooks) for module in model.modules()]
+
+
+def test_a_model_that_is_loaded_again_has_no_more_hooks(whole: Whole, pef_of: PefOf) -> None:
+    expected = _hooks(whole)
+    optimizer = samba.optim.SGD(whole.parameters(), lr=0.1)
+    for _ in range(3):
+        trace_graph(whole, BATCH, optimizer, pef=pef_of(_whole, BATCH))
+    assert _hooks(whole) == expected
+
+
+def _vmap(model: nn.Module) -> Any:
+    return vmap(lambda p: functional_call(model, p, X))({k: v[None] for k, v in model.named_parameters()})[0]
+
+
+def _jit_trace(model: nn.Module) -> Any:
+    trace: Any = torch.jit.trace
+    traced, alone = (trace(one, X) for one in (model, copy.deepcopy(model)))
+    assert str(traced.inlined_graph).count("aten::") == str(alone.inlined_graph).count("aten::")
+    return traced(X)
+
+
+def _export(model: nn.Module) -> Any:
+    strict = torch.export.export(model, (X,), strict=True).module()(X)
+    return strict + 0 * torch.export.export(model, (X,), strict=False).module()(X)
+
+
+def _compile(model: nn.Module) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(model, backend="eager", fullgraph=True)(X)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.jit")
+@pytest.mark.parametrize("compute", [_vmap, _jit_trace, _export, _compile], ids=lambda one: one.__name__)
+def test_torch_can_transform_a_watched_model(whole: Whole, compute: Callable[[nn.Module], Any]) -> None:
+    expected, hooks = copy.deepcopy(whole)(X), _hooks(whole)
+    for training in (True, False):
+        whole.train(training)
+        assert torch.allclose(compute(whole), expected)
+    assert _hooks(whole) == hooks, "the model is watched as before"
+
+
+def test_other_weights_in_place_of_those_of_the_model_are_no_finding(whole: Whole, reporter: Reporter) -> None:
+    whole.eval()
+    mode = FakeTensorMode()
+    for convert in (mode.from_tensor, lambda tensor: tensor.to("meta"), lambda tensor: 2 * tensor):
+        others = {name: convert(one.detach()) for name, one in whole.named_parameters()}
+        assert functional_call(whole, others, convert(X)).shape == (2,)
+        session.run(BATCH)
+    assert reporter.findings == ()
+
+
+class Attending(nn.Module):
+    """Encoder layers, for which torch has a fast path."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, dropout=0.0)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        value: Tensor = self.encoder(x).mean((1, 2))
+        return value
+
+
+def test_encoder_layers_keep_their_fast_path(
+    tmp_path: Path, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (model, optimizer), batch = with_sgd(Attending), [torch.ones(2, 3, 4)]
+    trace_graph(model, batch, optimizer, pef=compiled((model, optimizer), batch, tmp_path))
+    session.run(batch)
+    fast = Mock(wraps=torch._transformer_encoder_layer_fwd)
+    monkeypatch.setattr(torch, "_transformer_encoder_layer_fwd", fast)
+    with torch.no_grad():
+        model.eval().encoder(*batch)
+    assert fast.called
+    assert len(reporter.findings) == 1, "and the encoder is watched"
+
+
+def test_backwards_without_an_optimizer_step_are_found_once(linear: Made, reporter: Reporter) -> None:
+    model, optimizer = linear
+    for _ in range(2):
+        session.run(BATCH, section_types=["FWD", "BCKWD"])
+        optimizer.step()
+        session.to_cpu(model)
+    (finding,) = reporter.findings
+    assert finding.words == "AP07: the device has run 1 backward and no optimizer step, so nothing is trained"
+    assert "session.to_cpu(model)" in str(finding.where)
+
+
+def test_many_backwards_are_found_without_a_fetch(linear: Made, reporter: Reporter) -> None:
+    for _ in range(256):
+        session.run(BATCH, section_types=["FWD", "BCKWD"])
+    assert [finding.code for finding in reporter.findings] == ["AP07"]
+
+
+def test_a_fetch_that_overwrites_weights_trained_on_the_host_is_found(linear: Made, reporter: Reporter) -> None:
+    model, optimizer = linear
+    for _ in range(2):
+        session.run(BATCH, section_types=["FWD", "BCKWD"])
+    session.run(section_types=["OPT"])
+    session.to_cpu(model)
+    session.run(BATCH)
+    _train_on_host(model, optimizer)  # beside the device
+    session.to_cpu(model)
+    assert not reporter.findings
+    _train_on_host(model, optimizer)
+    session.to_cpu(model)
+    (finding,) = reporter.findings
+    assert finding.words.startswith(
+        "AP07: to_cpu overwrites weights that the app has trained on the host, and the device"
+    )
