@@ -18,10 +18,8 @@ from sambasim.errors import OptionError
 from sambasim.options.flags import MOST_REPLICAS
 from sambasim.options.run import run_options
 from sambasim.records.metrics import PredictionRecord
-from sambasim.report.findings import Findings
-from sambasim.report.mesh import mesh_json, mesh_report
 from sambasim.report.output import Shown, Tables
-from sambasim.report.simulation import scaling_records, scaling_table, simulation_json, simulation_report
+from sambasim.report.simulation import simulation_json, simulation_report
 from sambasim.runtime.inference import PredictionJob
 from sambasim.units import format_seconds
 
@@ -142,11 +140,5 @@ def simulate(
         cluster=cluster,
     )
     found = predicted(question, lambda phase: None)
-    if found.meshes:
-        lines = [line for steps in found.meshes for line in mesh_json(steps)]
-        return Simulation([part for steps in found.meshes for part in mesh_report(steps)], list(map(json.loads, lines)))
-    told = [Findings(facts) for facts in found.alone]
-    parts = [part for one in told for part in simulation_report(one, _SLOWEST)]
-    rows = [row for facts in found.alone for row in scaling_records(facts, question.sync)]
-    tables = [scaling_table(rows)] if len(rows) > 1 else []
-    return Simulation([*parts, *tables], [json.loads(simulation_json(one, question.sync)) for one in told])
+    lines = [line for prediction in found for line in simulation_json(prediction, question.sync)]
+    return Simulation(simulation_report(found, question.sync, _SLOWEST), list(map(json.loads, lines)))

@@ -1,17 +1,12 @@
 """`sambasim simulate` and `tilestat`: the predicted step of a subject."""
 
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from sambasim.cli import shared
 from sambasim.terminal.output import phases, show
-
-if TYPE_CHECKING:
-    from sambasim.commands.question import Predicted
-    from sambasim.simulation.sync import SyncPath
 
 
 @click.command("simulate")
@@ -68,70 +63,31 @@ def simulate_command(
     """
     from sambasim.commands.outputs import check_output_file
     from sambasim.commands.question import predicted
+    from sambasim.report.output import csv_text
+    from sambasim.report.simulation import simulation_json, simulation_report
+    from sambasim.report.steps import csv_rows, scaling_plot
+    from sambasim.report.trace import predicted_trace
 
-    files = {"CSV file": csv, "plot": plot, "trace": trace}
-    for what, file in files.items():
+    for what, file in {"CSV file": csv, "plot": plot, "trace": trace}.items():
         if file is not None:
             check_output_file(file, f"the {what}", f"--{what.split()[0].lower()} FILE")
     question = shared.question(**asked)
     with phases(quiet=as_json) as on_phase:
-        found = predicted(question, on_phase)
-    texts = _show_meshes(found, as_json) if found.meshes else _show_alone(found, question.sync, sections, as_json)
-    shared.write_all({file: texts[what]() for what, file in files.items() if file is not None}, quiet=as_json)
-
-
-def _show_alone(
-    predicted: "Predicted", ways: "Sequence[SyncPath]", slowest: int, as_json: bool
-) -> Mapping[str, Callable[[], str]]:
-    """Print what is predicted. Returns, by file, a function that makes its text."""
-    from sambasim.report.findings import Findings
-    from sambasim.report.output import csv_text
-    from sambasim.report.simulation import (
-        predicted_trace,
-        scaling_plot,
-        scaling_records,
-        scaling_table,
-        simulation_json,
-        simulation_report,
-    )
-
-    found = predicted.alone
-    rows = [row for facts in found for row in scaling_records(facts, ways)]
+        predictions = predicted(question, on_phase)
     if as_json:
-        for facts in found:
-            print(simulation_json(Findings(facts), ways))
+        for prediction in predictions:
+            print(*simulation_json(prediction, question.sync), sep="\n")
     else:
-        for facts in found:
-            show(*simulation_report(Findings(facts), slowest))
-        if len(rows) > 1:
-            show(scaling_table(rows))
-    first = found[0]
-    most = max(first.scaled[ways[-1]], key=lambda step: step.placement.replicas)
-    return {
-        "CSV file": lambda: csv_text([row.model_dump() for row in rows]),
-        "trace": lambda: predicted_trace(most, first.program.name),
-        "plot": lambda: scaling_plot(f"{first.program.name} on {first.alone.budget.where}", rows),
-    }
-
-
-def _show_meshes(predicted: "Predicted", as_json: bool) -> Mapping[str, Callable[[], str]]:
-    """As `_show_alone`, for replicas of several ranks."""
-    from sambasim.report.mesh import mesh_csv_rows, mesh_json, mesh_plot, mesh_report
-    from sambasim.report.mesh_trace import mesh_trace
-    from sambasim.report.output import csv_text
-
-    for steps in predicted.meshes:
-        if as_json:
-            for line in mesh_json(steps):
-                print(line)
-        else:
-            show(*mesh_report(steps))
-    largest = max(reversed(predicted.meshes[0]), key=lambda step: step.mesh.world_size)  # of equal ones, the last
-    return {
-        "CSV file": lambda: csv_text([row for steps in predicted.meshes for row in mesh_csv_rows(steps)]),
-        "trace": lambda: mesh_trace(largest),
-        "plot": lambda: mesh_plot(predicted.meshes),
-    }
+        show(*simulation_report(predictions, question.sync, sections))
+    texts, of_sizes = {}, [prediction.along(question.sync) for prediction in predictions]
+    if csv is not None:
+        texts[csv] = csv_text(csv_rows([step for steps in of_sizes for step in steps]))
+    if trace is not None:
+        largest = max(predictions[0].steps[question.sync[-1]], key=lambda step: step.mesh.world_size)
+        texts[trace] = predicted_trace(largest)
+    if plot is not None:
+        texts[plot] = scaling_plot(of_sizes)
+    shared.write_all(texts, quiet=as_json)
 
 
 @click.command("tilestat")
@@ -152,13 +108,13 @@ def tilestat_command(as_json: bool, **asked: Any) -> None:
       sambasim tilestat out/digits/digits.pef --arch sn10 --num-tiles 2
       sambasim tilestat digits --json
     """
-    from sambasim.commands.question import predictions
+    from sambasim.commands.question import predicted
     from sambasim.report.output import json_line
     from sambasim.report.sambatune import tilestat, tilestat_view
 
     question = shared.question(replicas="1", **asked)
     with phases(quiet=as_json) as on_phase:
-        (facts,) = predictions(question, on_phase)
+        (facts,) = predicted(question, on_phase, one_device=True)
     if as_json:
         print(json_line(tilestat(facts)))
     else:

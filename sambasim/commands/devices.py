@@ -80,8 +80,8 @@ def validated(words: str | None, on_phase: OnPhase) -> ValidationRecord:
         device = load_device(row.device)
         cluster = load_cluster(device.cluster)
         found = predict(programs[key], device, row.tiles, row.level, cluster, (row.replicas,), mapped_by=row.mapped_by)
-        step, (scaled,) = found.alone, found.scaled[SyncPath.RDU]
-        records.append(row_record(row, row.figure_of(step.device_s, scaled.predicted_s), step))
+        (step,) = found.steps[SyncPath.RDU]
+        records.append(row_record(row, row.figure_of(found.alone.device_s, step.predicted_s), found.alone))
     return validation(records)
 
 

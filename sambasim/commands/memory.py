@@ -19,7 +19,8 @@ from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.compile import CompileOptions
-from sambasim.simulation.memory_choices import DTYPES, RECOMPUTATIONS, Choice, Choices
+from sambasim.simulation.memory_choices import DTYPES, Choice, Choices
+from sambasim.simulation.planning.strategy import RECOMPUTE
 
 
 def memory_choices(options: CompileOptions, replicas: int, on_phase: Callable[[str], None]) -> tuple[Choices, Choice]:
@@ -29,7 +30,7 @@ def memory_choices(options: CompileOptions, replicas: int, on_phase: Callable[[s
     choices = Choices(shapes.program, shapes.graphs, shapes.dtype, replicas=replicas, passes=passes)
     master, optimizer = options.keeps_master_weights, options.optimizer
     dtype = next(dtype for dtype in DTYPES if (dtype.name, dtype.master) == (options.dtype, master))
-    recompute = next(name for name in RECOMPUTATIONS if name == options.recompute)
+    recompute = next(name for name in RECOMPUTE if name == options.recompute)
     name = DEFAULT_OPTIMIZER if optimizer is None else optimizer.name
     states = OPTIMIZERS[name].kept_states({} if optimizer is None else optimizer.hyperparameters())
     return choices, Choice(dtype, recompute, name, states, options.zero)

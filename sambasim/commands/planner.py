@@ -10,7 +10,6 @@ from sambasim.commands.subject import OnPhase
 from sambasim.commands.variants import OfDtypes, Variants, changes_of
 from sambasim.compiler.front import captured_from_options
 from sambasim.compiler.passes.sequence import Place
-from sambasim.hardware.budget import load_calibration
 from sambasim.hardware.host import available_bytes
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
@@ -34,7 +33,7 @@ def plan(task: PlanTask, on_phase: OnPhase, *, with_frontier: bool) -> Plan:
     if task.here:
         return _plan_this_machine(task, programs, on_phase)
     (space,) = task.spaces
-    planner = Planner(programs, task.device, task.cluster, options.opt_level, load_calibration())
+    planner = Planner(programs, task.device, task.cluster, options.opt_level)
     with _without_collections():
         found = planner.plan(options.name, space, task.goal, on_phase=on_phase)
         if with_frontier:

@@ -9,7 +9,6 @@ from pathlib import Path
 from sambasim.bounded import shortened
 from sambasim.commands.subject import OnPhase, Subject, is_model, level_of, subject_of_model, subject_of_pef
 from sambasim.errors import MachineError, OptionError, PefError
-from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.spec import ALIASES, ClusterSpec, DeviceSpec, load_cluster, load_device
 from sambasim.ir.mesh import copy_mesh
 from sambasim.ir.program import Program
@@ -17,9 +16,8 @@ from sambasim.options.flags import LARGEST_COUNT
 from sambasim.pef import locate
 from sambasim.pef.archive import COMPILE_AGAIN
 from sambasim.simulation.advice import what_fits
-from sambasim.simulation.mesh import MeshStep, has_several_ranks, mesh_step
-from sambasim.simulation.prediction import Prediction, placements, predict
-from sambasim.simulation.ranks import price_ranks
+from sambasim.simulation.prediction import Prediction, predict
+from sambasim.simulation.step import has_several_ranks
 from sambasim.simulation.sync import SyncPath
 
 
@@ -39,40 +37,27 @@ class Question:
     cluster: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Predicted:
-    """What is predicted for a subject, for each batch size: a prediction of one device and its replicas, or, if a
-    replica has several ranks, the steps of each number of replicas, by each path if there is something to sync."""
-
-    device: DeviceSpec
-    alone: Sequence[Prediction] = ()
-    meshes: Sequence[Sequence[MeshStep]] = ()
-
-
-def predicted(question: Question, on_phase: OnPhase) -> Predicted:
-    """Raises OptionError for invalid arguments, if possible before the capture of a model."""
-    device, cluster, subject = _resolved(question, on_phase)
-    with _pef_errors(question.subject):
-        if all(program.ranks_of_replica == 1 for _, program in subject.programs):
-            return Predicted(device, alone=_of_one_rank(question, device, cluster, subject))
-        steps = [_of_mesh(question, device, cluster, subject, program) for _, program in subject.programs]
-        return Predicted(device, meshes=steps)
-
-
-def predictions(question: Question, on_phase: OnPhase) -> list[Prediction]:
-    """For each batch size, one device of the first replica, and all replicas if they have one rank. Raises OptionError
-    for invalid arguments, if possible before the capture of a model."""
+def predicted(question: Question, on_phase: OnPhase, *, one_device: bool = False) -> list[Prediction]:
+    """For each batch size. With `one_device`, a copy of the model must have one rank. Raises OptionError for invalid
+    arguments, if possible before the capture of a model."""
     device, cluster, subject = _resolved(question, on_phase)
     for _, program in subject.programs:
-        if has_several_ranks(program):
-            mesh = copy_mesh(program.mesh)
-            raise OptionError(
-                f"this is a prediction for one device, and a replica of {program.name} has {mesh.world_size} ranks "
-                f"({mesh})",
-                remedy=f"sambasim simulate {shlex.quote(question.subject)} predicts all of its ranks",
-            )
+        if one_device:
+            _check_one_device(program, question.subject)
+        elif program.ranks_of_replica > 1:
+            _check_as_compiled(question, program)
     with _pef_errors(question.subject):
-        return _of_one_rank(question, device, cluster, subject)
+        return [_predicted(question, device, cluster, subject, size, program) for size, program in subject.programs]
+
+
+def _check_one_device(program: Program, name: str) -> None:
+    if has_several_ranks(program):
+        mesh = copy_mesh(program.mesh)
+        raise OptionError(
+            f"this is a prediction for one device, and a replica of {program.name} has {mesh.world_size} ranks "
+            f"({mesh})",
+            remedy=f"sambasim simulate {shlex.quote(name)} predicts all of its ranks",
+        )
 
 
 def _resolved(question: Question, on_phase: OnPhase) -> tuple[DeviceSpec, ClusterSpec, Subject]:
@@ -83,21 +68,20 @@ def _resolved(question: Question, on_phase: OnPhase) -> tuple[DeviceSpec, Cluste
     return device, cluster or load_cluster(device.cluster), subject
 
 
-def _of_one_rank(question: Question, device: DeviceSpec, cluster: ClusterSpec, subject: Subject) -> list[Prediction]:
-    return [_or_what_fits(question, device, cluster, subject, size, program) for size, program in subject.programs]
-
-
-def _or_what_fits(
+def _predicted(
     question: Question, device: DeviceSpec, cluster: ClusterSpec, subject: Subject, size: int, program: Program
 ) -> Prediction:
-    """Raises MachineError, with what would fit, if the program does not."""
+    """Raises MachineError if the program does not fit; of replicas of one rank, with what would fit."""
     tiles, level = _tiles(question, subject), level_of(question.level or subject.level)
-    micro_steps = subject.micro_steps
+    replicas, samples, micro_steps = question.replicas, size, subject.micro_steps
+    if program.ranks_of_replica > 1:  # a model was captured for its batch size, and a PEF has one
+        samples = program.batch_size
+        replicas = replicas if several_replicas(program, replicas) else (1,)
     try:
-        return predict(
-            program, device, tiles, level, cluster, question.replicas, batch_size=size, micro_steps=micro_steps
-        )
+        return predict(program, device, tiles, level, cluster, replicas, batch_size=samples, micro_steps=micro_steps)
     except MachineError as error:
+        if program.ranks_of_replica > 1:
+            raise
         recomputed = None if subject.recomputed is None else subject.recomputed(size)
         fits = what_fits(program, device, tiles, level, size, micro_steps, recomputed)
         if not fits:
@@ -107,14 +91,8 @@ def _or_what_fits(
         raise MachineError(error.what, where=error.where, remedy=fitting_text(fits)) from error
 
 
-def _of_mesh(
-    question: Question,
-    device: DeviceSpec,
-    cluster: ClusterSpec,
-    subject: Subject,
-    program: Program,
-) -> list[MeshStep]:
-    """Raises OptionError for what is not as compiled, and for replicas that do not fit on the cluster."""
+def _check_as_compiled(question: Question, program: Program) -> None:
+    """Raises OptionError for what is predicted of replicas of one rank only."""
     name, what = question.subject, f"a replica of {program.name} has {program.ranks_of_replica} ranks, and is predicted"
     if question.level:
         remedy = (
@@ -130,15 +108,6 @@ def _of_mesh(
             f"the PEF {program.name} is for inference, and only training is predicted on several ranks",
             remedy="compile it for training, or without --tensor-parallel",
         )
-    tiles, calibration = _tiles(question, subject), load_calibration()
-    several = several_replicas(program, question.replicas)
-    places = placements(device, tiles, cluster, question.replicas if several else (1,), ranks=program.ranks_of_replica)
-    priced = price_ranks(program, budget_of(device, calibration, tiles), calibration)
-    return [
-        mesh_step(program, priced, placement, path, subject.micro_steps)
-        for placement in places
-        for path in question.sync[: None if placement.replicas * program.chips > program.ranks_of_replica else 1]
-    ]
 
 
 def several_replicas(program: Program, asked: Sequence[int]) -> bool:

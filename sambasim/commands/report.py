@@ -12,7 +12,7 @@ from sambasim.commands.subject import OnPhase, is_model
 from sambasim.errors import OptionError
 from sambasim.pef import locate, peek
 from sambasim.records.metrics import RunRecords, read_run
-from sambasim.report.page import measured_page, mesh_page, predicted_page
+from sambasim.report.page import measured_page, predicted_page
 from sambasim.report.sambatune import section_report_csv, summary_json
 from sambasim.simulation.sync import SyncPath
 
@@ -65,23 +65,19 @@ def predicted_texts(outputs: Outputs, question: Question, run: Path | None, on_p
     digest, checked = (None, None) if header is None else (header.digest, header.checked)
     records = None if run is None or digest is None else (_records_of(run, digest), run.name)
     name = subject if pef is None else str(pef)
-    found = predicted(replace(question, subject=name, replicas=sorted(question.replicas)), on_phase)
-    if found.meshes:
-        if page is None or tables is not None:
-            raise OptionError(
-                f"--tables is for replicas of one rank, and those of {name} have several",
-                remedy=f"sambasim report {name} --html FILE.html",
-            )
-        (steps,) = found.meshes
-        return {page: mesh_page(found.device, steps, digest, records, checked)}
-    (prediction,) = found.alone
+    (prediction,) = predicted(replace(question, subject=name, replicas=sorted(question.replicas)), on_phase)
+    step = prediction.steps[SyncPath.RDU][0]
+    if tables is not None and step.several_ranks:
+        raise OptionError(
+            f"--tables is for replicas of one rank, and those of {name} have several",
+            remedy=f"sambasim report {name} --html FILE.html",
+        )
     texts: dict[Path, str] = {}
     if page is not None:
         texts[page] = predicted_page(prediction, digest, records, checked)
     if tables is not None:
-        alone = prediction.scaled[SyncPath.RDU][0]
         texts[tables / "section_report.csv"] = section_report_csv(prediction.alone)
-        texts[tables / "summary.json"] = summary_json(alone, prediction.program.name)
+        texts[tables / "summary.json"] = summary_json(step.synced, prediction.program.name)
     return texts
 
 

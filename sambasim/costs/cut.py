@@ -4,7 +4,7 @@ if compute units and the chip suffice and none needs the whole batch first. A vi
 
 from bisect import bisect_right
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby, pairwise
 from typing import Literal, TypeAlias
@@ -24,41 +24,29 @@ MOST_STAGES = 64
 """Of a section. The time to fill a longer pipeline exceeds what fewer sections save; and a cut takes less time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    kind: SectionKind
-    name: str
-    stages: tuple[int, int]
-    nodes: tuple[int, int]
-    part: Section
-    """The section that it is a piece of."""
-
-
-def cut(graph: Graph, work: Work, budget: Budget, level: Level) -> list[Piece]:
+def cut(graph: Graph, work: Work, budget: Budget, level: Level) -> tuple[Section, ...]:
     """The sections of the forward and the backward of `graph`, whose work is `work`. Of the sections that the graph
     already has, only the boundaries between forward and backward and between pipeline stages count."""
     kinds = (SectionKind.FWD, SectionKind.BCKWD)
     in_pass = [section for section in graph.sections if section.kind in kinds]
-    parts = [
-        (key[0], list(run)) for key, run in groupby(in_pass, key=lambda one: (one.kind, one.stage, one.weights_only))
-    ]
-    part_ends = [sum(stage.node < sections[-1].stop for stage in work.stages) for _, sections in parts]
+    parts = [list(run) for _, run in groupby(in_pass, key=lambda one: (one.kind, one.stage, one.weights_only))]
+    part_ends = [sum(stage.node < sections[-1].stop for stage in work.stages) for sections in parts]
     limits = _limits(len(work.stages), part_ends)
     ends = list(range(1, len(work.stages) + 1))
     if level != "o0":
         allowed = _within_modules(graph, work, limits) if level == "o1" else limits
         ends = best_cut(work, budget, allowed)
-    pieces: list[Piece] = []
+    found: list[Section] = []
     start = 0
-    for kind, sections in parts:
+    for sections in parts:
         first, last = sections[0].start, sections[-1].stop
         stop = sum(stage.node < last for stage in work.stages)
-        inside = [end for end in ends if start < end < stop]
-        begins = [first, *(work.stages[end].node for end in inside), last]
-        for (stage, next_stage), nodes in zip(pairwise([start, *inside, stop]), pairwise(begins), strict=True):
-            pieces.append(Piece(kind, _name(graph.nodes[slice(*nodes)]), (stage, next_stage), nodes, sections[0]))
+        begins = [first, *(work.stages[end].node for end in ends if start < end < stop), last]
+        for begin, end in pairwise(begins):
+            name = _name(graph.nodes[begin:end])
+            found.append(replace(sections[0], index=len(found), name=name, start=begin, stop=end))
         start = stop
-    return pieces
+    return tuple(found)
 
 
 def _limits(count: int, part_ends: Sequence[int]) -> list[int]:

@@ -93,7 +93,8 @@ class Budget:
     """What one replica may use. `where` is for messages. Operators are placed on `placeable_units` of all `units`:
     `by_hand` on any number of them, else on one for every `columns_per_unit` of their results. `memory` is what
     sections stream from, HBM or DDR, at the reachable rate; `capacity_bytes` includes the DDR `behind` an HBM.
-    `start_s` is host time to start a section, `spread` that of the times of replicas, as a share of a pass."""
+    `start_s` is host time to start a section, `host_bytes_per_s` the rate of inputs and outputs, `spread` that of the
+    times of replicas, as a share of a pass."""
 
     where: str
     units: int
@@ -110,6 +111,7 @@ class Budget:
     launch_s: float
     load_s: float
     start_s: float
+    host_bytes_per_s: float
     tile_rows: int
     spread: float
 
@@ -123,11 +125,15 @@ MappedBy: TypeAlias = Literal["compiler", "vendor"]
 
 
 def budget_of(
-    device: DeviceSpec, calibration: Calibration, tiles: int | None = None, mapped_by: MappedBy = "compiler"
+    device: DeviceSpec,
+    tiles: int | None = None,
+    mapped_by: MappedBy = "compiler",
+    calibration: Calibration | None = None,
 ) -> Budget:
     """The budget of `tiles` tiles of `device`; None for all. Tiles have equal shares of everything. `mapped_by`: who
-    placed operators on units; the vendor, by hand, keeps all of them busy. Raises OptionError for more tiles than there
-    are, and where their number is not published."""
+    placed operators on units; the vendor, by hand, keeps all of them busy. `calibration`: by default the shipped one.
+    Raises OptionError for more tiles than there are, and where their number is not published."""
+    calibration = calibration or load_calibration()
     share = 1.0 if tiles is None else _share(device, tiles)
     units = int(device.pcus * share)
     placed = 1.0 if mapped_by == "vendor" else calibration.placed_share.value
@@ -150,6 +156,7 @@ def budget_of(
         launch_s=calibration.launch_s.value,
         load_s=calibration.load_s.value,
         start_s=calibration.host_s_per_section.value,
+        host_bytes_per_s=calibration.host_bytes_per_s.value,
         tile_rows=calibration.tile_rows.value,
         spread=calibration.spread.value,
     )

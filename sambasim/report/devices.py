@@ -15,7 +15,7 @@ from sambasim.ir.mesh import Mesh
 from sambasim.published.rows import Row
 from sambasim.records import Record
 from sambasim.report.output import add_row, json_line, plain_table
-from sambasim.simulation.step import MODEL_KINDS, PredictedStep
+from sambasim.simulation.alone import MODEL_KINDS, RankAlone
 from sambasim.units import format_bytes, format_count, format_seconds
 
 
@@ -53,7 +53,7 @@ def inventory_report(
     mesh: Mesh | None,
 ) -> list[RenderableType]:
     """`mesh` is that of a PEF whose replicas have several ranks; each has a place."""
-    budget = budget_of(inventory.device, load_calibration(), inventory.tiles)
+    budget = budget_of(inventory.device, inventory.tiles)
     parts: list[RenderableType] = [_figures("device", device) for device in devices]
     parts += [_figures("cluster", cluster) for cluster in clusters]
     memory = f"{format_bytes(budget.capacity_bytes)} of {budget.off_chip}"
@@ -182,7 +182,7 @@ class ValidationRecord(Record):
     left_out: Mapping[str, ErrorRecord]
 
 
-def row_record(row: Row, predicted: float, step: PredictedStep) -> RowRecord:
+def row_record(row: Row, predicted: float, step: RankAlone) -> RowRecord:
     """`row` beside its prediction: `predicted`, in the unit of the row's figure, and `step`, of one replica."""
     model = [section for section in step.sections if section.kind in MODEL_KINDS]
     return RowRecord(

@@ -14,10 +14,10 @@ from sambasim.ir.graph import MADE_AGAIN, Graph, SourceLine
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.types import SymbolKind
 from sambasim.report.advice import compared_text, step_text
+from sambasim.report.folds import Fold, Run, folds_of, runs_of_step
 from sambasim.simulation.advice import Advice, Change, advise, fetched_outputs
-from sambasim.simulation.planning.layers import Fold, Run, folds_of, runs_of_step
+from sambasim.simulation.alone import MODEL_KINDS, TimedSection, slowed
 from sambasim.simulation.prediction import Prediction
-from sambasim.simulation.step import MODEL_KINDS, TimedSection, slowed
 from sambasim.units import counted, format_bytes, format_count, format_rate, format_seconds
 
 

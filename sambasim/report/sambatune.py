@@ -10,9 +10,9 @@ from rich.text import Text
 from sambasim.costs.load import chip_bytes
 from sambasim.hardware.budget import load_calibration
 from sambasim.report.output import add_row, csv_text, plain_table
+from sambasim.simulation.alone import MODEL_KINDS, RankAlone, TimedSection
 from sambasim.simulation.prediction import Prediction
-from sambasim.simulation.scaling import ScaledStep
-from sambasim.simulation.step import MODEL_KINDS, PredictedStep, TimedSection
+from sambasim.simulation.scaling import SyncedRank
 from sambasim.units import format_seconds
 
 UNKNOWN = (
@@ -21,11 +21,11 @@ UNKNOWN = (
 )
 
 
-def section_report_csv(step: PredictedStep) -> str:
+def section_report_csv(step: RankAlone) -> str:
     return csv_text([{"section_id": n, **_row(step, section)} for n, section in enumerate(step.sections)])
 
 
-def _row(step: PredictedStep, section: TimedSection) -> Mapping[str, str | int | float]:
+def _row(step: RankAlone, section: TimedSection) -> Mapping[str, str | int | float]:
     budget, price, load = step.budget, section.price, section.load
     memory, latency_s = budget.memory.lower(), price.predicted_s
     products_s = load.product_flops / (budget.units * budget.unit_flops_per_s)
@@ -49,7 +49,7 @@ def _row(step: PredictedStep, section: TimedSection) -> Mapping[str, str | int |
     }
 
 
-def summary_json(scaled: ScaledStep, name: str) -> str:
+def summary_json(scaled: SyncedRank, name: str) -> str:
     step = scaled.step
     host_share = step.host_s / scaled.predicted_s
     predicted = {

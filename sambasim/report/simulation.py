@@ -1,52 +1,47 @@
-"""The output of `sambasim simulate`: tables, JSON, CSV, a plot, and a trace with the format and tracks of `run
---trace`. Everything is predicted."""
+"""What `sambasim simulate` prints, as tables and JSON. Everything is predicted."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from sambasim import __version__
 from sambasim.costs.price import Bound
-from sambasim.hardware.budget import load_calibration
-from sambasim.records import Record
-from sambasim.records.trace import TraceProcess, TraceSpan, trace_json
-from sambasim.records.trace import Track as Shown
+from sambasim.ir.schedule import ActionKind
 from sambasim.report.advice import PRICED_IN, advice_fields, advice_parts
 from sambasim.report.findings import Findings, mfu, mfu_text, model_flops, published, range_text, reachable, roofs_text
-from sambasim.report.output import Curve, add_row, json_line, labelled, plain_table, speed_chart
+from sambasim.report.output import add_row, json_line, labelled, plain_table
+from sambasim.report.steps import (
+    AXIS_COLUMNS,
+    NOTE,
+    RANK_COLUMNS,
+    axis_rows,
+    filled_table,
+    on_device,
+    rank_rows,
+    scaling_table,
+    step_record,
+)
+from sambasim.simulation.alone import RankAlone
 from sambasim.simulation.prediction import Prediction, backing_of, is_recurrent, likely, zero_note
-from sambasim.simulation.scaling import ScaledStep, Span, Track
 from sambasim.simulation.step import PredictedStep
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_bytes, format_rate, format_seconds
 
 
-class ScalingRecord(Record):
-    """One number of replicas with one way to sync; `sync` is None for one replica. The efficiency is
-    relative to replicas that share the update and never wait."""
-
-    batch_size: int
-    replicas: int
-    nodes: int
-    sync: str | None
-    predicted_s: float
-    predicted_samples_per_s: float
-    predicted_efficiency: float
-    predicted_exposed_sync_s: float
-    predicted_hidden_sync_s: float
-    predicted_sync_share: float
-    bytes_per_rdu: int
-    way: str
+def simulation_json(prediction: Prediction, paths: Sequence[SyncPath]) -> list[str]:
+    """The lines that `sambasim simulate --json` prints for one batch size: one, with the scaling, or, of replicas of
+    several ranks, one for each step."""
+    records = [step_record(step).model_dump() for step in prediction.along(paths)]
+    if prediction.program.ranks_of_replica > 1:
+        return list(map(json_line, records))
+    return [json_line(_one_rank_fields(Findings(prediction), records))]
 
 
-def simulation_json(found: Findings, paths: Sequence[SyncPath]) -> str:
-    """What `sambasim simulate --json` prints for one batch size."""
+def _one_rank_fields(found: Findings, scaling: Sequence[Mapping[str, object]]) -> Mapping[str, object]:
     facts, alone = found.prediction, found.step
     span = likely(facts)
-    record = {
+    return {
         "name": facts.program.name,
         "device": facts.device.name,
         "tiles": facts.tiles,
@@ -69,15 +64,62 @@ def simulation_json(found: Findings, paths: Sequence[SyncPath]) -> str:
         "predicted_mfu": mfu(facts),
         "roofs": {"reachable": asdict(reachable(facts)), "published": asdict(published(facts))},
         **advice_fields(found.advice),
-        "scaling": [record.model_dump() for record in scaling_records(facts, paths)],
+        "scaling": scaling,
         "lines": [{"line": line, "predicted_s": seconds} for line, seconds in found.line_s.items()],
         "tensors": [{"from": a, "to": b, "bytes": size} for (a, b), size in sorted(found.stages.tensors.items())],
         "sections": [_section_fields(found, number) for number in range(len(alone.sections))],
     }
-    return json_line(record)
 
 
-def simulation_report(found: Findings, slowest: int) -> list[RenderableType]:
+def simulation_report(
+    predictions: Sequence[Prediction], paths: Sequence[SyncPath], slowest: int
+) -> list[RenderableType]:
+    """Of each batch size the step, and the scaling of all."""
+    parts, steps = list[RenderableType](), [step for prediction in predictions for step in prediction.along(paths)]
+    for prediction in predictions:
+        several = prediction.program.ranks_of_replica > 1
+        parts += _several_ranks(prediction, paths) if several else _one_rank(Findings(prediction), slowest)
+    return [*parts, scaling_table(steps)] if len(steps) > 1 or steps[0].several_ranks else parts
+
+
+def _several_ranks(prediction: Prediction, paths: Sequence[SyncPath]) -> list[RenderableType]:
+    """Of the fewest replicas."""
+    first = prediction.along(paths)[0]
+    record = step_record(first)
+    batch = f"batch {record.batch_size}" + (f" x {first.micro_steps} accumulated" if first.micro_steps > 1 else "")
+    lines = [
+        f"{on_device(first)}: predicted, not measured; {PRICED_IN}",
+        f"  step    {format_seconds(record.predicted_s)}, {batch} a replica",
+    ]
+    if record.schedule is not None:
+        idle = f"the ranks are idle for {record.predicted_idle_share:.1%} of their time in passes"
+        lines.append(f"  {record.schedule}: {idle}")
+    for axis, seconds in record.predicted_waited_s.items():
+        lines.append(f"  along {axis}: rank 0 waits {format_seconds(seconds)} of it")
+    kinds = [kind for kind in ActionKind if any(_action_s(first, rank, kind) for rank in range(len(first.ranks)))]
+    names = [kind.name.lower().replace("_", " ") for kind in kinds]
+    stages = filled_table(
+        "a micro-batch, by rank along pp" if len(first.ranks) > 1 else "a pass",
+        (["rank"], ["sections", *names, "update"]),
+        [
+            [
+                *(str(rank), str(len(one.alone.sections))),
+                *(format_seconds(_action_s(first, rank, kind)) for kind in kinds),
+                format_seconds(one.update_s),
+            ]
+            for rank, one in enumerate(first.ranks)
+        ],
+    )
+    ranks = filled_table("ranks of a replica", RANK_COLUMNS, rank_rows(record))
+    axes = filled_table("a step, by axis", AXIS_COLUMNS, axis_rows(record))
+    return [Text("\n".join(lines)), stages, ranks, axes, Text("\n".join([NOTE, *zero_note(first.program)]))]
+
+
+def _action_s(step: PredictedStep, rank: int, kind: ActionKind) -> float:
+    return sum(cost.predicted_s for (found, _), cost in step.ranks[rank].costs.items() if found is kind)
+
+
+def _one_rank(found: Findings, slowest: int) -> list[RenderableType]:
     facts, step = found.prediction, found.step
     title = f"{facts.program.name} on {step.budget.where}, {facts.level}: predicted, not measured; {PRICED_IN}"
     parts: list[RenderableType] = [Text(title), Text(f"\n{found.headline}\n"), labelled(_head(found))]
@@ -154,7 +196,7 @@ def _slowest_table(found: Findings, count: int) -> RenderableType:
     return table
 
 
-def bound_text(step: PredictedStep, bound: Bound) -> str:
+def bound_text(step: RankAlone, bound: Bound) -> str:
     if bound is Bound.MEMORY:
         return step.budget.memory
     return "capacity of the chip" if bound is Bound.CAPACITY else bound.value
@@ -186,7 +228,7 @@ def _most_replicas(facts: Prediction) -> int:
     """The largest number of replicas that sync; 1 without training."""
     if facts.program.training is None:
         return 1
-    return max(step.placement.replicas for steps in facts.scaled.values() for step in steps)
+    return max(step.replicas for step in facts.steps[SyncPath.RDU])
 
 
 def _notes(facts: Prediction) -> list[str]:
@@ -209,119 +251,3 @@ def _notes(facts: Prediction) -> list[str]:
     elif facts.program.data_parallel:
         notes.append("this is one replica, without REDUCE and GATHER; --replicas 2,4,8 adds them")
     return notes
-
-
-def scaling_records(prediction: Prediction, paths: Sequence[SyncPath]) -> tuple[ScalingRecord, ...]:
-    rows = []
-    for steps in zip(*(prediction.scaled[path] for path in paths), strict=True):
-        rows += [_scaling_record(prediction.alone, step) for step in (steps if steps[0].path else steps[:1])]
-    return tuple(rows)
-
-
-def _scaling_record(alone: PredictedStep, scaled: ScaledStep) -> ScalingRecord:
-    return ScalingRecord(
-        batch_size=alone.batch_size,
-        replicas=scaled.placement.replicas,
-        nodes=scaled.placement.nodes,
-        sync=scaled.path,
-        predicted_s=scaled.predicted_s,
-        predicted_samples_per_s=scaled.samples_per_s,
-        predicted_efficiency=scaled.efficiency,
-        predicted_exposed_sync_s=scaled.exposed_sync_s,
-        predicted_hidden_sync_s=scaled.hidden_sync_s,
-        predicted_sync_share=scaled.sync_share,
-        bytes_per_rdu=alone.need.size_bytes * scaled.placement.on_an_rdu,
-        way=scaled.way,
-    )
-
-
-def scaling_table(records: Sequence[ScalingRecord]) -> Table:
-    numbers = ["step", "samples/s", "efficiency", "sync waits", "share", "hidden", "memory of an RDU"]
-    table = plain_table("replicas, predicted", ["batch", "replicas", "nodes", "sync"], numbers)
-    for record in records:
-        add_row(
-            table,
-            *(str(record.batch_size), str(record.replicas), str(record.nodes), record.sync or ""),
-            format_seconds(record.predicted_s),
-            format_rate(record.predicted_samples_per_s),
-            f"{record.predicted_efficiency:.1%}",
-            format_seconds(record.predicted_exposed_sync_s),
-            f"{record.predicted_sync_share:.1%}",
-            format_seconds(record.predicted_hidden_sync_s),
-            format_bytes(record.bytes_per_rdu),
-        )
-    return table
-
-
-def scaling_plot(title: str, records: Sequence[ScalingRecord]) -> str:
-    """Samples/s over replicas as an SVG: a curve for each batch size and way to sync, and the ideal without sync. The
-    record of one replica is the first point of every curve of its batch size."""
-    ways = dict.fromkeys((record.batch_size, record.sync) for record in records if record.sync)
-    curves = []
-    for batch_size, sync in ways:
-        rows = [row for row in records if row.batch_size == batch_size and row.sync in (None, sync)]
-        points = [(row.replicas, row.predicted_samples_per_s) for row in rows]
-        curves.append(Curve(f"{sync}, batch {batch_size}", sorted(points)))
-    for batch_size in dict.fromkeys(record.batch_size for record in records):
-        rows = [row for row in records if row.batch_size == batch_size]
-        ideal = {row.replicas: row.predicted_samples_per_s / row.predicted_efficiency for row in rows}
-        curves.append(Curve(f"no sync, batch {batch_size}", sorted(ideal.items()), is_bound=True))
-    return speed_chart(title, "replicas", curves)
-
-
-MOST_SHOWN = 4
-"""The most replicas in a trace. All do the same at the same time."""
-
-_NS_PER_S = 1e9
-SHOWN_TRACKS = {Track.HOST: Shown.HOST, Track.SECTIONS: Shown.SECTIONS, Track.LINKS: Shown.COLLECTIVES}
-
-
-def predicted_trace(scaled: ScaledStep, name: str) -> str:
-    placement = scaled.placement
-    shown = min(placement.replicas, MOST_SHOWN)
-    spans = list(_trace_spans(scaled))
-    processes = [
-        TraceProcess(at.replica, f"replica {at.replica} of {placement.replicas}, {at}, predicted", spans)
-        for at in placement.locations()[:shown]
-    ]
-    facts = predicted_facts(name, scaled, scaled.predicted_s)
-    return trace_json(processes, {**facts, "replicas": placement.replicas, "replicas_shown": shown})
-
-
-def predicted_facts(name: str, scaled: ScaledStep, predicted_s: float) -> Mapping[str, object]:
-    return {
-        "kind": "predicted",
-        "by": f"sambasim {__version__}",
-        "pef": name,
-        "pef_digest": None,
-        "device": f"{scaled.step.budget.where}: predicted, never measured here",
-        "calibrated_on": load_calibration().fit.rows,
-        "sync": "none" if scaled.path is None else f"{scaled.path}: {scaled.way}",
-        "predicted_s": predicted_s,
-    }
-
-
-def _trace_spans(scaled: ScaledStep) -> Iterator[TraceSpan]:
-    micro_step = -1
-    for span in scaled.spans:
-        # Each micro-step begins with section 0.
-        micro_step += span.section == 0
-        args: dict[str, int | str] = {"kind": span.kind}
-        if span.section is not None:
-            section = scaled.step.sections[span.section]
-            args["section"] = span.section
-            if scaled.step.runs(section) > 1:
-                args["micro_step"] = micro_step
-            args |= {"read_bytes": section.load.read_bytes, "written_bytes": section.load.written_bytes}
-            args["bound"] = section.price.bound
-        title = title_of_span(span)
-        yield TraceSpan(SHOWN_TRACKS[span.track], title, nanoseconds(span.start_s), nanoseconds(span.stop_s), args)
-
-
-def title_of_span(span: Span) -> str:
-    """Kind and name, as in a measured trace."""
-    return span.name if span.track is Track.HOST else f"{span.kind} {span.name}"
-
-
-def nanoseconds(time_s: float) -> int:
-    return round(time_s * _NS_PER_S)

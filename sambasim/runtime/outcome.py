@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sambasim.errors import PeerError, SambasimError
-from sambasim.hardware.budget import budget_of, load_calibration
+from sambasim.hardware.budget import budget_of
 from sambasim.hardware.placement import Inventory, Placement
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.mesh import DATA_PARALLEL, copy_mesh
@@ -27,27 +27,26 @@ from sambasim.runtime.transports.host import GLOO_EXEMPT
 from sambasim.runtime.transports.network import scattered
 from sambasim.runtime.values.device import bytes_of
 from sambasim.runtime.values.weights import joined, state_sha256, weights_sha256
-from sambasim.simulation.mesh import MeshStep, has_several_ranks, predict_mesh
 from sambasim.simulation.prediction import backing_of
+from sambasim.simulation.step import PredictedStep, has_several_ranks, predict_step
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_bytes
 
 
 def predicted(
     program: Program, inventory: Inventory, placement: Placement, path: SyncPath, micro_steps: int = 1
-) -> MeshStep | str:
+) -> PredictedStep | str:
     """A step of all replicas of `placement`; or why there is no prediction: it must not lose what was measured."""
     try:
-        calibration = load_calibration()
-        budget = budget_of(inventory.device, calibration, inventory.tiles)
-        return predict_mesh(program, budget, calibration, placement, path, micro_steps)
+        budget = budget_of(inventory.device, inventory.tiles)
+        return predict_step(program, budget, placement, path, micro_steps)
     except SambasimError as error:
         return error.what
     except Exception as error:
         return f"this is a mistake of sambasim's own, please report it: {type(error).__name__}: {error}"
 
 
-def predicted_record(step: MeshStep, inventory: Inventory) -> PredictedRecord:
+def predicted_record(step: PredictedStep, inventory: Inventory) -> PredictedRecord:
     ranks, several = step.placement.replicas, has_several_ranks(step.program)
     backed_by = backing_of(inventory.device, ranks)
     by_kind_s = {kind.value: step.of_kind_s(kind) for kind in SectionKind}

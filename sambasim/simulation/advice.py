@@ -10,16 +10,17 @@ from dataclasses import dataclass, replace
 from sambasim.costs.cut import Level
 from sambasim.costs.work import device_bytes_of
 from sambasim.errors import MachineError
-from sambasim.hardware.budget import budget_of, load_calibration
+from sambasim.hardware.budget import budget_of
 from sambasim.hardware.placement import place
 from sambasim.hardware.spec import DeviceSpec, device_names, load_device
 from sambasim.ir.graph import Graph, Node, SectionKind
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
+from sambasim.simulation.alone import RankAlone
 from sambasim.simulation.prediction import Prediction
-from sambasim.simulation.scaling import ScaledStep, scale
-from sambasim.simulation.step import PredictedStep, predict_step
+from sambasim.simulation.ranks import PricedRank, price_ranks
+from sambasim.simulation.step import PredictedStep, step_of
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import counted, format_bytes
 
@@ -90,7 +91,7 @@ class Fetched:
 
 
 def advise(prediction: Prediction) -> Advice:
-    whole = prediction.alone if prediction.tiles is None else _again(prediction, device=prediction.device)
+    whole = _own(prediction) if prediction.tiles is None else _again(replace(prediction, tiles=None))
     families = (_only_the_loss, _batches, _accumulation, _level, _sync, _clipping)
     found = (change for family in families for change in family(prediction))
     worth = [change for change in (*found, *_tiles(prediction, whole)) if change.factor > 1 + LEAST_GAIN]
@@ -98,9 +99,9 @@ def advise(prediction: Prediction) -> Advice:
 
 
 def on_a_node(prediction: Prediction) -> int:
-    """Index of the scaled step with the most replicas that fit on one node, but more than one if there is one."""
-    counts = [scaled.placement.replicas for scaled in prediction.scaled[SyncPath.RDU]]
-    full = prediction.scaled[SyncPath.RDU][0].placement.per_full_node
+    """Index of the step with the most replicas that fit on one node, but more than one if there is one."""
+    counts = [step.placement.replicas for step in prediction.steps[SyncPath.RDU]]
+    full = prediction.steps[SyncPath.RDU][0].placement.per_full_node
     several = [number for number, count in enumerate(counts) if count > 1]
     inside = [number for number in several if counts[number] <= full]
     return inside[-1] if inside else several[0] if several else 0
@@ -132,38 +133,26 @@ def _line_of(graph: Graph, value: str) -> str | None:
     return None
 
 
-def _again(
-    prediction: Prediction,
-    *,
-    program: Program | None = None,
-    device: DeviceSpec | None = None,
-    tiles: int | None = None,
-    level: Level | None = None,
-    batch_size: int | None = None,
-) -> PredictedStep | None:
-    """The step of one replica with what is given, and everything else as in `prediction`; a `device` is taken whole.
-    None if it does not fit."""
-    alone, calibration = prediction.alone, load_calibration()
-    share = tiles if device is not None else tiles or prediction.tiles
-    budget = budget_of(device or prediction.device, calibration, share)
+def _again(prediction: Prediction, batch_size: int | None = None) -> PricedRank | None:
+    """One replica of what `prediction` is of, whatever its steps are of. None if it does not fit."""
+    alone, budget = prediction.alone, budget_of(prediction.device, prediction.tiles)
+    samples = batch_size or alone.batch_size
     try:
-        return predict_step(
-            program or prediction.program,
-            budget,
-            level or prediction.level,
-            calibration,
-            batch_size or alone.batch_size,
-            alone.micro_steps,
-        )
+        (rank,) = price_ranks(prediction.program, budget, samples, alone.micro_steps, prediction.level)
+        return rank
     except MachineError:
         return None
 
 
-def _speed(step: PredictedStep | ScaledStep) -> Speed:
+def _own(prediction: Prediction) -> PricedRank:
+    return prediction.steps[SyncPath.RDU][0].ranks[0]
+
+
+def _speed(step: RankAlone | PredictedStep) -> Speed:
     return Speed(step.predicted_s, step.samples_per_s)
 
 
-def _changed(prediction: Prediction, what: str, how: str, after: PredictedStep, where: str | None = None) -> Change:
+def _changed(prediction: Prediction, what: str, how: str, after: RankAlone, where: str | None = None) -> Change:
     """A change of one replica on its own tiles."""
     compared = f"one replica on {prediction.alone.budget.where}"
     return Change(what, how, compared, _speed(prediction.alone), _speed(after), where)
@@ -176,37 +165,38 @@ def _only_the_loss(prediction: Prediction) -> Iterator[Change]:
         return
     names = {one.name for one in fetched}
     outputs = tuple(one for one in program.training.outputs if one.symbol not in names)
-    step = _again(prediction, program=replace(program, training=replace(program.training, outputs=outputs)))
-    if step is not None:
+    rank = _again(replace(prediction, program=replace(program, training=replace(program.training, outputs=outputs))))
+    if rank is not None:
         largest = max(fetched, key=lambda one: one.bytes_per_sample)
         others = f" and {counted(len(fetched) - 1, 'other output')}" if len(fetched) > 1 else ""
         size = format_bytes(largest.bytes_per_sample * samples)
         how = f"in forward, do not return {largest.name}{others}: {size} go to the host in each micro-step"
-        yield _changed(prediction, "return only the loss", how, step, largest.where)
+        yield _changed(prediction, "return only the loss", how, rank.alone, largest.where)
 
 
 def _batches(prediction: Prediction) -> Iterator[Change]:
     alone = before = prediction.alone
     for factor in _FACTORS:
         size = factor * alone.batch_size
-        step = _again(prediction, batch_size=size)
-        if step is None or step.samples_per_s <= (1 + LEAST_GAIN) * before.samples_per_s:
+        rank = _again(prediction, size)
+        if rank is None or rank.alone.samples_per_s <= (1 + LEAST_GAIN) * before.samples_per_s:
             return
+        step = rank.alone
         memory = f"{format_bytes(step.need.size_bytes)} of {format_bytes(step.budget.capacity_bytes)}"
         yield _changed(prediction, f"batch {size} instead of {alone.batch_size}", f"compile -b {size}: {memory}", step)
         before = step
 
 
-def _tiles(prediction: Prediction, on_all: PredictedStep | None) -> Iterator[Change]:
-    """Of all numbers of tiles, the one with which a full RDU is fastest; `on_all` is the step on all tiles."""
+def _tiles(prediction: Prediction, on_all: PricedRank | None) -> Iterator[Change]:
+    """Of all numbers of tiles, the one with which a full RDU is fastest; `on_all` is a replica on all tiles."""
     whole, batch = prediction.device.tiles, prediction.alone.batch_size
     if whole is None:
         return
     own = prediction.tiles or whole
-    before = _full_rdu(prediction, own, prediction.alone)
+    before = _full_rdu(prediction, own, _own(prediction))
     others = [tiles for tiles in range(1, whole + 1) if whole % tiles == 0 and tiles != own]
-    steps = {tiles: on_all if tiles == whole else _again(prediction, tiles=tiles) for tiles in others}
-    full = {tiles: _full_rdu(prediction, tiles, step) for tiles, step in steps.items() if step is not None}
+    ranks = {tiles: on_all if tiles == whole else _again(replace(prediction, tiles=tiles)) for tiles in others}
+    full = {tiles: _full_rdu(prediction, tiles, rank) for tiles, rank in ranks.items() if rank is not None}
     if full:
         tiles, after = max(full.items(), key=lambda pair: pair[1].samples_per_s)
         replicas = whole // tiles
@@ -217,27 +207,27 @@ def _tiles(prediction: Prediction, on_all: PredictedStep | None) -> Iterator[Cha
         yield Change(what, how, f"replicas on one {prediction.device.name}", _speed(before), _speed(after))
 
 
-def _full_rdu(prediction: Prediction, tiles: int, step: PredictedStep) -> ScaledStep:
+def _full_rdu(prediction: Prediction, tiles: int, rank: PricedRank) -> PredictedStep:
     """As many replicas of `tiles` tiles as one RDU has, with the faster sync."""
     replicas = (prediction.device.tiles or tiles) // tiles
     placement = place(replicas, prediction.device, tiles, prediction.cluster)
-    ways = [scale(prediction.program, step, placement, path) for path in SyncPath]
-    return max(ways, key=lambda one: one.samples_per_s)
+    steps = [step_of(prediction.program, [rank], placement, path) for path in SyncPath]
+    return max(steps, key=lambda step: step.samples_per_s)
 
 
 def _accumulation(prediction: Prediction) -> Iterator[Change]:
     if prediction.program.training is None:
         return
     alone, index = prediction.alone, on_a_node(prediction)
-    several = prediction.scaled[SyncPath.RDU][index]
+    several = prediction.steps[SyncPath.RDU][index]
     replicas = several.placement.replicas
     where = alone.budget.where
     compared = f"one replica on {where}" if replicas == 1 else f"{replicas} replicas on {where} each, sync by rdu"
     first = before = _speed(several)
     for factor in _FACTORS:
         micro_steps = factor * alone.micro_steps
-        step = replace(alone, micro_steps=micro_steps)
-        after = _speed(scale(prediction.program, step, several.placement, SyncPath.RDU))
+        rank = replace(_own(prediction), alone=replace(alone, micro_steps=micro_steps))
+        after = _speed(step_of(prediction.program, [rank], several.placement, SyncPath.RDU))
         if after.samples_per_s <= (1 + LEAST_GAIN) * before.samples_per_s:
             return
         how = f"--grad-accumulation-steps {micro_steps}: one update for {micro_steps * alone.batch_size} samples"
@@ -247,15 +237,15 @@ def _accumulation(prediction: Prediction) -> Iterator[Change]:
 
 
 def _level(prediction: Prediction) -> Iterator[Change]:
-    step = _again(prediction, level="o3") if prediction.level != "o3" else None
-    if step is not None:
-        yield _changed(prediction, f"level o3 instead of {prediction.level}", "compile --o3", step)
+    rank = _again(replace(prediction, level="o3")) if prediction.level != "o3" else None
+    if rank is not None:
+        yield _changed(prediction, f"level o3 instead of {prediction.level}", "compile --o3", rank.alone)
 
 
 def _sync(prediction: Prediction) -> Iterator[Change]:
-    host, rdu = (prediction.scaled[path][on_a_node(prediction)] for path in (SyncPath.HOST, SyncPath.RDU))
+    host, rdu = (prediction.steps[path][on_a_node(prediction)] for path in (SyncPath.HOST, SyncPath.RDU))
     if rdu.path is not None:
-        compared = f"{host.placement.replicas} replicas on {host.step.budget.where} each"
+        compared = f"{host.placement.replicas} replicas on {host.budget.where} each"
         yield Change(
             "sync between RDUs", "run --reduce-on-rdu, not by hosts", compared, _speed(host), _speed(rdu), several=True
         )
@@ -268,11 +258,11 @@ def _clipping(prediction: Prediction) -> Iterator[Change]:
         yield _changed(prediction, "no clipping", "leave out --max-grad-norm: no GRADNORM section", step)
 
 
-def _devices(prediction: Prediction, own: PredictedStep | None) -> Iterator[OnDevice]:
+def _devices(prediction: Prediction, whole: PricedRank | None) -> Iterator[OnDevice]:
     shipped = [load_device(name) for name in device_names()]
     for device in shipped if prediction.device in shipped else [*shipped, prediction.device]:
-        step = own if device == prediction.device else _again(prediction, device=device)
-        yield OnDevice(device.name, None if step is None else _speed(step))
+        rank = whole if device == prediction.device else _again(replace(prediction, device=device, tiles=None))
+        yield OnDevice(device.name, None if rank is None else _speed(rank.alone))
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +270,7 @@ class Fitting:
     """A change with which a program fits: what to type, and the step then."""
 
     how: str
-    step: PredictedStep
+    step: RankAlone
 
 
 def what_fits(
@@ -294,12 +284,12 @@ def what_fits(
 ) -> list[Fitting]:
     """For a program that does not fit: the fewest tiles with which it does, the largest half, quarter, … of the batch,
     and the same program `recomputed`; if none of them does, all tiles with the largest part of the batch."""
-    calibration = load_calibration()
 
     def fitting(how: str, tiles: int | None, batch_size: int, program: Program = program) -> list[Fitting]:
-        budget = budget_of(device, calibration, tiles)
+        budget = budget_of(device, tiles)
         try:
-            return [Fitting(how, predict_step(program, budget, level, calibration, batch_size, micro_steps))]
+            (rank,) = price_ranks(program, budget, batch_size, micro_steps, level)
+            return [Fitting(how, rank.alone)]
         except MachineError:
             return []
 

@@ -1,8 +1,9 @@
 """What was measured on this machine, for predictions of steps on it: see `runtime/measure/`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import pairwise
+from typing import Any, TypeVar, cast
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,30 +82,29 @@ class Machine:
 def between(passes: Sequence[PassTimes], samples: int) -> PassTimes:
     """A pass of `samples`, on the line between two of `passes`, which ascend; outside, in proportion."""
     if samples <= passes[0].samples or len(passes) == 1:
-        return _mixed(passes[0], passes[0], samples, 0.0)
+        return replace(passes[0], samples=samples)
     for low, high in pairwise(passes):
         if samples <= high.samples:
-            return _mixed(low, high, samples, (samples - low.samples) / (high.samples - low.samples))
-    factor = samples / passes[-1].samples
+            return mixed(low, high, (samples - low.samples) / (high.samples - low.samples))
     last = passes[-1]
-    seconds = {name: one * factor for name, one in last.seconds.items()}
-    return replace(
-        last,
-        samples=samples,
-        seconds=seconds,
-        batch_s=last.batch_s * factor,
-        heap_bytes=round(last.heap_bytes * factor),
-    )
+    none = replace(last, samples=0, seconds=dict.fromkeys(last.seconds, 0.0), batch_s=0.0, heap_bytes=0)
+    return mixed(none, last, samples / last.samples)
 
 
-def _mixed(low: PassTimes, high: PassTimes, samples: int, part: float) -> PassTimes:
-    def mix(a: float, b: float) -> float:
-        return a + part * (b - a)
+_T = TypeVar("_T")
 
-    return PassTimes(
-        samples,
-        {name: mix(seconds, high.seconds.get(name, seconds)) for name, seconds in low.seconds.items()},
-        mix(low.adding_s, high.adding_s),
-        mix(low.batch_s, high.batch_s),
-        round(mix(low.heap_bytes, high.heap_bytes)),
-    )
+
+def mixed(low: _T, high: _T, part: float) -> _T:
+    """All numbers of `low`, moved by `part` of the way to those of `high`, or beyond."""
+    a: Any = low
+    b: Any = high
+    found: Any = low
+    if isinstance(low, (int, float)):
+        found = round(a + (b - a) * part) if isinstance(low, int) else a + (b - a) * part
+    elif isinstance(low, tuple):
+        found = tuple(mixed(*pair, part) for pair in zip(a, b, strict=True))
+    elif isinstance(low, Mapping):
+        found = {key: mixed(value, b.get(key, value), part) for key, value in a.items()}
+    elif is_dataclass(low):
+        found = replace(a, **{one.name: mixed(getattr(a, one.name), getattr(b, one.name), part) for one in fields(a)})
+    return cast(_T, found)

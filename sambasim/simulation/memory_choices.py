@@ -10,9 +10,7 @@ from sambasim.ir.program import MASTER, Program
 from sambasim.ir.types import Symbol, TensorType
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.simulation.memory import Memory, PassMemory, memory_of, pass_memory, whole_regions
-
-RECOMPUTATIONS = ("none", "sections", "full")
-"""As in `--recompute`."""
+from sambasim.simulation.planning.strategy import RECOMPUTE
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ class Choices:
 
     def by_dtype(self, asked: Choice) -> list[Estimate]:
         """For each dtype and recomputation."""
-        pairs = ((dtype, mode) for dtype in DTYPES for mode in RECOMPUTATIONS)
+        pairs = ((dtype, mode) for dtype in DTYPES for mode in RECOMPUTE)
         return [self.estimate(replace(asked, dtype=dtype, recompute=mode)) for dtype, mode in pairs]
 
     def by_optimizer(self, asked: Choice) -> list[Estimate]:

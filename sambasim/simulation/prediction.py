@@ -1,4 +1,4 @@
-"""The prediction for a program on a device: one replica and many, on every sync path, and how far it may be off."""
+"""The predicted steps of a program on a device, by number of replicas and sync path, and how far they may be off."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +14,9 @@ from sambasim.hardware.spec import ClusterSpec, DeviceSpec, load_device
 from sambasim.ir.graph import Graph
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
-from sambasim.simulation.scaling import ScaledStep, scale
-from sambasim.simulation.step import PredictedStep, predict_step
+from sambasim.simulation.alone import RankAlone
+from sambasim.simulation.ranks import price_ranks
+from sambasim.simulation.step import PredictedStep, step_of
 from sambasim.simulation.sync import SyncPath
 
 REPLICAS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -24,19 +25,29 @@ REPLICAS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The step of one replica, `alone`, and of many replicas, by sync path. `tiles` is None for the whole device."""
+    """The steps of a program, by sync path and number of replicas. `tiles` are those of a rank, None for the whole
+    device. With a `level`, the sections of a replica of one rank are cut again; those of others are as compiled."""
 
     program: Program
     device: DeviceSpec
     tiles: int | None
     level: Level
     cluster: ClusterSpec
-    alone: PredictedStep
-    scaled: Mapping[SyncPath, Sequence[ScaledStep]]
+    steps: Mapping[SyncPath, Sequence[PredictedStep]]
 
     @property
     def graph(self) -> Graph:
         return self.program.leading
+
+    @property
+    def alone(self) -> RankAlone:
+        """Rank 0 by itself: the step of a replica of one rank."""
+        return self.steps[SyncPath.RDU][0].alone
+
+    def along(self, paths: Sequence[SyncPath]) -> list[PredictedStep]:
+        """For each number of replicas, the step of each of `paths`, or one if there is nothing to sync."""
+        of_counts = zip(*(self.steps[path] for path in paths), strict=True)
+        return [step for steps in of_counts for step in (steps if steps[0].path is not None else steps[:1])]
 
 
 def predict(
@@ -51,14 +62,15 @@ def predict(
     micro_steps: int = 1,
     mapped_by: MappedBy = "compiler",
 ) -> Prediction:
-    """Predict a step. `mapped_by`: see `budget_of`. Raises OptionError for `replicas` that do not fit on `cluster`, and
-    as `predict_step` does."""
-    calibration = load_calibration()
-    places = placements(device, tiles, cluster, replicas)
-    budget = budget_of(device, calibration, tiles, mapped_by)
-    alone = predict_step(program, budget, level, calibration, batch_size, micro_steps)
-    scaled = {path: tuple(scale(program, alone, one, path) for one in places) for path in SyncPath}
-    return Prediction(program, device, tiles, level, cluster, alone, scaled)
+    """`batch_size`: of a pass, by default that of the program, and `micro_steps` passes before one update.
+    `mapped_by`: see `budget_of`. Raises OptionError for `replicas` that do not fit on `cluster`, and as `price_ranks`
+    does."""
+    each = program.ranks_of_replica
+    places = placements(device, tiles, cluster, replicas, each)
+    budget = budget_of(device, tiles, mapped_by)
+    ranks = price_ranks(program, budget, batch_size, micro_steps, level if each == 1 else None)
+    steps = {path: tuple(step_of(program, ranks, place, path) for place in places) for path in SyncPath}
+    return Prediction(program, device, tiles, level, cluster, steps)
 
 
 def placements(

@@ -1,239 +1,279 @@
-"""One step of one replica, section by section. GRADNORM reads all gradients once, in bf16; OPT reads gradients in bf16,
-reads and writes weights and states in float32, and weights in bf16 too. Host time does not overlap with the device, as
-in the published rows."""
+"""The predicted step of all ranks of a job. A replica has one rank or several, each on a device of its own: the stages
+of a pipeline, by its schedule, and parts of tensors on several chips.
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+Messages within a replica do not overlap with operators. Nobody has published such steps of RDUs.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
-from sambasim.costs.cut import Level, Piece, cut
-from sambasim.costs.fit import Need, check_chip, check_memory
-from sambasim.costs.load import Load, chip_bytes, load_of
-from sambasim.costs.price import Bound, SectionPrice, price_of
-from sambasim.costs.work import Work, at_batch_size, device_bytes_of, stage_ranges, work_of
-from sambasim.hardware.budget import Budget, Calibration
-from sambasim.ir.graph import Graph, SectionKind
-from sambasim.ir.program import MASTER, Program
-from sambasim.ir.schedule import Action
-from sambasim.ir.types import DTYPE_BYTES, SymbolKind
-from sambasim.simulation.memory import need_of
+from sambasim.costs.cut import Level
+from sambasim.hardware.budget import Budget
+from sambasim.hardware.placement import Placement
+from sambasim.ir.graph import Section, SectionKind
+from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Mesh, copy_mesh, mesh_of
+from sambasim.ir.program import Program
+from sambasim.ir.schedule import Action, ActionKind, Schedule, Span, make, timeline
+from sambasim.simulation.alone import MODEL_KINDS, RankAlone
+from sambasim.simulation.ranks import Cost, PricedRank, RankStep, part_of, price_ranks, rank_step
+from sambasim.simulation.scaling import SyncedRank
+from sambasim.simulation.sync import SyncPath, Traffic
 
-_NOTHING = Load(0, 0, 0, 0, 0, 0, 1, 1, ())
-_WIDE_BYTES, _NARROW_BYTES = DTYPE_BYTES["float32"], DTYPE_BYTES["bfloat16"]
 
-MODEL_KINDS = (SectionKind.FWD, SectionKind.BCKWD)
+def has_several_ranks(program: Program) -> bool:
+    """Whether one copy of the model has several ranks; chips that share a batch have whole copies."""
+    return copy_mesh(program.mesh).world_size > 1
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The passes of one micro-step: the actions of a schedule, each of which takes as long as its `cost`."""
+
+    schedule: Schedule
+    cost: Callable[[Action], Cost]
+
+    @cached_property
+    def timeline(self) -> Sequence[Sequence[Span]]:
+        """By rank along pp."""
+        return timeline(self.schedule, lambda action: self.cost(action).predicted_s)
+
+    @cached_property
+    def predicted_s(self) -> float:
+        """Of all ranks."""
+        return max(row[-1][2] for row in self.timeline)
+
+    @cached_property
+    def of_ranks(self) -> Sequence[Cost]:
+        """All actions of each rank along pp."""
+        return [sum(map(self.cost, row), Cost()) for row in self.schedule.rows]
+
+    def idle_s(self, position: int) -> float:
+        """Of the rank at `position` along pp: it waits for other stages."""
+        return max(0.0, self.predicted_s - self.of_ranks[position].predicted_s)
 
 
 @dataclass(frozen=True, slots=True)
-class Tiers:
-    """What lies in DDR where HBM is too small: the shares of the optimizer states, which go there first, and of the
-    rest, and the bytes."""
+class RankTimes:
+    """The parts of a rank's step, which add up to it. In passes: on the device, on the host, in messages within the
+    replica, in parameters that ZeRO gathers, and waiting for other stages (`idle_s`). Then the update,
+    and sync that does not overlap with passes, with waiting for the rank that ends last."""
 
-    states: float
-    rest: float
-    slow_bytes: int
-
-
-def tiers_of(need: Need, states_bytes: int, budget: Budget) -> Tiers:
-    if budget.behind is None or need.size_bytes <= budget.behind.fast_bytes:
-        return Tiers(0.0, 0.0, 0)
-    out_bytes = need.size_bytes - budget.behind.fast_bytes
-    of_states = min(out_bytes, states_bytes)
-    others_bytes = need.size_bytes - states_bytes
-    rest = (out_bytes - of_states) / others_bytes if others_bytes else 0.0
-    return Tiers(of_states / states_bytes if states_bytes else 0.0, rest, out_bytes)
-
-
-def slowed(budget: Budget, part: float) -> Budget:
-    if budget.behind is None or not part:
-        return budget
-    s_per_byte = (1 - part) / budget.memory_bytes_per_s + part / budget.behind.bytes_per_s
-    return replace(budget, memory_bytes_per_s=1 / s_per_byte)
-
-
-@dataclass(frozen=True, slots=True)
-class TimedSection:
-    """A section, its load and its predicted time on `budget`. `nodes` are the start and the stop of its nodes in the
-    graph; an update has none."""
-
-    kind: SectionKind
-    name: str
-    load: Load
-    price: SectionPrice
-    budget: Budget
-    nodes: tuple[int, int] = (0, 0)
+    device_s: float
+    host_s: float
+    messages: Mapping[str, Traffic]
+    gathered: Traffic
+    idle_s: float
+    update_s: float
+    sync_after_s: float
 
     @property
-    def operators(self) -> int:
-        return self.load.stages
+    def busy_s(self) -> float:
+        """In passes, on the device and on the host."""
+        return self.device_s + self.host_s
 
     @property
-    def unit_share(self) -> float:
-        """The share of the compute units on which its operators are placed."""
-        return self.price.units / self.budget.units
+    def messages_s(self) -> float:
+        """In passes, of all axes."""
+        return self.gathered.predicted_s + sum(traffic.predicted_s for traffic in self.messages.values())
 
     @property
-    def chip_share(self) -> float:
-        """What its weights and buffers need of the memory on the chip; above 1, it is loaded part by part."""
-        return chip_bytes(self.load, self.budget) / self.budget.chip_bytes
+    def exposed_sync_s(self) -> float:
+        return self.gathered.predicted_s + self.sync_after_s
 
 
 @dataclass(frozen=True)
 class PredictedStep:
-    """A step, or the forward of a program without a training step. `start_s` and `sent_s` are host time for each
-    section of a micro-step, and for its inputs and outputs; `batch_size` is that of a micro-step."""
+    """A step of all replicas. Ranks that differ along other axes than pp have the same times. Unless it says otherwise,
+    a time is that of rank 0, as in a measured step."""
 
-    sections: tuple[TimedSection, ...]
-    budget: Budget
-    batch_size: int
-    start_s: float
-    sent_s: float
-    need: Need
-    tiers: Tiers
-    micro_steps: int = 1
+    program: Program
+    mesh: Mesh
+    placement: Placement
+    passes: Passes
+    ranks: tuple[RankStep, ...]
 
-    def runs(self, section: TimedSection) -> int:
-        return self.micro_steps if section.kind in MODEL_KINDS else 1
+    @property
+    def path(self) -> SyncPath | None:
+        """None if there is nothing to sync."""
+        return self.synced.path
 
-    def starts_s(self, kinds: Collection[SectionKind]) -> float:
-        """Host time to start each section of these kinds once."""
-        return sum(section.kind in kinds for section in self.sections) * self.start_s
+    @property
+    def several_ranks(self) -> bool:
+        """Whether a replica has several ranks, of stages, parts of tensors, or chips that share its batch."""
+        return self.program.ranks_of_replica > 1
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.passes.schedule
+
+    @property
+    def alone(self) -> RankAlone:
+        return self.ranks[0].alone
+
+    @property
+    def synced(self) -> SyncedRank:
+        return self.ranks[0].synced
+
+    @property
+    def budget(self) -> Budget:
+        return self.alone.budget
+
+    @property
+    def micro_steps(self) -> int:
+        return self.alone.micro_steps
+
+    @property
+    def passes_s(self) -> float:
+        return self.micro_steps * self.passes.predicted_s
+
+    @property
+    def _after_s(self) -> float:
+        return max(rank.after_s for rank in self.ranks)
+
+    @cached_property
+    def predicted_s(self) -> float:
+        return self.passes_s + self._after_s
+
+    def times_of(self, position: int) -> RankTimes:
+        """Of the rank at `position` along pp."""
+        rank, busy = self.ranks[position], self.passes.of_ranks[position] * self.micro_steps
+        messages = {axis: busy.messages.get(axis, Traffic()) for axis, size in self.mesh.sizes.items() if size > 1}
+        messages.pop(DATA_PARALLEL, None)
+        return RankTimes(
+            device_s=busy.device_s,
+            host_s=busy.host_s,
+            messages=messages,
+            gathered=busy.messages.get(DATA_PARALLEL, Traffic()),
+            idle_s=self.micro_steps * self.passes.idle_s(position),
+            update_s=rank.update_s,
+            sync_after_s=max(self._after_s - rank.update_s, 0.0),
+        )
+
+    @cached_property
+    def _first(self) -> RankTimes:
+        return self.times_of(0)
+
+    @property
+    def idle_share(self) -> float:
+        """The share of the ranks' time in passes in which they wait for one another; messages do not count."""
+        idle_s = sum(self.times_of(position).idle_s for position in range(len(self.ranks)))
+        return idle_s / (self.passes_s * len(self.ranks))
+
+    @property
+    def model_s(self) -> float:
+        return self._first.device_s
 
     @property
     def host_s(self) -> float:
-        return self.micro_steps * (self.starts_s(MODEL_KINDS) + self.sent_s)
-
-    @cached_property
-    def device_s(self) -> float:
-        return sum(self.runs(section) * section.price.predicted_s for section in self.sections)
+        return self._first.host_s
 
     @property
-    def predicted_s(self) -> float:
-        """Host and device, one after the other."""
-        return self.host_s + self.device_s
+    def waited_s(self) -> Mapping[str, float]:
+        """By mesh axis: in messages, and along pp also idle."""
+        return {
+            axis: traffic.predicted_s + (self._first.idle_s if axis == PIPELINE else 0.0)
+            for axis, traffic in self._first.messages.items()
+        }
+
+    @property
+    def update_s(self) -> float:
+        return self._first.update_s
+
+    @property
+    def hidden_sync_s(self) -> float:
+        return self.synced.hidden_sync_s
+
+    @property
+    def exposed_sync_s(self) -> float:
+        return self._first.exposed_sync_s
+
+    @property
+    def replicas(self) -> int:
+        return self.mesh.size(DATA_PARALLEL) // self.program.chips
+
+    @property
+    def batch_size(self) -> int:
+        """Of a replica in a micro-step."""
+        return self.alone.batch_size * self.program.micro_batches * self.program.chips
 
     @property
     def samples_per_s(self) -> float:
-        """Throughput of one replica, host time included."""
-        return self.micro_steps * self.batch_size / self.predicted_s
+        return self.replicas * self.micro_steps * self.batch_size / self.predicted_s
+
+    @cached_property
+    def of_one_replica(self) -> "PredictedStep":
+        """The step of the first replica alone. Its chips that share a batch sync as here."""
+        if self.path is None:
+            return self
+        placement = part_of(self.placement, range(self.program.ranks_of_replica))
+        return step_of(self.program, self.ranks, placement, self.path)
 
     @property
-    def device_s_by_kind(self) -> Mapping[SectionKind, float]:
-        """Seconds by kind of section, in the order in which they run."""
-        seconds: dict[SectionKind, float] = {}
-        for section in self.sections:
-            seconds[section.kind] = seconds.get(section.kind, 0.0) + self.runs(section) * section.price.predicted_s
-        return seconds
+    def ideal_samples_per_s(self) -> float:
+        """Of replicas of one rank that share the update and never wait; of others, of as many times one replica."""
+        if self.several_ranks:
+            return self.replicas * self.of_one_replica.samples_per_s
+        return self.replicas * self.micro_steps * self.batch_size / self.synced.ideal_s
 
     @property
-    def device_s_by_bound(self) -> Mapping[Bound, float]:
-        seconds = dict.fromkeys(Bound, 0.0)
-        for section in self.sections:
-            seconds[section.price.bound] += self.runs(section) * section.price.predicted_s
-        return seconds
+    def efficiency(self) -> float:
+        """The samples/s relative to the ideal; at most 1, although replicas share the update."""
+        return min(1.0, self.samples_per_s / self.ideal_samples_per_s)
+
+    @property
+    def forward_s(self) -> float:
+        """One forward of rank 0, host time included."""
+        return sum(cost.predicted_s for (kind, _), cost in self.ranks[0].costs.items() if kind is ActionKind.FORWARD)
+
+    @property
+    def graph_s(self) -> float:
+        """All sections of rank 0 one after the other, without host time and without overlap of the sync."""
+        return self.model_s + self.update_s + self.synced.sync_s
+
+    def by_section_s(self, sections: Sequence[Section]) -> Mapping[int, float]:
+        """Seconds of one execution of each of `sections` of rank 0, by section index. Those without a prediction are
+        left out."""
+        found: dict[int, float] = {}
+        for kind in SectionKind:
+            indices = [section.index for section in sections if section.kind is kind]
+            times_s = self.synced.times_s(kind)
+            if len(indices) == 1 and times_s:
+                found[indices[0]] = sum(times_s)
+            elif len(indices) == len(times_s):
+                found |= dict(zip(indices, times_s, strict=True))
+        return found
+
+    def of_kind_s(self, kind: SectionKind) -> float:
+        """All sections of `kind` in the step; of REDUCE and GATHER also what overlaps."""
+        runs = self.micro_steps * self.schedule.micro_batches if kind in MODEL_KINDS else 1
+        in_passes_s = self._first.gathered.predicted_s if kind is SectionKind.GATHER else 0.0
+        return runs * sum(self.synced.times_s(kind)) + in_passes_s
+
+
+def step_of(program: Program, priced: Sequence[PricedRank], placement: Placement, path: SyncPath) -> PredictedStep:
+    """The step of `program`, whose ranks are `priced`, on `placement`, which has a place for each rank."""
+    schedule = program.schedule or make("gpipe", 1, 1)
+    # A program without the axis dp may be predicted on several devices, as if it had it.
+    is_replica, count = program.ranks_of_replica == 1, placement.replicas
+    mesh = Mesh({DATA_PARALLEL: count}) if is_replica else mesh_of(program.mesh, count)
+    first = mesh.group(0, PIPELINE)
+    ranks = tuple(rank_step(own, placement, path, mesh, rank) for own, rank in zip(priced, first, strict=True))
+
+    def cost(action: Action) -> Cost:
+        return ranks[schedule.rank_of(action.stage)].costs.get((action.kind, action.stage), Cost())
+
+    return PredictedStep(program, mesh, placement, Passes(schedule, cost), ranks)
 
 
 def predict_step(
     program: Program,
     budget: Budget,
-    level: Level,
-    calibration: Calibration,
-    batch_size: int | None = None,
+    placement: Placement,
+    path: SyncPath,
     micro_steps: int = 1,
+    level: Level | None = None,
 ) -> PredictedStep:
-    """The step of `program` on one replica of one rank; `simulation.mesh` is for several. For another `batch_size` the
-    work is scaled; `micro_steps` run before one update. Raises MachineError if it does not fit on `budget`, PefError
-    for invalid arguments."""
-    graph, samples = program.leading, batch_size or program.batch_size
-    work = at_batch_size(work_of(graph, program.symbols), program.batch_size, samples)
-    check_chip(graph, work, budget)
-
-    def cut_for(cutting: Budget) -> PredictedStep:
-        pieces = cut(graph, work, cutting, level)
-        return price_pieces(program, work, pieces, budget, calibration, samples, micro_steps)
-
-    step = cut_for(budget)
-    if not step.tiers.rest:
-        return step
-    # Another partition may be faster if not everything fits into HBM.
-    return min(step, cut_for(slowed(budget, step.tiers.rest)), key=lambda one: one.predicted_s)
-
-
-def pieces_as_compiled(graph: Graph, work: Work) -> list[Piece]:
-    """The forward and backward sections of `graph`."""
-    model = [section for section in graph.sections if section.kind in MODEL_KINDS]
-    ranges = stage_ranges(work, [section.stop for section in model])
-    return [
-        Piece(section.kind, section.name, stages, (section.start, section.stop), section)
-        for section, stages in zip(model, ranges, strict=True)
-    ]
-
-
-def price_pieces(
-    program: Program,
-    work: Work,
-    pieces: Sequence[Piece],
-    budget: Budget,
-    calibration: Calibration,
-    samples: int,
-    micro_steps: int,
-    row: Sequence[Action] | None = None,
-) -> PredictedStep:
-    """The step of `program` with the `pieces` of its `work` as sections, for `samples` in a micro-step. `row` is what
-    the rank does in a pipeline. Raises MachineError if the memory of `budget` is too small."""
-    graph = program.leading
-    need = need_of(program, work, [piece.stages for piece in pieces], samples, row)
-    check_memory(graph, need, budget)
-    states = (one for one in program.symbols.values() if one.kind is SymbolKind.OPTIMIZER_STATE)
-    tiers = tiers_of(need, sum(one.type.size_bytes for one in states), budget)
-    usual = slowed(budget, tiers.rest)
-    sections = []
-    for piece in pieces:
-        start, stop = piece.stages
-        load = load_of(work, start, stop, budget) if stop > start else _NOTHING
-        price = price_of(load, usual if stop > start else replace(usual, load_s=0.0))
-        sections.append(TimedSection(piece.kind, piece.name, load, price, budget, piece.nodes))
-    if not sections:
-        price = price_of(_NOTHING, replace(budget, load_s=0.0))
-        sections.append(TimedSection(SectionKind.FWD, "nothing", _NOTHING, price, budget))
-    sent_bytes = _exchanged_bytes(graph, program) * samples / program.batch_size
-    return PredictedStep(
-        sections=(*sections, *updates(program, budget, tiers, 1)),
-        budget=budget,
-        batch_size=samples,
-        start_s=budget.start_s,
-        sent_s=sent_bytes / calibration.host_bytes_per_s.value,
-        need=need,
-        tiers=tiers,
-        micro_steps=micro_steps,
-    )
-
-
-def updates(program: Program, budget: Budget, tiers: Tiers, replicas: int) -> list[TimedSection]:
-    training = program.training
-    if training is None:
-        return []
-    sections = []
-    if any(section.kind is SectionKind.GRADNORM for section in training.sections):
-        read_bytes = _NARROW_BYTES * sum(group.numel for group in program.groups) // replicas
-        sections.append(_timed(SectionKind.GRADNORM, "gradnorm", read_bytes, 0, slowed(budget, tiers.rest)))
-    for group in program.groups:
-        states = sum(state != MASTER for state in program.optimizers[group.optimizer].states)  # priced as the weights
-        numel = group.numel // replicas
-        each_way_bytes = numel * (_NARROW_BYTES + (1 + states) * _WIDE_BYTES)
-        of_states = states * _WIDE_BYTES * numel / each_way_bytes if numel else 0.0
-        rate = slowed(budget, of_states * tiers.states + (1 - of_states) * tiers.rest)
-        sections.append(_timed(SectionKind.OPT, group.name, each_way_bytes, each_way_bytes, rate))
-    return sections
-
-
-def _exchanged_bytes(graph: Graph, program: Program) -> int:
-    symbols = [program.symbols[name] for name in (*graph.inputs, *(output.symbol for output in graph.outputs))]
-    return sum(
-        device_bytes_of(symbol.type) for symbol in symbols if symbol.kind in (SymbolKind.INPUT, SymbolKind.OUTPUT)
-    )
-
-
-def _timed(kind: SectionKind, name: str, read_bytes: int, written_bytes: int, budget: Budget) -> TimedSection:
-    load = Load(read_bytes, written_bytes, 0, read_bytes, 0, 0, 1, 1, ())
-    return TimedSection(kind, name, load, price_of(load, replace(budget, load_s=0.0)), budget)  # all run one program
+    """As `price_ranks` and `step_of`."""
+    ranks = price_ranks(program, budget, micro_steps=micro_steps, level=level)
+    return step_of(program, ranks, placement, path)

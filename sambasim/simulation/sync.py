@@ -4,7 +4,7 @@ Gradients and parameters are sent in bf16. Nobody has published a sync of RDUs: 
 alone."""
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from math import ceil, log2
@@ -21,7 +21,7 @@ from sambasim.costs.work import device_bytes_of
 from sambasim.hardware.budget import Budget
 from sambasim.hardware.placement import Placement
 from sambasim.ir.dataflow import axis_of, groups_of, pass_and_update
-from sambasim.ir.graph import Graph, Node, Section, SectionKind
+from sambasim.ir.graph import Graph, Node, Section
 from sambasim.ir.mesh import PIPELINE, Mesh
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import copied, ends_of, in_slices
@@ -239,13 +239,3 @@ def moves_in_passes(program: Program) -> list[Moves]:
 
     sections, _ = pass_and_update(training)
     return [Moves(moved(one, "comm.all_gather"), moved(one, "comm.reduce_scatter")) for one in sections]
-
-
-def cut_as(program: Program, cut: Sequence[tuple[SectionKind, str, tuple[int, int]]]) -> Program:
-    """`program`, whose passes have these sections: kind, name and range of nodes."""
-    training = program.training
-    if training is None:
-        return program
-    sections = [Section(number, kind, name, *nodes) for number, (kind, name, nodes) in enumerate(cut)]
-    _, update = pass_and_update(training)
-    return replace(program, training=replace(training, sections=(*sections, *update)))

@@ -18,7 +18,7 @@ from sambasim.compiler.passes.sequence import Fits, Partition, pipeline, run_pip
 from sambasim.compiler.passes.update import REDUCE_BUFFER
 from sambasim.costs.cut import MOST_OF_A_MODULE, MOST_STAGES, Level
 from sambasim.errors import MachineError
-from sambasim.hardware.budget import budget_of, load_calibration
+from sambasim.hardware.budget import budget_of
 from sambasim.hardware.spec import load_device
 from sambasim.ir.graph import Graph, Node, Ref, Section, SectionKind
 from sambasim.ir.mesh import Axis
@@ -53,7 +53,7 @@ def _options(folder: Path = Path("out"), **changes: object) -> CompileOptions:
     return CompileOptions.model_validate({**plain, **changes})
 
 
-BUDGET = budget_of(load_device("sn30"), load_calibration())
+BUDGET = budget_of(load_device("sn30"))
 
 
 def test_data_parallelism_adds_groups_a_buffer_sections_and_arguments() -> None:
@@ -185,7 +185,7 @@ def _compiled(model: type[nn.Module], rows: int, *args: int, tiles: int | None =
     options = _options(optimizer=OptimizerOptions(name="adamw"), training=training, loss=None, num_tiles=tiles)
     inputs = {"x": torch.zeros(1, args[0]).expand(rows, args[0])}
     program = compile_shapes(lambda: model(*args), lambda _: Example(inputs, False), options)
-    return Fits(budget_of(load_device("sn30"), load_calibration(), tiles))(program)
+    return Fits(budget_of(load_device("sn30"), tiles))(program)
 
 
 def test_tensors_between_sections_need_room_in_ddr() -> None:
@@ -210,7 +210,7 @@ def test_what_a_program_keeps_needs_room_in_ddr() -> None:
 def test_a_device_that_is_too_small_says_nothing_of_tiles() -> None:
     tiny = load_device("sn30").model_copy(update={"ddr_capacity_bytes": 1024})
     with pytest.raises(MachineError, match=r"of DDR, and SN30 has 1\.0 KiB") as refused:
-        Fits(budget_of(tiny, load_calibration()))(_compiled(Deep, 4, 8, 1))
+        Fits(budget_of(tiny))(_compiled(Deep, 4, 8, 1))
     assert "--num-tiles" not in str(refused.value.remedy)
 
 

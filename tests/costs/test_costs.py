@@ -66,6 +66,7 @@ BUDGET = Budget(
     launch_s=1e-4,
     load_s=0.0,
     start_s=0.0,
+    host_bytes_per_s=1e9,
     tile_rows=256,
     spread=0.0,
 )

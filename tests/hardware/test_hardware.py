@@ -14,26 +14,26 @@ CALIBRATION = load_calibration()
 
 def test_half_the_tiles_have_half_of_everything() -> None:
     device = load_device("sn30")
-    whole, half = budget_of(device, CALIBRATION), budget_of(device, CALIBRATION, 4)
+    whole, half = budget_of(device), budget_of(device, 4)
     assert (whole.units, half.units) == (1280, 640)
     assert half.chip_bytes == whole.chip_bytes // 2
     assert half.memory_bytes_per_s == whole.memory_bytes_per_s / 2
     assert half.capacity_bytes == whole.capacity_bytes // 2
     assert half.placeable_units == 544, "85 % of 640"
     with pytest.raises(OptionError, match="--num-tiles 9 of an SN30, which has 8"):
-        budget_of(device, CALIBRATION, 9)
+        budget_of(device, 9)
 
 
 def test_a_device_of_unknown_tiles_is_taken_whole() -> None:
     device = load_device("sn40")
-    whole = budget_of(device, CALIBRATION)
+    whole = budget_of(device)
     assert whole.memory == "HBM"
     assert whole.capacity_bytes == device.ddr_capacity_bytes + (1 << 36)
     assert whole.behind is not None
     assert whole.behind.fast_bytes == 1 << 36
     assert whole.behind.bytes_per_s < whole.memory_bytes_per_s
     with pytest.raises(OptionError, match="the number of tiles of an SN40L is not published"):
-        budget_of(device, CALIBRATION, 4)
+        budget_of(device, 4)
 
 
 SN30, SN40L = load_device("sn30"), load_device("sn40")

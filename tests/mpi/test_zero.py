@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from sambasim.hardware.budget import budget_of, load_calibration
+from sambasim.hardware.budget import budget_of
 from sambasim.hardware.placement import place
 from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.pef import read
-from sambasim.report.mesh_records import mesh_record
-from sambasim.simulation.mesh import predict_mesh
+from sambasim.report.steps import step_record
+from sambasim.simulation.step import predict_step
 from sambasim.simulation.sync import SyncPath, Wire
 from tests.mpi.bodies.train import Run
 from tests.mpi.captures import compiled, in_stages
@@ -84,14 +84,14 @@ def test_a_prediction_has_the_bytes_of_the_run(pefs: dict[str, Path]) -> None:
     steps, replicas, micro_steps = 2, 2, 2
     names = [f"char_gpt {level}" for level in range(4)]
     found = train(replicas, [run_of(name, pefs[name], steps=steps, accumulation=micro_steps) for name in names])
-    device, calibration = load_device("sn30"), load_calibration()
+    device = load_device("sn30")
     placement = place(replicas, device, None, load_cluster(device.cluster))
     for name in names:
         program, summary = read(pefs[name]).program, found[name].summary
         assert summary.predicted is not None
-        step = predict_mesh(program, budget_of(device, calibration), calibration, placement, SyncPath.HOST, micro_steps)
+        step = predict_step(program, budget_of(device), placement, SyncPath.HOST, micro_steps)
         assert summary.predicted.predicted_step_s == step.predicted_s
-        predicted_bytes = 2 * replicas * steps * mesh_record(step).axes[0].received_bytes[Wire.HOST.value]
+        predicted_bytes = 2 * replicas * steps * step_record(step).axes[0].received_bytes[Wire.HOST.value]
         assert summary.bytes.device_to_host + summary.bytes.host_to_device == predicted_bytes
 
 

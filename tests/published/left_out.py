@@ -12,7 +12,7 @@ from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.spec import load_device
 from sambasim.ir.program import Program
 from sambasim.published.rows import Row, published_rows
-from sambasim.simulation.step import predict_step
+from sambasim.simulation.ranks import price_ranks
 
 COLUMNS, DDR_EFFICIENCIES, LOADS_S = (64, 80, 96), (0.72, 0.76, 0.80), (1.8e-3, 2.3e-3, 2.8e-3)
 UNIT_EFFICIENCIES = (0.26, 0.28, 0.30, 0.32, 0.34, 0.36)
@@ -23,12 +23,8 @@ def error_of(row: Row, program: Program, **fitted: float) -> float:
     calibration = load_calibration()
     changed = {name: getattr(calibration, name).model_copy(update={"value": value}) for name, value in fitted.items()}
     calibration = calibration.model_copy(update=changed)
-    step = predict_step(
-        program,
-        budget_of(load_device(row.device), calibration, row.tiles, row.mapped_by),
-        row.level,
-        calibration,
-    )
+    budget = budget_of(load_device(row.device), row.tiles, row.mapped_by, calibration)
+    step = price_ranks(program, budget, level=row.level)[0].alone
     return row.figure_of(step.device_s, step.predicted_s) / row.value - 1
 
 

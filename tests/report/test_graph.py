@@ -84,7 +84,8 @@ def test_repeated_layers_are_one_box() -> None:
     assert len(drawing.boxes) < len(found.step.sections) / 3
     assert any("\u00d7" in title for title in drawing.titles)
     assert all(begin != stop for begin, stop in drawing.curves)
-    record = json.loads(simulation_json(found, [SyncPath.RDU]))
+    (line,) = simulation_json(found.prediction, [SyncPath.RDU])
+    record = json.loads(line)
     pairs = {(one["from"], one["to"]): one["bytes"] for one in record["tensors"]}
     assert pairs == found.stages.tensors
 

@@ -55,7 +55,8 @@ def test_page_and_json_have_the_headline_and_the_same_figures() -> None:
     page = Page(predicted_page(prediction, DIGEST))
     words = "".join(page.words)
     assert found.headline in page.words
-    record = json.loads(simulation_json(found, [SyncPath.RDU]))
+    (line,) = simulation_json(prediction, [SyncPath.RDU])
+    record = json.loads(line)
     assert record["headline"] == found.headline
     assert record["predicted_mfu"] == mfu(prediction)
     span = likely(prediction)

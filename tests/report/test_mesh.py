@@ -12,18 +12,18 @@ from click.testing import CliRunner
 
 from sambasim.cli.main import sambasim
 from sambasim.errors import OptionError
-from sambasim.hardware.budget import budget_of, load_calibration
+from sambasim.hardware.budget import budget_of
 from sambasim.hardware.placement import Placement, place
 from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.ir.schedule import Action
 from sambasim.pef import peek, read
 from sambasim.records.metrics import read_run
-from sambasim.report import mesh
+from sambasim.report import steps as report_steps
 from sambasim.report.inspect import contents
-from sambasim.report.mesh_records import mesh_record
-from sambasim.report.mesh_trace import mesh_trace, title_of
 from sambasim.report.output import Curve, speed_chart
-from sambasim.simulation.mesh import MeshStep, predict_mesh
+from sambasim.report.steps import step_record
+from sambasim.report.trace import predicted_trace, title_of
+from sambasim.simulation.step import PredictedStep, predict_step
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_bytes, format_seconds
 from tests.faults.command import sambasim as run_command
@@ -44,10 +44,10 @@ def pef(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def predicted(
     path: Path, replicas: int = 1, sync: SyncPath = SyncPath.RDU, micro_steps: int = 1, tiles: int | None = None
-) -> MeshStep:
-    device, calibration, program = load_device("sn30"), load_calibration(), read(path).program
+) -> PredictedStep:
+    device, program = load_device("sn30"), read(path).program
     placement = place(replicas * program.ranks_of_replica, device, tiles, load_cluster(device.cluster))
-    return predict_mesh(program, budget_of(device, calibration, tiles), calibration, placement, sync, micro_steps)
+    return predict_step(program, budget_of(device, tiles), placement, sync, micro_steps)
 
 
 def simulate(path: Path, *flags: str) -> str:
@@ -59,7 +59,7 @@ def test_a_trace_has_every_action_of_every_rank_and_is_as_long_as_the_step(
     replicas: int, sync: SyncPath, micro_steps: int, pef: Path
 ) -> None:
     step = predicted(pef, replicas, SyncPath(sync), micro_steps)
-    trace = read_trace(mesh_trace(step))
+    trace = read_trace(predicted_trace(step))
     assert trace.facts["predicted_s"] == step.predicted_s
     assert "not validated" in trace.facts["backed_by"]
     assert list(trace.processes.values()) == [
@@ -90,14 +90,14 @@ def test_a_trace_has_every_action_of_every_rank_and_is_as_long_as_the_step(
         copies_s = sum(one.predicted_s for one in step.ranks[position].copies.values())
         assert of_update == pytest.approx((times.update_s - copies_s) * 1e9, abs=rounding_ns)
         synced = sum(one.stop_ns - one.start_ns for one in spans if one.args.get("kind") in ("REDUCE", "GATHER"))
-        assert synced == pytest.approx((step.ranks[position].scaled.sync_s + copies_s) * 1e9, abs=rounding_ns)
+        assert synced == pytest.approx((step.ranks[position].synced.sync_s + copies_s) * 1e9, abs=rounding_ns)
         assert (synced > copies_s * 1e9 + rounding_ns) == (replicas > 1)
 
 
 def test_no_action_of_a_trace_begins_before_what_it_needs_has_ended(pef: Path) -> None:
     step = predicted(pef)
     ends_ns, starts_ns = {}, {}
-    for one in read_trace(mesh_trace(step)).spans:
+    for one in read_trace(predicted_trace(step)).spans:
         if "action" in one.args and step.mesh.coordinate(one.process, "tp") == 0:
             starts_ns[one.args["action"]], ends_ns[one.args["action"]] = one.start_ns, one.stop_ns
     actions: list[Action] = [action for row in step.schedule.rows for action in row]
@@ -107,7 +107,7 @@ def test_no_action_of_a_trace_begins_before_what_it_needs_has_ended(pef: Path) -
 
 
 def test_ranks_are_where_a_run_places_them_and_hold_what_inspect_says(pef: Path) -> None:
-    record = mesh_record(predicted(pef, replicas=2, tiles=4))
+    record = step_record(predicted(pef, replicas=2, tiles=4))
     assert [(one.rank, one.rdu, one.first_tile, one.tiles) for one in record.each_rank] == [
         *((0, 0, 0, 4), (1, 0, 4, 4), (2, 1, 0, 4), (3, 1, 4, 4))
     ]
@@ -127,17 +127,17 @@ def test_ranks_are_where_a_run_places_them_and_hold_what_inspect_says(pef: Path)
 
 def test_bytes_go_over_the_link_between_the_ranks(pef: Path) -> None:
     """With two RDUs a node, the chips of a stage share a node, and the stages do not."""
-    device, calibration, program = load_device("sn30"), load_calibration(), read(pef).program
+    device, program = load_device("sn30"), read(pef).program
     cluster = load_cluster(device.cluster).model_copy(update={"rdus_per_node": 2})
-    budget = budget_of(device, calibration, None)
-    apart = predict_mesh(program, budget, calibration, Placement(cluster, 8, None, 1), SyncPath.RDU)
-    links = {one.axis: set(one.received_bytes) for one in mesh_record(apart).axes}
+    budget = budget_of(device)
+    apart = predict_step(program, budget, Placement(cluster, 8, None, 1), SyncPath.RDU)
+    links = {one.axis: set(one.received_bytes) for one in step_record(apart).axes}
     assert links == {"dp": {"network_link"}, "pp": {"network_link"}, "tp": {"peer_link"}}
-    together = {one.axis: one for one in mesh_record(predicted(pef, 2)).axes}
+    together = {one.axis: one for one in step_record(predicted(pef, 2)).axes}
     assert {link for one in together.values() for link in one.received_bytes} == {"peer_link"}
-    for one in mesh_record(apart).axes:
+    for one in step_record(apart).axes:
         assert sum(one.received_bytes.values()) == sum(together[one.axis].received_bytes.values())
-    by_host = {one.axis: one.received_bytes for one in mesh_record(predicted(pef, 2, SyncPath.HOST)).axes}
+    by_host = {one.axis: one.received_bytes for one in step_record(predicted(pef, 2, SyncPath.HOST)).axes}
     gradients = 2 * sum(group.numel for group in program.groups)
     assert by_host["dp"] == {"host_link": 2 * 2.5 * gradients}, (
         "on two chips, in bf16: there, and slices back and forth"
@@ -163,12 +163,34 @@ def test_simulate_writes_rows_a_plot_and_a_trace(pef: Path, tmp_path: Path) -> N
     assert float(rows[0]["predicted_efficiency"]) == 1
     drawn = "".join(ElementTree.fromstring(files[1].read_text(encoding="utf-8")).itertext())
     assert all(
-        words in drawn for words in ("predicted, not measured", "sync by host", "sync by rdu", "linear", "ranks")
+        words in drawn for words in ("predicted, not measured", "sync by host", "sync by rdu", "no sync", "ranks")
     )
     assert read_trace(files[2].read_text(encoding="utf-8")).facts["predicted_s"] == lines[2]["predicted_s"]
-    assert "pp 1, tp 1" in printed
-    assert "node 0 RDU 3" in printed
-    assert "not validated" in printed
+    for words in ("pp 1, tp 1", "node 0 RDU 3", "not validated", "dp 2 × pp 2 × tp 2"):
+        assert words in printed
+    assert "on dp 1 × pp 2 × tp 2, each rank on SN30: predicted, not measured" in printed
+    assert all(f"along {axis}: rank 0 waits" in printed for axis in ("pp", "tp"))
+    assert [line["sync"] for line in lines] == [None, "host", "rdu"]
+    assert (lines[0]["mesh"], lines[0]["schedule"]) == ({"dp": 1, "pp": 2, "tp": 2}, "1f1b")
+    assert 0 < lines[0]["predicted_idle_share"] < 1
+
+
+@whole
+def test_a_config_is_captured_for_each_batch_size(tmp_path: Path) -> None:
+    config, files = "configs/parallelism/batch.toml", [tmp_path / "rows.csv", tmp_path / "rows.svg"]
+    command = ["simulate", config, "-b", "16,64", "--sync", "rdu"]
+    shown = CliRunner().invoke(sambasim, [*command, "--csv", str(files[0]), "--plot", str(files[1])]).stdout
+    assert shown.splitlines()[-2:] == [f"{file} written" for file in files]
+    assert "batch 16 a replica" in shown
+    assert "batch 64 a replica" in shown
+    drawn = files[1].read_text(encoding="utf-8")
+    assert "sync by rdu, batch 16" in drawn
+    assert "sync by rdu, batch 64" in drawn
+    alone = CliRunner().invoke(sambasim, ["simulate", config, "-b", "64", "--sync", "rdu", "--json"]).stdout
+    with files[0].open(encoding="utf-8", newline="") as text:
+        rows = list(csv.DictReader(text))
+    assert [row["batch_size"] for row in rows] == ["16", "64"]
+    assert float(rows[1]["predicted_s"]) == json.loads(alone)["predicted_s"]
 
 
 @pytest.fixture
@@ -180,7 +202,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Curve]:
         curves[:] = found
         return speed_chart(title, x_title, found)
 
-    monkeypatch.setattr(mesh, "speed_chart", draw)
+    monkeypatch.setattr(report_steps, "speed_chart", draw)
     return curves
 
 
@@ -188,11 +210,11 @@ def test_speed_is_relative_to_one_replica_whichever_were_asked_for(pef: Path, dr
     one = predicted(pef)
     several = [predicted(pef, replicas, sync) for replicas in (2, 4) for sync in (SyncPath.HOST, SyncPath.RDU)]
     assert one.efficiency == 1
-    for row, step in zip(mesh.mesh_csv_rows(several), several, strict=True):
-        assert row["predicted_efficiency"] == step.samples_per_s / step.replicas / one.samples_per_s
+    for row, step in zip(report_steps.csv_rows(several), several, strict=True):
+        assert row["predicted_efficiency"] == step.samples_per_s / (step.replicas * one.samples_per_s)
         assert 0 < step.efficiency < 1
     for steps in (several, [one, *several]):
-        mesh.mesh_plot([steps])
+        report_steps.scaling_plot([steps])
         assert drawn[-1].is_bound
         line = dict(drawn[-1].points)
         assert (line[8], line[16]) == pytest.approx((2 * one.samples_per_s, 4 * one.samples_per_s))
@@ -337,7 +359,7 @@ def test_tables_are_for_one_rank(pef: Path, tmp_path: Path) -> None:
 
 def test_a_tied_parameter_is_copied_around_the_update(pef: Path) -> None:
     """Its gradient before, itself when all is done."""
-    trace = read_trace(mesh_trace(predicted(pef)))
+    trace = read_trace(predicted_trace(predicted(pef)))
     copies = {one.name: one for one in trace.spans if " copy of " in one.name and one.process == 2}
     (name,) = (one.removeprefix("GATHER copy of ") for one in copies if one.startswith("GATHER"))
     update = [one for one in trace.spans if one.process == 2 and one.args.get("kind") in ("GRADNORM", "OPT")]

@@ -18,7 +18,7 @@ from sambasim.ir.program import Program
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, RunRecords, StepRecord, SummaryRecord
 from sambasim.report.findings import Findings
 from sambasim.report.page import measured_page, predicted_page
-from sambasim.report.page.replicas import zoomed
+from sambasim.report.page.scaling import zoomed
 from sambasim.report.page.sections import pipeline
 from sambasim.report.page.ui import Hover, element, for_script
 from sambasim.simulation.prediction import Prediction, predict

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sambasim.hardware.budget import budget_of, load_calibration
+from sambasim.hardware.budget import budget_of
 from sambasim.hardware.placement import place
 from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.report.sambatune import section_report_csv, summary_json
-from sambasim.report.simulation import predicted_trace
-from sambasim.simulation.scaling import ScaledStep, scale
-from sambasim.simulation.step import predict_step
+from sambasim.report.trace import predicted_trace
+from sambasim.simulation.scaling import SyncedRank
+from sambasim.simulation.step import PredictedStep, predict_step
 from sambasim.simulation.sync import SyncPath
 from tests.pef.samples import sample_program
 from tests.support.trace_format import read_trace
@@ -22,13 +22,18 @@ from tests.support.trace_format import read_trace
 Rows = list[dict[str, str]]
 
 
-def _scaled(replicas: int = 1, path: SyncPath = SyncPath.RDU, micro_steps: int = 1) -> ScaledStep:
-    device, program = load_device("sn30"), sample_program()
-    alone = predict_step(program, budget_of(device, load_calibration(), 4), "o3", load_calibration(), None, micro_steps)
-    return scale(program, alone, place(replicas, device, 4, load_cluster("sn30-8")), path)
+def _step(replicas: int = 1, path: SyncPath = SyncPath.RDU, micro_steps: int = 1) -> PredictedStep:
+    device = load_device("sn30")
+    placement = place(replicas, device, 4, load_cluster("sn30-8"))
+    budget = budget_of(device, 4)
+    return predict_step(sample_program(), budget, placement, path, micro_steps, "o3")
 
 
-def _rows(scaled: ScaledStep) -> Rows:
+def _scaled(replicas: int = 1, micro_steps: int = 1) -> SyncedRank:
+    return _step(replicas, micro_steps=micro_steps).synced
+
+
+def _rows(scaled: SyncedRank) -> Rows:
     return list(csv.DictReader(io.StringIO(section_report_csv(scaled.step))))
 
 
@@ -74,20 +79,20 @@ def test_the_parts_of_the_summary_add_up() -> None:
 @given(st.integers(1, 40), st.sampled_from(SyncPath), st.integers(1, 3))
 @settings(max_examples=25)
 def test_every_prediction_is_a_trace_that_ends_when_it_says(replicas: int, path: SyncPath, micro_steps: int) -> None:
-    scaled = _scaled(replicas, path, micro_steps)
-    trace = read_trace(predicted_trace(scaled, "logreg"))
+    step = _step(replicas, path, micro_steps)
+    trace = read_trace(predicted_trace(step))
     assert len(trace.processes) == min(replicas, 4)
     for replica in trace.processes:
         spans = [one for one in trace.spans if one.process == replica]
-        assert len(spans) == len(scaled.spans)
-        assert max(one.stop_ns for one in spans) == pytest.approx(scaled.predicted_s * 1e9, abs=1)
+        assert len(spans) == len(step.synced.spans)
+        assert max(one.stop_ns for one in spans) == pytest.approx(step.predicted_s * 1e9, abs=1)
         model = [one for one in spans if one.name.startswith(("FWD", "BCKWD"))]
         last = max(one.args.get("micro_step", 0) for one in model)
         assert last == micro_steps - 1
 
 
 def test_it_says_that_it_is_predicted_and_of_what() -> None:
-    trace = read_trace(predicted_trace(_scaled(6), "logreg"))
+    trace = read_trace(predicted_trace(_step(6)))
     assert (trace.facts["kind"], trace.facts["pef"], trace.facts["pef_digest"]) == ("predicted", "logreg", None)
     assert trace.facts["device"] == "4 of 8 tiles of SN30: predicted, never measured here"
     assert (trace.facts["replicas"], trace.facts["replicas_shown"]) == (6, 4)

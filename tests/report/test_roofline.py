@@ -47,7 +47,8 @@ def test_the_roofs_are_those_of_the_tiles_in_use() -> None:
     assert published(half).bytes_per_s == device.ddr_bandwidth_bytes_per_s / 2
     hbm = published(predicted(wide(), tiles=None, arch="sn40"))
     assert hbm.bytes_per_s == load_device("sn40").hbm_bandwidth_bytes_per_s
-    record = json.loads(simulation_json(Findings(half), [SyncPath.RDU]))
+    (line,) = simulation_json(half, [SyncPath.RDU])
+    record = json.loads(line)
     assert record["roofs"]["reachable"]["flops_per_s"] == reachable(half).flops_per_s
     assert reachable(half).flops_per_s < published(half).flops_per_s
 

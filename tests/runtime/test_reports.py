@@ -17,7 +17,7 @@ from sambasim.runtime.outcome import predicted, predicted_record
 from sambasim.runtime.record.digests import UNWRITTEN, Seen, seen_of_sections
 from sambasim.runtime.run.plan import Plan, Position
 from sambasim.runtime.run.run_observer import MetricsFile, Start, Step
-from sambasim.simulation.mesh import MeshStep
+from sambasim.simulation.step import PredictedStep
 from sambasim.simulation.sync import SyncPath
 from tests.pef.samples import sample_program
 
@@ -129,17 +129,17 @@ def test_every_operator_that_makes_empty_tensors_is_known() -> None:
 SN30 = inventory_of({})
 
 
-def compiled(inventory: Inventory, micro_steps: int) -> MeshStep:
+def compiled(inventory: Inventory, micro_steps: int) -> PredictedStep:
     placement = place(2, inventory.device, inventory.tiles, inventory.cluster)
     step = predicted(sample_program(), inventory, placement, SyncPath.RDU, micro_steps)
-    assert isinstance(step, MeshStep)
+    assert isinstance(step, PredictedStep)
     return step
 
 
 def predict(inventory: Inventory, replicas: int = 2, micro_steps: int = 1) -> tuple[PredictedRecord | None, str | None]:
     placement = place(replicas, inventory.device, inventory.tiles, inventory.cluster)
     step = predicted(sample_program(), inventory, placement, SyncPath.RDU, micro_steps)
-    return (predicted_record(step, inventory), None) if isinstance(step, MeshStep) else (None, str(step))
+    return (predicted_record(step, inventory), None) if isinstance(step, PredictedStep) else (None, str(step))
 
 
 def test_the_fields_add_up_and_all_say_that_they_are_predicted() -> None:
@@ -152,7 +152,7 @@ def test_the_fields_add_up_and_all_say_that_they_are_predicted() -> None:
         assert by_kind["FWD"] + by_kind["BCKWD"] == pytest.approx(record.predicted_model_s)
         assert by_kind["OPT"] + by_kind["GRADNORM"] == pytest.approx(record.predicted_update_s)
         sync_s = record.predicted_sync_s + record.predicted_hidden_sync_s
-        slowest_s = compiled(SN30, micro_steps=micro_steps).ranks[0].scaled.slowest_s
+        slowest_s = compiled(SN30, micro_steps=micro_steps).synced.slowest_s
         assert slowest_s > 0
         assert by_kind["REDUCE"] + by_kind["GATHER"] + slowest_s == pytest.approx(sync_s)
         samples = 2 * micro_steps * sample_program().batch_size
@@ -183,5 +183,5 @@ def test_a_mistake_of_ours_does_not_lose_the_run(monkeypatch: pytest.MonkeyPatch
     def broken(*_: object) -> None:
         raise KeyError("x")
 
-    monkeypatch.setattr(outcome, "predict_mesh", broken)
+    monkeypatch.setattr(outcome, "predict_step", broken)
     assert predict(SN30) == (None, "this is a mistake of sambasim's own, please report it: KeyError: 'x'")

@@ -114,7 +114,7 @@ def test_fewer_updates_gain_where_updates_take_long() -> None:
     assert twice.compared.startswith("8 replicas")
     device = few.device
     again = predict(few.program, device, 4, "o3", few.cluster, (8,), batch_size=8, micro_steps=2)
-    assert twice.after.step_s == pytest.approx(again.scaled[SyncPath.RDU][0].predicted_s)
+    assert twice.after.step_s == pytest.approx(again.steps[SyncPath.RDU][0].predicted_s)
 
 
 def test_tiles_are_compared_on_a_full_rdu() -> None:
@@ -123,7 +123,7 @@ def test_tiles_are_compared_on_a_full_rdu() -> None:
     assert (tiles.before.samples, tiles.after.samples) == (8, 64)
     assert "--num-tiles 1: 8 replicas on an RDU, global batch 64" in tiles.how
     again = predicted(wide(False), tiles=1, replicas=(8,), batch_size=8)
-    assert tiles.after.samples_per_s == pytest.approx(max(again.scaled[path][0].samples_per_s for path in SyncPath))
+    assert tiles.after.samples_per_s == pytest.approx(max(again.steps[path][0].samples_per_s for path in SyncPath))
 
 
 def test_devices_are_facts_and_not_advice() -> None:

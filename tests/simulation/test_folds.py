@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from sambasim.costs.cut import Level
 from sambasim.ir.graph import SectionKind
 from sambasim.report.findings import Findings
+from sambasim.report.folds import Run, folds_of, runs_of
 from sambasim.report.output import Tables
 from sambasim.report.simulation import simulation_json, simulation_report
-from sambasim.simulation.planning.layers import Run, folds_of, runs_of
-from sambasim.simulation.prediction import Prediction
+from sambasim.simulation.prediction import Prediction, predict
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_seconds
 from tests.simulation.test_advice import predicted
@@ -65,8 +65,11 @@ def test_the_table_ranks_by_the_sum_and_json_keeps_every_section(
     deep: Prediction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    found = Findings(replace_micro_steps(deep, 3))
-    record = json.loads(simulation_json(found, [SyncPath.RDU]))
+    program, level = deep.program, deep.level
+    prediction = predict(program, deep.device, deep.tiles, level, deep.cluster, (1,), micro_steps=3)
+    found = Findings(prediction)
+    (line,) = simulation_json(prediction, [SyncPath.RDU])
+    record = json.loads(line)
     assert len(record["sections"]) == len(found.step.sections)
     sums: dict[int, float] = {}
     for section in record["sections"]:
@@ -75,7 +78,7 @@ def test_the_table_ranks_by_the_sum_and_json_keeps_every_section(
     assert sum(sums.values()) == pytest.approx(found.step.device_s)
     assert [found.fold_s(fold) for fold in found.folds] == pytest.approx([sums[number] for number in range(len(sums))])
     largest = max(found.folds, key=found.fold_s)
-    printed = str(Tables(simulation_report(found, 3), None))
+    printed = str(Tables(simulation_report([prediction], [SyncPath.RDU], 3), None))
     first = printed.partition("slowest sections")[2].splitlines()[4].split()
     count = len(largest.numbers)
     assert first[: 1 + (count > 1)] == [str(largest.numbers[0]), f"x{count}"][: 1 + (count > 1)]
@@ -86,7 +89,3 @@ def test_the_table_ranks_by_the_sum_and_json_keeps_every_section(
     assert f" {section.unit_share:.0%} {section.chip_share:.0%} " in " ".join(first)
     assert record["sections"][largest.numbers[0]]["unit_share"] == section.unit_share
     assert record["sections"][largest.numbers[0]]["chip_share"] == section.chip_share
-
-
-def replace_micro_steps(prediction: Prediction, micro_steps: int) -> Prediction:
-    return replace(prediction, alone=replace(prediction.alone, micro_steps=micro_steps))

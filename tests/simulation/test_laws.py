@@ -11,12 +11,13 @@ from torch.nn import functional as F
 
 from sambasim.compiler.front import Example, compile_shapes
 from sambasim.costs.cut import Level
-from sambasim.hardware.budget import budget_of, load_calibration
-from sambasim.hardware.spec import load_device
+from sambasim.hardware.budget import budget_of
+from sambasim.hardware.spec import DeviceSpec, load_device
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import OptimizerOptions, TrainingOptions
-from sambasim.simulation.step import PredictedStep, predict_step
+from sambasim.simulation.alone import RankAlone
+from sambasim.simulation.ranks import price_ranks
 from tests.support.whole import whole_case
 
 LEVELS: tuple[Level, ...] = ("o0", "o1", "o3")
@@ -84,8 +85,15 @@ def _compiled(make: Callable[[], nn.Module], shape: tuple[int, ...], *, inferenc
     return compile_shapes(make, lambda _: Example({"x": torch.zeros(shape)}, False), options)
 
 
-def _step(program: Program, level: Level = "o3", tiles: int | None = None) -> PredictedStep:
-    return predict_step(program, budget_of(load_device("sn30"), load_calibration(), tiles), level, load_calibration())
+def _step(program: Program, level: Level = "o3", tiles: int | None = None) -> RankAlone:
+    return _on(load_device("sn30"), program, level, tiles)
+
+
+def _on(
+    device: DeviceSpec, program: Program, level: Level = "o3", tiles: int | None = None, samples: int | None = None
+) -> RankAlone:
+    budget = budget_of(device, tiles)
+    return price_ranks(program, budget, samples, level=level)[0].alone
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -110,9 +118,8 @@ def test_no_number_of_tiles_is_a_cliff(model: Callable[[], Program], level: Leve
 def test_more_units_are_never_slower_and_are_conserved(model: Callable[[], Program], level: Level) -> None:
     device, seconds = load_device("sn30"), []
     for pcus in (80, 320, 640, 700, 1280, 5120):
-        budget = budget_of(device.model_copy(update={"pcus": pcus}), load_calibration())
-        step = predict_step(model(), budget, level, load_calibration())
-        assert all(section.price.units <= budget.placeable_units for section in step.sections)
+        step = _on(device.model_copy(update={"pcus": pcus}), model(), level)
+        assert all(section.price.units <= step.budget.placeable_units for section in step.sections)
         seconds.append(step.predicted_s)
     assert seconds == sorted(seconds, reverse=True)
 
@@ -144,11 +151,11 @@ def test_each_level_is_no_slower_than_the_one_before(model: object, tiles: int) 
 
 def test_hbm_that_is_too_small_leaves_states_to_ddr() -> None:
     program, device = _perceptron(), load_device("sn40")
-    whole = predict_step(program, budget_of(device, load_calibration()), "o3", load_calibration())
+    whole = _on(device, program)
     assert whole.tiers.slow_bytes == 0
     for kept in (0.5, 0.01):
         small = device.model_copy(update={"hbm_capacity_bytes": int(whole.need.size_bytes * kept)})
-        step = predict_step(program, budget_of(small, load_calibration()), "o3", load_calibration())
+        step = _on(small, program)
         assert step.tiers.slow_bytes == step.need.size_bytes - int(whole.need.size_bytes * kept)
         assert step.device_s > whole.device_s
     assert step.tiers.states == 1.0
@@ -156,11 +163,10 @@ def test_hbm_that_is_too_small_leaves_states_to_ddr() -> None:
 
 
 def test_another_batch_size_of_a_program_is_that_of_a_capture() -> None:
-    sizes = (16, 4096)
-    budget, calibration = budget_of(load_device("sn30"), load_calibration(), 2), load_calibration()
+    sizes, device = (16, 4096), load_device("sn30")
     for compiled, wanted in (sizes, sizes[::-1]):
-        scaled = predict_step(_perceptron(compiled), budget, "o3", calibration, wanted)
-        captured = predict_step(_perceptron(wanted), budget, "o3", calibration)
+        scaled = _on(device, _perceptron(compiled), tiles=2, samples=wanted)
+        captured = _on(device, _perceptron(wanted), tiles=2)
         assert scaled.device_s == pytest.approx(captured.device_s, rel=0.02)
         assert scaled.need.size_bytes == pytest.approx(captured.need.size_bytes, rel=0.02)
 

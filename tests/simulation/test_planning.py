@@ -11,19 +11,19 @@ from sambasim.commands.variants import OfDtypes, Variants, changes_of
 from sambasim.compiler.front import captured_from_options, shapes_from_options
 from sambasim.compiler.passes.sequence import Fits, Place
 from sambasim.costs.work import at_batch_size, work_of
-from sambasim.hardware.budget import budget_of, load_calibration
+from sambasim.hardware.budget import budget_of
 from sambasim.hardware.placement import place
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec, load_cluster, load_device
 from sambasim.ir.program import Program
 from sambasim.ir.verify import verify
 from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.report.plan import TERMS, explanation, verdict
-from sambasim.simulation.mesh import predict_mesh
 from sambasim.simulation.planning.one_rank import OneRank, Ranks
 from sambasim.simulation.planning.priced import Priced, Terms
 from sambasim.simulation.planning.search import Goal, Plan, Planner
 from sambasim.simulation.planning.strategy import Space, Strategy
 from sambasim.simulation.prediction import predict
+from sambasim.simulation.step import predict_step
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_seconds
 from tests.support.mpi import ROOT
@@ -50,7 +50,7 @@ def _program(strategy: Strategy) -> Program:
 
 def _planner(device: DeviceSpec | None = None, cluster: ClusterSpec | None = None) -> Planner:
     chosen, where = device or load_device("sn30"), cluster or load_cluster("sn30-8")
-    return Planner(OfDtypes(lambda dtype: _variants()), chosen, where, "o3", load_calibration())
+    return Planner(OfDtypes(lambda dtype: _variants()), chosen, where, "o3")
 
 
 def _space(rdus: int = 4, only: Mapping[str, Sequence[object]] | None = None) -> Space:
@@ -102,10 +102,10 @@ def test_one_replica_costs_what_simulate_predicts(tiles: int | None) -> None:
     [Strategy(2, 2, samples=8, passes=4), Strategy(1, 1, "weight", 2, samples=8, passes=2)],
 )
 def test_a_mesh_costs_what_simulate_predicts(strategy: Strategy) -> None:
-    device, calibration = load_device("sn30"), load_calibration()
+    device = load_device("sn30")
     placement = place(strategy.ranks, device, None, load_cluster("sn30-8"))
-    step = predict_mesh(
-        _program(strategy), budget_of(device, calibration), calibration, placement, SyncPath.RDU,
+    step = predict_step(
+        _program(strategy), budget_of(device), placement, SyncPath.RDU,
         strategy.accumulation_steps,
     )  # fmt: skip
     exact = _planner().exact(strategy)
@@ -213,8 +213,7 @@ def test_few_layers_show_what_the_whole_model_costs() -> None:
     whole.repeated_layers = lambda dtype: 0  # type: ignore[method-assign]  # so the whole model is compiled
     for strategy in (Strategy(2, samples=8), Strategy(2, tensor="weight", chips=2, samples=2, recompute="sections")):
         one, other = (
-            Ranks(programs, load_device("sn30"), load_cluster("sn30-8"), load_calibration()).of(strategy)
-            for programs in (few, whole)
+            Ranks(programs, load_device("sn30"), load_cluster("sn30-8")).of(strategy) for programs in (few, whole)
         )
         assert isinstance(one, OneRank)
         assert isinstance(other, OneRank)
@@ -247,7 +246,7 @@ def test_what_fits_compiles_and_verifies() -> None:
         for one in _plan(goal).best[:4]:
             program = _program(one.strategy)
             options = _options().model_copy(update=changes_of(one.strategy, _options()))
-            Fits(budget_of(load_device("sn30"), load_calibration(), options.num_tiles))(program)
+            Fits(budget_of(load_device("sn30"), options.num_tiles))(program)
             verify(Place()(program))
 
 

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sambasim.hardware.budget import Budget, budget_of, load_calibration
+from sambasim.hardware.budget import Budget, budget_of
 from sambasim.hardware.placement import place
 from sambasim.hardware.spec import ClusterSpec, LinkSpec, load_cluster, load_device
 from sambasim.ir.graph import SectionKind
-from sambasim.simulation.scaling import ScaledStep, Track, scale
-from sambasim.simulation.step import predict_step
+from sambasim.simulation.ranks import price_ranks
+from sambasim.simulation.scaling import SyncedRank, Track, with_sync
 from sambasim.simulation.sync import SyncPath
 from tests.pef.samples import sample_program
 
 DEVICE = load_device("sn30")
-BUDGET = budget_of(DEVICE, load_calibration(), 4)
+BUDGET = budget_of(DEVICE, 4)
 
 _REPLICAS = st.integers(1, 300)
 _FACTOR = st.floats(1, 100)
@@ -42,10 +42,9 @@ def _clusters(draw: st.DrawFn) -> ClusterSpec:
     )
 
 
-def _scaled(replicas: int, path: SyncPath, cluster: ClusterSpec, budget: Budget = BUDGET) -> ScaledStep:
-    program = sample_program()
-    alone = predict_step(program, budget, "o3", load_calibration())
-    return scale(program, alone, place(replicas, DEVICE, 4, cluster), path)
+def _scaled(replicas: int, path: SyncPath, cluster: ClusterSpec, budget: Budget = BUDGET) -> SyncedRank:
+    (rank,) = price_ranks(sample_program(), budget, level="o3")
+    return with_sync(rank.program, rank.alone, place(replicas, DEVICE, 4, cluster), path)
 
 
 @given(_REPLICAS, st.sampled_from(SyncPath), _clusters())
@@ -55,13 +54,13 @@ def test_the_parts_are_the_total(replicas: int, path: SyncPath, cluster: Cluster
     assert scaled.predicted_s == pytest.approx(scaled.step.host_s + scaled.step.device_s + scaled.exposed_sync_s)
     assert scaled.sync_s + scaled.slowest_s == pytest.approx(scaled.exposed_sync_s + scaled.hidden_sync_s)
     assert scaled.hidden_sync_s >= -1e-12
-    assert 0 < scaled.efficiency <= 1
+    assert 0 < scaled.ideal_s <= scaled.predicted_s
     assert _busy_s(scaled, Track.LINKS) == pytest.approx(scaled.sync_s)
     assert _busy_s(scaled, Track.SECTIONS) == pytest.approx(scaled.step.device_s)
     assert _busy_s(scaled, Track.HOST) == pytest.approx(scaled.step.host_s)
 
 
-def _busy_s(scaled: ScaledStep, track: Track) -> float:
+def _busy_s(scaled: SyncedRank, track: Track) -> float:
     return sum(span.predicted_s for span in scaled.spans if span.track is track)
 
 

@@ -12,10 +12,10 @@ from sambasim.ir.program import Program
 from sambasim.ir.ranks import in_slices
 from sambasim.pef import read
 from sambasim.simulation.prediction import predict
-from sambasim.simulation.scaling import ScaledStep, Track
+from sambasim.simulation.scaling import SyncedRank, Track
 from sambasim.simulation.sync import SyncPath, Wire
 from tests.mpi.captures import compiled, in_stages
-from tests.simulation.test_mesh import predicted
+from tests.simulation.test_step import predicted
 
 DEVICE = load_device("sn30")
 CLUSTER = load_cluster(DEVICE.cluster)
@@ -34,9 +34,9 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> list[Program]:
 
 def step_of(
     program: Program, path: SyncPath = SyncPath.HOST, *, level: Level = "o3", replicas: int = 2, micro_steps: int = 1
-) -> ScaledStep:
+) -> SyncedRank:
     found = predict(program, DEVICE, None, level, CLUSTER, (replicas,), micro_steps=micro_steps)
-    return found.scaled[path][0]
+    return found.steps[path][0].synced
 
 
 def test_sync_by_rdu_is_the_same_at_every_level(programs: list[Program]) -> None:
@@ -87,7 +87,7 @@ def test_other_sections_gather_more_often(programs: list[Program]) -> None:
     """A group is freed behind a section, and kept where the next one reads it too."""
     few, many = (step_of(programs[3], level=level) for level in ("o3", "o0"))
     assert len(many.times_s(SectionKind.GATHER)) > len(few.times_s(SectionKind.GATHER))
-    assert many.received_bytes[Wire.HOST] > few.received_bytes[Wire.HOST]
+    assert many.moved.received_bytes[Wire.HOST] > few.moved.received_bytes[Wire.HOST]
 
 
 def gathered_bytes(program: Program) -> int:
@@ -110,6 +110,6 @@ def test_stages_gather_in_every_micro_batch(tmp_path: Path) -> None:
         assert before.gathered.predicted_s == 0
         own = parameters.ranks[position].program
         assert after.gathered.received_bytes[Wire.HOST] == gathered_bytes(own) * own.micro_batches
-    assert parameters.pass_s > gradients.pass_s
+    assert parameters.passes_s > gradients.passes_s
     parts = parameters.model_s + parameters.host_s + parameters.update_s + parameters.exposed_sync_s
     assert parameters.predicted_s == pytest.approx(parts + sum(parameters.waited_s.values()))

@@ -18,7 +18,7 @@ from sambasim.costs.cut import Level, cut
 from sambasim.costs.fit import check_chip, check_memory
 from sambasim.costs.work import at_batch_size, stage_ranges, work_of, works_of_ranks
 from sambasim.errors import OptionError
-from sambasim.hardware.budget import Budget, budget_of, load_calibration
+from sambasim.hardware.budget import Budget, budget_of
 from sambasim.hardware.spec import load_device
 from sambasim.ir.graph import Graph, SectionKind
 from sambasim.ir.program import ParameterGroup, Program
@@ -62,12 +62,7 @@ class Partition:
         def divided(graph: Graph) -> Graph:
             work = work_of(graph, program.symbols)
             scaled = at_batch_size(work, program.batch_size, self.samples or program.batch_size)
-            pieces = cut(graph, scaled, self.budget, self.level)
-            sections = (
-                replace(one.part, index=index, name=one.name, start=one.nodes[0], stop=one.nodes[1])
-                for index, one in enumerate(pieces)
-            )
-            return replace(graph, sections=tuple(sections))
+            return replace(graph, sections=cut(graph, scaled, self.budget, self.level))
 
         return program.map_graphs(divided)
 
@@ -163,7 +158,7 @@ def pipeline(
 ) -> Sequence[Pass]:
     """The passes that `options` ask for. `model` may have a plan for tensor parallelism; `tell` gets notices. Sections
     are cut for a pass of `samples`, by default those of the program."""
-    budget = budget_of(load_device(options.arch), load_calibration(), options.num_tiles)
+    budget = budget_of(load_device(options.arch), options.num_tiles)
     passes: list[Pass] = [Partition(options.opt_level, budget, samples)]
     if options.recompute != "none" and not options.inference:
         sections = [Partition(options.opt_level, budget, samples)] if options.recompute == "sections" else []

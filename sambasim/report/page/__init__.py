@@ -8,22 +8,21 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from sambasim.hardware.spec import DeviceSpec
 from sambasim.pef import Checked
 from sambasim.records.metrics import RunRecords
 from sambasim.report.findings import Findings
 from sambasim.report.page import mesh, plan
 from sambasim.report.page.graph import section_graph
 from sambasim.report.page.overview import advice, caveat, facts_line, grounds, memory, summary
-from sambasim.report.page.replicas import scaling, timeline
 from sambasim.report.page.run import measured_parts, mesh_facts
+from sambasim.report.page.scaling import scaling
 from sambasim.report.page.sections import operators, pipeline, roofline, sections_part
+from sambasim.report.page.timeline import timeline
 from sambasim.report.page.ui import Html, Part, element, for_script, joined
-from sambasim.simulation.mesh import MeshStep
 from sambasim.simulation.planning.search import Plan
 from sambasim.simulation.prediction import Prediction
 
-_PREDICTED = (summary, advice, timeline, sections_part, roofline, section_graph, pipeline, memory, scaling, operators)
+_OF_ONE_RANK = (summary, advice, timeline, sections_part, roofline, section_graph, pipeline, memory)
 
 
 def predicted_page(
@@ -33,48 +32,26 @@ def predicted_page(
     checked: Checked | None = None,
 ) -> str:
     """The page of a PEF with this digest, which was `checked` so, or of a model without a PEF. `run` adds the parts of
-    a run of the PEF, given with the name of its file."""
-    found = Findings(prediction)
-    parts, last = [make(found) for make in _PREDICTED], grounds(prediction.device, prediction.cluster)
-    lines = element(
-        "p", "Costliest lines, of the device time: ", element("code", found.costliest_lines), class_="lines"
-    )
-    note = joined(
-        element("p", found.headline, class_="headline"), *([lines] if found.line_s else []), caveat(prediction)
-    )
-    return _with_run(prediction.program.name, facts_line(prediction, digest, checked), note, parts, last, run)
-
-
-def mesh_page(
-    device: DeviceSpec,
-    steps: Sequence[MeshStep],
-    digest: str | None,
-    run: tuple[RunRecords, str] | None = None,
-    checked: Checked | None = None,
-) -> str:
-    """The page of a PEF or a model whose replicas have several ranks; arguments as for `predicted_page`."""
-    step, parts = mesh.shown(steps), mesh.parts_of(steps)
-    facts, last = mesh.facts_line(device, step, digest, checked), grounds(device, step.placement.cluster)
-    return _with_run(step.program.name, facts, mesh.caveat(device, step.program), parts, last, run)
+    a run of the PEF, given with the name of its file. What is about sections is for replicas of one rank."""
+    name, last = prediction.program.name, grounds(prediction.device, prediction.cluster)
+    facts, note = facts_line(prediction, digest, checked), caveat(prediction)
+    if prediction.program.ranks_of_replica > 1:
+        parts = [*mesh.parts_of(prediction), scaling(prediction)]
+    else:
+        found = Findings(prediction)
+        parts = [*(make(found) for make in _OF_ONE_RANK), scaling(prediction), operators(found)]
+        lines = element("code", found.costliest_lines)
+        costliest = element("p", "Costliest lines, of the device time: ", lines, class_="lines")
+        note = joined(element("p", found.headline, class_="headline"), *([costliest] if found.line_s else []), note)
+    if run is not None:
+        text = " parts have a coloured edge. They show a run, on the machine where it ran."
+        note = joined(note, element("p", element("b", "Measured"), text, class_="caveat"))
+        parts += measured_parts(*run, beside=True)
+    return _page(name, facts, note, [*parts, last])
 
 
 def plan_page(found: Plan) -> str:
     return _page(found.name, plan.facts_line(found), plan.caveat(found), plan.parts_of(found))
-
-
-def _with_run(
-    name: str,
-    facts: Sequence[tuple[str, str]],
-    note: Html,
-    parts: Sequence[Part],
-    last: Part,
-    run: tuple[RunRecords, str] | None,
-) -> str:
-    if run is None:
-        return _page(name, facts, note, [*parts, last])
-    text = " parts have a coloured edge. They show a run, on the machine where it ran."
-    note = joined(note, element("p", element("b", "Measured"), text, class_="caveat"))
-    return _page(name, facts, note, [*parts, *measured_parts(*run, beside=True), last])
 
 
 def measured_page(run: RunRecords, name: str) -> str:

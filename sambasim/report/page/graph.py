@@ -8,7 +8,7 @@ from math import sqrt
 from sambasim.ir.graph import SectionKind
 from sambasim.report.findings import Findings
 from sambasim.report.page import ui
-from sambasim.simulation.step import MODEL_KINDS
+from sambasim.simulation.alone import MODEL_KINDS
 from sambasim.units import counted, format_bytes, format_seconds
 
 MOST_BOXES = 400

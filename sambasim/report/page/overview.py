@@ -10,6 +10,7 @@ from sambasim.report.devices import figures_of, title_of, value_text
 from sambasim.report.findings import Findings, mfu, mfu_text, range_text
 from sambasim.report.page import ui
 from sambasim.report.simulation import bound_text
+from sambasim.report.steps import NOTE
 from sambasim.simulation.advice import Change, on_a_node
 from sambasim.simulation.prediction import Prediction, backing_of, likely, zero_note
 from sambasim.simulation.sync import SyncPath
@@ -17,29 +18,27 @@ from sambasim.units import GIB, KIB, MIB, TIB, format_bytes, format_rate, format
 
 
 def facts_line(prediction: Prediction, digest: str | None, checked: Checked | None) -> list[tuple[str, str]]:
-    device, tiles = prediction.device, prediction.tiles
+    """`digest` and `checked` are those of a PEF, if there is one."""
+    device, tiles, step = prediction.device, prediction.tiles, prediction.steps[SyncPath.RDU][0]
     of_device = f"{device.tiles} tiles" if device.tiles else "whole"
-    return [
-        ("device", f"{device.name}, {of_device}" if tiles is None else f"{device.name}, {tiles} of {of_device}"),
-        ("level", prediction.level),
-        ("batch", f"{prediction.alone.batch_size} a replica"),
+    facts = [("device", f"{device.name}, {of_device}" if tiles is None else f"{device.name}, {tiles} of {of_device}")]
+    if step.several_ranks:
+        schedule = "none" if prediction.program.schedule is None else prediction.program.schedule.name
+        facts += [("each rank", step.budget.where), ("mesh", str(step.mesh)), ("schedule", schedule)]
+    else:
+        facts.append(("level", prediction.level))
+    facts += [
+        ("batch", f"{step.batch_size} a replica"),
         ("cluster", prediction.cluster.name),
         ("step", "training" if prediction.program.training else "forward only"),
-        *of_pef(digest, checked),
     ]
-
-
-def of_pef(digest: str | None, checked: Checked | None) -> list[tuple[str, str]]:
-    """What is said of a PEF, if there is one."""
-    if digest is None:
-        return []
-    return [("PEF", digest[:12]), ("checked", "no" if checked is None else str(checked))]
+    return facts if digest is None else [*facts, ("PEF", digest[:12]), ("checked", str(checked or "no"))]
 
 
 def caveat(prediction: Prediction) -> ui.Html:
-    backing = backing_of(prediction.device, 2 if prediction.program.training else 1)
-    notes = "".join(f" {note}." for note in zero_note(prediction.program))
-    text = f" A model of the device gives these numbers: {backing}.{notes}"
+    notes = [backing_of(prediction.device, 2 if prediction.program.training else 1)]
+    notes += [NOTE] if prediction.program.ranks_of_replica > 1 else []
+    text = f" A model of the device gives these numbers: {'. '.join([*notes, *zero_note(prediction.program)])}."
     return ui.element("p", ui.element("b", "Predicted, not measured."), text, class_="caveat")
 
 
@@ -75,10 +74,10 @@ def _keys(prediction: Prediction) -> list[tuple[str, str, str]]:
         ("MFU", f"{mfu(prediction):.1%}", mfu_text(prediction)),
         ("memory", format_bytes(alone.need.size_bytes), capacity),
     ]
-    rdu, host = (prediction.scaled[path][on_a_node(prediction)] for path in (SyncPath.RDU, SyncPath.HOST))
-    if prediction.program.training is not None and rdu.placement.replicas > 1:
+    rdu, host = (prediction.steps[path][on_a_node(prediction)] for path in (SyncPath.RDU, SyncPath.HOST))
+    if prediction.program.training is not None and rdu.replicas > 1:
         note = f"efficiency with sync by RDUs; {host.efficiency:.0%} by hosts"
-        found.append((f"on {rdu.placement.replicas} replicas", f"{rdu.efficiency:.0%}", note))
+        found.append((f"on {rdu.replicas} replicas", f"{rdu.efficiency:.0%}", note))
     return found
 
 

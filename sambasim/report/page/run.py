@@ -7,7 +7,7 @@ from math import prod
 from sambasim.ir.mesh import Mesh
 from sambasim.records.metrics import RunRecords, SummaryRecord
 from sambasim.report.page import ui
-from sambasim.report.page.mesh import message_colour
+from sambasim.report.page.timeline import message_colour
 from sambasim.report.summaries import mean_step, notes_of_mean_step
 from sambasim.units import counted, format_bytes, format_seconds
 

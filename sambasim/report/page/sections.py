@@ -7,11 +7,11 @@ from sambasim.costs.load import chip_bytes
 from sambasim.ir.graph import Node
 from sambasim.ir.operators import OPERATORS
 from sambasim.report.findings import Findings, Roof, published, reachable, roofs_text
+from sambasim.report.folds import Fold
 from sambasim.report.page import ui
 from sambasim.report.simulation import bound_text
-from sambasim.simulation.planning.layers import Fold
+from sambasim.simulation.alone import TimedSection
 from sambasim.simulation.prediction import Prediction
-from sambasim.simulation.step import TimedSection
 from sambasim.units import counted, format_count
 
 _MOST_NUMBERED = 32

@@ -8,8 +8,8 @@ from sambasim.ir.graph import SectionKind
 from sambasim.runtime.outcome import predicted
 from sambasim.samba import joining
 from sambasim.samba.session import session
-from sambasim.simulation.mesh import MeshStep, has_several_ranks
 from sambasim.simulation.prediction import backing_of
+from sambasim.simulation.step import PredictedStep, has_several_ranks
 from sambasim.simulation.sync import SyncPath
 
 
@@ -26,7 +26,7 @@ class Prediction:
         nodes = world.node_of if data_parallel else [world.node_index]
         placement = place_replicas(inventory, nodes, document.program.ranks_of_replica)
         found = predicted(document.program, inventory, placement, SyncPath.RDU if reduce_on_rdu else SyncPath.HOST)
-        self.step: MeshStep | None = None
+        self.step: PredictedStep | None = None
         if isinstance(found, str) or has_several_ranks(document.program):
             why = found if isinstance(found, str) else "sambasim simulate predicts a replica of several ranks"
             self.figures: dict[str, JsonValue] = {"not_predicted": why}

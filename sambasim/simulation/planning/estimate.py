@@ -14,7 +14,6 @@ from itertools import pairwise
 from math import sqrt
 from operator import add
 
-from sambasim.hardware.budget import Calibration
 from sambasim.hardware.placement import Placement, place
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec
 from sambasim.simulation.memory import Memory
@@ -57,15 +56,9 @@ class Stage:
 
 
 class Estimator:
-    def __init__(
-        self,
-        programs: Programs,
-        device: DeviceSpec,
-        cluster: ClusterSpec,
-        calibration: Calibration,
-    ) -> None:
+    def __init__(self, programs: Programs, device: DeviceSpec, cluster: ClusterSpec) -> None:
         self._device, self._cluster = device, cluster
-        self.ranks = Ranks(programs, device, cluster, calibration)
+        self.ranks = Ranks(programs, device, cluster)
         self._stages: dict[tuple[object, ...], Sequence[Stage] | str] = {}
         self._synced: dict[tuple[object, ...], GroupSync] = {}
 

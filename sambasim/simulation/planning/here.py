@@ -22,13 +22,16 @@ from sambasim.ir.mesh import TENSOR
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import of_ranks
-from sambasim.ir.schedule import Action, ActionKind, in_flight, make, timeline
+from sambasim.ir.schedule import Action, ActionKind, Schedule, in_flight, make
 from sambasim.ir.types import SymbolKind, TensorType
 from sambasim.simulation.machine import Machine, PassTimes, Rates, between
 from sambasim.simulation.memory import Memory, memory_of, pass_memory
 from sambasim.simulation.planning.priced import Priced, Terms, shortage
 from sambasim.simulation.planning.search import Goal, Plan, Refused, order
 from sambasim.simulation.planning.strategy import Space, Strategy
+from sambasim.simulation.ranks import Cost
+from sambasim.simulation.step import Passes
+from sambasim.simulation.sync import Traffic
 from sambasim.units import counted, format_rate
 
 NOTE = (
@@ -120,14 +123,6 @@ class _Part:
         return found.activations, found.temporaries
 
 
-@dataclass(frozen=True, slots=True)
-class _Seconds:
-    """One action: its operators, and its messages within the replica."""
-
-    compute_s: float
-    messages_s: float
-
-
 class Here:
     """`program_of` compiles the model for a strategy. Passes were measured in `dtype`."""
 
@@ -136,7 +131,7 @@ class Here:
         self._alone = Strategy(2, dtype=dtype)
         self._parts: dict[Strategy, tuple[_Part, ...] | OptionError] = {}
         self._times: dict[tuple[int, int], PassTimes] = {}
-        self._costs: dict[tuple[object, ...], Mapping[tuple[ActionKind, int], _Seconds]] = {}
+        self._costs: dict[tuple[object, ...], Mapping[tuple[ActionKind, int], Cost]] = {}
 
     def price(self, strategy: Strategy) -> Priced:
         """Raises OptionError if `strategy` cannot be compiled."""
@@ -144,19 +139,30 @@ class Here:
         parts, rates = self._parts_of(strategy), machine.rates_at(strategy.ranks)
         times = self._times_at(rates, strategy.samples)
         costs = [self._cost(part, number, strategy, rates, times) for number, part in enumerate(parts)]
-        crowd = machine.crowd(strategy.ranks)
-        if strategy.stages > 1:
-            terms, idle_s = self._pipelined(strategy, parts, costs, times, crowd)
-        else:
-            idle_s = 0.0
-            of_pass, passes = costs[0], strategy.passes
-            compute_s = sum(one.compute_s for one in of_pass.values())
-            messages_s = sum(one.messages_s for one in of_pass.values())
-            adding_s = times.adding_s * parts[0].share * (passes - 1)
-            terms = Terms((compute_s * passes + adding_s) * crowd, 0.0, messages_s * passes * crowd, 0.0, 0.0, 0.0)
+        crowd, schedule = machine.crowd(strategy.ranks), _schedule(strategy)
+
+        def cost(action: Action) -> Cost:
+            """Without the gradients that the later passes of a stage, or micro-steps, add."""
+            rank = schedule.rank_of(action.stage)
+            found = costs[rank].get((action.kind, action.stage), Cost())
+            adds = action.kind in _ADDING and action.micro_batch > 0
+            return found + Cost(times.adding_s * parts[rank].share / strategy.chunks) if adds else found
+
+        passes, steps = Passes(schedule, cost), strategy.accumulation_steps
+        busy = max(passes.of_ranks, key=lambda rank: rank.predicted_s)
+        mean_s = sum(rank.predicted_s for rank in passes.of_ranks) / strategy.stages
         update_s, sync_s = self._update(strategy, max(part.share for part in parts), rates)
-        reading_s = times.batch_s * strategy.passes * crowd
-        terms = replace(terms, host_s=reading_s, update_s=update_s * crowd, sync_s=sync_s * crowd)
+        adding_s = times.adding_s * parts[0].share * (steps - 1)
+        terms = Terms(
+            compute_s=(busy.device_s * steps + adding_s) * crowd,
+            host_s=times.batch_s * strategy.passes * crowd,
+            messages_s=busy.messages_s * steps * crowd,
+            # A rank that waits for a message keeps its share of a core.
+            bubble_s=(passes.predicted_s - busy.predicted_s) * steps * crowd,
+            update_s=update_s * crowd,
+            sync_s=sync_s * crowd,
+        )
+        idle_s = (passes.predicted_s - mean_s) * steps * crowd
         memory = tuple(self._memory(strategy, parts, rates, times))
         capacity_bytes = machine.memory_bytes // strategy.ranks
         problem = shortage(memory, capacity_bytes)
@@ -201,34 +207,28 @@ class Here:
 
     def _cost(
         self, part: _Part, number: int, strategy: Strategy, rates: Rates, times: PassTimes
-    ) -> Mapping[tuple[ActionKind, int], _Seconds]:
-        """By kind of action and stage, without gradients that are added."""
+    ) -> Mapping[tuple[ActionKind, int], Cost]:
+        """By kind of action and stage."""
         key = id(part), number, rates.ranks, strategy.samples
         if key in self._costs:
             return self._costs[key]
         graph, samples = part.graph, strategy.samples
         sections, _ = pass_and_update(graph)
         found = {}
-        for (kind, stage), (start, stop) in spans_of_actions(sections).items():
-            compute_s = messages_s = 0.0
-            for node in (node for section in sections[start:stop] for node in graph.section_nodes(section)):
-                seconds = self._node_s(part, node, rates, times, samples / part.program.batch_size)
-                if node.operator.startswith("comm."):
-                    messages_s += seconds
-                else:
-                    compute_s += seconds
-            found[kind, stage] = _Seconds(compute_s, messages_s)
-        if part.program.schedule is None:  # one action is the whole pass
-            found = {
-                one: seconds for one, seconds in found.items() if one[0] in (ActionKind.FORWARD, ActionKind.BACKWARD)
-            }
+        for action, (start, stop) in spans_of_actions(sections).items():
+            nodes = [node for section in sections[start:stop] for node in graph.section_nodes(section)]
+            found[action] = sum((self._node_cost(part, node, rates, times, samples) for node in nodes), Cost())
         self._costs[key] = found
         return found
 
-    def _node_s(self, part: _Part, node: Node, rates: Rates, times: PassTimes, scale: float) -> float:
-        """`scale`: samples, relative to those of the program."""
+    def _node_cost(self, part: _Part, node: Node, rates: Rates, times: PassTimes, samples: int) -> Cost:
+        scale = samples / part.program.batch_size
         if node.operator.startswith("comm."):
-            return self._message_s(part, node, rates, scale)
+            return Cost(messages={axis_of(node) or "": Traffic(self._message_s(part, node, rates, scale))})
+        return Cost(self._operator_s(part, node, times, scale))
+
+    def _operator_s(self, part: _Part, node: Node, times: PassTimes, scale: float) -> float:
+        """`scale`: samples, relative to those of the program."""
         name = node.name.removesuffix(MADE_AGAIN)
         known = times.seconds.get(name)
         if known is not None:
@@ -258,34 +258,6 @@ class Here:
             return rates.latency_s + size_bytes * ranks / self._machine.copy_bytes_per_s
         return rates.latency_s + size_bytes / rates.link_bytes_per_s
 
-    def _pipelined(
-        self,
-        strategy: Strategy,
-        parts: Sequence[_Part],
-        costs: Sequence[Mapping[tuple[ActionKind, int], _Seconds]],
-        times: PassTimes,
-        crowd: float,
-    ) -> tuple[Terms, float]:
-        """The terms of the slowest rank, and how long ranks wait on average."""
-        schedule = make(strategy.schedule, strategy.stages, strategy.passes)
-
-        def seconds(action: Action) -> float:
-            rank = schedule.rank_of(action.stage)
-            one = costs[rank].get((action.kind, action.stage), _Seconds(0.0, 0.0))
-            adds = action.kind in _ADDING and action.micro_batch > 0
-            adding_s = times.adding_s * parts[rank].share / strategy.chunks if adds else 0.0
-            return one.compute_s + one.messages_s + adding_s
-
-        busy_s = [sum(map(seconds, row)) for row in schedule.rows]
-        slowest = max(range(len(busy_s)), key=busy_s.__getitem__)
-        messages_s = sum(
-            costs[slowest].get((one.kind, one.stage), _Seconds(0.0, 0.0)).messages_s for one in schedule.rows[slowest]
-        )
-        whole_s = max(row[-1][2] for row in timeline(schedule, seconds))
-        waiting_s = (whole_s - busy_s[slowest]) * crowd  # a rank that waits for a message keeps its share of a core
-        terms = Terms((busy_s[slowest] - messages_s) * crowd, 0.0, messages_s * crowd, waiting_s, 0.0, 0.0)
-        return terms, (whole_s - sum(busy_s) / len(busy_s)) * crowd
-
     def _update(self, strategy: Strategy, share: float, rates: Rates) -> tuple[float, float]:
         """Seconds of the update and of sync on a core of its own, by the bytes that are read and written."""
         copies, measured, states = strategy.copies, rates.ranks, self._states
@@ -307,10 +279,7 @@ class Here:
         whole_bytes = sum(self._whole.memory) * times.samples // self._whole.program.batch_size
         process_bytes = rates.private_bytes + rates.shared_bytes // strategy.ranks
         process_bytes += max(times.heap_bytes - whole_bytes, 0)
-        flights = [1]
-        if strategy.stages > 1:
-            flights = in_flight(make(strategy.schedule, strategy.stages, strategy.passes))
-        for part, flight in zip(parts, flights, strict=True):
+        for part, flight in zip(parts, in_flight(_schedule(strategy)), strict=True):
             program = part.program
             activations, temporaries = (one * strategy.samples // program.batch_size for one in part.memory)
             found = memory_of(
@@ -331,6 +300,10 @@ class Here:
                 activations=found.activations + temporaries,
                 buffers=found.buffers + process_bytes - unused,
             )
+
+
+def _schedule(strategy: Strategy) -> Schedule:
+    return make(strategy.schedule, strategy.stages, strategy.micro_batches)
 
 
 def _update_words(copies: int, states: int) -> float:

@@ -1,22 +1,20 @@
-"""Layers that repeat in a predicted step, and its operators as a chain of layers that a pipeline may cut: what each
-costs, keeps and hands on.
+"""The operators of a predicted step as a chain of layers that a pipeline may cut: what each costs, keeps and hands on.
 
 An estimate: an operator takes its share of its section in the step of a replica without stages, and an operator of the
 backward belongs to the stage whose activations it reads.
 """
 
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, chain, cycle, islice, pairwise
 
 from sambasim.costs.load import alone_s
 from sambasim.costs.work import Work, stage_ranges
-from sambasim.ir.graph import Graph, SectionKind
+from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
-from sambasim.simulation.step import MODEL_KINDS, PredictedStep
+from sambasim.simulation.alone import MODEL_KINDS, RankAlone
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,7 @@ def _ends(at_s: Sequence[float], stages: int, most_s: float) -> Sequence[int] | 
 
 
 def chain_of(
-    step: PredictedStep,
+    step: RankAlone,
     work: Work,
     messages_s: Sequence[float],
     numel_of: Mapping[str, int],
@@ -148,7 +146,7 @@ def _repeated(shorter: Shorter, work: Work, count: int) -> Sequence[int]:
     return [*range(starts[0]), *chain.from_iterable(layers), *range(starts[-1], count)]
 
 
-def _by_operator(step: PredictedStep, work: Work, messages_s: Sequence[float]) -> list[float]:
+def _by_operator(step: RankAlone, work: Work, messages_s: Sequence[float]) -> list[float]:
     """The seconds of each operator: that of its section, divided by what operators take alone."""
     sections = [one for one in step.sections if one.kind in MODEL_KINDS]
     found: list[float] = []
@@ -238,72 +236,3 @@ def _layers(operators: Sequence[Layer]) -> Iterator[Layer]:
                 numel=sum(each.numel for each in span),
             )
             start = stop
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Sections `start` up to `stop`, which are `count` times `period` sections. A section that does not repeat is a run
-    of one."""
-
-    start: int
-    period: int
-    count: int
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.period * self.count
-
-
-@dataclass(frozen=True, slots=True)
-class Fold:
-    """The numbers of equal sections, of any runs."""
-
-    numbers: tuple[int, ...]
-
-
-def runs_of_step(step: PredictedStep, graph: Graph) -> tuple[Run, ...]:
-    return tuple(runs_of(_keys(step, graph)))
-
-
-def folds_of(step: PredictedStep, graph: Graph) -> tuple[Fold, ...]:
-    """Each section is in one fold; in the order of their first sections."""
-    numbers: defaultdict[Hashable, list[int]] = defaultdict(list)
-    for number, key in enumerate(_keys(step, graph)):
-        numbers[key].append(number)
-    return tuple(Fold(tuple(equal)) for equal in numbers.values())
-
-
-def _keys(step: PredictedStep, graph: Graph) -> list[Hashable]:
-    def operators(start: int, stop: int) -> tuple[Hashable, ...]:
-        return tuple((node.operator, node.source) for node in graph.nodes[start:stop])
-
-    return [(one.kind, one.load, one.price, operators(*one.nodes)) for one in step.sections]
-
-
-def runs_of(keys: Sequence[Hashable]) -> list[Run]:
-    """From the start, always the run that covers most, with the shortest period."""
-    number_of: dict[Hashable, int] = {}
-    numbers = [number_of.setdefault(key, len(number_of)) for key in keys]
-    places: defaultdict[int, list[int]] = defaultdict(list)
-    for place, number in enumerate(numbers):
-        places[number].append(place)
-    found: list[Run] = []
-    start = 0
-    while start < len(numbers):
-        found.append(_longest(numbers, start, places))
-        start = found[-1].stop
-    return found
-
-
-def _longest(numbers: Sequence[int], start: int, places: Mapping[int, Sequence[int]]) -> Run:
-    best = Run(start, 1, 1)
-    for again in places[numbers[start]]:
-        period = again - start
-        if period <= 0 or again + period > len(numbers):
-            continue
-        one, count = numbers[start:again], 1
-        while numbers[start + count * period : start + (count + 1) * period] == one:
-            count += 1
-        if count > 1 and period * count > best.period * best.count:
-            best = Run(start, period, count)
-    return best

@@ -8,25 +8,25 @@ samples    1, 8, 64, 512, … are priced, with recomputation of sections on whol
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cached_property
-from typing import Any, Protocol, TypeVar, cast
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Protocol
 
 from sambasim.costs.work import Work, at_batch_size, work_of
 from sambasim.errors import SambasimError
-from sambasim.hardware.budget import Budget, Calibration, budget_of
+from sambasim.hardware.budget import Budget, budget_of
 from sambasim.hardware.placement import place
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec
-from sambasim.ir.graph import Section
 from sambasim.ir.mesh import DATA_PARALLEL, TENSOR, Mesh
 from sambasim.ir.program import Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
+from sambasim.simulation.alone import MODEL_KINDS, price_alone, sections_of_pass
+from sambasim.simulation.machine import mixed
 from sambasim.simulation.memory import Memory, memory_of
 from sambasim.simulation.planning.layers import Chain, Shorter, chain_of
 from sambasim.simulation.planning.priced import roomy
 from sambasim.simulation.planning.strategy import Strategy
 from sambasim.simulation.scaling import slowest_s_of
-from sambasim.simulation.step import MODEL_KINDS, pieces_as_compiled, price_pieces
 from sambasim.simulation.sync import Traffic, traffic_of
 
 
@@ -55,11 +55,14 @@ samples that are priced differ."""
 
 @dataclass(frozen=True)
 class Compiled:
-    """The program of a replica of one stage, and the work of one pass as compiled."""
+    """The program of a replica of one stage."""
 
     program: Program
-    work: Work
     shorter: Shorter | None = None
+
+    @cached_property
+    def work(self) -> Work:
+        return work_of(self.program.leading, self.program.symbols)
 
     @cached_property
     def numel_of(self) -> Mapping[str, int]:
@@ -67,8 +70,7 @@ class Compiled:
 
     @property
     def sections(self) -> int:
-        graph = self.program.leading
-        return sum(one.kind in MODEL_KINDS for one in graph.sections)
+        return len(sections_of_pass(self.program.leading))
 
     @cached_property
     def operand_bytes(self) -> int:
@@ -94,10 +96,6 @@ class Compiled:
         two groups."""
         sizes = sorted((group.numel * DTYPE_BYTES[group.dtype] for group in self.program.groups), reverse=True)
         return sum(sizes[:1]), sum(sizes[:1]) + sum(sizes[:2])
-
-
-def _compiled(program: Program, shorter: Shorter | None = None) -> Compiled:
-    return Compiled(program, work_of(program.leading, program.symbols), shorter)
 
 
 def _show(few: Compiled, more: Compiled, layers: int) -> bool:
@@ -128,55 +126,34 @@ class OneRank:
     operand_bytes: int
 
 
-_T = TypeVar("_T")
-
-
-def mixed(low: _T, high: _T, part: float) -> _T:
-    """All numbers of `low`, moved by `part` of the way to those of `high`, or beyond."""
-    a: Any = low
-    b: Any = high
-    found: Any = low
-    if isinstance(low, (int, float)):
-        found = round(a + (b - a) * part) if isinstance(low, int) else a + (b - a) * part
-    elif isinstance(low, tuple):
-        found = tuple(mixed(*pair, part) for pair in zip(a, b, strict=True))
-    elif isinstance(low, Mapping):
-        found = {key: mixed(value, b[key], part) for key, value in a.items()}
-    elif is_dataclass(low):
-        found = replace(a, **{one.name: mixed(getattr(a, one.name), getattr(b, one.name), part) for one in fields(a)})
-    return cast(_T, found)
-
-
 class Ranks:
     """The ranks of all strategies, each priced once."""
 
-    def __init__(self, programs: Programs, device: DeviceSpec, cluster: ClusterSpec, calibration: Calibration) -> None:
-        self._programs = programs
-        self._device, self._cluster, self._calibration = device, cluster, calibration
-        self._budgets: dict[int | None, Budget] = {}
-        self._made: dict[Strategy, Sequence[Compiled] | str] = {}
-        self._anchors: dict[Strategy, OneRank | str] = {}
-        self._ranks: dict[Strategy, OneRank | str] = {}
+    def __init__(self, programs: Programs, device: DeviceSpec, cluster: ClusterSpec) -> None:
+        self._programs, self._device, self._cluster = programs, device, cluster
+        self._budget_of = cache(lambda tiles: budget_of(device, tiles))
+        self._of = cache(self._between)
+        self._anchored = cache(self._priced)
+        self._compiled = cache(self._made)
 
     def budget(self, strategy: Strategy) -> Budget:
-        if strategy.tiles not in self._budgets:
-            self._budgets[strategy.tiles] = budget_of(self._device, self._calibration, strategy.tiles)
-        return self._budgets[strategy.tiles]
+        return self._budget_of(strategy.tiles)
 
     def of(self, strategy: Strategy) -> OneRank | str:
         """The rank of `strategy`, or why it is impossible."""
-        alone = Strategy(
-            2,
-            tensor="weight" if strategy.tensor == "weight" else "none",
-            chips=strategy.chips if strategy.tensor == "weight" else 1,
-            samples=strategy.samples,
-            recompute="none" if strategy.recompute == "full" else strategy.recompute,  # each stage has its own segments
-            dtype=strategy.dtype,
-            tiles=strategy.tiles,
+        return self._of(
+            Strategy(
+                2,
+                tensor="weight" if strategy.tensor == "weight" else "none",
+                chips=strategy.chips if strategy.tensor == "weight" else 1,
+                samples=strategy.samples,
+                recompute="none"
+                if strategy.recompute == "full"
+                else strategy.recompute,  # each stage has its own segments
+                dtype=strategy.dtype,
+                tiles=strategy.tiles,
+            )
         )
-        if alone not in self._ranks:
-            self._ranks[alone] = self._between(alone)
-        return self._ranks[alone]
 
     def _between(self, alone: Strategy) -> OneRank | str:
         # What sections keep between them depends on the samples for which they are cut.
@@ -190,13 +167,10 @@ class Ranks:
         more = self._anchored(replace(alone, samples=high))
         return more if isinstance(more, str) else mixed(found, more, (alone.samples - low) / (high - low))
 
-    def _anchored(self, alone: Strategy) -> OneRank | str:
-        if alone not in self._anchors:
-            compiled = self._compiled(replace(alone, samples=min(alone.samples, _CUT_FOR)))
-            self._anchors[alone] = compiled if isinstance(compiled, str) else self._priced(alone, compiled)
-        return self._anchors[alone]
-
-    def _priced(self, alone: Strategy, compiled: Sequence[Compiled]) -> OneRank:
+    def _priced(self, alone: Strategy) -> OneRank | str:
+        compiled = self._compiled(replace(alone, samples=min(alone.samples, _CUT_FOR)))
+        if isinstance(compiled, str):
+            return compiled
         ranks = [self._one_rank(alone, one) for one in compiled]
         found, shorter = ranks[-1], compiled[-1].shorter
         if shorter is None:
@@ -207,14 +181,12 @@ class Ranks:
         between_bytes = max(whole.between_bytes, 0)
         return replace(whole, chain=found.chain, between_bytes=between_bytes, gathered=found.gathered)
 
-    def _compiled(self, alone: Strategy) -> Sequence[Compiled] | str:
+    def _made(self, alone: Strategy) -> Sequence[Compiled] | str:
         """The program of the whole model, or that of few layers and one of some more."""
-        if alone not in self._made:
-            try:
-                self._made[alone] = self._few(alone) or [_compiled(self._programs.program(alone))]
-            except SambasimError as error:  # a model may not be captured in each dtype
-                self._made[alone] = error.what
-        return self._made[alone]
+        try:
+            return self._few(alone) or [Compiled(self._programs.program(alone))]
+        except SambasimError as error:  # a model may not be captured in each dtype
+            return error.what
 
     def _few(self, alone: Strategy) -> Sequence[Compiled]:
         """The programs of few layers, if they show what the whole model costs."""
@@ -222,7 +194,7 @@ class Ranks:
             return []
         counts = _FEW_LAYERS[alone.recompute]
         shorter = [self._programs.shorter(alone, count) for count in counts]
-        found = [_compiled(one.program, one) for one in shorter if one is not None]
+        found = [Compiled(one.program, one) for one in shorter if one is not None]
         if len(found) < len(counts):
             return []
         few, more = found
@@ -233,14 +205,13 @@ class Ranks:
         budget = replace(roomy(self.budget(alone)), behind=None)
         graph = program.leading
         work = at_batch_size(compiled.work, program.batch_size, samples)
-        pieces = pieces_as_compiled(graph, work)
-        step = price_pieces(program, work, pieces, budget, self._calibration, samples, 1)
-        found = [Traffic()] * len(pieces)
+        sections = sections_of_pass(graph)
+        step = price_alone(program, work, budget, samples)
+        found = [Traffic()] * len(sections)
         if alone.chips > 1:
             placement = place(alone.chips, self._device, None, self._cluster)
             mesh = Mesh({DATA_PARALLEL: 1, TENSOR: alone.chips})
-            for number, one in enumerate(pieces):
-                section = Section(number, one.kind, one.name, *one.nodes)
+            for number, section in enumerate(sections):
                 by_axis = traffic_of([section], graph, program, placement, mesh, 0, alone.samples, work.resident)
                 found[number] = by_axis.get(TENSOR, Traffic())
         memory = memory_of(program, activations_bytes=0, samples=samples, zero=0, replicas=1)
@@ -248,7 +219,7 @@ class Ranks:
         update_s = sum(one.price.predicted_s for one in step.sections if one.kind not in MODEL_KINDS)
         return OneRank(
             chain,
-            sections=len(pieces),
+            sections=len(sections),
             groups=len(program.groups),
             numel=sum(compiled.numel_of.values()),
             start_s=step.start_s,

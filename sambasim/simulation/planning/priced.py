@@ -4,17 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from sambasim.costs.cut import Level
-from sambasim.costs.fit import check_chip
-from sambasim.costs.work import at_batch_size, work_of
-from sambasim.hardware.budget import Budget, Calibration
+from sambasim.hardware.budget import Budget
 from sambasim.hardware.placement import Placement
 from sambasim.ir.program import Program
 from sambasim.simulation.memory import Memory, memory_of
-from sambasim.simulation.mesh import mesh_step
 from sambasim.simulation.planning.strategy import Strategy
 from sambasim.simulation.ranks import price_ranks
-from sambasim.simulation.scaling import scale
-from sambasim.simulation.step import MODEL_KINDS, pieces_as_compiled, predict_step, price_pieces
+from sambasim.simulation.step import step_of
 from sambasim.simulation.sync import SyncPath, Wire
 from sambasim.units import format_bytes
 
@@ -106,79 +102,43 @@ def roomy(budget: Budget) -> Budget:
     return replace(budget, capacity_bytes=1 << 62)
 
 
-def price(
-    strategy: Strategy, program: Program, level: Level, budget: Budget, calibration: Calibration, placement: Placement
-) -> Priced:
+def price(strategy: Strategy, program: Program, level: Level, budget: Budget, placement: Placement) -> Priced:
     """Price `program`, which was compiled for `strategy`, on the ranks of `placement`. Raises MachineError if an
     operator does not fit on the chip."""
-    if strategy.ranks_of_replica == 1:
-        return _of_one_rank(strategy, program, level, budget, calibration, placement)
-    priced = price_ranks(program, roomy(budget), calibration, strategy.samples)
-    step = mesh_step(program, priced, placement, path_of(strategy), strategy.accumulation_steps)
+    limitless, steps = roomy(budget), strategy.accumulation_steps
+    priced = price_ranks(program, limitless, strategy.samples, steps)
+    if strategy.ranks_of_replica == 1 and priced[0].alone.tiers.rest:  # other sections may be faster then
+        priced = price_ranks(program, limitless, strategy.samples, steps, level)
+    step = step_of(program, priced, placement, path_of(strategy))
     memory = tuple(
         memory_of(
-            one.program,
-            activations_bytes=one.alone.need.between_bytes,
+            rank.program,
+            activations_bytes=rank.alone.need.between_bytes,
             samples=strategy.samples,
             replicas=strategy.copies,
             passes=strategy.passes,
         )
-        for one in priced
+        for rank in priced
     )
     slowest = max(range(len(step.ranks)), key=lambda at: step.times_of(at).busy_s)
     times = step.times_of(slowest)
-    received = sum(times.messages.values(), times.gathered)
-    sync = step.ranks[slowest].scaled.received_bytes
+    received = sum(times.messages.values(), times.gathered + step.ranks[slowest].synced.moved)
     terms = Terms(
         compute_s=times.device_s,
         host_s=times.host_s,
-        messages_s=sum(one.predicted_s for one in times.messages.values()),
+        messages_s=sum(traffic.predicted_s for traffic in times.messages.values()),
         bubble_s=times.idle_s,
         update_s=times.update_s,
         sync_s=times.exposed_sync_s,
     )
-    wires = {**received.received_bytes, **sync}
     return Priced(
         strategy,
         rdus_of(placement),
         terms,
         memory,
         budget.capacity_bytes,
-        {wire: received.received_bytes.get(wire, 0.0) + sync.get(wire, 0.0) for wire in wires},
+        received.received_bytes,
         is_exact=True,
         problem=shortage(memory, budget.capacity_bytes),
         idle_s=step.idle_share * step.passes_s,
-    )
-
-
-def _of_one_rank(
-    strategy: Strategy, program: Program, level: Level, budget: Budget, calibration: Calibration, placement: Placement
-) -> Priced:
-    graph, samples = program.leading, strategy.samples
-    work = at_batch_size(work_of(graph, program.symbols), program.batch_size, samples)
-    check_chip(graph, work, budget)
-    alone = price_pieces(
-        program, work, pieces_as_compiled(graph, work), roomy(budget), calibration, samples, strategy.passes
-    )
-    if alone.tiers.rest:  # other sections may be faster then
-        alone = predict_step(program, roomy(budget), level, calibration, samples, strategy.passes)
-    scaled = scale(program, alone, placement, path_of(strategy))
-    step = scaled.step
-    memory = memory_of(
-        program,
-        activations_bytes=alone.need.between_bytes,
-        samples=strategy.samples,
-        replicas=strategy.copies,
-        passes=strategy.passes,
-    )
-    passes_s = sum(step.runs(one) * one.price.predicted_s for one in step.sections if one.kind in MODEL_KINDS)
-    return Priced(
-        strategy,
-        rdus_of(placement),
-        Terms(passes_s, step.host_s, 0.0, 0.0, step.device_s - passes_s, scaled.exposed_sync_s),
-        (memory,),
-        budget.capacity_bytes,
-        scaled.received_bytes,
-        is_exact=True,
-        problem=shortage((memory,), budget.capacity_bytes),
     )

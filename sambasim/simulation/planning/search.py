@@ -11,7 +11,7 @@ from typing import Any
 
 from sambasim.costs.cut import Level
 from sambasim.errors import MachineError, OptionError
-from sambasim.hardware.budget import Calibration
+from sambasim.hardware.budget import load_calibration
 from sambasim.hardware.placement import place
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec
 from sambasim.simulation.planning.estimate import Estimator
@@ -72,12 +72,9 @@ class Plan:
 class Planner:
     """`programs` compiles the model for a strategy, for `device` and with sections of `level`."""
 
-    def __init__(
-        self, programs: Programs, device: DeviceSpec, cluster: ClusterSpec, level: Level, calibration: Calibration
-    ) -> None:
-        self._programs = programs
-        self._device, self._cluster, self._level, self._calibration = device, cluster, level, calibration
-        self.estimator = Estimator(programs, device, cluster, calibration)
+    def __init__(self, programs: Programs, device: DeviceSpec, cluster: ClusterSpec, level: Level) -> None:
+        self._programs, self._device, self._cluster, self._level = programs, device, cluster, level
+        self.estimator = Estimator(programs, device, cluster)
 
     def plan(
         self,
@@ -102,7 +99,7 @@ class Planner:
         known = {one.strategy for one in (*best, *priced)}
         others = (*priced, *(one for one in estimated if one.strategy not in known))
         hardware = f"{space.rdus} {self._device.name} of {self._cluster.name}"
-        error = self._calibration.fit.left_out_mean
+        error = load_calibration().fit.left_out_mean
         largest = self.estimator.ranks.largest_layer_bytes(space.dtypes[0])
         return Plan(
             name, hardware, space, goal, tuple(best), others, tuple(refused), error, largest_layer_bytes=largest
@@ -168,7 +165,7 @@ class Planner:
         placement = place(strategy.ranks, self._device, strategy.tiles, self._cluster)
         try:
             program = self._programs.program(strategy)
-            return price(strategy, program, self._level, estimator.ranks.budget(strategy), self._calibration, placement)
+            return price(strategy, program, self._level, estimator.ranks.budget(strategy), placement)
         except (OptionError, MachineError) as error:
             found = estimator.estimate(strategy)
             if isinstance(found, str):

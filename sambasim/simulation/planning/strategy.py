@@ -31,7 +31,7 @@ VALUES: Mapping[str, Sequence[str]] = {
 """Of the fields of a strategy that are words."""
 
 BY_HOST = 2
-"""The level of ZeRO from which gradients and parameters are moved between hosts: see `simulation/zero.py`."""
+"""The level of ZeRO from which gradients and parameters are moved between hosts: see `simulation/scaling.py`."""
 
 
 @dataclass(frozen=True, slots=True)

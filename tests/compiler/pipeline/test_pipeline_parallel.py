@@ -15,7 +15,7 @@ from sambasim.compiler.passes.update import AttachOptimizers, Update
 from sambasim.compiler.pipeline.assign import is_view
 from sambasim.compiler.pipeline.messages import PipelineParallel
 from sambasim.errors import InvariantError, OptionError
-from sambasim.hardware.budget import budget_of, load_calibration
+from sambasim.hardware.budget import budget_of
 from sambasim.hardware.spec import load_device
 from sambasim.ir.dataflow import axis_of
 from sambasim.ir.graph import Argument, Node, SectionKind
@@ -33,7 +33,7 @@ from tests.compiler.sharding.test_plan import built_from, example
 from tests.support.whole import whole_case
 
 MICRO_BATCHES = 4
-BUDGET = budget_of(load_device("sn30"), load_calibration(), None)
+BUDGET = budget_of(load_device("sn30"))
 
 Batch = dict[str, Tensor]
 

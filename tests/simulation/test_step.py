@@ -1,6 +1,5 @@
-"""Predicted steps of replicas of several ranks."""
+"""Predicted steps of replicas of one rank and of several."""
 
-import csv
 import json
 from pathlib import Path
 
@@ -10,10 +9,10 @@ from click.testing import CliRunner
 from sambasim.cli.main import sambasim
 from sambasim.commands.variants import Variants
 from sambasim.compiler.front import captured_from_options
-from sambasim.costs.work import work_of
+from sambasim.costs.cut import Level
 from sambasim.errors import OptionError
-from sambasim.hardware.budget import budget_of, load_calibration
-from sambasim.hardware.placement import place
+from sambasim.hardware.budget import budget_of
+from sambasim.hardware.placement import Inventory, place, place_replicas
 from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.ir.dataflow import axis_of, pass_and_update
 from sambasim.ir.graph import SectionKind
@@ -21,33 +20,40 @@ from sambasim.ir.program import Program
 from sambasim.ir.schedule import ActionKind, bubble
 from sambasim.options.compile import compile_options
 from sambasim.pef import read
-from sambasim.report.mesh_records import mesh_record
-from sambasim.simulation.mesh import MeshStep, mesh_step, predict_mesh
+from sambasim.report.steps import step_record
+from sambasim.simulation.alone import MODEL_KINDS
 from sambasim.simulation.planning.strategy import Strategy
 from sambasim.simulation.ranks import price_ranks
-from sambasim.simulation.scaling import scale
-from sambasim.simulation.step import MODEL_KINDS, pieces_as_compiled, price_pieces
+from sambasim.simulation.scaling import with_sync
+from sambasim.simulation.step import PredictedStep, predict_step, step_of
 from sambasim.simulation.sync import SyncPath, Wire
 from tests.mpi.captures import MICRO_BATCHES, compiled, in_stages
+from tests.pef.samples import sample_program
 from tests.support.mpi import ROOT
-from tests.support.whole import whole, whole_case
+from tests.support.whole import whole_case
 
-CALIBRATION = load_calibration()
 DEVICE = load_device("sn30")
 CLUSTER = load_cluster(DEVICE.cluster)
 ON_CHIPS = ("parallel.n_chips=2", 'parallel.tensor_parallel="weight"')
 SEVERAL = ("parallel.data_parallel=true", "parallel.world_size=1")
 
 
-def predicted(program: Program, replicas: int = 1, micro_steps: int = 1, path: SyncPath = SyncPath.RDU) -> MeshStep:
+def predicted(
+    program: Program,
+    replicas: int = 1,
+    micro_steps: int = 1,
+    path: SyncPath = SyncPath.RDU,
+    level: Level | None = None,
+) -> PredictedStep:
     placement = place(replicas * program.ranks_of_replica, DEVICE, None, CLUSTER)
-    return predict_mesh(program, budget_of(DEVICE, CALIBRATION), CALIBRATION, placement, path, micro_steps)
+    return predict_step(program, budget_of(DEVICE), placement, path, micro_steps, level)
 
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("meshes")
     return {
+        "one": compiled("char_gpt", folder / "one", *SEVERAL, 'compile.opt_level="o1"'),
         "stages": in_stages("char_gpt", folder / "stages", *SEVERAL),
         "split": in_stages("char_gpt", folder / "split", *SEVERAL, schedule="zb-h1"),
         "chips": compiled("char_gpt", folder / "chips", *ON_CHIPS, *SEVERAL),
@@ -69,12 +75,7 @@ def test_a_mesh_of_replicas_of_one_rank_has_their_times(
 ) -> None:
     program = replicas_of_one_rank
     mesh = predicted(program, replicas, micro_steps, path)
-    graph = program.training
-    assert graph is not None
-    work = work_of(graph, program.symbols)
-    pieces = pieces_as_compiled(graph, work)
-    alone = price_pieces(program, work, pieces, mesh.budget, CALIBRATION, program.batch_size, micro_steps)
-    scaled = scale(program, alone, mesh.placement, path)
+    scaled = with_sync(program, mesh.alone, mesh.placement, path)
     by_kind_s = scaled.step.device_s_by_kind
     assert mesh.host_s == pytest.approx(scaled.step.host_s)
     assert mesh.model_s == pytest.approx(by_kind_s[SectionKind.FWD] + by_kind_s[SectionKind.BCKWD])
@@ -85,21 +86,56 @@ def test_a_mesh_of_replicas_of_one_rank_has_their_times(
     assert mesh.samples_per_s == pytest.approx(scaled.samples_per_s)
     for kind in SectionKind:
         assert mesh.of_kind_s(kind) == pytest.approx(by_kind_s.get(kind) or sum(scaled.times_s(kind)))
-    (axis,) = mesh_record(mesh).axes if replicas > 1 else [None]
+    (axis,) = step_record(mesh).axes if replicas > 1 else [None]
     if axis is not None:
-        received_bytes = {wire.value: round(size) for wire, size in scaled.received_bytes.items() if size}
+        received_bytes = {wire.value: round(size) for wire, size in scaled.moved.received_bytes.items() if size}
         assert axis.received_bytes == received_bytes
 
 
-@pytest.mark.parametrize("name", ["stages", "split", "chips", "both"])
+@pytest.mark.parametrize("name", ["one", "stages", "split", "chips", "both"])
 def test_the_parts_of_a_step_add_up(name: str, paths: dict[str, Path]) -> None:
     program = read(paths[name]).program
-    step = predicted(program, replicas=2, micro_steps=3)
+    step, alone = predicted(program, replicas=2, micro_steps=3), predicted(program, replicas=2)
     parts = step.model_s + step.host_s + sum(step.waited_s.values()) + step.update_s + step.exposed_sync_s
     assert step.predicted_s == pytest.approx(parts)
     assert step.exposed_sync_s > 0
+    assert step.predicted_s == pytest.approx(alone.predicted_s + 2 * alone.passes.predicted_s), "micro-steps repeat"
     samples = 2 * 3 * program.micro_batches * program.batch_size
     assert step.samples_per_s == pytest.approx(samples / step.predicted_s)
+
+
+@pytest.mark.parametrize("level", ["o0", "o1", "o3"])
+def test_own_sections_give_what_cutting_again_gives(level: Level, tmp_path: Path) -> None:
+    program = read(compiled("char_gpt", tmp_path, *SEVERAL, f'compile.opt_level="{level}"')).program
+    own, cut_again = (predicted(program, 9, 4, SyncPath.HOST, sections) for sections in (None, level))
+    assert own.alone == cut_again.alone
+    assert own.synced.spans == cut_again.synced.spans
+    assert own.predicted_s == cut_again.predicted_s
+
+
+def test_each_section_has_its_own_time(paths: dict[str, Path]) -> None:
+    program = read(paths["one"]).program
+    assert program.training is not None
+    sections, step = program.training.sections, predicted(program, 2)
+    by_section_s = step.by_section_s(sections)
+    assert list(by_section_s) == [section.index for section in sections]
+    assert sum(by_section_s.values()) == pytest.approx(step.graph_s)
+    for section, timed in zip(sections, step.synced.step.sections, strict=False):
+        if section.kind in MODEL_KINDS:
+            assert by_section_s[section.index] == timed.price.predicted_s
+    exchanged = {s.index for s in sections if s.kind in (SectionKind.REDUCE, SectionKind.GATHER)}
+    assert set(by_section_s) - set(predicted(program).by_section_s(sections)) == exchanged
+    assert step.of_kind_s(SectionKind.FWD) < step.forward_s < step.predicted_s
+
+
+@pytest.mark.parametrize("path", SyncPath)
+def test_replicas_that_mpi_puts_on_two_nodes_wait_for_the_network(path: SyncPath) -> None:
+    inventory = Inventory(DEVICE, None, CLUSTER)
+    here, apart = (
+        predict_step(sample_program(), budget_of(DEVICE), place_replicas(inventory, nodes), path)
+        for nodes in ([0, 0], [0, 1])
+    )
+    assert here.predicted_s < apart.predicted_s
 
 
 def test_a_pipeline_is_idle_by_its_schedule_and_its_unequal_stages(paths: dict[str, Path]) -> None:
@@ -107,7 +143,7 @@ def test_a_pipeline_is_idle_by_its_schedule_and_its_unequal_stages(paths: dict[s
     assert bubble(step.schedule) - 0.05 < step.idle_share < 0.5
     both = (ActionKind.FORWARD, ActionKind.BACKWARD)
     slowest = max(sum(one.predicted_s for (kind, _), one in rank.costs.items() if kind in both) for rank in step.ranks)
-    assert step.pass_s >= MICRO_BATCHES * slowest
+    assert step.passes.predicted_s >= MICRO_BATCHES * slowest
     assert step.waited_s["pp"] > 0
 
 
@@ -130,8 +166,8 @@ def test_a_gradient_that_is_sent_has_its_size_for_any_samples() -> None:
         options = compile_options(ROOT / "configs" / "char_gpt.toml", None, [f"training.batch_size={batch_size}"], {})
         captured, _ = captured_from_options(options)
         program = Variants(captured, options).program(strategy)
-        priced = price_ranks(program, budget_of(DEVICE, CALIBRATION), CALIBRATION, strategy.samples)
-        step = mesh_step(program, priced, place(2, DEVICE, None, CLUSTER), SyncPath.RDU)
+        priced = price_ranks(program, budget_of(DEVICE), strategy.samples)
+        step = step_of(program, priced, place(2, DEVICE, None, CLUSTER), SyncPath.RDU)
         first = step.ranks[0].costs[ActionKind.BACKWARD, 0].messages["pp"]
         received[batch_size] = first.received_bytes[Wire.PEER]
     assert received[1] == received[2]
@@ -160,22 +196,6 @@ def test_the_update_of_a_tied_parameter_waits_for_its_gradient_and_sends_it_back
         assert rank.update_s == pytest.approx(update_s + messages * message_s)
 
 
-def test_simulate_shows_stages_and_what_they_wait_for(paths: dict[str, Path]) -> None:
-    shown = CliRunner().invoke(sambasim, ["simulate", str(paths["both"]), "--replicas", "1,2"]).output
-    assert "on dp 1 × pp 2 × tp 2, each rank on SN30: predicted, not measured" in shown
-    assert "along pp: rank 0 waits" in shown
-    assert "along tp: rank 0 waits" in shown
-    assert "dp 2 × pp 2 × tp 2" in shown
-    line = CliRunner().invoke(sambasim, ["simulate", str(paths["stages"]), "--json"]).output
-    record = json.loads(line)
-    assert record["mesh"] == {"dp": 1, "pp": 2}
-    assert record["schedule"] == "1f1b"
-    assert record["sync"] is None
-    line = CliRunner().invoke(sambasim, ["simulate", str(paths["both"]), "--replicas", "2", "--json"]).output
-    assert [json.loads(one)["sync"] for one in line.splitlines()] == ["host", "rdu"]
-    assert 0 < record["predicted_idle_share"] < 1
-
-
 def test_another_batch_size_of_a_pef_is_refused(paths: dict[str, Path]) -> None:
     result = CliRunner().invoke(sambasim, ["simulate", str(paths["stages"]), "-b", "8,16"])
     assert isinstance(result.exception, OptionError)
@@ -196,21 +216,3 @@ def test_a_config_is_predicted_as_its_pef(name: str, ranks: int, tmp_path: Path)
     of_config = runner.invoke(sambasim, ["simulate", config, *flags]).stdout
     assert of_config == of_pef
     assert json.loads(of_pef.splitlines()[0])["ranks"] == ranks
-
-
-@whole
-def test_a_config_is_captured_for_each_batch_size(tmp_path: Path) -> None:
-    config, files = "configs/parallelism/batch.toml", [tmp_path / "rows.csv", tmp_path / "rows.svg"]
-    command = ["simulate", config, "-b", "16,64", "--sync", "rdu"]
-    shown = CliRunner().invoke(sambasim, [*command, "--csv", str(files[0]), "--plot", str(files[1])]).stdout
-    assert shown.splitlines()[-2:] == [f"{file} written" for file in files]
-    assert "batch 16 a replica" in shown
-    assert "batch 64 a replica" in shown
-    drawn = files[1].read_text(encoding="utf-8")
-    assert "sync by rdu, batch 16" in drawn
-    assert "sync by rdu, batch 64" in drawn
-    alone = CliRunner().invoke(sambasim, ["simulate", config, "-b", "64", "--sync", "rdu", "--json"]).stdout
-    with files[0].open(encoding="utf-8", newline="") as text:
-        rows = list(csv.DictReader(text))
-    assert [row["batch_size"] for row in rows] == ["16", "64"]
-    assert float(rows[1]["predicted_s"]) == json.loads(alone)["predicted_s"]

@@ -1,0 +1,208 @@
+"""One rank by itself, section by section: without sync, messages and other stages.
+
+GRADNORM reads all gradients once, in bf16; OPT reads gradients in bf16, reads and writes weights and states in float32,
+and weights in bf16 too. Host time does not overlap with the device, as in the published rows.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from sambasim.costs.fit import Need, check_memory
+from sambasim.costs.load import Load, chip_bytes, load_of
+from sambasim.costs.price import Bound, SectionPrice, price_of
+from sambasim.costs.work import Work, device_bytes_of, stage_ranges
+from sambasim.hardware.budget import Budget
+from sambasim.ir.graph import Graph, Section, SectionKind
+from sambasim.ir.program import MASTER, Program
+from sambasim.ir.schedule import Action
+from sambasim.ir.types import DTYPE_BYTES, SymbolKind
+from sambasim.simulation.memory import need_of
+
+_NOTHING = Load(0, 0, 0, 0, 0, 0, 1, 1, ())
+_WIDE_BYTES, _NARROW_BYTES = DTYPE_BYTES["float32"], DTYPE_BYTES["bfloat16"]
+
+MODEL_KINDS = (SectionKind.FWD, SectionKind.BCKWD)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """What lies in DDR where HBM is too small: the shares of the optimizer states, which go there first, and of the
+    rest, and the bytes."""
+
+    states: float
+    rest: float
+    slow_bytes: int
+
+
+def tiers_of(need: Need, states_bytes: int, budget: Budget) -> Tiers:
+    if budget.behind is None or need.size_bytes <= budget.behind.fast_bytes:
+        return Tiers(0.0, 0.0, 0)
+    out_bytes = need.size_bytes - budget.behind.fast_bytes
+    of_states = min(out_bytes, states_bytes)
+    others_bytes = need.size_bytes - states_bytes
+    rest = (out_bytes - of_states) / others_bytes if others_bytes else 0.0
+    return Tiers(of_states / states_bytes if states_bytes else 0.0, rest, out_bytes)
+
+
+def slowed(budget: Budget, part: float) -> Budget:
+    if budget.behind is None or not part:
+        return budget
+    s_per_byte = (1 - part) / budget.memory_bytes_per_s + part / budget.behind.bytes_per_s
+    return replace(budget, memory_bytes_per_s=1 / s_per_byte)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedSection:
+    """A section, its load and its predicted time on `budget`. `nodes` are the start and the stop of its nodes in the
+    graph; an update has none."""
+
+    kind: SectionKind
+    name: str
+    load: Load
+    price: SectionPrice
+    budget: Budget
+    nodes: tuple[int, int] = (0, 0)
+
+    @property
+    def operators(self) -> int:
+        return self.load.stages
+
+    @property
+    def unit_share(self) -> float:
+        """The share of the compute units on which its operators are placed."""
+        return self.price.units / self.budget.units
+
+    @property
+    def chip_share(self) -> float:
+        """What its weights and buffers need of the memory on the chip; above 1, it is loaded part by part."""
+        return chip_bytes(self.load, self.budget) / self.budget.chip_bytes
+
+
+@dataclass(frozen=True)
+class RankAlone:
+    """The sections of a rank: a pass and the update, or the forward of a program without a training step. `start_s` and
+    `sent_s` are host time for each section of a micro-step, and for its inputs and outputs; `batch_size` is that of a
+    micro-step. In a pipeline, what is called a micro-step here is one micro-batch."""
+
+    sections: tuple[TimedSection, ...]
+    budget: Budget
+    batch_size: int
+    start_s: float
+    sent_s: float
+    need: Need
+    tiers: Tiers
+    micro_steps: int = 1
+
+    def runs(self, section: TimedSection) -> int:
+        return self.micro_steps if section.kind in MODEL_KINDS else 1
+
+    def starts_s(self, kinds: Collection[SectionKind]) -> float:
+        """Host time to start each section of these kinds once."""
+        return sum(section.kind in kinds for section in self.sections) * self.start_s
+
+    @property
+    def host_s(self) -> float:
+        return self.micro_steps * (self.starts_s(MODEL_KINDS) + self.sent_s)
+
+    @cached_property
+    def device_s(self) -> float:
+        return sum(self.runs(section) * section.price.predicted_s for section in self.sections)
+
+    @property
+    def predicted_s(self) -> float:
+        """Host and device, one after the other."""
+        return self.host_s + self.device_s
+
+    @property
+    def samples_per_s(self) -> float:
+        """Host time included."""
+        return self.micro_steps * self.batch_size / self.predicted_s
+
+    @property
+    def device_s_by_kind(self) -> Mapping[SectionKind, float]:
+        """Seconds by kind of section, in the order in which they run."""
+        seconds: dict[SectionKind, float] = {}
+        for section in self.sections:
+            seconds[section.kind] = seconds.get(section.kind, 0.0) + self.runs(section) * section.price.predicted_s
+        return seconds
+
+    @property
+    def device_s_by_bound(self) -> Mapping[Bound, float]:
+        seconds = dict.fromkeys(Bound, 0.0)
+        for section in self.sections:
+            seconds[section.price.bound] += self.runs(section) * section.price.predicted_s
+        return seconds
+
+
+def sections_of_pass(graph: Graph) -> list[Section]:
+    return [section for section in graph.sections if section.kind in MODEL_KINDS]
+
+
+def price_alone(
+    program: Program,
+    work: Work,
+    budget: Budget,
+    samples: int,
+    micro_steps: int = 1,
+    row: Sequence[Action] | None = None,
+) -> RankAlone:
+    """The rank whose own program is `program`, and whose `work` is that of a pass of `samples`. `row` is what it does
+    in a pipeline. Raises MachineError if the memory of `budget` is too small."""
+    graph = program.leading
+    model = sections_of_pass(graph)
+    ranges = stage_ranges(work, [section.stop for section in model])
+    need = need_of(program, work, ranges, samples, row)
+    check_memory(graph, need, budget)
+    states = (symbol for symbol in program.symbols.values() if symbol.kind is SymbolKind.OPTIMIZER_STATE)
+    tiers = tiers_of(need, sum(symbol.type.size_bytes for symbol in states), budget)
+    usual = slowed(budget, tiers.rest)
+    sections = []
+    for section, (start, stop) in zip(model, ranges, strict=True):
+        load = load_of(work, start, stop, budget) if stop > start else _NOTHING
+        price = price_of(load, usual if stop > start else replace(usual, load_s=0.0))
+        sections.append(TimedSection(section.kind, section.name, load, price, budget, (section.start, section.stop)))
+    if not sections:
+        price = price_of(_NOTHING, replace(budget, load_s=0.0))
+        sections.append(TimedSection(SectionKind.FWD, "nothing", _NOTHING, price, budget))
+    sent_bytes = _exchanged_bytes(graph, program) * samples / program.batch_size
+    return RankAlone(
+        sections=(*sections, *updates(program, budget, tiers, 1)),
+        budget=budget,
+        batch_size=samples,
+        start_s=budget.start_s,
+        sent_s=sent_bytes / budget.host_bytes_per_s,
+        need=need,
+        tiers=tiers,
+        micro_steps=micro_steps,
+    )
+
+
+def updates(program: Program, budget: Budget, tiers: Tiers, replicas: int) -> list[TimedSection]:
+    training = program.training
+    if training is None:
+        return []
+    sections = []
+    if any(section.kind is SectionKind.GRADNORM for section in training.sections):
+        read_bytes = _NARROW_BYTES * sum(group.numel for group in program.groups) // replicas
+        sections.append(_timed(SectionKind.GRADNORM, "gradnorm", read_bytes, 0, slowed(budget, tiers.rest)))
+    for group in program.groups:
+        states = sum(state != MASTER for state in program.optimizers[group.optimizer].states)  # priced as the weights
+        numel = group.numel // replicas
+        each_way_bytes = numel * (_NARROW_BYTES + (1 + states) * _WIDE_BYTES)
+        of_states = states * _WIDE_BYTES * numel / each_way_bytes if numel else 0.0
+        rate = slowed(budget, of_states * tiers.states + (1 - of_states) * tiers.rest)
+        sections.append(_timed(SectionKind.OPT, group.name, each_way_bytes, each_way_bytes, rate))
+    return sections
+
+
+def _exchanged_bytes(graph: Graph, program: Program) -> int:
+    symbols = [program.symbols[name] for name in (*graph.inputs, *(output.symbol for output in graph.outputs))]
+    return sum(
+        device_bytes_of(symbol.type) for symbol in symbols if symbol.kind in (SymbolKind.INPUT, SymbolKind.OUTPUT)
+    )
+
+
+def _timed(kind: SectionKind, name: str, read_bytes: int, written_bytes: int, budget: Budget) -> TimedSection:
+    load = Load(read_bytes, written_bytes, 0, read_bytes, 0, 0, 1, 1, ())
+    return TimedSection(kind, name, load, price_of(load, replace(budget, load_s=0.0)), budget)  # all run one program
