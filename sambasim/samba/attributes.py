@@ -25,8 +25,8 @@ def install_attributes() -> None:
 
 def _gradient(tensor: Tensor) -> Tensor | None:
     """The gradient on the device; else what the app assigned, or None."""
-    found = session.device_gradient(tensor)
-    return vars(tensor).get(_GRADIENT) if found is None else found
+    on_device = session.device_gradient(tensor)
+    return vars(tensor).get(_GRADIENT) if on_device is None else on_device
 
 
 def _assign_gradient(tensor: Tensor, gradient: Tensor | None) -> None:
@@ -37,9 +37,9 @@ def _assign_gradient(tensor: Tensor, gradient: Tensor | None) -> None:
 
 def _data(tensor: Tensor) -> Tensor:
     """The value on the device; else what the app assigned, or the detached tensor."""
-    found = session.device_value(tensor)
-    if found is not None:
-        return found
+    on_device = session.device_value(tensor)
+    if on_device is not None:
+        return on_device
     assigned: Tensor | None = vars(tensor).get(_DATA)
     return tensor.detach() if assigned is None else assigned
 

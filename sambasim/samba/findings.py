@@ -86,7 +86,7 @@ class Reporter:
 
     def has(self, code: str) -> bool:
         """Whether a finding with this code was reported."""
-        return any(found == code for found, _ in self._found)
+        return any(code == reported for reported, _ in self._found)
 
     def summarize(self) -> None:
         """Print all findings again, on rank 0: in short those that were printed before."""

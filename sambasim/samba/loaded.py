@@ -78,10 +78,12 @@ class Loaded:
             raise app_error(OptionError, what, remedy)
         self._accepted = wanted
 
-    def answer(self, found: Mapping[str, Tensor], wanted: Tensor | Sequence[Tensor] | None) -> tuple[SambaTensor, ...]:
-        """Keeps the results `found` of a run; returns the outputs that are `wanted`, or all."""
+    def answer(
+        self, results: Mapping[str, Tensor], wanted: Tensor | Sequence[Tensor] | None
+    ) -> tuple[SambaTensor, ...]:
+        """Keeps the results of a run; returns the outputs that are `wanted`, or all."""
         outputs = self.outputs
-        for name, value in found.items():
+        for name, value in results.items():
             if name in outputs:
                 outputs[name] = outputs[name].with_data(value, name)
             else:

@@ -121,13 +121,13 @@ def materialize(lazy: Part) -> Part:
         # `with` finds these methods in the class only, and materialize must return the model itself.
         type(lazy).__enter__ = lambda model: model  # type: ignore[attr-defined]  # a new method of the app's class
         type(lazy).__exit__ = lambda model, *error: None  # type: ignore[attr-defined]  # likewise
-    found = [
+    lazy_modules = [
         # torch has two names for the method.
         (path, module, getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None))
         for path, module in _parts_first(lazy, "", set())
         if _is_lazy(module)
     ]
-    for path, module, reset in found:
+    for path, module, reset in lazy_modules:
         unset = [one for one in _own_tensors(module).values() if one.is_meta and MATERIALIZER not in vars(one)]
         if reset is None and unset:
             remedy = "give the class a method reset_parameters that fills its parameters and buffers, or make it "
@@ -135,8 +135,8 @@ def materialize(lazy: Part) -> Part:
             what = f"{path or type(lazy).__name__} is a lazy {type(module).__name__}, which has no reset_parameters"
             raise ModelError(what, remedy=remedy)
     made: dict[int, Tensor] = {}  # parameters that two layers share stay shared
-    given = [_give_memory(module, made) for _, module, _ in found]
-    for _, _, reset in found:
+    given = [_give_memory(module, made) for _, module, _ in lazy_modules]
+    for _, _, reset in lazy_modules:
         if reset is not None:
             reset()
     for tensor in itertools.chain(*given):

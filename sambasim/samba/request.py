@@ -25,7 +25,7 @@ from sambasim.samba import process
 from sambasim.samba.findings import app_error, app_line
 from sambasim.samba.fingerprint import fingerprint
 from sambasim.samba.flags import DTYPES, TENSOR_PARALLEL
-from sambasim.samba.inputs import Inputs, check_on_host, flat, name_inputs, repeatable
+from sambasim.samba.inputs import Inputs, check_on_host, flat, name_inputs
 from sambasim.samba.losses import losses_of
 from sambasim.samba.notices import say_once
 from sambasim.samba.optim import SGD, Adam, AdamW
@@ -239,33 +239,14 @@ def _updates(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterable[Upda
         raise ModelError(what, remedy="give them to an optimizer, or freeze them: parameter.requires_grad_(False)")
 
 
-def compile_model(
-    model: nn.Module,
-    inputs: Inputs,
-    optimizers: Optimizer | Sequence[Optimizer] | None,
-    name: str | None,
-    config: Mapping[str, object],
-    metadata: Mapping[str, object],
-    *,
-    inference: bool,
-    loss_indices: Sequence[int] | int | None,
-) -> str:
-    """Compiles `model` with the options of `config`. Returns the absolute path of the PEF. See `Session.compile`."""
+def compile_request(asked: Request, metadata: Mapping[str, object]) -> str:
+    """Compiles a model. Returns the absolute path of the PEF. See `Session.compile`."""
     # It takes seconds to import, and a run does not need it.
     from sambasim.commands.compile import compile_proved
     from sambasim.commands.eager import LiveModel
     from sambasim.compiler.compile import Compiled, Stopwatch, assemble
 
     context = process.current()
-    model = unwrapped(model)
-    asked = request(
-        model,
-        repeatable(inputs),
-        as_sequence(optimizers),
-        build_fields(config, name or type(model).__name__.lower()),
-        inference=inference,
-        loss_indices=loss_indices,
-    )
     kept = {str(getattr(key, "key", key)): str(value) for key, value in metadata.items()}
     parsed = context.flag("parsed_batch_size")
     if parsed is not None:  # the default of -b on a run
@@ -279,9 +260,10 @@ def compile_model(
         facts = kept | fingerprint_of(asked) | fingerprint_of(replace(asked, updates=()))
         if asked.loss_indices:
             facts[LOSS_INDICES] = ",".join(map(str, asked.loss_indices))
-        return assemble(built, model, asked.options, watch, asked.updates or None, facts, path)
+        return assemble(built, asked.model, asked.options, watch, asked.updates or None, facts, path)
 
-    subject = LiveModel(model, asked.inputs, asked.by_keyword, losses=losses_of(model, asked.loss_indices))
+    losses = losses_of(asked.model, asked.loss_indices)
+    subject = LiveModel(asked.model, asked.inputs, asked.by_keyword, losses=losses)
     done = compile_proved(
         subject,
         asked.options,

@@ -31,7 +31,7 @@ from sambasim.samba.keywords import checks_keywords
 from sambasim.samba.loaded import Loaded, kinds_of
 from sambasim.samba.notices import AbsentNameError, no_such_name, say_once, without_effect
 from sambasim.samba.profiler import Profiler
-from sambasim.samba.request import Optimizer, as_mapping, compile_model, unwrapped
+from sambasim.samba.request import Optimizer, as_mapping, as_sequence, build_fields, compile_request, request, unwrapped
 from sambasim.samba.tensor import SambaTensor
 
 
@@ -81,16 +81,16 @@ class Session:
             config = {} if typed is None else vars(typed)
         forward_only = bool(config.get("inference")) if inference is None else inference
         arguments.note_not_passed_on(config, inference=forward_only)
-        return compile_model(
+        model = unwrapped(model)
+        asked = request(
             model,
-            inputs,
-            optimizers,
-            name,
-            config,
-            {**(pef_metadata or {}), **(metadata or {})},
+            repeatable(inputs),
+            as_sequence(optimizers),
+            build_fields(config, name or type(model).__name__.lower()),
             inference=forward_only,
             loss_indices=loss_indices,
         )
+        return compile_request(asked, {**(pef_metadata or {}), **(metadata or {})})
 
     def load(self, machine: Machine, inputs: Inputs, traced: Sequence[SambaTensor], *, loss_is_chosen: bool) -> None:
         """Makes `machine` the loaded PEF, with the batch and the outputs that `trace_graph` traced.
@@ -158,14 +158,14 @@ class Session:
             why = "the PEF decides in which type it computes: --dtype bf16 at the compile"
             say_once("torch.autocast", why, app_line())
             with torch.autocast("cpu", enabled=False):
-                found = machine.replica.run(kinds, batch, tangent, mode)
+                results = machine.replica.run(kinds, batch, tangent, mode)
         else:
-            found = machine.replica.run(kinds, batch, tangent, mode)
+            results = machine.replica.run(kinds, batch, tangent, mode)
         if SectionKind.OPT in kinds:
             machine.note_step()
         if now.start.is_loss and not isfinite(machine.replica.loss):
             now.checks.report_nonfinite_loss()
-        return now.answer(found, output_tensors)
+        return now.answer(results, output_tensors)
 
     @checks_keywords
     def setup(self, cfg: Namespace | Mapping[str, object]) -> None:

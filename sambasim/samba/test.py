@@ -229,19 +229,19 @@ def assert_close(
     added to `rtol`. `visualize` has no effect. Raises AssertionError with the worst element, or with the shapes;
     DataError for what cannot be compared, such as an sn_grad that is None.
     """
-    found, expected = _float64(samba, label), _float64(gold, label)
+    actual, expected = _float64(samba, label), _float64(gold, label)
     rounded = any(isinstance(one, Tensor) and one.dtype is torch.bfloat16 for one in (samba, gold))
     if rounded:
         rtol += _ROUNDING
-    if found.shape != expected.shape:
-        raise AssertionError(f"{label}: the shape is {tuple(found.shape)}, and {tuple(expected.shape)} was expected")
-    difference = (found - expected).abs()
-    apart = ~((found == expected) | (difference <= threshold + rtol * expected.abs()))
+    if actual.shape != expected.shape:
+        raise AssertionError(f"{label}: the shape is {tuple(actual.shape)}, and {tuple(expected.shape)} was expected")
+    difference = (actual - expected).abs()
+    apart = ~((actual == expected) | (difference <= threshold + rtol * expected.abs()))
     if not apart.any():
         return
     # NaN counts as infinitely far away, so that it is the worst element.
     distance = torch.where(apart, difference.nan_to_num(nan=torch.inf), -torch.inf)
-    worst = np.unravel_index(int(distance.argmax()), tuple(found.shape))
+    worst = np.unravel_index(int(distance.argmax()), tuple(actual.shape))
     hint = "; in bf16: are both inputs the same, as of samba.randn(…).bfloat16().float()?" if rounded else ""
     training = None if session.machine is None else session.machine.program.training
     if training is not None and rate_names(training):
@@ -250,7 +250,7 @@ def assert_close(
     raise AssertionError(
         f"{label}: {int(apart.sum())} of {apart.numel()} elements differ by more than "
         f"{threshold:g}{f' + {rtol:g} of the expected value' if rtol else ''}; the worst{place} is "
-        f"{float(found[worst]):g}, and {float(expected[worst]):g} was expected{hint}"
+        f"{float(actual[worst]):g}, and {float(expected[worst]):g} was expected{hint}"
     )
 
 

@@ -15,11 +15,8 @@ from torch import Tensor, nn
 
 from sambasim import __version__, samba
 from sambasim.errors import OptionError, PefError
-from sambasim.ir.mesh import Mesh
-from sambasim.pef import PefHeader
 from sambasim.samba import process
 from sambasim.samba.flags import COMMANDS, FLAGS
-from sambasim.samba.utils import parser
 from sambasim.samba.utils.argparser import SambaConfig, SNConfig, parse_app_args, parse_yaml_to_args
 from sambasim.samba.utils.common import get_pef_info, get_pefmeta, get_pefmeta_dict
 from sambasim.samba.utils.parser import command_parser
@@ -473,14 +470,9 @@ def test_a_batch_size_that_the_app_computes_is_computed_again_by_a_run(
     assert spatial("run", "--pef", pef, "-b", "12").batch_size == 12
 
 
-@pytest.mark.parametrize("said", ["many", None])
-def test_the_batch_size_of_the_pef_is_taken_where_its_metadata_says_nothing_usable(
-    said: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    header = PefHeader(
-        "net", 12, 1, Mesh({}), False, False, "", "", "", metadata={"parsed_batch_size": said, "mapping": "x"}
-    )
-    monkeypatch.setattr(parser, "locate", Path)
-    monkeypatch.setattr(parser, "peek", lambda path: header)
-    args = parse_app_args(["run", "--pef", "net.pef"])
+def test_the_batch_size_of_the_pef_is_taken_where_its_metadata_says_nothing_usable(tmp_path: Path) -> None:
+    metadata = {"parsed_batch_size": "many", "mapping": "x"}
+    images, config = samba.randn(12, 4, name="images", batch_dim=0), {"output_folder": str(tmp_path), "inference": True}
+    pef = samba.session.compile(_predicting()[0], [images], config_dict=config, pef_metadata=metadata)
+    args = parse_app_args(["run", "--pef", pef])
     assert (args.batch_size, args.mapping) == (12, "section")

@@ -373,7 +373,8 @@ def test_a_hyperparameter_that_cannot_be_is_refused_with_its_line(
 
 @pytest.mark.usefixtures("normed")
 def test_a_tensor_of_one_number_is_one() -> None:
-    rate, machine = torch.tensor(0.25), session._loaded().machine
+    rate, machine = torch.tensor(0.25), session.machine
+    assert machine is not None
     for number in (0.25, 0.5):  # a scheduler changes it in place
         rate.fill_(number)
         session.run(_normed_inputs(), hyperparam_dict={"lr": rate})

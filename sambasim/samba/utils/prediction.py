@@ -25,14 +25,14 @@ class Prediction:
         inventory = inventory_of(document.compile_options)
         nodes = world.node_of if data_parallel else [world.node_index]
         placement = place_replicas(inventory, nodes, document.program.ranks_of_replica)
-        found = predicted(document.program, inventory, placement, SyncPath.RDU if reduce_on_rdu else SyncPath.HOST)
+        step = predicted(document.program, inventory, placement, SyncPath.RDU if reduce_on_rdu else SyncPath.HOST)
         self.step: PredictedStep | None = None
-        if isinstance(found, str) or has_several_ranks(document.program):
-            why = found if isinstance(found, str) else "sambasim simulate predicts a replica of several ranks"
+        if isinstance(step, str) or has_several_ranks(document.program):
+            why = step if isinstance(step, str) else "sambasim simulate predicts a replica of several ranks"
             self.figures: dict[str, JsonValue] = {"not_predicted": why}
             self.text = f"no prediction for a device: {why}"
         else:
-            self.step, backing = found, backing_of(inventory.device, placement.replicas)
+            self.step, backing = step, backing_of(inventory.device, placement.replicas)
             self.figures = {"predicted_for": inventory.share, "predicted_backed_by": backing}
             self.text = f"predicted: for {inventory.share}; {backing}"
 

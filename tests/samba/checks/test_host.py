@@ -266,8 +266,8 @@ def test_every_hyperparameter_is_compared(app: App, option: str, value: object, 
     assert words in change
 
 
-def test_a_test_of_the_app_may_train_on_the_host(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process.current(), "command", "test")
+def test_a_test_of_the_app_may_train_on_the_host(app: App) -> None:
+    process.current().command = "test"
     app.optimizer.param_groups[0]["lr"] = 0.2
     app.step()
     assert app.changes == []
@@ -301,16 +301,16 @@ def test_every_function_that_clips_is_found(
 
 
 def test_clipping_with_an_effect_or_of_other_parameters_is_no_finding(
-    app: App, reporter: Reporter, linear: Made, monkeypatch: pytest.MonkeyPatch
+    app: App, reporter: Reporter, linear: Made
 ) -> None:
     app.step()
     clip_grad_norm_(app.model.parameters(), 0.5)  # which the device does too
     model, _ = linear
     clip_grad_norm_(nn.Linear(3, 1).parameters(), 0.5)
     clip_grad_norm_(model.parameters(), float("inf"))
-    with monkeypatch.context() as patch:
-        patch.setattr(process.current(), "command", "test")
-        clip_grad_norm_(model.parameters(), 0.5)
+    process.current().command = "test"
+    clip_grad_norm_(model.parameters(), 0.5)
+    process.current().command = None
     model(*BATCH).mean().backward()
     before = [parameter.grad.norm() for parameter in model.parameters() if parameter.grad is not None]
     clip_grad_norm_(model.parameters(), 0.5)
@@ -429,14 +429,12 @@ def test_training_on_the_host_beside_a_frozen_part_is_no_finding(whole: Whole, r
     assert reporter.findings == ()
 
 
-def test_a_compile_or_a_test_of_the_app_is_no_finding(
-    whole: Whole, reporter: Reporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compile_or_a_test_of_the_app_is_no_finding(whole: Whole, reporter: Reporter, tmp_path: Path) -> None:
     whole.eval()
     compiled((whole, None), BATCH, tmp_path, inference=True)
-    with monkeypatch.context() as patch:
-        patch.setattr(process.current(), "command", "test")
-        whole(*BATCH)
+    process.current().command = "test"
+    whole(*BATCH)
+    process.current().command = None
     assert reporter.findings == ()
     whole(*BATCH)
     assert len(reporter.findings) == 1

@@ -86,8 +86,9 @@ def test_accumulation_is_not_checked_when_whole_steps_are_measured(
 
 
 def test_the_hyperparameters_of_the_device_are_compared(load: Load) -> None:
-    model, _ = load(_made, BATCH)
-    machine = session._loaded(model).machine
+    load(_made, BATCH)
+    machine = session.machine
+    assert machine is not None
     compared = []
     for hyperparameters in ({"lr": 0.1, "momentum": 0.5}, {"lr": 0.2}, None, {"momentum": 0.5}):
         session.run(BATCH, hyperparam_dict=hyperparameters)
@@ -108,7 +109,8 @@ Change: TypeAlias = Callable[[Snapshot], Snapshot]
 @pytest.fixture
 def compare(load: Load, reporter: Reporter) -> Callable[[int, Change], Reporter]:
     """Compares with a replica that shows a changed snapshot before a step; returns the reporter."""
-    model, _ = load(_made, BATCH)
+    load(_made, BATCH)
+    assert session.machine is not None
     change: list[Change] = []
 
     def gather(own: tuple[object, Snapshot]) -> Sequence[object]:
@@ -126,7 +128,7 @@ def compare(load: Load, reporter: Reporter) -> Callable[[int, Change], Reporter]
     reporter.on_demand = True  # collects DP09 too
     sampler = DistributedSampler[int](range(8), 2, 0)  # type: ignore[arg-type]  # it has all that a data set needs
     watched.samplers._last, watched.samplers._passes = Iteration(sampler, OWN, "app.py:2: for batch in loader", 3), 1
-    checks = Checks(session._loaded(model).machine, communicator)
+    checks = Checks(session.machine, communicator)
 
     def comparing(step: int, other: Change) -> Reporter:
         change.append(other)
