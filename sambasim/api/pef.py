@@ -21,8 +21,8 @@ from sambasim.options.python_words import in_python
 from sambasim.pef import Checked, PefDocument, locate, map_weights, peek, read
 from sambasim.report.inspect import Contents, contents
 from sambasim.report.inspect_tables import inspection, summary_table
-from sambasim.report.output import Shown, Tables
 from sambasim.report.summaries import next_command
+from sambasim.report.tables import Shown, Tables
 from sambasim.runtime.values.weights import state_dict
 from sambasim.terminal.output import phases
 

@@ -18,8 +18,8 @@ from sambasim.errors import OptionError
 from sambasim.options.flags import MOST_REPLICAS
 from sambasim.options.run import run_options
 from sambasim.records.metrics import PredictionRecord
-from sambasim.report.output import Shown, Tables
 from sambasim.report.simulation import simulation_json, simulation_report
+from sambasim.report.tables import Shown, Tables
 from sambasim.runtime.inference import PredictionJob
 from sambasim.units import format_seconds
 

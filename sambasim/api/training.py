@@ -19,8 +19,8 @@ from sambasim.errors import DataError, LaunchError, OptionError, WeightsError
 from sambasim.options.load import given_settings
 from sambasim.options.run import RunOptions, run_options
 from sambasim.records.metrics import EvaluationRecord, SummaryRecord
-from sambasim.report.output import Shown, sparkline
 from sambasim.report.summaries import step_times
+from sambasim.report.tables import Shown, sparkline
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.run_observer import RunObserver, Step
 from sambasim.terminal.progress import RunProgress

@@ -68,7 +68,7 @@ def validate_command(only: str | None, as_json: bool) -> None:
       sambasim validate --only "1 layer"
     """
     from sambasim.commands.devices import validated
-    from sambasim.report.devices import validation_table
+    from sambasim.report.validation import validation_table
 
     with phases(quiet=as_json) as on_phase:
         record = validated(only, on_phase)

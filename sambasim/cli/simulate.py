@@ -63,9 +63,9 @@ def simulate_command(
     """
     from sambasim.commands.outputs import check_output_file
     from sambasim.commands.question import predicted
-    from sambasim.report.output import csv_text
     from sambasim.report.simulation import simulation_json, simulation_report
     from sambasim.report.steps import csv_rows, scaling_plot
+    from sambasim.report.tables import csv_text
     from sambasim.report.trace import predicted_trace
 
     for what, file in {"CSV file": csv, "plot": plot, "trace": trace}.items():
@@ -109,8 +109,8 @@ def tilestat_command(as_json: bool, **asked: Any) -> None:
       sambasim tilestat digits --json
     """
     from sambasim.commands.question import predicted
-    from sambasim.report.output import json_line
     from sambasim.report.sambatune import tilestat, tilestat_view
+    from sambasim.report.tables import json_line
 
     question = shared.question(replicas="1", **asked)
     with phases(quiet=as_json) as on_phase:

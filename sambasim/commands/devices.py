@@ -22,7 +22,7 @@ from sambasim.options.compile import CompileOptions
 from sambasim.options.training import OptimizerOptions, TrainingOptions
 from sambasim.pef import read
 from sambasim.published.rows import Row, published_rows
-from sambasim.report.devices import ValidationRecord, row_record, validation
+from sambasim.report.validation import ValidationRecord, row_record, validation
 from sambasim.simulation.prediction import predict
 from sambasim.simulation.sync import SyncPath
 

@@ -1,9 +1,8 @@
 """The printed form of a graph, for people and for golden files: one line for each node, sections as headings."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator
 
-from sambasim.ir.graph import Argument, ComplexNumber, Graph, Node, Output, Ref, Section, TorchConstant
+from sambasim.ir.graph import Argument, ComplexNumber, Graph, Node, Ref, Section, TorchConstant
 from sambasim.ir.program import Program
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
@@ -61,34 +60,3 @@ def _outputs(program: Program, graph: Graph) -> Iterator[str]:
     for output in graph.outputs:
         type_ = graph.values.get(output.value) or program.symbols[output.value].type
         yield f"%{output.value} -> {output.symbol} : {type_}"
-
-
-def numbers(graph: Graph) -> dict[str, str]:
-    return {
-        name: f"{position}.{result}"
-        for position, node in enumerate(graph.nodes)
-        for result, name in enumerate(node.results)
-        if name is not None
-    }
-
-
-def numbered(node: Node | None, numbers: Mapping[str, str]) -> Node | None:
-    """`node` without its name and line, with numbers for the names of values."""
-    if node is None:
-        return None
-    args = tuple(_argument(argument, numbers) for argument in node.args)
-    kwargs = tuple((name, _argument(argument, numbers)) for name, argument in node.kwargs)
-    results = tuple(None if name is None else numbers[name] for name in node.results)
-    return replace(node, name="", source=None, args=args, kwargs=kwargs, results=results)
-
-
-def numbered_output(output: Output | None, numbers: Mapping[str, str]) -> tuple[str, str] | None:
-    return None if output is None else (output.symbol, numbers.get(output.value, output.value))
-
-
-def _argument(argument: Argument, numbers: Mapping[str, str]) -> Argument:
-    if isinstance(argument, Ref):
-        return Ref(numbers.get(argument.name, argument.name))
-    if isinstance(argument, tuple):
-        return tuple(_argument(item, numbers) for item in argument)
-    return argument

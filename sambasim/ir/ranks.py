@@ -200,7 +200,7 @@ class Kept:
     """Bytes that a program has of one kind, and those of them that one replica keeps between steps."""
 
     kind: str
-    whole_bytes: int
+    size_bytes: int
     kept_bytes: int
 
 

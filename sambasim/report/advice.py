@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from sambasim.report.output import labelled
+from sambasim.report.tables import labelled
 from sambasim.simulation.advice import Advice, Change, Fitting, OnDevice, Speed
 from sambasim.units import format_bytes, format_rate, format_seconds
 

@@ -4,6 +4,7 @@ counted once."""
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
@@ -11,7 +12,7 @@ from sambasim.ir.dataflow import Gather, gathers, section_effects
 from sambasim.ir.graph import Graph, Node
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program, RuntimeArgument
-from sambasim.ir.ranks import copied, ends_of, kept, of_ranks
+from sambasim.ir.ranks import Kept, copied, ends_of, kept, of_ranks
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind, cut
 from sambasim.pef import Checked, PefDocument, PefHeader
 from sambasim.report.summaries import held_bytes, parameter_bytes, received_bytes
@@ -20,6 +21,16 @@ from sambasim.report.summaries import held_bytes, parameter_bytes, received_byte
 class _Facts(BaseModel):
     # JSON has no infinity, and "Infinity" is clearer than null.
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+
+
+class Row(_Facts):
+    """A row of a table. Its columns are attributes, and keys in JSON; the function that makes the rows names them."""
+
+    model_config = ConfigDict(extra="allow")
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
 
 class SectionFacts(_Facts):
@@ -35,99 +46,19 @@ class SectionFacts(_Facts):
     writes: tuple[str, ...]
 
 
-class OperatorFacts(_Facts):
-    kind: str
-    operator: str
-    count: int
-    sources: tuple[str, ...]
-
-
-class GatherFacts(_Facts):
-    """What a rank gathers along `axis` in a pass, because `operator` reads whole values that are cut; `operator` may be
-    `gradients` or `outputs`, which are given out whole."""
-
-    axis: str
-    operator: str
-    values: int
-    received_bytes: int
-    modules: tuple[str, ...]
-
-
 class GraphFacts(_Facts):
     name: str
     nodes: int
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     sections: tuple[SectionFacts, ...]
-    operators: tuple[OperatorFacts, ...]
-    gathered: tuple[GatherFacts, ...]
-
-
-class SymbolFacts(_Facts):
-    name: str
-    kind: str
-    dtype: str
-    shape: tuple[int, ...]
-    whole_shape: tuple[int, ...]
-    size_bytes: int
-    offset: int | None
-    torch_names: tuple[str, ...]
-
-
-class AxisFacts(_Facts):
-    """One mesh axis. `size` is the smallest one if a run chooses it, `chips` the ranks along it that share the batch of
-    a replica. `received_bytes` is what a rank receives along it in one pass of the training step, or of the evaluation
-    graph without one."""
-
-    name: str
-    size: int
-    at_run_time: bool
-    chips: int
-    received_bytes: int
-
-
-class StageFacts(_Facts):
-    """What one rank of a pipeline has. `training_bytes`: its gradients and optimizer states; `sent_bytes`: to other
-    ranks, in the forward and backward of one micro-batch; `tied`: by parameter that it updates with the gradient of
-    another rank, that rank."""
-
-    rank: int
-    stages: tuple[int, ...]
-    operators: int
-    parameter_bytes: int
-    training_bytes: int
-    sent_bytes: int
-    tied: Mapping[str, int]
-
-
-class KeptFacts(_Facts):
-    """What one of the fewest replicas keeps of one kind between steps, in a host sync, of `size_bytes`."""
-
-    kind: str
-    size_bytes: int
-    kept_bytes: int
-
-
-class GroupFacts(_Facts):
-    """One parameter group. `gradient_symbol` holds its gradients for data parallelism; None without."""
-
-    name: str
-    dtype: str
-    parameters: int
-    elements: int
-    size_bytes: int
-    optimizer: str
-    gradient_symbol: str | None
-
-
-class SizeFacts(_Facts):
-    kind: str
-    symbols: int
-    elements: int
-    size_bytes: int
+    operators: tuple[Row, ...]
+    gathered: tuple[Row, ...]
 
 
 class Contents(_Facts):
+    """`kept` is what one of the fewest replicas keeps between steps, in a host sync."""
+
     pef: str
     name: str
     format_version: str
@@ -138,18 +69,18 @@ class Contents(_Facts):
     device_bytes: int
     batch_size: int
     world_size: int
-    mesh: tuple[AxisFacts, ...]
-    stages: tuple[StageFacts, ...]
+    mesh: tuple[Row, ...]
+    stages: tuple[Row, ...]
     parameter_bytes: int
     data_parallel: bool
     zero: int
-    kept: tuple[KeptFacts, ...]
+    kept: tuple[Kept, ...]
     training: bool
     loss: str | None
     graphs: tuple[GraphFacts, ...]
-    sizes: tuple[SizeFacts, ...]
-    symbols: tuple[SymbolFacts, ...]
-    groups: tuple[GroupFacts, ...]
+    sizes: tuple[Row, ...]
+    symbols: tuple[Row, ...]
+    groups: tuple[Row, ...]
     runtime_arguments: tuple[RuntimeArgument, ...]
     compile_options: dict[str, JsonValue]
     data_source: dict[str, JsonValue]
@@ -171,31 +102,18 @@ def contents(path: Path, header: PefHeader, document: PefDocument) -> Contents:
         device_bytes=program.device_bytes,
         batch_size=program.replica_batch_size,
         world_size=program.world_size,
-        mesh=tuple(
-            AxisFacts(
-                name=axis.name,
-                size=axis.size,
-                at_run_time=axis.at_run_time,
-                chips=axis.chips,
-                received_bytes=received_bytes(program, axis.name),
-            )
-            for axis in program.mesh
-        ),
-        stages=tuple(_stage_facts(program)),
+        mesh=tuple(_axes(program)),
+        stages=tuple(_stages(program)),
         parameter_bytes=parameter_bytes(program, whole=True),
         data_parallel=program.data_parallel,
         zero=program.zero,
-        kept=tuple(
-            KeptFacts(kind=one.kind, size_bytes=one.whole_bytes, kept_bytes=one.kept_bytes)
-            for one in kept(program, _first_slices(program))
-            if program.training is not None
-        ),
+        kept=tuple(kept(program, _first_slices(program)) if program.training is not None else ()),
         training=program.training is not None,
         loss=program.loss,
         graphs=tuple(_graph_facts(program, graph) for graph in program.graphs),
-        sizes=tuple(_size_facts(program)),
-        symbols=tuple(_symbol_facts(program)),
-        groups=tuple(_group_facts(program)),
+        sizes=tuple(_sizes(program)),
+        symbols=tuple(_symbols(program)),
+        groups=tuple(_groups(program)),
         runtime_arguments=program.runtime_arguments,
         compile_options=dict(document.compile_options),
         data_source=dict(document.data_source),
@@ -205,22 +123,40 @@ def contents(path: Path, header: PefHeader, document: PefDocument) -> Contents:
     )
 
 
-def _stage_facts(program: Program) -> Iterable[StageFacts]:
+def _axes(program: Program) -> Iterable[Row]:
+    """`size` is the smallest one if a run chooses it, `chips` the ranks along the axis that share the batch of a
+    replica, and `received_bytes` what a rank receives along it in one pass of the training step, or of the evaluation
+    graph without one."""
+    for axis in program.mesh:
+        yield Row(
+            name=axis.name,
+            size=axis.size,
+            at_run_time=axis.at_run_time,
+            chips=axis.chips,
+            received_bytes=received_bytes(program, axis.name),
+        )
+
+
+def _stages(program: Program) -> Iterable[Row]:
+    """What each rank of a pipeline has. `training_bytes`: its gradients and optimizer states; `sent_bytes`: to other
+    ranks, in the forward and backward of one micro-batch; `tied`: by parameter that it updates with the gradient of
+    another rank, that rank."""
     schedule = program.schedule
-    for rank, own in enumerate(() if schedule is None else of_ranks(program)):
-        graph = own.leading
-        types = {name: symbol.type for name, symbol in own.symbols.items()} | dict(graph.values)
+    for rank, part in enumerate(() if schedule is None else of_ranks(program)):
+        graph = part.leading
+        types = {name: symbol.type for name, symbol in part.symbols.items()} | dict(graph.values)
         sent = [name for node in graph.nodes if node.operator == "comm.send" for name in node.reads]
-        own_of = {member.gradient: member.parameter for group in own.groups for member in group.members}
-        held = held_bytes(own)
-        yield StageFacts(
+        parameter_of = {member.gradient: member.parameter for group in part.groups for member in group.members}
+        copies = {copied(node): node for node in graph.nodes}
+        held = held_bytes(part)
+        yield Row(
             rank=rank,
-            stages=tuple(schedule.stages_of(rank)) if schedule is not None else (),
+            stages=list(schedule.stages_of(rank)) if schedule is not None else [],
             operators=len(graph.nodes),
             parameter_bytes=held[SymbolKind.PARAMETER],
             training_bytes=held[SymbolKind.GRADIENT] + held[SymbolKind.OPTIMIZER_STATE],
             sent_bytes=sum(types[name].size_bytes for name in sent),
-            tied={own_of[name]: ends_of(node)[0] for node in graph.nodes if (name := copied(node)) in own_of},
+            tied={parameter_of[name]: ends_of(node)[0] for name, node in copies.items() if name in parameter_of},
         )
 
 
@@ -231,8 +167,8 @@ def _graph_facts(program: Program, graph: Graph) -> GraphFacts:
         inputs=graph.inputs,
         outputs=tuple(output.symbol for output in graph.outputs),
         sections=tuple(section_facts(program, graph)),
-        operators=tuple(_operator_facts(graph.nodes)),
-        gathered=tuple(_gather_facts(program, graph)),
+        operators=tuple(_operators(graph.nodes)),
+        gathered=tuple(_gathered(program, graph)),
     )
 
 
@@ -258,59 +194,61 @@ def section_facts(program: Program, graph: Graph) -> Iterable[SectionFacts]:
         )
 
 
-def _operator_facts(nodes: Iterable[Node]) -> Iterable[OperatorFacts]:
+def _operators(nodes: Iterable[Node]) -> Iterable[Row]:
+    """How often each stands in a graph, and its source lines in the order of first use."""
     counts = Counter(node.operator for node in nodes)
-    sources: dict[str, dict[str, None]] = {operator: {} for operator in counts}  # a dict keeps the order of first use
+    sources: dict[str, dict[str, None]] = {operator: {} for operator in counts}
     for node in nodes:
         if node.source is not None:
             sources[node.operator][f"{node.source.file}:{node.source.line}"] = None
     kinds = {operator: OPERATORS[operator].kind.value for operator in counts}
     for operator in sorted(counts, key=lambda operator: (kinds[operator], -counts[operator], operator)):
-        yield OperatorFacts(
-            kind=kinds[operator], operator=operator, count=counts[operator], sources=tuple(sources[operator])
-        )
+        yield Row(kind=kinds[operator], operator=operator, count=counts[operator], sources=list(sources[operator]))
 
 
-def _gather_facts(program: Program, graph: Graph) -> Iterable[GatherFacts]:
+def _gathered(program: Program, graph: Graph) -> Iterable[Row]:
+    """What a rank gathers along an axis in a pass, because an operator reads whole values that are cut; `operator` may
+    be `gradients` or `outputs`, which are given out whole."""
     for axis in program.mesh:
         by_operator: dict[str, list[Gather]] = {}
-        for one in gathers(graph, axis.name, axis.size):
-            by_operator.setdefault(one.operator, []).append(one)
-        for operator, found in by_operator.items():
-            yield GatherFacts(
+        for gather in gathers(graph, axis.name, axis.size):
+            by_operator.setdefault(gather.operator, []).append(gather)
+        for operator, values in by_operator.items():
+            yield Row(
                 axis=axis.name,
                 operator=operator,
-                values=len(found),
-                received_bytes=sum(one.received_bytes for one in found),
-                modules=tuple(dict.fromkeys(one.module for one in found if one.module)),
+                values=len(values),
+                received_bytes=sum(value.received_bytes for value in values),
+                modules=list(dict.fromkeys(value.module for value in values if value.module)),
             )
 
 
-def _size_facts(program: Program) -> Iterable[SizeFacts]:
+def _sizes(program: Program) -> Iterable[Row]:
     for kind in SymbolKind:
         types = [symbol.type for symbol in program.symbols.values() if symbol.kind is kind]
         if types:
-            elements, size_bytes = sum(one.numel for one in types), sum(one.size_bytes for one in types)
-            yield SizeFacts(kind=kind.value, symbols=len(types), elements=elements, size_bytes=size_bytes)
+            elements, size_bytes = sum(type_.numel for type_ in types), sum(type_.size_bytes for type_ in types)
+            yield Row(kind=kind.value, symbols=len(types), elements=elements, size_bytes=size_bytes)
 
 
-def _symbol_facts(program: Program) -> Iterable[SymbolFacts]:
+def _symbols(program: Program) -> Iterable[Row]:
     for symbol in program.symbols.values():
-        yield SymbolFacts(
+        yield Row(
             name=symbol.name,
             kind=symbol.kind.value,
             dtype=symbol.type.dtype,
-            shape=symbol.type.shape,
-            whole_shape=symbol.whole.shape,
+            shape=list(symbol.type.shape),
+            whole_shape=list(symbol.whole.shape),
             size_bytes=symbol.type.size_bytes,
             offset=symbol.offset,
-            torch_names=symbol.torch_names,
+            torch_names=list(symbol.torch_names),
         )
 
 
-def _group_facts(program: Program) -> Iterable[GroupFacts]:
+def _groups(program: Program) -> Iterable[Row]:
+    """The parameter groups. `gradient_symbol` holds their gradients for data parallelism; None without."""
     for group in program.groups:
-        yield GroupFacts(
+        yield Row(
             name=group.name,
             dtype=group.dtype,
             parameters=len(group.members),

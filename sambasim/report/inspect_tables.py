@@ -1,20 +1,20 @@
 """The tables of `sambasim inspect`."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from pydantic import JsonValue
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from sambasim.bounded import printable
 from sambasim.ir.mesh import DATA_PARALLEL, TENSOR
 from sambasim.ir.types import SymbolKind
-from sambasim.report.inspect import Contents, GraphFacts, SectionFacts
-from sambasim.report.output import add_row, plain_table
+from sambasim.report.inspect import Contents, GraphFacts, Row, SectionFacts
 from sambasim.report.summaries import chips_in_words
-from sambasim.units import format_bytes, format_count
+from sambasim.report.tables import Table, table, text_table
+from sambasim.units import format_bytes
 
 _MOST_SYMBOLS = 40
 _MOST_SOURCES = 3
@@ -25,126 +25,111 @@ _SHOWN = 16
 
 
 def inspection(facts: Contents, *, everything: bool) -> RenderableType:
-    tables = [summary_table(facts), *([stages_table(facts)] if facts.stages else [])]
+    tables = [summary_table(facts), *([_stages(facts)] if facts.stages else [])]
     for graph in facts.graphs:
-        tables += [sections_table(graph), operators_table(graph)]
+        tables += [_sections(f"{graph.name}: sections ({len(graph.sections)})", graph.sections), _operators(graph)]
         if graph.gathered:
-            tables.append(gathered_table(graph))
-    tables.append(sizes_table(facts))
+            tables.append(_gathered(graph))
+    tables.append(table("sizes", facts.sizes, "kind", "symbols, elements, size_bytes:bytes"))
     if facts.groups:
-        tables.append(groups_table(facts))
+        tables.append(_groups(facts))
     if not everything:
         return Group(*tables, Text("--all shows symbols, runtime arguments and options; --graph the operators"))
-    tables.append(symbols_table(facts))
+    tables.append(_symbols(facts))
     if facts.runtime_arguments:
-        tables.append(runtime_arguments_table(facts))
-    named = (
-        ("compile options", facts.compile_options),
-        ("data source", facts.data_source),
-        ("training defaults", facts.training_defaults),
-        ("metadata", facts.metadata),
-    )
-    tables += [options_table(title, values) for title, values in named if values]
+        tables.append(table("runtime arguments", facts.runtime_arguments, "name:argument", "default", "meaning"))
+    tables += [
+        options_table(title, values)
+        for title, values in (
+            ("compile options", facts.compile_options),
+            ("data source", facts.data_source),
+            ("training defaults", facts.training_defaults),
+            ("metadata", facts.metadata),
+        )
+        if values
+    ]
     return Group(*tables)
-
-
-def _zero_rows(facts: Contents) -> list[tuple[str, str]]:
-    if not facts.data_parallel or facts.zero == 0:
-        return []
-    each = ", ".join(
-        f"{format_bytes(one.kept_bytes)} of {format_bytes(one.size_bytes)} {one.kind}" for one in facts.kept
-    )
-    fewest = next(axis.size for axis in facts.mesh if axis.name == DATA_PARALLEL)
-    if fewest == 1:
-        cut = ", ".join(f"1/N of {format_bytes(one.size_bytes)} {one.kind}" for one in facts.kept[-facts.zero :])
-        return [(f"ZeRO {facts.zero}", f"each of N replicas keeps {cut}")]
-    return [(f"ZeRO {facts.zero}", f"each of {fewest} keeps {each}")]
 
 
 def summary_table(facts: Contents) -> Table:
     at_run_time = any(axis.at_run_time for axis in facts.mesh)
-    replicas = f"{facts.world_size} or more, data parallel" if at_run_time else "1"
     of_several = any(axis.name != DATA_PARALLEL or axis.chips > 1 for axis in facts.mesh)
-    holder = "rank" if of_several else "replica"
-    chips = [("chips a replica", chips_in_words(one.chips, facts.batch_size)) for one in facts.mesh if one.chips > 1]
-    what = "training step and evaluation" if facts.training else "inference"
     rows = [
         ("PEF", facts.pef),
         ("format", f"{facts.format_version}, written by {facts.writer}"),
-        ("holds", what),
-        ("replicas", replicas),
-        *chips,
+        ("holds", "training step and evaluation" if facts.training else "inference"),
+        ("replicas", f"{facts.world_size} or more, data parallel" if at_run_time else "1"),
+        *(("chips a replica", chips_in_words(axis.chips, facts.batch_size)) for axis in facts.mesh if axis.chips > 1),
         *_ranks_rows(facts),
         ("batch size", f"{facts.batch_size} for each replica"),
         ("file", format_bytes(facts.file_bytes)),
-        ("device memory", f"{format_bytes(facts.device_bytes)} for each {holder}"),
+        ("device memory", f"{format_bytes(facts.device_bytes)} for each {'rank' if of_several else 'replica'}"),
         *_zero_rows(facts),
         ("checked", "no" if facts.checked is None else str(facts.checked)),
-        *((" by rounding", str(one)) for one in (facts.checked.exceptions if facts.checked else ())),
+        *((" by rounding", str(tensor)) for tensor in (facts.checked.exceptions if facts.checked else ())),
         ("digest", f"{facts.digest[:_SHOWN]}…"),
         ("weights sha256", f"{facts.weights_sha256[:_SHOWN]}…"),
     ]
-    return _pairs(facts.name, rows)
+    return text_table(facts.name, ("", ""), (), rows)
 
 
 def _ranks_rows(facts: Contents) -> list[tuple[str, str]]:
     """What the ranks of a replica hold and send, if it has several."""
     of_stages = [stage.parameter_bytes for stage in facts.stages]
-    held = [one.size_bytes for one in facts.sizes if one.kind == SymbolKind.PARAMETER.value]
-    own, at_most = max(of_stages or held, default=0), " at most" * bool(of_stages)
+    held = [size.size_bytes for size in facts.sizes if size.kind == SymbolKind.PARAMETER.value]
+    of_rank, at_most = max(of_stages or held, default=0), " at most" * bool(of_stages)
     one_pass = "micro-batch" if of_stages else "pass"
     rows = [
         (
             f"axis {axis.name}",
-            f"{axis.size} ranks, each with {format_bytes(own)} of {format_bytes(facts.parameter_bytes)} "
+            f"{axis.size} ranks, each with {format_bytes(of_rank)} of {format_bytes(facts.parameter_bytes)} "
             f"parameters{at_most}; each receives {format_bytes(axis.received_bytes)} a {one_pass}{at_most}",
         )
         for axis in facts.mesh
         if axis.name != DATA_PARALLEL
     ]
-    parameters = [one for one in facts.symbols if one.kind == SymbolKind.PARAMETER.value]
-    whole = sorted((one for one in parameters if one.shape == one.whole_shape), key=lambda one: -one.size_bytes)
+    parameters = [symbol for symbol in facts.symbols if symbol.kind == SymbolKind.PARAMETER.value]
+    whole = [symbol for symbol in parameters if symbol.shape == symbol.whole_shape]
     if whole and any(axis.name == TENSOR for axis in facts.mesh):
-        names = _first([(*one.torch_names, one.name)[0] for one in whole], _MOST_SOURCES)
-        size = format_bytes(sum(one.size_bytes for one in whole))
+        whole.sort(key=lambda symbol: -symbol.size_bytes)
+        names = _first([(*symbol.torch_names, symbol.name)[0] for symbol in whole], _MOST_SOURCES)
+        size = format_bytes(sum(symbol.size_bytes for symbol in whole))
         rows.append(("whole along tp", f"{len(whole)} of {len(parameters)} parameters, {size}: {names}"))
     return rows
 
 
-def stages_table(facts: Contents) -> RenderableType:
-    table = plain_table(
-        "pipeline",
-        ["rank", "stages"],
-        ["operators", "parameters", "gradients and states", "sends a micro-batch"],
+def _zero_rows(facts: Contents) -> list[tuple[str, str]]:
+    if not facts.data_parallel or facts.zero == 0:
+        return []
+    fewest = next(axis.size for axis in facts.mesh if axis.name == DATA_PARALLEL)
+    if fewest == 1:
+        cut = (f"1/N of {format_bytes(part.size_bytes)} {part.kind}" for part in facts.kept[-facts.zero :])
+        return [(f"ZeRO {facts.zero}", f"each of N replicas keeps {', '.join(cut)}")]
+    parts = (f"{format_bytes(part.kept_bytes)} of {format_bytes(part.size_bytes)} {part.kind}" for part in facts.kept)
+    return [(f"ZeRO {facts.zero}", f"each of {fewest} keeps {', '.join(parts)}")]
+
+
+def _stages(facts: Contents) -> RenderableType:
+    columns = (
+        "operators, parameter_bytes:parameters, training_bytes:gradients and states, sent_bytes:sends a micro-batch"
     )
-    for one in facts.stages:
-        stages = ", ".join(map(str, one.stages))
-        sizes = map(format_bytes, (one.parameter_bytes, one.training_bytes, one.sent_bytes))
-        add_row(table, str(one.rank), stages, str(one.operators), *sizes)
+    stages = table("pipeline", facts.stages, "rank, stages", columns)
     tied = [
-        f"rank {one.rank} updates {name}, whose gradient rank {source} sends once a step\n"
-        for one in facts.stages
-        for name, source in one.tied.items()
+        f"rank {stage.rank} updates {name}, whose gradient rank {source} sends once a step\n"
+        for stage in facts.stages
+        for name, source in stage.tied.items()
     ]
-    return Group(table, Text(printable("".join(tied)))) if tied else table
-
-
-def sections_table(graph: GraphFacts) -> Table:
-    return _sections(f"{graph.name}: sections ({len(graph.sections)})", graph.sections)
+    return Group(stages, Text(printable("".join(tied)))) if tied else stages
 
 
 def section_detail(graph: GraphFacts, section: SectionFacts) -> RenderableType:
-    table = _sections(f"{graph.name}: section {section.index}", [section])
+    sections = _sections(f"{graph.name}: section {section.index}", [section])
     effects = f"reads   {_first(section.reads, _MOST_EFFECTS)}\nwrites  {_first(section.writes, _MOST_EFFECTS)}"
-    return Group(table, Text(printable(effects)))
+    return Group(sections, Text(printable(effects)))
 
 
 def _sections(title: str, sections: Sequence[SectionFacts]) -> Table:
-    table = plain_table(title, ["section", "kind", "name"], ["operators", "in", "out"])
-    for section in sections:
-        sizes = (format_bytes(section.in_bytes), format_bytes(section.out_bytes))
-        add_row(table, str(section.index), section.kind, section.name, str(section.operators), *sizes)
-    return table
+    return table(title, sections, "index:section, kind, name", "operators, in_bytes, out_bytes")
 
 
 def _first(names: Sequence[str], most: int) -> str:
@@ -152,76 +137,48 @@ def _first(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + more
 
 
-def operators_table(graph: GraphFacts) -> Table:
-    table = plain_table(f"{graph.name}: operators ({graph.nodes})", ["kind", "operator"], ["count"])
-    table.add_column("source lines", overflow="fold")
-    shown = ""
-    for row in graph.operators:
-        kind = "" if row.kind == shown else row.kind
-        shown = row.kind
-        add_row(table, kind, row.operator, str(row.count), _first(row.sources, _MOST_SOURCES))
-    return table
+def _operators(graph: GraphFacts) -> Table:
+    shown = set[str]()
+
+    def row(operator: Row) -> Mapping[str, object]:
+        kind = "" if operator.kind in shown else operator.kind  # operators are in the order of their kinds
+        shown.add(operator.kind)
+        return {**operator.model_dump(), "kind": kind, "sources": _first(operator.sources, _MOST_SOURCES)}
+
+    title = f"{graph.name}: operators ({graph.nodes})"
+    return table(title, map(row, graph.operators), "kind, operator", "count", "sources:source lines")
 
 
-def gathered_table(graph: GraphFacts) -> Table:
-    table = plain_table(
-        f"{graph.name}: computed whole, of gathered parts", ["operator", "axis"], ["values", "received"]
-    )
-    table.add_column("modules", overflow="fold")
-    for row in graph.gathered:
-        received, modules = format_bytes(row.received_bytes), _first(row.modules, _MOST_SOURCES)
-        add_row(table, row.operator, row.axis, str(row.values), received, modules)
-    return table
+def _gathered(graph: GraphFacts) -> Table:
+    rows = [{**row.model_dump(), "modules": _first(row.modules, _MOST_SOURCES)} for row in graph.gathered]
+    title = f"{graph.name}: computed whole, of gathered parts"
+    return table(title, rows, "operator, axis", "values, received_bytes", "modules")
 
 
-def sizes_table(facts: Contents) -> Table:
-    table = plain_table("sizes", ["kind"], ["symbols", "elements", "bytes"])
-    for row in facts.sizes:
-        add_row(table, row.kind, str(row.symbols), format_count(row.elements), format_bytes(row.size_bytes))
-    return table
+def _symbols(facts: Contents) -> Table:
+    rows = [
+        {**symbol.model_dump(), "type": f"{symbol.dtype}[{', '.join(map(str, symbol.shape))}]"}
+        for symbol in facts.symbols[:_MOST_SYMBOLS]
+    ]
+    title = f"symbols ({len(facts.symbols)})"
+    symbols = table(title, rows, "name:symbol, kind, type", "offset, size_bytes:bytes")
+    hidden = len(facts.symbols) - _MOST_SYMBOLS
+    return replace(symbols, caption=f"and {hidden} more; --json lists all of them") if hidden > 0 else symbols
 
 
-def symbols_table(facts: Contents) -> Table:
-    table = plain_table(f"symbols ({len(facts.symbols)})", ["symbol", "kind", "type"], ["offset", "bytes"])
-    for row in facts.symbols[:_MOST_SYMBOLS]:
-        type_ = f"{row.dtype}[{', '.join(map(str, row.shape))}]"
-        offset = "" if row.offset is None else str(row.offset)
-        add_row(table, row.name, row.kind, type_, offset, format_bytes(row.size_bytes))
-    if (hidden := len(facts.symbols) - _MOST_SYMBOLS) > 0:
-        table.caption = f"and {hidden} more; --json lists all of them"
-    return table
+def _groups(facts: Contents) -> Table:
+    def buffer(symbol: str | None) -> str:
+        if symbol is None:
+            return "not reduced"
+        # it ends in a hash; --all has all of it
+        return f"{symbol[:_LONGEST_SYMBOL]}…" if len(symbol) > _LONGEST_SYMBOL else symbol
 
-
-def groups_table(facts: Contents) -> Table:
-    table = plain_table("parameter groups", ["group", "optimizer", "dtype"], ["parameters", "elements", "bytes"])
-    table.add_column("gradients reduced as", overflow="fold")
-    for row in facts.groups:
-        size = format_bytes(row.size_bytes)
-        wrapper = row.gradient_symbol or "not reduced"
-        if len(wrapper) > _LONGEST_SYMBOL:  # it ends in a hash; --all has all of it
-            wrapper = f"{wrapper[:_LONGEST_SYMBOL]}…"
-        add_row(
-            table, row.name, row.optimizer, row.dtype, str(row.parameters), format_count(row.elements), size, wrapper
-        )
-    return table
-
-
-def runtime_arguments_table(facts: Contents) -> Table:
-    table = plain_table("runtime arguments", ["argument"], ["default"])
-    table.add_column("meaning", overflow="fold")
-    for row in facts.runtime_arguments:
-        add_row(table, row.name, str(row.default), row.meaning)
-    return table
+    rows = [{**group.model_dump(), "gradient_symbol": buffer(group.gradient_symbol)} for group in facts.groups]
+    numbers = "parameters, elements, size_bytes:bytes"
+    words = "name:group, optimizer, dtype"
+    return table("parameter groups", rows, words, numbers, "gradient_symbol:gradients reduced as")
 
 
 def options_table(title: str, values: Mapping[str, JsonValue]) -> Table:
-    rows = ((key, value if isinstance(value, str) else json.dumps(value)) for key, value in sorted(values.items()))
-    return _pairs(title, rows)
-
-
-def _pairs(title: str, rows: Iterable[tuple[str, str]]) -> Table:
-    table = plain_table(title, ["", ""], [])
-    table.show_header = False
-    for key, value in rows:
-        add_row(table, key, value)
-    return table
+    rows = [(key, value if isinstance(value, str) else json.dumps(value)) for key, value in sorted(values.items())]
+    return text_table(title, ("", ""), (), rows)

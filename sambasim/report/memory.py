@@ -1,19 +1,19 @@
 """The output of `sambasim estimate-memory`: the memory of one rank, and what each change of dtype, recomputation,
 optimizer and ZeRO would make of it. Everything is an estimate."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from sambasim.ir.types import SymbolKind
-from sambasim.report.output import add_row, json_line, labelled, plain_table
+from sambasim.report.tables import json_line, labelled, table
 from sambasim.simulation.memory_choices import Choice, Choices, Estimate, in_dtype
 from sambasim.units import counted, format_bytes, format_count
 
 _PARTS = ("parameters", "gradients", "states", "activations", "temporaries", "buffers")
+_CHANGED, _KEPT = "total_bytes, change", "parameters_bytes, gradients_bytes, states_bytes"
 _SLICED = ("nothing", "states", "states, gradients", "states, gradients, parameters")
 
 LEFT_OUT = (
@@ -37,16 +37,16 @@ def memory_json(choices: Choices, asked: Choice) -> str:
         "captured_in": choices.dtype,
         "asked": _fields(choices.estimate(asked)),
         "least": _fields(choices.least(asked)),
-        "by_dtype": [_fields(one) for one in choices.by_dtype(asked)],
-        "by_optimizer": [_fields(one) for one in choices.by_optimizer(asked)],
-        "by_zero": [_fields(one) for one in choices.by_zero(asked)],
+        "by_dtype": list(map(_fields, choices.by_dtype(asked))),
+        "by_optimizer": list(map(_fields, choices.by_optimizer(asked))),
+        "by_zero": list(map(_fields, choices.by_zero(asked))),
         "left_out": LEFT_OUT,
     }
     return json_line(record)
 
 
-def _fields(one: Estimate) -> dict[str, object]:
-    choice = one.choice
+def _fields(estimate: Estimate) -> dict[str, object]:
+    choice = estimate.choice
     return {
         "dtype": choice.dtype.name,
         "master_weights": choice.dtype.master,
@@ -54,48 +54,60 @@ def _fields(one: Estimate) -> dict[str, object]:
         "optimizer": choice.optimizer,
         "states_per_parameter": len(choice.states),
         "zero": choice.zero,
-        "total_bytes": one.total_bytes,
-        **{f"{part}_bytes": size for part, size in _sizes(one).items()},
+        "total_bytes": estimate.total_bytes,
+        **{f"{part}_bytes": size for part, size in _sizes(estimate).items()},
     }
 
 
 def memory_report(choices: Choices, asked: Choice) -> list[RenderableType]:
     now, least = choices.estimate(asked), choices.least(asked)
-    sizes = _sizes(now)
+    sizes, replicas = _sizes(now), counted(choices.replicas, "replica")
     largest = max(sizes, key=lambda part: sizes[part])
-    head = f"{format_bytes(now.total_bytes)} a rank, estimated: {_in_words(now)}, {_replicas(choices)}"
-    rows = [
+    head = f"{format_bytes(now.total_bytes)} a rank, estimated: {_in_words(now)}, {replicas}"
+    facts = [
         ("model", f"{choices.program.name}: {format_count(_parameters(choices))} parameters"),
         ("one pass", f"batch {choices.program.batch_size}: {', '.join(_inputs(choices, asked))}"),
         ("most of it", f"{largest}, {format_bytes(sizes[largest])} ({sizes[largest] / now.total_bytes:.0%})"),
         ("least", f"{format_bytes(least.total_bytes)} with the same optimizer: {_in_words(least)}"),
     ]
-    dtypes = plain_table("dtype and recomputation", ["dtype", "recompute"], ["total", "change", *_PARTS])
-    for one in choices.by_dtype(asked):
-        _add(dtypes, one, now, [one.choice.dtype.title, one.choice.recompute], _PARTS)
-    optimizers = plain_table("optimizer", ["optimizer"], ["states per parameter", "total", "change", "states"])
-    for one in choices.by_optimizer(asked):
-        count = str(len(one.choice.states))
-        _add(optimizers, one, now, [one.choice.optimizer, count], ("states",))
-    levels = plain_table(
-        f"ZeRO, {_replicas(choices)}", ["ZeRO", "in slices"], ["total", "change", *_PARTS[:3], "buffers"]
-    )
-    for one in choices.by_zero(asked):
-        _add(levels, one, now, [str(one.choice.zero), _SLICED[one.choice.zero]], (*_PARTS[:3], "buffers"))
-    left_out = f"a sum of the peaks of its parts, without: {'; '.join(LEFT_OUT)}"
+
+    def row(estimate: Estimate) -> Mapping[str, object]:
+        choice, change = estimate.choice, f"{estimate.total_bytes / now.total_bytes - 1:+.0%}"
+        return {
+            **_fields(estimate),
+            "dtype": choice.dtype.title,
+            "sliced": _SLICED[choice.zero],
+            "change": "as asked" if choice == now.choice else change,
+        }
+
     return [
         Text(f"{head}\n", style="bold"),
-        labelled(rows),
+        labelled(facts),
         Text(),
-        dtypes,
-        optimizers,
-        levels,
-        Text(left_out),
-        *_notes(choices),
+        table(
+            "dtype and recomputation",
+            map(row, choices.by_dtype(asked)),
+            "dtype, recompute",
+            f"{_CHANGED}, {_KEPT}, activations_bytes, temporaries_bytes, buffers_bytes",
+        ),
+        table(
+            "optimizer",
+            map(row, choices.by_optimizer(asked)),
+            "optimizer",
+            f"states_per_parameter, {_CHANGED}, states_bytes",
+        ),
+        table(
+            f"ZeRO, {replicas}",
+            map(row, choices.by_zero(asked)),
+            "zero:ZeRO, sliced:in slices",
+            f"{_CHANGED}, {_KEPT}, buffers_bytes",
+        ),
+        Text(f"a sum of the peaks of its parts, without: {'; '.join(LEFT_OUT)}"),
+        *map(Text, _notes(choices)),
     ]
 
 
-def _notes(choices: Choices) -> list[RenderableType]:
+def _notes(choices: Choices) -> list[str]:
     notes = []
     if choices.passes > 1:
         notes.append(f"with {choices.passes} passes in a step, gradients stay whole until the last, with any ZeRO")
@@ -103,36 +115,25 @@ def _notes(choices: Choices) -> list[RenderableType]:
         notes.append(
             "the model cannot be captured in bfloat16: what it computes in float32 all the same counts as 16 bits"
         )
-    return [Text(one) for one in notes]
+    return notes
 
 
-def _add(table: Table, one: Estimate, now: Estimate, words: Sequence[str], parts: Sequence[str]) -> None:
-    sizes = _sizes(one)
-    is_asked = one.choice == now.choice
-    change = "as asked" if is_asked else f"{one.total_bytes / now.total_bytes - 1:+.0%}"
-    add_row(table, *words, format_bytes(one.total_bytes), change, *(format_bytes(sizes[part]) for part in parts))
-
-
-def _sizes(one: Estimate) -> dict[str, int]:
-    sizes = {**asdict(one.memory), "temporaries": one.temporaries}
+def _sizes(estimate: Estimate) -> dict[str, int]:
+    sizes = {**asdict(estimate.memory), "temporaries": estimate.temporaries}
     return {part: sizes[part] for part in _PARTS}
 
 
-def _in_words(one: Estimate) -> str:
-    choice = one.choice
+def _in_words(estimate: Estimate) -> str:
+    choice = estimate.choice
     recompute = "no recomputation" if choice.recompute == "none" else f"recompute {choice.recompute}"
     return f"{choice.dtype.title}, {choice.optimizer}, ZeRO {choice.zero}, {recompute}"
 
 
-def _replicas(choices: Choices) -> str:
-    return counted(choices.replicas, "replica")
-
-
 def _parameters(choices: Choices) -> int:
     symbols = choices.program.symbols.values()
-    return sum(one.type.numel for one in symbols if one.kind is SymbolKind.PARAMETER)
+    return sum(symbol.type.numel for symbol in symbols if symbol.kind is SymbolKind.PARAMETER)
 
 
 def _inputs(choices: Choices, asked: Choice) -> list[str]:
-    inputs = (one for one in choices.program.symbols.values() if one.kind is SymbolKind.INPUT)
-    return [f"{one.name} {in_dtype(one.type, choices.dtype, asked.dtype.stored)}" for one in inputs]
+    inputs = (symbol for symbol in choices.program.symbols.values() if symbol.kind is SymbolKind.INPUT)
+    return [f"{symbol.name} {in_dtype(symbol.type, choices.dtype, asked.dtype.stored)}" for symbol in inputs]

@@ -6,7 +6,7 @@ from dataclasses import asdict, fields
 from rich.console import RenderableType
 from rich.text import Text
 
-from sambasim.report.output import add_row, csv_text, json_line, labelled, plain_table
+from sambasim.report.tables import Table, csv_text, json_line, labelled, table
 from sambasim.simulation.planning.priced import Priced, Terms
 from sambasim.simulation.planning.search import Goal, Plan, value_of
 from sambasim.simulation.sync import Wire
@@ -182,30 +182,33 @@ def closest(plan: Plan) -> str:
     return f"{one.strategy}: {one.problem}"
 
 
-_COLUMNS = ("step", "samples/s", "memory", "host", "bubble", "sync")
-_COST = "RDU time a sample"
+_COLUMNS = "step_s, samples/s, rdu_bytes:memory, host_share:host, bubble_share:bubble, sync_share:sync, rdus"
 
 
-def _table(plan: Plan) -> RenderableType:
-    what = _BEST_FOR[plan.goal].replace("RDU", plan.device)
-    title = f"The best {len(plan.best)}, {what} first"
-    costs = (_COST,) if plan.goal is Goal.COST else ()
-    table = plain_table(title, ("", "strategy"), (*_COLUMNS, f"{plan.device}s", *costs))
-    for number, one in enumerate(plan.best, 1):
-        add_row(
-            table,
-            str(number),
-            str(one.strategy),
-            format_seconds(one.step_s),
-            plain_rate(one.samples_per_s),
-            format_bytes(one.rdu_bytes),
-            f"{one.terms.host_s / one.step_s:.1%}",
-            f"{one.bubble:.1%}",
-            f"{one.terms.sync_s / one.step_s:.1%}",
-            str(one.rdus),
-            *(format_seconds(one.step_s * one.rdus / one.strategy.global_batch) for _ in costs),
-        )
-    return table
+def _table(plan: Plan) -> Table:
+    """The best strategies, numbered."""
+    title = f"The best {len(plan.best)}, {_BEST_FOR[plan.goal].replace('RDU', plan.device)} first"
+    cost = ", sample_rdu_s:RDU time a sample" if plan.goal is Goal.COST else ""
+    return table(title, best_rows(plan), "number:, strategy", f"{_COLUMNS}:{plan.device}s{cost}")
+
+
+def best_rows(plan: Plan) -> list[dict[str, object]]:
+    """The best strategies as tables show them."""
+    return [
+        {
+            "number": number,
+            "strategy": str(priced.strategy),
+            "step_s": priced.step_s,
+            "samples/s": plain_rate(priced.samples_per_s),
+            "rdu_bytes": priced.rdu_bytes,
+            "bubble_share": priced.bubble,
+            "host_share": priced.terms.host_s / priced.step_s,
+            "sync_share": priced.terms.sync_s / priced.step_s,
+            "rdus": priced.rdus,
+            "sample_rdu_s": priced.step_s * priced.rdus / priced.strategy.global_batch,
+        }
+        for number, priced in enumerate(plan.best, 1)
+    ]
 
 
 def explanation(best: Priced, other: Priced, device: str = "RDU") -> list[tuple[str, str]]:

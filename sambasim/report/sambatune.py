@@ -9,7 +9,7 @@ from rich.text import Text
 
 from sambasim.costs.load import chip_bytes
 from sambasim.hardware.budget import load_calibration
-from sambasim.report.output import add_row, csv_text, plain_table
+from sambasim.report.tables import csv_text, text_table
 from sambasim.simulation.alone import MODEL_KINDS, RankAlone, TimedSection
 from sambasim.simulation.prediction import Prediction
 from sambasim.simulation.scaling import SyncedRank
@@ -111,8 +111,6 @@ def _shares(prediction: Prediction) -> Mapping[str, float | None]:
 def tilestat_view(prediction: Prediction) -> Sequence[RenderableType]:
     name, step = prediction.program.name, prediction.alone
     heading = f"{name} on {step.budget.where}, a step of {format_seconds(step.predicted_s)}: predicted"
-    table = plain_table(heading, ["tile"], ["%idle", "%exec", "%pload+%aload"])
     shares = [f"{100 * share:.1f}" for share in _shares(prediction).values() if share is not None]
-    for tile in _tiles(prediction):
-        add_row(table, tile, *shares)
-    return [table, Text("\n".join(UNKNOWN))]
+    rows = [(tile, *shares) for tile in _tiles(prediction)]
+    return [text_table(heading, ["tile"], ["%idle", "%exec", "%pload+%aload"], rows), Text("\n".join(UNKNOWN))]

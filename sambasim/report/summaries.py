@@ -2,14 +2,12 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from math import prod
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from sambasim.bounded import printable
@@ -20,7 +18,8 @@ from sambasim.ir.ranks import of_ranks
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import Checked
 from sambasim.records.metrics import DEFINITIONS, CollectivesRecord, PredictedRecord, SizeRecord, SummaryRecord
-from sambasim.report.output import Chart, Curve, add_row, log_chart, plain_table
+from sambasim.report.svg import Chart, Curve, log_chart
+from sambasim.report.tables import Column, Table, labelled, text_table
 from sambasim.units import GIGA, counted, format_bytes, format_rate, format_seconds
 
 _LEAST_SHARE = 0.01
@@ -34,7 +33,7 @@ _SLICED = 2
 def next_command(program: Program, path: Path) -> str:
     if program.training is None:
         return f"sambasim run --inference --pef {path}"
-    replicas = max(program.world_size, 2) if any(axis.at_run_time for axis in program.mesh) else 1
+    replicas = max(program.world_size, 2) if _chooses_replicas(program) else 1
     ranks = replicas * program.ranks_of_replica
     whole = program.zero >= _SLICED  # which --reduce-on-rdu would turn off
     flags = "" if whole or not program.data_parallel else "--reduce-on-rdu "
@@ -85,16 +84,17 @@ def compiled_report(
     `details`: as a table, too."""
     graph = program.leading
     kinds = ", ".join(f"{count} {kind}" for kind, count in graph.section_counts.items())
-    took = f"compiled in {format_seconds(sum(phases_s.values()))} (measured)"
     parts: list[RenderableType] = []
     if details:
-        parts += [_compiled_table(program, path, phases_s), f"digest           {digest}"]
+        parts += [labelled(_details(program, path, phases_s), indent=""), f"digest           {digest}"]
     parts.append(
         f"{program.name}: {_parameter_count(program):,} parameters, {len(graph.nodes)} operators in "
-        f"{len(graph.sections)} sections ({kinds}); {took}"
+        f"{len(graph.sections)} sections ({kinds}); compiled in {format_seconds(sum(phases_s.values()))} (measured)"
     )
     if program.ranks_of_replica > 1 or program.data_parallel:
-        parts.append(f"runs on {_ranks_in_words(program)}, each with {format_bytes(program.device_bytes)}")
+        replicas = f"at least {counted(program.world_size, 'replica')}" if _chooses_replicas(program) else "1 replica"
+        ranks = f" of {program.ranks_of_replica} ranks" if program.ranks_of_replica > 1 else ""
+        parts.append(f"runs on {replicas}{ranks}, each with {format_bytes(program.device_bytes)}")
     return [
         *parts,
         f"checked: {checked or 'no'}",
@@ -105,40 +105,34 @@ def compiled_report(
     ]
 
 
-def _ranks_in_words(program: Program) -> str:
-    at_run_time = any(axis.at_run_time for axis in program.mesh)
-    replicas = f"at least {counted(program.world_size, 'replica')}" if at_run_time else "1 replica"
-    return f"{replicas} of {program.ranks_of_replica} ranks" if program.ranks_of_replica > 1 else replicas
+def _chooses_replicas(program: Program) -> bool:
+    return any(axis.at_run_time for axis in program.mesh)
 
 
-def _compiled_table(program: Program, path: Path, phases_s: Mapping[str, float]) -> Table:
+def _details(program: Program, path: Path, phases_s: Mapping[str, float]) -> Iterator[tuple[str, str]]:
     graph = program.leading
     sections = ", ".join(f"{count} {kind}" for kind, count in graph.section_counts.items())
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row("model", program.name)
-    table.add_row("sections", f"{len(graph.sections)}: {sections}")
-    table.add_row("operators", str(len(graph.nodes)))
-    table.add_row("parameters", f"{_parameter_count(program):,}")
+    yield "model", program.name
+    yield "sections", f"{len(graph.sections)}: {sections}"
+    yield "operators", str(len(graph.nodes))
+    yield "parameters", f"{_parameter_count(program):,}"
     if program.data_parallel:
-        table.add_row(
-            "gradient groups", f"{len(program.groups)}, {format_bytes(program.gradient_bytes)} to reduce each step"
-        )
-        at_run_time = any(axis.at_run_time for axis in program.mesh)
-        table.add_row("replicas", f"at least {program.world_size}" if at_run_time else "1")
+        yield "gradient groups", f"{len(program.groups)}, {format_bytes(program.gradient_bytes)} to reduce each step"
+        yield "replicas", f"at least {program.world_size}" if _chooses_replicas(program) else "1"
     if program.chips > 1:
-        table.add_row("chips a replica", chips_in_words(program.chips, program.replica_batch_size))
+        yield "chips a replica", chips_in_words(program.chips, program.replica_batch_size)
     if program.ranks_of_replica > 1:
         at_most, one_pass = ("", "pass") if program.schedule is None else ("at most ", "micro-batch")
-        own, whole = (format_bytes(parameter_bytes(program, whole=whole)) for whole in (False, True))
-        table.add_row("ranks a replica", f"{program.ranks_of_replica}, each with {at_most}{own} of {whole} parameters")
+        part, whole = (format_bytes(parameter_bytes(program, whole=whole)) for whole in (False, True))
+        yield "ranks a replica", f"{program.ranks_of_replica}, each with {at_most}{part} of {whole} parameters"
         for axis in program.mesh:
             if axis.name != DATA_PARALLEL:
                 received = format_bytes(received_bytes(program, axis.name))
-                table.add_row(f"along {axis.name}", f"each rank receives {at_most}{received} a {one_pass}")
-    table.add_row("device memory", f"{format_bytes(program.device_bytes)} a {_holder(program)}")
-    table.add_row("file size", format_bytes(path.stat().st_size))
-    table.add_row("time", "\n".join(_phase_lines(phases_s)))
-    return table
+                yield f"along {axis.name}", f"each rank receives {at_most}{received} a {one_pass}"
+    holder = "rank" if program.ranks_of_replica > 1 else "replica"
+    yield "device memory", f"{format_bytes(program.device_bytes)} a {holder}"
+    yield "file size", format_bytes(path.stat().st_size)
+    yield "time", "\n".join(_phase_lines(phases_s))
 
 
 def chips_in_words(chips: int, batch_size: int) -> str:
@@ -157,10 +151,6 @@ def _phase_lines(phases_s: Mapping[str, float]) -> list[str]:
 
 def _parameter_count(program: Program) -> int:
     return sum(s.whole.numel for s in program.symbols.values() if s.kind is SymbolKind.PARAMETER)
-
-
-def _holder(program: Program) -> str:
-    return "rank" if program.ranks_of_replica > 1 else "replica"
 
 
 def held_bytes(own: Program) -> Counter[SymbolKind]:
@@ -257,48 +247,42 @@ def notes_of_mean_step(summary: SummaryRecord, *, predicted: bool) -> list[str]:
 
 def step_times(summary: SummaryRecord, *, predicts: bool = False) -> list[RenderableType]:
     """The mean step of a run, measured, and with `predicts` beside it what is predicted for devices, or why not."""
-    (name, *columns), *rows = mean_step(summary, summary.predicted if predicts else None)
-    table = plain_table("mean step", [name], columns)
-    for row in rows:
-        add_row(table, *row)
+    heads, *rows = mean_step(summary, summary.predicted if predicts else None)
     notes = notes_of_mean_step(summary, predicted=predicts)
-    return [table, *([printable("\n".join(notes))] if notes else [])]
+    return [
+        text_table("mean step", heads[:1], heads[1:], rows),
+        *([printable("\n".join(notes))] if notes else []),
+    ]
 
 
 def collectives_report(record: CollectivesRecord) -> RenderableType:
-    parts: list[RenderableType] = [measured_table(record)]
-    parts += [Text(f"left out: {format_bytes(one.size_bytes)}: {one.reason}") for one in record.left_out]
-    parts += [Text(line) for line in DEFINITIONS]
-    return Group(*parts)
+    nodes = counted(len(set(record.node_of)), "node")
+    threads = f"{counted(record.threads, 'thread')} a rank"
+    where = f"{record.world_size} ranks on {nodes}, {threads}, {record.mpi}, torch {record.torch}"
+    left_out = (f"left out: {format_bytes(size.size_bytes)}: {size.reason}" for size in record.left_out)
+    *rows, _ = [row for size in record.sizes for row in _rows_of(size)]  # without the last blank line
+    title = Text(f"all-reduce, measured: {where}", style="bold")
+    return Group(title, Table("", _COLUMNS, rows), *map(Text, (*left_out, *DEFINITIONS)))
 
 
-def measured_table(record: CollectivesRecord) -> Table:
-    nodes = len(set(record.node_of))
-    where = f"{record.world_size} ranks on {nodes} node{'s' * (nodes > 1)}"
-    threads = f"{record.threads} thread{'s' * (record.threads > 1)} a rank"
-    title = Text(f"all-reduce, measured: {where}, {threads}, {record.mpi}, torch {record.torch}", style="bold")
-    # Without the minimum width of `plain_table`: this title is longer than a terminal is wide.
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("size", "path"):
-        table.add_column(name, no_wrap=True)
-    for name in ("time", "alg GB/s", "bus GB/s", "× copy"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("result, checked", no_wrap=True)
-    for size in record.sizes:
-        _add_size(table, size)
-    return table
+_COLUMNS = (
+    *(Column(head, is_whole=True) for head in ("size", "path")),
+    *(Column(head, is_number=True) for head in ("time", "alg GB/s", "bus GB/s", "× copy")),
+    Column("result, checked", is_whole=True),
+)
 
 
-def _add_size(table: Table, size: SizeRecord) -> None:
+def _rows_of(size: SizeRecord) -> Iterator[tuple[str, ...]]:
     heading = format_bytes(size.size_bytes)
     for path in size.paths:
         bandwidths = (_gigabytes(path.algorithm_bytes_per_s), _gigabytes(path.bus_bytes_per_s))
         how = "equal bits" if path.checked == "bits" else "within rounding"
         ratio = f"{path.to_copy_bound:.2f}"
-        table.add_row(heading, path.path, format_seconds(path.measured_s), *bandwidths, ratio, f"{path.result}, {how}")
+        yield heading, path.path, format_seconds(path.measured_s), *bandwidths, ratio, f"{path.result}, {how}"
         heading = ""
     copied = f"{format_bytes(size.copy_bytes)} by all ranks"
-    table.add_row(heading, "copy bound", format_seconds(size.copy_bound_s), "", "", "1.00", copied, end_section=True)
+    yield heading, "copy bound", format_seconds(size.copy_bound_s), "", "", "1.00", copied
+    yield ()
 
 
 def _gigabytes(bytes_per_s: float) -> str:

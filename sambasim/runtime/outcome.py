@@ -117,7 +117,7 @@ def _zero_notices(setup: Setup, team: Team) -> list[str]:
         return []
     if team.way is Way.HOST:
         each = [
-            f"{format_bytes(one.kept_bytes)} of {format_bytes(one.whole_bytes)} {one.kind}"
+            f"{format_bytes(one.kept_bytes)} of {format_bytes(one.size_bytes)} {one.kind}"
             for one in kept(program, {group.name: team.transport.owned(group) for group in program.groups})
         ]
         return [f"ZeRO {program.zero}: rank 0 keeps {', '.join(each)}"]

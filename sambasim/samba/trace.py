@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from sambasim.compiler.capture.tensors import check_model
 from sambasim.errors import OptionError, PefError
 from sambasim.hardware.placement import inventory_of, place_replicas
+from sambasim.ir.difference import node_difference, output_difference, section_difference, symbol_differences
 from sambasim.ir.graph import Node
 from sambasim.ir.mesh import replica_mesh
-from sambasim.ir.printer import format_argument, numbered, numbered_output
-from sambasim.ir.printer import numbers as number_values
+from sambasim.ir.printer import format_argument
 from sambasim.ir.program import LOSS_SCALE, ROUNDING_SEED, Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.ir.views import as_one_rank
@@ -318,28 +318,24 @@ def _own(program: Program) -> Mapping[str, Symbol]:
 
 def _symbol_difference(compiled: Mapping[str, Symbol], traced: Mapping[str, Symbol]) -> str | None:
     """The first symbol that differs, as a sentence for a message."""
-    for name in [*compiled, *(name for name in traced if name not in compiled)]:
-        before, now = compiled.get(name), traced.get(name)
-        if before is None and now is not None:
-            return f"the model has the {now.kind} {name}, {now.type}, and the PEF does not"
-        if before is not None and now is None:
-            return f"the PEF has the {before.kind} {name}, {before.type}, and the model does not"
-        if before and now and (before.kind, before.type) != (now.kind, now.type):
+    for name, before, now in symbol_differences(compiled, traced):
+        if before and now:
             return f"{name} is {before.kind} {before.type} in the PEF, and {now.kind} {now.type} in the model"
+        if before:
+            return f"the PEF has the {before.kind} {name}, {before.type}, and the model does not"
+        if now:
+            return f"the model has the {now.kind} {name}, {now.type}, and the PEF does not"
     return None
 
 
 def _graph_difference(compiled: Program, traced: Program) -> str | None:
-    before, now = compiled.leading, traced.leading
-    numbers: tuple[dict[str, str], dict[str, str]] = number_values(before), number_values(now)
-    for one, other in zip_longest(before.nodes, now.nodes):
-        if numbered(one, numbers[0]) != numbered(other, numbers[1]):
-            return _of_one_operator(one, other) or f"the PEF has {_described(one)}, and the model {_described(other)}"
-    for output, now_output in zip_longest(before.outputs, now.outputs):
-        if numbered_output(output, numbers[0]) != numbered_output(now_output, numbers[1]):
-            return f"{(output or now_output).symbol} is another value of the graph in the PEF than in the model"
-    sections = [[(section.kind, section.start, section.stop) for section in graph.sections] for graph in (before, now)]
-    return None if sections[0] == sections[1] else "the sections are cut at other places"
+    graphs = compiled.leading, traced.leading
+    if nodes := node_difference(*graphs):
+        _, before, now = nodes
+        return _of_one_operator(before, now) or f"the PEF has {_described(before)}, and the model {_described(now)}"
+    if symbol := output_difference(*graphs):
+        return f"{symbol} is another value of the graph in the PEF than in the model"
+    return None if section_difference(*graphs) is None else "the sections are cut at other places"
 
 
 def _optimizer_difference(compiled: Program, traced: Program) -> str | None:

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import sambasim as ss
 from sambasim.errors import DataError, ModelError, OptionError
-from sambasim.report.output import sparkline
+from sambasim.report.tables import sparkline
 from tests.api.live import BATCH, LABELS, POINTS, TRAIN, compiled, net, trained
 
 PARAMETERS = [*net().parameters()]

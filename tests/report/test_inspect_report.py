@@ -58,7 +58,7 @@ def test_facts(tmp_path: Path) -> None:
         "FWD", "BCKWD", "REDUCE", "GRADNORM", "OPT", "GATHER",
     ]  # fmt: skip
     transposes = next(row for row in facts.graphs[0].operators if row.operator == "aten.t.default")
-    assert (transposes.kind, transposes.count, transposes.sources) == ("view", 2, ("logreg.py:7",))
+    assert (transposes.kind, transposes.count, transposes.sources) == ("view", 2, ["logreg.py:7"])
     reduce, update = facts.graphs[0].sections[2], facts.graphs[0].sections[4]
     assert reduce.reads == reduce.writes == ("group0.gradient",)
     assert update.writes == ("group0.momentum", "group0.parameter")

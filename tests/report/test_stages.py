@@ -6,8 +6,9 @@ import pytest
 
 from sambasim.ir.graph import SectionKind
 from sambasim.report.findings import Findings, costliest_line, seconds_of
-from sambasim.report.output import Tables, add_row, plain_table
+from sambasim.report.output import add_row, plain_table
 from sambasim.report.page import predicted_page
+from sambasim.report.tables import Tables
 from tests.report.test_page import Page
 from tests.simulation.test_advice import BATCH, CLASSES, HEAD_LINE, predicted, wide
 

@@ -11,8 +11,8 @@ from sambasim.costs.cut import Level
 from sambasim.ir.graph import SectionKind
 from sambasim.report.findings import Findings
 from sambasim.report.folds import Run, folds_of, runs_of
-from sambasim.report.output import Tables
 from sambasim.report.simulation import simulation_json, simulation_report
+from sambasim.report.tables import Tables
 from sambasim.simulation.prediction import Prediction, predict
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_seconds

@@ -3,13 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from rich.table import Table
-
 from sambasim.bounded import printable
 from sambasim.records import Record
 from sambasim.records.digests import RecordedRun, What
 from sambasim.records.metrics import SummaryRecord
-from sambasim.report.output import add_row, plain_table
+from sambasim.report.tables import Table, table, text_table
+from sambasim.units import counted
 
 
 class Fact(Record):
@@ -44,32 +43,6 @@ class LossDifference(Record):
     relative: float | None
 
 
-class RunsCompared(Record):
-    """Two recordings. `first` is the first tensor that differs, in the order in which a step computes them.
-    `not_comparable` are facts that explain different bits, the most important first; `other_options` are all other
-    options that differ."""
-
-    kind: Literal["runs"] = "runs"
-    a: str
-    b: str
-    equal: bool
-    verdict: str
-    not_comparable: tuple[Fact, ...]
-    other_options: tuple[Fact, ...]
-    steps: int
-    replicas: tuple[int, ...]
-    digests: int
-    first: DigestDifference | None
-    equal_before: int
-    last_equal: str | None
-    next_differences: tuple[DigestDifference, ...]
-    differing_by_step: dict[int, int]
-    losses: tuple[LossDifference, ...]
-    only_in_a: int
-    only_in_b: int
-    notes: tuple[str, ...]
-
-
 class TensorDifference(Record):
     """A tensor that differs in `differing` of its `elements`. The largest differences are over elements that are
     finite in both; `largest_ulps` is None for integers and float64."""
@@ -86,38 +59,38 @@ class TensorDifference(Record):
     differing_not_finite: int = 0
 
 
-class TensorsCompared(Record):
-    """Two sets of named tensors: weights or checkpoints. `differences` are in the order of A, then of B."""
-
-    kind: Literal["weights", "checkpoints"]
+class Compared(Record):
+    kind: str
     a: str
     b: str
     equal: bool
     verdict: str
-    tensors: int
-    facts: tuple[Fact, ...] = ()
-    differences: tuple[TensorDifference, ...]
 
 
-class PefsCompared(Record):
-    kind: Literal["pefs"] = "pefs"
-    a: str
-    b: str
-    equal: bool
-    verdict: str
-    options: tuple[Fact, ...]
-    symbols: tuple[str, ...]
-    graphs: tuple[str, ...]
-    tensors: int
-    weights: tuple[TensorDifference, ...]
+class RunsCompared(Compared):
+    """Two recordings. `first` is the first tensor that differs, in the order in which a step computes them.
+    `not_comparable` are facts that explain different bits, the most important first; `other_options` are all other
+    options that differ."""
+
+    kind: Literal["runs"] = "runs"
+    not_comparable: tuple[Fact, ...]
+    other_options: tuple[Fact, ...]
+    steps: int
+    replicas: tuple[int, ...]
+    digests: int
+    first: DigestDifference | None
+    equal_before: int
+    last_equal: str | None
+    next_differences: tuple[DigestDifference, ...]
+    differing_by_step: dict[int, int]
+    losses: tuple[LossDifference, ...]
+    only_in_a: int
+    only_in_b: int
+    notes: tuple[str, ...]
 
 
-class MetricsCompared(Record):
+class MetricsCompared(Compared):
     kind: Literal["metrics"] = "metrics"
-    a: str
-    b: str
-    equal: bool
-    verdict: str
     not_comparable: tuple[Fact, ...]
     steps: int
     first: str | None
@@ -126,59 +99,83 @@ class MetricsCompared(Record):
     notes: tuple[str, ...]
 
 
-Compared = RunsCompared | TensorsCompared | PefsCompared | MetricsCompared
+class TensorsCompared(Compared):
+    """Two sets of named tensors: weights or checkpoints. `differences` are in the order of A, then of B."""
+
+    kind: Literal["weights", "checkpoints"]
+    tensors: int
+    facts: tuple[Fact, ...] = ()
+    differences: tuple[TensorDifference, ...]
+
+
+class PefsCompared(Compared):
+    kind: Literal["pefs"] = "pefs"
+    options: tuple[Fact, ...]
+    symbols: tuple[str, ...]
+    graphs: tuple[str, ...]
+    tensors: int
+    weights: tuple[TensorDifference, ...]
 
 
 _SAME_NORM = 1e-15
 _SHORT_DIGEST = 12
 _NOTHING = "-"
+_MOST_ROWS = 12
 _COMPARED_APART = ("training.seed", "training.batch_size")
 """Options that are deciding facts themselves, or part of the PEF."""
 
 
-def place(one: DigestDifference) -> str:
+def place(difference: DigestDifference) -> str:
     """Where in a run a tensor is: `step 3, replica 0, section 2 FWD net__a: value net__relu`."""
-    when = f"before step {one.step + 1}" if one.begins else f"step {one.step}"
-    micro_step = f", micro-step {one.micro_step + 1}" if one.micro_step else ""
-    if one.section_title is not None:
-        where = f", section {one.section_title}"
+    when = f"before step {difference.step + 1}" if difference.begins else f"step {difference.step}"
+    micro_step = f", micro-step {difference.micro_step + 1}" if difference.micro_step else ""
+    if difference.section_title is not None:
+        where = f", section {difference.section_title}"
     else:
-        where = "" if one.begins else ", the batch" if one.what == "input" else ", after the update"
-    replicas = f"replica{'' if len(one.replicas) == 1 else 's'} {', '.join(map(str, one.replicas))}"
-    return f"{when}, {replicas}{micro_step}{where}: {one.what} {one.name}"
+        where = "" if difference.begins else ", the batch" if difference.what == "input" else ", after the update"
+    replicas = f"{plural('replica', difference.replicas)} {', '.join(map(str, difference.replicas))}"
+    return f"{when}, {replicas}{micro_step}{where}: {difference.what} {difference.name}"
 
 
-def digest_difference(one: DigestDifference) -> str:
-    if one.relative_norm_difference is None:
-        counts = (one.not_finite_a, one.not_finite_b)
+def plural(noun: str, things: Sequence[object]) -> str:
+    return noun if len(things) == 1 else f"{noun}s"
+
+
+def digest_difference(difference: DigestDifference) -> str:
+    relative = difference.relative_norm_difference
+    if relative is None:
+        counts = (difference.not_finite_a, difference.not_finite_b)
         return "elements not finite: {} in A, {} in B".format(*(count or "none" for count in counts))
-    if one.relative_norm_difference < _SAME_NORM:
+    if relative < _SAME_NORM:
         return "same norm to 15 digits"
-    norms = list(dict.fromkeys(f"{norm:.9g}" for norm in (one.norm_a, one.norm_b)))
-    return f"norm{'s' if len(norms) > 1 else ''} {' and '.join(norms)}, {one.relative_norm_difference:.1e} apart"
+    norms = list(dict.fromkeys(f"{norm:.9g}" for norm in (difference.norm_a, difference.norm_b)))
+    return f"{plural('norm', norms)} {' and '.join(norms)}, {relative:.1e} apart"
 
 
-def tensor_difference(one: TensorDifference) -> str:
-    if one.why in ("only in A", "only in B"):
-        return f"{one.why}, {one.type_a or one.type_b}"
-    if one.why == "type":
-        return f"{one.type_a} in A, {one.type_b} in B"
-    parts = [f"{one.differing:,} of {one.elements:,} elements"]
-    if one.largest_absolute is not None:
-        parts.append(f"by {one.largest_absolute:.3g} at most (relative {one.largest_relative:.2g})")
-    if one.largest_ulps is not None:
-        parts.append(f"{one.largest_ulps:,} ULP" + ("" if one.largest_ulps == 1 else "s"))
-    if one.differing_not_finite:
-        parts.append(f"{one.differing_not_finite:,} of them not finite")
+def tensor_difference(difference: TensorDifference) -> str:
+    if difference.why == "type":
+        return f"{difference.type_a} in A, {difference.type_b} in B"
+    if difference.why != "values":
+        return f"{difference.why}, {difference.type_a or difference.type_b}"
+    parts = [f"{difference.differing:,} of {difference.elements:,} elements"]
+    if difference.largest_absolute is not None:
+        relative = f"{difference.largest_relative:.2g}"
+        parts.append(f"by {difference.largest_absolute:.3g} at most (relative {relative})")
+    if difference.largest_ulps is not None:
+        parts.append(counted(difference.largest_ulps, "ULP"))
+    if difference.differing_not_finite:
+        parts.append(f"{difference.differing_not_finite:,} of them not finite")
     return ", ".join(parts)
 
 
 def differing_facts(a: Mapping[str, object], b: Mapping[str, object]) -> tuple[Fact, ...]:
     """The items that differ, in the order of `a`, then those that only `b` has."""
-    names = dict.fromkeys((*a, *b))
-    return tuple(
-        Fact(name=name, a=_value_text(a, name), b=_value_text(b, name)) for name in names if a.get(name) != b.get(name)
-    )
+    names = (name for name in dict.fromkeys((*a, *b)) if a.get(name) != b.get(name))
+    return tuple(Fact(name=name, a=_value_text(a.get(name)), b=_value_text(b.get(name))) for name in names)
+
+
+def _value_text(value: object) -> str:
+    return _NOTHING if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def deciding_facts(run: RecordedRun | SummaryRecord) -> Mapping[str, object]:
@@ -202,22 +199,17 @@ def deciding_facts(run: RecordedRun | SummaryRecord) -> Mapping[str, object]:
 
 
 def differing_options(a: RecordedRun, b: RecordedRun) -> tuple[Fact, ...]:
-    return differing_facts(*({k: v for k, v in one.options.items() if k not in _COMPARED_APART} for one in (a, b)))
+    return differing_facts(*({k: v for k, v in run.options.items() if k not in _COMPARED_APART} for run in (a, b)))
 
 
-def facts_text(found: Sequence[Fact]) -> str:
-    return ", ".join(_fact_text(one) for one in found)
+def facts_text(facts: Sequence[Fact]) -> str:
+    return ", ".join(map(_fact_text, facts))
 
 
 def _fact_text(fact: Fact) -> str:
-    if _NOTHING in (fact.a, fact.b):
-        return f"{fact.name} {fact.b} in B alone" if fact.a == _NOTHING else f"{fact.name} {fact.a} in A alone"
-    return f"{fact.name} {fact.a} and {fact.b}"
-
-
-def _value_text(values: Mapping[str, object], name: str) -> str:
-    value = values.get(name)
-    return _NOTHING if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    if fact.a == _NOTHING:
+        return f"{fact.name} {fact.b} in B alone"
+    return f"{fact.name} {fact.a} in A alone" if fact.b == _NOTHING else f"{fact.name} {fact.a} and {fact.b}"
 
 
 Losses = Sequence[tuple[int, float | None, float | None]]
@@ -236,86 +228,76 @@ def differing_losses(losses: Losses) -> tuple[LossDifference, ...]:
     first = next((index for index, (_, a, b) in enumerate(losses) if a != b), None)
     if first is None:
         return ()
-    chosen, distance = [first], 1
-    while first + distance < len(losses) - 1:
+    last, distance, chosen = len(losses) - 1, 1, [first]
+    while first + distance < last:
         chosen.append(first + distance)
         distance *= 2
-    if len(losses) - 1 > first:
-        chosen.append(len(losses) - 1)
-    rows = [losses[index] for index in chosen]
+    rows = [losses[index] for index in dict.fromkeys([*chosen, last])]
     return tuple(LossDifference(step=step, a=a, b=b, relative=relative_difference(a, b)) for step, a, b in rows)
 
 
-_MOST_ROWS = 12
+def comparison(compared: Compared) -> Iterator[str | Table]:
+    """The verdict, and text and tables of what differs."""
+    yield printable(compared.verdict)
+    for part in _parts(compared):
+        if isinstance(part, str):
+            yield printable(part)
+        elif part.rows:
+            yield part
 
 
-def comparison(found: Compared) -> Iterator[str | Table]:
-    yield printable(found.verdict)
-    match found:
+def _parts(compared: Compared) -> Iterator[str | Table]:
+    match compared:
         case RunsCompared():
-            yield from _runs_text(found)
+            yield from _runs_parts(compared)
         case MetricsCompared():
-            yield from _facts_table("different bits are expected", found.not_comparable)
-            yield from _losses_table(found.losses)
-            yield from _facts_table("results", found.results)
-            yield from _notes(found.notes)
+            yield _facts("different bits are expected", compared.not_comparable)
+            yield _losses(compared.losses)
+            yield _facts("results", compared.results)
+            yield from map("note: {}".format, compared.notes)
         case PefsCompared():
-            yield from _facts_table("options", found.options)
-            yield from map(printable, (*found.symbols[:_MOST_ROWS], *found.graphs))
-            if len(found.symbols) > _MOST_ROWS:
-                yield f"and {len(found.symbols) - _MOST_ROWS:,} more symbols"
-            yield from _tensors_table("weights that differ", found.weights)
+            yield _facts("options", compared.options)
+            yield from (*compared.symbols[:_MOST_ROWS], *compared.graphs)
+            if len(compared.symbols) > _MOST_ROWS:
+                yield f"and {len(compared.symbols) - _MOST_ROWS:,} more symbols"
+            yield from _tensors("weights that differ", compared.weights)
         case TensorsCompared():
-            yield from _facts_table("other facts", found.facts)
-            yield from _tensors_table("tensors that differ", found.differences)
+            yield _facts("other facts", compared.facts)
+            yield from _tensors("tensors that differ", compared.differences)
 
 
-def _runs_text(found: RunsCompared) -> Iterator[str | Table]:
-    if found.first is not None:
-        last = f", the last of them {found.last_equal}" if found.last_equal else ""
-        yield printable(f"before it: {found.equal_before:,} digests, all equal{last}")
-    yield from _facts_table("different bits are expected", found.not_comparable)
-    yield from _facts_table("other options that differ", found.other_options)
-    then = [(place(one), digest_difference(one)) for one in found.next_differences]
-    yield from _table("next differences", ("where", "how much"), then)
-    if found.differing_by_step:
-        counts = ", ".join(f"step {step}: {count:,}" for step, count in found.differing_by_step.items())
-        yield f"digests that differ, of {found.digests:,}: {counts}"
-    yield from _losses_table(found.losses)
-    yield from _notes(found.notes)
+def _runs_parts(compared: RunsCompared) -> Iterator[str | Table]:
+    if compared.first is not None:
+        last = f", the last of them {compared.last_equal}" if compared.last_equal else ""
+        yield f"before it: {compared.equal_before:,} digests, all equal{last}"
+    yield _facts("different bits are expected", compared.not_comparable)
+    yield _facts("other options that differ", compared.other_options)
+    then = [(place(difference), digest_difference(difference)) for difference in compared.next_differences]
+    yield text_table("next differences", ("where", "how much"), (), then)
+    if compared.differing_by_step:
+        counts = ", ".join(f"step {step}: {count:,}" for step, count in compared.differing_by_step.items())
+        yield f"digests that differ, of {compared.digests:,}: {counts}"
+    yield _losses(compared.losses)
+    yield from map("note: {}".format, compared.notes)
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[Table]:
-    if rows:
-        table = plain_table(title, columns, ())
-        for row in rows:
-            add_row(table, *row)
-        yield table
+def _tensors(title: str, differences: Sequence[TensorDifference]) -> Iterator[str | Table]:
+    rows = [(difference.name, tensor_difference(difference)) for difference in differences[:_MOST_ROWS]]
+    yield text_table(title, ("tensor", "how much"), (), rows)
+    if len(differences) > _MOST_ROWS:
+        yield f"and {len(differences) - _MOST_ROWS:,} more: --json has all of them"
 
 
-def _tensors_table(title: str, apart: Sequence[TensorDifference]) -> Iterator[str | Table]:
-    rows = [(one.name, tensor_difference(one)) for one in apart[:_MOST_ROWS]]
-    yield from _table(title, ("tensor", "how much"), rows)
-    if len(apart) > _MOST_ROWS:
-        yield f"and {len(apart) - _MOST_ROWS:,} more: --json has all of them"
+def _facts(title: str, facts: Sequence[Fact]) -> Table:
+    return table(title, facts, "name:, a:A, b:B")
 
 
-def _facts_table(title: str, facts: Sequence[Fact]) -> Iterator[Table]:
-    yield from _table(title, ("", "A", "B"), [(one.name, one.a, one.b) for one in facts])
+def _losses(losses: Sequence[LossDifference]) -> Table:
+    def text(loss: float | None) -> str:
+        return "not finite" if loss is None else f"{loss:.9g}"
 
-
-def _losses_table(rows: Sequence[LossDifference]) -> Iterator[Table]:
-    if rows:
-        table = plain_table("losses", (), ("step", "A", "B", "relative difference"))
-        for one in rows:
-            apart = "-" if one.relative is None else f"{one.relative:.1e}"
-            add_row(table, str(one.step), _loss(one.a), _loss(one.b), apart)
-        yield table
-
-
-def _loss(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.9g}"
-
-
-def _notes(notes: Sequence[str]) -> Iterator[str]:
-    return (printable(f"note: {note}") for note in notes)
+    rows = [
+        (str(row.step), text(row.a), text(row.b), "-" if row.relative is None else f"{row.relative:.1e}")
+        for row in losses
+    ]
+    return text_table("losses", (), ("step", "A", "B", "relative difference"), rows)

@@ -2,6 +2,7 @@
 first run computed them; at equal positions the lowest replica comes first."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import merge
@@ -11,7 +12,7 @@ from typing import NamedTuple
 from sambasim.records.digests import Recording, StepDigests, ValueDigest
 from sambasim.records.metrics import RunRecords, SummaryRecord
 from sambasim.report import compare
-from sambasim.report.compare import DigestDifference, MetricsCompared, RunsCompared, relative_difference
+from sambasim.report.compare import DigestDifference, MetricsCompared, RunsCompared, plural, relative_difference
 from sambasim.units import counted
 
 _MOST_SHOWN = 6
@@ -24,32 +25,97 @@ class _Line(NamedTuple):
     digests: StepDigests
 
 
+class _Pair(NamedTuple):
+    """The digests of one tensor in both runs. `begins`: of the state before the first step of one of them."""
+
+    step: int
+    replica: int
+    a: ValueDigest
+    b: ValueDigest
+    begins: bool
+
+
 @dataclass(slots=True)
 class _Progress:
     titles: dict[int, str]
     digests: int = 0
-    steps: set[int] = field(default_factory=set)
     differences: list[DigestDifference] = field(default_factory=list)
     equal_before: int = 0
-    last_equal: tuple[int, int, ValueDigest, bool] | None = None
-    by_step: dict[int, int] = field(default_factory=dict)
+    last_equal: _Pair | None = None
+    by_step: Counter[int] = field(default_factory=Counter)
     losses: dict[int, tuple[float | None, float | None]] = field(default_factory=dict)
-    only_in_a: int = 0
-    only_in_b: int = 0
-    starts: list[int | None] = field(default_factory=lambda: [None, None])
+    only_in: Counter[int] = field(default_factory=Counter)
+    starts: dict[int, int] = field(default_factory=dict)
     ends: tuple[dict[int, int], dict[int, int]] = field(default_factory=lambda: ({}, {}))
+
+    def add_step(self, step: int, lines: Iterable[_Line]) -> None:
+        pairs: list[tuple[int, _Pair]] = []
+        for replica, of_replica in groupby(lines, key=lambda line: line.replica):
+            sides = {line.side: line.digests for line in of_replica}
+            for side, digests in sides.items():
+                self.ends[side][replica] = step
+                if not digests.begins:
+                    self.starts.setdefault(side, step)
+            if len(sides) == 1:
+                continue
+            begins = any(digests.begins for digests in sides.values())
+            if not begins:
+                self.losses.setdefault(step, (sides[0].loss, sides[1].loss))
+            ours, theirs = _by_name(sides[0]), _by_name(sides[1])
+            if sides[0].begins == sides[1].begins:  # otherwise one is a whole step, and the other only the state after
+                self.only_in[0] += len(ours.keys() - theirs.keys())
+                self.only_in[1] += len(theirs.keys() - ours.keys())
+            for position, (key, digest) in enumerate(ours.items()):
+                if key in theirs:
+                    pairs.append((position, _Pair(step, replica, digest, theirs[key], begins)))
+        for _, pair in sorted(pairs, key=lambda row: (row[0], row[1].replica)):
+            self.digests += 1
+            if pair.a.digest != pair.b.digest:
+                self.by_step[step] += 1
+                self._add_difference(pair)
+            elif not self.differences:
+                self.equal_before += 1
+                self.last_equal = pair
+
+    def _add_difference(self, pair: _Pair) -> None:
+        """Add a tensor that differs, or add the replica to the last one if it is the same tensor."""
+        last = self.differences[-1] if self.differences else None
+        if last is not None and (last.step, last.what, last.name, last.micro_step) == (pair.step, *pair.a[:3]):
+            self.differences[-1] = last.model_copy(update={"replicas": (*last.replicas, pair.replica)})
+        elif len(self.differences) < _MOST_SHOWN:
+            self.differences.append(self.difference(pair))
+
+    def difference(self, pair: _Pair) -> DigestDifference:
+        section = pair.a.section
+        return DigestDifference(
+            step=pair.step,
+            replicas=(pair.replica,),
+            micro_step=pair.a.micro_step,
+            section=section,
+            section_title=None if section is None else self.titles.get(section, str(section)),
+            what=pair.a.what,
+            name=pair.a.name,
+            norm_a=pair.a.norm,
+            norm_b=pair.b.norm,
+            relative_norm_difference=relative_difference(pair.a.norm, pair.b.norm),
+            not_finite_a=pair.a.not_finite,
+            not_finite_b=pair.b.not_finite,
+            begins=pair.begins,
+        )
 
 
 def compare_runs(a: Recording, b: Recording, wanted: Callable[[int], bool] = lambda step: True) -> RunsCompared:
     """Compare the steps of two recordings for which `wanted` is true. Raises what `Recording.steps` raises."""
-    found = _Progress({one.number: f"{one.number} {one.kind} {one.name}" for one in a.run.sections})
+    progress = _Progress(
+        {section.number: f"{section.number} {section.kind} {section.name}" for section in a.run.sections}
+    )
     replicas = tuple(sorted({*a.replicas} & {*b.replicas}))
     recorded = [
         _lines(recording, replica, side, wanted) for replica in replicas for side, recording in enumerate((a, b))
     ]
     for step, lines in groupby(merge(*recorded, key=lambda line: line[:3]), key=lambda line: line.step):
-        _compare_step(step, lines, found)
-    return _runs_result(a, b, replicas, found)
+        progress.add_step(step, lines)
+    return _runs_result(a, b, replicas, progress)
 
 
 def _lines(recording: Recording, replica: int, side: int, wanted: Callable[[int], bool]) -> Iterator[_Line]:
@@ -58,114 +124,46 @@ def _lines(recording: Recording, replica: int, side: int, wanted: Callable[[int]
             yield _Line(line.step, replica, side, line)
 
 
-def _compare_step(step: int, lines: Iterable[_Line], found: _Progress) -> None:
-    seen: list[tuple[int, int, ValueDigest, ValueDigest]] = []
-    begins = False
-    for replica, of_replica in groupby(lines, key=lambda line: line.replica):
-        sides = {line.side: line.digests for line in of_replica}
-        for side, line in sides.items():
-            found.ends[side][replica] = step
-            if found.starts[side] is None and not line.begins:
-                found.starts[side] = step
-        if len(sides) == 1:
-            continue
-        a, b = sides[0], sides[1]
-        begins = a.begins or b.begins
-        if not begins:
-            found.steps.add(step)
-            found.losses.setdefault(step, (a.loss, b.loss))
-        ours, theirs = _by_name(a), _by_name(b)
-        if a.begins == b.begins:  # otherwise one is a whole step, and the other only the state after it
-            found.only_in_a += len(ours.keys() - theirs.keys())
-            found.only_in_b += len(theirs.keys() - ours.keys())
-        seen += [(position, replica, ours[key], theirs[key]) for position, key in enumerate(ours) if key in theirs]
-    for _, replica, one, other in sorted(seen, key=lambda row: row[:2]):
-        found.digests += 1
-        if one.digest != other.digest:
-            found.by_step[step] = found.by_step.get(step, 0) + 1
-            _add_difference(found, step, replica, one, other, begins=begins)
-        elif not found.differences:
-            found.equal_before += 1
-            found.last_equal = (step, replica, one, begins)
-
-
-def _add_difference(
-    found: _Progress, step: int, replica: int, one: ValueDigest, other: ValueDigest, *, begins: bool
-) -> None:
-    """Add a tensor that differs, or add the replica to the last one if it is the same tensor."""
-    last = found.differences[-1] if found.differences else None
-    if last is not None and (last.step, last.what, last.name, last.micro_step) == (step, *one[:3]):
-        found.differences[-1] = last.model_copy(update={"replicas": (*last.replicas, replica)})
-    elif len(found.differences) < _MOST_SHOWN:
-        found.differences.append(_apart(step, replica, one, other, found.titles, begins=begins))
-
-
 def _by_name(line: StepDigests) -> dict[tuple[str, str, int | None], ValueDigest]:
     """In the order of computation. The section is not part of the key: another program may have other sections."""
-    return {(one.what, one.name, one.micro_step): one for one in line.values}
+    return {(value.what, value.name, value.micro_step): value for value in line.values}
 
 
-def _apart(
-    step: int, replica: int, one: ValueDigest, other: ValueDigest, titles: dict[int, str], *, begins: bool
-) -> DigestDifference:
-    return DigestDifference(
-        step=step,
-        replicas=(replica,),
-        micro_step=one.micro_step,
-        section=one.section,
-        section_title=None if one.section is None else titles.get(one.section, str(one.section)),
-        what=one.what,
-        name=one.name,
-        norm_a=one.norm,
-        norm_b=other.norm,
-        relative_norm_difference=relative_difference(one.norm, other.norm),
-        not_finite_a=one.not_finite,
-        not_finite_b=other.not_finite,
-        begins=begins,
-    )
-
-
-def _runs_result(a: Recording, b: Recording, replicas: tuple[int, ...], found: _Progress) -> RunsCompared:
+def _runs_result(a: Recording, b: Recording, replicas: tuple[int, ...], progress: _Progress) -> RunsCompared:
     facts = compare.differing_facts(compare.deciding_facts(a.run), compare.deciding_facts(b.run))
-    whole = a.replicas == b.replicas and found.ends[0] == found.ends[1] and not (found.only_in_a or found.only_in_b)
-    first = found.differences[0] if found.differences else None
+    whole = a.replicas == b.replicas and progress.ends[0] == progress.ends[1] and not any(progress.only_in.values())
+    first = progress.differences[0] if progress.differences else None
+    last_equal = None if first is None or progress.last_equal is None else progress.difference(progress.last_equal)
+    though = compare.facts_text(facts)
+    if first is not None:
+        where = f"{'' if first.begins else 'at '}{compare.place(first)}"
+        verdict = _differ_text(though, f"{where}; {compare.digest_difference(first)}")
+    elif progress.digests:
+        steps, of_replicas = counted(len(progress.losses), "step"), counted(len(replicas), "replica")
+        far = "" if whole else " as far as both have recorded"
+        verdict = f"equal{far}: {steps}, {of_replicas}, {progress.digests:,} digests{_though(though)}"
+    else:
+        verdict = "nothing to compare: they have no step of a replica in common"
     return RunsCompared(
         a=str(a.folder),
         b=str(b.folder),
-        equal=first is None and whole and found.digests > 0,
-        verdict=_runs_verdict(first, compare.facts_text(facts), whole, len(replicas), found),
+        equal=first is None and whole and progress.digests > 0,
+        verdict=verdict,
         not_comparable=facts,
         other_options=compare.differing_options(a.run, b.run),
-        steps=len(found.steps),
+        steps=len(progress.losses),
         replicas=replicas,
-        digests=found.digests,
+        digests=progress.digests,
         first=first,
-        equal_before=found.equal_before,
-        last_equal=_last_equal(found),
-        next_differences=tuple(found.differences[1:]),
-        differing_by_step=dict(list(found.by_step.items())[:_MOST_SHOWN]),
-        losses=compare.differing_losses([(step, *both) for step, both in found.losses.items()]),
-        only_in_a=found.only_in_a,
-        only_in_b=found.only_in_b,
-        notes=tuple(_runs_notes(a, b, found)),
+        equal_before=progress.equal_before,
+        last_equal=last_equal and compare.place(last_equal),
+        next_differences=tuple(progress.differences[1:]),
+        differing_by_step=dict(list(progress.by_step.items())[:_MOST_SHOWN]),
+        losses=compare.differing_losses([(step, *both) for step, both in progress.losses.items()]),
+        only_in_a=progress.only_in[0],
+        only_in_b=progress.only_in[1],
+        notes=tuple(_runs_notes(a, b, progress)),
     )
-
-
-def _last_equal(found: _Progress) -> str | None:
-    if found.last_equal is None or not found.differences:
-        return None
-    step, replica, one, begins = found.last_equal
-    return compare.place(_apart(step, replica, one, one, found.titles, begins=begins))
-
-
-def _runs_verdict(first: DigestDifference | None, facts: str, whole: bool, replicas: int, found: _Progress) -> str:
-    if first is not None:
-        difference = f"{'' if first.begins else 'at '}{compare.place(first)}; {compare.digest_difference(first)}"
-        return _differ_text(facts, difference)
-    if not found.digests:
-        return "nothing to compare: they have no step of a replica in common"
-    counts = f"{counted(len(found.steps), 'step')}, {counted(replicas, 'replica')}, {found.digests:,} digests"
-    return f"equal{'' if whole else ' as far as both have recorded'}: {counts}{_though(facts)}"
 
 
 def _differ_text(facts: str, difference: str) -> str:
@@ -176,12 +174,12 @@ def _though(facts: str) -> str:
     return f", though {facts}" if facts else ""
 
 
-def _runs_notes(a: Recording, b: Recording, found: _Progress) -> Iterator[str]:
-    for name, start in zip("AB", found.starts, strict=True):
-        if start is not None and start > min(one for one in found.starts if one is not None):
-            yield f"{name} begins at step {start}"
-    for name, run, ends in (("A", a.run, found.ends[0]), ("B", b.run, found.ends[1])):
-        if found.ends[0] != found.ends[1] and ends:
+def _runs_notes(a: Recording, b: Recording, progress: _Progress) -> Iterator[str]:
+    for side, start in sorted(progress.starts.items()):
+        if start > min(progress.starts.values()):
+            yield f"{'AB'[side]} begins at step {start}"
+    for name, run, ends in (("A", a.run, progress.ends[0]), ("B", b.run, progress.ends[1])):
+        if progress.ends[0] != progress.ends[1] and ends:
             first, last = min(ends, key=ends.__getitem__), max(ends.values())
             planned = f", and was to record up to step {run.last_step}" if last < run.last_step else ""
             yield f"{name} ends after step {last}{planned}"
@@ -190,9 +188,9 @@ def _runs_notes(a: Recording, b: Recording, found: _Progress) -> Iterator[str]:
     for name, ours, theirs in (("A", a, b), ("B", b, a)):
         alone = [str(replica) for replica in ours.replicas if replica not in theirs.replicas]
         if alone:
-            yield f"only {name} has {'replica' if len(alone) == 1 else 'replicas'} {', '.join(alone)}"
-    for name, count in (("A", found.only_in_a), ("B", found.only_in_b)):
-        if count:
+            yield f"only {name} has {plural('replica', alone)} {', '.join(alone)}"
+    for side, name in enumerate("AB"):
+        if count := progress.only_in[side]:
             yield f"{counted(count, 'digest')} of common steps only in {name}, without a counterpart by name"
     if a.run.sees != b.run.sees:
         yield f"A has the {a.run.sees}, B the {b.run.sees}"
@@ -200,48 +198,43 @@ def _runs_notes(a: Recording, b: Recording, found: _Progress) -> Iterator[str]:
         yield "the PEFs differ: sambasim compare A.pef B.pef says where"
 
 
-_STEP_FIELDS = ("loss", "lr", "grad_norm")
-_EVALUATION_FIELDS = ("loss", "accuracy", "samples")
-_DIGEST_FIELDS = ("weights_sha256", "state_sha256")
-
-
 def compare_metrics(
     a: tuple[str, RunRecords], b: tuple[str, RunRecords], wanted: Callable[[int], bool] = lambda step: True
 ) -> MetricsCompared:
-    ours, theirs = ({one.step: one for one in records.steps if wanted(one.step)} for _, records in (a, b))
+    ours, theirs = ({line.step: line for line in records.steps if wanted(line.step)} for _, records in (a, b))
     common = [step for step in ours if step in theirs]
     differences = (
         _step_difference(step, name, getattr(ours[step], name), getattr(theirs[step], name))
         for step in common
-        for name in _STEP_FIELDS
+        for name in ("loss", "lr", "grad_norm")
     )
     first = next(filter(None, differences), None)
-    one, other = a[1].summary, b[1].summary
-    facts = compare.differing_facts(*map(compare.deciding_facts, (one, other))) if one and other else ()
+    summaries = a[1].summary, b[1].summary
+    facts = compare.differing_facts(*map(compare.deciding_facts, filter(None, summaries))) if all(summaries) else ()
+    though = compare.facts_text(facts)
     results = compare.differing_facts(*_results(a[1], b[1]))
-    differ = first or next((f"{one.name}: {one.a} and {one.b}" for one in results), None)
-    losses = [(step, _finite(ours[step].loss), _finite(theirs[step].loss)) for step in common]
+    differ = first or next((f"{fact.name}: {fact.a} and {fact.b}" for fact in results), None)
     whole = ours.keys() == theirs.keys()
+    if differ is not None:
+        verdict = _differ_text(though, f"at {differ}")
+    elif common:
+        far = "" if whole else ", as far as both go"
+        verdict = f"equal: losses of {counted(len(common), 'step')}{far}{_though(though)}"
+    else:
+        verdict = "nothing to compare: they have no step in common"
+    losses = [(step, _finite(ours[step].loss), _finite(theirs[step].loss)) for step in common]
     return MetricsCompared(
         a=a[0],
         b=b[0],
         equal=differ is None and whole and bool(ours),
-        verdict=_metrics_verdict(differ, compare.facts_text(facts), len(common), whole=whole),
+        verdict=verdict,
         not_comparable=facts,
         steps=len(common),
         first=first,
         losses=compare.differing_losses(losses),
         results=results,
-        notes=tuple(_metrics_notes(list(ours), list(theirs), (one, other))),
+        notes=tuple(_metrics_notes(list(ours), list(theirs), summaries)),
     )
-
-
-def _metrics_verdict(differ: str | None, facts: str, steps: int, *, whole: bool) -> str:
-    if differ is not None:
-        return _differ_text(facts, f"at {differ}")
-    if not steps:
-        return "nothing to compare: they have no step in common"
-    return f"equal: losses of {counted(steps, 'step')}{'' if whole else ', as far as both go'}{_though(facts)}"
 
 
 def _step_difference(step: int, name: str, a: float | None, b: float | None) -> str | None:
@@ -253,20 +246,20 @@ def _step_difference(step: int, name: str, a: float | None, b: float | None) -> 
 
 
 def _results(a: RunRecords, b: RunRecords) -> tuple[Mapping[str, object], Mapping[str, object]]:
+    """What both runs have: their evaluations, and their digests after equally many steps."""
     ours, theirs = _evaluations(a), _evaluations(b)
-    common = [name for name in ours if name in theirs]
-    found = {name: ours[name] for name in common}, {name: theirs[name] for name in common}
     if a.summary is not None and b.summary is not None and a.summary.steps == b.summary.steps:
-        for results, summary in zip(found, (a.summary, b.summary), strict=True):
-            results.update({name: getattr(summary, name) for name in _DIGEST_FIELDS})
-    return found
+        for results, summary in ((ours, a.summary), (theirs, b.summary)):
+            results |= {name: getattr(summary, name) for name in ("weights_sha256", "state_sha256")}
+    common = [name for name in ours if name in theirs]
+    return {name: ours[name] for name in common}, {name: theirs[name] for name in common}
 
 
 def _evaluations(records: RunRecords) -> dict[str, object]:
     return {
-        f"evaluation after step {one.step}, {name}": getattr(one, name)
-        for one in records.evaluations
-        for name in _EVALUATION_FIELDS
+        f"evaluation after step {evaluation.step}, {name}": getattr(evaluation, name)
+        for evaluation in records.evaluations
+        for name in ("loss", "accuracy", "samples")
     }
 
 

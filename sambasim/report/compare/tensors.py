@@ -1,13 +1,14 @@
 """Compares PEFs, and tensors by name, bit by bit: a NaN equals a NaN of the same bits, and -0.0 differs from 0.0."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import zip_longest
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from sambasim.ir.difference import node_difference, output_difference, section_difference, symbol_differences
 from sambasim.ir.graph import Graph, Node
-from sambasim.ir.printer import format_node, numbered, numbered_output, numbers
+from sambasim.ir.printer import format_node
 from sambasim.ir.program import Program
 from sambasim.pef import PefDocument
 from sambasim.report.compare import (
@@ -32,42 +33,39 @@ _WITH_ULPS = (torch.float32, torch.float16, torch.bfloat16)
 def compare_tensors(a: Tensors, b: Tensors) -> tuple[int, tuple[TensorDifference, ...]]:
     """The number of common tensors, and the differences: in the order of `a`, then tensors that only `b` has."""
     ours, theirs = dict(a), dict(b)
-    differences = [_compare_one(name, tensor, theirs.get(name)) for name, tensor in ours.items()]
-    differences += [_compare_one(name, None, tensor) for name, tensor in theirs.items() if name not in ours]
-    return len(ours.keys() & theirs.keys()), tuple(one for one in differences if one is not None)
+    pairs = ((name, ours.get(name), theirs.get(name)) for name in dict.fromkeys((*ours, *theirs)))
+    differences = (_difference_of(*pair) for pair in pairs)
+    return len(ours.keys() & theirs.keys()), tuple(filter(None, differences))
 
 
 def compare_files(
-    kind: str, a: str, b: str, tensors: tuple[Tensors, Tensors], facts: tuple[Fact, ...] = ()
+    kind: Literal["weights", "checkpoints"],
+    a: str,
+    b: str,
+    tensors: tuple[Tensors, Tensors],
+    facts: tuple[Fact, ...] = (),
 ) -> TensorsCompared:
     common, differences = compare_tensors(*tensors)
-    return TensorsCompared.model_validate(
-        {
-            "kind": kind,
-            "a": a,
-            "b": b,
-            "equal": not differences and not facts,
-            "verdict": _tensors_verdict(common, differences, facts),
-            "tensors": common,
-            "facts": facts,
-            "differences": differences,
-        }
+    verdict = f"equal: {counted(common, 'tensor')}"
+    if differences:
+        rest = f"; {len(differences) - 1} more differ" if len(differences) > 1 else ""
+        verdict = f"they first differ in {differences[0].name}: {tensor_difference(differences[0])}{rest}"
+    elif facts:
+        apart = ", ".join(f"{fact.name} {fact.a} and {fact.b}" for fact in facts)
+        verdict = f"{counted(common, 'tensor')} equal, but not: {apart}"
+    return TensorsCompared(
+        kind=kind,
+        a=a,
+        b=b,
+        equal=not differences and not facts,
+        verdict=verdict,
+        tensors=common,
+        facts=facts,
+        differences=differences,
     )
 
 
-def _tensors_verdict(common: int, differences: tuple[TensorDifference, ...], facts: tuple[Fact, ...]) -> str:
-    if differences:
-        first = differences[0]
-        rest = f"; {len(differences) - 1} more differ" if len(differences) > 1 else ""
-        return f"they first differ in {first.name}: {tensor_difference(first)}{rest}"
-    if facts:
-        return f"{counted(common, 'tensor')} equal, but not: " + ", ".join(
-            f"{one.name} {one.a} and {one.b}" for one in facts
-        )
-    return f"equal: {counted(common, 'tensor')}"
-
-
-def _compare_one(name: str, a: Tensor | None, b: Tensor | None) -> TensorDifference | None:
+def _difference_of(name: str, a: Tensor | None, b: Tensor | None) -> TensorDifference | None:
     type_a, type_b = _type_of(a), _type_of(b)
     if a is None or b is None:
         return TensorDifference(name=name, why="only in A" if b is None else "only in B", type_a=type_a, type_b=type_b)
@@ -88,23 +86,22 @@ def _compare_values(name: str, type_: str | None, a: Tensor, b: Tensor) -> Tenso
     ulps = 0 if a.dtype in _WITH_ULPS else None
     for start in range(0, a.numel(), _PIECE_ELEMENTS):
         ours, theirs = a[start : start + _PIECE_ELEMENTS], b[start : start + _PIECE_ELEMENTS]
-        other = _bits(ours) != _bits(theirs)
-        if not bool(other.any()):
+        differs = _bits(ours) != _bits(theirs)
+        if not bool(differs.any()):
             continue
-        ours, theirs = ours[other], theirs[other]
-        one, another = ours.double(), theirs.double()
-        finite = torch.isfinite(one) & torch.isfinite(another)
+        ours, theirs = ours[differs], theirs[differs]
+        finite = torch.isfinite(ours.double()) & torch.isfinite(theirs.double())
         differing += ours.numel()
         not_finite += int((~finite).sum())
-        one, another = one[finite], another[finite]
-        if not one.numel():
+        ours, theirs = ours[finite], theirs[finite]
+        if not ours.numel():
             continue
-        distance = (one - another).abs()
-        size = torch.maximum(one.abs(), another.abs()).clamp(min=_TINY)
+        distance = (ours.double() - theirs.double()).abs()
+        size = torch.maximum(ours.double().abs(), theirs.double().abs()).clamp(min=_TINY)
         absolute = max(absolute or 0.0, float(distance.max()))
         relative = max(relative or 0.0, float((distance / size).max()))
         if ulps is not None:
-            ulps = max(ulps, int((_in_order(ours[finite]) - _in_order(theirs[finite])).abs().max()))
+            ulps = max(ulps, int((_in_order(ours) - _in_order(theirs)).abs().max()))
     if not differing:
         return None
     return TensorDifference(
@@ -145,15 +142,19 @@ def compare_pefs(
     options = differing_facts(_options(ours), _options(theirs))
     symbols = tuple(_symbols(ours.program, theirs.program))
     graphs = tuple(_graphs(ours.program, theirs.program))
-    equal = ours.digest == theirs.digest
     rest = f", and {len(options) - 1} more" if len(options) > 1 else ""
-    found = [f"the options: {one.name} {one.a} and {one.b}{rest}" for one in options]
-    found += [*symbols, *graphs]
-    found += [f"the weights, first {one.name}: {tensor_difference(one)}" for one in differences]
+    reasons = [
+        *(f"the options: {option.name} {option.a} and {option.b}{rest}" for option in options[:1]),
+        *symbols,
+        *graphs,
+        *(f"the weights, first {tensor.name}: {tensor_difference(tensor)}" for tensor in differences[:1]),
+        "",
+    ]
+    equal = ours.digest == theirs.digest
     if equal:
         verdict = f"equal: both are {ours.program.name}, digest {ours.digest}"
     else:
-        verdict = f"they differ in {found[0]}" if found else "they differ only in layout or metadata"
+        verdict = f"they differ in {reasons[0]}" if reasons[0] else "they differ only in layout or metadata"
     return PefsCompared(
         a=a[0],
         b=b[0],
@@ -177,8 +178,10 @@ def _options(document: PefDocument) -> Mapping[str, object]:
         **dict(_leaves("", document.training_defaults)),
         **dict(_leaves("data", document.data_source)),
         **dict(_leaves("metadata", document.metadata)),
-        **{f"argument {one.name}": one.default for one in program.runtime_arguments},
-        "optimizers": ", ".join(f"{one.name} ({', '.join(one.states) or 'stateless'})" for one in program.optimizers),
+        **{f"argument {argument.name}": argument.default for argument in program.runtime_arguments},
+        "optimizers": ", ".join(
+            f"{rule.name} ({', '.join(rule.states) or 'stateless'})" for rule in program.optimizers
+        ),
         "gradient groups": ", ".join(str(group.numel) for group in program.groups),
     }
 
@@ -192,41 +195,32 @@ def _leaves(name: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def _symbols(a: Program, b: Program) -> Iterator[str]:
-    for name in dict.fromkeys((*a.symbols, *b.symbols)):
-        one, other = a.symbols.get(name), b.symbols.get(name)
-        if one is None and other is not None:
-            yield f"the symbols: only B has the {other.kind} {name}, {other.type}"
-        elif one is not None and other is None:
-            yield f"the symbols: only A has the {one.kind} {name}, {one.type}"
-        elif one and other and (one.kind, one.type) != (other.kind, other.type):
-            yield f"the symbols: {name} is {one.kind} {one.type} in A, and {other.kind} {other.type} in B"
+    for name, ours, theirs in symbol_differences(a.symbols, b.symbols):
+        if ours and theirs:
+            yield f"the symbols: {name} is {ours.kind} {ours.type} in A, and {theirs.kind} {theirs.type} in B"
+        elif symbol := ours or theirs:
+            yield f"the symbols: only {'A' if ours else 'B'} has the {symbol.kind} {name}, {symbol.type}"
 
 
 def _graphs(a: Program, b: Program) -> Iterator[str]:
     for name in ("training", "evaluation", "single"):
-        one, other = getattr(a, name), getattr(b, name)
-        if one is None and other is None:
-            continue
-        if one is None or other is None:
-            yield f"the graphs: only {'B' if one is None else 'A'} has one for {name}"
-        elif (found := _first_difference(one, other)) is not None:
-            yield f"the {name} graph: {found}"
+        ours, theirs = getattr(a, name), getattr(b, name)
+        if ours and theirs:
+            if difference := _difference(ours, theirs):
+                yield f"the {name} graph: {difference}"
+        elif ours or theirs:
+            yield f"the graphs: only {'A' if ours else 'B'} has one for {name}"
 
 
-def _first_difference(a: Graph, b: Graph) -> str | None:
-    places = numbers(a), numbers(b)
-    for position, (one, other) in enumerate(zip_longest(a.nodes, b.nodes)):
-        if numbered(one, places[0]) != numbered(other, places[1]):
-            where = f"operator {position}{_section(a, b, position)}"
-            return f"{where}\n  A: {_node_text(a, one)}\n  B: {_node_text(b, other)}"
-    for left, right in zip_longest(a.outputs, b.outputs):
-        if numbered_output(left, places[0]) != numbered_output(right, places[1]):
-            return f"{(left or right).symbol} is a different value"
-    cuts = [[(section.kind, section.start, section.stop) for section in graph.sections] for graph in (a, b)]
-    for number, (left_cut, right_cut) in enumerate(zip_longest(*cuts)):
-        if left_cut != right_cut:
-            return f"the sections differ from section {number} on: {len(cuts[0])} sections in A, {len(cuts[1])} in B"
-    return None
+def _difference(a: Graph, b: Graph) -> str | None:
+    if nodes := node_difference(a, b):
+        position, ours, theirs = nodes
+        where = f"operator {position}{_section(a, b, position)}"
+        return f"{where}\n  A: {_node_text(a, ours)}\n  B: {_node_text(b, theirs)}"
+    if symbol := output_difference(a, b):
+        return f"{symbol} is a different value"
+    number, counts = section_difference(a, b), f"{len(a.sections)} sections in A, {len(b.sections)} in B"
+    return None if number is None else f"the sections differ from section {number} on: {counts}"
 
 
 def _section(a: Graph, b: Graph, position: int) -> str:

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from random import Random
 
 from sambasim.report.page import ui
-from sambasim.report.plan import BASIS, TERMS, closest, verdict
+from sambasim.report.plan import BASIS, TERMS, best_rows, closest, verdict
+from sambasim.report.tables import table
 from sambasim.simulation.planning.priced import Priced
 from sambasim.simulation.planning.search import Plan
-from sambasim.units import counted, format_bytes, format_seconds, plain_rate
+from sambasim.units import counted, format_bytes, format_seconds
 
 _MOST_POINTS = 4000
 """Of the cloud behind the frontier: a page with more is slow."""
@@ -85,22 +86,16 @@ def _points(name: str, priced: Sequence[Priced], marker: dict[str, object], **mo
 
 
 def _best(plan: Plan) -> ui.Part:
-    heads = ("strategy", "step", "samples/s", "memory", "bubble", *TERMS.values(), f"{plan.device}s")
+    terms = ", ".join(f"{name}:{title}" for name, title in TERMS.items())
     rows = [
-        (
-            str(one.strategy),
-            format_seconds(one.step_s),
-            plain_rate(one.samples_per_s),
-            format_bytes(one.rdu_bytes),
-            f"{one.bubble:.1%}",
-            *(ui.seconds_or_none(getattr(one.terms, name)) for name in TERMS),
-            str(one.rdus),
-        )
-        for one in plan.best
+        {**row, **{name: ui.seconds_or_none(getattr(priced.terms, name)) for name in TERMS}}
+        for row, priced in zip(best_rows(plan), plan.best, strict=True)
     ]
+    numbers = f"step_s, samples/s, rdu_bytes:memory, bubble_share:bubble, {terms}, rdus:{plan.device}s"
+    best = table("", rows, "strategy", numbers)
     bars = [ui.shares(f"{format_seconds(one.step_s)}: {one.strategy}", _shares(one)) for one in plan.best[:2]]
     lead = "The best strategy of each shape of the mesh. The bars divide the step of the first two."
-    body = ui.joined(ui.element("div", *bars, class_="pair"), ui.table(heads, rows, class_="fitted"))
+    body = ui.joined(ui.element("div", *bars, class_="pair"), ui.shown(best, "fitted"))
     return ui.Part("best", "The best strategies", lead, body)
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 from sambasim.costs.price import Bound
 from sambasim.ir.graph import SectionKind
+from sambasim.report.tables import Table
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import MICROSECOND_S, format_seconds
 
@@ -260,6 +261,12 @@ def table(
     # On a narrow screen it scrolls in its own box.
     narrowest = f"min-width:{_COLUMN_PX * len(heads)}px"
     return element("div", element("table", head, body, class_=class_ or None, style=narrowest), class_="scroll")
+
+
+def shown(table_: Table, class_: str = "") -> Html:
+    """A table as HTML; its title is that of its part."""
+    words = sum(not column.is_number for column in table_.columns)
+    return table([column.head for column in table_.columns], table_.rows, words, class_)
 
 
 def seconds_or_none(time_s: float) -> str:

@@ -53,7 +53,7 @@ def allocate(
     if way is Way.HOST:
         for group in groups:
             owned = {name: of_ranks[group.rank] for name, of_ranks in slices_of(program, group.world_size).items()}
-            needed -= sum(one.whole_bytes - one.kept_bytes for one in kept(program, owned))
+            needed -= sum(one.size_bytes - one.kept_bytes for one in kept(program, owned))
     check_node_memory(communicator, needed)
     return Allocated([DeviceMemory(one, private_storage(one.device_bytes)) for one in programs], groups)
 
