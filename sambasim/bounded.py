@@ -1,5 +1,5 @@
-"""Limits for untrusted files: the size and nesting of text files, the version of JSON, and the length and characters of
-quotes from them."""
+"""Limits of what is read and typed: of the size and nesting of text files, of quotes from them, and of counts; the
+version of JSON."""
 
 import errno
 import os
@@ -23,6 +23,15 @@ LARGEST_RECORDS_BYTES = 1024 * MIB
 LONGEST_MESSAGE = 1000
 
 LONGEST_LINE = 4000
+
+LARGEST_COUNT = 10**9
+"""The largest count of steps, samples and the like: more than any run has."""
+
+MOST_REPLICAS = 16_384
+"""More than any published job has; a placement lists each."""
+
+MOST_MICRO_STEPS = 4096
+"""The most micro-steps of one optimizer step: a prediction has a time for each section of each of them."""
 
 
 def read_text(path: Path, most_bytes: int) -> str:

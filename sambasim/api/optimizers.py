@@ -17,7 +17,7 @@ from sambasim.commands.torch_optimizers import options_of_group, plain_number, r
 from sambasim.compiler.capture.tensors import held_by
 from sambasim.errors import ModelError, OptionError
 from sambasim.optimizers import OPTIMIZERS
-from sambasim.options.load import one_of, show
+from sambasim.options.base import one_of, show
 from sambasim.options.training import OptimizerOptions, ScheduleOptions
 from sambasim.runtime.run.plan import learning_rate_factor
 

@@ -136,7 +136,7 @@ def compile(
         if table is not None:
             tables["loss"] = table
         flags = {"pef_name": name or type(model).__name__.lower(), **options}
-        chosen = options_in_python(tables, flags)
+        chosen, notes = options_in_python(tables, flags)
         named = None if loss is None else chosen.loss.name if chosen.loss else getattr(loss, "__name__", "given")
         if chosen.training.batch_size != size_of(batch):
             raise OptionError(
@@ -158,7 +158,7 @@ def compile(
             own = optimizer if isinstance(optimizer, Optimizer) and not chosen.inference else None
             subject = LiveModel(model, inputs, by_keyword, given, arguments, optimizer=own, whole=whole)
             done = compile_proved(subject, chosen, on_phase).compiled
-        said = (in_python(notice, compiles=True) for notice in (*notices, *done.notices))
+        said = (in_python(notice, compiles=True) for notice in (*notices, *notes, *done.notices))
         return Pef(done.path, tuple(said))
 
     return on_first(compiled)

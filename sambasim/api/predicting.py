@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from sambasim.api.given import data_of
 from sambasim.api.pef import Pef, opened
 from sambasim.api.ranks import command, connected, speaks_python, supervised
-from sambasim.api.training import Run, tensors_of
+from sambasim.api.training import Run, options_of, tensors_of
+from sambasim.bounded import MOST_REPLICAS
 from sambasim.commands.question import Question, counts, paths, predicted
 from sambasim.commands.run_checks import checked_pef
 from sambasim.errors import OptionError
-from sambasim.options.flags import MOST_REPLICAS
-from sambasim.options.run import run_options
 from sambasim.records.metrics import PredictionRecord
 from sambasim.report.simulation import simulation_json, simulation_report
 from sambasim.report.tables import Shown, Tables
@@ -60,17 +59,14 @@ def predict(
 
     - `data`: as for `run`; labels may be left out. Of a pair, the second is predicted
     - `weights`: a run, a model, a `state_dict`, or a file of `--save`; None for those in the PEF
-    - `options`: flags of `sambasim run --inference` by keyword, such as `threads=4`
+    - `options`: flags of `sambasim run --inference` by keyword, such as `threads=4`, and `set={"data.shuffle": False}`
 
     Raises OptionError, DataError, and WeightsError for weights of another model.
     """
     world, given = connected(), opened(pef)
-    flags: dict[str, object] = {"pef": str(given.path), "inference": True, **options}
-    if isinstance(data, str | Path):
-        flags["data"] = str(data)
-    if isinstance(weights, str | Path):
-        flags["weights"] = Path(weights)
-    chosen = run_options(flags)
+    own = {"weights": Path(weights)} if isinstance(weights, str | Path) else {}
+    instead = {"pef": "the first argument", "json": "the record of the result", "emulate_replicas": "for training"}
+    chosen = options_of(given, data, options, instead, inference=True, **own)
     path, mesh = checked_pef(chosen, Path("out"), world, command())
     live = None if isinstance(data, str | Path) else data_of(data)
     held = None if isinstance(weights, str | Path) else _tensors_of(weights)

@@ -16,7 +16,7 @@ from sambasim.commands.run import train
 from sambasim.commands.run_checks import checked_pef
 from sambasim.compiler.capture.tensors import held_by
 from sambasim.errors import DataError, LaunchError, OptionError, WeightsError
-from sambasim.options.load import given_settings
+from sambasim.options.given import given_settings
 from sambasim.options.run import RunOptions, run_options
 from sambasim.records.metrics import EvaluationRecord, SummaryRecord
 from sambasim.report.summaries import step_times
@@ -119,32 +119,41 @@ def run(
     return Run(given.name, recorder.losses, recorder.evaluations, trained.weights, trained.summary)
 
 
-def _options(
-    pef: Pef, data: object, replicas: int | None, options: Mapping[str, object], world: Communicator
+def options_of(
+    pef: Pef, data: object, keywords: Mapping[str, object], instead: Mapping[str, str], **own: object
 ) -> RunOptions:
-    """Raises OptionError for flags that are not for Python, LaunchError if mpirun started other replicas."""
-    instead = {"emulate_replicas": "replicas=N", "inference": "sambasim.predict", "pef": "the first argument"}
-    instead |= {"predictions": "sambasim.predict", "json": "the summary of the result"}
-    for name in options:
+    """The options of a run by keyword, and those of the call's `own`. Raises OptionError for flags that are not for
+    Python: `instead` says what they are here."""
+    for name in keywords:
         if name in instead:
-            raise OptionError(f"sambasim.run takes no {name}", remedy=f"it is {instead[name]}")
-    flags: dict[str, object] = {"pef": str(pef.path), **options}
+            raise OptionError(f"this call takes no {name}", remedy=f"it is {instead[name]}")
+    flags = {"pef": str(pef.path), **own, **keywords}
     settings = given_settings(flags.pop("set", None) or {})
     if isinstance(data, str | Path):
         flags["data"] = str(data)
-    if data is None and pef.document.data_source.get("source") is None and "data" not in options:
+    return run_options(flags, settings)
+
+
+def _options(
+    pef: Pef, data: object, replicas: int | None, keywords: Mapping[str, object], world: Communicator
+) -> RunOptions:
+    """Raises OptionError for flags that are not for Python, LaunchError if mpirun started other replicas."""
+    instead = {"emulate_replicas": "replicas=N", "inference": "sambasim.predict", "predictions": "sambasim.predict"}
+    instead |= {"pef": "the first argument", "json": "the summary of the result"}
+    if data is None and pef.document.data_source.get("source") is None and "data" not in keywords:
         raise DataError(f"the PEF {pef.name} names no data", remedy="data=(inputs, targets), or a data set")
     if replicas is not None and (type(replicas) is not int or replicas < 1):
         raise OptionError(f"replicas is {replicas!r}", remedy="a whole number of at least 1")
     ranks, of_replica, fewest = world.world_size, pef.program.ranks_of_replica, pef.program.world_size
-    if replicas is not None and ranks == 1 and replicas < fewest:
-        raise LaunchError(
-            f"replicas is {replicas}, and {pef.name} is for at least {fewest}", remedy=f"replicas={fewest}"
-        )
     if ranks == 1:
         count = fewest if replicas is None else replicas
-        return run_options(flags | ({"emulate_replicas": count} if count * of_replica > 1 else {}), settings)
-    chosen = run_options(flags, settings)
+        if count < fewest:
+            raise LaunchError(
+                f"replicas is {count}, and {pef.name} is for at least {fewest}", remedy=f"replicas={fewest}"
+            )
+        own = {"emulate_replicas": count} if count * of_replica > 1 else {}
+        return options_of(pef, data, keywords, instead, **own)
+    chosen = options_of(pef, data, keywords, instead)
     started = (ranks - (chosen.parameter_servers or 0)) // (1 if chosen.one_process_per_replica else of_replica)
     if replicas not in (None, started):
         raise LaunchError(

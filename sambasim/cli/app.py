@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 import click
 
 import sambasim
-from sambasim.bounded import one_line
+from sambasim.bounded import LARGEST_COUNT, one_line
 from sambasim.errors import OptionError, SambasimError
-from sambasim.options.flags import LARGEST_COUNT
 from sambasim.terminal.output import survive_closed_stdout
 
 if TYPE_CHECKING:

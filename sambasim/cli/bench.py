@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sambasim.bounded import shortened
+from sambasim.bounded import LARGEST_COUNT, shortened
 from sambasim.cli.shared import FILE, kept_imports, write_all
 from sambasim.errors import LaunchError, OptionError
-from sambasim.options.flags import LARGEST_COUNT
 from sambasim.terminal.output import exit_code_of, report_error, show
 from sambasim.units import TIB, format_bytes, parse_bytes
 

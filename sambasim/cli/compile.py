@@ -5,12 +5,12 @@ from pathlib import Path
 import click
 
 from sambasim.cli.shared import FILE, PanelCommand, PanelOption, field_options, kept_imports
-from sambasim.options.flags import MODEL, TRAINING
+from sambasim.options.compile import COMPILE_FLAGS, options_and_notes
+from sambasim.options.flag import MODEL
 from sambasim.terminal.output import phases, show
 
 _FIRST = ("--config", "--data", "--loss", "--optimizer", "--batch-size", "--data-parallel")
 _CONFIG = "A TOML file with the model, data, loss, optimizer and training."
-_DEEPSPEED = "A DeepSpeed config: batches, optimizer, scheduler, precision, clipping, ZeRO. It overrides --config."
 _SET = "Set any field of the config, such as optimizer.lr=1e-3."
 
 
@@ -18,15 +18,13 @@ _SET = "Set any field of the config, such as optimizer.lr=1e-3."
 @click.argument("model", required=False)
 @click.option("--config", type=FILE, cls=PanelOption, panel=MODEL, help=_CONFIG)
 @click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", cls=PanelOption, panel=MODEL, help=_SET)
-@click.option("--deepspeed", type=FILE, cls=PanelOption, panel=TRAINING, help=_DEEPSPEED)
-@field_options("compile")
+@field_options(COMPILE_FLAGS)
 @click.option("-v", "--verbose", is_flag=True, help="Print a table too, with the times of all phases.")
 @click.option("--json", "json_output", is_flag=True, help="Print one JSON line instead.")
 def compile_command(
     model: str | None,
     config: Path | None,
     overrides: tuple[str, ...],
-    deepspeed: Path | None,
     verbose: bool,
     json_output: bool,
     **flags: object,
@@ -42,10 +40,8 @@ def compile_command(
       sambasim compile --config configs/char_gpt.toml --set optimizer.lr=3e-4
       sambasim compile net.py:Net --data net.py:samples --loss cross_entropy --optimizer adamw --lr 3e-4 -b 32
     """
-    from sambasim.options.compile import compile_options_and_notes
-
     _check_one_process()
-    options, notes = compile_options_and_notes(config, model, overrides, flags, deepspeed)
+    options, notes = options_and_notes(config, model, overrides, flags)
 
     with kept_imports():
         from sambasim.commands.compile import compile_named

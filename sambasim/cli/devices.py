@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
+from sambasim.bounded import MOST_REPLICAS
 from sambasim.cli import shared
-from sambasim.options.flags import MOST_REPLICAS
 from sambasim.terminal.output import phases, show
 
 

@@ -2,8 +2,8 @@
 
 import click
 
+from sambasim.bounded import LARGEST_COUNT, MOST_REPLICAS
 from sambasim.cli import shared
-from sambasim.options.flags import LARGEST_COUNT, MOST_REPLICAS
 from sambasim.terminal.output import phases, show
 
 

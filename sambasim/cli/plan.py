@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
+from sambasim.bounded import LARGEST_COUNT, MOST_REPLICAS
 from sambasim.cli import shared
 from sambasim.errors import OptionError
-from sambasim.options.flags import LARGEST_COUNT, MOST_REPLICAS
 from sambasim.terminal.output import phases, show
 
 

@@ -11,7 +11,8 @@ import click
 
 from sambasim.cli.shared import FILE, PanelCommand, PanelOption, field_options, kept_imports, pef
 from sambasim.errors import OptionError
-from sambasim.options.flags import DATA, TRAINING, flags_of
+from sambasim.options.flag import DATA, TRAINING
+from sambasim.options.run import RUN_FLAGS, run_options
 from sambasim.terminal.output import exit_code_of, report_error, survive_closed_stdout
 from sambasim.units import format_seconds
 
@@ -35,18 +36,24 @@ def _no_world_size(ctx: click.Context, parameter: click.Parameter, value: int | 
 class _RunCommand(PanelCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, [*args])
         except click.NoSuchOption as error:
+            from sambasim.options.compile import COMPILE_FLAGS
+
             flag = error.option_name
-            if all(flag not in setting.flag.names for setting in flags_of("compile").values()):
+            if all(flag not in setting.flag.names for setting in COMPILE_FLAGS.values()):
                 raise
-            what = f"{flag} is for compile: a run takes what the PEF was compiled with"
-            raise OptionError(what, remedy=f"sambasim compile … {flag} …, and then run without it") from None
+            typed = " ".join(args[args.index(flag) :][:2]) if flag in args else flag
+            raise OptionError(
+                f"{flag} is for compile: a run takes what the PEF was compiled with",
+                remedy=f"sambasim compile … {typed}, and then run without it; "
+                "sambasim inspect PEF --all shows how it was compiled",
+            ) from None
 
 
 @click.command("run", cls=_RunCommand, first=_FIRST)
 @pef()
-@field_options("run")
+@field_options(RUN_FLAGS)
 @click.option(
     "--output-folder", type=FILE, default=Path("out"), cls=PanelOption, panel=DATA, help=_OUT, show_default=True
 )
@@ -62,8 +69,7 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
       mpirun -np 3 sambasim run --host-sync parameter-server --parameter-servers 1 --pef digits
       sambasim run --pef digits --emulate-replicas 4 --steps 10
     """
-    from sambasim.options.load import given_overrides
-    from sambasim.options.run import run_options
+    from sambasim.options.given import given_overrides
 
     _hand_over_to_mpirun()
     options = run_options(flags, given_overrides(overrides))

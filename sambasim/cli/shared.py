@@ -4,7 +4,7 @@ import gc
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 import click
 from click.shell_completion import CompletionItem
 
-from sambasim.bounded import one_line
+from sambasim.bounded import MOST_REPLICAS, one_line
 from sambasim.errors import OptionError
-from sambasim.options.flags import DATA, MOST_REPLICAS, OTHER, PANELS, flags_of
+from sambasim.options.flag import DATA, OTHER, PANELS
 
 if TYPE_CHECKING:
     from sambasim.commands.question import Question
-    from sambasim.options.flags import Command, Setting
+    from sambasim.options.flag import Setting
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,9 +29,17 @@ _ONE_PEF = "name one PEF: a path, or a name found as out/NAME/NAME.pef"
 
 
 class PanelOption(click.Option):
-    def __init__(self, *args: Any, panel: str, **kwargs: Any) -> None:
+    """An option in a `panel` of the help, which may come from `text`, when it is needed."""
+
+    def __init__(self, *args: Any, panel: str, text: Callable[[], str] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.panel = panel
+        self._text = text
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        if self._text is not None:
+            self.help = self._text()
+        return super().get_help_record(ctx)
 
 
 class PanelCommand(click.Command):
@@ -54,11 +62,9 @@ class PanelCommand(click.Command):
                 formatter.write_dl(records[panel])
 
 
-def field_options(command: "Command") -> Callable[[F], F]:
-    """A decorator that gives a command one option for each flag of `sambasim.options.flags`."""
-    options = [
-        option for setting in flags_of(command).values() if setting.name != "pef" for option in _options(setting)
-    ]
+def field_options(flags: "Mapping[str, Setting]") -> Callable[[F], F]:
+    """A decorator that gives a command one option for each of these flags, but for `--pef`, which `pef` makes."""
+    options = [option for setting in flags.values() if setting.name != "pef" for option in _options(setting)]
 
     def decorated(function: F) -> F:
         for option in reversed(options):  # the order in which decorators are applied
@@ -74,14 +80,11 @@ def _options(setting: "Setting") -> Iterator[Callable[[Any], Any]]:
     for choice, text in flag.choices.items():
         shown = f"{text}  [default]" if choice == setting.default else text
         yield click.option(
-            f"--{choice}", setting.keyword, flag_value=choice, help=shown, cls=PanelOption, panel=flag.panel
+            f"--{choice}", setting.keyword, flag_value=choice, help=shown, cls=PanelOption, panel=setting.panel
         )
     if flag.choices:
         return
-    # With any default, None too, click would forget that an option is required.
-    extra: dict[str, Any] = (
-        {"required": True} if setting.default is ... and "." not in setting.name else {"default": None}
-    )
+    extra: dict[str, Any] = {"default": None}
     if kind is bool:
         extra["is_flag"] = True
     elif get_origin(kind) is Literal:
@@ -90,17 +93,24 @@ def _options(setting: "Setting") -> Iterator[Callable[[Any], Any]]:
         extra["type"] = FILE if kind is Path else kind
     if flag.bare is not None:
         extra |= {"is_flag": False, "flag_value": flag.bare}
-    default = "as compiled" if setting.name.startswith("overrides.") else flag.default or _shown_default(setting)
-    text = f"{flag.help}  [default: {default}]" if default else flag.help
     yield click.option(
-        *flag.names, setting.keyword, metavar=flag.metavar, help=text, cls=PanelOption, panel=flag.panel, **extra
+        *flag.names,
+        setting.keyword,
+        metavar=flag.metavar,
+        text=partial(_help, setting),
+        cls=PanelOption,
+        panel=setting.panel,
+        **extra,
     )
 
 
-def _shown_default(setting: "Setting") -> str | None:
-    if setting.default in (None, False, ...):
-        return None
-    return f"{setting.default:g}" if isinstance(setting.default, float) else str(setting.default)
+def _help(setting: "Setting") -> str:
+    default = setting.flag.default
+    if setting.name.startswith("overrides."):
+        default = "as compiled"
+    elif default is None and setting.default not in (None, False, ...):
+        default = f"{setting.default:g}" if isinstance(setting.default, float) else str(setting.default)
+    return f"{setting.help}  [default: {default}]" if default else setting.help
 
 
 def pef_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -10,8 +10,8 @@ from sambasim.compiler.front import build_model, example_batch
 from sambasim.data.sources import open_source
 from sambasim.errors import CaptureError, ModelError, OptionError
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
+from sambasim.options.explain import build
 from sambasim.options.grammar import SYNTHETIC
-from sambasim.options.load import build
 from sambasim.options.training import DataOptions, LossOptions, ModelOptions, OptimizerOptions, TrainingOptions
 from sambasim.pef import PefDocument, read
 from sambasim.runtime.run.replica import input_specs

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sambasim.errors import OptionError, WeightsError
+from sambasim.options.base import Refused
 from sambasim.options.grammar import step_range
-from sambasim.options.load import Refused
 from sambasim.pef import check as check_pef
 from sambasim.pef import locate, map_weights
 from sambasim.records.digests import is_recording, read_recording

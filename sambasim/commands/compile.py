@@ -23,10 +23,10 @@ from sambasim.compiler.compile import Compiled, Stopwatch, capture_model, compil
 from sambasim.compiler.front import Example, build_model, example_batch
 from sambasim.compiler.passes.sequence import schedule_of
 from sambasim.data.sources import Source, open_source
-from sambasim.errors import MachineError
+from sambasim.errors import MachineError, SambasimError
 from sambasim.hardware.host import available_bytes
 from sambasim.options.compile import CompileOptions
-from sambasim.pef import Checked, seal
+from sambasim.pef import Checked, peek, seal
 from sambasim.units import format_bytes
 
 _PROVE, _NOT_COMPARED = "compare with eager PyTorch", "not compared with eager PyTorch"
@@ -132,12 +132,13 @@ def compile_proved(
             check_modes(subject.model, training=not options.inference)
         return compile_subject(subject, options, phase, path) if work is None else work(phase, path)
 
+    path, before = options.pef_path, _model_of(options.pef_path)
     why = too_large(subject) if can_fork() else "this system cannot fork"
     if why is not None:
         done = compiled(on_phase, None)
-        return Proved(replace(done, notices=(*done.notices, f"{_NOT_COMPARED}: {why}")), None)
+        told = (f"{_NOT_COMPARED}: {why}", *_replaced(before, path))
+        return Proved(replace(done, notices=(*done.notices, *told)), None)
     _before_a_child()
-    path = options.pef_path
     hidden = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     try:
         done = _in_children(lambda phase: compiled(phase, hidden), on_phase)
@@ -160,8 +161,30 @@ def compile_proved(
         raise
     finally:
         hidden.unlink(missing_ok=True)
-    notices += [*(_notices(checked) if checked is not None else ()), *recorded(digest)]
+    notices += [*(_notices(checked) if checked is not None else ()), *recorded(digest), *_replaced(before, path)]
     return Proved(replace(done, path=path, digest=digest, notices=tuple(notices), phases_s=phases_s), checked)
+
+
+def _model_of(path: Path) -> tuple[str, str] | None:
+    """What the PEF at `path` was compiled from, which may be empty, and the class of the model; None if there is no
+    PEF."""
+    try:
+        header = peek(path)
+    except (SambasimError, OSError):
+        return None
+    model = header.compile_options.get("model")
+    target = model.get("target") if isinstance(model, dict) else None
+    return str(target or ""), str(header.metadata.get("model", "")).partition("(")[0]
+
+
+def _replaced(before: tuple[str, str] | None, path: Path) -> Iterator[str]:
+    """A notice if the PEF at `path`, which was that of `before`, is now of another model."""
+    now = _model_of(path)
+    if before is None or now is None:
+        return
+    which = 0 if before[0] and now[0] else 1
+    if before[which] != now[which]:
+        yield f"{path} was the PEF of another model, {before[which]}, and is replaced: --pef-name NAME keeps both"
 
 
 def _in_children(compiled: Callable[[OnPhase], Compiled], on_phase: OnPhase) -> Compiled:

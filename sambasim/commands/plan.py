@@ -12,9 +12,9 @@ from sambasim.commands.subject import is_model, options_of_model
 from sambasim.errors import OptionError
 from sambasim.hardware.spec import ALIASES, ClusterSpec, DeviceSpec, load_cluster, load_device
 from sambasim.ir.program import Program
-from sambasim.options.compile import BuildOptions, CompileOptions, ParallelOptions, config_text, options_in_python
-from sambasim.options.deepspeed_written import as_deepspeed, beyond_deepspeed
-from sambasim.options.load import did_you_mean, nearest
+from sambasim.options.base import did_you_mean, nearest
+from sambasim.options.compile import BuildOptions, CompileOptions, ParallelOptions, options_in_python
+from sambasim.options.emit import as_deepspeed, beyond_deepspeed, config_text
 from sambasim.pef import locate, read
 from sambasim.report.plan import headline
 from sambasim.simulation.planning.search import Goal, Plan
@@ -104,7 +104,7 @@ def _options(asked: PlanRequest) -> tuple[CompileOptions, Program | None]:
     tables |= {name: value for name, value in document.training_defaults.items() if value is not None}
     for table, kind in (("compile", BuildOptions), ("parallel", ParallelOptions)):
         tables[table] = {name: compiled[name] for name in kind.model_fields if name in compiled}
-    return options_in_python(tables, {}), program
+    return options_in_python(tables, {}).options, program
 
 
 def _check_options(options: CompileOptions, dtypes: Sequence[str], *, emitted: bool, of_pef: bool) -> None:

@@ -6,13 +6,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sambasim.bounded import shortened
+from sambasim.bounded import LARGEST_COUNT, shortened
 from sambasim.commands.subject import OnPhase, Subject, is_model, level_of, subject_of_model, subject_of_pef
 from sambasim.errors import MachineError, OptionError, PefError
 from sambasim.hardware.spec import ALIASES, ClusterSpec, DeviceSpec, load_cluster, load_device
 from sambasim.ir.mesh import copy_mesh
 from sambasim.ir.program import Program
-from sambasim.options.flags import LARGEST_COUNT
 from sambasim.pef import locate
 from sambasim.pef.archive import COMPILE_AGAIN
 from sambasim.simulation.advice import what_fits

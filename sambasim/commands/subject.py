@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from sambasim.bounded import shortened
+from sambasim.bounded import MOST_MICRO_STEPS, shortened
 from sambasim.costs.cut import Level
 from sambasim.errors import OptionError, PefError
 from sambasim.hardware.spec import arch_of
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions, compile_options
-from sambasim.options.flags import MOST_MICRO_STEPS
-from sambasim.options.load import read_toml
+from sambasim.options.given import read_toml
 from sambasim.pef import PefDocument, read
 from sambasim.pef.archive import COMPILE_AGAIN
 

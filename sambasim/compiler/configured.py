@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from sambasim.data.datasets import DEFAULT_SAMPLES
 from sambasim.data.user_code import load_object, summary, user_line
 from sambasim.errors import DataError, ModelError, SambasimError
+from sambasim.options.base import did_you_mean, nearest
 from sambasim.options.compile import CompileOptions
 from sambasim.options.grammar import SYNTHETIC, InputSpec
-from sambasim.options.load import did_you_mean, nearest
 
 LONGEST_TEXT = 2048
 """The most tokens of a text that nobody gave: some models take a million, and few are trained on that."""

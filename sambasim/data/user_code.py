@@ -19,8 +19,8 @@ from typing import TypeVar
 
 import sambasim
 from sambasim.errors import DataError, ModelError, SambasimError, UserError
+from sambasim.options.base import nearest
 from sambasim.options.grammar import split_target, target_problem
-from sambasim.options.load import nearest
 from sambasim.options.targets import missing_file, missing_module
 
 _ERRORS: Mapping[str, type[UserError]] = {"model": ModelError, "loss": ModelError}

@@ -3,35 +3,33 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-import tomli_w
-from pydantic import JsonValue, field_validator
+from pydantic import AfterValidator, Field, JsonValue, field_validator
 
+from sambasim.bounded import LARGEST_COUNT
 from sambasim.errors import ModelError, OptionError
-from sambasim.options.deepspeed import Mapped, deepspeed_options
-from sambasim.options.deepspeed_batch import World
-from sambasim.options.deepspeed_file import read_deepspeed
-from sambasim.options.flags import BuildFlags, ParallelFlags, flags_of
-from sambasim.options.grammar import absolute_names, split_target
-from sambasim.options.load import (
+from sambasim.options.base import (
+    Count,
+    FilePath,
     Given,
     Options,
     Problem,
     Refused,
-    assign,
-    build,
+    Replicas,
     did_you_mean,
-    given_flags,
-    given_overrides,
-    given_settings,
     nearest,
-    read_toml,
     show,
 )
+from sambasim.options.deepspeed.batch import World
+from sambasim.options.deepspeed.file import read_deepspeed
+from sambasim.options.deepspeed.reading import Mapped, deepspeed_options
+from sambasim.options.explain import build
+from sambasim.options.flag import DEVICE, MODEL, NUMERICS, PARALLEL, TRAINING, Flag, flags_in
+from sambasim.options.given import assign, changes_of, given_flags, given_overrides, given_settings, read_toml
+from sambasim.options.grammar import absolute_names, split_target
 from sambasim.options.targets import missing
 from sambasim.options.training import (
-    OF_A_SOURCE,
     DataOptions,
     LossOptions,
     LossScaleOptions,
@@ -39,9 +37,16 @@ from sambasim.options.training import (
     OptimizerOptions,
     TrainingOptions,
     cycled_problem,
+    without_replaced,
 )
 
 QUICK_START = Path(__file__).parent.parent / "quickstart" / "digits.toml"
+
+OPT_LEVELS = {
+    "o0": "One operator per section.",
+    "o1": "Operators of one module share a section, at most 8.",
+    "o3": "The grouping with the shortest predicted step.",
+}
 
 _FILE_NAME = re.compile(r"\w[\w.+-]*")
 
@@ -49,15 +54,44 @@ _FILE_NAME = re.compile(r"\w[\w.+-]*")
 class Sections(Options):
     """What is compiled: every table of a config except `[compile]` and `[parallel]`."""
 
-    model: ModelOptions = ModelOptions()
-    data: DataOptions = DataOptions()
+    model: ModelOptions = Field(default_factory=ModelOptions)
+    data: DataOptions = Field(default_factory=DataOptions)
     loss: LossOptions | None = None
     optimizer: OptimizerOptions | None = None
-    training: TrainingOptions = TrainingOptions()
+    training: TrainingOptions = Field(default_factory=TrainingOptions)
 
 
-class BuildOptions(BuildFlags, Options):
+def _arch(name: str) -> str:
+    return "sn40" if name == "sn40l" else name  # as the file of the device is called
+
+
+class BuildOptions(Options):
     """How it is compiled: the `[compile]` table. `num_tiles` None is all tiles."""
+
+    panel = DEVICE
+
+    pef_name: Annotated[str | None, Flag("--pef-name", MODEL, default="the model's name")] = None
+    """Name of the PEF."""
+    output_folder: Annotated[FilePath, Flag("--output-folder", MODEL)] = Path("out")
+    """Write OUT/NAME/NAME.pef in this folder."""
+    check: Annotated[
+        int | None, Field(ge=0, le=LARGEST_COUNT), Flag("--check", NUMERICS, default="2 to 8, fewer for large ones")
+    ] = None
+    """Steps in which the PEF is compared with eager PyTorch, bit for bit; 0 for none."""
+    inference: Annotated[bool, Flag("--inference", MODEL)] = False
+    """Compile the forward pass only: no loss, no optimizer."""
+    opt_level: Annotated[Literal["o0", "o1", "o3"], Flag("--o0/--o1/--o3", choices=OPT_LEVELS)] = "o3"
+    """How operators are grouped into sections."""
+    arch: Annotated[Literal["sn10", "sn30", "sn40", "sn40l"], AfterValidator(_arch), Flag("--arch")] = "sn30"
+    """Device to compile for."""
+    dtype: Annotated[Literal["fp32", "bf16", "fp16"], Flag("--dtype", NUMERICS)] = "fp32"
+    """How parameters, activations and gradients are stored; fp16 scales the loss."""
+    stochastic_rounding: Annotated[bool, Flag("--enable-stoc-rounding", NUMERICS)] = False
+    """With bf16: optimizer steps round stochastically."""
+    master_weights: Annotated[bool, Flag("--master-weights", NUMERICS)] = False
+    """With bf16: optimizers update float32 copies of parameters, and have float32 states. fp16 always has them."""
+    num_tiles: Annotated[Count | None, Flag("--num-tiles", default="all")] = None
+    """Tiles of the device that one replica has."""
 
     @field_validator("pef_name")
     @classmethod
@@ -104,10 +138,32 @@ def plan_entry(pattern: str) -> str:
     return f'tensor_plan."{pattern}"'
 
 
-class ParallelOptions(ParallelFlags, Options):
-    """On how many ranks it runs, and how: the `[parallel]` table. `world_size` is the smallest number of replicas that
-    may run the PEF. `tensor_plan`: the style of weights, by patterns of module names."""
+class ParallelOptions(Options):
+    """On how many ranks it runs, and how: the `[parallel]` table. `tensor_plan`: the style of weights, by patterns of
+    module names."""
 
+    panel = PARALLEL
+
+    data_parallel: Annotated[bool, Flag("--data-parallel")] = False
+    """Add gradient groups, REDUCE and GATHER sections."""
+    world_size: Annotated[Replicas, Flag("-ws --ws --world-size")] = 1
+    """Fewest replicas that may run the PEF."""
+    tensor_parallel: Annotated[Literal["weight", "batch"] | None, Flag("--tensor-parallel")] = None
+    """What is cut over the chips of a replica: weights, in pairs of products, or the batch."""
+    n_chips: Annotated[Replicas, Flag("--n-chips")] = 1
+    """Chips of one replica, each with a rank of its own."""
+    pipeline_stages: Annotated[Replicas, Flag("--pipeline-stages")] = 1
+    """Ranks of a pipeline, each with some of the layers of a replica."""
+    micro_batches: Annotated[Count, Flag("--micro-batches")] = 1
+    """Parts of a batch, which go through the pipeline one after another."""
+    schedule: Annotated[str, Flag("--schedule NAME|FILE.csv")] = "1f1b"
+    """Order of work in the pipeline: gpipe, 1f1b, interleaved-1f1b, zb-h1, or a file."""
+    zero: Annotated[int, Field(ge=0, le=3), Flag("--zero")] = 1
+    """What replicas keep in slices only: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too."""
+    recompute: Annotated[Literal["none", "sections", "full"], Flag("--recompute")] = "none"
+    """Compute activations again in the backward: those inside sections, or all but one tensor a segment."""
+    gradient_groups: Annotated[Literal["section", "parameter"], Flag("--gradient-groups")] = "section"
+    """A gradient group holds all gradients of a backward section, or that of one parameter."""
     tensor_plan: dict[str, str] | None = None
 
     def problems(self) -> Iterator[Problem]:
@@ -149,8 +205,8 @@ BUILD_FIELDS = frozenset({*BuildOptions.model_fields, *ParallelOptions.model_fie
 class CompileFile(Sections):
     """The layout of a TOML config."""
 
-    compile: BuildOptions = BuildOptions()
-    parallel: ParallelOptions = ParallelOptions()
+    compile: BuildOptions = Field(default_factory=BuildOptions)
+    parallel: ParallelOptions = Field(default_factory=ParallelOptions)
 
 
 class CompileOptions(Sections, ParallelOptions, BuildOptions):
@@ -223,6 +279,29 @@ class CompileOptions(Sections, ParallelOptions, BuildOptions):
         return self.data.model_dump(mode="json")
 
 
+class _Call(Options):
+    """What a compile has beside its config."""
+
+    panel = TRAINING
+
+    deepspeed: Annotated[FilePath | None, Flag("--deepspeed FILE")] = None
+    """A DeepSpeed config: batches, optimizer, scheduler, precision, clipping, ZeRO. It overrides --config."""
+
+
+COMPILE_FLAGS = flags_in(
+    {
+        "": _Call,
+        "compile": BuildOptions,
+        "parallel": ParallelOptions,
+        "data": DataOptions,
+        "loss": LossOptions,
+        "optimizer": OptimizerOptions,
+        "training": TrainingOptions,
+    },
+    "compile",
+)
+
+
 class Compiling(NamedTuple):
     """The options of one compile, and notes on the DeepSpeed config."""
 
@@ -233,42 +312,55 @@ class Compiling(NamedTuple):
 def compile_options(
     config: Path | None, target: str | None, overrides: Sequence[str], flags: Mapping[str, object]
 ) -> CompileOptions:
-    """The options of one compile: flags override `--set`, which overrides MODEL, the TOML file, and the defaults.
-    Without a model and a config it is the quick start. Raises OptionError, which lists all mistakes, and ModelError
-    if there is neither an optimizer nor the model."""
-    return compile_options_and_notes(config, target, overrides, flags).options
+    return options_and_notes(config, target, overrides, flags).options
 
 
-def compile_options_and_notes(
-    config: Path | None,
-    target: str | None,
-    overrides: Sequence[str],
-    flags: Mapping[str, object],
-    deepspeed: Path | None = None,
+def options_and_notes(
+    config: Path | None, target: str | None, overrides: Sequence[str], flags: Mapping[str, object]
 ) -> Compiling:
-    """As `compile_options`, with a DeepSpeed config, which overrides the TOML file."""
-    given = [*given_overrides(overrides), *given_flags(flags, flags_of("compile"))]
+    """The options of one compile: flags override `--set`, which overrides MODEL, a DeepSpeed config, the TOML file, and
+    the defaults. Without a model and a config it is the quick start. Raises OptionError, which lists all mistakes, and
+    ModelError if there is neither an optimizer nor the model."""
+    given = [*given_overrides(overrides), *given_flags(flags, COMPILE_FLAGS)]
     if target is not None:
         given.insert(0, Given(("model", "target"), target, "the MODEL argument"))
     if config is None and all(list(path) != ["model", "target"] for path, _, _ in given):
         config = QUICK_START
     written = {} if config is None else absolute_names(read_toml(config), config.parent)
-    notes: Sequence[str] = ()
-    if deepspeed is not None:
-        if flags.get("inference"):
-            raise OptionError("a DeepSpeed config is for training", remedy="leave out --deepspeed or --inference")
-        mapped = _by_deepspeed(deepspeed, assign(written, given), given)
-        given, notes = [*mapped.given, *given], mapped.notes
-    written = _without_replaced(written, given)
     where = None if config is None else str(config)
-    file = build(CompileFile, absolute_names(assign(written, given), Path.cwd()), where=where, given=given)
+    file, all_given, notes = _built(written, given, where)
     if file.model.target is None:
         remedy = "sambasim compile path/file.py:NAME, or model.target in the config"
         raise OptionError("no model is named", where=where, remedy=remedy)
     lacks_optimizer = file.optimizer is None and not file.compile.inference
     if lacks_optimizer and (problem := missing(file.model.target)):  # else found only after an optimizer was given
         raise ModelError(f"the model {file.model.target}: {problem.what}", remedy=problem.remedy)
-    return Compiling(_whole(file, where, given), notes)
+    return Compiling(_whole(file, where, all_given), notes)
+
+
+def options_in_python(tables: Mapping[str, object], flags: Mapping[str, object]) -> Compiling:
+    """The options of a compile in Python: flags by keyword, and `set`, override `tables`, which have the layout of a
+    config. Raises OptionError, which lists all mistakes."""
+    others = {name: value for name, value in flags.items() if name != "set"}
+    given = [*given_settings(flags.get("set") or {}), *given_flags(others, COMPILE_FLAGS)]
+    file, all_given, notes = _built(tables, given, None)
+    return Compiling(_whole(file, None, all_given), notes)
+
+
+def _built(
+    tables: Mapping[str, object], given: Sequence[Given], where: str | None
+) -> tuple[CompileFile, Sequence[Given], Sequence[str]]:
+    """`tables` with what is given, also in a DeepSpeed config; all that is given; and notes on that config."""
+    deepspeed = next((value for path, value, _ in given if list(path) == ["deepspeed"]), None)
+    given = [one for one in given if list(one.path) != ["deepspeed"]]
+    notes: Sequence[str] = ()
+    if deepspeed is not None:
+        if any(list(path) == ["compile", "inference"] and value for path, value, _ in given):
+            raise OptionError("a DeepSpeed config is for training", remedy="leave out --deepspeed or --inference")
+        mapped = _by_deepspeed(Path(str(deepspeed)), assign(tables, given), given)
+        given, notes = [*mapped.given, *given], mapped.notes
+    tables = without_replaced(tables, changes_of(given))
+    return build(CompileFile, absolute_names(assign(tables, given), Path.cwd()), where=where, given=given), given, notes
 
 
 def _by_deepspeed(path: Path, others: Mapping[str, object], given: Sequence[Given]) -> Mapped:
@@ -278,53 +370,8 @@ def _by_deepspeed(path: Path, others: Mapping[str, object], given: Sequence[Give
     return deepspeed_options(read_deepspeed(path), others, given, world)
 
 
-def _without_replaced(config: Mapping[str, object], given: Sequence[Given]) -> dict[str, object]:
-    """`config` without what does not go with values that are `given`: the arguments of another data source, loss or
-    optimizer, and epochs beside steps."""
-    values = {tuple(path): value for path, value, _ in given}
-    of_optimizer = set(OptimizerOptions.model_fields) - {"lr", "weight_decay", "max_grad_norm"}
-    replaced = {
-        ("data", "source"): OF_A_SOURCE,
-        ("loss", "name"): ("name", "args"),
-        ("optimizer", "name"): of_optimizer,
-        ("training", "steps"): ("epochs",),
-        ("training", "epochs"): ("steps",),
-    }
-    tables = dict(config)
-    for (name, field), dropped in replaced.items():
-        table = tables.get(name)
-        if not isinstance(table, Mapping) or (name, field) not in values:
-            continue
-        new = absolute_names({name: {field: values[name, field]}}, Path.cwd())[name]
-        if new != {field: table.get(field)}:
-            tables[name] = {key: value for key, value in table.items() if key not in dropped}
-    return tables
-
-
-def options_in_python(tables: Mapping[str, object], flags: Mapping[str, object]) -> CompileOptions:
-    """The options of a compile in Python: flags by keyword, and `set`, override `tables`, which have the layout of a
-    config. Raises OptionError, which lists all mistakes."""
-    others = {name: value for name, value in flags.items() if name != "set"}
-    given = [*given_settings(flags.get("set") or {}), *given_flags(others, flags_of("compile"))]
-    return _whole(build(CompileFile, absolute_names(assign(tables, given), Path.cwd()), given=given), None, given)
-
-
 def _whole(file: CompileFile, where: str | None, given: Sequence[Given]) -> CompileOptions:
     parts = {name: getattr(file, name) for name in Sections.model_fields}
     for table in (file.compile, file.parallel):
         parts |= {name: getattr(table, name) for name in type(table).model_fields}
     return build(CompileOptions, parts, where=where, given=given)
-
-
-def config_text(options: CompileOptions, heading: str) -> str:
-    """`heading` becomes the comment on top. What has its default value is left out. Raises OptionError for options that
-    do not go together."""
-    given = options.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
-    tables: dict[str, object] = {name: given[name] for name in Sections.model_fields if name in given}
-    for table, fields in (("compile", BuildOptions.model_fields), ("parallel", ParallelOptions.model_fields)):
-        values: Mapping[str, object] = {name: given[name] for name in fields if name in given}
-        if values:
-            tables[table] = values
-    options_in_python(tables, {})
-    comment = "".join(f"# {line}".rstrip() + "\n" for line in heading.splitlines())
-    return f"{comment}\n{tomli_w.dumps(tables)}"

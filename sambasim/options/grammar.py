@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from sambasim.options.load import Problem, Refused, did_you_mean, nearest, one_of, show
+from sambasim.options.base import Problem, Refused, did_you_mean, nearest, one_of, show
 
 BUILTIN_SOURCES = {"digits": "sambasim.quickstart.digits:digits"}
 

@@ -7,7 +7,9 @@ from functools import cache
 from typing import Literal, NamedTuple, get_args, get_origin
 
 from sambasim.optimizers import OPTIMIZERS
-from sambasim.options.flags import Setting, flags_of
+from sambasim.options.compile import COMPILE_FLAGS
+from sambasim.options.flag import Setting
+from sambasim.options.run import RUN_FLAGS
 from sambasim.options.training import LOSS_ARGUMENTS
 
 _VALUE = r"""'[^']*'|"[^"]*"|\[[^\]]*\]|[^\s;,)]*[^\s;,:.)]|"""
@@ -38,7 +40,7 @@ class _Word(NamedTuple):
 def _words() -> Mapping[str, _Word]:
     """Each flag as it is typed."""
     words: dict[str, _Word] = {}
-    for setting in (*flags_of("compile").values(), *flags_of("run").values()):
+    for setting in (*COMPILE_FLAGS.values(), *RUN_FLAGS.values()):
         for word in (part for name in setting.flag.names for part in name.split("/")):
             fixed = str(not word.startswith("--no-")) if setting.kind is bool else None
             words[word] = _Word(setting, f'"{word.strip("-")}"' if setting.flag.choices else fixed)

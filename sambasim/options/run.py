@@ -4,44 +4,93 @@ in is an error."""
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, field_validator
 
+from sambasim.bounded import MOST_REPLICAS
 from sambasim.errors import OptionError, PefError
-from sambasim.options.deepspeed import Mapped, deepspeed_overrides
-from sambasim.options.deepspeed_batch import World
-from sambasim.options.deepspeed_file import read_deepspeed
-from sambasim.options.flags import SAVE_SUFFIX, CheckpointFlags, RunFlags, flags_of
-from sambasim.options.grammar import Cadence, absolute_names, parse_cadence, step_range
-from sambasim.options.load import (
+from sambasim.options.base import (
+    Count,
+    FilePath,
     Given,
     JsonTable,
     Options,
     Problem,
-    assign,
-    build,
-    given_flags,
-    refusal,
+    Replicas,
+    Text,
     show,
 )
+from sambasim.options.deepspeed.batch import World
+from sambasim.options.deepspeed.file import read_deepspeed
+from sambasim.options.deepspeed.reading import Mapped, deepspeed_overrides
+from sambasim.options.explain import build, refusal
+from sambasim.options.flag import (
+    CHECKPOINTS,
+    DATA,
+    INFERENCE,
+    NUMERICS,
+    OUTPUT,
+    PARALLEL,
+    TRAINING,
+    Flag,
+    flags_in,
+)
+from sambasim.options.given import assign, given_flags, leaves
+from sambasim.options.grammar import Cadence, absolute_names, parse_cadence, step_range
 from sambasim.options.training import (
-    OF_A_SOURCE,
     DataOptions,
     LossOptions,
     OptimizerOptions,
     TrainingOptions,
     cycled_problem,
+    without_replaced,
 )
 from sambasim.units import counted
+
+HostSyncName: TypeAlias = Literal["mpi", "gloo", "parameter-server"]
+OnNonfinite: TypeAlias = Literal["stop", "skip", "ignore"]
+
+MOST_TRACED_STEPS = 1000
+"""A trace stays in memory until it is written."""
+
+MOST_THREADS = 4096
+"""More than any node has cores; each thread has a stack."""
+
+LONGEST_TIMEOUT_S = 31_536_000
+"""A year."""
+
+SYNC_TIMEOUT_S = 300.0
+"""Longer than any step, batch or section should take, and short against a night."""
+
+SAVE_SUFFIX = ".safetensors"
+
+TrainingFlag = partial(Flag, training_only=True)
 
 DEFAULT_EVERY = "10min"
 DEFAULT_KEEP = 3
 
 
-class CheckpointOptions(CheckpointFlags, Options):
-    """Where and how often a run writes checkpoints, and which one it continues from; `flags.CheckpointFlags` says what
-    each field means."""
+class CheckpointOptions(Options):
+    """Where and how often a run writes checkpoints, and which one it continues from."""
+
+    panel = CHECKPOINTS
+
+    dir: Annotated[FilePath | None, Flag("--checkpoint-dir DIR")] = None
+    """Write checkpoints of the run here."""
+    every: Annotated[str | None, Flag("--checkpoint-every N[steps|epochs|s|min|h]", default=DEFAULT_EVERY)] = None
+    """Write one this often, and one at the end."""
+    keep: Annotated[Count | None, Flag("--keep K", default=str(DEFAULT_KEEP))] = None
+    """Keep the newest K checkpoints."""
+    resume: Annotated[Text | None, Flag("--resume [auto|if-any|PATH]", bare="newest")] = None
+    """Continue from the newest checkpoint, which must be valid. auto: from the newest that is valid. if-any: the same,
+    or from the start if there is none. PATH: from that checkpoint."""
+    exact: Annotated[bool, Flag("--exact")] = False
+    """With --resume: exit with an error if the bits of the run would change."""
+    on_failure: Annotated[Literal["warn", "stop"] | None, Flag("--on-checkpoint-failure", default="warn")] = None
+    """If a checkpoint cannot be written: warn and continue, or stop the run."""
 
     @property
     def cadence(self) -> Cadence:
@@ -70,12 +119,82 @@ class CheckpointOptions(CheckpointFlags, Options):
             yield Problem("exact", "needs a run that is resumed", "add --resume, or leave out --exact")
 
 
-class RunOptions(RunFlags, Options):
-    """Everything that `run` needs; `flags.RunFlags` says what each field means. `data_parallel` None means: on, if the
-    PEF is data parallel and there are two replicas or more. `resolve_run` checks `overrides`."""
+class RunOptions(Options):
+    """Everything that `run` needs. `data_parallel` None means: on, if the PEF is data parallel and there are two
+    replicas or more. `resolve_run` checks `overrides`."""
 
+    panel = OUTPUT
+
+    pef: Annotated[Text, Flag("-p --pef", DATA)]
+    """The PEF: a path, or NAME for OUT/NAME/NAME.pef."""
+    trust: Annotated[bool, Flag("--trust", DATA)] = False
+    """Execute a PEF that another account compiled, and open its data source."""
+    weights: Annotated[FilePath | None, Flag("--weights FILE", DATA)] = None
+    """Start from these weights, a file of --save."""
+    deepspeed: Annotated[FilePath | None, TrainingFlag("--deepspeed FILE", TRAINING)] = None
+    """A DeepSpeed config: changes what a run may change, and must agree with what is compiled in."""
+    data_parallel: Annotated[bool | None, Flag("--data-parallel", PARALLEL, default="on if np > 1")] = None
+    """Average gradients over replicas."""
+    reduce_on_rdu: Annotated[bool, Flag("--reduce-on-rdu", PARALLEL)] = False
+    """Sync gradients between devices, and not through the host."""
+    host_sync: Annotated[HostSyncName | None, TrainingFlag("--host-sync", PARALLEL, default="mpi")] = None
+    """How hosts exchange gradients."""
+    parameter_servers: Annotated[
+        int | None, Field(ge=0, le=MOST_REPLICAS), TrainingFlag("--parameter-servers N", PARALLEL, default="0")
+    ] = None
+    """The last N ranks are parameter servers and do not train; with 0, rank 0 trains and serves."""
+    emulate_replicas: Annotated[Replicas | None, TrainingFlag("--emulate-replicas N", PARALLEL)] = None
+    """Run N replicas in one process, with the same bits as under mpirun."""
+    one_process_per_replica: Annotated[bool, TrainingFlag("--one-process-per-replica", PARALLEL)] = False
+    """mpirun starts a process for each replica, which runs all its stages and the parts of its weights."""
+    cluster: Annotated[Text | None, Flag("--cluster NAME|FILE", PARALLEL, default="that of the device")] = None
+    """The simulated machine, see `sambasim devices`."""
+    threads: Annotated[
+        int | None,
+        Field(ge=1, le=MOST_THREADS),
+        Flag("--threads", PARALLEL, default="cores of the node / its ranks"),
+    ] = None
+    """Intra-op threads of each rank."""
+    sync_timeout: Annotated[float, Field(gt=0, le=LONGEST_TIMEOUT_S), Flag("--sync-timeout SECONDS", PARALLEL)] = (
+        SYNC_TIMEOUT_S
+    )
+    """Seconds that ranks wait for one that hangs."""
+    engine: Annotated[Literal["plain", "inductor"], Flag("--engine", NUMERICS)] = "plain"
+    """inductor: compile sections with torch's inductor, which needs g++."""
+    on_nonfinite: Annotated[OnNonfinite, TrainingFlag("--on-nonfinite", NUMERICS)] = "stop"
+    """If the loss is NaN or infinite: stop the run, skip the update of that step, or ignore it. skip turns off the
+    overlap of sync with the backward pass. Gradients are not checked."""
+    debug_numerics: Annotated[bool, TrainingFlag("--debug-numerics", NUMERICS)] = False
+    """Check the result of every operator, and stop at the first NaN or infinity. Slow."""
+    metrics: Annotated[FilePath | None, TrainingFlag("--metrics FILE")] = None
+    """Write steps, evaluations and a summary as JSON lines."""
+    save: Annotated[FilePath | None, TrainingFlag("--save FILE.safetensors")] = None
+    """Save the trained weights, for load_state_dict."""
+    trace: Annotated[FilePath | None, TrainingFlag("--trace FILE")] = None
+    """Write one trace of all ranks, for ui.perfetto.dev."""
+    trace_steps: Annotated[
+        int | None,
+        Field(ge=1, le=MOST_TRACED_STEPS),
+        TrainingFlag("--trace-steps N", default="3, after the first 2"),
+    ] = None
+    """With --trace: how many steps it holds."""
+    record_digests: Annotated[FilePath | None, TrainingFlag("--record-digests FOLDER")] = None
+    """Write a digest of every value that leaves its section, for `sambasim compare`: one file per replica, some 100
+    bytes per value and step. Slow."""
+    record_steps: Annotated[str | None, TrainingFlag("--record-steps FIRST-LAST", default="all")] = None
+    """With --record-digests: which steps."""
+    log_dir: Annotated[FilePath | None, TrainingFlag("--log-dir FOLDER")] = None
+    """Write one log file per rank here."""
+    json_output: Annotated[bool, Flag("--json")] = False
+    """Print the summary as one JSON line, and nothing else."""
+    predict: Annotated[bool, TrainingFlag("--predict")] = False
+    """Print at the end what is predicted for the simulated device, too."""
+    inference: Annotated[bool, Flag("--inference", INFERENCE)] = False
+    """Predict instead of training."""
+    predictions: Annotated[FilePath | None, Flag("--predictions FILE.safetensors", INFERENCE)] = None
+    """With --inference: write the outputs here."""
     overrides: JsonTable = Field(default_factory=dict)
-    checkpoint: CheckpointOptions = CheckpointOptions()
+    checkpoint: CheckpointOptions = Field(default_factory=CheckpointOptions)
 
     @field_validator("record_steps")
     @classmethod
@@ -115,7 +234,10 @@ class RunOptions(RunFlags, Options):
         what = "is for training, and this is inference"
         if self.engine != "plain":
             yield Problem("engine", what, "leave out --engine", self.engine)
-        for setting in flags_of("run").values():
+        for name in dict(leaves(self.overrides)):
+            if name.startswith(("optimizer.", "training.")) and name not in _FOR_OUTPUTS:
+                yield Problem(f"overrides.{name}", what, "leave it out, or leave out --inference")
+        for setting in RUN_FLAGS.values():
             field, typed = setting.name, setting.flag.typed
             if setting.flag.training_only and field in self.model_fields_set and getattr(self, field):
                 yield Problem(field, what, f"leave out {typed}, or leave out --inference")
@@ -138,13 +260,28 @@ class RunOptions(RunFlags, Options):
             yield Problem("parameter_servers", what, "leave out --parameter-servers or --emulate-replicas", given)
 
 
+RUN_FLAGS = flags_in(
+    {
+        "": RunOptions,
+        "overrides.data": DataOptions,
+        "overrides.training": TrainingOptions,
+        "overrides.optimizer": OptimizerOptions,
+        "checkpoint": CheckpointOptions,
+    },
+    "run",
+)
+
+_FOR_OUTPUTS = ("training.seed", "training.batch_size")
+"""Of training, what `--inference` reads too."""
+
+
 class StoredOptions(Options):
     """What a PEF stores, as it was compiled or with `RunOptions.overrides`. An inference PEF has no optimizer."""
 
     loss: LossOptions | None = None
     optimizer: OptimizerOptions | None = None
-    training: TrainingOptions = TrainingOptions()
-    data: DataOptions = DataOptions()
+    training: TrainingOptions = Field(default_factory=TrainingOptions)
+    data: DataOptions = Field(default_factory=DataOptions)
 
     def problems(self) -> Iterator[Problem]:
         yield from cycled_problem(self.optimizer, self.training)
@@ -166,7 +303,7 @@ def _other_name(field: str, path: Path) -> str:
 
 
 def _typed(name: str) -> str:
-    return next(setting.flag.typed for setting in flags_of("run").values() if setting.name == name)
+    return next(setting.flag.typed for setting in RUN_FLAGS.values() if setting.name == name)
 
 
 def run_options(flags: Mapping[str, object], settings: Sequence[Given] = ()) -> RunOptions:
@@ -178,7 +315,7 @@ def run_options(flags: Mapping[str, object], settings: Sequence[Given] = ()) -> 
             f"--set {removed[0]}= removes an option, which a run cannot: the PEF has it",
             remedy=f"--set {removed[0]}=VALUE, or compile the model again with --set {removed[0]}=",
         )
-    given = [*changes, *given_flags(flags, flags_of("run"))]
+    given = [*changes, *given_flags(flags, RUN_FLAGS)]
     mapping = assign({}, given)
     if "overrides" in mapping:
         mapping["overrides"] = absolute_names(_table(mapping["overrides"]), Path.cwd())
@@ -215,7 +352,8 @@ def resolve_run(
     before = stored.model_dump(mode="json")
     if problems := _compiled_in(options.overrides, before):
         raise refusal(problems)
-    merged = build(StoredOptions, _merge(_without_replaced(before, options.overrides), options.overrides), given=given)
+    kept = without_replaced(before, dict(leaves(options.overrides)))
+    merged = build(StoredOptions, _merge(kept, options.overrides), given=given)
     if problems := _switched(stored.optimizer, merged.optimizer):
         raise refusal(problems)
     was, now = dict(leaves(before)), dict(leaves(merged.model_dump(mode="json")))
@@ -243,8 +381,6 @@ def _compiled_in(overrides: Mapping[str, object], before: Mapping[str, object]) 
         section = name.partition(".")[0]
         if section in ("compile", "model", "parallel"):
             problems.append(_compile_again(name, "is compiled into the PEF", value))
-        if section == "optimizer" and before["optimizer"] is None:
-            problems.append(Problem(name, "cannot be set: this PEF was compiled for inference, without an optimizer"))
         fixed = name in ("optimizer.name", "training.batch_size") or section == "loss" or name.startswith("data.inputs")
         if fixed and value != was.get(name):
             found = f"as {show(was[name])}" if was.get(name) is not None else "without it"
@@ -270,25 +406,6 @@ def _compile_again(name: str, what: str, value: object) -> Problem:
     return Problem(name, what, f"compile again: sambasim compile … --set {name}={show(value)}", show(value))
 
 
-def _without_replaced(before: Mapping[str, object], overrides: Mapping[str, object]) -> dict[str, object]:
-    """What the PEF stores, without the values that an override makes invalid."""
-    data, training = dict(_table(before["data"])), dict(_table(before["training"]))
-    new_data, new_training = _table(overrides.get("data")), _table(overrides.get("training"))
-    dropped: tuple[str, ...] = ()
-    if new_data.get("source", data["source"]) != data["source"]:
-        dropped = OF_A_SOURCE
-    if new_data.get("workers") == 0:
-        dropped += ("prefetch_factor", "persistent_workers")
-    data = {name: value for name, value in data.items() if name not in dropped}
-    for one, other in (("epochs", "steps"), ("steps", "epochs")):
-        if one in new_training:
-            training.pop(other, None)
-    schedule, new_schedule = _table(training["schedule"]), _table(new_training.get("schedule"))
-    if "name" in new_schedule and new_schedule["name"] != schedule["name"]:
-        training["schedule"] = {name: schedule[name] for name in ("warmup_steps", "total_steps")}
-    return {**before, "data": data, "training": training}
-
-
 def _table(value: object) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else {}
 
@@ -299,12 +416,3 @@ def _merge(under: Mapping[str, object], over: Mapping[str, object]) -> dict[str,
         below = merged.get(name)
         merged[name] = _merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return merged
-
-
-def leaves(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """The values in nested tables, by dotted name."""
-    for name, value in table.items():
-        if isinstance(value, Mapping) and value:
-            yield from leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

@@ -8,8 +8,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from pkgutil import iter_modules
 
+from sambasim.options.base import Problem, did_you_mean, near_file, nearest
 from sambasim.options.grammar import absolute_path, split_target
-from sambasim.options.load import Problem, did_you_mean, near_file, nearest
 
 TRANSFORMERS = "transformers"
 """The package whose models are made from a config."""

@@ -1,24 +1,41 @@
 """The tables of a config that say what is trained: the fields without a flag, and what must fit together."""
 
+import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
+from sambasim.bounded import LARGEST_COUNT, MOST_MICRO_STEPS
 from sambasim.optimizers import OPTIMIZERS
-from sambasim.options.flags import LARGEST_COUNT, Count, DataFlags, LossFlags, OptimizerFlags, TrainingFlags
+from sambasim.options.base import (
+    Count,
+    JsonTable,
+    Options,
+    Problem,
+    Refused,
+    did_you_mean,
+    nearest,
+    one_of,
+    show,
+)
+from sambasim.options.flag import DATA, MODEL, TRAINING, Flag
 from sambasim.options.grammar import (
     SYNTHETIC,
     InputSpec,
     SourceKind,
     Target,
+    absolute_names,
     parse_input,
     source_kind,
     source_problem,
     target_problem,
 )
-from sambasim.options.load import JsonTable, Options, Problem, Refused, did_you_mean, nearest, one_of, show
+
+MOST_WORKERS = 256
+"""The most worker processes of one rank: a PEF can ask for them, and each takes memory."""
 
 SYNTHETIC_ARGUMENTS = ("seed",)
 
@@ -30,11 +47,17 @@ class ModelOptions(Options):
     args: JsonTable = Field(default_factory=dict)
 
 
-class DataOptions(DataFlags, Options):
+class DataOptions(Options):
     """The `[data]` table. `source` is a data set of sambasim, a `module:function` that is called with `args`, a file,
     or `synthetic`. `evaluation_fraction` is held out, the same samples in every run. The rest are options of PyTorch's
     DataLoader; training drops the last partial batch."""
 
+    panel = DATA
+
+    source: Annotated[str | None, Flag("--data")] = None
+    """The data source: module:function, file.py:NAME, FILE.npz, FILE.safetensors or synthetic."""
+    workers: Annotated[int, Field(ge=0, le=MOST_WORKERS), Flag("--workers")] = 0
+    """Worker processes of each rank that read data."""
     args: JsonTable = Field(default_factory=dict)
     evaluation_fraction: float = Field(default=0.0, ge=0, lt=1)
     inputs: dict[str, str] | None = None
@@ -83,9 +106,6 @@ class DataOptions(DataFlags, Options):
                 yield Problem("persistent_workers", "needs workers", "--set data.workers=1")
 
 
-OF_A_SOURCE = ("source", "args", "inputs", "samples", "evaluation_fraction")
-"""The fields of `[data]` that are about one data source; another one resets them."""
-
 LOSS_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "cross_entropy": ("ignore_index", "label_smoothing"),
     "mse": (),
@@ -99,10 +119,14 @@ LOSS_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 """The losses of `torch.nn.functional` that have a name here, and the arguments that each takes."""
 
 
-class LossOptions(LossFlags, Options):
+class LossOptions(Options):
     """The `[loss]` table: a key of LOSS_ARGUMENTS, or a callable of what the model returns and the target, which gives
     no loss per sample."""
 
+    panel = TRAINING
+
+    name: Annotated[str, Flag("--loss", only="compile", values=(*LOSS_ARGUMENTS, "module:function"))]
+    """Loss of outputs and target: {values}."""
     args: JsonTable = Field(default_factory=dict)
 
     @field_validator("name")
@@ -130,10 +154,24 @@ class LossOptions(LossFlags, Options):
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class OptimizerOptions(OptimizerFlags, Options):
-    """The `[optimizer]` table. A field that the optimizer does not take is None. `max_grad_norm` clips the norm of all
-    gradients."""
+_OF_TORCH = "that of the optimizer in torch"
 
+
+class OptimizerOptions(Options):
+    """The `[optimizer]` table. A field that the optimizer does not take is None."""
+
+    panel = TRAINING
+
+    name: Annotated[str, Flag("--optimizer", only="compile", values=tuple(OPTIMIZERS))]
+    """Optimizer: {values}."""
+    lr: Annotated[float, Field(ge=0), Flag("--lr", default=_OF_TORCH)] = 1e-3
+    """Learning rate."""
+    momentum: Annotated[float | None, Field(ge=0), Flag("--momentum")] = None
+    """Momentum of SGD."""
+    weight_decay: Annotated[float, Field(ge=0), Flag("--weight-decay", default=_OF_TORCH)] = 0.0
+    """Weight decay."""
+    max_grad_norm: Annotated[float | None, Field(gt=0), Flag("--max-grad-norm")] = None
+    """Clip the norm of all gradients to this; a run needs a PEF with clipping."""
     dampening: float | None = None
     nesterov: bool | None = None
     betas: Annotated[tuple[_Beta, _Beta], Field(strict=False)] | None = None
@@ -324,15 +362,61 @@ class LossScaleOptions(_Extended):
                 yield Problem(name, "must be a power of two, so that scaling is exact", remedy, str(value))
 
 
-class TrainingOptions(TrainingFlags, Options):
+class TrainingOptions(Options):
     """The `[training]` table: either `epochs` or `steps`; with neither, one epoch. A run may change all but
     `batch_size`."""
 
-    schedule: ScheduleOptions = ScheduleOptions()
-    loss_scale: LossScaleOptions = LossScaleOptions()
+    panel = TRAINING
+
+    batch_size: Annotated[Count, Flag("-b --batch-size", MODEL, only="compile")] = 1
+    """Samples that one replica takes in one micro-step."""
+    epochs: Annotated[Count | None, Flag("--epochs")] = None
+    """Passes over the data."""
+    steps: Annotated[Count | None, Flag("--steps")] = None
+    """Optimizer steps, instead of epochs."""
+    accumulation_steps: Annotated[int, Field(ge=1, le=MOST_MICRO_STEPS), Flag("--grad-accumulation-steps")] = 1
+    """Micro-steps in one optimizer step."""
+    seed: Annotated[int, Field(ge=0, lt=2**63), Flag("--seed")] = 0
+    """Seed of the order of samples, of dropout and of all other random numbers."""
+    evaluate: Annotated[bool, Flag("--evaluate/--no-evaluate", only="run")] = True
+    """Evaluate on the held-out samples after each epoch."""
+    schedule: ScheduleOptions = Field(default_factory=ScheduleOptions)
+    loss_scale: LossScaleOptions = Field(default_factory=LossScaleOptions)
 
     def problems(self) -> Iterator[Problem]:
         if self.epochs is not None and self.steps is not None:
             what = f"cannot be given together with epochs, {self.epochs}"
             remedy = "leave out one: --epochs or --steps, training.epochs or training.steps"
             yield Problem("steps", what, remedy, str(self.steps))
+
+
+_OF_A_SOURCE = ("source", "args", "inputs", "samples", "evaluation_fraction")
+_OF_ANY_SCHEDULE = ("name", "warmup_steps", "total_steps")
+_OF_ANY_OPTIMIZER = ("name", "lr", "weight_decay", "max_grad_norm")
+_REPLACED: Mapping[str, Sequence[str]] = {
+    "data.source": _OF_A_SOURCE,
+    "loss.name": ("name", "args"),
+    "optimizer.name": [name for name in OptimizerOptions.model_fields if name not in _OF_ANY_OPTIMIZER],
+    "training.schedule.name": [name for name in ScheduleOptions.model_fields if name not in _OF_ANY_SCHEDULE],
+    "training.steps": ("epochs",),
+    "training.epochs": ("steps",),
+    "data.workers": ("prefetch_factor", "persistent_workers"),
+}
+"""What does not go with another value of a field, in the same table; for workers, with none."""
+
+
+def without_replaced(tables: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, object]:
+    """The tables of options without what does not go with `changes`, values by dotted name."""
+    result = copy.deepcopy(dict(tables))
+    for name, dropped in _REPLACED.items():
+        *path, field = name.split(".")
+        table: Any = result
+        for part in path:
+            table = table.get(part) if isinstance(table, dict) else None
+        if name not in changes or not isinstance(table, dict):
+            continue
+        new = absolute_names({path[0]: {field: changes[name]}}, Path.cwd())[path[0]]
+        if new != {field: table.get(field)} and not (field == "workers" and changes[name]):
+            for one in dropped:
+                table.pop(one, None)
+    return result

@@ -19,7 +19,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.ir.views import with_cut_batch
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
-from sambasim.options.load import build
+from sambasim.options.explain import build
 from sambasim.options.training import TrainingOptions
 from sambasim.samba import process
 from sambasim.samba.findings import app_error, app_line

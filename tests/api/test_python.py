@@ -1,5 +1,6 @@
 """The Python API in one process: live models, losses, optimizers and data, any number of runs."""
 
+import json
 import random
 import sys
 from collections.abc import Callable
@@ -316,6 +317,12 @@ def test_notices_say_what_is_not_as_in_the_script(folder: Path) -> None:
     assert "shape [32, 2] and the target [32, 1]: mse broadcasts them" in one.notices[2]
 
 
+def test_a_pef_of_another_model_is_not_replaced_without_a_word(folder: Path) -> None:
+    told = [compiled(folder, one, loss="cross_entropy", name="same").notices for one in (net(), net(), nn.Linear(2, 2))]
+    assert [any("another model" in notice for notice in notices) for notices in told] == [False, False, True]
+    assert "was the PEF of another model, Sequential, and is replaced" in told[-1][-1]
+
+
 def test_in_a_notebook_results_are_shown_once(pef: ss.Pef, monkeypatch: pytest.MonkeyPatch) -> None:
     """rich displays by itself where get_ipython is that of a kernel."""
     kernel = type("ZMQInteractiveShell", (), {})
@@ -381,3 +388,15 @@ def test_settings_without_a_flag_are_given_in_a_dictionary(folder: Path) -> None
         ss.run(one, BATCH, quiet=True, set={"data.shufle": False})
     with pytest.raises(ss.SambasimError, match="not a dictionary"):
         ss.run(one, BATCH, quiet=True, set="data.shuffle=false")
+    assert ss.predict(one, BATCH, set={"data.shuffle": True}).loss == pytest.approx(run.losses[0])
+
+
+def test_keywords_are_the_flags(folder: Path) -> None:
+    deepspeed = {"train_micro_batch_size_per_gpu": 32, "optimizer": {"type": "Lion"}, "steps_per_print": 1}
+    (folder / "ds.json").write_text(json.dumps(deepspeed))
+    one = compiled(folder, net(), loss="cross_entropy", optimizer="sgd", deepspeed=folder / "ds.json", opt_level="o1")
+    assert one.program.optimizers[0].kind == "lion"
+    assert "steps_per_print" in one.notices[0]
+    trained(one, log_dir=folder / "logs", metrics=folder / "run.jsonl")
+    assert (folder / "logs" / "rank0.log").read_text().count(" epoch ") == 4
+    assert (folder / "run.jsonl").exists()

@@ -14,12 +14,20 @@ from sambasim.cli.compile import compile_command
 from sambasim.cli.main import _COMMANDS, sambasim
 from sambasim.cli.run import run_command
 from sambasim.errors import OptionError
-from sambasim.options.compile import compile_options
-from sambasim.options.flags import flags_of
-from sambasim.options.load import assign, given_flags
-from sambasim.options.run import leaves, resolve_run, run_options
+from sambasim.ir.schedule import SCHEDULES
+from sambasim.options.compile import COMPILE_FLAGS, compile_options
+from sambasim.options.given import assign, given_flags, given_overrides, leaves
+from sambasim.options.run import RUN_FLAGS, ResolvedRun, resolve_run, run_options
 
 OPTIONS = compile_options(None, None, [], {})
+
+
+def _resolved(*typed: str) -> ResolvedRun:
+    """What `sambasim run` makes of what is typed, for a PEF of the quick start."""
+    params = run_command.make_context("run", [*typed]).params
+    flags = {name: value for name, value in params.items() if name in RUN_FLAGS}
+    chosen = run_options(flags, given_overrides(params["overrides"]))
+    return resolve_run(chosen, OPTIONS.training_defaults(), OPTIONS.data_source())
 
 
 def help_of(*command: str) -> str:
@@ -37,9 +45,9 @@ def test_every_command_is_listed_and_its_help_has_an_example(name: str) -> None:
 @pytest.mark.parametrize("command", ["compile", "run"])
 def test_help_shows_every_flag_in_its_panel_with_its_default(command: str) -> None:
     shown = help_of(command)
-    for setting in flags_of("compile" if command == "compile" else "run").values():
+    for setting in (COMPILE_FLAGS if command == "compile" else RUN_FLAGS).values():
         typed = [f"--{choice}" for choice in setting.flag.choices] or [setting.flag.names[-1].split("/")[0]]
-        assert f"{setting.flag.panel}:" in shown
+        assert f"{setting.panel}:" in shown
         assert all(f" {flag}" in shown for flag in typed), typed
     assert "[default: 300]" in shown or command == "compile"
     assert "Learning rate. [default: as compiled]" in shown or command == "compile"
@@ -53,7 +61,7 @@ def test_underscores_in_flags_are_hyphens() -> None:
 
 @pytest.mark.parametrize("command", [compile_command, run_command], ids=["compile", "run"])
 def test_every_flag_sets_its_option(command: click.Command) -> None:
-    settings = flags_of("compile" if command is compile_command else "run")
+    settings = COMPILE_FLAGS if command is compile_command else RUN_FLAGS
     samples = {bool: True, int: 7, float: 0.5, str: "1epoch", Path: Path("x.safetensors")}
     for keyword, setting in settings.items():
         choices = get_args(setting.kind)
@@ -70,6 +78,28 @@ def test_every_flag_sets_its_option(command: click.Command) -> None:
 def test_an_argument_of_a_command_without_one_belongs_to_a_flag() -> None:
     with pytest.raises(OptionError, match="use --only '1 layer'"):
         sambasim.main(["validate", "1 layer"], prog_name="sambasim", standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("typed", "remedy"),
+    [
+        (["--emulate-replicas", "0"], "--emulate-replicas 1"),
+        (["--keep", "0", "--checkpoint-dir", "c"], "--keep 1"),
+        (["--set", "training.epochs=0"], "--set training.epochs=1"),
+        (
+            ["-b", "16"],
+            "sambasim compile … -b 16, and then run without it; sambasim inspect PEF --all shows how it was compiled",
+        ),
+    ],
+)
+def test_a_wrong_flag_of_a_run_has_a_remedy(typed: list[str], remedy: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        _resolved("--pef", "net", *typed)
+    assert refused.value.remedy == remedy
+
+
+def test_help_names_all_schedules() -> None:
+    assert all(name in COMPILE_FLAGS["schedule"].help for name in SCHEDULES)
 
 
 @pytest.mark.parametrize("command", ["run", "inspect", "verify", "simulate", "tilestat", "plan", "report", "devices"])
@@ -95,10 +125,8 @@ def test_a_pef_is_an_argument_or_a_flag(command: str) -> None:
     ],
 )
 def test_a_number_out_of_range(flag: str, number: str) -> None:
-    params = run_command.make_context("run", ["--pef", "net", "--checkpoint-dir", "saved", flag, number]).params
-    flags = {name: value for name, value in params.items() if name in flags_of("run")}
     with pytest.raises(OptionError, match="must be"):
-        resolve_run(run_options(flags, []), OPTIONS.training_defaults(), OPTIONS.data_source())
+        _resolved("--pef", "net", "--checkpoint-dir", "saved", flag, number)
 
 
 @pytest.mark.parametrize("command", ["compile", "run"])

@@ -19,7 +19,8 @@ from sambasim.compiler.front import (
     shapes_from_options,
 )
 from sambasim.errors import DataError, ModelError
-from sambasim.options.compile import CompileOptions, compile_options, config_text
+from sambasim.options.compile import CompileOptions, compile_options
+from sambasim.options.emit import config_text
 from sambasim.simulation.planning.strategy import Strategy
 from tests.support.compiled import compile_from_options
 from tests.support.torch_memory import FAMILIES, parts_of

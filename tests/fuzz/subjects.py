@@ -20,7 +20,7 @@ from sambasim import pef
 from sambasim.data.datasets import open_file
 from sambasim.errors import UserError
 from sambasim.hardware.spec import load_cluster, load_device, shipped_text
-from sambasim.options.compile import compile_options, compile_options_and_notes
+from sambasim.options.compile import compile_options, options_and_notes
 from sambasim.runtime.values.weights import load_weights
 from tests.faults.command import sambasim
 from tests.fuzz.mutate import edit_json, mutate_bytes, mutate_json, to_bytes
@@ -210,7 +210,7 @@ SUBJECTS: dict[str, Subject] = {
     ),
     "deepspeed": Subject(
         ".json", _deepspeed_configs, (edit_json(), edit_json(), mutate_bytes),
-        (lambda path: compile_options_and_notes(None, None, [], {"data_parallel": True, "world_size": 2}, path),),
+        (lambda path: options_and_notes(None, None, [], {"data_parallel": True, "world_size": 2, "deepspeed": path}),),
     ),
     "records": Subject(
         ".jsonl", _records, (_edit_record, _edit_record, mutate_bytes), (command("report FILE --html page.html"),)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sambasim.errors import OptionError
-from sambasim.options.compile import compile_options, compile_options_and_notes
+from sambasim.options.compile import compile_options, options_and_notes
 from sambasim.options.run import run_options
 from tests.support.deepspeed_configs import CONFIGS
 from tests.support.deepspeed_options import TWO, compiled, refused, run
@@ -91,7 +91,7 @@ _HALF = {"enabled": True}
         (_scheduler("WarmupLr"), "did you mean WarmupLR?"),
         (_scheduler("WarmupDecayLR"), "scheduler.params.total_num_steps: is missing"),
         (_scheduler("WarmupLR", warmup_max_lr=0), "scheduler.params.warmup_max_lr = 0: must be above 0"),
-        (_scheduler("WarmupLR", warmup_steps=3), "is not for WarmupLR, which takes warmup_min_lr, warmup_max_lr"),
+        (_scheduler("WarmupLR", warmup_steps=3), "is not for WarmupLR, which takes warmup_max_lr, warmup_min_lr"),
         (_scheduler("WarmupLR", last_batch_iteration=7), "must be -1: a run resumes from a checkpoint"),
         (_scheduler("OneCycle"), "scheduler.params.cycle_max_lr: is missing"),
         (_scheduler("OneCycle", cycle_min_lr=0.1, cycle_max_lr=0.2, decay_mom_rate=0.1), "makes beta1 grow without"),
@@ -136,7 +136,7 @@ def test_inference_takes_none(tmp_path: Path) -> None:
 def test_without_any_batch_size_one_is_needed(tmp_path: Path) -> None:
     (tmp_path / "empty.json").write_text("{}")
     with pytest.raises(OptionError) as error:
-        compile_options_and_notes(None, "net:Net", [], {}, tmp_path / "empty.json")
+        options_and_notes(None, "net:Net", [], {"deepspeed": tmp_path / "empty.json"})
     told = "train_batch_size: is missing, and so is train_micro_batch_size_per_gpu: DeepSpeed needs one of them"
     assert told in str(error.value)
     assert "or --batch-size 8" in str(error.value)
@@ -147,9 +147,9 @@ def test_a_batch_size_that_is_auto_is_not_called_missing(tmp_path: Path) -> None
     for sizes in ("train_batch_size",), ("train_batch_size", "train_micro_batch_size_per_gpu"):
         file.write_text(json.dumps(dict.fromkeys(sizes, "auto")))
         with pytest.raises(OptionError, match=f"{sizes[-1]} = auto: needs a value from elsewhere") as error:
-            compile_options_and_notes(None, "net:Net", [], {}, file)
+            options_and_notes(None, "net:Net", [], {"deepspeed": file})
         assert "missing" not in str(error.value)
-        remedied = compile_options_and_notes(None, "net:Net", ["optimizer.name=sgd"], {"batch_size": 8}, file)
+        remedied = options_and_notes(None, "net:Net", ["optimizer.name=sgd"], {"batch_size": 8, "deepspeed": file})
         assert remedied.options.training.batch_size == 8
 
 
@@ -176,10 +176,10 @@ def test_printing_never_is_no_error(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for path, told in ((tmp_path / "no.json", "there is no DeepSpeed config"), (tmp_path, "cannot be read")):
         with pytest.raises(OptionError, match=told):
-            compile_options_and_notes(None, None, [], {}, path)
+            options_and_notes(None, None, [], {"deepspeed": path})
     (tmp_path / "latin.json").write_bytes(b'{"a": "\xe9"}')
     with pytest.raises(OptionError, match="it is not UTF-8 text"):
-        compile_options_and_notes(None, None, [], {}, tmp_path / "latin.json")
+        options_and_notes(None, None, [], {"deepspeed": tmp_path / "latin.json"})
 
 
 def test_one_error_lists_all_that_was_compiled_otherwise(tmp_path: Path) -> None:

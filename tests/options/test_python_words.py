@@ -4,11 +4,13 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from sambasim.options.flags import Setting, flags_of
-from sambasim.options.load import given_flags, given_settings
+from sambasim.options.compile import COMPILE_FLAGS
+from sambasim.options.flag import Setting
+from sambasim.options.given import given_flags, given_settings
 from sambasim.options.python_words import in_python
+from sambasim.options.run import RUN_FLAGS
 
-_SETTINGS = [*flags_of("compile").items(), *flags_of("run").items()]
+_SETTINGS = [*COMPILE_FLAGS.items(), *RUN_FLAGS.items()]
 _IN_PYTHON = {"emulate_replicas": "replicas"}
 _OF_RUN = ("inference", "pef")
 """Of run in Python these are no keywords."""
@@ -29,7 +31,7 @@ def _given(text: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("keyword", "setting"), _SETTINGS, ids=lambda one: one if isinstance(one, str) else "")
 def test_every_flag_with_its_value_is_a_keyword_of_python(keyword: str, setting: Setting) -> None:
-    compiles = keyword in flags_of("compile") and keyword not in _OF_RUN
+    compiles = keyword in COMPILE_FLAGS and keyword not in _OF_RUN
     if keyword == "pef":
         assert in_python("--pef out/net.pef", compiles=False) == "the PEF out/net.pef"
         return
@@ -41,8 +43,8 @@ def test_every_flag_with_its_value_is_a_keyword_of_python(keyword: str, setting:
             typed, value = "", not name.startswith("--no-")
         said = in_python(f"{name} {typed}".strip(), compiles=compiles or keyword == "inference")
         assert _given(said) == {_IN_PYTHON.get(keyword, keyword): value}
-    if keyword in flags_of("run" if not compiles else "compile"):
-        given_flags({keyword: value}, flags_of("run" if not compiles else "compile"))
+    if keyword in (COMPILE_FLAGS if compiles else RUN_FLAGS):
+        given_flags({keyword: value}, (COMPILE_FLAGS if compiles else RUN_FLAGS))
 
 
 @pytest.mark.parametrize(("keyword", "setting"), _SETTINGS, ids=lambda one: one if isinstance(one, str) else "")

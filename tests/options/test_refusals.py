@@ -127,7 +127,7 @@ def test_all_problems_are_in_one_error_with_their_remedies(tmp_path: Path) -> No
         '    data.source = "digts" (from --set): must be digits, synthetic, module:function, FILE.npz or '
         "FILE.safetensors (did you mean digits?)",
         "    optimizer.lr = -1: must be at least 0",
-        "    training.epochs = 0: must be at least 1",
+        "    training.epochs = 0: must be at least 1 (--set training.epochs=1)",
         "    training.batchsize: is not an option (did you mean training.batch_size?)",
         "    parallel.world_size = 2 (from --world-size): needs data parallelism (add --data-parallel)",
         f"  where: {config}",
@@ -142,7 +142,7 @@ def test_a_flag_that_is_wrong_is_not_blamed_on_a_file() -> None:
     assert (caught.value.remedy, caught.value.where) == ("add --data-parallel", None)
     with pytest.raises(OptionError, match=r"(?s)worldsize: is not a flag.*did you mean world_size"):
         compile_options(None, None, [], {"worldsize": 2})
-    with pytest.raises(OptionError, match=r"zzz: is not a flag; they are pef_name"):
+    with pytest.raises(OptionError, match=r"zzz: is not a flag; they are deepspeed, pef_name"):
         compile_options(None, None, [], {"zzz": 2})
 
 

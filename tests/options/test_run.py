@@ -3,13 +3,15 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 from sambasim.errors import OptionError, PefError
 from sambasim.options.compile import compile_options
-from sambasim.options.load import given_overrides
+from sambasim.options.given import given_overrides
 from sambasim.options.run import ResolvedRun, resolve_run, run_options
 
 
@@ -131,8 +133,6 @@ def test_an_inference_pef_trains_nothing_and_has_no_optimizer_to_set() -> None:
     with pytest.raises(OptionError, match=r"compiled for inference and cannot train") as caught:
         resolve_run(run_options({"pef": "x"}, []), {"optimizer": None}, {})
     assert caught.value.remedy == "add --inference"
-    with pytest.raises(OptionError, match=r"optimizer.lr: cannot be set: this PEF was compiled for inference"):
-        resolve_run(run_options({"pef": "x", "inference": True, "lr": 0.1}, []), {"optimizer": None}, {})
     assert resolve_run(run_options({"pef": "x", "inference": True}, []), {"optimizer": None}, {}).optimizer is None
 
 
@@ -142,3 +142,54 @@ def test_invalid_options_in_the_pef_are_an_error_of_the_pef() -> None:
     with pytest.raises(PefError) as caught:
         resolve_run(run_options({"pef": "x"}, []), {"training": {"batch_size": -4, "epochs": -1}}, {})
     assert re.search(r"2 options are wrong: training\.\w+ = -\d: [^;]+; training\.\w+ = -\d", caught.value.what)
+
+
+@pytest.mark.parametrize(
+    ("flags", "settings", "told"),
+    [
+        ({"epochs": 3}, [], "training.epochs (from --epochs)"),
+        ({"lr": 0.1}, [], "optimizer.lr (from --lr)"),
+        ({"evaluate": False}, [], "training.evaluate (from --evaluate or --no-evaluate)"),
+        ({}, ["training.schedule.name=cosine"], "training.schedule.name (from --set)"),
+    ],
+)
+def test_what_inference_would_ignore_is_refused(flags: dict[str, object], settings: list[str], told: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        run_options({"pef": "x", "inference": True, **flags}, given_overrides(settings))
+    assert caught.value.what == f"{told}: is for training, and this is inference"
+    assert caught.value.remedy == "leave it out, or leave out --inference"
+
+
+def test_inference_takes_what_it_reads() -> None:
+    flags = {"pef": "x", "inference": True, "seed": 3, "workers": 2}
+    chosen = run_options(flags, given_overrides(["data.shuffle=false"]))
+    assert chosen.overrides == {"training": {"seed": 3}, "data": {"workers": 2, "shuffle": False}}
+
+
+_WORKERS = {"data": {"workers": 2, "prefetch_factor": 4, "persistent_workers": True}}
+_STEP = {"training": {"schedule": {"name": "step", "warmup_steps": 3, "step_size": 10, "gamma": 0.5}}}
+
+
+@pytest.mark.parametrize(
+    ("tables", "settings", "left"),
+    [
+        (_WORKERS, ["data.workers=0"], {"workers": 0, "prefetch_factor": None, "persistent_workers": False}),
+        (_WORKERS, ["data.workers=1"], {"workers": 1, "prefetch_factor": 4}),
+        (_STEP, ["training.schedule.name=cosine"], {"schedule.warmup_steps": 3, "schedule.step_size": None}),
+        (_STEP, ["training.schedule.gamma=0.1"], {"schedule.step_size": 10, "schedule.gamma": 0.1}),
+        ({"training": {"epochs": 3}}, ["training.steps=5"], {"steps": 5, "epochs": None}),
+    ],
+)
+def test_compile_and_run_leave_out_the_same(
+    tmp_path: Path, tables: dict[str, dict[str, object]], settings: list[str], left: dict[str, object]
+) -> None:
+    """A new value goes without what belongs to the old one, in a config and in a PEF alike."""
+    (tmp_path / "net.toml").write_text(
+        tomli_w.dumps({"model": {"target": "net:Net"}, "optimizer": {"name": "sgd"}, **tables})
+    )
+    compiled = compile_options(tmp_path / "net.toml", None, settings, {})
+    stored = {"optimizer": {"name": "sgd"}, "training": tables.get("training", {})}
+    ran = resolve_run(run_options({"pef": "x"}, given_overrides(settings)), stored, tables.get("data", {}))
+    for options in (compiled, ran):
+        table = options.data if "data" in tables else options.training
+        assert {name: attrgetter(name)(table) for name in left} == left

@@ -12,9 +12,9 @@ from torch.nn import functional
 
 from sambasim.ir.types import DTYPE_BYTES
 from sambasim.optimizers import OPTIMIZERS
+from sambasim.options.base import Refused
 from sambasim.options.compile import BuildOptions, ParallelOptions
 from sambasim.options.grammar import DTYPES, INTEGER_LARGEST, InputSpec, StepRange, parse_input, step_range
-from sambasim.options.load import Refused
 from sambasim.options.training import (
     LOSS_ARGUMENTS,
     DataOptions,

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from sambasim.cli.compile import compile_command
 from sambasim.cli.run import run_command
-from sambasim.options.compile import compile_options_and_notes
+from sambasim.options.compile import options_and_notes
 from sambasim.pef import map_weights, read
 from tests.support import deepspeed
 from tests.support.compiled import compile_from_options
@@ -178,7 +178,7 @@ def test_every_shape_compiles_and_runs(name: str, tmp_path: Path) -> None:
     flags: dict[str, object] = {"output_folder": tmp_path, "data_parallel": True, "world_size": 2}
     if '"train_micro_batch_size_per_gpu": "auto"' in CONFIGS[name]:
         flags["batch_size"] = 4
-    options = compile_options_and_notes(None, "tests.support.deepspeed:Net", overrides, flags, file).options
+    options = options_and_notes(None, "tests.support.deepspeed:Net", overrides, {**flags, "deepspeed": file}).options
     pef = compile_from_options(options).path
     run = ["--pef", str(pef), "--deepspeed", str(file), "--steps", "2", "--emulate-replicas", "2", "--json"]
     result = CliRunner().invoke(run_command, run)

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 import sambasim as ss
 from sambasim.errors import DataError, OptionError, SambasimError
-from sambasim.options.compile import compile_options, compile_options_and_notes
+from sambasim.options.compile import compile_options, options_and_notes
 from tests.state.case import BATCH, Outputs, points
 from tests.support.compiled import compile_from_options
 
@@ -89,7 +89,7 @@ def _deepspeed(text: str, folder: Path) -> Any:
     file = folder / "ds.json"
     file.write_text(text, encoding="utf-8")
     flags: dict[str, object] = {"optimizer": "sgd", "batch_size": None}
-    return compile_options_and_notes(None, "tests.state.case:Outputs", [], flags, file)
+    return options_and_notes(None, "tests.state.case:Outputs", [], {**flags, "deepspeed": file})
 
 
 def test_deepspeeds_steps_per_print_may_be_infinite(tmp_path: Path) -> None:

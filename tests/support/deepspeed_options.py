@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sambasim.errors import OptionError
-from sambasim.options.compile import CompileOptions, Compiling, compile_options_and_notes
-from sambasim.options.load import given_overrides
+from sambasim.options.compile import CompileOptions, Compiling, options_and_notes
+from sambasim.options.given import given_overrides
 from sambasim.options.run import ResolvedRun, resolve_run, run_options, with_deepspeed
 
 TWO = {"data_parallel": True, "world_size": 2}
@@ -24,7 +24,7 @@ def compiled(
 ) -> Compiling:
     file = folder / "ds_config.json"
     file.write_text(text if isinstance(text, str) else json.dumps(text))
-    return compile_options_and_notes(config, None, overrides or [], flags, file)
+    return options_and_notes(config, None, overrides or [], {**flags, "deepspeed": file})
 
 
 def refused(text: str | Mapping[str, Any], folder: Path, flags: Mapping[str, object] = TWO) -> str:

@@ -19,8 +19,8 @@ from sambasim.ir.graph import Graph, Node, Ref, SectionKind
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
+from sambasim.options.base import Problem, did_you_mean, nearest, show
 from sambasim.options.compile import TENSOR_STYLES, plan_entry
-from sambasim.options.load import Problem, did_you_mean, nearest, show
 from sambasim.units import format_bytes
 
 JOINED = (1, 3, 2)

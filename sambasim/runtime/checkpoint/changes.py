@@ -9,8 +9,8 @@ from pathlib import Path, PurePath
 from pydantic import JsonValue
 
 from sambasim.errors import CheckpointError, OptionError, SambasimError
-from sambasim.options.load import show
-from sambasim.options.run import leaves
+from sambasim.options.base import show
+from sambasim.options.given import leaves
 from sambasim.pef import peek
 from sambasim.runtime.checkpoint.manifest import EXACT_SYNC, Manifest
 

@@ -22,8 +22,8 @@ from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Graph, Section
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
+from sambasim.options.given import leaves
 from sambasim.options.grammar import StepRange, step_range
-from sambasim.options.run import leaves
 from sambasim.pef.weights import bytes_of
 from sambasim.records.digests import (
     REPLICA_FILES,

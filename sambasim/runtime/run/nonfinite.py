@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sambasim.errors import NumericsError
-from sambasim.options.flags import OnNonfinite
+from sambasim.options.run import OnNonfinite
 from sambasim.options.training import LossScaleOptions
 from sambasim.runtime.run.plan import Position
 from sambasim.runtime.run.run_observer import RunObserver, Step

@@ -5,15 +5,17 @@ where the file says `auto`, or nothing. An optimizer, a scheduler or a loss scal
 leaves out has DeepSpeed's default, and not the value of another config.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sambasim.errors import OptionError
 from sambasim.optimizers import OPTIMIZERS
-from sambasim.options.deepspeed_batch import World, batch_of
-from sambasim.options.deepspeed_file import DeepSpeedFile, Table
-from sambasim.options.load import Given, Problem, assign, did_you_mean, nearest, one_of, show
+from sambasim.options.base import Given, Problem, did_you_mean, nearest, one_of, show
+from sambasim.options.deepspeed.batch import World, batch_of
+from sambasim.options.deepspeed.file import DeepSpeedFile
+from sambasim.options.deepspeed.tables import ADAM, LOSS_SCALE, OPTIMIZERS_BY_TYPE, SCHEDULERS, Optimizer, Row, Table
+from sambasim.options.given import assign, leaf_paths
 from sambasim.options.training import LossScaleOptions, ScheduleOptions
 
 _FIXED = {
@@ -48,7 +50,7 @@ def deepspeed_overrides(
 ) -> tuple[dict[str, object], Mapped]:
     """The overrides of a run with those of `file` below them. `stored`: the tables of options in the PEF. Raises
     OptionError, which lists all that is wrong, or compiled otherwise."""
-    typed = list(_typed(overrides))
+    typed = [Given(path, value, "a flag, or --set") for path, value in leaf_paths(overrides)]
     mapped, problems = _mapped(file, assign(stored, typed), typed, world)
     otherwise = [problem for one in mapped.given if (problem := _compiled_otherwise(one, stored))]
     if otherwise:
@@ -84,23 +86,6 @@ def _compiled_otherwise(one: Given, stored: Mapping[str, object]) -> Problem | N
     return None
 
 
-class _Optimizer(NamedTuple):
-    """An optimizer of DeepSpeed: its name here, its defaults where they are other than torch's, and switches with the
-    one value that can be imitated."""
-
-    name: str
-    defaults: Mapping[str, object] = {}
-    switches: Mapping[str, bool] = {}
-
-
-_ADAM = _Optimizer("adamw", {"weight_decay": 0.0}, {"bias_correction": True, "amsgrad": False})
-_OPTIMIZERS: Mapping[str, _Optimizer] = {
-    "Adam": _ADAM,
-    "AdamW": _ADAM,
-    "SGD": _Optimizer("sgd", switches={"maximize": False}),
-    "Lion": _Optimizer("lion", {"lr": 1e-3}),
-    "Adagrad": _Optimizer("adagrad", switches={"maximize": False}),
-}
 _ADAM_MODES = ("adam_w_mode", "torch_adam")
 _CYCLED_BETA2 = 0.99
 """DeepSpeed's OneCycle sets both betas if it cycles the first."""
@@ -159,13 +144,8 @@ class _Reading:
         if power is not None and power > 32:
             half.wrong("initial_scale_power", "must be at most 32")
             return
-        fields: dict[str, object] = {
-            "start": 2.0 ** (16 if power is None else power),
-            "window": half.whole("loss_scale_window", 1000, least=1),
-            "hysteresis": half.whole("hysteresis", 2, least=1),
-            "consecutive": half.switch("consecutive_hysteresis", False),
-            "minimum": half.number("min_loss_scale", 1.0, above=0),
-        }
+        fields: dict[str, object] = {"start": 2.0 ** (16 if power is None else power)}
+        fields |= {row.option: self.value(half, row) for row in LOSS_SCALE}
         if fixed:  # then the rest says nothing
             fields = {"dynamic": False, "start": fixed}
         known = {name: value for name, value in fields.items() if value is not None}
@@ -176,18 +156,18 @@ class _Reading:
         if "optimizer" not in self.top.fields:
             return
         kind, params = table.fields.get("type"), table.table("params")
-        found = {name.casefold(): one for name, one in _OPTIMIZERS.items()}.get(str(kind).casefold())
+        found = {name.casefold(): one for name, one in OPTIMIZERS_BY_TYPE.items()}.get(str(kind).casefold())
         if kind is None:
-            table.wrong("type", "is missing", f'"type": {one_of(_OPTIMIZERS)}')
+            table.wrong("type", "is missing", f'"type": {one_of(OPTIMIZERS_BY_TYPE)}')
         elif found is None:
-            guess = did_you_mean(nearest(str(kind), _OPTIMIZERS))
-            table.wrong("type", f"must be {one_of(_OPTIMIZERS)}: sambasim has no other of DeepSpeed's", guess)
+            guess = did_you_mean(nearest(str(kind), OPTIMIZERS_BY_TYPE))
+            table.wrong("type", f"must be {one_of(OPTIMIZERS_BY_TYPE)}: sambasim has no other of DeepSpeed's", guess)
         else:
             self._optimizer(found, str(kind), params)
 
-    def _optimizer(self, found: _Optimizer, kind: str, params: Table) -> None:
+    def _optimizer(self, found: Optimizer, kind: str, params: Table) -> None:
         name, defaults = found.name, {**OPTIMIZERS[found.name].defaults, **found.defaults}
-        modes = _ADAM_MODES if found is _ADAM else ()
+        modes = _ADAM_MODES if found is ADAM else ()
         if modes:
             decoupled, torchs = params.switch("adam_w_mode", True) is not False, params.switch("torch_adam", False)
             # DeepSpeed's Adam is AdamW, unless adam_w_mode is false; torch's AdamW has a weight decay by default.
@@ -214,54 +194,69 @@ class _Reading:
         if "scheduler" not in self.top.fields:
             return
         kind, params = str(table.fields.get("type", "")), table.table("params")
-        if kind not in _SCHEDULERS:
-            guess = did_you_mean(nearest(kind, _SCHEDULERS))
+        if kind not in SCHEDULERS:
+            guess = did_you_mean(nearest(kind, SCHEDULERS))
             remedy = guess or "leave it out, and use --set training.schedule.name=cosine, linear or step"
-            table.wrong("type", f"must be {one_of(_SCHEDULERS)}", remedy)
+            table.wrong("type", f"must be {one_of(SCHEDULERS)}", remedy)
             return
-        takes, read = _SCHEDULERS[kind]
+        scheduler = SCHEDULERS[kind]
         for key in params.fields:
-            if key not in (*takes, "last_batch_iteration"):
-                guess = did_you_mean(nearest(key, takes))
-                params.wrong(key, f"is not for {kind}, which takes {', '.join(takes)}", guess)
+            if key not in (*scheduler.keys, "last_batch_iteration"):
+                guess = did_you_mean(nearest(key, scheduler.keys))
+                params.wrong(key, f"is not for {kind}, which takes {', '.join(scheduler.keys)}", guess)
         if params.fields.get("last_batch_iteration", -1) != -1:
             params.wrong("last_batch_iteration", "must be -1: a run resumes from a checkpoint", "--resume")
-        fields = {name: value for name, value in read(self, params).items() if value is not None}
-        self.set("training.schedule", _defaults(ScheduleOptions) | fields, "scheduler")
+        fields: dict[str, object] = {"name": scheduler.name}
+        fields |= {row.option: self.value(params, row) for row in scheduler.rows}
+        if kind == "OneCycle":
+            if not (fields["rate"] and fields["step_size"]):
+                fields |= {"rate": None, "step_size": None}
+            fields["momentum"] = self.cycled(params)
+        fields.pop("lr", None)
+        known = {name: value for name, value in fields.items() if value is not None}
+        self.set("training.schedule", _defaults(ScheduleOptions) | known, "scheduler")
 
-    def rate(self, params: Table, key: str, default: float | None) -> float | None:
-        """The highest learning rate, which a scheduler sets, whatever the optimizer says; `auto` leaves it."""
-        rate = params.number(key, default, above=0)
-        if rate is None:
-            found = self.of_optimizer("lr")
-            return float(found) if type(found) in (int, float) and found > 0 else None
-        self.set("optimizer.lr", rate, f"scheduler.params.{key}")
-        return rate
-
-    def share(self, params: Table, key: str, default: float | None, rate: float | None) -> float | None:
-        """The learning rate at `key` as a share of `rate`."""
-        low = params.number(key, default) or 0.0
-        if low and rate is None:
-            params.wrong(key, "needs the highest learning rate, which is auto and not given", "--lr 1e-3")
-        return low / rate if rate else None
-
-    def warmup(self, params: Table) -> dict[str, object]:
-        steps, curve = params.whole("warmup_num_steps", 1000), params.fields.get("warmup_type", "log")
-        if curve not in ("log", "linear"):
-            params.wrong("warmup_type", "must be log or linear")
-        if steps is None:
-            steps = self.of_schedule("warmup_steps")
-        # DeepSpeed's warm-up takes two steps at least.
-        return {"warmup_steps": max(steps if type(steps) is int else 0, 2), "warmup_curve": curve}
-
-    def total(self, params: Table) -> object:
-        if "total_num_steps" not in params.fields:
-            params.wrong("total_num_steps", "is missing", '"total_num_steps": 1000, or "auto" for the steps of the run')
-        steps = params.whole("total_num_steps", None, least=1)
-        return steps if steps is not None else self.of_schedule("total_steps")
+    def value(self, table: Table, row: Row) -> object:
+        """The value of an option by `row` of `table`; None if it is `auto`, and nothing else gives it."""
+        key, default = row.key, row.default
+        match row.kind:
+            case "number":
+                return table.number(key, default, above=row.above)
+            case "whole":
+                return table.whole(key, default, least=row.least)
+            case "switch":
+                return table.switch(key, default)
+            case "rate":  # which a scheduler sets, whatever the optimizer says
+                rate = table.number(key, default, above=0)
+                if rate is not None:
+                    self.set("optimizer.lr", rate, f"{table.name}.{key}")
+                return rate
+            case "share":
+                low, rate = table.number(key, default) or 0.0, self.of_optimizer("lr")
+                has_rate = type(rate) in (int, float) and rate > 0
+                if low and not has_rate:
+                    table.wrong(key, "needs the highest learning rate, which is auto and not given", "--lr 1e-3")
+                return low / rate if has_rate else None
+            case "warmup":
+                steps = table.whole(key, default)
+                steps = self.of_schedule(row.option) if steps is None else steps
+                return max(steps if type(steps) is int else 0, 2)  # DeepSpeed's warm-up takes two steps at least
+            case "curve":
+                curve = table.fields.get(key, default)
+                if curve not in ("log", "linear"):
+                    table.wrong(key, "must be log or linear")
+                return curve
+            case "total":
+                if key not in table.fields:
+                    table.wrong(key, "is missing", f'"{key}": 1000, or "auto" for the steps of the run')
+                total = table.whole(key, None, least=1)
+                return total if total is not None else self.of_schedule(row.option)
 
     def cycled(self, params: Table) -> object:
         """The lowest and highest beta1 of OneCycle; None if it does not change."""
+        if any(params.whole(key, 0) for key in ("cycle_first_stair_count", "cycle_second_stair_count")):
+            ignored = "the learning rate has no stairs, as in DeepSpeed, which reads but ignores them"
+            self.note(f"scheduler.params: {ignored}")
         if params.switch("cycle_momentum", True) is False:
             return None
         name = self.of_optimizer("name")
@@ -299,75 +294,6 @@ class _Reading:
             self.note(f"{key} = {stage} has no effect: nothing is cut without --data-parallel")
 
 
-def _warmup_lr(reading: _Reading, params: Table, name: str = "warmup") -> dict[str, object]:
-    rate = reading.rate(params, "warmup_max_lr", 1e-3)
-    start = reading.share(params, "warmup_min_lr", 0.0, rate)
-    return {"name": name, "start_factor": start, **reading.warmup(params)}
-
-
-def _warmup_decay(reading: _Reading, params: Table) -> dict[str, object]:
-    return {**_warmup_lr(reading, params, "warmup_decay"), "total_steps": reading.total(params)}
-
-
-def _warmup_cosine(reading: _Reading, params: Table) -> dict[str, object]:
-    shares = {
-        "start_factor": params.number("warmup_min_ratio", 0.0),
-        "final_factor": params.number("cos_min_ratio", 1e-4),
-    }
-    return {"name": "warmup_cosine", **shares, **reading.warmup(params), "total_steps": reading.total(params)}
-
-
-def _one_cycle(reading: _Reading, params: Table) -> dict[str, object]:
-    rate = reading.rate(params, "cycle_max_lr", None)
-    fall, size = params.number("decay_lr_rate", 0.0), params.whole("decay_step_size", 0)
-    if any(params.whole(key, 0) for key in ("cycle_first_stair_count", "cycle_second_stair_count")):
-        reading.note("scheduler.params: the learning rate has no stairs, as in DeepSpeed, which reads but ignores them")
-    return {
-        "name": "one_cycle",
-        "start_factor": reading.share(params, "cycle_min_lr", None, rate),
-        "up_steps": params.whole("cycle_first_step_size", 2000, least=1),
-        "down_steps": params.whole("cycle_second_step_size", None, least=1),
-        "rate": fall if fall and size else None,
-        "step_size": size if fall and size else None,
-        "momentum": reading.cycled(params),
-    }
-
-
-def _range_test(reading: _Reading, params: Table) -> dict[str, object]:
-    reading.rate(params, "lr_range_test_min_lr", 1e-3)
-    return {
-        "name": "range_test",
-        "step_size": params.whole("lr_range_test_step_size", 2000, least=1),
-        "rate": params.number("lr_range_test_step_rate", 1.0),
-        "staircase": params.switch("lr_range_test_staircase", False),
-    }
-
-
-_WARMUP = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "warmup_type")
-_SCHEDULERS: Mapping[str, tuple[Sequence[str], Callable[[_Reading, Table], dict[str, object]]]] = {
-    "WarmupLR": (_WARMUP, _warmup_lr),
-    "WarmupDecayLR": (("total_num_steps", *_WARMUP), _warmup_decay),
-    "WarmupCosineLR": (
-        ("total_num_steps", "warmup_min_ratio", "warmup_num_steps", "cos_min_ratio", "warmup_type"),
-        _warmup_cosine,
-    ),
-    "OneCycle": (
-        (
-            "cycle_min_lr", "cycle_max_lr", "decay_lr_rate", "cycle_first_step_size", "cycle_second_step_size",
-            "cycle_first_stair_count", "cycle_second_stair_count", "decay_step_size", "cycle_momentum",
-            "cycle_min_mom", "cycle_max_mom", "decay_mom_rate",
-        ),
-        _one_cycle,
-    ),
-    "LRRangeTest": (
-        (
-            "lr_range_test_min_lr", "lr_range_test_step_size", "lr_range_test_step_rate", "lr_range_test_staircase",
-        ),
-        _range_test,
-    ),
-}  # fmt: skip
-
-
 def _defaults(options: type[ScheduleOptions] | type[LossScaleOptions]) -> dict[str, object]:
     """All fields, so that none of another config stays."""
     return {name: field.default for name, field in options.model_fields.items()}
@@ -376,11 +302,3 @@ def _defaults(options: type[ScheduleOptions] | type[LossScaleOptions]) -> dict[s
 def _table(tables: Mapping[str, object], name: str) -> Mapping[str, object]:
     table = tables.get(name)
     return table if isinstance(table, Mapping) else {}
-
-
-def _typed(tables: Mapping[str, object], path: tuple[str, ...] = ()) -> Iterator[Given]:
-    for name, value in tables.items():
-        if isinstance(value, Mapping) and value:
-            yield from _typed(value, (*path, name))
-        else:
-            yield Given((*path, name), value, "a flag, or --set")

@@ -4,8 +4,8 @@ size. Of what is missing, DeepSpeed works out the rest."""
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from sambasim.options.deepspeed_file import AUTO, Table
-from sambasim.options.load import Given, Problem
+from sambasim.options.base import Given, Problem
+from sambasim.options.deepspeed.tables import AUTO, Table
 
 TRAIN, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 _OPTIONS = {MICRO: "batch_size", STEPS: "accumulation_steps"}

@@ -6,19 +6,15 @@ note, or is an error. Any other name is noted with the nearest known one.
 
 import json
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sambasim.bounded import LARGEST_TOML_BYTES, nests_too_deeply, read_text, shortened
 from sambasim.errors import OptionError
-from sambasim.options.flags import LARGEST_COUNT
-from sambasim.options.load import Problem, did_you_mean, nearest, one_of, refusal, show
-
-AUTO = "auto"
-"""The value of a field that another config or a flag fills in, as in Hugging Face's Trainer."""
+from sambasim.options.base import Problem, did_you_mean, nearest, one_of, show
+from sambasim.options.explain import refusal
 
 _SET_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "": (
@@ -108,75 +104,6 @@ _REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
 
 _COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|/\*.*?(?:\*/|\Z)|//[^\n]*|#[^\n]*', re.DOTALL)
 _LAST_COMMA = re.compile(r'"(?:\\.|[^"\\\n])*"|,(?=\s*[}\]])')
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """One table of the file, at `name`: reads fields with a type, and collects in `problems` what is wrong."""
-
-    name: str
-    fields: Mapping[str, object]
-    problems: list[Problem] = field(default_factory=list)
-
-    def table(self, key: str) -> "Table":
-        value = self.fields.get(key) or {}
-        name = f"{self.name}.{key}" if self.name else key
-        if not isinstance(value, Mapping):
-            self.wrong(key, "must be a table, {…}", None)
-            value = {}
-        return Table(name, value, self.problems)
-
-    def wrong(self, key: str, what: str, remedy: str | None = None) -> None:
-        given = show(self.fields[key]) if key in self.fields else None
-        name = shortened(f"{self.name}.{key}" if self.name else key)
-        self.problems.append(Problem(name, what, remedy, given))
-
-    def says_auto(self, key: str) -> bool:
-        return self.fields.get(key) == AUTO
-
-    def number(self, key: str, default: float | None, *, above: float | None = None) -> float | None:
-        """The number at `key`, at least 0, or above `above`; `default` if it is not given; None if it is `auto`.
-        Without a default it must be given."""
-        if default is None and key not in self.fields:
-            self.wrong(key, "is missing", f'"{key}": 1e-3')
-        value = self.fields.get(key, default)
-        if value is None or value == AUTO:
-            return None
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            self.wrong(key, "must be a number, or auto")
-        elif above is not None and value <= above:
-            self.wrong(key, f"must be above {above:g}")
-        elif not 0 <= value <= sys.float_info.max:
-            self.wrong(key, "must be at least 0" if value < 0 else "must be a finite number")
-        else:
-            return float(value)
-        return default
-
-    def whole(self, key: str, default: int | None, *, least: int = 0) -> int | None:
-        """As `number`, for a whole number of at least `least`; it need not be given."""
-        value = self.fields.get(key, default)
-        if value is None or value == AUTO:
-            return None
-        if type(value) is not int:
-            is_quoted = isinstance(value, str) and value.isdigit()
-            self.wrong(
-                key, "must be a whole number, or auto", f'"{key}": {value}, without quotes' if is_quoted else None
-            )
-        elif not least <= value <= LARGEST_COUNT:
-            self.wrong(key, f"must be at least {least}" if value < least else f"must be at most {LARGEST_COUNT:,}")
-        else:
-            return value
-        return default
-
-    def switch(self, key: str, default: bool) -> bool | None:
-        """True or false; None if it is `auto`."""
-        value = self.fields.get(key, default)
-        if value == AUTO:
-            return None
-        if isinstance(value, bool):
-            return value
-        self.wrong(key, "must be true or false, or auto")
-        return default
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,112 @@
+"""Flags of `compile` and `run`: metadata of the fields that they set. To add a flag, add `Flag(…)` to a field."""
+
+import ast
+import inspect
+import sys
+from collections.abc import Mapping
+from functools import cache
+from itertools import pairwise
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args, get_origin
+
+if TYPE_CHECKING:
+    from sambasim.options.base import Options
+
+Command: TypeAlias = Literal["compile", "run"]
+
+MODEL, DATA, TRAINING, PARALLEL = "Model and PEF", "PEF and data", "Training", "Replicas and gradient sync"
+DEVICE, OUTPUT, CHECKPOINTS, INFERENCE = "Device and sections", "Output", "Checkpoints", "Inference"
+NUMERICS, OTHER = "Numerics", "Other"
+PANELS = (MODEL, DATA, TRAINING, PARALLEL, DEVICE, OUTPUT, CHECKPOINTS, INFERENCE, NUMERICS, OTHER)
+
+
+class Flag(NamedTuple):
+    """How a field is given on the command line. `usage` has its names and how `--help` shows the value; `panel` is
+    that of its class by default; `only` is the one command that has it; `default` is shown as such; `bare` is the value
+    of the flag without one; `choices` makes one switch for each value; `values` stand for `{values}` in the help;
+    `training_only` is an error with `run --inference`."""
+
+    usage: str
+    panel: str | None = None
+    only: Command | None = None
+    default: str | None = None
+    bare: str | None = None
+    choices: Mapping[str, str] = MappingProxyType({})
+    values: tuple[str, ...] = ()
+    training_only: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """`["-b", "--batch-size"]`."""
+        return [word for word in self.usage.split() if word.startswith("-")]
+
+    @property
+    def metavar(self) -> str | None:
+        """How `--help` shows the value; None for the name of its type."""
+        return next((word for word in self.usage.split() if not word.startswith("-")), None)
+
+    @property
+    def typed(self) -> str:
+        """The flag in a sentence: `--lr`, `--evaluate or --no-evaluate`."""
+        return self.names[-1].replace("/", " or ")
+
+
+class Setting(NamedTuple):
+    """A flag with the option that it sets: its keyword in Python, its dotted name, its type without None, its default,
+    `...` if it has none, and the class of the field."""
+
+    keyword: str
+    name: str
+    flag: Flag
+    kind: Any
+    default: object
+    options: "type[Options]"
+
+    @property
+    def panel(self) -> str:
+        return self.flag.panel or self.options.panel
+
+    @property
+    def help(self) -> str:
+        from sambasim.options.base import one_of  # pydantic, which most commands do without
+
+        text = " ".join(_docstrings(self.options)[self.name.rpartition(".")[2]].split())
+        return text.replace("{values}", one_of(self.flag.values)) if self.flag.values else text
+
+
+def flags_in(tables: "Mapping[str, type[Options]]", command: Command) -> dict[str, Setting]:
+    """The flags of `command` in `tables`, by keyword."""
+    settings = {}
+    for table, options in tables.items():
+        for name, field in options.model_fields.items():
+            flag = next((one for one in field.metadata if isinstance(one, Flag)), None)
+            if flag is None or flag.only not in (None, command):
+                continue
+            keyword = name if flag.choices else flag.names[-1].split("/")[0].strip("-").replace("-", "_")
+            settings[keyword] = Setting(
+                keyword=keyword,
+                name=f"{table}.{name}" if table else name,
+                flag=flag,
+                kind=_without_none(field.annotation),
+                default=... if field.is_required() else field.default,
+                options=options,
+            )
+    return settings
+
+
+def _without_none(hint: Any) -> Any:
+    while get_origin(hint) not in (None, Literal):
+        hint = next(part for part in get_args(hint) if part is not type(None))
+    return hint
+
+
+@cache
+def _docstrings(options: "type[Options]") -> Mapping[str, str]:
+    """Those below fields, which are in the source alone; it is read only for `--help`, since that takes a while."""
+    source = ast.parse(inspect.getsource(sys.modules[options.__module__]))
+    (body,) = (node.body for node in source.body if isinstance(node, ast.ClassDef) and node.name == options.__name__)
+    return {
+        ast.unparse(field.target): ast.literal_eval(below.value)
+        for field, below in pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr)
+    }

@@ -1,0 +1,145 @@
+"""Options as they are given: in TOML files, by `--set`, by flags, and in Python."""
+
+import copy
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from sambasim.bounded import LARGEST_TOML_BYTES, nests_too_deeply, read_text, shortened
+from sambasim.errors import OptionError
+from sambasim.options.base import Given, Problem, did_you_mean, near_file, nearest, show
+from sambasim.options.explain import refusal
+from sambasim.options.flag import Setting
+
+
+def read_toml(path: Path) -> dict[str, object]:
+    """The tables of a TOML file. Raises OptionError, with the line, if it is not TOML or cannot be read."""
+    try:
+        text = read_text(path, LARGEST_TOML_BYTES)
+    except FileNotFoundError:
+        remedy = did_you_mean(near_file(path, ".toml")) or f"check the path: {path.absolute()}"
+        raise OptionError(f"there is no config file {path}", remedy=remedy) from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise OptionError(f"the config file {path} cannot be read: {reason}", remedy="--config FILE.toml") from None
+    try:
+        tables = tomllib.loads(text)
+        if nests_too_deeply(tables):
+            raise RecursionError
+        return tables
+    except RecursionError:
+        raise OptionError(f"the config {path} is nested too deeply", remedy="correct it there") from None
+    except ValueError as error:  # also an integer of thousands of digits
+        reason, _, position = str(error).partition(" (at ")
+        lines = text.splitlines()
+        found = re.match(r"line (\d+)", position)
+        number = int(found.group(1)) if found else max(len(lines), 1)
+        code = lines[number - 1].strip() if number <= len(lines) else ""
+        raise OptionError(
+            f"the config is not valid TOML: {shortened(reason[:1].lower() + reason[1:])}",
+            where=f"{path}:{number}: {shortened(code)}",
+            remedy="correct that line",
+        ) from None
+
+
+def given_overrides(overrides: Sequence[str]) -> list[Given]:
+    """Each `NAME=VALUE` of `--set`. The value is TOML; a word that is not TOML is text; an empty value removes the
+    name. Raises OptionError for an invalid name or value."""
+    given: list[Given] = []
+    for override in overrides:
+        _, equals, text = override.partition("=")
+        if not equals:
+            raise OptionError(f"--set {override} has no value", remedy=f"--set {override}=VALUE")
+        value = _value(text.strip(), override) if text.strip() else None
+        given.append(Given(_path(override), value, "--set"))
+    return given
+
+
+def given_settings(settings: object) -> list[Given]:
+    """What `set=` gives in Python, `{"data.shuffle": False}`, as `given_overrides` has `--set`; None removes a name.
+    Raises OptionError."""
+    if not isinstance(settings, Mapping):
+        raise OptionError(f"set is {show(settings)}, not a dictionary", remedy='set={"data.shuffle": False}')
+    return [Given(_path(str(name)), value, "set") for name, value in settings.items()]
+
+
+def given_flags(flags: Mapping[str, object], known: Mapping[str, Setting]) -> list[Given]:
+    """Each flag that was given, by keyword; None is one that was not. Raises OptionError for a keyword that is not in
+    `known`."""
+    unknown = next((keyword for keyword in flags if keyword not in known), None)
+    if unknown is not None:
+        guess = did_you_mean(nearest(unknown, known))
+        raise refusal([Problem(unknown, "is not a flag" + ("" if guess else f"; they are {', '.join(known)}"), guess)])
+    settings = [(known[keyword], value) for keyword, value in flags.items() if value is not None]
+    return [Given(setting.name.split("."), value, setting.flag.typed) for setting, value in settings]
+
+
+def assign(mapping: Mapping[str, object], given: Iterable[Given]) -> dict[str, object]:
+    """A copy of `mapping` with every value of `given` in it. Raises OptionError for a name inside of something that is
+    not a table."""
+    result = copy.deepcopy(dict(mapping))
+    for path, value, origin in given:
+        *tables, last = path
+        table = result
+        for depth, part in enumerate(tables):
+            inner = table.setdefault(part, {})
+            if not isinstance(inner, dict):
+                outer = ".".join(tables[: depth + 1])
+                what = f"{'.'.join(path)} (from {origin}) cannot be set: {outer} is {show(inner)}, and not a table"
+                raise OptionError(what)
+            table = inner
+        if value is None:
+            table.pop(last, None)
+        else:
+            table[last] = value
+    return result
+
+
+def _path(override: str) -> list[str]:
+    """`"model.args.depth=3"` -> `["model", "args", "depth"]`."""
+    name = override.partition("=")[0]
+    parts: list[str] = []
+    try:
+        inner: object = tomllib.loads(f"{name} = 0")
+    except tomllib.TOMLDecodeError:
+        inner = None
+    while isinstance(inner, dict) and len(inner) == 1:
+        [(part, inner)] = inner.items()
+        parts.append(part)
+    if not parts or inner != 0:
+        raise OptionError(f"--set {override} does not start with a valid name", remedy="--set optimizer.lr=1e-3")
+    return parts
+
+
+def _value(text: str, override: str) -> object:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except ValueError as error:  # also an integer of thousands of digits
+        if text[0] not in "\"'[{":
+            return text  # a bare word
+        reason = str(error).partition(" (at ")[0]
+        raise OptionError(
+            f"--set {override} has a value that is not TOML: {reason[:1].lower()}{reason[1:]}",
+            remedy="close all brackets and quotes, and put single quotes around the whole for the shell",
+        ) from None
+    return parsed["value"] if len(parsed) == 1 else text
+
+
+def leaf_paths(table: Mapping[str, object], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
+    """The values in nested tables, with their names."""
+    for name, value in table.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaf_paths(value, (*above, name))
+        else:
+            yield (*above, name), value
+
+
+def leaves(table: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """The values in nested tables, by dotted name."""
+    return ((".".join(path), value) for path, value in leaf_paths(table))
+
+
+def changes_of(given: Iterable[Given]) -> dict[str, object]:
+    """What is given, by dotted name."""
+    return dict(leaf for path, value, _ in given for leaf in leaves({".".join(path): value}))
