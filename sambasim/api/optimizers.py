@@ -18,7 +18,8 @@ from sambasim.compiler.capture.tensors import held_by
 from sambasim.errors import ModelError, OptionError
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.base import one_of, show
-from sambasim.options.training import OptimizerOptions, ScheduleOptions
+from sambasim.options.schedule import ScheduleOptions
+from sambasim.options.training import OptimizerOptions
 from sambasim.runtime.run.plan import learning_rate_factor
 
 _LONGEST_SCHEDULE = 20_000

@@ -26,13 +26,13 @@ from sambasim.options.deepspeed.file import read_deepspeed
 from sambasim.options.deepspeed.reading import Mapped, deepspeed_options
 from sambasim.options.explain import build
 from sambasim.options.flag import DEVICE, MODEL, NUMERICS, PARALLEL, TRAINING, Flag, flags_in
-from sambasim.options.given import assign, changes_of, given_flags, given_overrides, given_settings, read_toml
+from sambasim.options.given import as_table, assign, changes_of, given_flags, given_overrides, given_settings, read_toml
 from sambasim.options.grammar import absolute_names, split_target
+from sambasim.options.schedule import LossScaleOptions
 from sambasim.options.targets import missing
 from sambasim.options.training import (
     DataOptions,
     LossOptions,
-    LossScaleOptions,
     ModelOptions,
     OptimizerOptions,
     TrainingOptions,
@@ -364,8 +364,7 @@ def _built(
 
 
 def _by_deepspeed(path: Path, others: Mapping[str, object], given: Sequence[Given]) -> Mapped:
-    parallel = others.get("parallel")
-    size = parallel.get("world_size", 1) if isinstance(parallel, Mapping) else 1
+    size = as_table(others.get("parallel")).get("world_size", 1)
     world = World(size if type(size) is int else 1, f"-ws {size}", "--data-parallel -ws")
     return deepspeed_options(read_deepspeed(path), others, given, world)
 

@@ -8,7 +8,8 @@ import tomli_w
 from sambasim.options.compile import BuildOptions, CompileOptions, ParallelOptions, Sections, options_in_python
 from sambasim.options.deepspeed.batch import MICRO, STEPS, TRAIN
 from sambasim.options.deepspeed.tables import AUTO, LOSS_SCALE, OPTIMIZERS_BY_TYPE, SCHEDULERS, Row
-from sambasim.options.training import LossScaleOptions, OptimizerOptions, ScheduleOptions
+from sambasim.options.schedule import LossScaleOptions, ScheduleOptions
+from sambasim.options.training import OptimizerOptions
 
 
 def config_text(options: CompileOptions, heading: str) -> str:

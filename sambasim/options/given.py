@@ -126,6 +126,11 @@ def _value(text: str, override: str) -> object:
     return parsed["value"] if len(parsed) == 1 else text
 
 
+def as_table(value: object) -> Mapping[str, object]:
+    """`value`, if it is a table, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
 def leaf_paths(table: Mapping[str, object], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
     """The values in nested tables, with their names."""
     for name, value in table.items():

@@ -1,14 +1,13 @@
 """The tables of a config that say what is trained: the fields without a flag, and what must fit together."""
 
 import copy
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from sambasim.bounded import LARGEST_COUNT, MOST_MICRO_STEPS
+from sambasim.bounded import MOST_MICRO_STEPS
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.base import (
     Count,
@@ -33,6 +32,7 @@ from sambasim.options.grammar import (
     source_problem,
     target_problem,
 )
+from sambasim.options.schedule import LossScaleOptions, ScheduleOptions, Share
 
 MOST_WORKERS = 256
 """The most worker processes of one rank: a PEF can ask for them, and each takes memory."""
@@ -151,9 +151,6 @@ class LossOptions(Options):
                 yield Problem(f"args.{name}", f"is not an argument of {self.name}; {takes}")
 
 
-_Beta = Annotated[float, Field(ge=0, lt=1)]
-
-
 _OF_TORCH = "that of the optimizer in torch"
 
 
@@ -174,7 +171,7 @@ class OptimizerOptions(Options):
     """Clip the norm of all gradients to this; a run needs a PEF with clipping."""
     dampening: float | None = None
     nesterov: bool | None = None
-    betas: Annotated[tuple[_Beta, _Beta], Field(strict=False)] | None = None
+    betas: Annotated[tuple[Share, Share], Field(strict=False)] | None = None
     eps: float | None = Field(default=None, gt=0)
     lr_decay: float | None = Field(default=None, ge=0)
 
@@ -222,146 +219,6 @@ class OptimizerOptions(Options):
             yield Problem("nesterov", what, "--set optimizer.momentum=0.9")
 
 
-class _Extended(Options):
-    """Options that write the fields in `later` only where they are set: PEFs and checkpoints of earlier releases lack
-    them, and stay equal."""
-
-    later: ClassVar[tuple[str, ...]]
-
-    @model_serializer(mode="wrap")
-    def _without_unset(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in write(self).items()
-            if name not in self.later or (value is not None and value is not False)
-        }
-
-
-ScheduleName: TypeAlias = Literal[
-    "constant", "linear", "cosine", "step", "warmup", "warmup_decay", "warmup_cosine", "one_cycle", "range_test"
-]
-
-
-class ScheduleOptions(_Extended):
-    """The `[training.schedule]` table: the factor of the learning rate at optimizer step `s`, counted from 0.
-
-        warm-up     (s + 1) / warmup_steps                              while s < warmup_steps; then
-                    with start_factor: start_factor + (1 - start_factor) · s / warmup_steps
-        constant    1
-        linear      1 + (final_factor - 1) · t
-        cosine      final_factor + (1 - final_factor) · (1 + cos(π t)) / 2
-        step        gamma ** ((s - warmup_steps) // step_size)
-
-    where t = (s - warmup_steps) / (total_steps - warmup_steps), at most 1, and 1 if no steps remain after the warm-up.
-    The default of total_steps is the number of steps of the run.
-
-    The schedules of DeepSpeed count updates `u`, which skipped steps are not. With v = max(u - 1, 0), as DeepSpeed
-    begins its count at the second update, W = warmup_steps, at least 2, T = total_steps and c = up_steps + down_steps:
-
-        warmup          start_factor + (1 - start_factor) · w           w = v / W, or log(v + 1) / log W, at most 1
-        warmup_decay    the same; from v = W on with w = (T - v) / (T - W), at least 0
-        warmup_cosine   the same; from v = W on cosine, with t = (v - W + 1) / (T - W)
-        one_cycle       from start_factor to 1 in up_steps, and back in down_steps; then
-                        start_factor / (1 + rate · (u - c) / step_size)
-        range_test      1 + rate · u / step_size                        rounded down to stairs if staircase
-
-    `momentum` of one_cycle is what beta1 falls to, and what it rises to again, while the learning rate rises and falls.
-    """
-
-    later = ("warmup_curve", "start_factor", "up_steps", "down_steps", "rate", "staircase", "momentum")
-
-    name: ScheduleName = "constant"
-    warmup_steps: int = Field(default=0, ge=0, le=LARGEST_COUNT)
-    total_steps: Count | None = None
-    final_factor: float = Field(default=0.0, ge=0, le=1)
-    step_size: Count | None = None
-    gamma: float = Field(default=0.1, gt=0)
-    warmup_curve: Literal["log", "linear"] | None = None
-    start_factor: float | None = Field(default=None, ge=0)
-    up_steps: Count | None = None
-    down_steps: Count | None = None
-    rate: float | None = Field(default=None, ge=0)
-    staircase: bool | None = None
-    momentum: Annotated[tuple[_Beta, _Beta], Field(strict=False)] | None = None
-
-    @property
-    def counts_updates(self) -> bool:
-        """Whether skipped steps do not advance it."""
-        return self.name in _COUNTING_UPDATES
-
-    def problems(self) -> Iterator[Problem]:
-        for field in _NEEDED.get(self.name, ()):
-            if getattr(self, field) is None:
-                yield Problem(field, "is missing", f"--set training.schedule.{field}=…")
-        for field, names in _SCHEDULES_WITH.items():
-            value = getattr(self, field)
-            if self.name not in names and value is not None:
-                yield Problem(field, f"is not for {self.name}", f"--set training.schedule.name={names[0]}", show(value))
-        if self.name in _WITHOUT_WARMUP and self.warmup_steps:
-            what = f"is not for {self.name}, which has no warm-up"
-            yield Problem("warmup_steps", what, "--set training.schedule.warmup_steps=0", str(self.warmup_steps))
-        if self.rate and self.name == "one_cycle" and self.step_size is None:
-            what = "needs step_size, the steps in which the learning rate falls by it after the cycle"
-            yield Problem("rate", what, "--set training.schedule.step_size=…", str(self.rate))
-        if self.momentum is not None and self.momentum[0] > self.momentum[1]:
-            yield Problem("momentum", "must be the lower value, then the higher one", None, show(self.momentum))
-        if self.total_steps is not None and self.warmup_steps >= self.total_steps:
-            what = f"must be below total_steps, {self.total_steps}"
-            yield Problem("warmup_steps", what, given=str(self.warmup_steps))
-
-
-_WITH_CURVE = ("warmup", "warmup_decay", "warmup_cosine")
-_WITHOUT_WARMUP = ("one_cycle", "range_test")
-_COUNTING_UPDATES = (*_WITH_CURVE, *_WITHOUT_WARMUP)
-_NEEDED: Mapping[str, tuple[str, ...]] = {
-    "step": ("step_size",),
-    "one_cycle": ("up_steps",),
-    "range_test": ("step_size", "rate"),
-}
-_SCHEDULES_WITH: Mapping[str, tuple[str, ...]] = {
-    "step_size": ("step", "one_cycle", "range_test"),
-    "warmup_curve": _WITH_CURVE,
-    "start_factor": ("constant", "linear", "cosine", "step", *_WITH_CURVE, "one_cycle"),
-    "up_steps": ("one_cycle",),
-    "down_steps": ("one_cycle",),
-    "rate": ("range_test", "one_cycle"),
-    "staircase": ("range_test",),
-    "momentum": ("one_cycle",),
-}
-
-
-def cycled_problem(optimizer: OptimizerOptions | None, training: "TrainingOptions") -> Iterator[Problem]:
-    """Whether a schedule that changes beta1 has an optimizer with one."""
-    if training.schedule.momentum is not None and optimizer is not None and optimizer.betas is None:
-        what = f"changes beta1, which {optimizer.name} does not have"
-        yield Problem("training.schedule.momentum", what, "--set training.schedule.momentum=, or another optimizer")
-
-
-class LossScaleOptions(_Extended):
-    """The `[training.loss_scale]` table, for fp16: the loss is multiplied by `start`. A step whose gradients overflow
-    is skipped. If `dynamic`, each overflow from number `hysteresis` on halves the scale; `window` steps without one
-    double it, and overflows count from 1 again; if `consecutive`, after any step without one. Below `minimum` the run
-    ends with an error. The defaults are those of DeepSpeed."""
-
-    later = ("consecutive",)
-
-    dynamic: bool = True
-    start: float = Field(default=2.0**16, ge=1, le=2.0**32)
-    window: Count = 1000
-    hysteresis: Count = 2
-    consecutive: bool = False
-    minimum: float = Field(default=1.0, gt=0)
-
-    def problems(self) -> Iterator[Problem]:
-        if self.start < self.minimum:
-            yield Problem("start", f"must be at least the minimum, {self.minimum:g}", given=f"{self.start:g}")
-        for name in ("start", "minimum"):
-            value = getattr(self, name)
-            if math.frexp(value)[0] != 0.5:
-                remedy = f"--set training.loss_scale.{name}={2.0 ** round(math.log2(value))}"
-                yield Problem(name, "must be a power of two, so that scaling is exact", remedy, str(value))
-
-
 class TrainingOptions(Options):
     """The `[training]` table: either `epochs` or `steps`; with neither, one epoch. A run may change all but
     `batch_size`."""
@@ -388,6 +245,13 @@ class TrainingOptions(Options):
             what = f"cannot be given together with epochs, {self.epochs}"
             remedy = "leave out one: --epochs or --steps, training.epochs or training.steps"
             yield Problem("steps", what, remedy, str(self.steps))
+
+
+def cycled_problem(optimizer: OptimizerOptions | None, training: TrainingOptions) -> Iterator[Problem]:
+    """Whether a schedule that changes beta1 has an optimizer with one."""
+    if training.schedule.momentum is not None and optimizer is not None and optimizer.betas is None:
+        what = f"changes beta1, which {optimizer.name} does not have"
+        yield Problem("training.schedule.momentum", what, "--set training.schedule.momentum=, or another optimizer")
 
 
 _OF_A_SOURCE = ("source", "args", "inputs", "samples", "evaluation_fraction")

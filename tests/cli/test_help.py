@@ -17,7 +17,8 @@ from sambasim.errors import OptionError
 from sambasim.ir.schedule import SCHEDULES
 from sambasim.options.compile import COMPILE_FLAGS, compile_options
 from sambasim.options.given import assign, given_flags, given_overrides, leaves
-from sambasim.options.run import RUN_FLAGS, ResolvedRun, resolve_run, run_options
+from sambasim.options.resolve import ResolvedRun, resolve_run
+from sambasim.options.run import RUN_FLAGS, run_options
 
 OPTIONS = compile_options(None, None, [], {})
 

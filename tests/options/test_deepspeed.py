@@ -10,7 +10,7 @@ from sambasim.errors import OptionError
 from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.options.emit import as_deepspeed, beyond_deepspeed
 from sambasim.options.given import leaves
-from sambasim.options.training import LossScaleOptions
+from sambasim.options.schedule import LossScaleOptions
 from tests.support.deepspeed_configs import CONFIGS
 from tests.support.deepspeed_options import TWO, compiled, run
 

@@ -12,7 +12,8 @@ import tomli_w
 from sambasim.errors import OptionError, PefError
 from sambasim.options.compile import compile_options
 from sambasim.options.given import given_overrides
-from sambasim.options.run import ResolvedRun, resolve_run, run_options
+from sambasim.options.resolve import ResolvedRun, resolve_run
+from sambasim.options.run import run_options
 
 
 def run(flags: Mapping[str, object], overrides: Sequence[str] = (), compiled: Sequence[str] = ()) -> ResolvedRun:

@@ -15,14 +15,13 @@ from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.base import Refused
 from sambasim.options.compile import BuildOptions, ParallelOptions
 from sambasim.options.grammar import DTYPES, INTEGER_LARGEST, InputSpec, StepRange, parse_input, step_range
+from sambasim.options.schedule import LossScaleOptions, ScheduleOptions
 from sambasim.options.training import (
     LOSS_ARGUMENTS,
     DataOptions,
     LossOptions,
-    LossScaleOptions,
     ModelOptions,
     OptimizerOptions,
-    ScheduleOptions,
     TrainingOptions,
 )
 from tests.support.mpi import ROOT

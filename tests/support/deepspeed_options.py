@@ -10,7 +10,8 @@ import pytest
 from sambasim.errors import OptionError
 from sambasim.options.compile import CompileOptions, Compiling, options_and_notes
 from sambasim.options.given import given_overrides
-from sambasim.options.run import ResolvedRun, resolve_run, run_options, with_deepspeed
+from sambasim.options.resolve import ResolvedRun, resolve_run, with_deepspeed
+from sambasim.options.run import run_options
 
 TWO = {"data_parallel": True, "world_size": 2}
 

@@ -15,8 +15,8 @@ from sambasim.options.base import Given, Problem, did_you_mean, nearest, one_of,
 from sambasim.options.deepspeed.batch import World, batch_of
 from sambasim.options.deepspeed.file import DeepSpeedFile
 from sambasim.options.deepspeed.tables import ADAM, LOSS_SCALE, OPTIMIZERS_BY_TYPE, SCHEDULERS, Optimizer, Row, Table
-from sambasim.options.given import assign, leaf_paths
-from sambasim.options.training import LossScaleOptions, ScheduleOptions
+from sambasim.options.given import as_table, assign, leaf_paths
+from sambasim.options.schedule import LossScaleOptions, ScheduleOptions
 
 _FIXED = {
     "optimizer.name": "the optimizer",
@@ -71,13 +71,13 @@ def _mapped(
     reading.scheduler()
     reading.clipping()
     reading.zero()
-    batch, problems = batch_of(reading.top, _table(others, "training"), typed, world, file.origin("{}"))
+    batch, problems = batch_of(reading.top, as_table(others.get("training")), typed, world, file.origin("{}"))
     return Mapped([*reading.given, *batch], reading.notes), [*file.refused, *reading.problems, *problems]
 
 
 def _compiled_otherwise(one: Given, stored: Mapping[str, object]) -> Problem | None:
     name, key = ".".join(one.path), one.origin.partition(": ")[2]
-    was = _table(stored, one.path[0]).get(one.path[1])
+    was = as_table(stored.get(one.path[0])).get(one.path[1])
     found = "without it" if was is None else f"with {show(was)}"
     if name in _FIXED and one.value != was:
         return Problem(key, f"the PEF was compiled {found}, and not {show(one.value)}, for {_FIXED[name]}")
@@ -113,10 +113,10 @@ class _Reading:
         self.notes.append(f"{self.file.path.name}: {text}")
 
     def other(self, table: str, name: str) -> Any:
-        return _table(self.others, table).get(name)
+        return as_table(self.others.get(table)).get(name)
 
     def of_schedule(self, name: str) -> Any:
-        return _table(_table(self.others, "training"), "schedule").get(name)
+        return as_table(as_table(self.others.get("training")).get("schedule")).get(name)
 
     def of_optimizer(self, name: str) -> Any:
         """The option of the optimizer that the file sets, else that of another config."""
@@ -297,8 +297,3 @@ class _Reading:
 def _defaults(options: type[ScheduleOptions] | type[LossScaleOptions]) -> dict[str, object]:
     """All fields, so that none of another config stays."""
     return {name: field.default for name, field in options.model_fields.items()}
-
-
-def _table(tables: Mapping[str, object], name: str) -> Mapping[str, object]:
-    table = tables.get(name)
-    return table if isinstance(table, Mapping) else {}

@@ -17,7 +17,7 @@ from sambasim.ir.graph import Argument, SectionKind
 from sambasim.ir.mesh import Mesh
 from sambasim.ir.program import LOSS_SCALE, Program
 from sambasim.ir.types import Symbol, SymbolKind
-from sambasim.options.training import LossScaleOptions
+from sambasim.options.schedule import LossScaleOptions
 from sambasim.runtime.engine.instructions import Instruction
 from sambasim.runtime.run.replica import Replica
 from sambasim.runtime.values.device import DeviceMemory

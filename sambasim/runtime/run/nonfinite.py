@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sambasim.errors import NumericsError
 from sambasim.options.run import OnNonfinite
-from sambasim.options.training import LossScaleOptions
+from sambasim.options.schedule import LossScaleOptions
 from sambasim.runtime.run.plan import Position
 from sambasim.runtime.run.run_observer import RunObserver, Step
 

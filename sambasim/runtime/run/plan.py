@@ -4,7 +4,8 @@ import math
 from dataclasses import dataclass
 
 from sambasim.errors import DataError
-from sambasim.options.training import ScheduleOptions, TrainingOptions
+from sambasim.options.schedule import ScheduleOptions
+from sambasim.options.training import TrainingOptions
 
 
 @dataclass(frozen=True, slots=True)

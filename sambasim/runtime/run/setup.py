@@ -13,8 +13,10 @@ from sambasim.errors import DataError, InternalError, OptionError
 from sambasim.hardware.placement import Inventory, Placement, inventory_of, place_replicas
 from sambasim.ir.mesh import DATA_PARALLEL, Mesh, mesh_of
 from sambasim.ir.program import LOSS_SCALE, Program
-from sambasim.options.run import HostSyncName, ResolvedRun, RunOptions, resolve_run, with_deepspeed
-from sambasim.options.training import LossScaleOptions, TrainingOptions
+from sambasim.options.resolve import ResolvedRun, resolve_run, with_deepspeed
+from sambasim.options.run import HostSyncName, RunOptions
+from sambasim.options.schedule import LossScaleOptions
+from sambasim.options.training import TrainingOptions
 from sambasim.pef import PefDocument, read
 from sambasim.pef.lookup import is_compiled_here
 from sambasim.runtime.machine.communicator import Communicator
