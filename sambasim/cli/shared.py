@@ -1,4 +1,4 @@
-"""What commands share: click options, most of them made from `options.flags`, and imports of large packages."""
+"""What commands share: click options, most of them made from flags of fields, and imports of large packages."""
 
 import gc
 import shlex

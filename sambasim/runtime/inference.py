@@ -11,8 +11,8 @@ from sambasim.data.batches import values_of
 from sambasim.data.sources import open_source
 from sambasim.ir.mesh import Mesh, copy_mesh
 from sambasim.ir.views import without_loss
-from sambasim.options.run import RunOptions
 from sambasim.options.resolve import resolve_run
+from sambasim.options.run import RunOptions
 from sambasim.pef import map_weights, read
 from sambasim.pef.sources import changed
 from sambasim.records.metrics import PredictionRecord
