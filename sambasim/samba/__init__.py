@@ -11,9 +11,6 @@
 Importing it imports torch, and no MPI.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 from sambasim.samba import nn, optim, test, utils
 from sambasim.samba.attributes import install_attributes
 from sambasim.samba.functional import addmm, operator, operators, randint, randn, triu_fill
@@ -38,10 +35,7 @@ install_attributes()
 install_sampler_of_one_replica()
 seed_from_environment()
 
-
-def __getattr__(name: str) -> Callable[..., Any]:
-    """The operators of torch."""
-    return operator(name)
+__getattr__ = operator  # those of torch
 
 
 def __dir__() -> list[str]:

@@ -49,7 +49,7 @@ class Machine:
             value = optimizer.state.get(parameter, {}).get(_TORCH_STATES.get(state, state))
             if isinstance(value, Tensor):
                 self.replica.write(name, value)
-        entries = [entry for one in self.optimizers for entry in one.state.values() if entry]
+        entries = [entry for optimizer in self.optimizers for entry in optimizer.state.values() if entry]
         # SGD counts no steps: 1 if it has momentum.
         self.replica.steps = max((int(entry.get("step", 1)) for entry in entries), default=0)
         self.replica.meet()
@@ -103,7 +103,7 @@ class Machine:
                 entry["step"] = torch.tensor(float(self.replica.steps))
 
     def _host_tensors(self) -> Mapping[str, Tensor]:
-        return {name: one.tensor for one in held_by(self.model) for name in one.names}
+        return {name: held.tensor for held in held_by(self.model) for name in held.names}
 
     def _state_dict_symbols(self) -> list[tuple[Symbol, str]]:
         """The parameters and buffers of the model's state_dict, with their paths."""
@@ -113,7 +113,12 @@ class Machine:
     def _states(self) -> list[tuple[str, Tensor, str, Optimizer]]:
         """Every optimizer state on the device: its symbol, its parameter on the host, its name, and its optimizer."""
         parameters = self._host_tensors()
-        owner = {id(p): one for one in self.optimizers for group in one.param_groups for p in group["params"]}
+        owner = {
+            id(p): optimizer
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            for p in group["params"]
+        }
         symbols = self.program.symbols
         states = []
         for group in self.program.groups:

@@ -175,6 +175,4 @@ def operator(name: str) -> Callable[..., Any]:
     return operators()[name]
 
 
-def __getattr__(name: str) -> Callable[..., Any]:
-    """The operators, which apps also use as `samba.functional.relu`."""
-    return operator(name)
+__getattr__ = operator  # apps also use them as `samba.functional.relu`

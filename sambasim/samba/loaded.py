@@ -38,7 +38,7 @@ class Loaded:
         self.checks = Checks(machine, joining.communicator())
         self.hyperparameters = Hyperparameters(machine)
         self.wanted: Mapping[str, Symbol] = inputs_of(program)
-        self.start = Start(program, [str(one.sn_name) for one in traced], loss_is_chosen=loss_is_chosen)
+        self.start = Start(program, [str(tensor.sn_name) for tensor in traced], loss_is_chosen=loss_is_chosen)
         self.output_gradients: dict[str, Tensor] = {}
         nodes = program.training.nodes if program.training is not None else ()
         self.differs_in_evaluation = any(
@@ -178,16 +178,16 @@ def outputs_of(program: Program) -> Iterator[SambaTensor]:
 
 def _samba_tensors(bound: Mapping[str, Tensor], inputs: Inputs) -> Mapping[str, SambaTensor]:
     """The SambaTensors of `inputs`, by the names that they are `bound` to."""
-    return {name: one for name, one in zip(bound, flat(inputs), strict=True) if isinstance(one, SambaTensor)}
+    return {name: tensor for name, tensor in zip(bound, flat(inputs), strict=True) if isinstance(tensor, SambaTensor)}
 
 
 def _output_aliases(program: Program) -> Mapping[str, str]:
     """Names of outputs by their operators, `net__fc__linear__outputs__0`, with and without the prefix of the model."""
     graph = program.leading
-    outputs = [one for one in graph.outputs if program.symbols[one.symbol].kind is SymbolKind.OUTPUT]
-    outputs = [one for one in outputs if one.value in graph.values]  # not a parameter that the model returns
-    aliases = {one.value.partition("__")[2]: one.symbol for one in outputs}
-    return {**aliases, **{one.value: one.symbol for one in outputs}}
+    outputs = [output for output in graph.outputs if program.symbols[output.symbol].kind is SymbolKind.OUTPUT]
+    outputs = [output for output in outputs if output.value in graph.values]  # not a parameter that the model returns
+    aliases = {output.value.partition("__")[2]: output.symbol for output in outputs}
+    return {**aliases, **{output.value: output.symbol for output in outputs}}
 
 
 class Start:
@@ -205,7 +205,9 @@ class Start:
             name: torch.full(type_.shape, 1 / type_.numel, dtype=getattr(torch, type_.dtype))
             for name, type_ in self._types.items()
         }
-        self.is_loss = loss_is_chosen or all(len(one.shape) <= 1 or one.numel == 1 for one in self._types.values())
+        self.is_loss = loss_is_chosen or all(
+            len(type_.shape) <= 1 or type_.numel == 1 for type_ in self._types.values()
+        )
         """Whether each output is a loss: one number, one for each sample, or one of `loss_indices`."""
 
     def tangent(
@@ -238,7 +240,7 @@ class Start:
             remedy = "give one for each output, and None for those that the backward does not start from"
             raise app_error(OptionError, what, remedy)
         pairs = zip(self._outputs, listed, strict=False)
-        return {name: as_gradient(one) for name, one in pairs if one is not None}
+        return {name: as_gradient(gradient) for name, gradient in pairs if gradient is not None}
 
     def _shaped(self, name: str, gradient: Tensor) -> Tensor:
         if name not in self._types:

@@ -140,9 +140,9 @@ def as_sequence(optimizers: Optimizer | Iterable[Optimizer] | None) -> list[Opti
     if optimizers is None:
         return []
     listed = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
-    for one in listed:
-        if not isinstance(one, Optimizer):
-            what = f"{type(one).__module__}.{type(one).__name__} cannot be compiled"
+    for optimizer in listed:
+        if not isinstance(optimizer, Optimizer):
+            what = f"{type(optimizer).__module__}.{type(optimizer).__name__} cannot be compiled"
             raise OptionError(what, remedy="use samba.optim.SGD, samba.optim.Adam or samba.optim.AdamW")
     return listed
 
@@ -217,7 +217,7 @@ def _updates(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterable[Upda
         remedy = "pass samba.optim.SGD(model.parameters(), …) as the third argument; or, to predict, --inference, "
         remedy += "and inference=True in config_dict"
         raise app_error(OptionError, "training needs an optimizer", remedy)
-    paths = {id(one.tensor): one.name for one in held_by(model) if one.is_parameter}
+    paths = {id(held.tensor): held.name for held in held_by(model) if held.is_parameter}
     updated: set[str] = set()
     for optimizer in optimizers:
         for group, options in zip(optimizer.param_groups, optimizer.options(), strict=True):
@@ -233,7 +233,7 @@ def _updates(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterable[Upda
             updated |= names
             if names:
                 yield Update(options.name, options.hyperparameters(), names)
-    missing = [one.name for one in held_by(model) if one.tensor.requires_grad and one.name not in updated]
+    missing = [held.name for held in held_by(model) if held.tensor.requires_grad and held.name not in updated]
     if missing:
         what = f"no optimizer updates {', '.join(missing[:3])}{' …' * (len(missing) > 3)}"
         raise ModelError(what, remedy="give them to an optimizer, or freeze them: parameter.requires_grad_(False)")
@@ -314,7 +314,9 @@ def _of_the_loss(program: Program) -> Iterator[str]:
     if program.loss is None or program.training is None:
         return
     loss = program.symbols[program.loss].type
-    outputs = [one.symbol for one in program.training.outputs if program.symbols[one.symbol].kind is SymbolKind.OUTPUT]
+    outputs = [
+        output.symbol for output in program.training.outputs if program.symbols[output.symbol].kind is SymbolKind.OUTPUT
+    ]
     if len(loss.shape) > 1:
         what = "the model returns no loss: set sn_grad on the output that a backward starts from"
         yield f"{what}; without it, it is output {outputs.index(program.loss) + 1}, {loss}"

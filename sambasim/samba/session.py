@@ -304,7 +304,7 @@ class Session:
         """Copies of the buffers on the device, by the names of their symbols."""
         now = self._loaded()
         symbols = now.machine.program.symbols.values()
-        return {one.name: now.named_tensor(one.name) for one in symbols if one.kind is SymbolKind.BUFFER}
+        return {symbol.name: now.named_tensor(symbol.name) for symbol in symbols if symbol.kind is SymbolKind.BUFFER}
 
     @property
     def optim_dict(self) -> Mapping[str, Optimizer]:
@@ -317,7 +317,7 @@ class Session:
             for group in optimizer.param_groups
             if any(parameter.requires_grad for parameter in group["params"])
         ]
-        return dict(zip((one.name for one in machine.program.optimizers), owners, strict=True))
+        return dict(zip((optimizer.name for optimizer in machine.program.optimizers), owners, strict=True))
 
     def __getattr__(self, name: str) -> object:
         error = no_such_name("samba.session", name, [known for known in dir(type(self)) if not known.startswith("_")])

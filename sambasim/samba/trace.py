@@ -54,31 +54,33 @@ from sambasim.samba.session import session
 from sambasim.samba.tensor import SambaTensor
 
 
-def _check_precision(program: Program) -> None:
-    """Raises OptionError for float16 and master weights, which need a loss scale and steps that may be skipped."""
-    is_mixed = any(group.state_dtype for group in program.groups)
-    if is_mixed or any(argument.name == LOSS_SCALE for argument in program.runtime_arguments):
-        raise OptionError(
-            f"the PEF {program.name} has float32 master weights or a loss scale, and apps train without",
-            remedy="compile the app again, with --dtype fp32 or bf16",
-        )
-
-
-def _check_mesh(document: PefDocument) -> None:
-    """Raises OptionError for a pipeline, and for other chips than the command line asks for."""
-    program, compiled = document.program, document.compile_options
+def _check_pef(document: PefDocument) -> None:
+    """Raises OptionError for a pipeline, for float16 and master weights, which need a loss scale and steps that may be
+    skipped, and for other chips or another dtype than the command line asks for."""
+    program, compiled, context = document.program, document.compile_options, process.current()
+    check_device(document)
     if program.schedule is not None:
         ranks = program.ranks_of_replica
         raise OptionError(
             f"the PEF {program.name} is a pipeline ({replica_mesh(program.mesh)}), and apps run without",
             remedy=f"compile it without --pipeline-stages; or mpirun -np {ranks} sambasim run --pef …",
         )
-    split, chips = process.current().flag("tensor_parallel"), process.current().flag("n_chips") or 1
+    is_mixed = any(group.state_dtype for group in program.groups)
+    if is_mixed or any(argument.name == LOSS_SCALE for argument in program.runtime_arguments):
+        raise OptionError(
+            f"the PEF {program.name} has float32 master weights or a loss scale, and apps train without",
+            remedy="compile the app again, with --dtype fp32 or bf16",
+        )
+    split, chips = context.flag("tensor_parallel"), context.flag("n_chips") or 1
     has = f"--tensor-parallel {compiled.get('tensor_parallel') or 'none'} --n-chips {compiled.get('n_chips', 1)}"
     asked = f"--tensor-parallel {split} --n-chips {chips}"
     if split in TENSOR_PARALLEL and asked != has:
         what = f"the command line has {asked}, and the PEF {program.name} was compiled with {has}"
         raise OptionError(what, remedy="leave the two flags out: a run has those of the PEF; or compile again")
+    dtype, compiled_dtype = context.flag("dtype"), compiled.get("dtype", "fp32")
+    if dtype in DTYPES and dtype != compiled_dtype:
+        what = f"--dtype is {dtype}, and the PEF {program.name} was compiled with --dtype {compiled_dtype}"
+        raise OptionError(what, remedy=f"leave out --dtype, or compile again with --dtype {dtype}")
 
 
 _INDICES = re.compile(r"-?\d{1,9}(,-?\d{1,9})*")
@@ -127,14 +129,7 @@ def _trace_graph(
     wrapper, model, inputs = model, unwrapped(model), repeatable(inputs)
     path = locate(pef, compiling=compile_command())
     document = read(path)
-    check_device(document)
-    _check_mesh(document)
-    _check_precision(document.program)
-    typed_dtype, compiled_dtype = context.flag("dtype"), document.compile_options.get("dtype", "fp32")
-    if typed_dtype in DTYPES and typed_dtype != compiled_dtype:
-        compiled = f"the PEF {document.program.name} was compiled with --dtype {compiled_dtype}"
-        remedy = f"leave out --dtype, or compile again with --dtype {typed_dtype}"
-        raise OptionError(f"--dtype is {typed_dtype}, and {compiled}", remedy=remedy)
+    _check_pef(document)
     communicator = joining.communicator()
     communicator.barrier()  # so that all ranks raise the errors below together
     ranks = document.program.ranks_of_replica
@@ -154,8 +149,7 @@ def _trace_graph(
         fields |= {"tensor_parallel": None, "n_chips": None}
     losses = _losses(document, loss_indices)
     asked = request(model, inputs, optimizers, fields, inference=predicts, loss_indices=losses, chips=chips)
-    replicas = document.program.data_parallel
-    check_model(model, training=bool(asked.updates), replicas=replicas)
+    check_model(model, training=bool(asked.updates), replicas=document.program.data_parallel)
     weights = dict(map_weights(path))
     if not _is_known(document, asked):
         capture_and_compare(document, asked, weights)

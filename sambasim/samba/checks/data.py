@@ -179,10 +179,10 @@ def different_epochs(places: Sequence[Place | None], where: str | None) -> Findi
     rank = next((rank for rank, place in enumerate(known) if place != known[0]), None)
     if len(known) < len(places) or rank is None:
         return None
-    one, other = known[0], known[rank]
+    first, other = known[0], known[rank]
     what = (
-        f"the epochs of replicas differ in length: replica 0 takes step {one.step} of epoch {one.epoch}, and replica "
-        f"{rank} step {other.step} of epoch {other.epoch}"
+        f"the epochs of replicas differ in length: replica 0 takes step {first.step} of epoch {first.epoch}, and "
+        f"replica {rank} step {other.step} of epoch {other.epoch}"
     )
     return Finding("DP09", what, where, EVEN_BATCHES)
 
@@ -191,7 +191,10 @@ def wrong_division(divisions: Sequence[Division | None], *, compares_epochs: boo
     """DP04 or DP05 where a sampler feeds each replica, with the line of a wrong one."""
     known = [division for division in divisions if division is not None]
     if not compares_epochs:
-        known = [one if one.order is None else replace(one, order=(one.order[0], 0)) for one in known]
+        known = [
+            division if division.order is None else replace(division, order=(division.order[0], 0))
+            for division in known
+        ]
     if len(known) < len(divisions):
         return None
     first = known[0]
@@ -220,14 +223,14 @@ def _remedy(first: Division) -> str:
     return f"{own}, seed={first.order[0]}), and set_epoch(epoch) with the same epoch on every rank"
 
 
-def _difference(one: Division, other: Division) -> str | None:
-    if one.length != other.length:
-        return f"the length of their data, {one.length} and {other.length}"
-    if (one.order is None) != (other.order is None):
+def _difference(first: Division, other: Division) -> str | None:
+    if first.length != other.length:
+        return f"the length of their data, {first.length} and {other.length}"
+    if (first.order is None) != (other.order is None):
         return "shuffle="
-    if one.drop_last != other.drop_last:
+    if first.drop_last != other.drop_last:
         return "drop_last="
-    for word, mine, others in zip(("seed", "epoch"), one.order or (), other.order or (), strict=False):
+    for word, mine, others in zip(("seed", "epoch"), first.order or (), other.order or (), strict=False):
         if mine != others:
             return f"their {word}, {mine} and {others}"
     return None
@@ -249,7 +252,7 @@ def sample_digests(batch: Mapping[str, Tensor]) -> tuple[str, ...]:
 def _is_constant(batch: Mapping[str, Tensor]) -> bool:
     """Whether all elements of each tensor are equal, as in a warm-up batch. False if all tensors have one element."""
     tensors = [tensor.detach().flatten() for tensor in batch.values()]
-    return any(len(one) > 1 for one in tensors) and all(bool((one == one[:1]).all()) for one in tensors)
+    return any(len(tensor) > 1 for tensor in tensors) and all(bool((tensor == tensor[:1]).all()) for tensor in tensors)
 
 
 class EqualBatches:

@@ -148,7 +148,9 @@ class Host:
             return False
         self._compared[use] = steps
         parameters = [parameter for _, parameter in self._parameters()]
-        if self._host_trains or any(type(one.data) is not Tensor or one.is_meta for one in parameters):
+        if self._host_trains or any(
+            type(parameter.data) is not Tensor or parameter.is_meta for parameter in parameters
+        ):
             return False  # others are in their place for now
         return self._digests() == self._weights
 
@@ -202,10 +204,10 @@ class Host:
         """By path, a digest of each parameter that is on the device too."""
         symbols = self._machine.program.symbols.values()
         on_device = {path for symbol in symbols for path in symbol.torch_names}
-        return {path: tensor_sha256(one.detach()) for path, one in self._parameters() if path in on_device}
+        return {path: tensor_sha256(parameter.detach()) for path, parameter in self._parameters() if path in on_device}
 
     def _parameters(self) -> Iterator[tuple[str, Tensor]]:
-        return ((one.name, one.tensor) for one in held_by(self.model) if one.is_parameter)
+        return ((held.name, held.tensor) for held in held_by(self.model) if held.is_parameter)
 
 
 def _changed_by(machine: Machine) -> Iterator[nn.Module]:
@@ -216,9 +218,9 @@ def _changed_by(machine: Machine) -> Iterator[nn.Module]:
         outputs = {output.symbol for output in program.training.outputs}
         changed |= {name for name in outputs if program.symbols[name].kind is SymbolKind.BUFFER}
     names = {name for symbol in changed for name in program.symbols[symbol].torch_names}
-    tensors = {id(one.tensor) for one in held_by(machine.model) if not names.isdisjoint(one.names)}
+    tensors = {id(held.tensor) for held in held_by(machine.model) if not names.isdisjoint(held.names)}
     for module in machine.model.modules():
-        if any(id(one) in tensors for one in (*module.parameters(), *module.buffers())):
+        if any(id(tensor) in tensors for tensor in (*module.parameters(), *module.buffers())):
             yield module
 
 

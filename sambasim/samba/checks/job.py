@@ -313,12 +313,12 @@ class Check:
             pass
         # Without a DistributedSampler, only the samples themselves show who got which.
         fed = communicator.all_gather_object(None if job.samplers.division() else self._fed)
-        known = [one for one in fed if one is not None]
+        known = [samples for samples in fed if samples is not None]
         if len(known) == len(fed) > 1 and not reporter.has("DP04"):
             process.report(data.shared_samples(known, self._where))
         finish()
         of_all_ranks = communicator.all_gather_object(reporter.findings)
-        found = {(one.code, one.what): one for findings in reversed(of_all_ranks) for one in findings}
+        found = {(finding.code, finding.what): finding for findings in reversed(of_all_ranks) for finding in findings}
         findings = [found[key] for key in sorted(found)]
         return Report(findings, self.steps, communicator.world_size, self._epochs_cut)
 

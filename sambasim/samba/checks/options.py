@@ -54,7 +54,9 @@ class HostOptions:
         self._agreed = None if any(passed.steps_apart for passed in self._passed.values()) else (now, given)
 
     def _options(self) -> list[list[object]]:
-        return [list(map(group.get, _OPTIONS)) for one in self._machine.optimizers for group in one.param_groups]
+        return [
+            list(map(group.get, _OPTIONS)) for optimizer in self._machine.optimizers for group in optimizer.param_groups
+        ]
 
     def _follow(self, now: Groups, given: Mapping[str, float]) -> None:
         """Count for how many steps the host has another value than when `session.run` got a new one."""
@@ -70,8 +72,8 @@ class HostOptions:
     def _compare_groups(self, now: Groups, given: Mapping[str, float]) -> Iterator[tuple[str, str, str]]:
         """`session.run` sets one value for all parameter groups."""
         for name, value in given.items():
-            values = [one for one in _of_each(now, name) if one is not None]  # not every optimizer has it
-            if not all(_is_same(one, values[0]) for one in values):
+            values = [number for number in _of_each(now, name) if number is not None]  # not every optimizer has it
+            if not all(_is_same(number, values[0]) for number in values):
                 on_host = ", ".join(dict.fromkeys(map(_shown, values)))
                 what = f"parameter groups differ in {name}: {on_host}; and session.run sets {value:g} for all of them"
                 yield name, what, f"leave {name} out of hyperparam_dict, and change it before trace_graph"
@@ -94,9 +96,9 @@ class HostOptions:
         """How to send hyperparameter `name` to the device; `now` holds the options of each parameter group."""
         values = _of_each(now, name)
         optimizers = self._machine.program.optimizers
-        arguments = {one.name for one in self._machine.program.runtime_arguments}
-        is_taken = any(f"{one.name}__{name}" in arguments for one in optimizers)
-        stateless = name == "momentum" and not all(one.states for one in optimizers)
+        arguments = {argument.name for argument in self._machine.program.runtime_arguments}
+        is_taken = any(f"{optimizer.name}__{name}" in arguments for optimizer in optimizers)
+        stateless = name == "momentum" and not all(optimizer.states for optimizer in optimizers)
         if not is_taken or stateless or None in values:
             return _SET_AND_COMPILE
         if any(value != values[0] for value in values):

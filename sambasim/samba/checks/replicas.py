@@ -61,8 +61,8 @@ def different_start(replicas: Sequence[Trained], where: str | None) -> Finding |
 def different_hyperparameters(replicas: Sequence[Trained], when: str, where: str | None) -> Finding | None:
     """DP07 for hyperparameters. `when` is a time, such as "before step 8"."""
     for rank, replica in enumerate(replicas):
-        for one, other in zip(replicas[0].hyperparameters, replica.hyperparameters, strict=True):
-            for name, value in one.items():
+        for first, other in zip(replicas[0].hyperparameters, replica.hyperparameters, strict=True):
+            for name, value in first.items():
                 if other[name] != value:
                     what = f"{when} replica {rank} trains with {name} {other[name]:g}, and replica 0 with {value:g}"
                     return Finding("DP07", what, where, "the same hyperparam_dict on every rank")
@@ -80,9 +80,9 @@ def different_weights(replicas: Sequence[Trained], when: str, where: str | None)
     return None
 
 
-def _different_weight(one: Trained, other: Trained) -> str | None:
+def _different_weight(first: Trained, other: Trained) -> str | None:
     """The name of the first weight that differs; a weight that `other` leaves out does not."""
-    return next((name for name, digest in one.weights.items() if other.weights.get(name, digest) != digest), None)
+    return next((name for name, digest in first.weights.items() if other.weights.get(name, digest) != digest), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,35 +196,35 @@ class Checks:
         )
         points, shown = job.meet(self._communicator, job.Point(self._step), own)
         if not job.together(points):
-            for rank, one in enumerate(shown):
-                if isinstance(one, tuple):  # from `job.finish` of a replica that has ended
-                    process.current().reporter.report_from(rank, one[1])
+            for rank, snapshot in enumerate(shown):
+                if isinstance(snapshot, tuple):  # from `job.finish` of a replica that has ended
+                    process.current().reporter.report_from(rank, snapshot[1])
             process.report(job.different_steps(points, where))
             raise job.CheckIsOver  # a check reports instead of raising, and cannot go on
         if self._step == 1:
-            arguments.check_agreement([one.mode for one in shown], where)
+            arguments.check_agreement([snapshot.mode for snapshot in shown], where)
         if mode is Mode.ALONE:
             return
-        of_replicas = [one.trained for one in shown]
+        of_replicas = [snapshot.trained for snapshot in shown]
         if self._step == 1:
             start = different_start(of_replicas, where)
             process.report(start)
             if start is not None:
                 self._machine.follow_first(self._communicator)
         # Replicas in different epochs may have different rates and orders. Then the cause is reported, once.
-        uneven = data.different_epochs([one.place for one in shown], where)
+        uneven = data.different_epochs([snapshot.place for snapshot in shown], where)
         if not (process.has_reported("DP03") or process.has_reported("DP07")):
             when = f"before step {self._step}"
             self._report_cause(uneven, different_hyperparameters(of_replicas, when, where))
             if not (uneven and process.has_reported("DP09")):
                 process.report(different_weights(of_replicas, when, where))
         if not process.has_reported("DP05"):
-            divisions = [one.division for one in shown]
+            divisions = [snapshot.division for snapshot in shown]
             process.report(data.wrong_division(divisions, compares_epochs=False))
             self._report_cause(uneven, data.wrong_division(divisions))
         self._compare_batches(shown, (watched.samplers.line() if watched else None) or where)
         if watched is not None:
-            watched.files.compare([one.files for one in shown])
+            watched.files.compare([snapshot.files for snapshot in shown])
 
     def _report_cause(self, cause: Finding | None, finding: Finding | None) -> None:
         """Report `finding`, or in its place the `cause`, if there is one."""
@@ -235,7 +235,7 @@ class Checks:
 
     def _compare_batches(self, shown: Sequence[Snapshot], where: str | None) -> None:
         self._fed = ()
-        fed = [one.fed for one in shown]
+        fed = [snapshot.fed for snapshot in shown]
         if not all(fed) or process.has_reported("DP04"):
             return
         finding = self._equal_batches.note(fed, self._step, where)
@@ -253,7 +253,7 @@ class Checks:
         if self._synced and not any(map(process.has_reported, ("DP03", "DP07", "DP09"))):
             own = trained(self._machine, read=not self._replaced)
         of_replicas = self._communicator.all_gather_object(own)
-        known = [one for one in of_replicas if one is not None]
+        known = [trains for trains in of_replicas if trains is not None]
         if len(known) == len(of_replicas):
             where, when = self._where, "at the end"
             process.report(

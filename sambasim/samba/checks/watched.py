@@ -50,7 +50,7 @@ def watch(watcher: Watcher, modules: Iterable[nn.Module]) -> None:
     """Tells `watcher`, as long as it exists, what the app does with `modules` of its model."""
     modules = list(modules)
     # With hooks, torch leaves its fast path for these layers.
-    fast = {id(part) for one in modules if isinstance(one, nn.TransformerEncoderLayer) for part in one.modules()}
+    fast = {id(part) for layer in modules if isinstance(layer, nn.TransformerEncoderLayer) for part in layer.modules()}
     for module in modules:
         _watchers[module] = weakref.ref(watcher)
         if id(module) not in fast:
@@ -59,7 +59,7 @@ def watch(watcher: Watcher, modules: Iterable[nn.Module]) -> None:
 
 
 def _of(modules: Iterable[nn.Module]) -> set[Watcher]:
-    return {one for module in modules if module in _watchers and (one := _watchers[module]()) is not None}
+    return {watcher for module in modules if module in _watchers and (watcher := _watchers[module]()) is not None}
 
 
 @cache

@@ -83,7 +83,7 @@ def measure_performance(
     def graph_alone() -> float:
         with session.timed(model) as clock:
             repeated.step()
-        return sum(one.elapsed_s for one in clock.passes[-1])
+        return sum(section.elapsed_s for section in clock.passes[-1])
 
     predicted_s = prediction.step_s(forward_only=repeated.kinds is not None, graph_only=run_graph_only)
     times_s = repeated.times_s(graph_alone if run_graph_only else repeated.step, n_iterations, min_duration)
@@ -150,13 +150,15 @@ def measure_sections(
     with session.timed(model) as clock:
         steps = len(repeated.times_s(repeated.step, n_iterations, min_duration))
     passes = clock.passes[_WARM_UP_STEPS:]
-    medians = [statistics.median(one.elapsed_s for one in times) for times in zip(*passes, strict=True)]
-    sums = median_and_slow([sum(one.elapsed_s for one in times) for times in passes])
+    medians = [statistics.median(section.elapsed_s for section in times) for times in zip(*passes, strict=True)]
+    sums = median_and_slow([sum(section.elapsed_s for section in times) for times in passes])
     median_s, slow_s = map(max, zip(*world.all_gather_object(sums), strict=True))
     slowest = [max(times) for times in zip(*world.all_gather_object(medians), strict=True)]
     graph = program.leading
     by_section_s = {} if step is None else step.by_section_s(graph.sections)
-    rows = [_figure(one.sections, measured_s, by_section_s) for one, measured_s in zip(passes[0], slowest, strict=True)]
+    rows = [
+        _figure(timed.sections, measured_s, by_section_s) for timed, measured_s in zip(passes[0], slowest, strict=True)
+    ]
     predicted_s = _sum_of_known(row.predicted_s for row in rows)
     figures: dict[str, JsonValue] = {
         "sections_s": sum(slowest),
