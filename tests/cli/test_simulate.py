@@ -15,9 +15,9 @@ from sambasim.cli.main import sambasim
 from sambasim.errors import MachineError, OptionError
 from sambasim.hardware.spec import cluster_names, device_names, load_device
 from sambasim.units import format_seconds
-from tests.mpi.captures import in_stages
 from tests.pef.samples import write_sample
 from tests.support.cluster import write_cluster
+from tests.support.examples import in_stages
 from tests.support.whole import whole, whole_case
 
 Simulate = Callable[..., str]

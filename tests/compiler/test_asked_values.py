@@ -16,7 +16,7 @@ from sambasim.compiler.compile import Compiled, compile_model
 from sambasim.errors import AssertionFailedError, CaptureError
 from sambasim.options.compile import CompileOptions
 from sambasim.runtime.engine.executor import Executor, tangent_of
-from tests.support.loaded import loaded
+from tests.support.compiled import loaded
 
 LIBRARY = """
 import torch

@@ -29,7 +29,7 @@ def _train(folder: Path) -> None:
 
 COMMAND_LINES: tuple[Fault, ...] = (
     Fault("a command that is none", "compil", ("error[usage]", "No such command 'compil'. Did you mean 'compile'?")),
-    Fault("no PEF", "run --steps 3", ("Missing option '-p' / '--pef'.", "try:   sambasim run --help")),
+    Fault("no PEF", "run --steps 3", ("name one PEF: a path, or a name found as", "try:   sambasim run --help")),
     Fault("a word for a number", "compile -b four", ("'-b' / '--batch-size': 'four' is not a valid integer", "--help")),
     Fault(
         "-ws for a run",

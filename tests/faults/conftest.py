@@ -22,6 +22,8 @@ _DEEP_FLAGS = {
     "cut": _ON_CHIPS,
     "stages": "--pipeline-stages 2 --micro-batches 2",
     "slices": "--data-parallel -ws 2 --zero 3",
+    "shared": "--data-parallel --tensor-parallel batch --n-chips 2",
+    "pairs": f"--data-parallel -ws 2 {_ON_CHIPS}",
     "guesses": f"--inference {_ON_CHIPS}",
 }
 """The PEFs of a deeper model, all but one for several ranks."""

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.faults.command import Outcome, sambasim
+from tests.faults.command import Outcome, outcome_of, sambasim
+from tests.support.mpi import SAMBASIM, run_mpi
 
 MAX_LINES = 8
 _JARGON = ("Traceback", "dynamo", "Dynamo", "FakeTensor", "fake tensor", "graph break", "aot_", "GuardOn", "proxy")
@@ -17,7 +18,8 @@ class Fault:
     """A command line, typed in a folder that holds net.py with the text `net`, and the PEF that the command names.
 
     The message must contain `fragments`, in this order; HERE stands for the folder's path. Only files of `may_leave`
-    may be left, and must not look complete.
+    may be left, and must not look complete. With `ranks`, so many processes under mpirun run the command, and report
+    one error.
     """
 
     name: str
@@ -27,12 +29,18 @@ class Fault:
     prepare: Callable[[Path], object] | None = None
     may_leave: tuple[str, ...] = ()
     exit_code: int = 2
+    ranks: int = 0
 
     def check(self, folder: Path, compiled: Mapping[str, bytes]) -> None:
         """Run the command in `folder`; `compiled` are the PEFs by name."""
         self._lay_out(folder, compiled)
         before = contents(folder)
-        outcome = sambasim(shlex.split(self.command), folder)
+        words = shlex.split(self.command)
+        if self.ranks:
+            still = {"PYTHONDONTWRITEBYTECODE": "1"}
+            outcome = outcome_of(run_mpi(self.ranks, [*SAMBASIM, *words], cwd=folder, env=still, timeout=120))
+        else:
+            outcome = sambasim(words, folder)
         check_message(outcome, [fragment.replace("HERE", str(folder)) for fragment in self.fragments], self.exit_code)
         check_left(folder, before, self.may_leave)
 

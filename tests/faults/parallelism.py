@@ -188,6 +188,31 @@ RUNS: tuple[Fault, ...] = (
         ),
     ),
     Fault(
+        "gloo for chips",
+        "run --pef cut --host-sync gloo",
+        ("--host-sync gloo syncs replicas of one rank, and a replica of the PEF cut has 2 (tp 2)", "leave out --host-"),
+    ),
+    Fault(
+        "gloo for chips that share a batch",
+        "run --pef shared --host-sync gloo",
+        ("--host-sync gloo syncs replicas of one rank, and a replica of the PEF shared has 2 (dp 2)", "leave out"),
+    ),
+    Fault(
+        "a parameter server and slices",
+        "run --pef slices --emulate-replicas 2 --host-sync parameter-server",
+        ("--host-sync parameter-server keeps gradients whole", "--zero 3", "leave out --host-sync"),
+    ),
+    Fault(
+        "a watch over slices",
+        "run --pef slices --emulate-replicas 2 --debug-numerics",
+        ("--debug-numerics needs whole gradients", "--zero 3"),
+    ),
+    Fault(
+        "a watch over stages",
+        f"run {_PIPED} --debug-numerics",
+        ("--debug-numerics cannot watch a pipeline yet", "leave out --debug-numerics"),
+    ),
+    Fault(
         "gloo and slices",
         "run --pef slices --emulate-replicas 2 --host-sync gloo",
         ("gloo keeps gradients whole, and the replicas of the PEF slices keep slices (--zero 3)", "leave out --host-"),
@@ -201,6 +226,11 @@ RUNS: tuple[Fault, ...] = (
         "too few replicas of chips",
         "run --pef slices",
         ("at least 2 replicas (-ws 2), and 1 replica was started", "mpirun -np 2 sambasim run --pef slices"),
+    ),
+    Fault(
+        "too few replicas of two ranks",
+        "run --pef pairs",
+        ("at least 2 replicas of 2 ranks (-ws 2), and 1 replica was started",),
     ),
     Fault(
         "a flag of compile for a run",

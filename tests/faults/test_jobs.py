@@ -8,60 +8,83 @@ from pathlib import Path
 import pytest
 
 from tests.faults.command import outcome_of, sambasim
-from tests.faults.fault import check_left, check_message, contents
-from tests.faults.texts import dataset
+from tests.faults.fault import Fault, check_left, check_message, contents
+from tests.faults.texts import dataset, net
 from tests.support.mpi import SAMBASIM, run_mpi
 from tests.support.whole import whole_case
 
 _END_S = 10.0
 """How long a job may live on after one of its ranks has failed."""
 
+_WHOLE = "--one-process-per-replica"
 
-JOBS: Mapping[str, tuple[int, str, tuple[str, ...]]] = {
-    "fewer ranks than replicas": (
-        1,
+
+def _empty_pair(folder: Path) -> None:
+    (folder / "out" / "pair").mkdir(parents=True)
+    (folder / "out" / "pair" / "pair.pef").touch()
+
+
+LAUNCHES: tuple[Fault, ...] = (
+    # At one rank, before MPI starts, on every rank, on rank 0.
+    Fault(
+        "fewer ranks than replicas",
         "run --pef pair --save w.safetensors",
         (
             "error[launch]: ",
             "at least 2 replicas (-ws 2), and 1 replica was started",
             "mpirun -np 2 sambasim run --pef pair",
         ),
+        ranks=1,
     ),
-    "an unknown flag": (
-        2,
+    Fault(
+        "an unknown flag",
         "run --pef pair --reduce-on-rdus",
         ("error[usage]: No such option '--reduce-on-rdus'", "sambasim run --help"),
+        ranks=2,
     ),
-    "no PEF": (
-        2,
-        "run --pef pare",
+    Fault(
+        "no PEF",
+        "run --pef=pare",
         ("error[option] (every rank): there is no PEF 'pare'", "searched pare (not there)", "pair"),
+        prepare=_empty_pair,
+        ranks=2,
     ),
-    "servers that leave too few replicas": (
-        2,
+    Fault(
+        "servers that leave too few replicas",
         "run --pef pair --host-sync parameter-server --parameter-servers 1",
         (
             "error[launch] (every rank): 2 ranks were started, and --parameter-servers 1 leaves 1 for replicas, ",
             "of which this PEF needs at least 2 (-ws 2)",
             "mpirun -np 3 sambasim run --pef pair --host-sync parameter-server --parameter-servers 1",
         ),
+        ranks=2,
     ),
-    "metrics that rank 0 cannot write": (
-        2,
+    Fault(
+        "metrics that rank 0 cannot write",
         "run --pef pair --metrics net.py/m.jsonl --save w.safetensors",
         ("error[option] (rank 0 on ", "the metrics file cannot be written to net.py/m.jsonl", "--metrics FILE"),
+        net(),
+        ranks=2,
     ),
-}
-"""Ranks, command and message, for each way of failing: at one rank, before MPI starts, on every rank, on rank 0."""
+    # Replicas of several ranks.
+    *(
+        Fault(f"{ranks} ranks of {pef} {flags}", f"run --pef {pef} {flags}", ("(every rank)", *said), ranks=ranks)
+        for ranks, pef, flags, *said in (
+            (4, "cut", "", "4 ranks were started, but this PEF has no REDUCE", "compile it with --data-parallel -ws 2"),
+            (3, "cut", "", "3 ranks were started, and a replica of this PEF has 2 (tp 2)", "mpirun -np 2 sambasim run"),
+            (3, "shared", "", "3 ranks were started, and a replica of this PEF has 2 (dp 2)", "mpirun -np 2 "),
+            (2, "slices", "--host-sync gloo", "the replicas of the PEF slices keep slices", "leave out --host-sync"),
+            (2, "cut", "--emulate-replicas 2", "--emulate-replicas 2 plays all replicas", "without mpirun: "),
+            (2, "shared", _WHOLE, "shared has 2 chips that share its batch (dp 2)", "mpirun -np 4 "),
+            (2, "pairs", f"{_WHOLE} --host-sync gloo", "gloo syncs replicas of one rank", "leave out --host-sync"),
+        )
+    ),
+)
 
 
-@pytest.mark.parametrize("name", JOBS)
-def test_an_error_of_a_job_is_reported_once(name: str, folder: Path) -> None:
-    ranks, command, fragments = JOBS[name]
-    before = contents(folder)
-    result = run_mpi(ranks, [*SAMBASIM, *command.split()], cwd=folder, env={"PYTHONDONTWRITEBYTECODE": "1"})
-    check_message(outcome_of(result), fragments)
-    check_left(folder, before)
+@pytest.mark.parametrize("fault", LAUNCHES, ids=lambda fault: fault.name)
+def test_an_error_of_a_job_is_reported_once(fault: Fault, tmp_path: Path, compiled: Mapping[str, bytes]) -> None:
+    fault.check(tmp_path, compiled)
 
 
 _ON_RANK_1 = """self.seen = getattr(self, "seen", 0) + 1

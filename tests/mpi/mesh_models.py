@@ -1,4 +1,4 @@
-"""Models and data for `test_meshes`, beside the examples."""
+"""Models and data of `layouts`, beside the examples."""
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ from torch.utils.data import TensorDataset
 from examples.char_gpt import CharGPT
 from examples.sambaflow.bert_model import NOT_MASKED, BertConfig, BertForMaskedLM
 
-WORDS, LENGTH, PREDICTIONS = 64, 16, 4
+WORDS, LENGTH, PREDICTIONS, SAMPLES = 64, 16, 4, 256
 
 
 def gpt() -> nn.Module:
@@ -33,8 +33,8 @@ def _bert(words: int) -> nn.Module:
 def masked() -> TensorDataset:
     """Random tokens, the places of those that are hidden, and what they are; the last place is not used."""
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(WORDS, (64, LENGTH), generator=generator)
-    places = torch.rand(64, LENGTH, generator=generator).argsort(1)[:, :PREDICTIONS]
+    tokens = torch.randint(WORDS, (SAMPLES, LENGTH), generator=generator)
+    places = torch.rand(SAMPLES, LENGTH, generator=generator).argsort(1)[:, :PREDICTIONS]
     hidden = tokens.gather(1, places)
     hidden[:, -1] = NOT_MASKED
     return TensorDataset(tokens, places, hidden)

@@ -175,3 +175,29 @@ def test_a_collective_fails_with_a_remedy_if_a_rank_is_gone() -> None:
     assert re.match(r"PeerError: a collective of torch.distributed failed: .*(Connection|closed)", result.stdout)
     assert "/gloo/" not in result.stdout
     assert "try:   read what the other ranks printed last" in result.stdout
+
+
+FREES = """
+import numpy as np
+from sambasim.runtime.machine.mpi import connect
+from sambasim.runtime.machine.huge_pages import freeing, private_pages
+
+def resident_bytes():
+    return 4096 * int(open("/proc/self/statm").read().split()[1])
+
+communicator = connect(["sambasim", "run"])
+memory = np.frombuffer(private_pages(1 << 21), dtype=np.uint8)
+free = freeing([memory[4096:900_000]])
+for count in (1_000, 100_000):
+    before = resident_bytes()
+    for _ in range(count):
+        free()
+if communicator.rank == 0:
+    print(resident_bytes() - before, flush=True)
+communicator.finish()
+"""
+
+
+def test_freeing_pages_again_and_again_takes_no_memory() -> None:
+    printed = run_mpi(2, [sys.executable, "-c", FREES], timeout=60).check().stdout
+    assert int(printed) < 4 << 20

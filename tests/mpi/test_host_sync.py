@@ -18,8 +18,14 @@ from tests.support.mpi import RANKS
 from tests.support.whole import whole_case
 
 STEPS, SMALL_ROUND_ELEMENTS = 4, 1024
-PEFS = {"digits": "optimizer.max_grad_norm=0.05", "char_gpt": "optimizer.max_grad_norm="}
-"""One with BatchNorm, dropout and clipping, and one with several groups and without clipping."""
+PEFS = {
+    "digits": "optimizer.max_grad_norm=0.05",
+    "char_gpt": "optimizer.max_grad_norm=",
+    "logistic_regression": "optimizer.max_grad_norm=0.05",
+    "lstm_classifier": "optimizer.max_grad_norm=",
+}
+"""One with BatchNorm, dropout and clipping; one with several groups and without clipping; and two of few parameters,
+which devices sync by another fusion."""
 
 ByPef: TypeAlias = Mapping[Path, Mapping[str, Trained]]
 """By PEF and by way: what a job came to."""
@@ -45,7 +51,10 @@ def _runs(path: Path, ranks: int) -> list[Run]:
     ways |= {f"servers {n}": {**WAYS["servers"], "parameter_servers": n} for n in dedicated}
     ways |= {f"emulated {n}": {"host_sync": "gloo", "emulate": ranks - n} for n in (0, *dedicated)}
     ways |= {f"{way} in many rounds": {**WAYS[way], "round_elements": SMALL_ROUND_ELEMENTS} for way in EXACT[1:]}
-    return [run_of(f"{path.stem} {way}", path, steps=STEPS, evaluate=True, **how) for way, how in ways.items()]
+    return [
+        run_of(f"{path.stem} {way}", path, steps=STEPS, accumulation=2, evaluate=True, **how)
+        for way, how in ways.items()
+    ]
 
 
 def test_mpi_and_a_parameter_server_have_the_bits_of_device_sync(trained: ByPef) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.mpi.test_exactness import check_apart, check_exact
+from tests.mpi.test_bits import check_apart, check_exact
 from tests.mpi.test_resume import check_resumed, resumed_runs
 from tests.mpi.training import EXACT, TWO_NODES, WAYS, run_of, train
 from tests.support.compiled import compile_from_options
-from tests.support.examples import EXAMPLES, example_options
+from tests.support.examples import ANY_OPTIMIZER, EXAMPLES, example_options
 from tests.support.whole import is_whole, whole, whole_case
 
 _ADAM = ("optimizer.name=adam", "optimizer.lr=0.003")
@@ -32,8 +32,6 @@ VARIANTS = {
 _MOST_IN_A_JOB = 24
 """They are described on one command line."""
 
-_OF_ANOTHER_KIND = ("optimizer.momentum=", "optimizer.nesterov=", "optimizer.weight_decay=")
-
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
@@ -44,8 +42,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
             if variant == "fp16-overflows" and name != "logistic_regression":
                 continue  # of the others, all of the few steps would overflow
             named = f"compile.pef_name={name}-{variant}"
-            options = example_options(name, folder, *_OF_ANOTHER_KIND, *chosen, named)
-            paths.append(compile_from_options(options).path)
+            options = example_options(name, folder, *ANY_OPTIMIZER, *chosen, named)
+            paths.append(compile_from_options(options, name).path)
     return paths
 
 

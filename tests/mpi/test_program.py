@@ -9,13 +9,9 @@ import pytest
 import torch
 
 from sambasim.errors import InternalError
-from sambasim.ir.dataflow import pass_and_update
-from sambasim.ir.graph import Node
 from sambasim.ir.mesh import Axis
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.verify import Progress, verify
-from sambasim.optimizers import OPTIMIZERS
-from sambasim.pef import read
 from sambasim.runtime.engine import handlers
 from sambasim.runtime.engine.executor import Executor
 from sambasim.runtime.engine.handlers import HANDLERS, handler_of
@@ -23,7 +19,7 @@ from sambasim.runtime.run.replica import place_inputs
 from sambasim.runtime.transports.in_process import Hub, InProcess, run_together
 from sambasim.runtime.values.device import DeviceMemory, private_storage
 from tests.mpi.bodies.by_hand import PROGRAMS, RANKS, operand, seed
-from tests.mpi.training import EXACT, TWO_NODES, WAYS, Trained, of_pef, run_of, train
+from tests.mpi.training import TWO_NODES
 from tests.support.compiled import compile_from_options
 from tests.support.examples import example_options
 from tests.support.ir_text import parse_program
@@ -31,35 +27,6 @@ from tests.support.mpi import ROOT, body_command, run_mpi
 from tests.support.whole import whole, whole_case
 
 REBOUND = ROOT / "tests" / "mpi" / "bodies" / "rebound.py"
-
-
-PEFS = {
-    "digits": "optimizer.max_grad_norm=0.05",
-    "char_gpt": "optimizer.max_grad_norm=",
-    "logistic_regression": "optimizer.max_grad_norm=0.05",
-    "lstm_classifier": "optimizer.max_grad_norm=",
-}
-"""Two of many parameters, with and without clipping; and two of few, which devices sync by another fusion."""
-
-STEPS, MICRO_STEPS = 3, 2
-COUNTED = {**WAYS, "emulated": {"emulate": 2}}
-
-
-@pytest.fixture(scope="module")
-def pefs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("program")
-    return {name: compile_from_options(example_options(name, folder, clip)).path for name, clip in PEFS.items()}
-
-
-@pytest.fixture(scope="module")
-def trained(pefs: dict[str, Path]) -> dict[str, Trained]:
-    """Every PEF by every way at two ranks, with calls counted; and by one way as usual."""
-    runs = [
-        run_of(f"{path.stem} {way}", path, steps=STEPS, accumulation=MICRO_STEPS, counted=way != "plain", **how)
-        for path in pefs.values()
-        for way, how in {**COUNTED, "plain": {}}.items()
-    ]
-    return train(2, runs)
 
 
 def emulated(name: str) -> list[dict[str, torch.Tensor]]:
@@ -160,10 +127,11 @@ def test_ranks_that_wait_for_one_another_are_an_error() -> None:
 @whole
 @pytest.mark.parametrize(("ranks", "env"), [(2, {}), whole_case(4, TWO_NODES)])
 def test_a_graph_that_is_replaced_within_a_step_changes_nothing(
-    ranks: int, env: dict[str, str], pefs: dict[str, Path]
+    ranks: int, env: dict[str, str], tmp_path: Path
 ) -> None:
     """As an app does that changes a dropout rate while it accumulates."""
-    argv = [sys.executable, str(REBOUND), str(pefs["char_gpt"]), "device", "host"]
+    path = compile_from_options(example_options("char_gpt", tmp_path, "optimizer.max_grad_norm=")).path
+    argv = [sys.executable, str(REBOUND), str(path), "device", "host"]
     printed = run_mpi(ranks, argv, timeout=120, env=env).check().stdout
     found = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
     assert [one["mode"] for one in found] == ["device", "host"]
@@ -182,52 +150,3 @@ def test_every_operator_has_a_handler() -> None:
         assert (operator.kind in _OURS) == (name in HANDLERS)
     with pytest.raises(InternalError, match=r"no handler for comm\.scatter"):
         handler_of("comm.scatter")
-
-
-@pytest.mark.parametrize("name", PEFS)
-def test_every_operator_of_a_training_program_is_executed_by_the_handler_table(
-    name: str, pefs: dict[str, Path], trained: dict[str, Trained]
-) -> None:
-    """Under MPI and in emulation, each node of a step calls what its handler bound, or what its fusion bound."""
-    graph = read(pefs[name]).program.training
-    assert graph is not None
-    operators = {_named(node) for node in graph.nodes}
-    clipping = {"opt.square_sums", "comm.all_reduce", "opt.total_norm"}
-    assert operators & clipping == (set() if PEFS[name].endswith("=") else clipping)
-    assert {"comm.reduce_scatter", "comm.all_gather", "opt"} < operators
-    of_pass = {node.name for one in pass_and_update(graph)[0] for node in graph.section_nodes(one)}
-    by_way = of_pef(trained, pefs[name])
-    for way in COUNTED:
-        calls, fused = by_way[way].calls, by_way[way].fused
-        steps = STEPS * (2 if way == "emulated" else 1)  # of two replicas in one process
-        assert set(fused.values()) <= {steps}
-        in_fusions = {operator for pattern in fused for operator in pattern.split()}
-        executed = {_named(node) for node in graph.nodes if calls.get(node.name)}
-        assert executed | in_fusions == operators, way
-        assert calls.keys() == {n.name for n in graph.nodes if n.name in of_pass or _named(n) not in in_fusions}, way
-        for node in graph.nodes:
-            if node.name in calls and node.name not in of_pass:
-                assert calls[node.name] == steps, (way, node.name)
-            elif node.name in calls and OPERATORS[node.operator].kind is not OperatorKind.VIEW:
-                # Every micro-step; passes that write gradients may leave out what no other node reads.
-                assert steps < calls[node.name] <= steps * MICRO_STEPS, (way, node.name)
-    exact = {by_way[way].outcome for way in (*EXACT, "emulated", "plain")}
-    assert len(exact) == 1, "counting changes nothing"
-    assert bool(by_way["device"].fused) == (name != "digits"), "a large program that clips has no fusion"
-
-
-def _named(node: Node) -> str:
-    """The operator of a node; `opt` for every optimizer, as in the pattern of a fusion."""
-    return "opt" if node.operator.removeprefix("opt.") in OPTIMIZERS else node.operator
-
-
-def test_no_other_module_names_an_update_section_to_decide_what_runs() -> None:
-    kinds = ("SectionKind.REDUCE", "SectionKind.GATHER", "SectionKind.OPT", "SectionKind.GRADNORM")
-    runtime = ROOT / "sambasim" / "runtime"
-    naming = {
-        str(path.relative_to(runtime))
-        for path in runtime.rglob("*.py")
-        if any(kind in path.read_text(encoding="utf-8") for kind in kinds)
-    }
-    # What a trace calls a track, and which sections an app asks for by SambaFlow's names.
-    assert naming == {"tracing.py", "stepwise.py"}

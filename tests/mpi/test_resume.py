@@ -1,25 +1,33 @@
-"""A resumed run has the bits of an uninterrupted one, by every way to sync, and whatever else may differ."""
+"""A checkpoint of any layout goes on as any other with the bits of an uninterrupted run, or says that it does not."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
+from sambasim.compiler.front import build_model
+from sambasim.data.sources import open_source
 from sambasim.options.run import RunOptions
 from sambasim.pef import peek
 from sambasim.records.digests import read_recording
-from sambasim.records.metrics import SummaryRecord
 from sambasim.report.compare.runs import compare_runs
-from sambasim.runtime.checkpoint.content import check
-from sambasim.runtime.job import TrainingJob
+from sambasim.runtime.checkpoint.choose import restore
+from sambasim.runtime.checkpoint.content import Checkpoint, check
 from sambasim.runtime.machine.communicator import single_rank
-from sambasim.runtime.run.run_observer import RunObserver, RunObservers
+from sambasim.runtime.run.replica import input_specs
+from sambasim.runtime.run.run_observer import RunObserver
 from sambasim.runtime.run.setup import set_up
+from sambasim.runtime.run.team import assemble
 from tests.faults.command import sambasim
 from tests.mpi.bodies.train import Run
-from tests.mpi.training import WAYS, Trained, run_of, train
-from tests.support.examples import VARIANTS, CompiledExample
+from tests.mpi.layouts import ADAMW, REPLICATED, UNCLIPPED, Layout
+from tests.mpi.training import WAYS, Trained, run_of, train, train_here
+from tests.support.examples import MICRO_BATCHES, VARIANTS, CompiledExample, compiled
 from tests.support.mpi import RANKS, SAMBASIM, run_mpi
 from tests.support.whole import is_whole, whole, whole_case
 
@@ -55,7 +63,7 @@ RUN = ["run", "--threads", "1", "--no-evaluate"]
 
 
 @pytest.fixture(scope="module")
-def compiled(examples: list[CompiledExample]) -> list[CompiledExample]:
+def variants(examples: list[CompiledExample]) -> list[CompiledExample]:
     """What is resumed: by default, every example with one of its variants."""
     return examples if is_whole() else examples[:: VARIANTS + 1]
 
@@ -96,9 +104,139 @@ def check_resumed(found: Mapping[str, Trained], folder: Path) -> None:
 
 
 @pytest.mark.parametrize("np", [np if np == 2 else whole_case(np) for np in RANKS])
-def test_every_example_goes_on_with_its_bits(np: int, compiled: list[CompiledExample], tmp_path: Path) -> None:
+def test_every_example_goes_on_with_its_bits(np: int, variants: list[CompiledExample], tmp_path: Path) -> None:
     """Within an epoch, with accumulation and a schedule; each way to sync, from what another has written."""
-    check_resumed(train(np, resumed_runs(np, [one.path for one in compiled], tmp_path)), tmp_path)
+    check_resumed(train(np, resumed_runs(np, [one.path for one in variants], tmp_path)), tmp_path)
+
+
+class Part(NamedTuple):
+    """A run of `layout` by so many processes: 1 is this one, and of fewer than ranks each runs a whole replica."""
+
+    layout: Layout
+    processes: int
+    how: Mapping[str, Any] = {}
+
+    def run(self, name: str, folder: Path, **asked: Any) -> Run:
+        layout, how = self.layout, {**self.how, **asked}
+        if layout.dp > 1 and self.processes == 1:
+            how["emulate"] = layout.dp
+        if 1 < self.processes < layout.ranks:
+            how["one_process_per_replica"] = True
+        passes = 1 if layout.pp > 1 else MICRO_BATCHES  # as many as the others
+        return run_of(name, layout.compiled(folder), steps=4, accumulation=passes, evaluate=True, **how)
+
+
+WORDS = "bert_of_many_words"
+STAGES, CUT, PAIRS = Layout(WORDS, pp=2), Layout(WORDS, tp=2), Layout(WORDS, dp=2, pp=2)
+SLICES, SCHEDULE = ("parallel.zero=3",), ("parallel.schedule=zb-h1",)
+CHIPS = Layout("resnet", chips=2, others=(UNCLIPPED, REPLICATED))
+OF_RESNET = Layout("resnet", pp=2, others=(UNCLIPPED, REPLICATED))
+GPT_SLICES = Layout("char_gpt", dp=2, others=SLICES)
+DEVICE = {"reduce_on_rdu": True}
+
+GOES_ON: Mapping[str, tuple[Part, tuple[Part, ...]]] = {
+    "stages": (Part(OF_RESNET, 2), (Part(OF_RESNET, 2), Part(OF_RESNET, 1), Part(OF_RESNET.replicas, 1))),
+    "chips": (Part(CHIPS, 2), (Part(CHIPS, 2),)),
+    "parts": (Part(Layout("digits", tp=2), 2), (Part(Layout("digits", tp=2), 2), Part(Layout("digits", tp=2), 1))),
+    "slices": (Part(GPT_SLICES, 2), (Part(GPT_SLICES, 2), Part(GPT_SLICES.replicas, 2))),
+    "tied stages": (
+        Part(STAGES, 2),
+        (Part(Layout(WORDS, pp=2, others=SCHEDULE), 2), Part(STAGES.replicas, 1)),
+    ),
+    "one rank": (Part(STAGES.replicas, 1), (Part(STAGES, 2),)),
+    "stages of replicas": (Part(PAIRS, 4), (Part(Layout(WORDS, dp=2, others=SLICES), 2),)),
+    "stages of parts": (Part(Layout(WORDS, pp=2, tp=2, others=("parallel.recompute=full",)), 1), (Part(CUT, 1),)),
+    "an emulation": (Part(PAIRS, 1), (Part(PAIRS, 2),)),
+    "whole replicas": (Part(PAIRS, 2), (Part(PAIRS, 4, DEVICE),)),
+}
+"""By name: what writes a checkpoint, and what goes on from it with the same bits."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("layouts")
+
+
+@pytest.mark.parametrize("name", [name if name in ("stages", "chips") else whole_case(name) for name in GOES_ON])
+def test_a_checkpoint_of_one_layout_goes_on_as_another(name: str, folder: Path, tmp_path: Path) -> None:
+    """With the bits, the evaluation and the saved weights of the run that wrote it, which --exact promises."""
+    writes, goes_on = GOES_ON[name]
+    saves = {"dir": str(tmp_path / "saved"), "every": "2", "keep": 2}
+    resumes = {"resume": str(tmp_path / "saved" / f"{_STEP}2"), "exact": True}
+    jobs = {writes.processes: [writes.run("all", folder, checkpoint=saves, save=str(tmp_path / "all.safetensors"))]}
+    for number, part in enumerate(goes_on):
+        save = str(tmp_path / f"{number}.safetensors")
+        jobs.setdefault(part.processes, []).append(part.run(f"rest {number}", folder, checkpoint=resumes, save=save))
+    found: dict[str, Trained] = {}
+    for processes, runs in jobs.items():
+        found |= train(processes, runs) if processes > 1 else train_here(runs)
+    weights = load_file(tmp_path / "all.safetensors")
+    shapes = {one: tensor.shape for one, tensor in build_model(writes.layout.options(folder)).state_dict().items()}
+    assert {one: tensor.shape for one, tensor in weights.items()} == {one: shapes[one] for one in weights}
+    for number in range(len(goes_on)):
+        rest, resumed = found[f"rest {number}"], load_file(tmp_path / f"{number}.safetensors")
+        assert rest.outcome == found["all"].outcome, goes_on[number]
+        assert not any("bits may differ" in line for line in rest.notices)
+        assert weights.keys() == resumed.keys()
+        assert all(weights[one].equal(resumed[one]) for one in weights)
+
+
+@whole
+def test_a_checkpoint_of_whole_weights_goes_on_with_cut_ones_nearly_alike(folder: Path, tmp_path: Path) -> None:
+    saves = {"dir": str(tmp_path), "every": "2", "keep": 2}
+    whole = train(2, [Part(STAGES, 2).run("whole", folder, checkpoint=saves)])["whole"]
+    cut = train_here([Part(CUT, 1).run("cut", folder, checkpoint={"resume": str(tmp_path / f"{_STEP}2")})])["cut"]
+    assert cut.summary.loss_last == pytest.approx(whole.summary.loss_last, rel=1e-4)
+    assert any(line.startswith("changed since the checkpoint: n_chips = 2") for line in cut.notices)
+
+
+@whole
+def test_a_trace_of_whole_replicas_has_all_ranks(folder: Path, tmp_path: Path) -> None:
+    train(2, [Part(PAIRS, 2).run("traced", folder, trace=str(tmp_path / "trace.json"))])
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    titles = sorted(event["args"]["name"].partition(" as ")[0] for event in events if event["name"] == "process_name")
+    assert titles == [f"rank {2 * dp + pp} (dp {dp}, pp {pp})" for dp in range(2) for pp in range(2)]
+
+
+MEAN = "resnet__bn__running_mean"
+
+
+def restored(pef: Path, checkpoint: Checkpoint) -> list[Tensor]:
+    """By rank along dp: the running mean of two replicas of `pef` after `checkpoint` was restored."""
+    options = RunOptions.model_validate({"pef": str(pef), "threads": 1, "emulate_replicas": 2})
+    setup = set_up(pef, options, single_rank("here"))
+    source = open_source(setup.resolved.data, tuple(input_specs(setup.program)))
+    team = assemble(setup, [source] * len(setup.ranks), RunObserver())
+    restore(setup, team, checkpoint)
+    holders = [one for one in team.replicas if MEAN in one.memory.program.symbols]
+    return [one.memory.tensor(MEAN).clone() for one in sorted(holders, key=lambda one: one.replica)]
+
+
+def test_a_checkpoint_of_chips_goes_on_without_them_and_back(folder: Path, tmp_path: Path) -> None:
+    """A replica goes on with the buffers of its first chip, and its chips with those of the replica. Steps count
+    replicas, not chips."""
+    cut = ("parallel.pipeline_stages=2", "parallel.micro_batches=2", *ADAMW, UNCLIPPED)
+    chips, alone = CHIPS.compiled(folder), compiled("resnet", tmp_path, *cut, batch_size=CHIPS.batch_size)
+    folders = {name: {"dir": str(tmp_path / name)} for name in ("chips", "alone")}
+    resumed = {"resume": str(tmp_path / "chips" / f"{_STEP}1")}
+    how: dict[str, Any] = {"emulate": 2, "accumulation": 1}
+    found = train_here(
+        [
+            run_of("chips", chips, steps=1, checkpoint=folders["chips"], **how),
+            run_of("alone", alone, steps=2, checkpoint=folders["alone"] | resumed, **how),
+        ]
+    )
+    assert "changed since the checkpoint: replicas = 2 (checkpoint: 2 of 2 chips)" in found["alone"].notices
+    assert found["alone"].summary.samples == 2 * found["chips"].summary.samples
+    saved = check(tmp_path / "chips" / f"{_STEP}1")
+    means = {name: one for name, one in saved.tensors() if name.endswith(MEAN)}
+    of_replica = [[means[f"replica {one}/{chip}{MEAN}"] for chip in ("", "chip 1/")] for one in range(2)]
+    assert not of_replica[0][0].equal(of_replica[0][1])
+    for pef, expected in ((chips, [*of_replica[0], *of_replica[1]]), (alone, [one[0] for one in of_replica])):
+        assert all(map(torch.equal, restored(pef, saved), expected))
+    saved = check(tmp_path / "alone" / f"{_STEP}2")
+    of_replica = [[one] * 2 for name, one in saved.tensors() if name.endswith(MEAN)]
+    assert all(map(torch.equal, restored(chips, saved), [*of_replica[0], *of_replica[1]]))
 
 
 @pytest.fixture(scope="module")
@@ -125,18 +263,6 @@ def test_with_another_number_of_data_workers_step_by_step(pefs: Mapping[str, Com
     assert found.equal, found.verdict
     assert (found.steps, found.replicas) == (STEPS - SAVED, (0, 1))
     assert sambasim(["compare", "whole", "rest"], tmp_path).exit_code == 0
-
-
-def overrides(steps: int) -> dict[str, object]:
-    schedule = {"name": "constant"}
-    return {"training": {"steps": steps, "accumulation_steps": 2, "evaluate": False, "schedule": schedule}}
-
-
-def emulate(path: Path, *listeners: RunObserver, **asked: object) -> SummaryRecord:
-    given = {"pef": str(path), "threads": 1, "emulate_replicas": 2, "overrides": overrides(STEPS), **asked}
-    return TrainingJob(
-        set_up(path, RunOptions.model_validate(given), single_rank("here")), RunObservers(listeners)
-    ).run()
 
 
 @whole

@@ -32,19 +32,13 @@ EXACT = ("device", "mpi", "server")
 
 
 class Trained(BaseModel):
-    """What a run said on rank 0 or on the emulating one, and what it came to.
-
-    calls: by node, of the function that its handler bound, if the run is counted
-    fused: by the operators of a fusion, of the function that it bound, likewise
-    """
+    """What a run said on rank 0 or on the emulating one, and what it came to."""
 
     name: str
     sync: str
     notices: Sequence[str]
     notes: Sequence[str]
     summary: SummaryRecord
-    calls: Mapping[str, int]
-    fused: Mapping[str, int]
 
     @property
     def outcome(self) -> tuple[object, ...]:
@@ -64,7 +58,6 @@ def run_of(
     schedule: Mapping[str, object] | None = None,
     data: Mapping[str, object] | None = None,
     emulate: int | None = None,
-    counted: bool = False,
     round_elements: int | None = None,
     **options: object,
 ) -> Run:
@@ -74,7 +67,7 @@ def run_of(
     given = {"pef": str(pef), "threads": 1, "overrides": overrides, **options}
     if emulate is not None:
         given["emulate_replicas"] = emulate
-    return Run(name, str(pef), given, emulate is not None, counted, round_elements)
+    return Run(name, str(pef), given, emulate is not None, round_elements)
 
 
 def train(

@@ -18,7 +18,7 @@ from torch.utils import checkpoint
 from sambasim.compiler.compile import compile_model
 from sambasim.options.compile import CompileOptions
 from sambasim.runtime.engine.executor import Executor, tangent_of
-from tests.support.loaded import loaded
+from tests.support.compiled import loaded
 
 CHECKPOINTING = "torch.utils.checkpoint in the model saves no memory here, and --recompute full does"
 

@@ -22,7 +22,7 @@ from sambasim.pef import read
 from sambasim.runtime.engine.executor import Executor, outputs_in_order, tangent_of
 from sambasim.runtime.values.device import DeviceMemory
 from tests.models import CASES, CLASSES, FEATURES, Batch, Case, case, evaluate_loss
-from tests.support.loaded import loaded
+from tests.support.compiled import loaded
 from tests.support.whole import whole_case
 
 BATCH_SIZE = 4

@@ -12,10 +12,9 @@ from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.report.inspect import Contents, contents, section_facts
 from sambasim.report.inspect_tables import inspection, options_table
-from tests.mpi.captures import in_stages
 from tests.pef.samples import GROUP_BYTES, sample_program, write_sample
 from tests.support.compiled import compile_from_options
-from tests.support.examples import example_options
+from tests.support.examples import example_options, in_stages
 
 
 def facts_of(folder: Path) -> Contents:

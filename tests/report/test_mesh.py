@@ -27,8 +27,8 @@ from sambasim.simulation.step import PredictedStep, predict_step
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_bytes, format_seconds
 from tests.faults.command import sambasim as run_command
-from tests.mpi.captures import in_stages
 from tests.report.test_page import Page
+from tests.support.examples import in_stages
 from tests.support.trace_format import read_trace
 from tests.support.whole import whole
 

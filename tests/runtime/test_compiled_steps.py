@@ -15,7 +15,7 @@ from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.runtime.engine.executor import Executor, outputs_in_order, tangent_of
 from sambasim.runtime.values.device import DeviceMemory
-from tests.support.loaded import compile_net, loaded
+from tests.support.compiled import compile_net, loaded
 
 BATCH = 3
 IGNORED = -100

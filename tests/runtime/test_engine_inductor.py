@@ -19,7 +19,7 @@ from sambasim.runtime.engine.executor import Executor, tangent_of
 from sambasim.runtime.engine.inductor import Inductor, fake_values, rebuild
 from sambasim.runtime.machine.kernels.build import INDUCTOR_CACHE_VARIABLE, find_cpp_compiler, use_inductor_cache
 from sambasim.runtime.watch.observer import StepObserver
-from tests.support.loaded import compile_net, loaded
+from tests.support.compiled import compile_net, loaded
 from tests.support.whole import whole
 
 SEED = 3

@@ -301,11 +301,6 @@ def test_an_optimizer_of_torch_is_refused_with_ours() -> None:
     assert "samba.optim.SGD" in str(caught.value.remedy)
 
 
-@torch.compile
-def _halved(x: Tensor) -> Tensor:
-    return x / 2
-
-
 class Compiled(nn.Module):
     """A function and a layer that the app has given to torch.compile."""
 
@@ -313,9 +308,11 @@ class Compiled(nn.Module):
         super().__init__()
         self.linear = nn.Linear(3, 2)
         self.linear.compile()
+        self.halved = torch.compile(lambda x: x / 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return _halved(self.linear(x)).square().mean(1)
+        loss: Tensor = self.halved(self.linear(x)).square().mean(1)
+        return loss
 
 
 def test_what_is_given_to_torch_compile_is_captured_as_it_is_written(tmp_path: Path) -> None:

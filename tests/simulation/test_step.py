@@ -27,8 +27,8 @@ from sambasim.simulation.ranks import price_ranks
 from sambasim.simulation.scaling import with_sync
 from sambasim.simulation.step import PredictedStep, predict_step, step_of
 from sambasim.simulation.sync import SyncPath, Wire
-from tests.mpi.captures import MICRO_BATCHES, compiled, in_stages
 from tests.pef.samples import sample_program
+from tests.support.examples import MICRO_BATCHES, compiled, in_stages
 from tests.support.mpi import ROOT
 from tests.support.whole import whole_case
 

@@ -14,8 +14,8 @@ from sambasim.pef import read
 from sambasim.simulation.prediction import predict
 from sambasim.simulation.scaling import SyncedRank, Track
 from sambasim.simulation.sync import SyncPath, Wire
-from tests.mpi.captures import compiled, in_stages
 from tests.simulation.test_step import predicted
+from tests.support.examples import compiled, in_stages
 
 DEVICE = load_device("sn30")
 CLUSTER = load_cluster(DEVICE.cluster)

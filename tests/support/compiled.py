@@ -1,14 +1,68 @@
-"""What options name, compiled in this process and without a comparison."""
+"""PEFs of models for tests, compiled in this process and without a comparison; and a PEF in device memory."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor, nn
 
 from sambasim.commands.compile import named_in
-from sambasim.compiler.compile import Compiled, compile_model
+from sambasim.compiler.build import Built
+from sambasim.compiler.compile import Compiled, Stopwatch, assemble, capture_model, compile_model
+from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
+from sambasim.pef import map_weights, read
+from sambasim.runtime.run.replica import place_inputs, place_weights
+from sambasim.runtime.values.device import DeviceMemory, private_storage
 
 
-def compile_from_options(options: CompileOptions, on_phase: Callable[[str], None] = lambda phase: None) -> Compiled:
-    model, (inputs, by_keyword, arguments), _, notices = named_in(options, on_phase)
-    done = compile_model(model, inputs, options, by_keyword=by_keyword, arguments=arguments, on_phase=on_phase)
-    return replace(done, notices=(*notices, *done.notices))
+class _Captured(NamedTuple):
+    built: Built
+    model: nn.Module
+    notices: tuple[str, ...]
+
+
+_CAPTURES: dict[str, _Captured] = {}
+"""By all that a capture depends on."""
+
+
+def compile_from_options(options: CompileOptions, captured_as: str | None = None) -> Compiled:
+    """What `options` name. All options that differ only in optimizer, parallelism and passes share one capture, also
+    under several names if they are `captured_as` one."""
+    watch = Stopwatch(lambda phase: None)
+    captured = _captured(options.model_copy(update={"pef_name": captured_as or options.name}), watch)
+    done = assemble(captured.built, captured.model, options, watch)
+    return replace(done, notices=(*captured.notices, *done.notices))
+
+
+def _captured(options: CompileOptions, watch: Stopwatch) -> _Captured:
+    what = {"model", "data", "loss", "dtype", "inference", "pef_name"}
+    key = f"{options.model_dump_json(include=what)} {options.micro_batch_size} {options.training.seed}"
+    if key not in _CAPTURES:
+        model, (inputs, by_keyword, arguments), _, notices = named_in(options)
+        built = capture_model(model, inputs, options, by_keyword=by_keyword, arguments=arguments, watch=watch)
+        _CAPTURES[key] = _Captured(built, model, notices)
+    return _CAPTURES[key]
+
+
+def compile_net(model: nn.Module, inputs: Mapping[str, Tensor], folder: Path, **changes: object) -> Path:
+    """The PEF of `model` with cross_entropy, SGD and the batch size of `inputs`, unless `changes` say otherwise."""
+    options: dict[str, object] = {
+        "model": {"target": "net:Net"},
+        "loss": {"name": "cross_entropy"},
+        "optimizer": {"name": "sgd"},
+        "training": {"batch_size": len(next(iter(inputs.values())))},
+        "pef_name": "net",
+        "output_folder": folder,
+    }
+    return compile_model(model, inputs, CompileOptions.model_validate(options | changes), by_keyword=False).path
+
+
+def loaded(path: Path, inputs: Mapping[str, Tensor]) -> tuple[Program, DeviceMemory]:
+    """The program, and its memory with weights and `inputs` in place."""
+    program = read(path).program
+    memory = DeviceMemory(program, private_storage(program.device_bytes))
+    place_weights(program, memory, map_weights(path))
+    place_inputs(memory, inputs)
+    return program, memory

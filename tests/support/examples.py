@@ -5,9 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sambasim.compiler.compile import Stopwatch, assemble, capture_model
-from sambasim.compiler.front import build_model, example_batch
 from sambasim.options.compile import CompileOptions, compile_options
+from tests.support.compiled import compile_from_options
 from tests.support.mpi import ROOT
 
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
@@ -28,7 +27,10 @@ OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
     "adamw": ("optimizer.name=adamw", "optimizer.lr=0.003"),
 }
 _CLIPPING = {False: "optimizer.max_grad_norm=", True: "optimizer.max_grad_norm=0.05"}
-_OF_ANOTHER_KIND = ("optimizer.momentum=", "optimizer.nesterov=", "optimizer.weight_decay=", "optimizer.lr=")
+ANY_OPTIMIZER = ("optimizer.momentum=", "optimizer.nesterov=", "optimizer.weight_decay=", "optimizer.lr=")
+"""Takes away what a config says for its own optimizer."""
+
+MICRO_BATCH, MICRO_BATCHES = 4, 4
 
 VARIANTS = len(OPTIMIZERS) * len(_CLIPPING)
 """How many PEFs there are of each example."""
@@ -50,6 +52,21 @@ def example_options(
     """The options of the small version of the example called `name`."""
     flags = {"output_folder": folder, "batch_size": batch_size, "data_parallel": data_parallel or None}
     return compile_options(ROOT / "configs" / f"{name}.toml", None, [*EXAMPLES[name], *overrides], flags)
+
+
+def compiled(name: str, folder: Path, *overrides: str, batch_size: int = MICRO_BATCH) -> Path:
+    """The PEF of an example with AdamW, of one micro-batch unless it says otherwise."""
+    adamw = (*ANY_OPTIMIZER, *OPTIMIZERS["adamw"])
+    return compile_from_options(example_options(name, folder, *adamw, *overrides, batch_size=batch_size)).path
+
+
+def in_stages(name: str, folder: Path, *overrides: str, schedule: str = "1f1b") -> Path:
+    pipeline = (
+        "parallel.pipeline_stages=2",
+        f"parallel.micro_batches={MICRO_BATCHES}",
+        f"parallel.schedule={schedule}",
+    )
+    return compiled(name, folder, *pipeline, *overrides, batch_size=MICRO_BATCHES * MICRO_BATCH)
 
 
 def shared_examples(folder: Path) -> list[CompiledExample]:
@@ -75,13 +92,6 @@ def _variants() -> Iterator[tuple[str, str, bool, str]]:
 
 
 def _compile_all(folder: Path) -> None:
-    for name in EXAMPLES:
-        options = example_options(name, folder)
-        model = build_model(options)
-        inputs, by_keyword, _ = example_batch(model, options)
-        watch = Stopwatch(lambda phase: None)
-        built = capture_model(model, inputs, options, by_keyword=by_keyword, watch=watch)
-        for example, optimizer, clipped, pef in _variants():
-            if example == name:
-                chosen = (*OPTIMIZERS[optimizer], _CLIPPING[clipped], f"compile.pef_name={pef}")
-                assemble(built, model, example_options(name, folder, *_OF_ANOTHER_KIND, *chosen), watch)
+    for name, optimizer, clipped, pef in _variants():
+        chosen = (*OPTIMIZERS[optimizer], _CLIPPING[clipped], f"compile.pef_name={pef}")
+        compile_from_options(example_options(name, folder, *ANY_OPTIMIZER, *chosen), name)

@@ -86,24 +86,15 @@ def _segmented(samples: int, generator: torch.Generator) -> Batch:
 
 
 def _sounds(samples: int, generator: torch.Generator) -> Batch:
-    return {
-        "input_values": torch.randn(samples, FRAMES, generator=generator),
-        "labels": _labels(samples, generator),
-    }
+    return {"input_values": torch.randn(samples, FRAMES, generator=generator), "labels": _labels(samples, generator)}
 
 
 def _spoken(samples: int, generator: torch.Generator) -> Batch:
-    return {
-        "input_features": torch.randn(samples, 16, 32, generator=generator),
-        "labels": _words(samples, generator),
-    }
+    return {"input_features": torch.randn(samples, 16, 32, generator=generator), "labels": _words(samples, generator)}
 
 
 def _spectrograms(samples: int, generator: torch.Generator) -> Batch:
-    return {
-        "input_values": torch.randn(samples, 32, 16, generator=generator),
-        "labels": _labels(samples, generator),
-    }
+    return {"input_values": torch.randn(samples, 32, 16, generator=generator), "labels": _labels(samples, generator)}
 
 
 def _captions(samples: int, generator: torch.Generator) -> Batch:

@@ -19,7 +19,7 @@ from sambasim.runtime.engine.executor import Executor, tangent_of
 from sambasim.runtime.engine.inductor import Inductor
 from sambasim.runtime.machine.resources import keep_freed_memory
 from tests.benchmarks.workloads import WORKLOADS, Workload
-from tests.support.loaded import loaded
+from tests.support.compiled import loaded
 
 WARM_UP_RUNS = 2
 

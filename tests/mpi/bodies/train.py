@@ -6,26 +6,17 @@ one JSON line for each run, as `tests.mpi.training.Trained` reads it.
 
 import json
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from sambasim.ir.graph import Node
 from sambasim.options.run import RunOptions
-from sambasim.runtime.engine import handlers
-from sambasim.runtime.engine.handlers import Binding, Handler
-from sambasim.runtime.engine.instructions import Instruction
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.machine.communicator import Communicator, single_rank
 from sambasim.runtime.machine.mpi import connect
 from sambasim.runtime.run.run_observer import RunObserver, Start
 from sambasim.runtime.run.setup import set_up
 from sambasim.runtime.transports import exchange
-from sambasim.runtime.transports.base import Communication, Fusion, Transport
-from sambasim.runtime.values.optimizers import Optimizers
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +24,6 @@ class Run:
     """One training of a PEF.
 
     alone: by one of the processes, which emulates all replicas
-    counted: the calls of what the handler table binds
     round_elements: of an exchange through the host; None for the usual number
     """
 
@@ -41,53 +31,7 @@ class Run:
     pef: str
     options: Mapping[str, object]
     alone: bool = False
-    counted: bool = False
     round_elements: int | None = None
-
-
-class Calls:
-    """How often each function was called that a handler bound, by node; and each fused one, by the pattern it fuses."""
-
-    def __init__(self) -> None:
-        self.nodes: Counter[str] = Counter()
-        self.fused: Counter[str] = Counter()
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Within it, every entry of the handler table and every fusion counts the calls of what it binds."""
-        import pytest  # most jobs count nothing, and each rank would import it
-
-        with pytest.MonkeyPatch.context() as patch:
-            for operator, handler in handlers.HANDLERS.items():
-                patch.setitem(handlers.HANDLERS, operator, self._counting(handler))
-            patch.setattr(handlers, "_aten", self._counting(handlers._aten))
-            for transport in Transport.__subclasses__():
-                patch.setattr(transport, "fusions", self._fusions(transport.fusions))
-            yield
-
-    def _counting(self, handler: Handler) -> Handler:
-        def bind(nodes: Sequence[Node], binding: Binding) -> Instruction:
-            instruction, names = handler(nodes, binding), [node.name for node in nodes]
-            return replace(instruction, function=_calling(instruction.function, lambda: self.nodes.update(names)))
-
-        return bind
-
-    def _fusions(self, fusions: Callable[[Transport], Sequence[Fusion]]) -> Callable[[Transport], Sequence[Fusion]]:
-        return lambda transport: [Fusion(one.pattern, partial(self._bind, one)) for one in fusions(transport)]
-
-    def _bind(self, fusion: Fusion, optimizers: Optimizers) -> Communication:
-        communication, pattern = fusion.bind(optimizers), " ".join(fusion.pattern)
-        finish = _calling(communication.finish, lambda: self.fused.update([pattern]))
-        communication.finish = finish  # type: ignore[method-assign]
-        return communication
-
-
-def _calling(function: Callable[..., object], note: Callable[[], None]) -> Callable[..., object]:
-    def call(*args: object, **kwargs: object) -> object:
-        note()
-        return function(*args, **kwargs)
-
-    return call
 
 
 class _Messages(RunObserver):
@@ -103,15 +47,12 @@ class _Messages(RunObserver):
 
 def train(run: Run, communicator: Communicator) -> dict[str, object]:
     """What `tests.mpi.training.Trained` says of the run."""
-    messages, calls, whole_rounds = _Messages(), Calls(), exchange.ROUND_ELEMENTS
+    messages, whole_rounds = _Messages(), exchange.ROUND_ELEMENTS
     exchange.ROUND_ELEMENTS = run.round_elements or whole_rounds
-    with calls.counted() if run.counted else nullcontext():
-        summary = TrainingJob(
-            set_up(Path(run.pef), RunOptions.model_validate(run.options), communicator), messages
-        ).run()
+    setup = set_up(Path(run.pef), RunOptions.model_validate(run.options), communicator)
+    summary = TrainingJob(setup, messages).run()
     exchange.ROUND_ELEMENTS = whole_rounds
-    found = {"summary": summary.model_dump(mode="json"), "calls": calls.nodes, "fused": calls.fused}
-    return {"name": run.name, **vars(messages), **found}
+    return {"name": run.name, **vars(messages), "summary": summary.model_dump(mode="json")}
 
 
 def main() -> None:
