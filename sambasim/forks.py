@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from sambasim.errors import MachineError
+from sambasim.errors import InternalError, MachineError
 
 T = TypeVar("T")
 
@@ -102,7 +102,8 @@ class Fork(Generic[T]):
             send(self._requests, pickle.dumps(request))
 
     def end(self) -> T | None:
-        """What `work` has returned; None if it has raised, ended the process, or taken too long."""
+        """What `work` has returned; None if it has raised, ended the process, or taken too long. Raises its
+        InternalError."""
         idle = Idle(self._pid)
         with selectors.DefaultSelector() as selector:
             selector.register(self._answers, selectors.EVENT_READ)
@@ -115,8 +116,10 @@ class Fork(Generic[T]):
                 return None
         data = receive(self._answers)
         self.is_gone = data is None
-        found: T | None = pickle.loads(data) if data else None
-        return found
+        answer: T | InternalError | None = pickle.loads(data) if data else None
+        if isinstance(answer, InternalError):
+            raise answer
+        return answer
 
     def _has_ended(self) -> bool:
         """Something that it has started may hold its pipe open."""
@@ -179,10 +182,12 @@ def _answer(work: Callable[[Any], object], data: bytes, answers: int, longest_s:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(longest_s)
     try:
-        found = pickle.dumps(work(pickle.loads(data)))
+        answer = pickle.dumps(work(pickle.loads(data)))
+    except InternalError as error:
+        answer = pickle.dumps(InternalError(error.what, where=error.where, remedy=error.remedy))
     except BaseException:  # of the user's code, which may end the process
-        found = b""
-    send(answers, found)
+        answer = b""
+    send(answers, answer)
 
 
 def send(pipe: int, data: bytes) -> None:

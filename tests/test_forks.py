@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sambasim import forks
+from sambasim.errors import InternalError, InvariantError
 from sambasim.forks import Fork
 
 
@@ -37,6 +38,17 @@ def test_what_raises_has_no_answer_and_the_next_request_has_one(fresh: bool) -> 
     assert fork.ask(0) is None
     assert not fork.is_gone
     assert fork.ask(2) == 0.5
+    fork.close()
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_fault_of_ours_is_raised_here_too(fresh: bool) -> None:
+    def work(request: object) -> None:
+        raise InvariantError(3, "of a test")
+
+    fork: Fork[None] = Fork(work, _nothing, fresh=fresh)
+    with pytest.raises(InternalError, match="invariant 3: of a test"):
+        fork.ask()
     fork.close()
 
 

@@ -26,7 +26,7 @@ from sambasim.compiler.capture.snapshot import MISSING, Slot, Snapshot
 from sambasim.compiler.capture.step import EvaluationStep, TrainingStep, eagerly, loss_in
 from sambasim.compiler.capture.trial import PLAIN, generators_kept, no_gradients_kept, quiet
 from sambasim.compiler.capture.variations import FEW, NUMBERS, fill, perturbed, vary
-from sambasim.errors import CaptureError
+from sambasim.errors import CaptureError, InternalError
 from sambasim.forks import Fork
 
 _MOST_ELEMENTS = 20_000_000
@@ -60,11 +60,6 @@ _Round: TypeAlias = list[Asked]  # of one call of each step
 def _writes(done: _Round) -> list[tuple[str, ...]]:
     """Labels of the tensors that existed before and are changed."""
     return [op.writes for call in done for op in call.recording.ops if op.writes]
-
-
-def _rewrite(slot: Slot) -> str:
-    kind = "tensor" if isinstance(slot.owner, np.ndarray) else slot.kind
-    return explain.REWRITES["gradient" if slot.key == "requires_grad" else kind]
 
 
 def _is_large(done: _Round) -> bool:
@@ -265,7 +260,7 @@ class _Observer:
         """The operators of a call of each step, after a call of each that has other inputs, weights and seeds if
         `others`."""
         held = {id(one): one for one in (*self._inputs, *self._steps[0].parameters(), *self._steps[0].buffers())}
-        own, texts = [one.detach().clone() for one in held.values()], []
+        own, texts = [one.detach().clone() for one in held.values()], list[str]()
         for before, after in itertools.product(self._steps, repeat=2):
             for count in (len(own), 0) if others else (0,):  # values may be checked: then as they were
                 fill(held.values(), [*map(perturbed, own[:count]), *own[count:]], 77 if others else 1)
@@ -339,7 +334,10 @@ class _Observer:
         if is_read or found != -1:
             likely = next((index for index, slot in enumerate(self.changed) if slot.kind == "tensor"), 0)
             slot = self.changed[likely if found in (None, -1) else found]
-            raise self._lost(slot, "which each call changes, and on which later calls depend", _rewrite(slot))
+            of_array = "tensor" if isinstance(slot.owner, np.ndarray) else slot.kind
+            kind = "gradient" if slot.key == "requires_grad" else of_array
+            what = "which each call changes, and on which later calls depend"
+            raise self._lost(slot, what, explain.REWRITES[kind])
 
     def first_read(self, trials: Sequence[int]) -> int:
         """The index of the first changed slot without which a call is another; -1 if no variation changes a call."""
@@ -361,7 +359,9 @@ class _Observer:
             for slot in varied:
                 vary(slot, number)
             return [*_texts(self._round()), *(str(slot.owner[slot.key]) for slot in self._rates)]
-        except Exception:
+        except Exception as error:
+            if isinstance(error, InternalError):
+                raise
             return None
 
     def _line_of(self, name: str, kind: str, *, is_new: bool = True) -> str | None:

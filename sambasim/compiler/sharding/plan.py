@@ -6,6 +6,8 @@ The trial is taken if no activation has to be gathered for it. Repeated layers a
 that is refused.
 """
 
+import re
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -59,22 +61,32 @@ def propagate(program: Program, graph: Graph, axis: str, ranks: int, at_rest: Ma
     return Sharder(graph, program.symbols, axis, ranks, at_rest, RULES, EVEN_IF_WHOLE).run()
 
 
+_ENOUGH = 2
+"""After so many layers that were refused alone, those of the same kind between them and the last one are not tried."""
+
+
 def find_plan(program: Program, graph: Graph, axis: str, ranks: int, start: Plan | None = None) -> Plan:
     """`start`, or nothing, with all trials that gather no more than it."""
     plan, whole = start or Plan(), dict[str, str]()
-    groups = _groups(graph, program)
-    alike: dict[Hashable, list[Sequence[Product]]] = {}
-    for group in groups:
-        alike.setdefault(_layer(group, program), []).append(group)
-    for group in groups:
-        layers = alike.pop(_layer(group, program), [])
-        for tried in [layers, [group]] if len(layers) > 1 else [[group]]:
-            cutting = [one for layer in tried for one in layer]
-            if any(one.weight in plan.layouts for one in cutting):
+    groups = [(group, _layer(group, program)) for group in _groups(graph, program)]
+    alike: dict[Hashable, list[Sequence[Product]]] = defaultdict(list)
+    for group, layer in groups:
+        alike[layer].append(group)
+    refused: dict[Hashable, list[str]] = defaultdict(list)  # why, by layer and what was cut then in any layer
+    for group, layer in groups:
+        layers = alike[layer]
+        for tried in [layers, [group]] if len(layers) > 1 and group is layers[0] else [[group]]:
+            cutting = [product for products in tried for product in products]
+            if any(product.weight in plan.layouts for product in cutting):
                 continue
-            plan, why = _tried(program, graph, axis, ranks, plan, cutting)
+            before = refused[layer, frozenset(re.sub(r"\d+", "*", name) for name in plan.layouts), len(tried)]
+            if len(before) < _ENOUGH or group is layers[-1]:
+                plan, why = _tried(program, graph, axis, ranks, plan, cutting)
+            else:
+                why = before[-1]
             if why is not None:
-                whole |= {one.weight: why for one in cutting}
+                before.append(why)
+                whole |= {product.weight: why for product in cutting}
     return replace(plan, whole={name: why for name, why in whole.items() if name not in plan.layouts})
 
 

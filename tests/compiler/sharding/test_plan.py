@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +15,9 @@ from sambasim.compiler.compile import Stopwatch, capture_model
 from sambasim.compiler.front import build_model, example_batch
 from sambasim.compiler.passes.sequence import Place
 from sambasim.compiler.passes.update import AttachOptimizers, Update
-from sambasim.compiler.sharding.plan import find_plan
+from sambasim.compiler.sharding.plan import find_plan, propagate
 from sambasim.compiler.sharding.rules import RULES
-from sambasim.compiler.sharding.sharder import Layout, cut
+from sambasim.compiler.sharding.sharder import Found, Layout, cut
 from sambasim.compiler.sharding.tensor_parallel import TensorParallel
 from sambasim.errors import DataError, OptionError
 from sambasim.ir.mesh import TENSOR, replica_mesh
@@ -74,11 +75,27 @@ class Grouped(nn.Module):
         self.q, self.k, self.v = (nn.Linear(16, 4 * heads) for heads in (query, key, key))
         self.o, self.up, self.down = nn.Linear(4 * query, 16), nn.Linear(16, 32), nn.Linear(32, 16)
 
-    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+    def outputs(self, x: Tensor) -> Tensor:
         q, k, v = (part(x).unflatten(-1, (-1, 4)).transpose(1, 2) for part in (self.q, self.k, self.v))
         mixed = F.scaled_dot_product_attention(q, k, v, enable_gqa=len(set(self.heads)) > 1)
         x = x + self.o(mixed.transpose(1, 2).flatten(2))
-        return F.mse_loss(x + self.down(self.up(x).relu()), target)
+        outputs: Tensor = x + self.down(self.up(x).relu())
+        return outputs
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        return F.mse_loss(self.outputs(x), target)
+
+
+class Layers(nn.Module):
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Grouped(3, 3) for _ in range(count))
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        for layer in self.layers:
+            assert isinstance(layer, Grouped)
+            x = layer.outputs(x)
+        return F.mse_loss(x, target)
 
 
 class Traps(nn.Module):
@@ -273,6 +290,23 @@ def test_heads_that_ranks_do_not_divide_stay_whole(heads: tuple[int, int], ranks
     assert notices[0] == f"whole on every rank: {told}, which cannot be divided over {ranks} ranks"
     assert notices[1].startswith("whole on every rank: q.weight (")
     check_gradients_of(program, built, inputs)
+
+
+def test_the_search_does_not_try_more_for_more_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials: list[Mapping[str, Layout]] = []
+
+    def counted(*given: Any) -> Found:
+        trials.append(given[-1])
+        return propagate(*given)
+
+    monkeypatch.setattr("sambasim.compiler.sharding.plan.propagate", counted)
+    counts, cut_in_each = [], ("up__weight", "up__bias", "down__weight")
+    for layers in (4, 6):
+        trials.clear()
+        built, _ = built_from(Layers(layers), x=torch.randn(4, 6, 16), target=torch.randn(4, 6, 16))
+        assert set(plan_of(built, 2)) == {f"layers__{at}__{name}" for at in range(layers) for name in cut_in_each}
+        counts.append(len(trials))
+    assert counts[0] == counts[1]
 
 
 def test_heads_that_ranks_do_not_divide_are_refused_if_nothing_else_can_be_cut() -> None:
