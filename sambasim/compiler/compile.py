@@ -29,7 +29,7 @@ from sambasim.errors import CaptureError, DataError, ModelError
 from sambasim.ir.program import Program
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
 from sambasim.pef import PefDocument, write
-from sambasim.pef.lookup import record_compiled
+from sambasim.pef.files import record_compiled
 from sambasim.pef.sources import SOURCES, digests_of_model, record
 
 

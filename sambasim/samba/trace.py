@@ -23,7 +23,7 @@ from sambasim.ir.program import LOSS_SCALE, ROUNDING_SEED, Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.ir.views import as_one_rank
 from sambasim.pef import PefDocument, locate, map_weights, read
-from sambasim.pef.lookup import is_compiled_here
+from sambasim.pef.files import is_compiled_here
 from sambasim.pef.weights import bytes_of
 from sambasim.runtime.engine.instructions import find_operator
 from sambasim.runtime.machine.determinism import make_repeatable

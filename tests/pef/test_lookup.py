@@ -7,7 +7,7 @@ import pytest
 
 from sambasim.errors import OptionError
 from sambasim.pef import locate
-from sambasim.pef.lookup import is_compiled_here, record_compiled
+from sambasim.pef.files import is_compiled_here, record_compiled
 
 
 def make(path: Path) -> Path:

@@ -18,7 +18,7 @@ from sambasim.options.run import HostSyncName, RunOptions
 from sambasim.options.schedule import LossScaleOptions
 from sambasim.options.training import TrainingOptions
 from sambasim.pef import PefDocument, read
-from sambasim.pef.lookup import is_compiled_here
+from sambasim.pef.files import is_compiled_here
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.launcher import ranks_of_process
 from sambasim.runtime.machine.resources import check_device, default_threads
