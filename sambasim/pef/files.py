@@ -1,6 +1,7 @@
 """Finding, reading and writing a PEF. A reader checks everything before it uses anything, and names the rule that is
-broken; a writer writes all of it, or nothing. This account has a record of the PEFs that it compiled: an empty file
-`${XDG_STATE_HOME:-~/.local/state}/sambasim/compiled-pefs/DIGEST` for each. Code and data that a PEF names are not covered."""
+broken; a writer writes all of it, or nothing. Of the PEFs that this account compiled there is a record, an empty file
+`${XDG_STATE_HOME:-~/.local/state}/sambasim/compiled-pefs/DIGEST` for each; it covers no code and data that they name.
+"""
 
 import os
 import re

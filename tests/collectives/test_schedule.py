@@ -57,6 +57,9 @@ def test_every_node_gets_every_slice_once(node_of: list[int]) -> None:
         ranks = [rank for rank, own in enumerate(node_of) if own == node]
         arrived = [message.owner for rank in ranks for message in all_gather_messages(node_of, rank).received]
         assert sorted([*ranks, *arrived]) == list(range(len(node_of)))
+        for rank in ranks:  # what it has itself, what it receives, and what it reads of others
+            messages = all_gather_messages(node_of, rank)
+            assert 1 + len(messages.received) + messages.reads == len(node_of)
 
 
 def test_an_aligned_node_sends_one_sum() -> None:
