@@ -16,10 +16,10 @@ from sambasim.bounded import MOST_REPLICAS
 from sambasim.commands.question import Question, counts, paths, predicted
 from sambasim.commands.run_checks import checked_pef
 from sambasim.errors import OptionError
-from sambasim.records.metrics import PredictionRecord
+from sambasim.records.metrics import InferenceRecord
 from sambasim.report.simulation import simulation_json, simulation_report
 from sambasim.report.tables import Shown, Tables
-from sambasim.runtime.inference import PredictionJob
+from sambasim.runtime.inference import InferenceJob
 from sambasim.units import format_seconds
 
 _SLOWEST = 10
@@ -29,7 +29,7 @@ class Prediction(Shown):
     """The outputs of the model for all samples, in the order of the data, and the mean loss and accuracy where samples
     have labels. `record` is what `sambasim run --inference --json` prints."""
 
-    def __init__(self, outputs: list[Tensor], record: PredictionRecord) -> None:
+    def __init__(self, outputs: list[Tensor], record: InferenceRecord) -> None:
         self.outputs = outputs
         self.record = record
         self.loss = record.loss
@@ -71,7 +71,7 @@ def predict(
     live = None if isinstance(data, str | Path) else data_of(data)
     held = None if isinstance(weights, str | Path) else _tensors_of(weights)
     with supervised(world, path, mesh, chosen) as activity:
-        job = PredictionJob(path, chosen, world, activity, live, held, keeps_outputs=True)
+        job = InferenceJob(path, chosen, world, activity, live, held, keeps_outputs=True)
         record = job.run()
         outputs = world.broadcast_object(job.outputs)
     return Prediction(outputs, record)

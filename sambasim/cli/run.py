@@ -17,7 +17,7 @@ from sambasim.terminal.output import exit_code_of, report_error, survive_closed_
 from sambasim.units import format_seconds
 
 if TYPE_CHECKING:
-    from sambasim.records.metrics import PredictionRecord
+    from sambasim.records.metrics import InferenceRecord
     from sambasim.runtime.watch.supervisor import Failure
 
 _FIRST = ("--pef", "--reduce-on-rdu", "--epochs", "--lr", "--save", "--metrics")
@@ -87,7 +87,7 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
     if launcher is not None and launcher.world_size != 1:
         limit_time(options.sync_timeout, launcher.rank)
     communicator = connect(command)
-    if communicator.topology.world_size > 1:
+    if communicator.world_size > 1:
         print_whole_lines()
 
     screen = ExitStack()
@@ -105,9 +105,9 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
             print(f"status file: {supervisor.path} says what each rank does, and stays if one dies")
         with kept_imports():
             from sambasim.commands.run import train
-            from sambasim.runtime.inference import PredictionJob
+            from sambasim.runtime.inference import InferenceJob
         if options.inference:
-            prediction = PredictionJob(path, options, communicator, supervisor.activity).run()
+            prediction = InferenceJob(path, options, communicator, supervisor.activity).run()
             printed = prediction.model_dump_json() if options.json_output else _in_words(prediction)
         else:
             with screen:
@@ -141,7 +141,7 @@ def _hand_over_to_mpirun() -> None:
         raise SystemExit(0)
 
 
-def _in_words(report: "PredictionRecord") -> str:
+def _in_words(report: "InferenceRecord") -> str:
     which = f"the {report.samples} held-out samples" if report.held_out else f"all {report.samples} samples"
     lines = [f"predicted {which} of {report.data} in {format_seconds(report.prediction_s)} (measured)"]
     if report.weights is None:

@@ -14,8 +14,7 @@ from sambasim.compiler.capture.recording import digest_of
 from sambasim.ir.graph import Graph, Node, SourceLine
 from sambasim.ir.mesh import TENSOR
 from sambasim.ir.program import Program
-from sambasim.runtime.engine.instructions import Instruction
-from sambasim.runtime.watch.observer import StepObserver
+from sambasim.runtime.watch.observer import Function, StepObserver
 
 _ROUNDINGS, _ROUNDINGS_OF_PARTS, _ROUNDINGS_IN_16_BITS = 16, 128, 2
 """The largest difference that is rounding, in units of the last place of the narrowest type of the graph. Products
@@ -157,8 +156,8 @@ class GraphValues(StepObserver):
     def __init__(self) -> None:
         self.keys: dict[str, _Key] = {}
 
-    def bind(self, replica: int, instruction: Instruction) -> Callable[..., object]:
-        function, names = instruction.function, instruction.node.results
+    def bind(self, replica: int, node: Node, function: Function) -> Function:
+        names = node.results
 
         def noted(*operands: object, **keywords: object) -> object:
             result = function(*operands, **keywords)

@@ -15,7 +15,7 @@ from sambasim.runtime.engine.executor import Executor, Steps
 from sambasim.runtime.machine.communicator import single_rank
 from sambasim.runtime.machine.determinism import Stream, derive, seed_torch
 from sambasim.runtime.run.replica import place_inputs, place_weights
-from sambasim.runtime.transports.factory import Way, allocate, connect_here
+from sambasim.runtime.transports.connect import Way, open_ranks
 from sambasim.runtime.transports.in_process import run_together
 from sambasim.runtime.values.device import DeviceMemory
 from sambasim.runtime.values.optimizers import Optimizers
@@ -54,29 +54,31 @@ class Played:
         count = program.ranks_of_replica * replicas
         self._mesh = mesh_of(program.mesh, count)
         own = in_slices(program) if replicas > 1 else program
-        self._memories = allocate(own, single_rank("here"), Way.IN_PROCESS, range(count), self._mesh).memories
         self._read_only: Mapping[str, Tensor] = {}
         if count == 1 and not self.updates:
             self._read_only = {member.parameter: weights[member.parameter] for member in members}
             weights = {name: one for name, one in weights.items() if name not in self._read_only}
-        for rank, memory in enumerate(self._memories):
+
+        def fill(memory: DeviceMemory, rank: int) -> None:
             place_weights(memory.program, memory, weights, self._mesh.coordinates(rank))
-        self._transports = connect_here(self._memories, self._mesh)
+
+        self._transports = open_ranks(own, single_rank("here"), Way.IN_PROCESS, fill, range(count), self._mesh)
+        self._memories = [transport.memory for transport in self._transports]
         self._hub = self._transports[0].hub
         arguments = {one.name: one.default for one in program.runtime_arguments}
         arguments |= {name: _UNCLIPPED for name in arguments if name.endswith("__max_grad_norm")}
         self._executors = [
             Executor(
-                memory.program.training,
-                memory.program,
-                partial(self._tensor, memory),
+                transport.program.training,
+                transport.program,
+                partial(self._tensor, transport.memory),
                 transport=transport,
-                optimizers=Optimizers(memory.program, transport.memory, arguments),
-                replica=rank,
+                optimizers=Optimizers(transport.program, transport.sync.memory, arguments),
+                replica=transport.rank,
                 observer=observer,
             )
-            for rank, (memory, transport) in enumerate(zip(self._memories, self._transports, strict=True))
-            if memory.program.training is not None
+            for transport in self._transports
+            if transport.program.training is not None
         ]
         groups = ranks_of_groups(program)
         self._holders = dict(first_holders(program)) | {

@@ -38,14 +38,13 @@ def checked_pef(
             f"rank {apart[0]} reads another PEF than rank 0: {digests[apart[0]][:12]} and {digests[0][:12]}",
             remedy="copy the same PEF to every host, or keep it in a shared folder",
         )
-    topology = communicator.topology
     if not options.inference:
-        _check_replicas(options, header, topology.world_size, command)
+        _check_replicas(options, header, communicator.world_size, command)
     place_replicas(
         inventory_of(header.compile_options, cluster=options.cluster),
-        topology.node_of[: topology.world_size - (options.parameter_servers or 0)],
+        communicator.node_of[: communicator.world_size - (options.parameter_servers or 0)],
         ranks_of_process(
-            topology.world_size,
+            communicator.world_size,
             header.ranks_of_replica,
             options.emulate_replicas,
             whole=options.one_process_per_replica,
@@ -53,9 +52,9 @@ def checked_pef(
         command=shlex.join(command),
         or_else="name a cluster with more RDUs a node: --cluster FILE.toml",
     )
-    _check_outputs(options, topology.rank)
+    _check_outputs(options, communicator.rank)
     of_replicas = options.inference or options.one_process_per_replica
-    return path, Mesh({}) if of_replicas else header.mesh(topology.world_size)
+    return path, Mesh({}) if of_replicas else header.mesh(communicator.world_size)
 
 
 def _check_replicas(options: RunOptions, header: PefHeader, ranks: int, command: Sequence[str]) -> None:

@@ -169,7 +169,7 @@ class SummaryRecord(Record):
 Line = StepRecord | EvaluationRecord | CheckpointRecord | SummaryRecord
 
 
-class PredictionRecord(Record):
+class InferenceRecord(Record):
     """A pass over a data set with `--inference`; `held_out`: over the held-out samples only. `loss` and `accuracy` are
     those of an evaluation, for a PEF with a loss. `weights` is None for the weights in the PEF."""
 

@@ -15,22 +15,21 @@ from sambasim.options.resolve import resolve_run
 from sambasim.options.run import RunOptions
 from sambasim.pef import map_weights, read
 from sambasim.pef.sources import changed
-from sambasim.records.metrics import PredictionRecord
-from sambasim.runtime.machine.communicator import Communicator
+from sambasim.records.metrics import InferenceRecord
+from sambasim.runtime.machine.communicator import Communicator, single_rank
 from sambasim.runtime.machine.determinism import Stream, derive, repeatable, seed_everything
 from sambasim.runtime.machine.resources import check_node_memory, default_threads
 from sambasim.runtime.run.evaluation import Evaluator, Sums, buffers_of, record
 from sambasim.runtime.run.replica import input_specs, place_weights
 from sambasim.runtime.run.setup import check_sources, check_trusted
-from sambasim.runtime.transports.factory import programs_of
-from sambasim.runtime.transports.in_process import Hub, InProcess
-from sambasim.runtime.values.device import DeviceMemory, private_storage
+from sambasim.runtime.transports.connect import Way, open_ranks
+from sambasim.runtime.values.device import DeviceMemory
 from sambasim.runtime.values.weights import fitting, load_weights, write_tensors
 from sambasim.runtime.watch.status_file import UNWATCHED, Activity
 
 
-class PredictionJob:
-    """`run --inference`: predicts the held-out samples, or all if none are held out, distributed over the ranks.
+class InferenceJob:
+    """`run --inference`: the outputs for the held-out samples, or all if none are held out, distributed over the ranks.
     Samples may lack the inputs that only the loss reads: then there is no loss. `data` replaces the data source, and
     `weights`, by the names of a state_dict, those of the PEF. With `keeps_outputs`, rank 0 has the `outputs` of all
     samples after the run, in the order of the data."""
@@ -59,13 +58,12 @@ class PredictionJob:
         self._resolved = resolve_run(options, self._document.training_defaults, self._document.data_source)
         check_trusted(path, self._document, options, communicator)
 
-    def run(self) -> PredictionRecord:
+    def run(self) -> InferenceRecord:
         with repeatable(self._options.threads or default_threads(self._communicator, 1)):
-            return self._predict()
+            return self._infer()
 
-    def _predict(self) -> PredictionRecord:
+    def _infer(self) -> InferenceRecord:
         began_s = time.perf_counter()
-        topology = self._communicator.topology
         seed = self._resolved.training.seed
         self._activity.does("opening the data")
         seed_everything(derive(seed, 0, 0, 0, Stream.SOURCE))
@@ -74,34 +72,34 @@ class PredictionJob:
         source = open_source(self._resolved.data, tuple(names), self._data, labels)
         self._activity.waits("waiting for peers to open the data")
         check_sources(self._communicator, [source], Mesh({}))
-        notices = changed(self._document) if topology.rank == 0 else ()
+        notices = changed(self._document) if self._communicator.rank == 0 else ()
         if labels and _lacks((source.evaluation or source.train)[0], [spec.name for spec in names], labels):
             self._program = outputs_only
             notices = (*notices, f"no loss, because the samples have no {', '.join(sorted(labels))}")
-        seed_everything(derive(seed, topology.rank, 0, 0, Stream.DATA))
+        seed_everything(derive(seed, self._communicator.rank, 0, 0, Stream.DATA))
         dataset = source.evaluation or source.train
         total, kept = Sums(), []
-        for sums, outputs in self._evaluator().predict(dataset, topology.rank, topology.world_size):
+        for sums, outputs in self._evaluator().infer(dataset, self._communicator.rank, self._communicator.world_size):
             total += sums
             if self._keeps_outputs:
                 kept.append(outputs)
         self._activity.waits("waiting for peers to predict")
         of_all = sum(self._communicator.all_gather_object(total), Sums())
-        found = record(of_all, 0, 0, self._program.loss is not None, began_s)
+        evaluation = record(of_all, 0, 0, self._program.loss is not None, began_s)
         if self._keeps_outputs:
             self._activity.takes_long("saving the predictions")
             self.outputs = self._gathered(kept)
-        if self._options.predictions is not None and topology.rank == 0:
+        if self._options.predictions is not None and self._communicator.rank == 0:
             named = {f"output_{index}": output for index, output in enumerate(self.outputs)}
             write_tensors(self._options.predictions, named, "the predictions", "--predictions FILE.safetensors")
-        return PredictionRecord(
+        return InferenceRecord(
             pef_digest=self._document.digest,
             data=source.name,
             held_out=source.evaluation is not None,
             weights=None if self._options.weights is None else str(self._options.weights),
-            samples=found.samples,
-            loss=found.loss,
-            accuracy=found.accuracy,
+            samples=evaluation.samples,
+            loss=evaluation.loss,
+            accuracy=evaluation.accuracy,
             prediction_s=time.perf_counter() - began_s,
             predictions=None if self._options.predictions is None else str(self._options.predictions),
             notices=list(notices),
@@ -109,21 +107,21 @@ class PredictionJob:
 
     def _evaluator(self) -> Evaluator:
         program = self._program
-        check_node_memory(self._communicator, program.device_bytes * copy_mesh(program.mesh).world_size)
+        mesh = copy_mesh(program.mesh)  # this process plays all ranks that hold the model
+        check_node_memory(self._communicator, program.device_bytes * mesh.world_size)
         weights = dict(map_weights(self._path, self._document))
         if self._options.weights is not None:
             weights |= load_weights(self._options.weights, program)
         if self._weights is not None:
             weights |= fitting(self._weights, program, "the given weights")
-        mesh = copy_mesh(program.mesh)  # this process plays all ranks that hold the model
-        programs = programs_of(program, mesh, range(mesh.world_size))
-        memories = [DeviceMemory(one, private_storage(one.device_bytes)) for one in programs]
-        for rank, memory in enumerate(memories):
+
+        def fill(memory: DeviceMemory, rank: int) -> None:
             place_weights(memory.program, memory, weights, mesh.coordinates(rank))
-        hub = Hub(len(memories))
-        transports = [InProcess(memory.program, memories, hub, rank, mesh) for rank, memory in enumerate(memories)]
-        evaluator = Evaluator(program, memories, self._resolved.loss, self._resolved.data, self._activity, transports)
-        evaluator.use_buffers([buffers_of(memory.program, memory) for memory in memories])
+
+        alone = single_rank(self._communicator.host_name)
+        ranks = open_ranks(program, alone, Way.IN_PROCESS, fill, range(mesh.world_size), mesh)
+        evaluator = Evaluator(program, ranks, self._resolved.loss, self._resolved.data, self._activity)
+        evaluator.use_buffers([buffers_of(rank.program, rank.memory) for rank in ranks])
         return evaluator
 
     def _gathered(self, batches: list[list[Tensor]]) -> list[Tensor]:
@@ -136,10 +134,10 @@ class PredictionJob:
 
 def _lacks(sample: object, names: Sequence[str], labels: Collection[str]) -> bool:
     """Whether a sample has no `labels`, which are among the inputs `names`."""
-    given = dict(values_of(sample))
+    values = dict(values_of(sample))
     if isinstance(sample, Mapping):
-        return any(name not in given for name in labels)
-    return len(given) < len(names)
+        return any(name not in values for name in labels)
+    return len(values) < len(names)
 
 
 def _interleave(parts: tuple[Tensor, ...]) -> Tensor:

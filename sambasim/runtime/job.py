@@ -18,7 +18,7 @@ from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.machine import torch_process_group
 from sambasim.runtime.machine.determinism import Stream, derive, repeatable, seed_everything
 from sambasim.runtime.machine.resources import keep_freed_memory
-from sambasim.runtime.outcome import notices, summarize, whole_tensors
+from sambasim.runtime.outcome import notices, summarize, trained_state
 from sambasim.runtime.record.digests import RunDigests
 from sambasim.runtime.record.numerics import Probes
 from sambasim.runtime.record.trace import RunTrace
@@ -30,7 +30,7 @@ from sambasim.runtime.run.run_observer import RunObserver, Start, Step
 from sambasim.runtime.run.setup import Setup, check_sources
 from sambasim.runtime.run.team import Team, assemble
 from sambasim.runtime.run.training import Totals, Trainer
-from sambasim.runtime.values.weights import save_weights, state_dict
+from sambasim.runtime.values.weights import save_weights
 from sambasim.runtime.watch.observer import StepObserver, StepRecorder, together
 from sambasim.runtime.watch.status_file import UNWATCHED, Activity, StepStatus
 from sambasim.runtime.watch.stop_signals import SAVE, StopSignals, interrupted, signal_of
@@ -83,7 +83,7 @@ class TrainingJob:
             claim = self._claim()
             if claim is not None:
                 stack.callback(claim.release)
-            found = self._settle_resume()
+            resume_notices = self._settle_resume()
             setup = self._setup
             resumption = find(setup, samples)
             steps = plan(samples, setup.replicas, training, resumption.position if resumption else BEGINNING)
@@ -101,13 +101,12 @@ class TrainingJob:
             if sources[0].evaluation is not None and training.evaluate:
                 evaluator = Evaluator(
                     program,
-                    [one.memory for one in team.first],
+                    [replica.transport for replica in team.first],
                     setup.resolved.loss,
                     setup.resolved.data,
                     self._activity,
-                    [one.transport for one in team.first],
                 )
-            lines = (*notices(setup, team), *found, *(resumption.notices if resumption else ()))
+            lines = (*notices(setup, team), *resume_notices, *(resumption.notices if resumption else ()))
             start = self._start(steps, team, sources[0], lines)
             self._observer.started(start)
             observers: list[StepObserver] = [] if probes is None else [probes.watching(team.replicas)]
@@ -117,14 +116,15 @@ class TrainingJob:
             with self._signals:
                 evaluation = self._epochs(trainer, evaluator, sources, steps, team, observers)
             self._activity.waits("comparing the weights")
-            summary = summarize(setup, team, start, trainer.totals, evaluation, self._saver)
-            if setup.options.save is not None or self._keeps_weights:
-                self._activity.takes_long("saving the weights")
-                trained = state_dict(program, whole_tensors(setup, team))
-                if setup.is_first and setup.options.save is not None:
-                    save_weights(setup.options.save, trained)
-                if self._keeps_weights:
-                    self.weights = self._communicator.broadcast_object(trained)
+            totals, save = trainer.totals, setup.options.save
+            keeps_tensors = save is not None or self._keeps_weights
+            state = trained_state(setup, team, totals.steps - totals.skipped_steps, keeps_tensors=keeps_tensors)
+            summary = summarize(setup, team, start, totals, evaluation, self._saver, state)
+            self._activity.takes_long("saving the weights")
+            if setup.is_first and save is not None:
+                save_weights(save, state.tensors)
+            if self._keeps_weights:
+                self.weights = self._communicator.broadcast_object(state.tensors)
             self._activity.does("reporting the summary")
             self._observer.ended(summary)
             if self._saver is not None and setup.options.save is None:
@@ -153,11 +153,11 @@ class TrainingJob:
     def _settle_resume(self) -> Sequence[str]:
         """Collective. Replace `if-any` in the options by what was found. Returns a notice if that is nothing."""
         asked = self._setup.options.checkpoint
-        found = settle_if_any(asked.resume, asked.dir, self._communicator)
-        checkpoint = asked.model_copy(update={"resume": found})
+        settled = settle_if_any(asked.resume, asked.dir, self._communicator)
+        checkpoint = asked.model_copy(update={"resume": settled})
         options = self._setup.options.model_copy(update={"checkpoint": checkpoint})
         self._setup = replace(self._setup, options=options)
-        if asked.resume == IF_ANY and found is None:
+        if asked.resume == IF_ANY and settled is None:
             return (f"starts from the beginning: {asked.dir} holds no checkpoint",)
         return ()
 
@@ -266,9 +266,11 @@ class TrainingJob:
         self._activity.does("evaluating")
         with team.whole_parameters():
             own = [
-                evaluator.sums(source.evaluation, one.replica, setup.shards, setup.seed, step)
-                for one, source in zip(team.replicas, sources, strict=True)
-                if one.works and source.evaluation is not None and (team.hub is None or one.transport.gives_loss)
+                evaluator.sums(source.evaluation, replica.replica, setup.shards, setup.seed, step)
+                for replica, source in zip(team.replicas, sources, strict=True)
+                if replica.works
+                and source.evaluation is not None
+                and (team.hub is None or replica.transport.gives_loss)
             ]
         if not team.transport.gives_loss and team.hub is None:
             own = []  # another rank of the replica counts these samples
@@ -283,17 +285,17 @@ class TrainingJob:
         """Collective. The buffers of replica 0, for each of its ranks that this process evaluates."""
         own = [
             {name: tensor.clone() for name, tensor in buffers_of(memory.program, memory).items()}
-            for memory in (one.memory for one in team.first)
+            for memory in (replica.memory for replica in team.first)
         ]
         if not any(symbol.kind is SymbolKind.BUFFER for symbol in self._setup.program.symbols.values()):
             return own
         of_rank = self._communicator.all_gather_object(own if team.transport.replica == 0 else None)
         ranks, works = self._setup.ranks, self._setup.works
         first = self._setup.mesh.group(ranks[0], DATA_PARALLEL)[0] // len(ranks) if works else 0
-        found = of_rank[first]
-        if found is None:
+        buffers = of_rank[first]
+        if buffers is None:
             raise InternalError(f"rank {first} is of replica 0 and has no buffers")
-        return found
+        return buffers
 
     def _start(self, steps: Plan, team: Team, source: Source, lines: Sequence[str]) -> Start:
         program, placement = self._setup.program, self._setup.placement

@@ -22,11 +22,11 @@ from sambasim.runtime.run.run_observer import Start
 from sambasim.runtime.run.setup import Setup
 from sambasim.runtime.run.team import Team, changed_buffers
 from sambasim.runtime.run.training import Totals
-from sambasim.runtime.transports.factory import Way
+from sambasim.runtime.transports.connect import Way
 from sambasim.runtime.transports.host import GLOO_EXEMPT
 from sambasim.runtime.transports.network import scattered
 from sambasim.runtime.values.device import bytes_of
-from sambasim.runtime.values.weights import joined, state_sha256, weights_sha256
+from sambasim.runtime.values.weights import State, joined, state_of, weights_sha256
 from sambasim.simulation.prediction import backing_of
 from sambasim.simulation.step import PredictedStep, has_several_ranks, predict_step
 from sambasim.simulation.sync import SyncPath
@@ -84,8 +84,8 @@ def notices(setup: Setup, team: Team) -> list[str]:
         lines += scattered(setup.communicator.node_of)
     if setup.shards > 1 and (names := changed_buffers(setup)):
         each, first = ("chip", "the first chip") if setup.program.chips > 1 else ("replica", "replica 0")
-        more = f" and {len(names) - 1} more buffers are" if len(names) > 1 else " is a buffer, and"
-        lines.append(f"{names[0]}{more} per {each}; those of {first} are evaluated and saved")
+        others = f" and {len(names) - 1} more buffers are" if len(names) > 1 else " is a buffer, and"
+        lines.append(f"{names[0]}{others} per {each}; those of {first} are evaluated and saved")
     return lines
 
 
@@ -101,8 +101,8 @@ def _mesh_notices(setup: Setup) -> list[str]:
     of_process = len(setup.ranks) == 1
     local = [f" (local {nodes[:rank].count(nodes[rank])})" if of_process else "" for rank in range(len(locations))]
     places = [f"rank {rank}{local[rank]}: {mesh.place(rank)} on {at}" for rank, at in enumerate(locations)]
-    more = [f"{mesh.world_size - _MOST_RANKS} more ranks"] if mesh.world_size > _MOST_RANKS else []
-    return [f"mesh {mesh}, {mesh.world_size} ranks", *places, *more]
+    others = [f"{mesh.world_size - _MOST_RANKS} more ranks"] if mesh.world_size > _MOST_RANKS else []
+    return [f"mesh {mesh}, {mesh.world_size} ranks", *places, *others]
 
 
 def _nothing_to_sync(setup: Setup) -> str:
@@ -117,18 +117,25 @@ def _zero_notices(setup: Setup, team: Team) -> list[str]:
         return []
     if team.way is Way.HOST:
         each = [
-            f"{format_bytes(one.kept_bytes)} of {format_bytes(one.size_bytes)} {one.kind}"
-            for one in kept(program, {group.name: team.transport.owned(group) for group in program.groups})
+            f"{format_bytes(part.kept_bytes)} of {format_bytes(part.size_bytes)} {part.kind}"
+            for part in kept(program, {group.name: team.transport.sync.updated(group) for group in program.groups})
         ]
         return [f"ZeRO {program.zero}: rank 0 keeps {', '.join(each)}"]
     if team.way is Way.DEVICE:
-        what = "everything is whole" if team.transport.replicated else "whole gradients, parameters once on each node"
+        is_whole = team.transport.sync.replicated
+        what = "everything is whole" if is_whole else "whole gradients, parameters once on each node"
         return [f"ZeRO {program.zero} saves nothing more with --reduce-on-rdu: {what}"]
     return []
 
 
 def summarize(
-    setup: Setup, team: Team, start: Start, totals: Totals, evaluation: EvaluationRecord | None, saver: Saver | None
+    setup: Setup,
+    team: Team,
+    start: Start,
+    totals: Totals,
+    evaluation: EvaluationRecord | None,
+    saver: Saver | None,
+    state: State,
 ) -> SummaryRecord:
     steps = start.plan
     predicted, not_predicted = _predicted(setup, steps)
@@ -167,8 +174,8 @@ def summarize(
         loss_scale=None if totals.loss_scale is None else totals.loss_scale.value,
         evaluation=evaluation,
         bytes=_bytes_of_all(setup.communicator, team),
-        weights_sha256=_weights_sha256(setup, team),
-        state_sha256=_state_sha256(setup, team, totals.steps - totals.skipped_steps),
+        weights_sha256=state.weights_sha256,
+        state_sha256=state.state_sha256,
         exempt_from_exactness=exempt(setup, team),
         resumed_after_step=None if setup.options.checkpoint.resume is None else steps.start.step,
         checkpoint=None if saver is None or saver.last is None else str(saver.last),
@@ -197,25 +204,33 @@ def exempt(setup: Setup, team: Team) -> list[str]:
     return [reason for reason in (of_pef, of_sync, of_engine) if reason]
 
 
-def _weights_sha256(setup: Setup, team: Team) -> str:
-    """Collective. The digest of the whole parameters. Raises PeerError if replicas have different ones."""
+def trained_state(setup: Setup, team: Team, steps: int, *, keeps_tensors: bool) -> State:
+    """Collective. The state of replica 0 after `steps` optimizer steps; rank 0 has its tensors, if they are wanted.
+    Raises PeerError if replicas have different parameters."""
+    program = setup.program
+    state = state_of(program, _whole_tensors(setup, team), steps, keeps_tensors=keeps_tensors)
+    weights_sha256, state_sha256 = setup.communicator.broadcast_object((state.weights_sha256, state.state_sha256))
+    if setup.shards > 1:
+        is_whole = program.schedule is None and not any(symbol.cuts for symbol in program.symbols.values())
+        _check_equal(setup, team, weights_sha256 if setup.is_first and is_whole else None)
+    return State(weights_sha256, state_sha256, state.tensors)
+
+
+def _check_equal(setup: Setup, team: Team, own_sha256: str | None) -> None:
+    """Collective. `own_sha256`: that of this rank's parameters, if it is known."""
     whole = team.first if setup.works and not team.keeps_slices else ()
-    memories = {one.rank: one.memory for one in whole if one.memory.has_own_parameters}
-    own = {rank: weights_sha256(memory.program, memory.tensor) for rank, memory in memories.items()}
+    memories = {replica.rank: replica.memory for replica in whole if replica.memory.has_own_parameters}
+    own = {rank: own_sha256 or weights_sha256(memory.program, memory.tensor) for rank, memory in memories.items()}
     everybody = setup.communicator.all_gather_object(own)
     digests = {rank: digest for of_process in everybody for rank, digest in of_process.items()}
     for rank, digest in digests.items():
         first = setup.mesh.group(rank, DATA_PARALLEL)[0]
         if digest != digests.get(first, digest):
-            who, other = (setup.mesh.who(one, "rank") for one in (rank, first))
+            who, other = (setup.mesh.who(other_rank, "rank") for other_rank in (rank, first))
             raise PeerError(f"the parameters of {who} differ from those of {other} after training")
-    in_parts = team.keeps_slices or any(symbol.cuts for symbol in setup.program.symbols.values())
-    if setup.program.schedule is None and not in_parts:
-        return next(iter(digests.values()))
-    return setup.communicator.broadcast_object(weights_sha256(setup.program, whole_tensors(setup, team)))
 
 
-def whole_tensors(setup: Setup, team: Team) -> Callable[[str], Tensor]:
+def _whole_tensors(setup: Setup, team: Team) -> Callable[[str], Tensor]:
     """A collective function: on rank 0, the tensor of a symbol in replica 0, whole whoever holds its slices and parts;
     an empty one on other ranks."""
     nothing, pipelined = torch.empty(0), setup.program.schedule is not None
@@ -227,16 +242,18 @@ def whole_tensors(setup: Setup, team: Team) -> Callable[[str], Tensor]:
     def tensor_of(name: str) -> Tensor:
         cuts = setup.program.symbols[name].cuts
         parts: list[Tensor | None] = []
-        for one in team.first:
-            if name in one.memory.program.symbols:
-                parts.append(one.transport.whole_state(*sliced[name]) if name in sliced else one.memory.tensor(name))
+        for replica in team.first:
+            if name in sliced and name in replica.memory.program.symbols:
+                parts.append(replica.transport.sync.whole_state(*sliced[name]))
+            elif name in replica.memory.program.symbols:
+                parts.append(replica.memory.tensor(name))
         if (cuts or pipelined) and team.hub is None:
             own = parts[0] if parts and team.transport.replica == 0 else None
             # As bytes of its own: a pickled view would bring the whole device memory along.
             sent = setup.communicator.gather_object(None if own is None else bytes_of(own).copy())
             dtype: torch.dtype = getattr(torch, setup.program.symbols[name].type.dtype)
-            parts = [None if one is None else torch.from_numpy(one).view(dtype) for one in sent or ()]
-        held = [one.view(setup.program.symbols[name].type.shape) for one in parts if one is not None]
+            parts = [None if part is None else torch.from_numpy(part).view(dtype) for part in sent or ()]
+        held = [part.view(setup.program.symbols[name].type.shape) for part in parts if part is not None]
         if not setup.is_first or not held:
             return nothing
         return joined(held[: cuts[0].parts], cuts[0]) if cuts else held[0]
@@ -244,25 +261,20 @@ def whole_tensors(setup: Setup, team: Team) -> Callable[[str], Tensor]:
     return tensor_of
 
 
-def _state_sha256(setup: Setup, team: Team, steps: int) -> str:
-    """Collective. The digest of replica 0's state."""
-    return setup.communicator.broadcast_object(state_sha256(setup.program, whole_tensors(setup, team), steps))
-
-
 def _bytes_of_all(communicator: Communicator, team: Team) -> BytesRecord:
-    everybody = communicator.all_gather_object([one.transport.bytes_moved for one in team.replicas])
+    everybody = communicator.all_gather_object([one.transport.sync.bytes_moved for one in team.replicas])
     moved = [one for of_process in everybody for one in of_process]
     return BytesRecord(**{kind: sum(getattr(one, kind) for one in moved) for kind in BytesRecord.model_fields})
 
 
 def _placement_record(inventory: Inventory, placement: Placement) -> PlacementRecord:
     locations = placement.locations()
-    first_tiles = tuple(one.first_tile for one in locations if one.first_tile is not None)
+    first_tiles = tuple(location.first_tile for location in locations if location.first_tile is not None)
     return PlacementRecord(
         device=inventory.device.name,
         cluster=placement.cluster.name,
         tiles=placement.tiles,
-        node_of=tuple(one.node for one in locations),
-        rdu_of=tuple(one.rdu for one in locations),
+        node_of=tuple(location.node for location in locations),
+        rdu_of=tuple(location.rdu for location in locations),
         first_tile_of=first_tiles or None,
     )

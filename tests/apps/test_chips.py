@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from sambasim.errors import OptionError
-from sambasim.ir.mesh import DATA_PARALLEL, mesh_of
+from sambasim.ir.mesh import mesh_of
 from sambasim.pef import map_weights, read
 from sambasim.runtime.engine.executor import Executor
 from sambasim.runtime.machine.communicator import single_rank
 from sambasim.runtime.run.replica import place_inputs, place_weights
-from sambasim.runtime.transports.factory import Way, allocate, connect
+from sambasim.runtime.transports.connect import Way, open_ranks
 from sambasim.runtime.transports.in_process import run_together
+from sambasim.runtime.values.device import DeviceMemory
 from sambasim.runtime.values.optimizers import Optimizers
 from sambasim.runtime.values.weights import joined
 from sambasim.samba.hyperparameters import with_rates
@@ -105,20 +106,21 @@ def emulate(path: Path) -> Mapping[str, Tensor]:
     assert program.loss is not None
     mesh = mesh_of(program.mesh, REPLICAS * CHIPS)
     ranks = range(mesh.world_size)
-    allocated = allocate(program, alone, Way.IN_PROCESS, ranks, mesh)
-    for rank, memory in zip(ranks, allocated.memories, strict=True):
+
+    def fill(memory: DeviceMemory, rank: int) -> None:
         place_weights(program, memory, weights, mesh.coordinates(rank))
-    transports = connect(alone, Way.IN_PROCESS, allocated, mesh=mesh)
+
+    transports = open_ranks(program, alone, Way.IN_PROCESS, fill, ranks, mesh)
     arguments = {one.name: one.default for one in program.runtime_arguments}
     executors = [
         Executor(
             program.training,
             program,
-            memory.tensor,
+            transport.memory.tensor,
             transport=transport,
-            optimizers=Optimizers(program, transport.memory, arguments),
+            optimizers=Optimizers(program, transport.sync.memory, arguments),
         )
-        for memory, transport in zip(allocated.memories, transports, strict=True)
+        for transport in transports
     ]
     for step, numbers in enumerate(chips.STEPS):
         if step == 2:
@@ -128,13 +130,13 @@ def emulate(path: Path) -> Mapping[str, Tensor]:
             one.begin_step(step + 1, 1.0)
         for number in numbers:
             torch.manual_seed(number)
-            for rank, memory in zip(ranks, allocated.memories, strict=True):
-                batch = chips.batch_of(number, mesh.coordinate(rank, DATA_PARALLEL), REPLICAS)
-                place_inputs(memory, {str(one.sn_name): one.torch() for one in batch})
+            for transport in transports:
+                batch = chips.batch_of(number, transport.replica, REPLICAS)
+                place_inputs(transport.memory, {str(one.sn_name): one.torch() for one in batch})
             adds, tangent = number > numbers[0], torch.tensor(1 / len(numbers))
             run_together([one.run_pass(tangent, accumulate=adds) for one in executors], transports[0].hub)
         run_together([one.update([0.0]) for one in executors], transports[0].hub)
-    first = allocated.memories[:CHIPS]
+    first = [transport.memory for transport in transports[:CHIPS]]
     found = {}
     for name, symbol in program.symbols.items():
         if symbol.torch_names:

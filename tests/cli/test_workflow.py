@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import sambasim as ss
 from sambasim.quickstart.digits import DigitsClassifier, digits
-from sambasim.records.metrics import PredictionRecord, SummaryRecord
+from sambasim.records.metrics import InferenceRecord, SummaryRecord
 from tests.faults.command import Outcome, sambasim
 from tests.support.mpi import ROOT, run_job, run_mpi
 from tests.support.whole import whole
@@ -99,7 +99,7 @@ def test_weights_are_saved_loaded_and_predicted_with(folder: Path) -> None:
     assert float((logits.argmax(1) == labels).float().mean()) == pytest.approx(trained.evaluation.accuracy)
     predict = ["run", "--inference", "--pef", "digits", "--weights", "digits.safetensors", "--json"]
     predict += ["--predictions", "out.safetensors"]
-    found = PredictionRecord.model_validate_json(run_mpi(2, [*SAMBASIM, *predict], cwd=folder).check().stdout)
+    found = InferenceRecord.model_validate_json(run_mpi(2, [*SAMBASIM, *predict], cwd=folder).check().stdout)
     assert (found.samples, found.accuracy) == (360, trained.evaluation.accuracy)
     predictions = load_file(folder / "out.safetensors")
     torch.testing.assert_close(predictions["output_0"], logits)
@@ -134,7 +134,7 @@ def test_a_model_with_a_loss_of_its_own_predicts_its_other_outputs(tmp_path: Pat
     config = ["--config", str(ROOT / "configs" / "char_gpt.toml")]
     _done(sambasim(["compile", *config, *small, "--inference"], tmp_path))
     predict = ["run", "--inference", "--pef", "char_gpt", "--predictions", "p.safetensors", "--json"]
-    found = PredictionRecord.model_validate_json(_done(sambasim(predict, tmp_path)).stdout)
+    found = InferenceRecord.model_validate_json(_done(sambasim(predict, tmp_path)).stdout)
     (logits,) = load_file(tmp_path / "p.safetensors").values()
     assert logits.shape == (found.samples, 64, 96), "the loss, a mean over a batch, is left out"
 

@@ -16,7 +16,8 @@ from sambasim.runtime.engine import handlers
 from sambasim.runtime.engine.executor import Executor
 from sambasim.runtime.engine.handlers import HANDLERS, handler_of
 from sambasim.runtime.run.replica import place_inputs
-from sambasim.runtime.transports.in_process import Hub, InProcess, run_together
+from sambasim.runtime.transports.connect import connect_here
+from sambasim.runtime.transports.in_process import Hub, run_together
 from sambasim.runtime.values.device import DeviceMemory, private_storage
 from tests.mpi.bodies.by_hand import PROGRAMS, RANKS, operand, seed
 from tests.mpi.training import TWO_NODES
@@ -30,12 +31,12 @@ REBOUND = ROOT / "tests" / "mpi" / "bodies" / "rebound.py"
 
 
 def emulated(name: str) -> list[dict[str, torch.Tensor]]:
-    by_hand, hub = PROGRAMS[name], Hub(RANKS)
+    by_hand = PROGRAMS[name]
     memories = [DeviceMemory(by_hand, private_storage(by_hand.device_bytes)) for _ in range(RANKS)]
     executors = []
-    for rank, memory in enumerate(memories):
+    transports = connect_here(memories)
+    for rank, (memory, transport) in enumerate(zip(memories, transports, strict=True)):
         place_inputs(memory, {"x": operand(rank)})
-        transport = InProcess(by_hand, memories, hub, rank)
         executors.append(Executor(by_hand.evaluation, by_hand, memory.tensor, transport=transport))
 
     def passed(rank: int, executor: Executor):  # type: ignore[no-untyped-def]  # a generator
@@ -43,7 +44,7 @@ def emulated(name: str) -> list[dict[str, torch.Tensor]]:
         return (yield from executor.run_pass())
 
     for _ in range(2):  # the second pass meets what the first left
-        found = run_together([passed(rank, executor) for rank, executor in enumerate(executors)], hub)
+        found = run_together([passed(rank, executor) for rank, executor in enumerate(executors)], transports[0].hub)
     return found
 
 
@@ -113,15 +114,15 @@ def test_ranks_that_wait_for_one_another_are_an_error() -> None:
       comm.send(%x, axis='ring', shift=1, tag=0)
       %y -> out
     """
-    by_hand, hub = parse_program(text, Axis("ring", 2)), Hub(2)
+    by_hand = parse_program(text, Axis("ring", 2))
     memories = [DeviceMemory(by_hand, private_storage(by_hand.device_bytes)) for _ in range(2)]
-    transports = [InProcess(by_hand, memories, hub, rank) for rank in range(2)]
+    transports = connect_here(memories)
     executors = [
         Executor(by_hand.evaluation, by_hand, memory.tensor, transport=transport)
         for memory, transport in zip(memories, transports, strict=True)
     ]
     with pytest.raises(InternalError, match="deadlock: ranks 0, 1 wait for one another"):
-        run_together([executor.run_pass() for executor in executors], hub)
+        run_together([executor.run_pass() for executor in executors], transports[0].hub)
 
 
 @whole

@@ -22,7 +22,7 @@ from sambasim.runtime.run.plan import plan
 from sambasim.runtime.run.replica import Replica, input_specs, place_weights
 from sambasim.runtime.run.shards import Shard
 from sambasim.runtime.run.training import Trainer
-from sambasim.runtime.transports.in_process import Hub, InProcess
+from sambasim.runtime.transports.connect import connect_here
 from sambasim.runtime.values.device import DeviceMemory, private_storage
 from sambasim.runtime.values.optimizers import Optimizers, bind_arguments
 from tests.parity.conftest import Variant
@@ -66,7 +66,7 @@ class Ours:
         steps = plan(len(source.train), 1, resolved.training)
         arguments = bind_arguments(self.program, resolved.optimizer, world_size=1, rank=0, seed=0)
         optimizers = Optimizers(self.program, self.memory, arguments)
-        transport = InProcess(self.program, [self.memory], Hub(1), 0)
+        (transport,) = connect_here([self.memory])
         replica = Replica(0, self.program, self.memory, shard, resolved.training, transport, optimizers)
         self.trainer = Trainer([replica], steps, resolved.training, transport.hub)
         self.trainer.begin_epoch(0)

@@ -3,6 +3,7 @@
 Held against `model.eval()` on all samples at once. There are 11 of them and a batch takes 4: the last one is padded.
 """
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import default_collate
+from torch.utils.data import Dataset, default_collate
 
 from sambasim.data.datasets import WatchedDataset
 from sambasim.data.sources import open_source
@@ -19,6 +20,7 @@ from sambasim.options.run import RunOptions
 from sambasim.pef import map_weights
 from sambasim.runtime.run.evaluation import Evaluator, Sums
 from sambasim.runtime.run.replica import input_specs, place_weights
+from sambasim.runtime.transports.connect import connect_here
 from sambasim.runtime.values.device import DeviceMemory, private_storage
 from tests.parity.conftest import Variant
 from tests.support.eager import EagerReplica
@@ -29,7 +31,7 @@ SAMPLES = 11
 class Evaluation:
     """An evaluator, and the same model in eager PyTorch, after one batch has changed its running statistics."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, data: Mapping[str, object] | None = None) -> None:
         self.eager = EagerReplica(path, RunOptions(pef=str(path)))
         self.eager.differentiate(0)
         self.eager.module.eval()
@@ -38,7 +40,9 @@ class Evaluation:
         memory = DeviceMemory(program, self.storage)
         place_weights(program, memory, map_weights(path))
         buffers = {s.name for s in program.symbols.values() if s.kind is SymbolKind.BUFFER}
-        self.evaluator = Evaluator(program, [memory], resolved.loss, resolved.data)
+        self.evaluator = Evaluator(
+            program, connect_here([memory]), resolved.loss, resolved.data.model_copy(update=data)
+        )
         self.evaluator.use_buffers([{name: tensor for name, tensor in self.eager.state().items() if name in buffers}])
         held_out = open_source(resolved.data, tuple(input_specs(program))).evaluation
         assert held_out is not None
@@ -89,6 +93,29 @@ def test_predictions_come_without_the_padding(example: str, world_size: int, pef
     logits = one.logits()
     predicted = torch.full_like(logits, torch.nan)
     for rank in range(world_size):
-        batches = [outputs for _, (outputs, *_) in one.evaluator.predict(one.samples, rank, world_size)]
+        batches = [outputs for _, (outputs, *_) in one.evaluator.infer(one.samples, rank, world_size)]
         predicted[rank::world_size] = torch.cat(batches)
     torch.testing.assert_close(predicted, logits, rtol=1e-5, atol=1e-6)
+
+
+class OfProcesses(Dataset[object]):
+    """`dataset`; notes in `folder` which process reads a sample."""
+
+    def __init__(self, dataset: WatchedDataset, folder: Path) -> None:
+        self.dataset = dataset
+        self.folder = folder
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> object:
+        (self.folder / str(os.getpid())).touch()
+        return self.dataset[index]
+
+
+def test_evaluations_keep_their_workers(tmp_path: Path, pefs: Mapping[Variant, Path]) -> None:
+    one = Evaluation(pefs["digits", "sgd", False], {"workers": 1, "persistent_workers": True, "prefetch_factor": 3})
+    samples = WatchedDataset(OfProcesses(one.samples, tmp_path), "noted", range(SAMPLES))
+    sums = [one.evaluator.sums(samples, 0, 1, seed=0, step=step) for step in range(3)]
+    assert sums[0] == sums[1] == sums[2]
+    assert len(list(tmp_path.iterdir())) == 1

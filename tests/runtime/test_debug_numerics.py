@@ -11,13 +11,9 @@ from torch.utils.data import TensorDataset
 
 from sambasim.errors import NumericsError
 from sambasim.options.compile import compile_options
-from sambasim.options.run import RunOptions
-from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.machine.communicator import single_rank
-from sambasim.runtime.run.run_observer import RunObserver
-from sambasim.runtime.run.setup import set_up
 from tests.support.compiled import compile_from_options
 from tests.support.damaged import compiled
+from tests.support.runs import train_alone
 
 _HERE = "tests.runtime.test_debug_numerics"
 
@@ -79,12 +75,7 @@ def _train(pef: Path, damage: dict[str, object] | None = None, **asked: object) 
     """The digest of the state after three steps."""
     data = {"data": {"args": damage}} if damage else {}
     overrides = {**data, "training": {"evaluate": False, "steps": 3}}
-    whole = {"pef": str(pef), "threads": 1, "debug_numerics": True, "overrides": overrides, **asked}
-    return (
-        TrainingJob(set_up(pef, RunOptions.model_validate(whole), single_rank("here")), RunObserver())
-        .run()
-        .state_sha256
-    )
+    return train_alone(pef, {"debug_numerics": True, "overrides": overrides, **asked}).state_sha256
 
 
 def _error(pef: Path, damage: dict[str, object] | None = None, **asked: object) -> NumericsError:

@@ -43,14 +43,14 @@ def _by_hand(operands: list[Tensor]) -> Tensor:
 def test_the_bits_are_those_of_the_tree(count: int, numel: int) -> None:
     operands = _operands(count, numel)
     out = torch.empty(numel)
-    tree_mean(operands, out, len(operands))
+    tree_mean(operands, out, len(operands))()
     assert torch.equal(out, _by_hand(operands))
 
 
 def test_a_missing_leaf_is_skipped_so_that_a_negative_zero_stays_one() -> None:
     operands = [torch.tensor([-0.0])] * 3
     out = torch.empty(1)
-    tree_mean(operands, out, len(operands))
+    tree_mean(operands, out, len(operands))()
     assert str(out.item()) == "-0.0"
 
 
@@ -62,7 +62,7 @@ def test_a_power_of_two_divides_with_the_bits_of_a_division_down_to_the_smallest
     for sums in (total, tiny):
         operands = [sums, *(torch.zeros_like(sums) for _ in range(count - 1))]
         out = torch.empty_like(sums)
-        tree_mean(operands, out, count)
+        tree_mean(operands, out, count)()
         assert torch.equal(out.view(torch.int32), ((sums + 0.0) / count).view(torch.int32))
 
 
@@ -179,7 +179,7 @@ def test_without_a_compiler_that_works_torch_does_the_same(
 ) -> None:
     operands = [torch.randn(3000) for _ in range(3)]
     with_kernel, without = torch.empty(3000), torch.empty(3000)
-    tree_mean(operands, with_kernel, len(operands))
+    tree_mean(operands, with_kernel, len(operands))()
     build.cache_clear()
     _mean_of.cache_clear()
     monkeypatch.setenv("CC", compiler)
@@ -188,5 +188,5 @@ def test_without_a_compiler_that_works_torch_does_the_same(
     assert expected.library is None
     assert expected.trouble is not None
     assert expected.trouble.what == trouble
-    tree_mean(operands, without, len(operands))
+    tree_mean(operands, without, len(operands))()
     assert torch.equal(with_kernel, without)

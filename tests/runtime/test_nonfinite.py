@@ -11,13 +11,11 @@ from safetensors.torch import load_file
 from sambasim.errors import NumericsError
 from sambasim.options.run import RunOptions
 from sambasim.records.metrics import SummaryRecord
-from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.machine.communicator import single_rank
 from sambasim.runtime.machine.determinism import repeatable
-from sambasim.runtime.run.run_observer import MetricsFile, RunObserver, RunObservers
-from sambasim.runtime.run.setup import set_up
+from sambasim.runtime.run.run_observer import MetricsFile, RunObserver
 from tests.support.damaged import BATCH, OVERFLOWS, SAMPLES, compiled
 from tests.support.eager import EagerReplica, PaddedOptimizer
+from tests.support.runs import train_alone
 
 STEPS = SAMPLES // BATCH
 OPTIMIZERS = {
@@ -50,9 +48,7 @@ def options(pef: Path, damage: dict[str, object], **asked: object) -> RunOptions
 def train(asked: RunOptions, *listeners: RunObserver | MetricsFile) -> SummaryRecord:
     resumed = asked.checkpoint.resume
     command = ["sambasim", "run", "--pef", "a net", *(["--resume", resumed] if resumed else [])]
-    return TrainingJob(
-        set_up(Path(asked.pef), asked, single_rank("here")), RunObservers(listeners), command=command
-    ).run()
+    return train_alone(Path(asked.pef), asked, *listeners, command=command)
 
 
 def test_a_run_stops_after_the_step_whose_loss_is_not_finite(pefs: dict[str, Path], tmp_path: Path) -> None:

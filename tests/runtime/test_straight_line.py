@@ -14,7 +14,7 @@ from sambasim.runtime.engine.executor import Executor
 from sambasim.runtime.engine.instructions import Instruction, RegisterFile, aten_instruction, find_operator
 from sambasim.runtime.engine.operator_errors import Misfit, operator_error
 from sambasim.runtime.engine.straight_line import Part, StraightLine, finished_late
-from sambasim.runtime.transports.base import Finishing
+from sambasim.runtime.transports.communication import Finishing
 
 X = Ref("x")
 TYPE = TensorType("float32", (2,))

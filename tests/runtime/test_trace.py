@@ -6,14 +6,10 @@ import pytest
 
 from sambasim.compiler.compile import compile_model
 from sambasim.compiler.front import build_model, example_batch
-from sambasim.options.run import RunOptions
-from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.machine.communicator import single_rank
 from sambasim.runtime.record import trace as tracing
 from sambasim.runtime.record.trace import Recorder, traced_steps
-from sambasim.runtime.run.run_observer import RunObserver
-from sambasim.runtime.run.setup import set_up
 from tests.support.examples import example_options
+from tests.support.runs import train_alone
 from tests.support.trace_format import read_trace
 
 
@@ -41,17 +37,12 @@ def pef(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_model(model, inputs, options, by_keyword=by_keyword).path
 
 
-def _train(pef: Path, **asked: object) -> None:
-    training = {"steps": 6, "evaluate": False}
-    options = RunOptions.model_validate({"pef": str(pef), "threads": 1, "overrides": {"training": training}, **asked})
-    TrainingJob(set_up(pef, options, single_rank("here")), RunObserver()).run()
-
-
 def test_a_trace_that_is_full_has_its_steps_and_says_what_is_missing(
     pef: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracing, "Recorder", lambda: Recorder(capacity=3))
-    _train(pef, trace=tmp_path / "trace.json")
+    training = {"training": {"steps": 6, "evaluate": False}}
+    train_alone(pef, {"overrides": training, "trace": tmp_path / "trace.json"})
     trace = read_trace((tmp_path / "trace.json").read_text(encoding="utf-8"))
     assert len(trace.spans) == 3 + 3
     assert [one.name for one in trace.named("step ")] == ["step 3", "step 4", "step 5"]

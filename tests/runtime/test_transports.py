@@ -1,33 +1,38 @@
 """Flags in a shared window, and the notice about scattered ranks."""
 
-from types import SimpleNamespace
-from typing import cast
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
-from sambasim.runtime.machine.communicator import Communicator, SharedWindow, Topology
-from sambasim.runtime.transports.flags import Counter, NodeFlags
+from sambasim.runtime.machine.communicator import Communicator, SharedWindow
 from sambasim.runtime.transports.network import scattered
+from sambasim.runtime.transports.shared_flags import Counter, NodeFlags
+
+T = TypeVar("T")
 
 
-def both(cores: int) -> tuple[NodeFlags, NodeFlags]:
-    """The flags of two ranks on so many cores."""
+@dataclass(frozen=True, slots=True)
+class OfTwo(Communicator):
+    """A rank of two, which are one and the same process."""
+
+    window: SharedWindow = field(kw_only=True)
+
+    def allocate_shared(self, size_bytes: int, touched: object = None) -> SharedWindow:
+        return self.window
+
+    def all_gather_object(self, value: T) -> tuple[T, ...]:
+        return value, value
+
+
+def both() -> tuple[NodeFlags, NodeFlags]:
     window = SharedWindow(tuple(np.zeros(8192, np.uint8) for _ in range(2)))
-
-    def of(rank: int) -> NodeFlags:
-        communicator = SimpleNamespace(
-            topology=Topology(rank, (0, 0), "here"),
-            allocate_shared=lambda size_bytes: window,
-            all_gather_object=lambda own: (set(range(cores)),) * 2,
-        )
-        communicator.job = communicator
-        return NodeFlags(cast(Communicator, communicator), SimpleNamespace(observer=None, replica=rank))
-
-    return of(0), of(1)
+    first, second = (NodeFlags(OfTwo(rank=rank, node_of=(0, 0), host_name="here", window=window)) for rank in range(2))
+    return first, second
 
 
 def test_a_counter_is_reached_when_the_peer_has_published_it() -> None:
-    own, peer = both(cores=2)
+    own, peer = both()
     assert own.reached(Counter.PROGRESS, 0)
     assert not own.reached(Counter.PROGRESS, 1)
     peer.publish(Counter.UPDATED, 1)
@@ -38,7 +43,7 @@ def test_a_counter_is_reached_when_the_peer_has_published_it() -> None:
 
 
 def test_losses_are_in_rank_order_and_the_largest_request_counts() -> None:
-    own, peer = both(cores=2)
+    own, peer = both()
     own.put(0, 0.25, 3)
     peer.put(0, -1.5, 7)
     peer.put(1, 9.0, 0)

@@ -51,6 +51,7 @@ _PEF_PARTS = {
 }
 
 _MOST_OPTIONS = 4
+_POSITION = ("step", "epoch", "used")
 
 
 _OF_MESH = frozenset(
@@ -88,8 +89,8 @@ def check_pef(saved: Manifest, now: Manifest, pef: Path, where: str) -> list[Cha
             what = f"the checkpoint names the PEF {now.pef.name}, but does not hold the tensors of that PEF"
             raise CheckpointError(what, where=where, remedy="use another checkpoint")
         return []
-    if found := _other_mesh(saved, now):
-        return found
+    if differing := _other_mesh(saved, now):
+        return differing
     reasons = []
     if saved.pef.name != now.pef.name:
         reasons.append(f"its name is {saved.pef.name!r}")
@@ -107,8 +108,10 @@ def check_pef(saved: Manifest, now: Manifest, pef: Path, where: str) -> list[Cha
         text for part, text in _PEF_PARTS.items() if getattr(saved.pef.parts, part) != getattr(now.pef.parts, part)
     ]
     if not reasons:
-        defaults = (one for one in _options(saved, now) if one.name.startswith(("loss", "optimizer", "training")))
-        named = [f"{one.name}: {one.before} → {one.now}" for one in defaults]
+        defaults = (
+            change for change in _options(saved, now) if change.name.startswith(("loss", "optimizer", "training"))
+        )
+        named = [f"{change.name}: {change.before} → {change.now}" for change in defaults]
         if named and _PEF_PARTS["training_defaults"] in parts:
             parts[parts.index(_PEF_PARTS["training_defaults"])] = ", ".join(named)
         reasons.append(f"these differ: {', '.join(parts) or 'the version of sambasim'}")
@@ -123,8 +126,8 @@ def _other_mesh(saved: Manifest, now: Manifest) -> list[Change]:
     """The compile options that differ, if they do not change the model, its loss, its optimizer, or how many samples a
     replica takes in a step."""
     differ = _compile_options(saved.pef.compile_options, now.pef.compile_options)
-    same_tensors = {name: one.whole for name, one in saved.tensors.items()} == {
-        name: one.whole for name, one in now.tensors.items()
+    same_tensors = {name: tensor.whole for name, tensor in saved.tensors.items()} == {
+        name: tensor.whole for name, tensor in now.tensors.items()
     }
     same_integers = saved.pef.integers_sha256 == now.pef.integers_sha256 or saved.pef.batch_size != now.pef.batch_size
     same_model = same_tensors and same_integers and saved.pef.operators_sha256 == now.pef.operators_sha256
@@ -139,7 +142,7 @@ def _other_mesh(saved: Manifest, now: Manifest) -> list[Change]:
 
 def _alters_bits(name: str, saved: Manifest, now: Manifest) -> bool:
     """Whether the option called `name` decides more than which rank computes what, and when."""
-    if any(one.run.engine != "plain" or one.run.gradient_sync != EXACT_SYNC for one in (saved, now)):
+    if any(manifest.run.engine != "plain" or manifest.run.gradient_sync != EXACT_SYNC for manifest in (saved, now)):
         return True
     same_micro_steps = saved.pef.batch_size == now.pef.batch_size and _samples(saved) == _samples(now)
     return name not in _OF_RANKS and not (name in _OF_MICRO_STEPS and same_micro_steps)
@@ -166,12 +169,12 @@ def _compile_options(before: Mapping[str, JsonValue], now: Mapping[str, JsonValu
     return [(name, _shown(old.get(name)), _shown(new.get(name))) for name in names]
 
 
-def check_epoch(saved: Manifest, now: Manifest, found: list[Change], where: str) -> None:
+def check_epoch(saved: Manifest, now: Manifest, differing: list[Change], where: str) -> None:
     """Raises OptionError if a change `found` affects which samples are left of the epoch of `saved`."""
     if not saved.position.used:
         return
-    before, after = (PurePath(str(dict(leaves(one.options)).get(_SOURCE))) for one in (saved, now))
-    for change in found:
+    before, after = (PurePath(str(dict(leaves(manifest.options)).get(_SOURCE))) for manifest in (saved, now))
+    for change in differing:
         if change.name == _SOURCE and before.name == after.name:
             continue  # in another folder: enough to resume, not to promise bits
         if change.name == _SAMPLES or change.name.startswith(_SAMPLE_ORDER):
@@ -183,13 +186,13 @@ def check_epoch(saved: Manifest, now: Manifest, found: list[Change], where: str)
             )
 
 
-def check_exact(found: list[Change], where: str) -> None:
-    bits = [change for change in found if change.alters_bits]
+def check_exact(differing: list[Change], where: str) -> None:
+    bits = [change for change in differing if change.alters_bits]
     if bits:
-        more = f"; and {len(bits) - _MOST_OPTIONS} more" if len(bits) > _MOST_OPTIONS else ""
+        others = f"; and {len(bits) - _MOST_OPTIONS} more" if len(bits) > _MOST_OPTIONS else ""
         raise OptionError(
             "--exact: the run would not have the bits of an uninterrupted run: "
-            f"{'; '.join(map(str, bits[:_MOST_OPTIONS]))}{more}",
+            f"{'; '.join(map(str, bits[:_MOST_OPTIONS]))}{others}",
             where=where,
             remedy="resume with the options that the checkpoint was written with, or leave out --exact",
         )
@@ -204,10 +207,12 @@ def changes(saved: Manifest, now: Manifest) -> list[Change]:
 
 def differences(a: Manifest, b: Manifest) -> list[Change]:
     """What differs between any two checkpoints: their PEFs, positions and runs."""
-    pairs = [("PEF", *(f"{one.pef.name} {one.pef.digest[:12]}" for one in (a, b)))]
-    pairs += [(name, *(str(getattr(one.position, name)) for one in (a, b))) for name in ("step", "epoch", "used")]
-    found = [Change(name, before, now, alters_bits=True) for name, before, now in pairs if before != now]
-    return [*found, *changes(a, b)]
+    pairs = [("PEF", *(f"{manifest.pef.name} {manifest.pef.digest[:12]}" for manifest in (a, b)))]
+    pairs += [
+        (name, *(str(getattr(manifest.position, name)) for manifest in (a, b))) for name in ("step", "epoch", "used")
+    ]
+    differing = [Change(name, before, now, alters_bits=True) for name, before, now in pairs if before != now]
+    return [*differing, *changes(a, b)]
 
 
 def _options(saved: Manifest, now: Manifest) -> Iterator[Change]:

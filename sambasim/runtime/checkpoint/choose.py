@@ -1,20 +1,20 @@
 """Which checkpoint a run resumes from, that it fits the run, and how it restores the state of training."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sambasim.errors import CheckpointError, OptionError
-from sambasim.ir.types import SymbolKind
+from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.runtime.checkpoint import folder
 from sambasim.runtime.checkpoint.changes import changes, check_epoch, check_exact, check_pef
 from sambasim.runtime.checkpoint.content import Checkpoint, buffer_name, check_content, pieces_of
 from sambasim.runtime.checkpoint.manifest import Manifest, describe
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.runtime.run.nonfinite import LossScale
 from sambasim.runtime.run.plan import Position
 from sambasim.runtime.run.setup import Setup
 from sambasim.runtime.run.team import Team
 from sambasim.runtime.run.training import Totals
+from sambasim.runtime.values.device import DeviceMemory
 
 AUTO = "auto"
 """`--resume auto`: the newest checkpoint that is undamaged."""
@@ -56,13 +56,13 @@ def settle_if_any(resume: str | None, checkpoint_dir: Path | None, communicator:
     """Collective. `resume`, but AUTO or None instead of IF_ANY. Rank 0 decides; a damaged checkpoint counts as one."""
     if resume != IF_ANY or checkpoint_dir is None:
         return resume
-    found: bool | OptionError = False
+    has_any: bool | OptionError = False
     if communicator.rank == 0:
         try:
-            found = bool(_in_folder(checkpoint_dir) or folder.damaged_in(checkpoint_dir))
+            has_any = bool(_in_folder(checkpoint_dir) or folder.damaged_in(checkpoint_dir))
         except OptionError as error:
-            found = error  # all ranks raise it
-    agreed = communicator.broadcast_object(found)
+            has_any = error  # all ranks raise it
+    agreed = communicator.broadcast_object(has_any)
     if isinstance(agreed, OptionError):
         raise agreed
     return AUTO if agreed else None
@@ -78,9 +78,9 @@ def nothing_in(checkpoint_dir: Path) -> OptionError:
 
 
 def check_empty(checkpoint_dir: Path) -> None:
-    if found := _in_folder(checkpoint_dir):
+    if earlier := _in_folder(checkpoint_dir):
         raise OptionError(
-            f"{checkpoint_dir} holds checkpoints of an earlier run, the newest {found[0].name}",
+            f"{checkpoint_dir} holds checkpoints of an earlier run, the newest {earlier[0].name}",
             remedy="add --resume to continue that run, or name another --checkpoint-dir",
         )
 
@@ -97,19 +97,19 @@ def check_newest(step: int, checkpoint_dir: Path) -> None:
 
 def _candidates(resume: str, checkpoint_dir: Path | None) -> list[Path]:
     if resume in (AUTO, NEWEST) and checkpoint_dir is not None:
-        found = _in_folder(checkpoint_dir)
-        if not found:
+        checkpoints = _in_folder(checkpoint_dir)
+        if not checkpoints:
             raise nothing_in(checkpoint_dir)
-        return found if resume == AUTO else found[:1]
+        return checkpoints if resume == AUTO else checkpoints[:1]
     path = Path(resume)
     if not path.exists() and not path.is_symlink():
         raise OptionError(f"there is no checkpoint {path}", remedy="--resume auto, or --resume DIR/step-…")
     if (path / folder.MANIFEST_FILE).exists() or not path.is_dir():
         return [path]
-    found = _in_folder(path)
-    if not found:
+    checkpoints = _in_folder(path)
+    if not checkpoints:
         raise OptionError(f"{path} is no checkpoint and holds none", remedy="name one: --resume DIR/step-…")
-    return found[:1]
+    return checkpoints[:1]
 
 
 def _in_folder(path: Path) -> list[Path]:
@@ -165,7 +165,7 @@ class Resumption:
         totals.first_nonfinite_step = progress.first_nonfinite_step
         totals.skipped_steps = progress.skipped_steps
         if progress.loss_scale is not None and self.keeps_loss_scale:
-            totals.loss_scale = LossScale(**progress.loss_scale.model_dump())
+            totals.loss_scale = replace(progress.loss_scale)
         if progress.loss_first is not None:
             totals.loss_first = progress.loss_first
 
@@ -186,15 +186,15 @@ def find(setup: Setup, samples: int) -> Resumption | None:
         check_newest(at.step, options.dir)
         communicator.barrier()
     now = describe(setup, samples)
-    found = [*check_pef(saved, now, setup.path, where), *changes(saved, now)]
-    check_epoch(saved, now, found, where)
+    differing = [*check_pef(saved, now, setup.path, where), *changes(saved, now)]
+    check_epoch(saved, now, differing, where)
     if options.exact:
-        check_exact(found, where)
+        check_exact(differing, where)
     notices = [*notices, f"resumes after step {at.step}, from {where}"]
-    notices += [f"changed since the checkpoint: {change}" for change in found]
-    if any(change.alters_bits for change in found):
+    notices += [f"changed since the checkpoint: {change}" for change in differing]
+    if any(change.alters_bits for change in differing):
         notices.append("from here on, the bits may differ from those of an uninterrupted run")
-    return Resumption(checkpoint, Position(at.step, at.epoch, at.used), tuple(notices), _same_scaling(saved, now))
+    return Resumption(checkpoint, at, tuple(notices), _same_scaling(saved, now))
 
 
 def _same_scaling(saved: Manifest, now: Manifest) -> bool:
@@ -207,27 +207,28 @@ def restore(setup: Setup, team: Team, checkpoint: Checkpoint) -> None:
     and a chip those of the first. A rank restores the parameters in its memory, and the optimizer states of the slices
     that it updates."""
     program, run = setup.program, checkpoint.manifest.run
-    kept = {id(one.memory): one for one in team.replicas if one.memory.has_own_parameters}
-    own = [(one.memory, one.rank) for one in kept.values()]
-    own += [(one.transport.memory, one.rank) for one in team.first if one.transport.memory is not one.memory]
+
+    def read(symbol: Symbol, memory: DeviceMemory, rank: int, prefix: str = "") -> None:
+        if symbol.name in memory.program.symbols:
+            flat = memory.tensor(symbol.name).view(-1)
+            checkpoint.read_part(symbol.name, symbol.cuts, setup.mesh.coordinates(rank), 0, flat, prefix=prefix)
+
+    own = {id(rank.memory): rank for rank in team.replicas if rank.memory.has_own_parameters}
+    memories = [(rank.memory, rank.rank) for rank in own.values()]
+    updated = [(rank.transport.sync.memory, rank) for rank in team.first]
+    memories += [(memory, rank.rank) for memory, rank in updated if memory is not rank.memory]
     for symbol in program.symbols.values():
         if symbol.kind is SymbolKind.PARAMETER:
-            for memory, rank in own:
-                if symbol.name not in memory.program.symbols:
-                    continue
-                at, flat = setup.mesh.coordinates(rank), memory.tensor(symbol.name).view(-1)
-                checkpoint.read_part(symbol.name, symbol.cuts, at, 0, flat)
+            for memory, number in memories:
+                read(symbol, memory, number)
         elif symbol.kind is SymbolKind.BUFFER:
-            for one in team.replicas:
-                if symbol.name not in one.memory.program.symbols:
-                    continue
-                replica, chip = divmod(one.replica, program.chips)
+            for rank in team.replicas:
+                replica, chip = divmod(rank.replica, program.chips)
                 prefix = buffer_name(replica if replica < run.replicas else 0, chip if chip < run.chips else 0, "")
-                at, flat = setup.mesh.coordinates(one.rank), one.memory.tensor(symbol.name).view(-1)
-                checkpoint.read_part(symbol.name, symbol.cuts, at, 0, flat, prefix=prefix)
-    for one in team.first:
-        transport, at = one.transport, setup.mesh.coordinates(one.rank)
-        for piece in pieces_of(one.memory.program, transport.memory, transport.kept, at):
+                read(symbol, rank.memory, rank.rank, prefix)
+    for rank in team.first:
+        sync, at = rank.transport.sync, setup.mesh.coordinates(rank.rank)
+        for piece in pieces_of(rank.memory.program, sync.memory, sync.current, at):
             if piece.kind is SymbolKind.OPTIMIZER_STATE:
                 cuts = program.symbols[piece.symbol].cuts
                 checkpoint.read_part(piece.symbol, cuts, at, piece.start, piece.data)

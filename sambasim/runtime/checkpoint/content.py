@@ -144,8 +144,10 @@ class Checkpoint:
             for piece in sorted(self._pieces.setdefault(name, [])):
                 data = self._files[piece.shard].get_tensor(piece.key)
                 if piece.start != at or data.shape != (piece.stop - at,) or str(data.dtype) != f"torch.{model.dtype}":
-                    found = f"{data.dtype}{list(data.shape)}"
-                    raise damaged(self.path, piece.shard, f"{piece.key} does not fit: element {at} is next, is {found}")
+                    actual = f"{data.dtype}{list(data.shape)}"
+                    raise damaged(
+                        self.path, piece.shard, f"{piece.key} does not fit: element {at} is next, is {actual}"
+                    )
                 at = piece.stop
             if at != (numel := math.prod(model.shape)):
                 raise damaged(self.path, "its shards", f"they hold {at} of {numel} elements of {name}")
@@ -158,10 +160,10 @@ def check_content(checkpoint: Checkpoint, shards: Sequence[str]) -> None:
     for name in shards:
         try:
             with (checkpoint.path / name).open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise unreadable(checkpoint.path, name, error) from error
-        if found != checkpoint.manifest.shards[name].sha256:
+        if sha256 != checkpoint.manifest.shards[name].sha256:
             raise damaged(checkpoint.path, name, "its content is not what was written: its SHA-256 differs")
 
 

@@ -1,32 +1,33 @@
 """`checkpoint.json`: what a checkpoint says of its run, of its tensors and of itself, and reading it, checked."""
 
 import hashlib
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
-from pydantic_core import from_json
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from sambasim import __version__
+from sambasim.bounded import Misfit, OtherFormat, OtherVersion, parse_versioned
 from sambasim.errors import CheckpointError
 from sambasim.ir.types import DTYPE_BYTES, Cut, SymbolKind
 from sambasim.pef.document import WRITER, PartDigests, part_digests
+from sambasim.records import Count
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
-from sambasim.runtime.run.plan import Position
+from sambasim.runtime.run.nonfinite import LossScale
+from sambasim.runtime.run.plan import BEGINNING, Position
 from sambasim.runtime.run.setup import Setup
 from sambasim.runtime.run.training import Totals
 from sambasim.units import MIB
 
 FORMAT_NAME: Final = "sambasim-checkpoint"
-FORMAT_VERSION = "3.2"
+FORMAT_VERSION: Final = "3.2"
 SAVED_KINDS = (SymbolKind.PARAMETER, SymbolKind.OPTIMIZER_STATE, SymbolKind.BUFFER)
 MAX_MANIFEST_BYTES = 64 * MIB
 MOST_RANKS = 1 << 20
 EXACT_SYNC = "fixed order of addition"
 
-Count = Annotated[int, Field(ge=0, le=1 << 62)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
@@ -44,18 +45,6 @@ class PefModel(StrictModel):
     integers_sha256: str  # of those of its operators that may depend on `batch_size`
 
 
-class PositionModel(StrictModel):
-    step: Count
-    epoch: Count
-    used: Count
-
-
-class LossScaleModel(StrictModel):
-    value: Annotated[float, Field(gt=0)]
-    good_steps: Count
-    tolerated: Count
-
-
 class ProgressModel(StrictModel):
     """The counts of the summary so far. `samples` are those of all replicas; `loss_scale` is for float16."""
 
@@ -63,7 +52,7 @@ class ProgressModel(StrictModel):
     loss_first: Annotated[float | None, Field(strict=False)]  # not strict: NaN and infinities are strings
     first_nonfinite_step: Count | None
     skipped_steps: Count
-    loss_scale: LossScaleModel | None = None
+    loss_scale: LossScale | None = None
 
 
 class RunModel(StrictModel):
@@ -123,11 +112,11 @@ class Manifest(StrictModel):
     go by symbol name, `shards` by file name."""
 
     format: Literal["sambasim-checkpoint"] = FORMAT_NAME
-    version: str = FORMAT_VERSION
+    version: Literal["3.2"] = FORMAT_VERSION
     writer: str = f"sambasim {__version__}"
     digest: str = ""
     pef: PefModel
-    position: PositionModel
+    position: Position
     progress: ProgressModel
     run: RunModel
     options: dict[str, JsonValue]
@@ -153,10 +142,9 @@ class Manifest(StrictModel):
             loss_first=totals.loss_first if position.step else None,
             first_nonfinite_step=totals.first_nonfinite_step,
             skipped_steps=totals.skipped_steps,
-            loss_scale=None if totals.loss_scale is None else LossScaleModel(**asdict(totals.loss_scale)),
+            loss_scale=totals.loss_scale and replace(totals.loss_scale),
         )
-        place = PositionModel(step=position.step, epoch=position.epoch, used=position.used)
-        return self.model_copy(update={"position": place, "progress": progress})
+        return self.model_copy(update={"position": position, "progress": progress})
 
     def sealed(self, shards: dict[str, ShardModel]) -> "Manifest":
         """The complete manifest: with `shards` and the right digest."""
@@ -177,7 +165,7 @@ def describe(setup: Setup, samples: int) -> Manifest:
             operators_sha256=setup.document.metadata.get("operators_sha256", ""),
             integers_sha256=setup.document.metadata.get("integers_sha256", ""),
         ),
-        position=PositionModel(step=0, epoch=0, used=0),
+        position=BEGINNING,
         progress=ProgressModel(samples=0, loss_first=None, first_nonfinite_step=None, skipped_steps=0),
         run=RunModel(
             replicas=setup.replicas,
@@ -225,27 +213,16 @@ def read_manifest(path: Path) -> Manifest:
         raise damaged(path, MANIFEST_FILE, f"it is larger than {MAX_MANIFEST_BYTES} bytes")
     try:
         data = (path / MANIFEST_FILE).read_bytes()
+        manifest = parse_versioned(data, Manifest.model_validate_json, FORMAT_NAME, FORMAT_VERSION)
     except OSError as error:
         raise unreadable(path, MANIFEST_FILE, error) from error
-    try:
-        fields = from_json(data)
-    except ValueError as error:
-        raise damaged(path, MANIFEST_FILE, f"it is not JSON: {error}") from error
-    if not isinstance(fields, dict) or fields.get("format") != FORMAT_NAME:
-        raise damaged(path, MANIFEST_FILE, f'it is not a JSON object whose "format" is "{FORMAT_NAME}"')
-    version = fields.get("version")
-    if not isinstance(version, str):
-        raise damaged(path, MANIFEST_FILE, "its format version is no version")
-    if version != FORMAT_VERSION:
-        writer = ascii(fields.get("writer"))[1:-1][:40]
-        found = ascii(version)[1:-1][:40]
-        what = f"it is a checkpoint of format {found}, written by {writer}; {WRITER} reads format {FORMAT_VERSION}"
-        raise CheckpointError(f"{path.name}: {what}", where=str(path), remedy=f"resume it with {writer}")
-    try:
-        manifest = Manifest.model_validate_json(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise damaged(path, MANIFEST_FILE, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    except OtherFormat as error:
+        raise damaged(path, MANIFEST_FILE, f'its key "format" is not "{FORMAT_NAME}"') from error
+    except OtherVersion as error:
+        what = f"{path.name}: it is a checkpoint of {error}; {WRITER} reads format {FORMAT_VERSION}"
+        raise CheckpointError(what, where=str(path), remedy=f"resume it with {error.writer}") from error
+    except Misfit as error:
+        raise damaged(path, MANIFEST_FILE, str(error)) from error
     if manifest.digest != manifest.right_digest():
         raise damaged(path, MANIFEST_FILE, "it was changed after it was written: its digest differs")
     return manifest

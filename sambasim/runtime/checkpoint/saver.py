@@ -120,10 +120,14 @@ class Saver:
             self._last_s = time.monotonic()
         self._saved_step, self._failure = position.step, None
         if setup.is_first:
-            older = [one for one in folder.checkpoints_in(self._folder) if folder.step_of(one) < position.step]
+            older = [
+                checkpoint
+                for checkpoint in folder.checkpoints_in(self._folder)
+                if folder.step_of(checkpoint) < position.step
+            ]
             with suppress(OSError):  # what cannot be deleted stays, without harm
-                for one in older[setup.options.checkpoint.kept - 1 :]:
-                    folder.remove(one)
+                for checkpoint in older[setup.options.checkpoint.kept - 1 :]:
+                    folder.remove(checkpoint)
         self.last = path
         self._observer.saved(
             CheckpointRecord(
@@ -145,36 +149,36 @@ class Saver:
         trained = {member.parameter for group in program.groups for member in group.members}
         whole = []
         for name, tensor in self._beginning.tensors.items():
-            for one in replicas:
-                at = self._setup.mesh.coordinates(one.rank)
-                if at.get(PIPELINE, 0) != holders[name] or not (tensor.cuts or one.transport.is_first_copy):
+            for replica in replicas:
+                at = self._setup.mesh.coordinates(replica.rank)
+                if at.get(PIPELINE, 0) != holders[name] or not (tensor.cuts or replica.transport.is_first_copy):
                     continue
                 part = part_name(name, tensor.cuts, at)
                 if tensor.kind is SymbolKind.BUFFER:
-                    place = divmod(one.replica, program.chips)
-                    whole.append((buffer_name(*place, part), one.memory.tensor(name)))
-                elif tensor.kind is SymbolKind.PARAMETER and name not in trained and one.replica == 0:
-                    whole.append((part, one.memory.tensor(name)))
+                    place = divmod(replica.replica, program.chips)
+                    whole.append((buffer_name(*place, part), replica.memory.tensor(name)))
+                elif tensor.kind is SymbolKind.PARAMETER and name not in trained and replica.replica == 0:
+                    whole.append((part, replica.memory.tensor(name)))
         return pieces | {piece_key(name, 0, tensor.numel()): tensor.view(-1) for name, tensor in whole}
 
     def _trained(self) -> Iterator[Piece]:
         """The parameters and optimizer states that this process saves."""
-        for one in self._team.first:
-            transport, at = one.transport, self._setup.mesh.coordinates(one.rank)
-            for piece in pieces_of(one.memory.program, transport.memory, transport.saved, at):
-                if transport.is_first_copy or piece.is_cut:
+        for replica in self._team.first:
+            sync, at = replica.transport.sync, self._setup.mesh.coordinates(replica.rank)
+            for piece in pieces_of(replica.memory.program, sync.memory, sync.saved, at):
+                if replica.transport.is_first_copy or piece.is_cut:
                     yield piece
 
     def _nonfinite_parameter(self) -> str | None:
         """Collective. A trained parameter with an element that is NaN or infinite, if there is one."""
         own = None
         for piece in self._trained():
-            if piece.kind is SymbolKind.PARAMETER and not all(one.isfinite() for one in piece.data.aminmax()):
+            if piece.kind is SymbolKind.PARAMETER and not all(bound.isfinite() for bound in piece.data.aminmax()):
                 own = piece.name
                 break
         self._activity.waits("waiting for peers to begin a checkpoint")
-        found = self._setup.communicator.all_gather_object(own)
-        return next((name for name in found if name is not None), None)
+        names = self._setup.communicator.all_gather_object(own)
+        return next((name for name in names if name is not None), None)
 
 
 def write(
@@ -228,9 +232,9 @@ def _together(path: Path, communicator: Communicator, work: Callable[[], T], act
         )
     activity.waits("waiting for peers' parts of a checkpoint")
     results: Sequence[T | MachineError] = communicator.all_gather_object(own)
-    failures = [one for one in results if isinstance(one, MachineError)]
+    failures = [result for result in results if isinstance(result, MachineError)]
     if not failures:
-        return [one for one in results if not isinstance(one, MachineError)]
+        return [result for result in results if not isinstance(result, MachineError)]
     if communicator.rank == 0:
         shutil.rmtree(folder.partial_of(path), ignore_errors=True)
     communicator.barrier()

@@ -21,8 +21,9 @@ from sambasim.runtime.engine.handlers import Binding
 from sambasim.runtime.engine.instructions import Instruction, RegisterFile, Registers
 from sambasim.runtime.engine.lowering import lower
 from sambasim.runtime.engine.straight_line import Part, PassLines, by_part
-from sambasim.runtime.transports.base import Transport
+from sambasim.runtime.transports.transport import Transport
 from sambasim.runtime.values.optimizers import Optimizers
+from sambasim.runtime.watch.observer import Function
 
 if TYPE_CHECKING:
     from sambasim.runtime.engine.inductor import Inductor  # takes seconds to import; plain runs do without
@@ -50,8 +51,8 @@ class Changed:
 
 class BoundPass:
     """`tensor_of`: the tensor of every symbol, always the same one. `engine`: compiles the pass; None calls torch's
-    operators one by one. `wanted`: the symbol of the only output that is returned; None for all. `function_of`: the
-    function to call for an instruction, if not its own. Raises PefError, and OptionError if `engine` cannot compile the
+    operators one by one. `wanted`: the symbol of the only output that is returned; None for all. `function_of`: what
+    to call for a node in place of a function. Raises PefError, and OptionError if `engine` cannot compile the
     pass."""
 
     def __init__(
@@ -64,7 +65,7 @@ class BoundPass:
         optimizers: Optimizers | None = None,
         engine: "Inductor | None" = None,
         wanted: str | None = None,
-        function_of: Callable[[Instruction], Callable[..., object]] | None = None,
+        function_of: Callable[[Node, Function], Function] | None = None,
     ) -> None:
         self.graph, self._program, self._tensor_of = graph, program, tensor_of
         self.registers = RegisterFile()
@@ -122,7 +123,7 @@ class BoundPass:
             keep |= {name for node in nodes for name in node.reads}
         lowered = lower(nodes, Binding(self.registers, graph.values, stores, tensor_of, transport, optimizers), keep)
         if function_of is not None:
-            lowered = [None if one is None else replace(one, function=function_of(one)) for one in lowered]
+            lowered = [one and replace(one, function=function_of(one.node, one.function)) for one in lowered]
         parts = self._parts(lowered, nodes, engine, stores, keep)
         in_one_piece = schedule is None or schedule.backward_in_one_piece
         self.lines = PassLines(parts, self.sections, stores, keep, watches=in_one_piece)

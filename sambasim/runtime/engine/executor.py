@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sambasim.errors import InternalError, SambasimError
-from sambasim.ir.graph import Graph
+from sambasim.ir.graph import Graph, Node
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import Action, ActionKind
 from sambasim.ir.types import SymbolKind
@@ -25,10 +25,11 @@ from sambasim.runtime.engine.instructions import Instruction, RegisterFile, Regi
 from sambasim.runtime.engine.lowering import lower_update
 from sambasim.runtime.engine.operator_errors import Misfit, misfit, operator_error
 from sambasim.runtime.engine.straight_line import StraightLine, merged, straight_lines
-from sambasim.runtime.transports.base import BYTE_COUNTS, Communication, EndOfStep, Overlapped, Transport
+from sambasim.runtime.transports.communication import BYTE_COUNTS, Communication, EndOfStep, Overlapped
 from sambasim.runtime.transports.in_process import finished
+from sambasim.runtime.transports.transport import Transport
 from sambasim.runtime.values.optimizers import Optimizers
-from sambasim.runtime.watch.observer import StepObserver
+from sambasim.runtime.watch.observer import Function, StepObserver
 
 if TYPE_CHECKING:
     from sambasim.runtime.engine.inductor import Inductor  # takes seconds to import; plain runs do without
@@ -108,7 +109,7 @@ class Executor:
         self,
         graph: Graph,
         engine: "Inductor | None" = None,
-        function_of: Callable[[Instruction], Callable[..., object]] | None = None,
+        function_of: Callable[[Node, Function], Function] | None = None,
     ) -> BoundPass:
         return BoundPass(
             graph,
@@ -124,7 +125,6 @@ class Executor:
     def bind_update(self, transport: Transport, optimizers: Optimizers) -> None:
         """Bind the update of a graph that was created without transport and optimizers."""
         self._transport, self._optimizers = transport, optimizers
-        transport.observer = self._observer
         registers = self._update_registers = RegisterFile()
         binding = Binding(registers, self._pass.graph.values, {}, self._tensor_of, transport, optimizers)
         parts = lower_update(self._pass.graph, self._pass.update_sections, binding)
@@ -132,7 +132,8 @@ class Executor:
         self._observed_update = straight_lines(parts, sections, done)
         self._update = straight_lines(merged(parts), sections, done)
         self._overlapped = [one.communication for one in self._update if isinstance(one.communication, Overlapped)]
-        self._end = transport.end_step()
+        self._end = transport.end
+        transport.observe(self._observer)
         self._end_waits = type(self._end).is_ready is not Communication.is_ready
         norms = [node.results[0] for node in self._pass.graph.nodes if node.operator == "opt.total_norm"]
         self._norm = registers.value(norms[0]) if norms and norms[0] else None
@@ -141,7 +142,7 @@ class Executor:
         self._observer = observer
         self._detailed = observer if observer is not None and observer.detailed else None
         if self._transport is not None:
-            self._transport.observer = observer
+            self._transport.observe(observer)
 
     def run(self, tangent: Tangent = None, *, accumulate: bool = False) -> dict[str, Tensor]:
         """`run_pass`, for a rank that is alone in its process."""
@@ -244,7 +245,7 @@ class Executor:
             began_ns = perf_counter_ns()
             detailed.span_begins(self._replica, Track.HOST, "begin step")
         optimizers.begin(number, rate, loss_scale)
-        transport.wait_for_readers()
+        transport.sync.wait_for_readers()
         for one in self._overlapped:
             one.begin_step()
         if detailed is not None:
@@ -263,11 +264,11 @@ class Executor:
         lines = self._update if detailed is None else self._observed_update
         span_ns, moved = 0, (0, 0, 0, 0)
         if detailed is not None:
-            span_ns, moved = perf_counter_ns(), transport.bytes_moved.counts()
+            span_ns, moved = perf_counter_ns(), transport.sync.bytes_moved.counts()
             detailed.span_begins(self._replica, Track.HOST, "sync and update")
         hidden_s, norm = 0.0, None
         waited_s, self._waited_s = self._waited_s, {}
-        transport.offer(losses, request)
+        transport.sync.offer(losses, request)
         for one in self._overlapped:
             hidden_s += one.hidden_s
         live = self._update_registers.initial.copy()
@@ -290,7 +291,7 @@ class Executor:
             norm = computed if isinstance(computed, float) else None
             applied = norm is None or not optimizers.skips(norm)
         if detailed is not None:
-            counts = zip(BYTE_COUNTS, transport.bytes_moved.counts(), moved, strict=True)
+            counts = zip(BYTE_COUNTS, transport.sync.bytes_moved.counts(), moved, strict=True)
             args = {name: now - before for name, now, before in counts if now != before}
             detailed.span_ends(self._replica, Track.HOST, "sync and update", span_ns, args)
         return Updated(shared.losses, shared.request, norm, exposed_s, hidden_s, began_ns, waited_s, applied)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias, final
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,8 +17,18 @@ from sambasim.ir.ranks import ends_of
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS, Cut, TensorType
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.runtime.engine.instructions import Instruction, RegisterFile, aten_instruction, stores_of
-from sambasim.runtime.transports.base import Communication, Finishing, Transport
-from sambasim.runtime.transports.values import Combine, Line, max_of, mean_of, of_root, sum_of
+from sambasim.runtime.transports.communication import (
+    AxisGroup,
+    Combine,
+    Communication,
+    Finishing,
+    Receiving,
+    max_of,
+    mean_of,
+    of_root,
+    sum_of,
+)
+from sambasim.runtime.transports.transport import Transport
 from sambasim.runtime.values.device import SHARED_KINDS
 from sambasim.runtime.values.mean import SquareSums, parts_of, total_norm
 from sambasim.runtime.values.optimizers import Optimizers
@@ -43,12 +53,12 @@ class Binding:
             raise InternalError("a communication node in a graph without a transport")
         return self.transport
 
-    def line(self, node: Node) -> Line:
+    def axis_group(self, node: Node) -> AxisGroup:
         """The group of ranks in which `node` communicates. Raises InternalError for a node without an axis."""
         axis = axis_of(node)
         if axis is None:
             raise InternalError(f"{node.name} names no mesh axis")
-        return self.connected.line(axis)
+        return self.connected.axis_group(axis)
 
 
 Handler: TypeAlias = Callable[[Sequence[Node], Binding], Instruction]
@@ -125,11 +135,11 @@ def _reduce_scatter(nodes: Sequence[Node], binding: Binding) -> Instruction:
     """Reduce-scatter of parameter groups, or of one value along a dimension."""
     node = nodes[0]
     if groups_of(node):
-        return communicating(node, binding, binding.connected.reduce_scatter(_named(nodes, binding)))
-    line = binding.line(node)
-    cut, position = _cut(node, line), line.position
+        return communicating(node, binding, binding.connected.sync.reduce_scatter(_named(nodes, binding)))
+    group = binding.axis_group(node)
+    cut, position = _cut(node, group), group.position
     return communicating(
-        node, binding, line.gather(node.name, lambda tensors: part(sum_of(tensors), cut, position).contiguous())
+        node, binding, group.gather(node.name, lambda tensors: part(sum_of(tensors), cut, position).contiguous())
     )
 
 
@@ -137,16 +147,16 @@ def _all_gather(nodes: Sequence[Node], binding: Binding) -> Instruction:
     """All-gather of parameter groups, or of one value along a dimension."""
     node = nodes[0]
     if groups_of(node):
-        return communicating(node, binding, binding.connected.all_gather(_named(nodes, binding)))
-    line = binding.line(node)
-    cut = _cut(node, line)
-    return communicating(node, binding, line.gather(node.name, lambda tensors: joined(tensors, cut)))
+        return communicating(node, binding, binding.connected.sync.all_gather(_named(nodes, binding)))
+    group = binding.axis_group(node)
+    cut = _cut(node, group)
+    return communicating(node, binding, group.gather(node.name, lambda tensors: joined(tensors, cut)))
 
 
 def _all_reduce(nodes: Sequence[Node], binding: Binding) -> Instruction:
     (node,) = nodes
     combine = _REDUCTIONS[str(dict(node.kwargs).get("op", "sum"))]
-    return communicating(node, binding, binding.line(node).gather(node.name, combine))
+    return communicating(node, binding, binding.axis_group(node).gather(node.name, combine))
 
 
 _REDUCTIONS: Mapping[str, Combine] = {"sum": sum_of, "mean": mean_of, "max": max_of}
@@ -155,80 +165,65 @@ _REDUCTIONS: Mapping[str, Combine] = {"sum": sum_of, "mean": mean_of, "max": max
 def _shard(nodes: Sequence[Node], binding: Binding) -> Instruction:
     """This rank's part of a value that all ranks of the axis have."""
     (node,) = nodes
-    line = binding.line(node)
-    cut, position = _cut(node, line), line.position
+    group = binding.axis_group(node)
+    cut, position = _cut(node, group), group.position
     return bound(node, binding, lambda whole: part(whole, cut, position).contiguous())
 
 
 def _index(nodes: Sequence[Node], binding: Binding) -> Instruction:
     """This rank's position on the axis, as a tensor."""
     (node,) = nodes
-    position = torch.tensor(binding.line(node).position)
+    position = torch.tensor(binding.axis_group(node).position)
     return bound(node, binding, lambda: position)
 
 
-def _cut(node: Node, line: Line) -> Cut:
-    return Cut(axis_of(node) or "", _number(node, "dim"), line.size, _number(node, "outer", 1))
+def _cut(node: Node, group: AxisGroup) -> Cut:
+    return Cut(axis_of(node) or "", _number(node, "dim"), group.size, _number(node, "outer", 1))
 
 
 def _broadcast(nodes: Sequence[Node], binding: Binding) -> Instruction:
     (node,) = nodes
-    return communicating(node, binding, binding.line(node).gather(node.name, of_root(_number(node, "root"))))
+    return communicating(node, binding, binding.axis_group(node).gather(node.name, of_root(_number(node, "root"))))
 
 
 def _send(nodes: Sequence[Node], binding: Binding) -> Instruction:
     (node,) = nodes
-    return communicating(node, binding, binding.line(node).send(_peer(node, binding), _number(node, "tag")))
+    return communicating(node, binding, binding.axis_group(node).send(_peer(node, binding), _number(node, "tag")))
 
 
 def _recv(nodes: Sequence[Node], binding: Binding) -> Instruction:
     (node,) = nodes
     type_ = binding.values[node.results[0] or ""]
-    return communicating(node, binding, binding.line(node).recv(_peer(node, binding), _number(node, "tag"), type_))
+    message = binding.axis_group(node).recv(_peer(node, binding), _number(node, "tag"), type_)
+    return communicating(node, binding, message)
 
 
 def _copy(nodes: Sequence[Node], binding: Binding) -> Instruction:
     """One symbol, from the device memory of a rank into that of another."""
     (node,) = nodes
-    line, transport, tag = binding.line(node), binding.connected, _number(node, "tag")
+    group, transport, tag = binding.axis_group(node), binding.connected, _number(node, "tag")
     source, target = ends_of(node)
     symbol = transport.program.symbols[str(node.args[1])]
     tensor, is_shared = binding.tensor_of(symbol.name), symbol.kind in SHARED_KINDS
-    if line.position != source:
+    if group.position != source:
         # Ranks that share their parameters all write the same bytes.
-        return communicating(node, binding, _Received(line.recv(source, tag, symbol.type), tensor))
-    message = line.send(target, tag)
+        message = group.recv(source, tag, symbol.type)
+        return communicating(node, binding, Receiving(message.is_ready, lambda: tensor.copy_(message.finish())))
+    sent = group.send(target, tag)
 
     def send() -> None:
         if is_shared:
-            transport.wait_for_updates()
-        message.begin(tensor)
-        message.finish()
+            transport.sync.wait_for_updates()
+        sent.begin(tensor)
+        sent.finish()
 
     return communicating(node, binding, Finishing(send))
 
 
-@final
-class _Received(Communication):
-    """Copies what `message` brings into `tensor`."""
-
-    def __init__(self, message: Communication, tensor: Tensor) -> None:
-        self._message = message
-        self._tensor = tensor
-
-    def is_ready(self) -> bool:
-        return self._message.is_ready()
-
-    def finish(self) -> None:
-        value = self._message.finish()
-        if isinstance(value, Tensor):
-            self._tensor.copy_(value)
-
-
 def _peer(node: Node, binding: Binding) -> int:
     """The position of the rank `shift` places further along the axis, which is a ring."""
-    line = binding.line(node)
-    return (line.position + _number(node, "shift")) % line.size
+    group = binding.axis_group(node)
+    return (group.position + _number(node, "shift")) % group.size
 
 
 def _number(node: Node, name: str, default: int = 0) -> int:
@@ -245,7 +240,7 @@ def _release(nodes: Sequence[Node], binding: Binding) -> Instruction:
     """Free the parameters or gradients of a group outside the own slice."""
     (node,) = nodes
     (group,) = _named(nodes, binding)
-    return bound(node, binding, binding.connected.releasing(group, str(node.args[1])))
+    return bound(node, binding, binding.connected.sync.releasing(group, str(node.args[1])))
 
 
 def _generator_state(nodes: Sequence[Node], binding: Binding) -> Instruction:
@@ -289,7 +284,7 @@ def _square_sums(nodes: Sequence[Node], binding: Binding) -> Instruction:
             (member.block + begin // NORM_BLOCK_ELEMENTS, part)
             for group in _named(nodes, binding)
             for member, begin, part in parts_of(
-                group, transport.memory.region(group, "gradient"), transport.share(group)
+                group, transport.sync.memory.region(group, "gradient"), transport.sync.summed(group)
             )
             if transport.is_first_copy or symbols[member.parameter].cuts
         ),
@@ -318,8 +313,9 @@ def _optimizer(nodes: Sequence[Node], binding: Binding) -> Instruction:
     if optimizers is None:
         raise InternalError("an optimizer node in a graph without optimizers")
     (group,) = _named(nodes, binding)
-    start, stop = binding.connected.owned(group)
-    gradient = binding.connected.memory.region(group, "gradient")[start:stop]
+    sync = binding.connected.sync
+    start, stop = sync.updated(group)
+    gradient = sync.memory.region(group, "gradient")[start:stop]
     instruction = bound(node, binding, optimizers.slice(group, start, stop, gradient))
     return replace(instruction, operands=())  # `opt.total_norm`, which runs before, has called `clip`
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,9 +12,7 @@ from sambasim.errors import PefError
 from sambasim.ir.graph import Argument, ComplexNumber, Node, Ref, TorchConstant
 from sambasim.pef.archive import COMPILE_AGAIN
 from sambasim.runtime.engine.routes import builtin
-
-if TYPE_CHECKING:
-    from sambasim.runtime.transports.base import Communication
+from sambasim.runtime.transports.communication import Communication
 
 Registers = list[object]
 
@@ -41,7 +38,7 @@ class Instruction:
     results: tuple[int | None, ...]
     stores: tuple[tuple[int, Tensor], ...]
     frees: tuple[int, ...] = ()
-    communication: "Communication | None" = None
+    communication: Communication | None = None
     begins: bool = True
     finishes: bool = True
 

@@ -17,7 +17,7 @@ from sambasim.optimizers import OPTIMIZERS
 from sambasim.runtime.engine.handlers import Binding, communicating, handler_of, nothing
 from sambasim.runtime.engine.instructions import Instruction, RegisterFile, free_after_use
 from sambasim.runtime.engine.straight_line import Part
-from sambasim.runtime.transports.base import Fusion
+from sambasim.runtime.transports.gradient_sync import Fusion
 
 _MERGED = ("comm.reduce_scatter", "comm.all_gather")
 """Operators on parameter groups: one communication may execute several adjacent nodes."""

@@ -28,7 +28,7 @@ from sambasim.ir.ranks import ends_step
 from sambasim.runtime.engine.instructions import Instruction, Registers
 from sambasim.runtime.engine.operator_errors import Misfit
 from sambasim.runtime.engine.routes import Function, Route, find_routes
-from sambasim.runtime.transports.base import Communication
+from sambasim.runtime.transports.communication import Communication
 
 
 @dataclass(frozen=True, slots=True)

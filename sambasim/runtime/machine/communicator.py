@@ -11,6 +11,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NewType, NoReturn, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -62,39 +63,6 @@ WINDOW_ALIGNMENT_BYTES = mmap.PAGESIZE
 
 
 @dataclass(frozen=True, slots=True)
-class Topology:
-    """Where the ranks of a job run, from the view of `rank`. `node_of[r]` is the node of world rank r."""
-
-    rank: int
-    node_of: tuple[int, ...]
-    host_name: str
-
-    @property
-    def world_size(self) -> int:
-        return len(self.node_of)
-
-    @property
-    def node_index(self) -> int:
-        return self.node_of[self.rank]
-
-    @property
-    def node_count(self) -> int:
-        return len(set(self.node_of))
-
-    @property
-    def local_ranks(self) -> tuple[int, ...]:
-        return tuple(rank for rank, node in enumerate(self.node_of) if node == self.node_index)
-
-    @property
-    def local_rank(self) -> int:
-        return self.local_ranks.index(self.rank)
-
-    @property
-    def local_size(self) -> int:
-        return len(self.local_ranks)
-
-
-@dataclass(frozen=True, slots=True)
 class FailureNotice:
     """A failing rank's message to the others. `secondary`: another rank caused the error."""
 
@@ -127,19 +95,42 @@ class _Receive:
     done: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Communicator(Topology):
+@dataclass(frozen=True)
+class Communicator:
     """One rank's view of the job. This one is of a job of one rank, and needs no MPI: a message to itself arrives in
-    the order of sending, by tag. `mpi.py` has that of several ranks. `library`: name and version of the MPI in
-    use, such as `MPICH 5.0.2`."""
+    the order of sending, by tag. `mpi.py` has that of several ranks. `node_of[r]`: the node of world rank r; `library`:
+    name and version of the MPI in use, such as `MPICH 5.0.2`."""
 
+    rank: int
+    node_of: tuple[int, ...]
+    host_name: str
     library: str = "none"
     _mail: dict[int, deque[bytes]] = field(default_factory=dict)
     _failures: dict[int, FailureNotice] = field(default_factory=dict)
 
     @property
-    def topology(self) -> Topology:
-        return self
+    def world_size(self) -> int:
+        return len(self.node_of)
+
+    @property
+    def node_index(self) -> int:
+        return self.node_of[self.rank]
+
+    @cached_property
+    def node_count(self) -> int:
+        return len(set(self.node_of))
+
+    @cached_property
+    def local_ranks(self) -> tuple[int, ...]:
+        return tuple(rank for rank, node in enumerate(self.node_of) if node == self.node_index)
+
+    @cached_property
+    def local_rank(self) -> int:
+        return self.local_ranks.index(self.rank)
+
+    @property
+    def local_size(self) -> int:
+        return len(self.local_ranks)
 
     @property
     def job(self) -> "Communicator":
@@ -196,15 +187,15 @@ class Communicator(Topology):
 
     def wait_all(self, requests: Sequence[Request]) -> None:
         """Wait until all of these messages have been sent or received."""
-        for one in requests:
-            if isinstance(one, _Receive) and not one.done:
-                message = self._mail[one.tag].popleft()
-                one.buffer[: len(message)] = np.frombuffer(message, dtype=np.uint8)
-                one.done = True
+        for request in requests:
+            if isinstance(request, _Receive) and not request.done:
+                message = self._mail[request.tag].popleft()
+                request.buffer[: len(message)] = np.frombuffer(message, dtype=np.uint8)
+                request.done = True
 
     def test_all(self, requests: Sequence[Request]) -> bool:
         """Whether all of these messages have been sent or received. Does not wait; may be called again."""
-        wanted = Counter(one.tag for one in requests if isinstance(one, _Receive) and not one.done)
+        wanted = Counter(request.tag for request in requests if isinstance(request, _Receive) and not request.done)
         if any(len(self._mail.get(tag, ())) < count for tag, count in wanted.items()):
             return False
         self.wait_all(requests)

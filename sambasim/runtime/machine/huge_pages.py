@@ -58,8 +58,8 @@ def freeing(parts: Iterable[ByteArray]) -> Callable[[], None]:
     madvise = library.madvise if number is None else partial(library.syscall, ctypes.c_long(number))
 
     def free() -> None:
-        for one in ranges:
-            madvise(*one)
+        for pages in ranges:
+            madvise(*pages)
 
     return free
 
@@ -129,13 +129,13 @@ def huge_bytes() -> int:
 
 def merged(ranges: Iterable[Range]) -> Sequence[Range]:
     """The same bytes in as few disjoint ranges as possible."""
-    found: list[Range] = []
+    apart: list[Range] = []
     for start, stop in sorted(ranges):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(stop, found[-1][1])
+        if apart and start <= apart[-1][1]:
+            apart[-1] = apart[-1][0], max(stop, apart[-1][1])
         elif stop > start:
-            found.append((start, stop))
-    return found
+            apart.append((start, stop))
+    return apart
 
 
 def _offset_in_file(part: ByteArray, maps: str) -> int | None:

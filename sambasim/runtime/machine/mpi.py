@@ -107,7 +107,7 @@ def linked_library() -> str:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MpiCommunicator(Communicator):
     _world: "MPI.Intracomm" = field(kw_only=True)
     _node: "MPI.Intracomm" = field(kw_only=True)
@@ -133,7 +133,7 @@ class MpiCommunicator(Communicator):
         world = self._world.Create_group(self._world.group.Incl(list(ranks)))
         node = cast("MPI.Intracomm", world.Split(self.node_index, key=world.rank))
         nodes = sorted({self.node_of[rank] for rank in ranks}, key=[self.node_of[rank] for rank in ranks].index)
-        one = MpiCommunicator(
+        communicator = MpiCommunicator(
             rank=world.rank,
             node_of=tuple(nodes.index(self.node_of[rank]) for rank in ranks),
             host_name=self.host_name,
@@ -144,8 +144,8 @@ class MpiCommunicator(Communicator):
             _promised=self._promised,
             _job=self.job,
         )
-        self._subsets.append(one)
-        return one
+        self._subsets.append(communicator)
+        return communicator
 
     def barrier(self) -> None:
         self._world.Barrier()
@@ -183,7 +183,7 @@ class MpiCommunicator(Communicator):
         requests = [self._world.Send_init(as_bytes(buffer), dest=rank, tag=tag) for buffer, rank in sends]
         requests += [self._world.Recv_init(as_bytes(buffer), source=rank, tag=tag) for buffer, rank in receives]
         self._persistent.extend(requests)
-        return Messages(partial(MPI.Prequest.Startall, requests), [Request(one) for one in requests])
+        return Messages(partial(MPI.Prequest.Startall, requests), [Request(request) for request in requests])
 
     def wait_all(self, requests: Sequence[Request]) -> None:
         from mpi4py import MPI
@@ -264,12 +264,12 @@ class MpiCommunicator(Communicator):
     def _received(self, tag: int) -> "list[tuple[int, Any]]":
         from mpi4py import MPI
 
-        found = []
+        received = []
         while (message := self._notices.improbe(tag=tag)) is not None:
             status = MPI.Status()
             value = message.recv(status)
-            found.append((status.Get_source(), value))
-        return found
+            received.append((status.Get_source(), value))
+        return received
 
     def abort(self, exit_code: int) -> NoReturn:
         sys.stdout.flush()

@@ -103,8 +103,8 @@ def measure(communicator: Communicator, request: Request, report: Callable[[str]
             program = flat_program(size_bytes // ELEMENT_BYTES)
             records.append(_measure_size(communicator, program, request, runs, window))
     return CollectivesRecord(
-        world_size=communicator.topology.world_size,
-        node_of=communicator.topology.node_of,
+        world_size=communicator.world_size,
+        node_of=communicator.node_of,
         threads=threads,
         torch=torch.__version__,
         mpi=communicator.library,
@@ -135,7 +135,7 @@ def _window(communicator: Communicator, size_bytes: int) -> SharedWindow:
     """Collective. Raises MachineError if a node lacks the shared memory."""
     device_bytes = flat_program(size_bytes // ELEMENT_BYTES).device_bytes
     # On one node the second half, the operand buffer, stays unused.
-    touched_bytes = device_bytes // 2 if communicator.topology.node_count == 1 else device_bytes
+    touched_bytes = device_bytes // 2 if communicator.node_count == 1 else device_bytes
     return communicator.allocate_shared(device_bytes, [(0, touched_bytes)])
 
 
@@ -149,7 +149,7 @@ def _measure_size(
     paths = [make(name, setting) for name, make in PATHS.items() if name in request.paths]
     times_s = _times_s(communicator, [*paths, copy], numel, runs)
     copy_bound_s = statistics.median(times_s[copy.name])
-    world_size, size_bytes = communicator.topology.world_size, numel * ELEMENT_BYTES
+    world_size, size_bytes = communicator.world_size, numel * ELEMENT_BYTES
 
     def record(path: AllReduce) -> PathRecord:
         measured_s = statistics.median(times_s[path.name])
@@ -177,10 +177,9 @@ def _times_s(
     communicator: Communicator, candidates: Sequence[Measured], numel: int, runs: int
 ) -> Mapping[str, Sequence[float]]:
     """Collective. By path, the time of the slowest rank in each run."""
-    topology = communicator.topology
     own: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
     for turn, runs_in_turn in enumerate(runs_of_turns(runs)):
-        operands = draw(turn, topology.rank, topology.world_size, numel)
+        operands = draw(turn, communicator.rank, communicator.world_size, numel)
         for number in order(len(candidates), turn):
             candidate = candidates[number]
             own[candidate.name] += _turn_s(communicator, candidate, operands, runs_in_turn, f"turn {turn}")
@@ -201,7 +200,7 @@ def _turn_s(
         candidate.run()
         times_s.append(time.perf_counter() - began_s)
         if run in (0, runs):
-            _check(candidate, expected, f"on rank {communicator.topology.rank}, in run {run} of {turn}")
+            _check(candidate, expected, f"on rank {communicator.rank}, in run {run} of {turn}")
         communicator.barrier()  # other ranks may still read what is overwritten next
     return times_s[1:]
 

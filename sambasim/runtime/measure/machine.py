@@ -91,8 +91,8 @@ def _job(work: Work, ranks: int) -> Rates:
                 f"the model does not run on this machine, with {counted(ranks, 'rank')}: {said}",
                 remedy="a smaller --global-batch; sambasim compile and sambasim run say more",
             )
-        found = json.loads((Path(folder) / RATES).read_text())
-    return Rates(**{**found, "passes": tuple(PassTimes(**one) for one in found["passes"])})
+        rates = json.loads((Path(folder) / RATES).read_text())
+    return Rates(**{**rates, "passes": tuple(PassTimes(**times) for times in rates["passes"])})
 
 
 def _copy_bytes_per_s() -> float:

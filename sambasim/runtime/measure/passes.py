@@ -9,7 +9,7 @@ import importlib
 import json
 import pickle
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
@@ -22,11 +22,11 @@ from torch import Tensor
 from sambasim.data.sources import Source, open_source
 from sambasim.errors import DataError, SambasimError
 from sambasim.ir.dataflow import pass_and_update
+from sambasim.ir.graph import Node
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind, TensorType
 from sambasim.options.training import DataOptions, OptimizerOptions
 from sambasim.runtime.engine.executor import Executor, tangent_of
-from sambasim.runtime.engine.instructions import Instruction
 from sambasim.runtime.machine import torch_process_group
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.determinism import repeatable, seed_everything
@@ -34,12 +34,12 @@ from sambasim.runtime.machine.mpi import connect as connect_ranks
 from sambasim.runtime.machine.resources import cores_of_this_process, default_threads, keep_freed_memory
 from sambasim.runtime.run.replica import input_specs
 from sambasim.runtime.run.shards import Shard
-from sambasim.runtime.transports.factory import Way, allocate, connect
+from sambasim.runtime.transports.connect import Way, open_ranks
 from sambasim.runtime.transports.in_process import finished
-from sambasim.runtime.transports.values import MessageLine
+from sambasim.runtime.transports.messages import MessageGroup
 from sambasim.runtime.values.device import DeviceMemory
 from sambasim.runtime.values.optimizers import Optimizers, bind_arguments
-from sambasim.runtime.watch.observer import StepObserver
+from sambasim.runtime.watch.observer import Function, StepObserver
 from sambasim.simulation.machine import PassTimes, Rates
 from sambasim.units import KIB, MIB, counted
 
@@ -86,8 +86,8 @@ class _Clock(StepObserver):
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []
 
-    def bind(self, replica: int, instruction: Instruction) -> Callable[..., object]:
-        name, function, note = instruction.node.name, instruction.function, self.calls
+    def bind(self, replica: int, node: Node, function: Function) -> Function:
+        name, note = node.name, self.calls
 
         def timed(*operands: object, **keywords: object) -> object:
             note.append((name, perf_counter_ns()))
@@ -98,11 +98,11 @@ class _Clock(StepObserver):
     def seconds(self, ended_ns: int) -> dict[str, float]:
         """Of the nodes called since the last time."""
         stops = [*(called_ns for _, called_ns in self.calls[1:]), ended_ns]
-        found = {
+        seconds = {
             name: (stop_ns - called_ns) / 1e9 for (name, called_ns), stop_ns in zip(self.calls, stops, strict=True)
         }
         self.calls.clear()
-        return found
+        return seconds
 
 
 class _Batches:
@@ -152,11 +152,9 @@ class _Rank:
 
     def __init__(self, program: Program, work: Work, batches: _Batches, communicator: Communicator, way: Way) -> None:
         self._communicator, self._batches = communicator, batches
-        allocated = allocate(program, communicator, Way.IN_PROCESS if communicator.world_size == 1 else way)
-        (self._memory,) = allocated.memories
-        _fill(program, self._memory)
-        communicator.barrier()
-        (transport,) = connect(communicator, Way.IN_PROCESS if communicator.world_size == 1 else way, allocated)
+        way = Way.IN_PROCESS if communicator.world_size == 1 else way
+        (transport,) = open_ranks(program, communicator, way, _fill)
+        self._memory = transport.memory
         arguments = bind_arguments(program, work.optimizer, communicator.world_size, communicator.rank, 0)
         self._clock = _Clock()
         self._executor = Executor(
@@ -165,7 +163,7 @@ class _Rank:
             self._memory.tensor,
             wanted=program.loss,
             transport=transport,
-            optimizers=Optimizers(program, self._memory, arguments),
+            optimizers=Optimizers(program, transport.sync.memory, arguments),
             observer=self._clock,
         )
         self._tangent, self._steps = tangent_of(program, 1.0), 0
@@ -188,9 +186,9 @@ class _Rank:
         return _Step(batch_s, written, sum(added.values()), perf_counter() - began_s)
 
 
-def _fill(program: Program, memory: DeviceMemory) -> None:
+def _fill(memory: DeviceMemory, rank: int) -> None:
     """Small random parameters, and ones elsewhere, by which operators may divide: times do not depend on more."""
-    for name, symbol in program.symbols.items():
+    for name, symbol in memory.program.symbols.items():
         if symbol.offset is None or not symbol.type.dtype.startswith(("float", "bfloat")):
             continue
         if symbol.kind is SymbolKind.PARAMETER and memory.has_own_parameters:
@@ -236,7 +234,7 @@ def _measure(work: Work, communicator: Communicator) -> Rates:
         source = open_source(work.data, tuple(input_specs(work.programs[0])))
         before = resident()
         passes, update_s, host_update_s = [], 0.0, 0.0
-        enough = [one for one in work.programs if one.batch_size * ranks <= len(source.train)]
+        enough = [program for program in work.programs if program.batch_size * ranks <= len(source.train)]
         for program in enough or work.programs[:1]:
             rank = _Rank(program, work, _Batches(source, program, work.data, communicator), communicator, Way.DEVICE)
             steps = _steps_of(rank, communicator)
@@ -273,23 +271,23 @@ def _link(communicator: Communicator) -> tuple[float, float]:
     """Collective. The seconds of a short message between ranks 0 and 1, and the bytes a second of a long one."""
     if communicator.world_size == 1:
         return 0.0, inf
-    line = MessageLine(communicator, range(communicator.world_size))
-    latency_s, long_s = (_message_s(line, communicator, size) for size in (_SHORT_BYTES, _LONG_BYTES))
+    group = MessageGroup(communicator)
+    latency_s, long_s = (_message_s(group, communicator, size) for size in (_SHORT_BYTES, _LONG_BYTES))
     return latency_s, _LONG_BYTES / max(long_s - latency_s, 1e-9)
 
 
-def _message_s(line: MessageLine, communicator: Communicator, size_bytes: int) -> float:
+def _message_s(group: MessageGroup, communicator: Communicator, size_bytes: int) -> float:
     tensor, type_ = torch.zeros(size_bytes // 4), TensorType("float32", (size_bytes // 4,))
     times_s = []
     for _ in range(_MESSAGES):
         communicator.barrier()
         began_s = perf_counter()
-        if line.position == 0:
-            line.send(1, 0).begin(tensor)
-            line.recv(1, 1, type_).finish()
-        elif line.position == 1:
-            line.recv(0, 0, type_).finish()
-            line.send(0, 1).begin(tensor)
+        if group.position == 0:
+            group.send(1, 0).begin(tensor)
+            group.recv(1, 1, type_).finish()
+        elif group.position == 1:
+            group.recv(0, 0, type_).finish()
+            group.send(0, 1).begin(tensor)
         times_s.append((perf_counter() - began_s) / 2)  # there and back
     return communicator.broadcast_object(_usual(sorted(times_s)))
 

@@ -19,7 +19,7 @@ from sambasim.ir.types import ALIGNMENT_BYTES, CUT_ELEMENTS, DTYPE_BYTES, Symbol
 from sambasim.runtime.machine import resources
 from sambasim.runtime.machine.communicator import Communicator, SharedWindow
 from sambasim.runtime.machine.mpi import MpiCommunicator
-from sambasim.runtime.transports.factory import Allocated, Way, connect
+from sambasim.runtime.transports.connect import Allocated, Way, connect
 from sambasim.runtime.transports.host import roles_of
 from sambasim.runtime.transports.small_window import SmallWindow
 from sambasim.runtime.transports.window import Devices, Window, is_small
@@ -76,11 +76,11 @@ class Expected:
     def first_difference(self, part: Tensor, start: int) -> int | None:
         """The index of the first wrong element in `part`, which begins at element `start` of the result, or None."""
         for a, b, at in _blocks(start, start + part.numel()):
-            found, wanted = part[a - start : b - start], self.block[at : at + b - a]
+            actual, wanted = part[a - start : b - start], self.block[at : at + b - a]
             if self.bound is None:
-                right = found.view(torch.int32) == wanted.view(torch.int32)
+                right = actual.view(torch.int32) == wanted.view(torch.int32)
             else:
-                right = (found - wanted).abs() <= self.bound[at : at + b - a]  # False for NaN
+                right = (actual - wanted).abs() <= self.bound[at : at + b - a]  # False for NaN
             if not bool(right.all()):
                 return a + int(right.logical_not().nonzero()[0])
         return None
@@ -109,7 +109,7 @@ def draw(turn: int, rank: int, world_size: int, numel: int) -> Operands:
     bound = ((world_size + 1) * _EPSILON * size).float()
     near_mean = Expected((total / world_size).float(), bound / world_size)
     mean = torch.empty_like(blocks[0])
-    tree_mean(blocks, mean, world_size)
+    tree_mean(blocks, mean, world_size)()
     if near_mean.first_difference(mean, 0) is not None:
         raise InternalError("the tree of additions is not near the mean in float64")
     return Operands(blocks[rank], Expected(mean), near_mean, Expected(total.float(), bound))
@@ -179,21 +179,22 @@ def _device(name: str, setting: Setting) -> AllReduce:
     """REDUCE of device sync. Each slice is read from its owner or from the rank of this node that received it."""
     if setting.window is None:
         raise InternalError("the device path without device memory")
-    program, topology = setting.program, setting.communicator.topology
+    program, communicator = setting.program, setting.communicator
     by_rank = {
         rank: DeviceMemory(program, setting.window.of(index)[: program.device_bytes])
-        for index, rank in enumerate(topology.local_ranks)
+        for index, rank in enumerate(communicator.local_ranks)
     }
-    devices = Devices(setting.window, by_rank, shares_parameters=not is_small(program, topology))
-    allocated = Allocated([by_rank[topology.rank]], [setting.communicator], [devices])
-    (transport,) = connect(setting.communicator, Way.DEVICE, allocated)
+    devices = Devices(setting.window, by_rank, shares_parameters=not is_small(program, communicator))
+    allocated = Allocated([by_rank[communicator.rank]], [communicator], [devices])
+    (transport,) = connect(communicator, Way.DEVICE, allocated)
     (group,) = program.groups
-    if isinstance(transport, SmallWindow):
-        run: Callable[[], None] = partial(_reduce_small, transport)
-        parts = [(0, transport.means[group.name])]
-    elif isinstance(transport, Window):
-        run = _reduce_in_window(transport)
-        parts = list(transport.means(group))
+    sync = transport.sync
+    if isinstance(sync, SmallWindow):
+        run: Callable[[], None] = partial(_reduce_small, sync)
+        parts = [(0, sync.means[group.name])]
+    elif isinstance(sync, Window):
+        run = _reduce_in_window(sync)
+        parts = list(sync.means(group))
     else:
         raise InternalError("device sync without a window")
     return AllReduce(
@@ -208,23 +209,23 @@ def _device(name: str, setting: Setting) -> AllReduce:
     )
 
 
-def _reduce_small(transport: SmallWindow) -> None:
-    transport.wait_for_readers()
-    transport.reduce()
+def _reduce_small(sync: SmallWindow) -> None:
+    sync.wait_for_readers()
+    sync.reduce()
 
 
-def _reduce_in_window(transport: Window) -> Callable[[], None]:
+def _reduce_in_window(sync: Window) -> Callable[[], None]:
     """REDUCE without an optimizer; the means, which lie where parameters do, are sent to all other nodes."""
-    reduce = transport.reduce_scatter(transport.program.groups)
-    has_other_nodes = bool(transport.network.sources)
+    reduce = sync.reduce_scatter(sync.program.groups)
+    has_other_nodes = bool(sync.network.sources)
 
     def run() -> None:
         reduce.begin_step()
         reduce.begin()
         reduce.finish()
         if has_other_nodes:
-            transport.spread()
-        transport.meet()
+            sync.spread()
+        sync.meet()
 
     return run
 
@@ -234,8 +235,8 @@ def _through_host(name: str, setting: Setting, way: Way) -> AllReduce:
     program, roles = setting.program, roles_of(setting.communicator.world_size, dedicated=0)
     allocated = Allocated([setting.memory], [setting.communicator])
     (transport,) = connect(setting.communicator, way, allocated, roles)
-    both = transport.reduce_scatter(program.groups), transport.all_gather(program.groups)
-    communications = [one for one in both if one is not None]
+    both = transport.sync.reduce_scatter(program.groups), transport.sync.all_gather(program.groups)
+    communications = [communication for communication in both if communication is not None]
     gradient = setting.memory.region(program.groups[0], "gradient")
 
     def run() -> None:
@@ -287,7 +288,7 @@ def _gloo(name: str, setting: Setting) -> AllReduce:
 def copy_bound(setting: Setting) -> Measured:
     """The copy bound: an all-reduce in memory of n ranks moves (n + 1) / 2 buffers, so each rank copies 1 / n of that,
     between two private buffers."""
-    ranks = setting.communicator.topology.world_size
+    ranks = setting.communicator.world_size
     numel = setting.operand.numel() * (ranks + 1) // (2 * ranks)
     source, target = setting.operand[:numel], setting.result[:numel]
     return Measured(
@@ -334,10 +335,9 @@ def needed_bytes(size_bytes: int, paths: Collection[str], rank: int, node_count:
 
 def check_host_memory(communicator: Communicator, size_bytes: int, paths: Collection[str]) -> None:
     """Collective. Raises MachineError, the same on every rank, if a node lacks the memory to measure this size."""
-    topology = communicator.topology
     resources.check_node_memory(
         communicator,
-        needed_bytes(size_bytes, paths, topology.rank, topology.node_count),
+        needed_bytes(size_bytes, paths, communicator.rank, communicator.node_count),
         what="the memory for the buffers of this node's ranks",
         remedy="measure smaller sizes (--min-bytes, --max-bytes) or fewer --paths, or start fewer ranks",
     )

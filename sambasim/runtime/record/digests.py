@@ -91,15 +91,15 @@ def seen_of_sections(graph: Graph, program: Program) -> Sequence[Sequence[Seen]]
         what = "loss" if output.symbol == program.loss else _OUTPUTS.get(program.symbols[output.symbol].kind)
         if what is not None:
             in_memory = what == "gradient"
-            one = Seen(what, output.symbol, section_of.get(output.value), None if in_memory else output.value)
-            named.setdefault(output.value, []).append(one)
+            entry = Seen(what, output.symbol, section_of.get(output.value), None if in_memory else output.value)
+            named.setdefault(output.value, []).append(entry)
     return [
         [
-            one
+            entry
             for node in graph.section_nodes(section)
             for result in node.results
             if result is not None
-            for one in _seen(result, section.index, result in leaving, named.get(result, ()))
+            for entry in _seen(result, section.index, result in leaving, named.get(result, ()))
         ]
         for section in sections
     ]
@@ -108,7 +108,7 @@ def seen_of_sections(graph: Graph, program: Program) -> Sequence[Sequence[Seen]]
 def _seen(value: str, section: int, leaves: bool, named: Sequence[Seen]) -> Sequence[Seen]:
     """What to record of one value: under its own name only if it has no other, or is one summand of a gradient in
     memory."""
-    shown = any(one.value is not None for one in named)
+    shown = any(entry.value is not None for entry in named)
     return [*([Seen("value", value, section, value)] if leaves and not shown else ()), *named]
 
 
@@ -155,7 +155,9 @@ def _run_of(setup: Setup, team: Team, plan: Plan, asked: StepRange) -> RecordedR
         steps=plan.steps,
         first_step=asked.first,
         last_step=last,
-        sections=tuple(SectionName(one.index, one.kind.value, one.name) for one in graph.sections) if graph else (),
+        sections=tuple(SectionName(section.index, section.kind.value, section.name) for section in graph.sections)
+        if graph
+        else (),
         sees=f"values that leave their {unit}",
     )
 
@@ -218,7 +220,7 @@ class RunDigests(StepRecorder):
         self._first: int | None = None
         self._inputs = seen_in_memory(program, SymbolKind.INPUT)
         self._sections = seen_of_sections(program.step, program)
-        self._replicas = {one.rank: one for one in team.replicas if one.works}
+        self._replicas = {replica.rank: replica for replica in team.replicas if replica.works}
         self._values: dict[int, list[ValueDigest]] = {rank: [] for rank in self._replicas}
         self._micro_step = dict.fromkeys(self._replicas, 0)
         with _writes(folder):
@@ -242,10 +244,10 @@ class RunDigests(StepRecorder):
     @torch.no_grad()
     def _record(self, replica: int, seen: Sequence[Seen]) -> None:
         executor, memory = self._replicas[replica].executor, self._replicas[replica].memory
-        for one in seen:
-            tensor = memory.tensor(one.name) if one.value is None else executor.present(one.value)
+        for entry in seen:
+            tensor = memory.tensor(entry.name) if entry.value is None else executor.present(entry.value)
             if tensor is not None:  # as it is for a value within sections that were compiled together
-                self._values[replica].append(digested(one, tensor, self._micro_step[replica]))
+                self._values[replica].append(digested(entry, tensor, self._micro_step[replica]))
 
     def end(self, step: int, epoch: int, loss: float) -> None:
         self._add(step + 1, (SymbolKind.PARAMETER,), loss=loss)
@@ -269,12 +271,12 @@ class RunDigests(StepRecorder):
 
     def _states(self) -> list[ValueDigest]:
         """Collective. The whole optimizer states on rank 0; each rank may have a slice."""
-        found = []
+        digests = []
         for name, place in self._setup.program.optimizer_states.items():
-            whole = self._team.transport.whole_state(*place)
+            whole = self._team.transport.sync.whole_state(*place)
             if whole is not None and self._setup.is_first:
-                found.append(digested(Seen("state", name), whole))
-        return found
+                digests.append(digested(Seen("state", name), whole))
+        return digests
 
     def _summary(self) -> str:
         first, last, folder = self._first, self.steps[-1] + 1, self._folder

@@ -13,15 +13,14 @@ import torch
 from torch import Tensor
 
 from sambasim.errors import InternalError, NumericsError
-from sambasim.ir.graph import Argument, SectionKind
+from sambasim.ir.graph import Argument, Node, SectionKind
 from sambasim.ir.mesh import Mesh
 from sambasim.ir.program import LOSS_SCALE, Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.options.schedule import LossScaleOptions
-from sambasim.runtime.engine.instructions import Instruction
 from sambasim.runtime.run.replica import Replica
 from sambasim.runtime.values.device import DeviceMemory
-from sambasim.runtime.watch.observer import StepObserver
+from sambasim.runtime.watch.observer import Function, StepObserver
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +105,8 @@ class Probe:
         nodes = training.nodes
         self._node_of = {name: at for at, node in enumerate(nodes) for name in node.results if name is not None}
         symbols = program.symbols
-        given = [symbols[name] for name in training.inputs]
-        self._given = [symbol for symbol in given if symbol.kind in _GIVEN]
+        inputs = [symbols[name] for name in training.inputs]
+        self._given = [symbol for symbol in inputs if symbol.kind in _GIVEN]
         kinds = (SymbolKind.BUFFER,) if may_overflow else (SymbolKind.BUFFER, SymbolKind.GRADIENT)
         self._targets = [out for out in training.outputs if symbols[out.symbol].kind in kinds]
         self._changed = {out.symbol for out in training.outputs}
@@ -125,34 +124,33 @@ class Probe:
 
     def end(self, loss: float) -> None:
         """The pass ended. Raises NumericsError with the origin if the loss, a gradient or a buffer is not finite."""
-        found = {out.value: out.symbol for out in self._graph.outputs if out.symbol == self._program.loss}
-        bad = {} if torch.tensor(loss).isfinite() else found
+        losses = {out.value: out.symbol for out in self._graph.outputs if out.symbol == self._program.loss}
+        bad = {} if torch.tensor(loss).isfinite() else losses
         bad |= {out.value: out.symbol for out in self._targets if not count(self._memory.tensor(out.symbol)).finite}
         if bad:
             raise self._error(next(iter(bad.values())), self._first(bad))
 
-    def check(self, instruction: Instruction, name: str, value: Tensor, operands: Iterable[object]) -> None:
-        """Count what is not finite in `value`, the result `name` of `instruction`. If its operands do not explain that,
-        it is an origin."""
+    def check(self, node: Node, name: str, value: Tensor, operands: Iterable[object]) -> None:
+        """Count what is not finite in `value`, the result `name` of `node`. If its operands do not explain that, it is
+        an origin."""
         made = self._seen[name] = count(value)
         if made.finite:
             return
         tensors = [operand for operand in operands if isinstance(operand, Tensor) and operand.is_floating_point()]
         if is_origin(made, [count(tensor) for tensor in tensors]):
             ranges = [torch.aminmax(tensor.detach()) for tensor in tensors if tensor.numel()]
-            least = min((float(one.min) for one in ranges), default=0.0)
-            largest = max((float(one.max) for one in ranges), default=0.0)
-            node = instruction.node
+            least = min((float(bounds.min) for bounds in ranges), default=0.0)
+            largest = max((float(bounds.max) for bounds in ranges), default=0.0)
             meant = not made.nan and any(map(_is_infinite, (*node.args, *(value for _, value in node.kwargs))))
             self._origins[name] = _Origin(made, least, largest, meant)
 
     def _first(self, bad: Mapping[str, str]) -> str | None:
         reached = self._causes(bad)
-        given = [symbol.name for symbol in self._given if symbol.name in reached]
+        inputs = [symbol.name for symbol in self._given if symbol.name in reached]
         origins = [name for name in self._origins if name in reached]
         # Symbols with NaN come before those with infinities, which may be masks.
         order = {name: (self._meant(name), self._node_of[name], not self._seen[name].nan) for name in origins}
-        order |= {name: (self._meant(name), -1, not self._seen[name].nan) for name in given}
+        order |= {name: (self._meant(name), -1, not self._seen[name].nan) for name in inputs}
         return min(order, key=lambda name: order[name], default=None)
 
     def _causes(self, values: Iterable[str]) -> set[str]:
@@ -195,7 +193,7 @@ class Probe:
             return self._of_symbol(ended, self._program.symbols[first])
         position, origin = self._node_of[first], self._origins[first]
         node = self._graph.nodes[position]
-        section = next(one for one in self._graph.sections if one.start <= position < one.stop)
+        section = next(candidate for candidate in self._graph.sections if candidate.start <= position < candidate.stop)
         module = f" of the module {node.module}" if node.module else ""
         return NumericsError(
             f"{ended}: it begins in section {section.index} ({section.kind} {section.name}), where {node.operator} "
@@ -206,16 +204,16 @@ class Probe:
         )
 
     def _of_symbol(self, ended: str, symbol: Symbol) -> NumericsError:
-        found = self._seen[symbol.name]
+        nonfinite = self._seen[symbol.name]
         if symbol.kind is SymbolKind.INPUT:
             return NumericsError(
-                f"{ended}: the input {symbol.name} of the batch of {self._who} holds {found.word} "
-                f"({self._where_in_batch(symbol)}): {found}",
+                f"{ended}: the input {symbol.name} of the batch of {self._who} holds {nonfinite.word} "
+                f"({self._where_in_batch(symbol)}): {nonfinite}",
                 where=f"step {self.step}, micro-step {self._micro_step}",
                 remedy="correct or leave out such samples, or --on-nonfinite skip to leave out steps that have some",
             )
         return NumericsError(
-            f"{ended}: {self._called(symbol.name)} held {found.word} before the step: {found}",
+            f"{ended}: {self._called(symbol.name)} held {nonfinite.word} before the step: {nonfinite}",
             where=f"{self._who}, {symbol.name}",
             remedy="begin with weights that are finite: --weights FILE.safetensors, or compile again",
         )
@@ -224,8 +222,8 @@ class Probe:
         values = self._memory.tensor(symbol.name)
         whole = values.isfinite().reshape(values.shape[0], -1).all(dim=1)
         numbers = [number for number, finite in zip(self._samples(), whole.tolist(), strict=True) if not finite]
-        more = f" and {len(numbers) - _MOST_SAMPLES} more" if len(numbers) > _MOST_SAMPLES else ""
-        return f"sample{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:_MOST_SAMPLES]))}{more}"
+        others = f" and {len(numbers) - _MOST_SAMPLES} more" if len(numbers) > _MOST_SAMPLES else ""
+        return f"sample{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:_MOST_SAMPLES]))}{others}"
 
     def _called(self, name: str) -> str:
         symbol = self._program.symbols[name]
@@ -261,20 +259,19 @@ class Probes(StepObserver):
     def watching(self, replicas: Sequence[Replica]) -> "Probes":
         self._replicas = replicas
         self._probes = {
-            one.rank: Probe(
-                self._mesh.who(one.rank),
+            replica.rank: Probe(
+                self._mesh.who(replica.rank),
                 self._program,
-                one.memory,
-                one.shard.samples_of_last_batch,
+                replica.memory,
+                replica.shard.samples_of_last_batch,
                 may_overflow=self._may_overflow,
             )
-            for one in replicas
-            if one.works
+            for replica in replicas
+            if replica.works
         }
         return self
 
-    def bind(self, replica: int, instruction: Instruction) -> Callable[..., object]:
-        node, function = instruction.node, instruction.function
+    def bind(self, replica: int, node: Node, function: Function) -> Function:
         if node.operator.split(".")[1] in _UNINITIALIZED:
             return function
 
@@ -283,7 +280,7 @@ class Probes(StepObserver):
             results = result if isinstance(result, tuple | list) else (result,)
             for name, value in zip(node.results, results, strict=False):  # the executor checks the number of results
                 if name is not None and isinstance(value, Tensor):
-                    self._probes[replica].check(instruction, name, value, operands)
+                    self._probes[replica].check(node, name, value, operands)
             return result
 
         return checked
@@ -302,16 +299,16 @@ class Probes(StepObserver):
         """Raises NumericsError if the update made a non-finite value from finite gradients."""
         for replica in self._replicas:
             for symbol in self._symbols:
-                found = count(replica.memory.tensor(symbol.name))
-                if not found.finite:
-                    raise self._error(symbol, found, norm)
+                nonfinite = count(replica.memory.tensor(symbol.name))
+                if not nonfinite.finite:
+                    raise self._error(symbol, nonfinite, norm)
 
-    def _error(self, symbol: Symbol, found: Count, norm: float | None) -> NumericsError:
+    def _error(self, symbol: Symbol, nonfinite: Count, norm: float | None) -> NumericsError:
         name = symbol.torch_names[0] if symbol.torch_names else symbol.name
         of = "" if norm is None else f"; the norm of all gradients together is {norm:.6g}"
         return NumericsError(
-            f"the update of step {self._step + 1} made {found.word} of the {symbol.kind} {name}: {found}, though each "
-            f"replica's loss and gradients are finite{of}",
+            f"the update of step {self._step + 1} made {nonfinite.word} of the {symbol.kind} {name}: {nonfinite}, "
+            f"though each replica's loss and gradients are finite{of}",
             where=f"section OPT, {symbol.name}",
             remedy="train with a smaller --lr, or with gradients that are clipped",
         )

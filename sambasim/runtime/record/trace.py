@@ -173,7 +173,7 @@ class RunTrace(StepRecorder):
     def _summary(self, processes: Sequence[TraceProcess], accuracy_ns: int, left_out: int) -> str:
         first, last = self.steps[0] + 1, self.steps[-1] + 1
         which = f"step {first}" if first == last else f"steps {first} to {last}"
-        spans = sum(len(one.spans) for one in processes)
+        spans = sum(len(process.spans) for process in processes)
         clocks = f"clocks within {format_seconds(accuracy_ns / 1e9)}" if accuracy_ns else "one clock"
         full = f"; {left_out} more spans were dropped" if left_out else ""
         return f"traced {which} of {self._plan.steps} (measured): {spans} spans, {clocks}{full}; {self._path}"
@@ -202,9 +202,11 @@ def compare_clocks(communicator: Communicator, now_ns: Callable[[], int] = perf_
     clocks = [Clock(0, 0)]
     for other in range(1, communicator.world_size):
         if rank == 0:
-            found = _ask(communicator, other, now_ns)
-            one_clock = boots[0] is not None and boots[other] == boots[0] and abs(found.ahead_ns) <= found.accuracy_ns
-            clocks.append(Clock(0, 0) if one_clock else found)
+            measured = _ask(communicator, other, now_ns)
+            one_clock = (
+                boots[0] is not None and boots[other] == boots[0] and abs(measured.ahead_ns) <= measured.accuracy_ns
+            )
+            clocks.append(Clock(0, 0) if one_clock else measured)
         elif rank == other:
             _answer(communicator, now_ns)
     return communicator.broadcast_object(tuple(clocks))

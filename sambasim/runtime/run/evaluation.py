@@ -7,10 +7,9 @@ discarded.
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from itertools import zip_longest
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.utils.data import DataLoader, Subset
 
 from sambasim.data.batches import batches_of, bind, check, collate
@@ -24,8 +23,8 @@ from sambasim.records.metrics import EvaluationRecord
 from sambasim.runtime.engine.executor import Executor, Steps, outputs_in_order
 from sambasim.runtime.machine.determinism import Stream, derive, seed_everything
 from sambasim.runtime.run.replica import input_specs
-from sambasim.runtime.transports.base import Transport
 from sambasim.runtime.transports.in_process import run_together
+from sambasim.runtime.transports.transport import Transport
 from sambasim.runtime.values.device import DeviceMemory
 from sambasim.runtime.watch.status_file import UNWATCHED, Activity
 
@@ -46,17 +45,16 @@ class Sums:
 
 
 class Evaluator:
-    """Runs the evaluation graph of one replica on the parameters in `memories`, those of its ranks in this process, for
-    samples with a target and for prediction. `transports` connect these ranks, where they communicate."""
+    """Runs the evaluation graph of one replica, for samples with a target and for inference. `ranks`: those of the
+    replica in this process."""
 
     def __init__(
         self,
         program: Program,
-        memories: Sequence[DeviceMemory],
+        ranks: Sequence[Transport],
         loss: LossOptions | None,
         options: DataOptions,
         activity: Activity = UNWATCHED,
-        transports: Sequence[Transport] = (),
     ) -> None:
         self._activity = activity
         self._program = program
@@ -64,12 +62,10 @@ class Evaluator:
         self._options = options
         self._inputs = input_specs(program)
         self._has_loss = program.loss is not None
-        self._hub = transports[0].hub if transports else None
+        self._hub = ranks[0].hub
         self._generators: dict[int, Tensor] = {}
-        self._ranks = [
-            _Rank(memory.program, memory, transport, self._inputs)
-            for memory, transport in zip_longest(memories, transports[: len(memories)])
-        ]
+        self._loaders: dict[tuple[int, int], DataLoader[object]] = {}  # by dataset and rank, to keep worker processes
+        self._ranks = [_Rank(rank, self._inputs) for rank in ranks]
 
     def use_buffers(self, buffers: Sequence[Mapping[str, Tensor]]) -> None:
         """Use these running statistics, of replica 0's ranks."""
@@ -84,7 +80,7 @@ class Evaluator:
             total += self._sums_of(self._run(batch), batch, count)
         return total
 
-    def predict(self, dataset: WatchedDataset, rank: int, world_size: int) -> Iterator[tuple[Sums, list[Tensor]]]:
+    def infer(self, dataset: WatchedDataset, rank: int, world_size: int) -> Iterator[tuple[Sums, list[Tensor]]]:
         """For each batch of `rank`: its sums, and the model's outputs without padding. Outputs whose first axis is not
         the batch are left out."""
         size = self._program.batch_size
@@ -96,12 +92,20 @@ class Evaluator:
     def _batches(
         self, dataset: WatchedDataset, rank: int, world_size: int
     ) -> Iterator[tuple[Mapping[str, Tensor], int]]:
-        indices = range(rank, len(dataset), world_size)
-        size = self._program.batch_size
-        loader: DataLoader[object] = DataLoader(
-            Subset(dataset, indices), batch_size=size, collate_fn=collate, num_workers=self._options.workers
-        )
-        batches = batches_of(loader, self._options.source or "the data")
+        indices, options = range(rank, len(dataset), world_size), self._options
+        size, key = self._program.batch_size, (id(dataset), rank)
+        if key not in self._loaders:
+            self._loaders[key] = DataLoader(
+                Subset(dataset, indices),
+                batch_size=size,
+                collate_fn=collate,
+                num_workers=options.workers,
+                prefetch_factor=options.prefetch_factor,
+                persistent_workers=options.persistent_workers,
+                # Kept workers draw no seed again: so that evaluations draw alike, none draws from the global generator.
+                generator=Generator() if options.persistent_workers else None,
+            )
+        batches = batches_of(self._loaders[key], options.source or "the data")
         for start in range(0, len(indices), size):
             self._activity.does(f"evaluating batch {start // size + 1} of {-(-len(indices) // size)}")
             batch = next(batches)
@@ -133,7 +137,8 @@ class Evaluator:
         if self._program.single is None:
             return Sums()
         passes = [
-            rank.single_pass({name: one[index : index + 1] for name, one in batch.items()}) for rank in self._ranks
+            rank.single_pass({name: tensor[index : index + 1] for name, tensor in batch.items()})
+            for rank in self._ranks
         ]
         made = _made(run_together(passes, self._hub, self._generators))
         outputs = outputs_in_order(self._program.single, made)
@@ -161,9 +166,8 @@ def _made(outputs: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 class _Rank:
     """One rank of a replica: its evaluation graphs, with inputs and running statistics of their own."""
 
-    def __init__(
-        self, program: Program, memory: DeviceMemory, transport: Transport | None, inputs: Sequence[InputSpec]
-    ) -> None:
+    def __init__(self, transport: Transport, inputs: Sequence[InputSpec]) -> None:
+        program, memory = transport.program, transport.memory
         self._own = {
             name: torch.empty_like(memory.tensor(name))
             for name, symbol in program.symbols.items()

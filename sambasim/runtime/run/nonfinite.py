@@ -9,10 +9,14 @@ import math
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field, with_config
 
 from sambasim.errors import NumericsError
 from sambasim.options.run import OnNonfinite
 from sambasim.options.schedule import LossScaleOptions
+from sambasim.records import Count
 from sambasim.runtime.run.plan import Position
 from sambasim.runtime.run.run_observer import RunObserver, Step
 
@@ -53,18 +57,18 @@ class LossWatch:
             self._in_a_row = 0
             return
         self._in_a_row += 1
-        found = which(losses)
+        where = which(losses)
         if self._choice == "stop" or self._in_a_row > MOST_IN_A_ROW:
             skipped = f", as were the {MOST_IN_A_ROW} before it" if self._choice == "skip" else ""
             raise self._error(
-                f"the loss of step {step.step} is not finite{skipped}: {found}",
+                f"the loss of step {step.step} is not finite{skipped}: {where}",
                 f"epoch {step.epoch}, step {step.step}",
                 "" if skipped else ", or --on-nonfinite skip to go on",
             )
         self._notes += 1
         if self._notes <= MOST_NOTES:
-            more = "; further ones are counted" if self._notes == MOST_NOTES else ""
-            self._observer.noted(f"step {step.step} is skipped, its loss is not finite: {found}{more}")
+            others = "; further ones are counted" if self._notes == MOST_NOTES else ""
+            self._observer.noted(f"step {step.step} is skipped, its loss is not finite: {where}{others}")
 
     def check_scale(self, scale: float, least: float, step: Step) -> None:
         """Raises NumericsError if overflows have brought the loss scale below `least`."""
@@ -135,14 +139,15 @@ _LARGEST = {"float16": 2.0**15}
 """The largest power of two of a dtype, where it is small."""
 
 
+@with_config(extra="forbid", strict=True)
 @dataclass(slots=True)
 class LossScale:
     """The scale `value` of the next step, on all ranks the same. `good_steps`: since the last overflow or change;
     `tolerated`: overflows that do not halve the scale yet."""
 
-    value: float
-    good_steps: int
-    tolerated: int
+    value: Annotated[float, Field(gt=0)]
+    good_steps: Count
+    tolerated: Count
 
     @classmethod
     def first(cls, options: LossScaleOptions, dtype: str) -> "LossScale":

@@ -3,19 +3,23 @@
 import math
 from dataclasses import dataclass
 
+from pydantic import with_config
+
 from sambasim.errors import DataError
 from sambasim.options.schedule import ScheduleOptions
 from sambasim.options.training import TrainingOptions
+from sambasim.records import Count
 
 
+@with_config(extra="forbid", strict=True)
 @dataclass(frozen=True, slots=True)
 class Position:
     """The progress of a run: `step` optimizer steps in all, and the first `used` samples in the order of `epoch`, from
     0."""
 
-    step: int = 0
-    epoch: int = 0
-    used: int = 0
+    step: Count = 0
+    epoch: Count = 0
+    used: Count = 0
 
 
 BEGINNING = Position()

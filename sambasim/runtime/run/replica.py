@@ -19,11 +19,11 @@ from sambasim.records.trace import Track
 from sambasim.runtime.engine.executor import Executor, Steps, Updated, tangent_of
 from sambasim.runtime.machine.determinism import Stream, derive, seed_torch
 from sambasim.runtime.run.shards import Shard
-from sambasim.runtime.transports.base import Transport
+from sambasim.runtime.transports.transport import Transport
 from sambasim.runtime.values.device import SHARED_KINDS, DeviceMemory
 from sambasim.runtime.values.optimizers import Optimizers
 from sambasim.runtime.values.weights import part_of
-from sambasim.runtime.watch.observer import StepObserver, span
+from sambasim.runtime.watch.observer import StepObserver, report_spans, span
 
 if TYPE_CHECKING:
     from sambasim.runtime.engine.inductor import Inductor
@@ -89,6 +89,7 @@ class Replica:
     def observe(self, observer: StepObserver | None) -> None:
         self.observer = observer
         self._detailed = observer if observer is not None and observer.detailed else None
+        report_spans(self, observer, self.rank)
         self.executor.observe(observer)
 
     @property
@@ -110,7 +111,7 @@ class Replica:
         asks of the run."""
         if self._guard is not None:
             self._guard.save()
-            self.transport.wait_for_readers()
+            self.transport.sync.wait_for_readers()
         else:
             self.executor.begin_step(update, rate, loss_scale)
         began_ns, observer, total, loss = perf_counter_ns(), self.observer, 0.0, math.nan
@@ -157,11 +158,7 @@ class Replica:
         observer = self.observer
         if observer is not None:
             observer.batch_begins(self.rank, micro_step)
-        if self._detailed is not None:
-            self._place(self._read(micro_step)[0])
-        else:  # without the calls that report spans
-            for name, tensor in self.shard.next_batch().items():
-                self._inputs[name].copy_(tensor)
+        self._place(self._read(micro_step)[0])
         if observer is not None:
             observer.pass_begins(self.rank, micro_step)
 

@@ -17,9 +17,9 @@ from sambasim.ir.views import with_cut_batch
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.resources import check_node_memory
 from sambasim.runtime.run.replica import place_inputs
-from sambasim.runtime.transports.base import slices_of
-from sambasim.runtime.transports.factory import Allocated, Way, allocate, groups_of
-from sambasim.runtime.transports.values import mean_of
+from sambasim.runtime.transports.communication import mean_of
+from sambasim.runtime.transports.connect import Allocated, Way, allocate, groups_of
+from sambasim.runtime.transports.gradient_sync import slices_of
 from sambasim.runtime.values.device import SHARED_KINDS, DeviceMemory, private_storage
 from sambasim.runtime.values.mean import tree_mean
 from sambasim.runtime.values.weights import joined, part_of
@@ -40,7 +40,7 @@ class ReplicaMemory:
         if self.chips > 1:
             check_node_memory(communicator, program.device_bytes * (self.chips - 1))
         others = (DeviceMemory(self.program, private_storage(program.device_bytes)) for _ in range(1, self.chips))
-        self.memories = [first, *self.allocated.memories[1:], *(one.with_parameters_of(first) for one in others)]
+        self.memories = [first, *self.allocated.memories[1:], *(memory.with_parameters_of(first) for memory in others)]
 
     @property
     def lies_along_tp(self) -> bool:
@@ -56,7 +56,7 @@ class ReplicaMemory:
     @property
     def is_sliced(self) -> bool:
         """Whether each process has only its own slices of the optimizer's state."""
-        return any(one.shares_parameters for one in self.allocated.devices)
+        return any(shared.shares_parameters for shared in self.allocated.devices)
 
     def connect_replicas(self, way: Way, *, keep_states: bool) -> Allocated:
         """Collective. Bring memory to where replicas that sync by `way` need it. The first process of a node writes
@@ -70,7 +70,7 @@ class ReplicaMemory:
         self.allocated = allocate(self.program, communicator, way, ranks, mesh)
         first, *rest = self.allocated.memories
         others = self.memories[len(before.memories) :]
-        self.memories = [first, *rest, *(one.with_parameters_of(first) for one in others)]
+        self.memories = [first, *rest, *(memory.with_parameters_of(first) for memory in others)]
         for symbol in self.program.symbols.values():
             if symbol.offset is None or symbol.kind is SymbolKind.REDUCE_BUFFER:
                 continue
@@ -110,7 +110,7 @@ class ReplicaMemory:
             return of_ranks[0]
         outputs = {}
         for name in of_ranks[0]:
-            parts, cuts = [one[name] for one in of_ranks], self.program.symbols[name].cuts
+            parts, cuts = [outputs_of_rank[name] for outputs_of_rank in of_ranks], self.program.symbols[name].cuts
             if cuts:
                 outputs[name] = joined(parts, cuts[0])
                 if name in of_inputs and self.chips > 1:
@@ -125,19 +125,21 @@ class ReplicaMemory:
             return [tangent] * self.ranks
         names = [name for name, symbol in self.program.symbols.items() if symbol.kind is SymbolKind.TANGENT]
         by_name = tangent if isinstance(tangent, dict) else {names[0]: tangent}
-        found = []
+        of_ranks = []
         for rank in range(self.ranks):
             parts = self._parts(by_name, rank)
-            scaled = {name: one * self.chips if self.program.symbols[name].cuts else one for name, one in parts.items()}
-            found.append(scaled if isinstance(tangent, dict) else scaled[names[0]])
-        return found
+            scaled = {
+                name: part * self.chips if self.program.symbols[name].cuts else part for name, part in parts.items()
+            }
+            of_ranks.append(scaled if isinstance(tangent, dict) else scaled[names[0]])
+        return of_ranks
 
     def reduce_chips(self) -> None:
         """Replace the gradients of the first chip by the means over all."""
         if self.chips > 1:
             for group in self.program.groups:
                 gradients = [memory.region(group, "gradient") for memory in self.memories]
-                tree_mean(gradients, gradients[0], self.chips)
+                tree_mean(gradients, gradients[0], self.chips)()
 
     def _parts(self, tensors: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
         symbols = self.program.symbols
@@ -165,9 +167,9 @@ class ReplicaMemory:
         if name not in self._members or not self.is_sliced:
             return place.clone()
         group, member, state = self._members[name]
-        if self._communicator.topology.node_count > 1:
+        if self._communicator.node_count > 1:
             raise OptionError(
-                f"{name} is in slices on {self._communicator.topology.node_count} nodes, and cannot be read here",
+                f"{name} is in slices on {self._communicator.node_count} nodes, and cannot be read here",
                 remedy="sync through the host where optimizer state is to be saved: leave out --reduce-on-rdu",
             )
         whole = torch.empty_like(place)

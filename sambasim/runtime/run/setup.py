@@ -99,15 +99,14 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
     began_s = time.perf_counter()
     document = read(path)
     check_device(document)
-    topology = communicator.topology
     count = ranks_of_process(
-        topology.world_size,
+        communicator.world_size,
         document.program.ranks_of_replica,
         options.emulate_replicas,
         whole=options.one_process_per_replica,
     )
-    ranks = range(topology.rank * count, (topology.rank + 1) * count)
-    who = roles_of(topology.world_size, options.parameter_servers or 0)
+    ranks = range(communicator.rank * count, (communicator.rank + 1) * count)
+    who = roles_of(communicator.world_size, options.parameter_servers or 0)
     mesh = mesh_of(document.program.mesh, len(who.workers) * count)
     replicas = mesh.size(DATA_PARALLEL) // document.program.chips
     options, by_file = with_deepspeed(options, document.training_defaults, document.compile_options, replicas)
@@ -128,7 +127,7 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
         mesh=mesh,
         ranks=ranks,
         inventory=inventory,
-        placement=place_replicas(inventory, [topology.node_of[rank] for rank in who.workers], count),
+        placement=place_replicas(inventory, [communicator.node_of[rank] for rank in who.workers], count),
         arguments=bind_arguments(
             document.program,
             resolved.optimizer,

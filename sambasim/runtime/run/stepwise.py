@@ -21,9 +21,10 @@ from sambasim.runtime.engine.executor import Executor, Steps, Tangent
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.replica import place_inputs
 from sambasim.runtime.run.replica_memory import ReplicaMemory
-from sambasim.runtime.transports.base import BytesMoved, Transport
-from sambasim.runtime.transports.factory import Way, connect, connect_here
+from sambasim.runtime.transports.communication import BytesMoved
+from sambasim.runtime.transports.connect import Way, connect, connect_here
 from sambasim.runtime.transports.in_process import finished, run_together
+from sambasim.runtime.transports.transport import Transport
 from sambasim.runtime.values.optimizers import Optimizers
 from sambasim.runtime.watch.observer import SectionClock
 
@@ -80,7 +81,7 @@ class StepwiseReplica:
 
     @property
     def bytes_moved(self) -> BytesMoved:
-        counts = [one.bytes_moved.counts() for one in self._transports]
+        counts = [one.sync.bytes_moved.counts() for one in self._transports]
         return BytesMoved(*map(sum, zip(*counts, strict=True))) if counts else BytesMoved()
 
     def run(
@@ -261,7 +262,7 @@ class StepwiseReplica:
         elif not self._transports:
             self._transports = connect_here(memory.memories[:1])
         arguments = {argument.name: argument.default for argument in program.runtime_arguments}
-        self._optimizers = [Optimizers(program, one.memory, arguments) for one in self._transports]
+        self._optimizers = [Optimizers(program, one.sync.memory, arguments) for one in self._transports]
         for index, hyperparameters in self._hyperparameters.items():
             for one in self._optimizers:
                 one.change(index, hyperparameters)

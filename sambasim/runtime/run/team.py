@@ -1,6 +1,6 @@
 """The replicas of a process, with their device memories, their shards of the data, and their transports."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -15,9 +15,10 @@ from sambasim.runtime.run.replica import Replica, input_specs, place_weights
 from sambasim.runtime.run.run_observer import RunObserver
 from sambasim.runtime.run.setup import Setup
 from sambasim.runtime.run.shards import Shard
-from sambasim.runtime.transports.base import Transport, slices_of
-from sambasim.runtime.transports.factory import Way, allocate, connect
+from sambasim.runtime.transports.connect import Way, open_ranks
+from sambasim.runtime.transports.gradient_sync import slices_of
 from sambasim.runtime.transports.in_process import Hub
+from sambasim.runtime.transports.transport import Transport
 from sambasim.runtime.values.device import DeviceMemory
 from sambasim.runtime.values.optimizers import Optimizers
 from sambasim.runtime.values.weights import load_weights
@@ -46,10 +47,6 @@ class Team:
         return self.transport.hub
 
     @property
-    def memories(self) -> Sequence[DeviceMemory]:
-        return [replica.memory for replica in self.replicas]
-
-    @property
     def memory(self) -> DeviceMemory:
         return self.replicas[0].memory
 
@@ -66,22 +63,24 @@ class Team:
     @contextmanager
     def whole_parameters(self) -> Iterator[None]:
         """Collective. Parameters are whole within, also where ranks keep slices only."""
-        for one in self.replicas:
-            one.transport.make_whole()
-        yield
-        self.release_parameters()
+        for replica in self.replicas:
+            replica.transport.sync.make_whole()
+        try:
+            yield
+        finally:
+            self.release_parameters()
 
     def release_parameters(self) -> None:
         """Free the parameters of which this process keeps slices only."""
         if self.keeps_slices:
-            for one in self.replicas:
-                for group in one.memory.program.groups:
-                    one.transport.releasing(group, "parameter")()
+            for replica in self.replicas:
+                for group in replica.memory.program.groups:
+                    replica.transport.sync.releasing(group, "parameter")()
 
     @property
     def first(self) -> Sequence[Replica]:
         """The ranks of one replica that this process runs: of replica 0 in an emulation, where they update all."""
-        return [one for one in self.replicas if one.replica == self.replicas[0].replica]
+        return [replica for replica in self.replicas if replica.replica == self.replicas[0].replica]
 
 
 def assemble(
@@ -93,12 +92,10 @@ def assemble(
     mesh = setup.mesh if copy_mesh(program.mesh).world_size > 1 else None
     if way in (Way.HOST, Way.IN_PROCESS) and setup.shards > 1:
         program = in_slices(program)
-    allocated = allocate(program, communicator, way, setup.ranks, mesh)
-    _place_weights(setup, allocated.memories, sliced=way is Way.HOST and program.zero == 3)
-    transports = connect(communicator, way, allocated, setup.roles, mesh)
+    fill = _with_weights(setup, sliced=way is Way.HOST and program.zero == 3)
+    transports = open_ranks(program, communicator, way, fill, setup.ranks, mesh, setup.roles)
     engine = choose_engine(setup.options.engine, communicator, run_observer.preparing)
-    replicas = _replicas(setup, allocated.memories, transports, sources, engine, observer)
-    return Team(replicas, way, engine)
+    return Team(_replicas(setup, transports, sources, engine, observer), way, engine)
 
 
 def _way(setup: Setup) -> Way:
@@ -115,24 +112,26 @@ def _way(setup: Setup) -> Way:
 def changed_buffers(setup: Setup) -> list[str]:
     """Names of those that a training step changes."""
     training = setup.program.training
-    found = [setup.program.symbols[output.symbol] for output in (training.outputs if training else ())]
-    return [(*one.torch_names, one.name)[0] for one in found if one.kind is SymbolKind.BUFFER]
+    changed = [setup.program.symbols[output.symbol] for output in (training.outputs if training else ())]
+    return [(*symbol.torch_names, symbol.name)[0] for symbol in changed if symbol.kind is SymbolKind.BUFFER]
 
 
-def _place_weights(setup: Setup, memories: Sequence[DeviceMemory], *, sliced: bool) -> None:
+def _with_weights(setup: Setup, *, sliced: bool) -> Callable[[DeviceMemory, int], None]:
+    """Fills the memory of a rank; `sliced`: only its slices of the parameters are kept."""
     weights = dict(map_weights(setup.path, setup.document))
     if setup.options.weights is not None and setup.options.checkpoint.resume is None:
         weights |= load_weights(setup.options.weights, setup.program)
-    for rank, memory in zip(setup.ranks, memories, strict=True):
-        at, slices = setup.mesh.coordinates(rank), slices_of(memory.program, setup.shards) if sliced else None
-        keep = {name: of_ranks[at[DATA_PARALLEL]] for name, of_ranks in slices.items()} if slices else {}
+
+    def fill(memory: DeviceMemory, rank: int) -> None:
+        at, slices = setup.mesh.coordinates(rank), slices_of(memory.program, setup.shards) if sliced else {}
+        keep = {name: of_ranks[at[DATA_PARALLEL]] for name, of_ranks in slices.items()}
         place_weights(memory.program, memory, weights, at, keep)
-    setup.communicator.node_barrier()  # another rank may write weights that this one reads
+
+    return fill
 
 
 def _replicas(
     setup: Setup,
-    memories: Sequence[DeviceMemory],
     transports: Sequence[Transport],
     sources: Sequence[Source],
     engine: Engine,
@@ -144,19 +143,19 @@ def _replicas(
         communicator.node_barrier()
     replicas = [
         Replica(
-            number,
-            memory.program,
-            memory,
+            transport.rank,
+            transport.program,
+            transport.memory,
             _shard(setup, source, transport.replica) if setup.works else None,
             setup.resolved.training,
             transport,
-            Optimizers(memory.program, transport.memory, setup.arguments),
+            Optimizers(transport.program, transport.sync.memory, setup.arguments),
             engine.inductor if setup.works else None,
             overlaps=not options.debug_numerics,
             skips_nonfinite=options.on_nonfinite == "skip",
             observer=observer,
         )
-        for number, memory, transport, source in zip(setup.ranks, memories, transports, sources, strict=True)
+        for transport, source in zip(transports, sources, strict=True)
     ]
     if engine.inductor:
         if communicator.local_rank == 0:

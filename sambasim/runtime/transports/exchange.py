@@ -6,7 +6,7 @@ An exchange has several rounds, so that buffers are small: while one is sent, th
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Protocol, TypeAlias
+from typing import TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -16,10 +16,10 @@ from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import CUT_ELEMENTS, DTYPE_BYTES, Slice, pieces
 from sambasim.records.trace import Track
 from sambasim.runtime.machine.communicator import Communicator, Message, Request
-from sambasim.runtime.transports.base import BytesMoved, Communication
+from sambasim.runtime.transports.communication import BytesMoved, Communication
 from sambasim.runtime.values.device import DeviceMemory, bytes_of
 from sambasim.runtime.values.mean import Sum, TreeMean
-from sambasim.runtime.watch.observer import Observed, SpanArgs, StepObserver, span
+from sambasim.runtime.watch.observer import SpanArgs, span
 
 ROUND_ELEMENTS = 1_048_576
 """Elements that one replica sends to, or receives from, all owners together in one round."""
@@ -33,8 +33,11 @@ _Copy: TypeAlias = tuple[Tensor, Tensor]  # (to, from)
 @dataclass(frozen=True, slots=True)
 class Places:
     """Where gradients and parameters are, for one rank of a job. `workers`: the ranks with a replica; `slices`: for
-    each group, what each rank owns; `device`: the memory of this rank's replica, if any; `kept`: that of the owned
-    slices. `outgoing`, `incoming`: host memory for what is sent and received, which all exchanges share."""
+    each group, what each rank updates; `device`: the memory of this rank's replica, if any; `kept`: that of the
+    updated slices. `outgoing`, `incoming`: host memory for what is sent and received, which all exchanges share;
+    `moved`: the bytes of this rank in all of them."""
+
+    communicator: Communicator
 
     workers: Sequence[int]
     slices: Mapping[str, Sequence[Slice]]
@@ -42,6 +45,7 @@ class Places:
     kept: DeviceMemory
     outgoing: "Halves" = field(default_factory=lambda: Halves())
     incoming: "Halves" = field(default_factory=lambda: Halves())
+    moved: BytesMoved = field(default_factory=BytesMoved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,47 +59,36 @@ class _Round:
     last_copies: list[_Copy] = field(default_factory=list)
 
 
+@final
 class Exchange(Communication):
     """Rounds that all ranks execute together. `moves` counts the bytes of this rank in all of them."""
 
-    def __init__(self, rounds: Sequence[_Round], moves: BytesMoved, owner: "Endpoint", tag: int) -> None:
+    def __init__(self, rounds: Sequence[_Round], moves: BytesMoved, places: Places, tag: int) -> None:
         self._rounds = rounds
         self._moves = moves
-        self._owner = owner
-        self._communicator = owner.communicator
-        self._sends = [self._communicator.persistent(one.sends, (), tag) for one in rounds]
-        self._receives = [self._communicator.persistent((), one.receives, tag) for one in rounds]
-        self.rank = owner.rank
-        self.observer: StepObserver | None = None
+        self._moved = places.moved
+        self._communicator = places.communicator
+        self._sends = [self._communicator.persistent(round_.sends, (), tag) for round_ in rounds]
+        self._receives = [self._communicator.persistent((), round_.receives, tag) for round_ in rounds]
 
     def finish(self) -> None:
-        observer = self.observer = self._owner.observer
-        wait = self._communicator.wait_all if observer is None else self._wait
         rounds = self._rounds
         for number in range(len(rounds) + 1):
             if number < len(rounds):
                 if number >= 2:
-                    wait(self._sends[number - 2].requests)  # this round reuses the buffers of that one
+                    self._wait(self._sends[number - 2].requests)  # this round reuses the buffers of that one
                 self._receives[number].start()
-                if observer is None:  # without the calls that report spans
-                    for to, source in rounds[number].copies:
-                        to.copy_(source)
-                else:
-                    self._to_host(rounds[number].copies)
+                self._to_host(rounds[number].copies)
                 self._sends[number].start()
             if number >= 1:
                 before = rounds[number - 1]
-                wait(self._receives[number - 1].requests)
+                self._wait(self._receives[number - 1].requests)
                 for take_mean in before.means:
                     take_mean()
-                if observer is None:
-                    for to, source in before.last_copies:
-                        to.copy_(source)
-                else:
-                    self._to_device(before.last_copies)
+                self._to_device(before.last_copies)
         for messages in self._sends[-2:]:
-            wait(messages.requests)
-        moved = self._owner.bytes_moved
+            self._wait(messages.requests)
+        moved = self._moved
         moved.device_to_host += self._moves.device_to_host
         moved.host_to_device += self._moves.host_to_device
         moved.network += self._moves.network
@@ -112,33 +105,22 @@ class Exchange(Communication):
 
     @span(Track.COPIES, "device to host", _bytes)
     def _to_host(self, copies: Sequence[_Copy]) -> None:
-        _copy(copies)
+        for to, source in copies:
+            to.copy_(source)
 
     @span(Track.COPIES, "host to device", _bytes)
     def _to_device(self, copies: Sequence[_Copy]) -> None:
-        _copy(copies)
+        for to, source in copies:
+            to.copy_(source)
 
 
-def _copy(copies: Sequence[_Copy]) -> None:
-    for to, source in copies:
-        to.copy_(source)
-
-
-class Endpoint(Observed, Protocol):
-    """The transport that an exchange belongs to."""
-
-    communicator: Communicator
-    bytes_moved: BytesMoved
-    replicas: int
-
-
-def reduce_scatter(groups: Sequence[ParameterGroup], places: Places, owner: Endpoint) -> Exchange:
-    """An exchange after which the owned slices of the gradients in `places.kept` are means over the workers, added in
-    the order of the tree."""
-    rank = owner.communicator.rank
+def reduce_scatter(groups: Sequence[ParameterGroup], places: Places) -> Exchange:
+    """An exchange after which the own slices of the gradients in `places.kept` are means over the workers, added in the
+    order of the tree."""
+    rank = places.communicator.rank
     others = [worker for worker in places.workers if worker != rank]
     steps = additions(len(places.workers))
-    means = {group.dtype: TreeMean(steps, owner.replicas, getattr(torch, group.dtype)) for group in groups}
+    means = {group.dtype: TreeMean(steps, len(places.workers), getattr(torch, group.dtype)) for group in groups}
     cuts = _cuts(groups, places.slices)
     outgoing = _Buffers([(group, _lengths(slices)) for group, slices in cuts], places.outgoing)
     incoming = _Buffers([(group, [_lengths(slices)[rank]] * len(others)) for group, slices in cuts], places.incoming)
@@ -162,14 +144,12 @@ def reduce_scatter(groups: Sequence[ParameterGroup], places: Places, owner: Endp
             moves.host_to_device += kept.nbytes
         now.means.append(means[group.dtype].of([operands[worker] for worker in places.workers], mean))
         rounds.append(now)
-    return Exchange(rounds, moves, owner, _REDUCE_TAG)
+    return Exchange(rounds, moves, places, _REDUCE_TAG)
 
 
-def all_gather(
-    groups: Sequence[ParameterGroup], places: Places, owner: Endpoint, region: str = "parameter"
-) -> Exchange:
+def all_gather(groups: Sequence[ParameterGroup], places: Places, region: str = "parameter") -> Exchange:
     """An exchange after which every replica's device has the owners' parameters (or another `region`)."""
-    rank = owner.communicator.rank
+    rank = places.communicator.rank
     others = [worker for worker in places.workers if worker != rank]
     cuts = _cuts(groups, places.slices)
     buffers = _Buffers([(group, _lengths(slices)) for group, slices in cuts], places.outgoing)
@@ -195,7 +175,7 @@ def all_gather(
             )
             moves.host_to_device += sum(part.nbytes for _, part in now.last_copies)
         rounds.append(now)
-    return Exchange(rounds, moves, owner, _GATHER_TAG)
+    return Exchange(rounds, moves, places, _GATHER_TAG)
 
 
 def _cuts(
@@ -239,7 +219,7 @@ class _Buffers:
 
     def __init__(self, rounds: Sequence[tuple[ParameterGroup, Sequence[int]]], halves: Halves) -> None:
         self._rounds = rounds
-        self._halves = halves.of(max((sum(lengths) * DTYPE_BYTES[one.dtype] for one, lengths in rounds), default=0))
+        self._halves = halves.of(max((sum(lengths) * DTYPE_BYTES[group.dtype] for group, lengths in rounds), default=0))
 
     def parts(self, number: int) -> list[Tensor]:
         group, lengths = self._rounds[number]

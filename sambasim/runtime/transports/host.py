@@ -24,11 +24,12 @@ from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.ir.types import Slice
 from sambasim.records.trace import Track
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.runtime.transports.base import Communication, EndOfStep, Finishing, Shared, Transport, slices_of
+from sambasim.runtime.transports.communication import Communication, EndOfStep, Finishing, Shared
 from sambasim.runtime.transports.exchange import Exchange, Places, all_gather, reduce_scatter
-from sambasim.runtime.transports.values import GatherLosses, Line, MessageLine, collect
+from sambasim.runtime.transports.gradient_sync import GradientSync, slices_of
+from sambasim.runtime.transports.messages import GatherLosses, MessageGroup, collect
 from sambasim.runtime.values.device import DeviceMemory, private_storage
-from sambasim.runtime.watch.observer import SpanArgs, StepObserver, span
+from sambasim.runtime.watch.observer import SpanArgs, span
 
 GLOO_EXEMPT = "gloo adds gradients in an order of its own, so the bits may differ from those of other sync paths"
 
@@ -48,33 +49,24 @@ def roles_of(world_size: int, dedicated: int) -> Roles:
     return Roles(tuple(range(first_server)), servers)
 
 
-class _Staged(Transport):
-    """Every communication goes through host memory. `workers` are the ranks that have a replica."""
+class _Staged(GradientSync):
+    """Every communication goes through host memory."""
 
-    def __init__(
-        self, program: Program, places: Places, communicator: Communicator, title: str, *, replicated: bool = False
-    ) -> None:
+    def __init__(self, program: Program, places: Places, title: str, *, replicated: bool = False) -> None:
+        group = MessageGroup(places.communicator)  # also of servers: they update slices, so the norm is theirs too
         replicas = len(places.workers)
-        super().__init__(program, places.kept, communicator.rank, places.slices, replicas, replicated=replicated)
-        self.communicator = communicator
+        super().__init__(program, places.kept, group, places.slices, replicas=replicas, replicated=replicated)
+        self.bytes_moved = places.moved
         self.places = places
         self.title = title
-        self._exchange = GatherLosses(communicator, places.workers)
+        self._exchange_losses = GatherLosses(places.communicator, places.workers)
 
-    def line(self, axis: str) -> Line:
-        if self.replicas < self.communicator.world_size:  # servers own slices, so the norm is theirs too
-            return self.line_of(range(self.communicator.world_size))
-        return super().line(axis)
-
-    def line_of(self, ranks: Sequence[int]) -> MessageLine:
-        return MessageLine(self.communicator, ranks)
-
-    def end_step(self) -> EndOfStep:
-        return Finishing(self._gather_losses)
+    def end_of_step(self) -> EndOfStep:
+        return Finishing(lambda: self._gather_losses())
 
     @span(Track.COLLECTIVES, "losses of all")
     def _gather_losses(self) -> Shared:
-        return self._exchange(*self.offered)
+        return self._exchange_losses(*self.offered)
 
 
 @final
@@ -82,10 +74,10 @@ class Host(_Staged):
     """Device to host, an exchange between hosts by MPI, host to device."""
 
     def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication:
-        reduce = reduce_scatter(groups, self.places, self)
+        reduce = self._observed(reduce_scatter(groups, self.places))
         if not self.replicated:
             return reduce
-        gather = all_gather(groups, self.places, self, "gradient")
+        gather = self._observed(all_gather(groups, self.places, "gradient"))
 
         def reduce_and_gather() -> None:
             reduce.finish()
@@ -94,10 +86,10 @@ class Host(_Staged):
         return Finishing(reduce_and_gather)
 
     def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication | None:
-        return None if self.replicated else all_gather(groups, self.places, self)
+        return None if self.replicated else self._observed(all_gather(groups, self.places))
 
     def releasing(self, group: ParameterGroup, region: str) -> Callable[[], None]:
-        return self.memory.releasing(group, region, self.owned(group))
+        return self.memory.releasing(group, region, self.updated(group))
 
     def make_whole(self) -> None:
         if self.program.zero == 3:
@@ -105,13 +97,17 @@ class Host(_Staged):
 
     @cached_property
     def _all_parameters(self) -> Exchange:
-        return all_gather(self.program.groups, self.places, self)
+        return self._observed(all_gather(self.program.groups, self.places))
 
     def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
         if self.replicated:
             return super().whole_state(group, member, state)
         own = {self.replica: self.memory.region(group, state)}
-        return collect(self.communicator, own, self.slices[group.name], member)
+        return collect(self.places.communicator, own, self.slices[group.name], member)
+
+    def _observed(self, exchange: Exchange) -> Exchange:
+        self.observed.append(exchange)
+        return exchange
 
 
 @final
@@ -119,34 +115,35 @@ class Gloo(_Staged):
     """Device to host, gloo's all-reduce, host to device: needs the default process group of the ranks."""
 
     def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication:
-        return _GlooAllReduce(self, groups)
+        reduce = _GlooAllReduce(self, groups)
+        self.observed.append(reduce)
+        return reduce
 
 
 def _all_work(program: Program, memory: DeviceMemory, communicator: Communicator) -> Places:
     size = communicator.world_size
-    return Places(range(size), slices_of(program, size), device=memory, kept=memory)
+    return Places(communicator, range(size), slices_of(program, size), device=memory, kept=memory)
 
 
-def among_equals(
-    program: Program, memory: DeviceMemory, communicator: Communicator, *, replicated: bool = False
-) -> Host:
+def among_equals(memory: DeviceMemory, communicator: Communicator, *, replicated: bool = False) -> Host:
     """Sync by MPI between ranks that all train a replica, in `memory`."""
     title = "host (device to host, MPI, host to device)" + (", every replica updating everything" if replicated else "")
-    return Host(program, _all_work(program, memory, communicator), communicator, title, replicated=replicated)
+    return Host(memory.program, _all_work(memory.program, memory, communicator), title, replicated=replicated)
 
 
-def by_gloo(program: Program, memory: DeviceMemory, communicator: Communicator) -> Gloo:
+def by_gloo(memory: DeviceMemory, communicator: Communicator) -> Gloo:
     """Sync by gloo between ranks that all train a replica, in `memory`."""
     title = "host (device to host, gloo, host to device)"
-    return Gloo(program, _all_work(program, memory, communicator), communicator, title, replicated=True)
+    return Gloo(memory.program, _all_work(memory.program, memory, communicator), title, replicated=True)
 
 
-def parameter_server(program: Program, memory: DeviceMemory, roles: Roles, communicator: Communicator) -> Host:
+def parameter_server(memory: DeviceMemory, roles: Roles, communicator: Communicator) -> Host:
     """Sync by parameter servers. `memory`: of this rank's replica; on a server without one, host memory with the
     parameters."""
-    rank, servers = communicator.rank, roles.servers
+    program, rank, servers = memory.program, communicator.rank, roles.servers
     works, serves = rank in roles.workers, rank in servers
     places = Places(
+        communicator,
         roles.workers,
         _served_slices(program, roles, communicator.world_size),
         device=memory if works else None,
@@ -155,7 +152,7 @@ def parameter_server(program: Program, memory: DeviceMemory, roles: Roles, commu
     who = f"parameter server: rank {servers[0]}" + (", which also works" if servers == (0,) else "")
     if len(servers) > 1:
         who = f"parameter servers: ranks {servers[0]} to {servers[-1]}"
-    return Host(program, places, communicator, f"host ({who})")
+    return Host(program, places, f"host ({who})")
 
 
 def _served_slices(program: Program, roles: Roles, world_size: int) -> Mapping[str, tuple[Slice, ...]]:
@@ -185,16 +182,11 @@ def _as_peer_error() -> Iterator[None]:
 
 @final
 class _GlooAllReduce(Communication):
-    def __init__(self, transport: Gloo, groups: Sequence[ParameterGroup]) -> None:
-        gradients = [transport.memory.region(group, "gradient") for group in groups]
+    def __init__(self, sync: Gloo, groups: Sequence[ParameterGroup]) -> None:
+        gradients = [sync.memory.region(group, "gradient") for group in groups]
         self._staged = [(gradient, torch.empty_like(gradient)) for gradient in gradients]
-        self._transport = transport
+        self._sync = sync
         self._under_way: list[dist.Work] = []
-        self.rank = transport.rank
-
-    @property
-    def observer(self) -> StepObserver | None:
-        return self._transport.observer
 
     def begin(self, *operands: object) -> None:
         with _as_peer_error():
@@ -202,11 +194,11 @@ class _GlooAllReduce(Communication):
 
     def finish(self) -> object:
         """Raises PeerError if a rank has died or exceeds the process group's timeout."""
-        moved = self._transport.bytes_moved
+        moved = self._sync.bytes_moved
         with _as_peer_error():
             for work, (device, host) in zip(self._under_way, self._staged, strict=True):
                 work.wait()
-                device.copy_(host.div_(self._transport.replicas))
+                device.copy_(host.div_(self._sync.replicas))
         staged_bytes = sum(host.nbytes for _, host in self._staged)
         moved.device_to_host += staged_bytes
         moved.host_to_device += staged_bytes
@@ -225,6 +217,6 @@ class _GlooAllReduce(Communication):
     def _ring_bytes(self, size_bytes: int) -> int:
         """The bytes that this rank receives in gloo's ring, which gloo does not report: together 2 (N - 1) times the
         size."""
-        rank, size = self._transport.replica, self._transport.replicas
+        rank, size = self._sync.replica, self._sync.replicas
         total = 2 * (size - 1) * size_bytes
         return (rank + 1) * total // size - rank * total // size

@@ -12,11 +12,19 @@ import torch
 from torch import Tensor
 
 from sambasim.errors import InternalError
-from sambasim.ir.mesh import DATA_PARALLEL, Mesh, mesh_of
-from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import Slice, TensorType
-from sambasim.runtime.transports.base import Communication, EndOfStep, Shared, Transport, slices_of
-from sambasim.runtime.transports.values import Combine, Line, tensor_operand
+from sambasim.runtime.transports.communication import (
+    AxisGroup,
+    Combine,
+    Communication,
+    EndOfStep,
+    Finishing,
+    Receiving,
+    Sending,
+    tensor_operand,
+)
+from sambasim.runtime.transports.gradient_sync import GradientSync
 from sambasim.runtime.values.device import DeviceMemory
 from sambasim.runtime.values.mean import tree_mean
 
@@ -45,20 +53,28 @@ class Hub:
         return len(self._put[call_id]) == size
 
     def take(self, call_id: Hashable, size: int) -> list[object]:
-        found = [self._put[call_id][one] for one in range(size)]
+        values = [self._put[call_id][position] for position in range(size)]
         self._taken[call_id] += 1
         self.changes += 1
         if self._taken[call_id] == size:
             del self._put[call_id], self._taken[call_id]
-        return found
+        return values
 
     def forget(self) -> None:
         """Drop what ranks have put that others have not taken, because a rank has failed."""
-        for one in (self._put, self._taken, self._calls, self._mail):
-            one.clear()
+        for values in (self._put, self._taken, self._calls, self._mail):
+            values.clear()
 
-    def box(self, source: int, to: int, tag: int) -> "deque[Tensor]":
-        return self._mail[(source, to, tag)]
+    def send(self, source: int, to: int, tag: int, tensor: Tensor) -> None:
+        self._mail[source, to, tag].append(tensor)
+        self.changes += 1
+
+    def has_mail(self, source: int, to: int, tag: int) -> bool:
+        return bool(self._mail[source, to, tag])
+
+    def receive(self, source: int, to: int, tag: int) -> Tensor:
+        self.changes += 1
+        return self._mail[source, to, tag].popleft()
 
 
 def run_together(
@@ -106,7 +122,7 @@ def finished(steps: Generator[None, None, R]) -> R:
 
 
 @final
-class HubLine(Line):
+class HubGroup(AxisGroup):
     """Ranks that all run in this process."""
 
     def __init__(self, hub: Hub, ranks: Sequence[int], rank: int) -> None:
@@ -117,10 +133,12 @@ class HubLine(Line):
         return Together(self, key, _copy_of, combine)
 
     def send(self, to: int, tag: int) -> Communication:
-        return _SendHere(self.hub, self.hub.box(self.ranks[self.position], self.ranks[to], tag))
+        way = self.ranks[self.position], self.ranks[to], tag
+        return Sending(lambda tensor: self.hub.send(*way, tensor.clone()))
 
-    def recv(self, source: int, tag: int, type_: TensorType) -> Communication:
-        return _ReceiveHere(self.hub, self.hub.box(self.ranks[source], self.ranks[self.position], tag))
+    def recv(self, source: int, tag: int, type_: TensorType) -> Communication[Tensor]:
+        way = self.ranks[source], self.ranks[self.position], tag
+        return Receiving(lambda: self.hub.has_mail(*way), lambda: self.hub.receive(*way))
 
 
 def _copy_of(operands: Sequence[object]) -> Tensor:
@@ -131,106 +149,60 @@ def _copy_of(operands: Sequence[object]) -> Tensor:
 
 @final
 class Together(Communication[R]):
-    """A communication that all ranks must begin before any can finish. `value_of`: what this rank gives, from its
-    operands; `result_of`: the result, from the values of all."""
+    """A communication that all ranks of `group` must begin before any can finish. `value_of`: what this rank gives,
+    from its operands; `result_of`: the result, from the values of all."""
 
     def __init__(
         self,
-        line: HubLine,
+        group: HubGroup,
         key: Hashable,
         value_of: Callable[[Sequence[object]], object],
         result_of: Callable[[Any], R],
     ) -> None:
-        self._line = line
+        self._group = group
         self._key = key
         self._value_of = value_of
         self._result_of = result_of
         self._call: Hashable = None
 
     def begin(self, *operands: object) -> None:
-        line = self._line
-        self._call = line.hub.put((line.ranks, self._key), line.position, self._value_of(operands))
+        group = self._group
+        self._call = group.hub.put((group.ranks, self._key), group.position, self._value_of(operands))
 
     def is_ready(self) -> bool:
-        return self._line.hub.is_full(self._call, self._line.size)
+        return self._group.hub.is_full(self._call, self._group.size)
 
     def finish(self) -> R:
-        return self._result_of(self._line.hub.take(self._call, self._line.size))
+        return self._result_of(self._group.hub.take(self._call, self._group.size))
 
 
 @final
-class _SendHere(Communication):
-    def __init__(self, hub: Hub, box: "deque[Tensor]") -> None:
-        self._hub = hub
-        self._box = box
+class InProcess(GradientSync):
+    """All ranks of `group` run in this process, with `memories`. Each updates its slices in the memory of the first;
+    the others copy the parameters from there."""
 
-    def begin(self, *operands: object) -> None:
-        self._box.append(tensor_operand(operands).clone())
-        self._hub.changes += 1
+    def __init__(self, memories: Sequence[DeviceMemory], group: HubGroup) -> None:
+        super().__init__(memories[0].program, memories[0], group)
+        self.title = f"emulated ({group.size} replica{'s' * (group.size > 1)} in one process)"
+        self._memories = memories
+        self._hub_group = group
 
-    def finish(self) -> object:
-        return None
-
-
-@final
-class _ReceiveHere(Communication):
-    def __init__(self, hub: Hub, box: "deque[Tensor]") -> None:
-        self._hub = hub
-        self._box = box
-
-    def is_ready(self) -> bool:
-        return bool(self._box)
-
-    def finish(self) -> object:
-        self._hub.changes += 1
-        return self._box.popleft()
-
-
-@final
-class InProcess(Transport):
-    """Connects rank `rank` of `mesh` to the others, which all run in this process, with `memories`. Along dp, each rank
-    updates its slices in the memory of its group's first rank; the others copy the parameters from there."""
-
-    def __init__(
-        self, program: Program, memories: Sequence[DeviceMemory], hub: Hub, rank: int, mesh: Mesh | None = None
-    ) -> None:
-        self._mesh = mesh or mesh_of(program.mesh, len(memories))
-        ranks = self._mesh.group(rank, DATA_PARALLEL)
-        size, replica = len(ranks), ranks.index(rank)
-        super().__init__(program, memories[ranks[0]], replica, slices_of(program, size), size)
-        self.rank = rank
-        self.memories = [memories[one] for one in ranks]
-        self._hub = hub
-        self._group = self.line_of(ranks)
-        self._all = self.line_of(range(len(memories)))
-        title = f"emulated ({size} replica{'s' * (size > 1)} in one process)"
-        if len(memories) > size or program.chips > 1:
-            title = f"emulated ({self._mesh} in one process)"
-        self.title = "none (one replica)" if len(memories) == 1 else title
-
-    @property
-    def hub(self) -> Hub:
-        return self._hub
-
-    @property
-    def mesh(self) -> Mesh:
-        return self._mesh
-
-    def line_of(self, ranks: Sequence[int]) -> HubLine:
-        return HubLine(self._hub, ranks, self.rank)
-
-    def kept(self, group: ParameterGroup) -> Slice:
+    def current(self, group: ParameterGroup) -> Slice:
         return (0, group.numel)
 
     def saved(self, group: ParameterGroup) -> Slice:
         return (0, group.numel)
 
     def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication | None:
+        sums = []
+        for group in groups:
+            part = slice(*self.updated(group))
+            gradients = [memory.region(group, "gradient")[part] for memory in self._memories]
+            sums.append(tree_mean(gradients, gradients[0], self.replicas))
+
         def reduce(_: object) -> None:
-            for group in groups:
-                part = slice(*self.owned(group))
-                gradients = [memory.region(group, "gradient")[part] for memory in self.memories]
-                tree_mean(gradients, gradients[0], self.replicas)
+            for add_up in sums:
+                add_up()
 
         return self._on_memory("reduce", groups, reduce)
 
@@ -241,7 +213,7 @@ class InProcess(Transport):
         if self.replica > 0:
             for group in groups:
                 updated = self.memory.region(group, "parameter")
-                self.memories[self.replica].region(group, "parameter").copy_(updated)
+                self._memories[self.replica].region(group, "parameter").copy_(updated)
 
     def make_whole(self) -> None:
         if self.program.zero == 3:
@@ -253,29 +225,7 @@ class InProcess(Transport):
         """`function`, called once all ranks have begun: it may then read the memory of all."""
         if self.replicas == 1:
             return None
-        return Together(self._group, (name, *(group.name for group in groups)), lambda operands: None, function)
+        return Together(self._hub_group, (name, *(group.name for group in groups)), lambda operands: None, function)
 
-    def end_step(self) -> EndOfStep:
-        if self._all.size == 1:
-            return _Alone(self)
-        gives = self.gives_loss
-
-        def own(operands: object) -> Shared:
-            return self.offered if gives else self.offered._replace(losses=())
-
-        return Together(self._all, "end of step", own, all_of)
-
-
-def all_of(offered: Sequence[Shared]) -> Shared:
-    return Shared([loss for one in offered for loss in one.losses], max(one.request for one in offered))
-
-
-@final
-class _Alone(EndOfStep):
-    """The end of a step of one replica."""
-
-    def __init__(self, transport: InProcess) -> None:
-        self._transport = transport
-
-    def finish(self) -> Shared:
-        return self._transport.offered
+    def end_of_step(self) -> EndOfStep:
+        return Finishing(lambda: self.offered)

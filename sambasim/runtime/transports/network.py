@@ -5,7 +5,6 @@ otherwise each replica sends its own slice. An owner sends its updated slice onc
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,15 +12,13 @@ from torch import Tensor
 from sambasim.collectives.schedule import all_gather_messages, port_of, reduce_scatter_messages
 from sambasim.collectives.tree import blocks
 from sambasim.ir.program import ParameterGroup
-from sambasim.ir.types import DTYPE_BYTES
+from sambasim.ir.types import DTYPE_BYTES, Slice
 from sambasim.records.trace import Track
-from sambasim.runtime.machine.communicator import Request
-from sambasim.runtime.values.device import bytes_of
+from sambasim.runtime.machine.communicator import Communicator, Request
+from sambasim.runtime.transports.communication import BytesMoved
+from sambasim.runtime.values.device import DeviceMemory, bytes_of
 from sambasim.runtime.values.mean import tree_mean
-from sambasim.runtime.watch.observer import StepObserver, span
-
-if TYPE_CHECKING:
-    from sambasim.runtime.transports.window import Window
+from sambasim.runtime.watch.observer import span
 
 _REDUCE_TAG = 11
 _GATHER_TAG = 12
@@ -42,36 +39,33 @@ def scattered(node_of: Sequence[int]) -> list[str]:
 
 
 class Network:
-    """The messages of one rank; none with a single node."""
+    """The messages of one rank; none with a single node. `memories`: those of this node, by rank; `slices`: for each
+    group, what each rank updates; `moved` counts the bytes."""
 
-    def __init__(self, window: "Window") -> None:
-        self._window = window
-        self.replica = window.replica
-        self._memories = window.by_rank
-        self._slices = window.slices
-        self._communicator = window.communicator
-        self._moved = window.bytes_moved
-        self._own = window.memory
-        node_of = window.communicator.topology.node_of
-        self._reduce = reduce_scatter_messages(node_of, window.replica)
-        self._gather = all_gather_messages(node_of, window.replica)
+    def __init__(
+        self,
+        communicator: Communicator,
+        memories: Mapping[int, DeviceMemory],
+        slices: Mapping[str, Sequence[Slice]],
+        moved: BytesMoved,
+    ) -> None:
+        self._rank = communicator.rank
+        self._memories = memories
+        self._slices = slices
+        self._communicator = communicator
+        self._moved = moved
+        self._own = memories[communicator.rank]
+        self._groups = self._own.program.groups
+        self._reduce = reduce_scatter_messages(communicator.node_of, communicator.rank)
+        self._gather = all_gather_messages(communicator.node_of, communicator.rank)
         self.sources = tuple(message.ranks[0] for message in self._reduce.received)
         """The ranks of other nodes that send operands to this rank; the lowest rank stands for a node's sum."""
-        groups = window.program.groups
-        self.incoming_bytes = {group.name: self._slice_bytes(group) * len(self.sources) for group in groups}
+        self.incoming_bytes = {group.name: self._slice_bytes(group) * len(self.sources) for group in self._groups}
         """By group, the bytes that this rank receives."""
         self._operands = self._place_operands()
         self._queue: list[ParameterGroup] = []
         self._sends: list[Request] = []
         self._receives: list[Request] = []
-
-    @property
-    def rank(self) -> int:
-        return self._window.rank
-
-    @property
-    def observer(self) -> StepObserver | None:
-        return self._window.observer
 
     def operands(self, group: ParameterGroup) -> Mapping[int, Tensor]:
         """The buffers for the operands of this rank's slice of `group`, by rank of `sources`."""
@@ -96,8 +90,9 @@ class Network:
 
     def holder(self, owner: int) -> int:
         """The rank of this node that receives the slices of `owner`."""
-        topology = self._communicator.topology
-        return owner if owner in self._memories else port_of(blocks(topology.node_of), owner, topology.node_index)
+        if owner in self._memories:
+            return owner
+        return port_of(blocks(self._communicator.node_of), owner, self._communicator.node_index)
 
     def has_received(self) -> bool:
         """Whether all operands of the next group have arrived."""
@@ -119,7 +114,7 @@ class Network:
         self._communicator.wait_all(self._sends)  # received slices may overwrite what is being sent
         self._sends = []
         requests: list[Request] = []
-        for group in self._window.program.groups:
+        for group in self._groups:
             tensor, slices = self._own.region(group, region), self._slices[group.name]
             for message in self._gather.sent:
                 part = tensor[slice(*slices[message.owner])]
@@ -142,14 +137,14 @@ class Network:
 
     def _sum(self, group: ParameterGroup, start: int, stop: int) -> None:
         """Sum a slice over this node, in place of this rank's own gradient, which no other rank reads."""
-        parts = {rank: one.region(group, "gradient")[start:stop] for rank, one in sorted(self._memories.items())}
-        own = parts[self.replica]
+        parts = {rank: memory.region(group, "gradient")[start:stop] for rank, memory in sorted(self._memories.items())}
+        own = parts[self._rank]
         if len(parts) > 1:
-            tree_mean([*parts.values()], own, 1)
+            tree_mean([*parts.values()], own, 1)()
         self._moved.peer += (len(parts) - 1) * own.nbytes
 
     def _slice_bytes(self, group: ParameterGroup) -> int:
-        start, stop = self._slices[group.name][self.replica]
+        start, stop = self._slices[group.name][self._rank]
         return (stop - start) * DTYPE_BYTES[group.dtype]
 
     def _place_operands(self) -> Mapping[str, Mapping[int, Tensor]]:
@@ -159,7 +154,7 @@ class Network:
         if buffer.numel() < needed:
             buffer = torch.empty(needed, dtype=torch.uint8)
         placed: dict[str, Mapping[int, Tensor]] = {}
-        for group in self._window.program.groups:
+        for group in self._groups:
             size, dtype = self._slice_bytes(group), getattr(torch, group.dtype)
             placed[group.name] = {
                 rank: buffer[index * size : (index + 1) * size].view(dtype) for index, rank in enumerate(self.sources)

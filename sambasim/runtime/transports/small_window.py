@@ -12,40 +12,38 @@ import torch
 from torch import Tensor
 
 from sambasim.collectives.tree import additions
-from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.program import ParameterGroup
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.runtime.transports.base import Communication, EndOfStep, Finishing, Fusion, Shared, Transport, slices_of
-from sambasim.runtime.transports.flags import Counter, NodeFlags
-from sambasim.runtime.transports.values import MessageLine
+from sambasim.runtime.transports.communication import Communication, EndOfStep, Finishing, Shared
+from sambasim.runtime.transports.gradient_sync import Fusion, GradientSync
+from sambasim.runtime.transports.messages import MessageGroup
+from sambasim.runtime.transports.shared_flags import Counter, NodeFlags
 from sambasim.runtime.transports.window import DEVICE_TITLE, Devices
 from sambasim.runtime.values.mean import SquareSums, TreeMean, parts_of, total_norm
 from sambasim.runtime.values.optimizers import Optimizers
 
 
 @final
-class SmallWindow(Transport):
+class SmallWindow(GradientSync):
     """Every replica reads the device memory of all others and owns all parameters. For one node."""
 
     title = DEVICE_TITLE
 
-    def __init__(self, program: Program, devices: Devices, communicator: Communicator) -> None:
-        rank, size = communicator.rank, communicator.world_size
-        super().__init__(program, devices.by_rank[rank], rank, slices_of(program, size), size, replicated=True)
-        self.communicator = communicator
-        self.flags = NodeFlags(communicator, self)
+    def __init__(self, devices: Devices, communicator: Communicator) -> None:
+        memory, size = devices.by_rank[communicator.rank], communicator.world_size
+        super().__init__(memory.program, memory, MessageGroup(communicator), replicated=True)
+        self.flags = NodeFlags(communicator)
+        self.observed.append(self.flags)
         self.steps = 0
         self._has_met = False  # in this step
         self.means: dict[str, Tensor] = {}
         self.reductions = []
-        for group in program.groups:
+        for group in memory.program.groups:
             gradients = [memory.region(group, "gradient") for _, memory in sorted(devices.by_rank.items())]
             mean = self.means[group.name] = torch.empty_like(gradients[0])
             add_up = TreeMean(additions(len(gradients)), size, mean.dtype)
             self.reductions.append(add_up.of(gradients, mean, near=True))
         self.peer_bytes = (size - 1) * sum(mean.nbytes for mean in self.means.values())
-
-    def line_of(self, ranks: Sequence[int]) -> MessageLine:
-        return MessageLine(self.communicator, ranks)
 
     def fusions(self) -> Sequence[Fusion]:
         clipped = ("opt.square_sums", "comm.all_reduce", "opt.total_norm")
@@ -61,9 +59,10 @@ class SmallWindow(Transport):
         return Finishing(self._reduce_in_place)
 
     def offer(self, losses: Sequence[float], request: int) -> None:
+        super().offer(losses, request)
         self.flags.put(self.steps % 2, losses[0], request)  # a reader may be one step behind
 
-    def end_step(self) -> EndOfStep:
+    def end_of_step(self) -> EndOfStep:
         return Finishing(self.take_shared)
 
     def wait_for_readers(self) -> None:

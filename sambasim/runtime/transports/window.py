@@ -9,7 +9,6 @@ and its own states in the same piece. No replica waits for another before its ow
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from time import perf_counter_ns
 from typing import final
 
 import torch
@@ -20,25 +19,17 @@ from sambasim.ir.dataflow import pass_and_update, readiness
 from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind, pieces
 from sambasim.records.trace import Track
-from sambasim.runtime.machine.communicator import Communicator, SharedWindow, Topology
+from sambasim.runtime.machine.communicator import Communicator, SharedWindow
 from sambasim.runtime.machine.huge_pages import Range
-from sambasim.runtime.transports.base import (
-    Communication,
-    EndOfStep,
-    Finishing,
-    Fusion,
-    Overlapped,
-    Shared,
-    Transport,
-    slices_of,
-)
-from sambasim.runtime.transports.flags import Counter, NodeFlags
+from sambasim.runtime.transports.communication import Communication, EndOfStep, Finishing, Overlapped, Shared
+from sambasim.runtime.transports.gradient_sync import Fusion, GradientSync, slices_of
+from sambasim.runtime.transports.messages import GatherLosses, MessageGroup, collect
 from sambasim.runtime.transports.network import Network
-from sambasim.runtime.transports.values import GatherLosses, MessageLine, collect
+from sambasim.runtime.transports.shared_flags import Counter, NodeFlags
 from sambasim.runtime.values.device import SHARED_KINDS, DeviceMemory
 from sambasim.runtime.values.mean import CHUNK_ELEMENTS, Sum, TreeMean
 from sambasim.runtime.values.optimizers import Optimizers, SliceUpdate, divides_exactly
-from sambasim.runtime.watch.observer import SpanArgs, StepObserver, span
+from sambasim.runtime.watch.observer import SpanArgs, span
 from sambasim.units import KIB, MIB
 
 DEVICE_TITLE = "device (peers' device memory)"
@@ -62,39 +53,35 @@ class Devices:
     shares_parameters: bool = True
 
 
-def is_small(program: Program, topology: Topology) -> bool:
+def is_small(program: Program, communicator: Communicator) -> bool:
     """Whether every replica reduces and updates everything itself (`small_window`)."""
-    return topology.node_count == 1 and program.gradient_bytes <= SMALL_BYTES
+    return communicator.node_count == 1 and program.gradient_bytes <= SMALL_BYTES
 
 
 def allocate_devices(program: Program, communicator: Communicator) -> Devices:
     """Collective. Device memory for every rank of the node. Raises MachineError if the node lacks shared memory."""
-    topology = communicator.topology
-    small = is_small(program, topology)
-    window = communicator.allocate_shared(program.device_bytes, None if small else _touched(program, topology))
-    storages = {
-        rank: window.local if rank == topology.rank else window.of(index)
-        for index, rank in enumerate(topology.local_ranks)
-    }
-    shared = None if small else storages[topology.local_ranks[0]]
+    small = is_small(program, communicator)
+    window = communicator.allocate_shared(program.device_bytes, None if small else _touched(program, communicator))
+    storages = dict(zip(communicator.local_ranks, window.parts, strict=True))
+    shared = None if small else storages[communicator.local_ranks[0]]
     memories = {rank: DeviceMemory(program, storage, shared) for rank, storage in storages.items()}
     return Devices(window, memories, shares_parameters=not small)
 
 
-def _touched(program: Program, topology: Topology) -> Sequence[Range]:
+def _touched(program: Program, communicator: Communicator) -> Sequence[Range]:
     """The byte ranges of this rank's part that are used: own slices of states, parameters only on the node's first
     rank."""
-    elsewhere = () if topology.local_rank == 0 else SHARED_KINDS
+    elsewhere = () if communicator.local_rank == 0 else SHARED_KINDS
     # On one node no operands are received.
-    unused = (SymbolKind.REDUCE_BUFFER,) if topology.node_count == 1 else ()
+    unused = (SymbolKind.REDUCE_BUFFER,) if communicator.node_count == 1 else ()
     touched = [
         (symbol.offset, symbol.offset + symbol.type.size_bytes)
         for symbol in program.symbols.values()
         if symbol.offset is not None and symbol.kind not in (SymbolKind.OPTIMIZER_STATE, *elsewhere, *unused)
     ]
-    slices = slices_of(program, topology.world_size)
+    slices = slices_of(program, communicator.world_size)
     for group in program.groups:
-        start, stop = slices[group.name][topology.rank]
+        start, stop = slices[group.name][communicator.rank]
         for state in program.optimizers[group.optimizer].states:
             begin, size = group.regions[state], DTYPE_BYTES[group.region_type(state).dtype]
             touched.append((begin + start * size, begin + stop * size))
@@ -102,43 +89,64 @@ def _touched(program: Program, topology: Topology) -> Sequence[Range]:
 
 
 @final
-class Window(Transport):
+class Window(GradientSync):
     """The owner of a slice reads it from the device memory of the other ranks of the node."""
 
     title = DEVICE_TITLE
 
-    def __init__(self, program: Program, devices: Devices, communicator: Communicator) -> None:
-        size = communicator.world_size
+    def __init__(self, devices: Devices, communicator: Communicator) -> None:
         memory = devices.by_rank[communicator.rank]
-        super().__init__(program, memory, communicator.rank, slices_of(program, size), size)
+        program = memory.program
+        super().__init__(program, memory, MessageGroup(communicator))
         self.communicator = communicator
         self.by_rank = devices.by_rank
-        self.flags = NodeFlags(communicator, self)
-        self.network = Network(self)
-        self.exchange = GatherLosses(communicator, range(size))
+        self.flags = NodeFlags(communicator)
+        self.network = Network(communicator, devices.by_rank, self.slices, self.bytes_moved)
+        self.observed += [self.flags, self.network]
+        self.exchange = GatherLosses(communicator, range(communicator.world_size))
         self.pass_length = (len(pass_and_update(program.training)[0]) if program.training else 0) + 1
         self.steps = 0
-
-    def line_of(self, ranks: Sequence[int]) -> MessageLine:
-        return MessageLine(self.communicator, ranks)
 
     def fusions(self) -> Sequence[Fusion]:
         groups = self.program.groups
         return [
             Fusion(
                 ("comm.reduce_scatter", "opt", "comm.all_gather"),
-                lambda optimizers: WindowReduce(self, groups, optimizers),
+                lambda optimizers: self._reducing(groups, optimizers),
             )
         ]
 
     def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> "WindowReduce":
-        return WindowReduce(self, groups, None)
+        return self._reducing(groups, None)
+
+    def _reducing(self, groups: Sequence[ParameterGroup], optimizers: Optimizers | None) -> "WindowReduce":
+        reduce = WindowReduce(self, groups, optimizers)
+        self.observed.append(reduce)
+        return reduce
 
     def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication:
         return Finishing(self.spread)  # nothing moves on one node, because its ranks share the parameters
 
-    def end_step(self) -> EndOfStep:
-        return _Meeting(self)
+    def end_of_step(self) -> EndOfStep:
+        return Finishing(self._end)
+
+    def _end(self) -> Shared:
+        self.steps += 1
+        if not self.network.sources:
+            (loss,), request = self.offered
+            self.flags.put(self.steps % 2, loss, request)  # a reader may be one step behind
+        self.flags.publish(Counter.UPDATED, self.steps)
+        return self._meet()
+
+    @span(Track.COLLECTIVES, "GATHER")
+    def _meet(self) -> Shared:
+        """Wait until all ranks have updated their slices, and exchange losses and requests."""
+        if self.network.sources:
+            shared = self.exchange(*self.offered)
+            self.flags.wait(Counter.UPDATED, self.steps)  # returns at once: all ranks have been in the exchange
+            return shared
+        self.flags.wait(Counter.UPDATED, self.steps)
+        return Shared(*self.flags.numbers(self.steps % 2))
 
     def progress(self, count: int) -> int:
         return self.steps * self.pass_length + count
@@ -168,37 +176,6 @@ class Window(Transport):
     def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
         readable = {rank: memory.region(group, state) for rank, memory in self.by_rank.items()}
         return collect(self.communicator, readable, self.slices[group.name], member)
-
-
-@final
-class _Meeting(EndOfStep):
-    """The end of a step: waits until all ranks have updated their slices, and exchanges losses and requests."""
-
-    def __init__(self, window: Window) -> None:
-        self._window = window
-        self.rank = window.rank
-
-    @property
-    def observer(self) -> StepObserver | None:
-        return self._window.observer
-
-    def begin(self, *operands: object) -> None:
-        window = self._window
-        window.steps += 1
-        if not window.network.sources:
-            (loss,), request = window.offered
-            window.flags.put(window.steps % 2, loss, request)  # a reader may be one step behind
-        window.flags.publish(Counter.UPDATED, window.steps)
-
-    @span(Track.COLLECTIVES, "GATHER")
-    def finish(self) -> Shared:
-        window = self._window
-        if window.network.sources:
-            shared = window.exchange(*window.offered)
-            window.flags.wait(Counter.UPDATED, window.steps)  # returns at once: all ranks have been in the exchange
-            return shared
-        window.flags.wait(Counter.UPDATED, window.steps)
-        return Shared(*window.flags.numbers(window.steps % 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +226,7 @@ class WindowReduce(Overlapped):
         self._incomplete = self._pending.copy()
         self._updating_s = self._updated_in_pass_s = self._in_pass_s = 0.0
         if self._network is not None:
-            self._network.begin_step([one.group for one in self._all])
+            self._network.begin_step([work.group for work in self._all])
 
     def section_done(self, count: int) -> None:
         self._flags.publish(Counter.PROGRESS, self._done + count)
@@ -258,7 +235,7 @@ class WindowReduce(Overlapped):
             self._send(self._incomplete.pop())
         # Both are stacks. What `_pending` has on top, and `_incomplete` has not any more, is complete and not reduced.
         while len(self._pending) > len(self._incomplete) and (self._network is None or self._network.has_received()):
-            self._reduce(self._pending.pop())
+            self._complete(self._pending.pop())
         self._in_pass_s += time.perf_counter() - began_s
 
     def begin(self, *operands: object) -> None:
@@ -272,7 +249,7 @@ class WindowReduce(Overlapped):
         while self._pending:
             if self._network is not None:
                 self._network.receive()
-            self._reduce(self._pending.pop())
+            self._complete(self._pending.pop())
         if self._optimizers is None:
             # The update comes next, and changes parameters: no rank may still read them in its pass.
             self._flags.wait(Counter.PROGRESS, self._done + self._window.pass_length)
@@ -294,34 +271,39 @@ class WindowReduce(Overlapped):
         at = work.ready_at
         return at <= count and self._flags.reached(Counter.PROGRESS, self._done + at)
 
-    def _reduce(self, work: _Work) -> None:
-        window, clock = self._window, time.perf_counter
-        observer, began_ns = window.observer, perf_counter_ns()
-        name = "REDUCE" if self._optimizers is None else "REDUCE, OPT"
-        if observer is not None:
-            observer.span_begins(window.rank, Track.COLLECTIVES, name)
+    def _complete(self, work: _Work) -> None:
         if self._optimizers is None:
-            work.reduce()
+            self._reduce(work)
+        else:
+            self._reduce_and_update(work)
+        if self._network is not None:
+            self._network.done(work.group)
+        self._window.bytes_moved.peer += work.peer_bytes
+
+    def _bytes(self, work: _Work) -> SpanArgs:
+        name = work.group.name
+        return {
+            "group": name,
+            "peer_bytes": work.peer_bytes,
+            "network_bytes": self._window.network.incoming_bytes[name],
+        }
+
+    @span(Track.COLLECTIVES, "REDUCE", _bytes)
+    def _reduce(self, work: _Work) -> None:
+        work.reduce()
+
+    @span(Track.COLLECTIVES, "REDUCE, OPT", _bytes)
+    def _reduce_and_update(self, work: _Work) -> None:
+        clock = time.perf_counter
         for piece in work.pieces:
             piece.add_up()
             began_s = clock()
             piece.update()
             self._updating_s += clock() - began_s
-        if observer is not None:
-            network_bytes = window.network.incoming_bytes[work.group.name]
-            args: SpanArgs = {
-                "group": work.group.name,
-                "peer_bytes": work.peer_bytes,
-                "network_bytes": network_bytes,
-            }
-            observer.span_ends(window.rank, Track.COLLECTIVES, name, began_ns, args)
-        if self._network is not None:
-            self._network.done(work.group)
-        window.bytes_moved.peer += work.peer_bytes
 
     def _work_of(self, group: ParameterGroup, ready_at: int) -> _Work:
         window, mean = self._window, self._means[group.dtype]
-        start, stop = window.owned(group)
+        start, stop = window.updated(group)
         gradients = {rank: memory.region(group, "gradient")[start:stop] for rank, memory in window.by_rank.items()}
         gathered = {**gradients, **window.network.operands(group)}
         operands = [gathered[rank] for rank in sorted(gathered)]  # in the order of the tree
@@ -349,5 +331,6 @@ def _additions(window: Window) -> list[tuple[int, int]]:
     """The additions of this rank, as positions among its operands."""
     ranks = sorted({*window.by_rank, *window.network.sources})
     position = {rank: index for index, rank in enumerate(ranks)}
-    topology = window.communicator.topology
-    return [(position[into], position[source]) for into, source in around(topology.node_of, topology.node_index)]
+    communicator = window.communicator
+    pairs = around(communicator.node_of, communicator.node_index)
+    return [(position[into], position[source]) for into, source in pairs]

@@ -155,9 +155,10 @@ def torch_tree_mean(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel:
     return bound
 
 
-def tree_mean(operands: Sequence[Tensor], out: Tensor, divisor: int) -> None:
-    """Write the sum of `operands`, given in rank order, divided by `divisor`, to `out`, which may be one of them."""
-    _mean_of(len(operands), divisor, out.dtype).of(operands, out)()
+def tree_mean(operands: Sequence[Tensor], out: Tensor, divisor: int) -> Sum:
+    """A function that writes the sum of `operands`, given in rank order, divided by `divisor`, to `out`, which may be
+    one of them."""
+    return _mean_of(len(operands), divisor, out.dtype).of(operands, out)
 
 
 @cache
@@ -190,8 +191,8 @@ class SquareSums:
 def parts_of(group: ParameterGroup, flat: Tensor, owned: Slice) -> list[tuple[Member, int, Tensor]]:
     """The parts of a slice of `group`, one for each member: where it begins in the member, and the part of `flat`."""
     start, stop = owned
-    spans = [(one, max(one.start, start), min(one.start + one.numel, stop)) for one in group.members]
-    return [(one, a - one.start, flat[a:b]) for one, a, b in spans if a < b]
+    spans = [(member, max(member.start, start), min(member.start + member.numel, stop)) for member in group.members]
+    return [(member, a - member.start, flat[a:b]) for member, a, b in spans if a < b]
 
 
 def total_norm(sums: Iterable[float]) -> float:

@@ -40,19 +40,19 @@ Arguments: TypeAlias = Mapping[str, float | int | bool]
 def bind_arguments(program: Program, optimizer: OptimizerOptions, world_size: int, rank: int, seed: int) -> Arguments:
     """A value for every runtime argument: from this run, else the program's default."""
     bound: dict[str, float | int | bool] = {argument.name: argument.default for argument in program.runtime_arguments}
-    given: dict[str, float | int | bool] = {
-        f"{one.name}__{name}": value
-        for one in program.optimizers
+    of_run: dict[str, float | int | bool] = {
+        f"{optimizer_.name}__{name}": value
+        for optimizer_ in program.optimizers
         for name, value in optimizer.hyperparameters().items()
     }
     if program.data_parallel:
-        given |= {"dp_scale_factor": world_size, "dp_replica": rank}
+        of_run |= {"dp_scale_factor": world_size, "dp_replica": rank}
     if ROUNDING_SEED in bound:
-        given[ROUNDING_SEED] = seed
-    unknown = sorted(set(given) - set(bound))
+        of_run[ROUNDING_SEED] = seed
+    unknown = sorted(set(of_run) - set(bound))
     if unknown:
         raise InternalError(f"the program takes no runtime argument {unknown[0]}")
-    return {**bound, **given}
+    return {**bound, **of_run}
 
 
 Hyperparameters: TypeAlias = Mapping[str, float | bool]
@@ -78,14 +78,14 @@ class Scalars:
 
     def begin(self, step: int, rate: float) -> None:
         """Begin step `step` (from 1); `rate` multiplies the learning rate."""
-        given, before, is_first = self.hyperparameters, self._last_given, step == 1
+        hyperparameters, before, is_first = self.hyperparameters, self._last_given, step == 1
         self.step = step
         if self.counts:
             self.number.fill_(step)
-        if before is not None and before[0] is given and before[1:] == (rate, is_first):
+        if before is not None and before[0] is hyperparameters and before[1:] == (rate, is_first):
             return
-        self._last_given = (given, rate, is_first)
-        now = {**given, "lr": float(given["lr"]) * rate}
+        self._last_given = (hyperparameters, rate, is_first)
+        now = {**hyperparameters, "lr": float(hyperparameters["lr"]) * rate}
         update = self.entry.update
         self.keywords.clear()
         self.keywords.update(update.keywords(now, is_first) if isinstance(update, Fused) else now)
@@ -269,18 +269,18 @@ class Optimizers:
         self._program = program
         self._memory = memory
         self._scalars = []
-        for one in program.optimizers:
-            given = {
-                name.removeprefix(f"{one.name}__"): value
+        for optimizer in program.optimizers:
+            hyperparameters = {
+                name.removeprefix(f"{optimizer.name}__"): value
                 for name, value in arguments.items()
-                if name.startswith(f"{one.name}__")
+                if name.startswith(f"{optimizer.name}__")
             }
-            self._scalars.append(Scalars(one.kind, given))
+            self._scalars.append(Scalars(optimizer.kind, hyperparameters))
         seed = arguments.get(ROUNDING_SEED)
         self._rounding_seed = None if seed is None else int(seed)
         self._scratch: list[Tensor] = []
         self.scales_loss = LOSS_SCALE in arguments
-        self._has_masters = all(MASTER in one.states for one in program.optimizers)
+        self._has_masters = all(MASTER in optimizer.states for optimizer in program.optimizers)
         self._clips = is_clipped(program)
         self.loss_scale = 1.0
 
@@ -316,9 +316,9 @@ class Optimizers:
         places = [(0, 0, 0)]
         if self._rounding_seed is not None:
             places = [
-                (max(one.start - start, 0), one.block, max(start - one.start, 0))
-                for one, following in pairwise([*group.members, None])
-                if one is not None and one.start < stop and (following is None or following.start > start)
+                (max(member.start - start, 0), member.block, max(start - member.start, 0))
+                for member, following in pairwise([*group.members, None])
+                if member is not None and member.start < stop and (following is None or following.start > start)
             ]
         return wide_update(parameter, gradient, states, scalars, self._scratch, self._rounding_seed, places)
 

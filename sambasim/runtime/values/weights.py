@@ -4,8 +4,9 @@ are cut over the ranks of a mesh."""
 import errno
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -29,12 +30,12 @@ def save_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def state_dict(program: Program, tensor_of: Callable[[str], Tensor]) -> Mapping[str, Tensor]:
     """Copies of parameters and buffers, by their names in the module's `state_dict`."""
-    return {
-        torch_name: tensor_of(symbol.name).clone()
-        for symbol in program.symbols.values()
-        if symbol.kind in _SAVED
-        for torch_name in symbol.torch_names
-    }
+    tensors: dict[str, Tensor] = {}
+    for symbol in program.symbols.values():
+        if symbol.kind in _SAVED and symbol.torch_names:
+            tensor = tensor_of(symbol.name)
+            tensors |= {torch_name: tensor.clone() for torch_name in symbol.torch_names}
+    return tensors
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], what: str, remedy: str) -> None:
@@ -86,15 +87,15 @@ def fitting(tensors: Mapping[str, Tensor], program: Program, source: str) -> Map
     unknown = [name for name in tensors if name not in names]
     if missing or unknown:
         raise _misfit(source, program, f"missing {_few(missing)}; not in the model {_few(unknown)}")
-    loaded = {symbol: tensors[found[0]] for symbol, found in there.items()}
+    loaded = {symbol: tensors[names_there[0]] for symbol, names_there in there.items()}
     for first, *tied in there.values():
         for name in tied:
             if tensors[name] is not tensors[first] and bytes_of(tensors[name]) != bytes_of(tensors[first]):
                 raise _misfit(source, program, f"{first} and {name} are one tensor of the model, and differ there")
     other = [
-        f"{symbol.torch_names[0]} is {given} and not {symbol.whole}"
+        f"{symbol.torch_names[0]} is {type_} and not {symbol.whole}"
         for symbol in wanted
-        if (given := _type(loaded[symbol.name])) != str(symbol.whole)
+        if (type_ := _type(loaded[symbol.name])) != str(symbol.whole)
     ]
     if other:
         raise _misfit(source, program, _few(other))
@@ -116,26 +117,46 @@ def _few(names: list[str]) -> str:
 
 
 def weights_sha256(program: Program, tensor_of: Callable[[str], Tensor]) -> str:
-    return _digest(program, (SymbolKind.PARAMETER,), tensor_of).hexdigest()
+    """Over the parameters in name order."""
+    return state_of(program, tensor_of, 0, (SymbolKind.PARAMETER,)).weights_sha256
 
 
-def state_sha256(program: Program, tensor_of: Callable[[str], Tensor], steps: int) -> str:
-    """Over parameters, buffers and optimizer states in name order, and the number of optimizer steps. The result of
-    `tensor_of` is read before its next call."""
-    digest = _digest(program, _STATE, tensor_of)
-    digest.update(steps.to_bytes(8, "little"))
-    return digest.hexdigest()
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a run has trained: digests of the parameters and of the whole state; and copies of parameters and buffers,
+    by their names in the module's `state_dict`, if they are wanted."""
+
+    weights_sha256: str
+    state_sha256: str
+    tensors: Mapping[str, Tensor]
+
+
+def state_of(
+    program: Program,
+    tensor_of: Callable[[str], Tensor],
+    steps: int,
+    kinds: Collection[SymbolKind] = _STATE,
+    *,
+    keeps_tensors: bool = False,
+) -> State:
+    """The state after `steps` optimizer steps: symbols of `kinds`, in name order. Calls `tensor_of` once for each."""
+    weights, state, kept = hashlib.sha256(), hashlib.sha256(), {}
+    for name, symbol in sorted(program.symbols.items()):
+        if symbol.kind not in kinds:
+            continue
+        tensor = tensor_of(name)
+        state.update(bytes_of(tensor))
+        if symbol.kind is SymbolKind.PARAMETER:
+            weights.update(bytes_of(tensor))
+        if keeps_tensors and symbol.kind in _SAVED:
+            kept[name] = tensor
+    state.update(steps.to_bytes(8, "little"))
+    tensors = state_dict(program, kept.pop) if keeps_tensors else {}
+    return State(weights.hexdigest(), state.hexdigest(), tensors)
 
 
 def tensor_sha256(tensor: Tensor) -> str:
     return hashlib.sha256(bytes_of(tensor)).hexdigest()
-
-
-def _digest(program: Program, kinds: Sequence[SymbolKind], tensor_of: Callable[[str], Tensor]) -> "hashlib._Hash":
-    digest = hashlib.sha256()
-    for name in sorted(name for name, symbol in program.symbols.items() if symbol.kind in kinds):
-        digest.update(bytes_of(tensor_of(name)))
-    return digest
 
 
 def part(whole: Tensor, cut: Cut, position: int) -> Tensor:
@@ -148,7 +169,7 @@ def part(whole: Tensor, cut: Cut, position: int) -> Tensor:
 def joined(parts: Sequence[Tensor], cut: Cut) -> Tensor:
     """The whole tensor, from its parts in the order of ranks."""
     shape, dim = parts[0].shape, cut.dim
-    outer = [one.reshape(*shape[:dim], cut.outer, -1, *shape[dim + 1 :]) for one in parts]
+    outer = [part.reshape(*shape[:dim], cut.outer, -1, *shape[dim + 1 :]) for part in parts]
     return torch.stack(outer, dim + 1).flatten(dim, dim + 2)
 
 

@@ -3,20 +3,16 @@ and the clock of sections."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from enum import Enum, auto
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from sambasim.ir.graph import Section
+from sambasim.ir.graph import Node, Section
 from sambasim.records.trace import Track
 
-if TYPE_CHECKING:
-    from sambasim.runtime.engine.instructions import Instruction
-
-
 SpanArgs: TypeAlias = Mapping[str, int | float | str]
-P = ParamSpec("P")
-R = TypeVar("R")
+Function: TypeAlias = Callable[..., object]
 
 
 class StepObserver:
@@ -27,9 +23,9 @@ class StepObserver:
     """Whether it uses the spans of all tracks and their arguments, the times at which sections begin, and the sections
     of the update. If not, it may get only spans of `COLLECTIVES` and the sections of passes."""
 
-    def bind(self, replica: int, instruction: "Instruction") -> Callable[..., object]:
-        """The function that every pass calls for `instruction`; called once, before the first pass."""
-        return instruction.function
+    def bind(self, replica: int, node: Node, function: Function) -> Function:
+        """What every pass calls for `node` in place of `function`; called once, before the first pass."""
+        return function
 
     def step_begins(self, step: int) -> None:
         """Step `step` begins; it counts from 0."""
@@ -80,10 +76,10 @@ class Observers(StepObserver):
             (name for name in vars(StepObserver) if name.endswith(("_begins", "_end", "_ends"))), self, members
         )
 
-    def bind(self, replica: int, instruction: "Instruction") -> Callable[..., object]:
+    def bind(self, replica: int, node: Node, function: Function) -> Function:
         for member in self._members:
-            instruction = replace(instruction, function=member.bind(replica, instruction))
-        return instruction.function
+            function = member.bind(replica, node, function)
+        return function
 
 
 class StepRecorder(StepObserver, ABC):
@@ -105,41 +101,68 @@ def together(observers: Sequence[StepObserver]) -> StepObserver | None:
     return observers[0] if len(observers) == 1 else Observers(observers) if observers else None
 
 
-class Observed(Protocol):
-    """An object whose methods report spans: to its observer, under its rank."""
-
-    @property
-    def observer(self) -> StepObserver | None: ...
-
-    @property
-    def rank(self) -> int: ...
+SILENT = StepObserver()
+"""Whom nobody listens to."""
 
 
-S = TypeVar("S", bound=Observed)
+class When(Enum):
+    """Which observers get a span."""
+
+    ALWAYS = auto()
+    DETAILED = auto()  # those that want details
+    BRIEF = auto()  # those that do not
+
+
+class _Span(NamedTuple):
+    track: Track
+    name: str
+    args_of: Callable[..., SpanArgs] | None
+    when: When
+
+
+M = TypeVar("M", bound=Function)
 
 
 def span(
-    track: Track, name: str, args_of: Callable[..., SpanArgs] | None = None
-) -> Callable[[Callable[Concatenate[S, P], R]], Callable[Concatenate[S, P], R]]:
-    """Decorator: report each call of a method as a span. `args_of` takes the method's arguments, returns the span's."""
+    track: Track, name: str, args_of: Callable[..., SpanArgs] | None = None, when: When | None = None
+) -> Callable[[M], M]:
+    """Decorator: `report_spans` makes each call of this method a span. `args_of` takes the method's arguments, returns
+    the span's. By default, all observers get those of communication, and others those that want details."""
+    when = when or (When.ALWAYS if track is Track.COLLECTIVES else When.DETAILED)
 
-    always = track is Track.COLLECTIVES  # also for observers that want no details
+    def mark(method: M) -> M:
+        vars(method)["span"] = _Span(track, name, args_of, when)
+        return method
 
-    def decorate(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-        def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            observer = self.observer
-            if observer is None or not (always or observer.detailed):
-                return method(self, *args, **kwargs)
-            observer.span_begins(self.rank, track, name)
-            began_ns = perf_counter_ns()
-            result = method(self, *args, **kwargs)
-            span_args = args_of(self, *args, **kwargs) if args_of is not None and observer.detailed else {}
-            observer.span_ends(self.rank, track, name, began_ns, span_args)
-            return result
+    return mark
 
-        return call
 
-    return decorate
+def report_spans(target: object, observer: StepObserver | None, rank: int) -> None:
+    """From now on, the methods of `target` that `span` marks report their calls to `observer` under `rank`, and no
+    longer to the one before. Without an observer, they are the plain methods."""
+    for name in dir(type(target)):
+        method = getattr(type(target), name)
+        marked = getattr(method, "span", None)
+        if not isinstance(marked, _Span):
+            continue
+        vars(target).pop(name, None)
+        if observer is not None and marked.when in (When.ALWAYS, When.DETAILED if observer.detailed else When.BRIEF):
+            vars(target)[name] = _reporting(method, marked, target, observer, rank)
+
+
+def _reporting(method: Function, marked: _Span, target: object, observer: StepObserver, rank: int) -> Function:
+    track, name, args_of, _ = marked
+    args_of = args_of if observer.detailed else None
+
+    def call(*args: Any, **kwargs: Any) -> object:
+        observer.span_begins(rank, track, name)
+        began_ns = perf_counter_ns()
+        try:
+            return method(target, *args, **kwargs)
+        finally:
+            observer.span_ends(rank, track, name, began_ns, args_of(target, *args, **kwargs) if args_of else {})
+
+    return call
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +191,10 @@ class SectionClock(StepObserver):
         before_ns, self._last_ns = self._last_ns, perf_counter_ns()
         if self._ranks > 1:
             began_ns = before_ns
-            for number, one in enumerate(self._times):
-                if one.sections[0] == sections[0]:  # of another rank
-                    elapsed_s = one.elapsed_s + (self._last_ns - began_ns) / 1e9
-                    self._times[number] = SectionTime(one.sections, elapsed_s)
+            for number, time in enumerate(self._times):
+                if time.sections[0] == sections[0]:  # of another rank
+                    elapsed_s = time.elapsed_s + (self._last_ns - began_ns) / 1e9
+                    self._times[number] = SectionTime(time.sections, elapsed_s)
                     return
         self._times.append(SectionTime(tuple(sections), (self._last_ns - began_ns) / 1e9))
         self._ended += len(sections)

@@ -73,8 +73,8 @@ class StopSignals:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._received = number
-        for one in _SIGNALS:
-            signal.signal(one, signal.SIG_DFL)
+        for handled in _SIGNALS:
+            signal.signal(handled, signal.SIG_DFL)
 
 
 def _exit_at_second(pipe: int) -> None:

@@ -74,11 +74,10 @@ class StatusPages:
     _POLL_S = 0.02
 
     def __init__(self, communicator: Communicator) -> None:
-        topology = communicator.topology
         self._window = communicator.allocate_shared(self._BYTES)
-        self._ranks = list(topology.local_ranks)
-        self._pages = [self._window.of(index).data.cast("q") for index in range(topology.local_size)]
-        self._own = self._pages[topology.local_rank]
+        self._ranks = list(communicator.local_ranks)
+        self._pages = [self._window.of(index).data.cast("q") for index in range(communicator.local_size)]
+        self._own = self._pages[communicator.local_rank]
 
     def begin_step(self, *, compares: bool) -> None:
         """This replica starts a step with sync; `compares` says whether the replicas compare before it."""

@@ -27,7 +27,8 @@ from sambasim.ir.types import GRADIENT_SUFFIX, SymbolKind
 from sambasim.ir.verify import Progress, verify
 from sambasim.runtime.engine.executor import Executor, tangent_of
 from sambasim.runtime.run.replica import place_inputs, place_weights
-from sambasim.runtime.transports.in_process import Hub, InProcess, run_together
+from sambasim.runtime.transports.connect import connect_here
+from sambasim.runtime.transports.in_process import run_together
 from sambasim.runtime.values.device import DeviceMemory, private_storage
 from tests.compiler.sharding.test_plan import built_from, example
 from tests.support.whole import whole_case
@@ -113,15 +114,15 @@ def pipelined(built: Built, batches: Sequence[Batch], program: Program) -> dict[
     assert schedule is not None
     programs = of_ranks(program)
     memories = [DeviceMemory(one, private_storage(one.device_bytes)) for one in programs]
-    hub, passes = Hub(mesh.world_size), []
-    for rank, (memory, own) in enumerate(zip(memories, programs, strict=True)):
+    passes = []
+    transports = connect_here(memories, mesh)
+    for rank, (transport, memory, own) in enumerate(zip(transports, memories, programs, strict=True)):
         place_weights(own, memory, built.weights)
         assert own.training is not None
-        transport = InProcess(own, memories, hub, rank, mesh)
         executor = Executor(own.training, own, memory.tensor, wanted=own.loss, transport=transport)
         tangent = tangent_of(own, 1 / len(batches))
         passes.append(executor.run_schedule(schedule.rows[rank], batches, tangent, seed))
-    outputs = run_together(passes, hub)[-1]
+    outputs = run_together(passes, transports[0].hub)[-1]
     found = {"losses": torch.stack([one[program.loss or ""] for one in outputs])}
     for memory in memories:
         found |= kept_in(memory)

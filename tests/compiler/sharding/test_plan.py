@@ -26,7 +26,8 @@ from sambasim.ir.types import SymbolKind
 from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.runtime.engine.executor import Executor, tangent_of
 from sambasim.runtime.run.replica import place_inputs, place_weights
-from sambasim.runtime.transports.in_process import Hub, InProcess, run_together
+from sambasim.runtime.transports.connect import connect_here
+from sambasim.runtime.transports.in_process import run_together
 from sambasim.runtime.values.device import DeviceMemory, private_storage
 from sambasim.runtime.values.weights import joined
 from tests.support.examples import example_options
@@ -152,13 +153,13 @@ def built_from(model: nn.Module, **inputs: Tensor) -> tuple[Built, dict[str, Ten
 def gradients(program: Program, built: Built, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """The whole gradients of one pass, which every rank of a replica computes in this process."""
     mesh = replica_mesh(program.mesh)
-    placed, hub = _placed(program), Hub(mesh.world_size)
+    placed = _placed(program)
     memories = [DeviceMemory(placed, private_storage(placed.device_bytes)) for _ in range(mesh.world_size)]
     executors = []
-    for rank, memory in enumerate(memories):
+    transports = connect_here(memories, mesh)
+    for rank, (memory, transport) in enumerate(zip(memories, transports, strict=True)):
         place_weights(placed, memory, built.weights, mesh.coordinates(rank))
         place_inputs(memory, inputs)
-        transport = InProcess(placed, memories, hub, rank, mesh)
         assert placed.training is not None
         executors.append(Executor(placed.training, placed, memory.tensor, transport=transport))
 
@@ -166,7 +167,7 @@ def gradients(program: Program, built: Built, inputs: dict[str, Tensor]) -> dict
         torch.manual_seed(7)  # every rank draws the same
         return (yield from executor.run_pass(tangent_of(placed, 1.0)))
 
-    run_together([passed(executor) for executor in executors], hub)
+    run_together([passed(executor) for executor in executors], transports[0].hub)
     found = {}
     for symbol in placed.symbols.values():
         if symbol.kind is SymbolKind.GRADIENT:

@@ -15,7 +15,8 @@ from sambasim.ir.mesh import TENSOR, Axis, Mesh
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.runtime.engine.executor import Executor
-from sambasim.runtime.transports.in_process import Hub, InProcess, run_together
+from sambasim.runtime.transports.connect import connect_here
+from sambasim.runtime.transports.in_process import run_together
 from sambasim.runtime.values.device import DeviceMemory, private_storage
 from sambasim.runtime.values.weights import part_of
 from tests.support.ir_text import parse_program
@@ -158,7 +159,7 @@ def outputs_of(
     program: Program, graph: Graph, values: Mapping[str, Tensor], at_rest: Mapping[str, Layout], ranks: int
 ) -> list[dict[str, Tensor]]:
     """The outputs of all ranks, of which each has its part of `values`; of a partial one, a term."""
-    symbols, hub, mesh = dict(program.symbols), Hub(ranks), Mesh({TENSOR: ranks})
+    symbols, mesh = dict(program.symbols), Mesh({TENSOR: ranks})
     for name, layout in at_rest.items():
         symbol = symbols[name]
         type_ = part_type(symbol.type, layout, ranks)
@@ -166,20 +167,20 @@ def outputs_of(
     placed = replace(program, symbols=symbols, evaluation=graph)
     memories = [DeviceMemory(placed, private_storage(placed.device_bytes)) for _ in range(ranks)]
     executors = []
-    for rank, memory in enumerate(memories):
+    transports = connect_here(memories, mesh)
+    for rank, (memory, transport) in enumerate(zip(memories, transports, strict=True)):
         for name, value in values.items():
             own = part_of(value, symbols[name].cuts, {TENSOR: rank})
             if at_rest.get(name) == PARTIAL:
                 own = value * 0.25 if rank == 0 else value * 0.75
             memory.tensor(name).copy_(own)
-        transport = InProcess(placed, memories, hub, rank, mesh)
         executors.append(Executor(graph, placed, memory.tensor, transport=transport))
 
     def passed(executor: Executor):  # type: ignore[no-untyped-def]  # a generator
         torch.manual_seed(3)  # as in a run: all ranks of a replica draw alike
         return (yield from executor.run_pass())
 
-    return run_together([passed(executor) for executor in executors], hub)
+    return run_together([passed(executor) for executor in executors], transports[0].hub)
 
 
 def found_of(program: Program, at_rest: Mapping[str, Layout]) -> Found:

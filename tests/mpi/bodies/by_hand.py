@@ -9,14 +9,14 @@ import sys
 import torch
 from torch import Tensor
 
-from sambasim.ir.mesh import Axis
+from sambasim.ir.mesh import Axis, mesh_of
 from sambasim.ir.program import Program
 from sambasim.runtime.engine.executor import Executor
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.mpi import connect
 from sambasim.runtime.run.replica import place_inputs
-from sambasim.runtime.transports.factory import Way, allocate
-from sambasim.runtime.transports.factory import connect as transports_of
+from sambasim.runtime.transports.connect import Way, open_ranks
+from sambasim.runtime.values.device import DeviceMemory
 from tests.support.ir_text import parse_program
 
 RANKS = 4
@@ -85,11 +85,12 @@ def seed(rank: int) -> None:
 
 
 def outputs_of(by_hand: Program, communicator: Communicator) -> dict[str, str]:
-    allocated = allocate(by_hand, communicator, Way.HOST)
-    (transport,) = transports_of(communicator, Way.HOST, allocated)
-    memory = allocated.memories[0]
-    executor = Executor(by_hand.evaluation, by_hand, memory.tensor, transport=transport)
-    place_inputs(memory, {"x": operand(communicator.rank)})
+    def fill(memory: DeviceMemory, rank: int) -> None:
+        place_inputs(memory, {"x": operand(rank)})
+
+    mesh = mesh_of(by_hand.mesh, communicator.world_size)
+    (transport,) = open_ranks(by_hand, communicator, Way.HOST, fill, [communicator.rank], mesh)
+    executor = Executor(by_hand.evaluation, by_hand, transport.memory.tensor, transport=transport)
     for _ in range(2):
         seed(communicator.rank)
         outputs = {name: tensor.numpy().tobytes().hex() for name, tensor in executor.run().items()}

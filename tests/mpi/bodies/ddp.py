@@ -40,7 +40,7 @@ def main() -> None:
         torch_process_group.bring_up(communicator)
         replica = _train_by_ddp(path, options, steps, communicator)
         torch_process_group.take_down()
-        if communicator.topology.rank == 0:
+        if communicator.rank == 0:
             parameters = {member.parameter for group in replica.program.groups for member in group.members}
             weights = {name: tensor for name, tensor in map_weights(path).items() if name in parameters}
             _leave(folder / f"{path.stem}.before.safetensors", weights)
@@ -52,8 +52,7 @@ def main() -> None:
 def _train_by_ddp(path: Path, options: RunOptions, steps: int, communicator: Communicator) -> EagerReplica:
     """The replica of this rank after training. DDP must be gone before the process group is: it would take the group
     down with it, and that can wait for ever for a thread of the group."""
-    topology = communicator.topology
-    replica = EagerReplica(path, options, rank=topology.rank, world_size=topology.world_size)
+    replica = EagerReplica(path, options, rank=communicator.rank, world_size=communicator.world_size)
     # Buffers are per replica in the runtime; DDP would replace everybody's by those of rank 0 before each forward.
     model = DistributedDataParallel(replica.module, broadcast_buffers=False)
     optimizer = PaddedOptimizer(replica)

@@ -6,7 +6,7 @@ from sambasim.runtime.transports.window import WindowReduce, _Work
 from tests.mpi.bodies import train
 
 LATE_S = 0.05
-on_time = WindowReduce._reduce
+on_time = WindowReduce._complete
 
 
 def _late(self: WindowReduce, work: _Work) -> None:
@@ -16,5 +16,5 @@ def _late(self: WindowReduce, work: _Work) -> None:
 
 
 def main() -> None:
-    WindowReduce._reduce = _late  # type: ignore[method-assign]
+    WindowReduce._complete = _late  # type: ignore[method-assign]
     train.main()

@@ -16,8 +16,8 @@ from sambasim.runtime.machine.huge_pages import ByteArray
 from sambasim.runtime.machine.mpi import Communicator, connect
 from sambasim.runtime.machine.torch_process_group import bring_up, take_down
 from sambasim.runtime.record.trace import compare_clocks
-from sambasim.runtime.transports.mailbox import MailboxLine
-from sambasim.runtime.transports.values import MessageLine, sum_of
+from sambasim.runtime.transports.communication import sum_of
+from sambasim.runtime.transports.mailbox import MailboxGroup
 from sambasim.units import MIB
 
 AHEAD_NS = 1_000_000_000
@@ -172,20 +172,12 @@ def process_group(c: Communicator) -> None:
     expect("MASTER_PORT" not in os.environ, "no environment")
 
 
-class Silent:
-    """The owner of a mailbox, whom nobody observes."""
-
-    rank = 0
-    observer = None
-
-
 def mailbox(c: Communicator) -> None:
     """Tensors of all sizes, one of them too large for a box, more often than there are boxes; late ranks."""
     if c.node_count > 1:
         return
-    ranks = range(c.world_size)
-    line = MailboxLine(MessageLine(c, ranks), c.subset(ranks), Silent(), 64)
-    first, second = line.gather("first", sum_of), line.gather("second", lambda tensors: torch.stack(list(tensors)))
+    group = MailboxGroup(c, range(c.world_size), 64)
+    first, second = group.gather("first", sum_of), group.gather("second", lambda tensors: torch.stack(list(tensors)))
     for turn in range(6):
         shape = ((16,), (), (0, 3), (4, 4), (17,), (2,))[turn]
         if turn % c.world_size == c.rank:
@@ -193,9 +185,9 @@ def mailbox(c: Communicator) -> None:
         first.begin(torch.full(shape, 2.0**c.rank + turn))
         total = first.finish()
         second.begin(torch.full(shape, c.rank, dtype=torch.int8))
-        right = torch.full(shape, sum(2.0**rank + turn for rank in ranks))
+        right = torch.full(shape, sum(2.0**rank + turn for rank in range(c.world_size)))
         expect(isinstance(total, torch.Tensor) and torch.equal(total, right), "a sum")
-        right = torch.stack([torch.full(shape, rank, dtype=torch.int8) for rank in ranks])
+        right = torch.stack([torch.full(shape, rank, dtype=torch.int8) for rank in range(c.world_size)])
         stacked = second.finish()
         expect(isinstance(stacked, torch.Tensor) and torch.equal(stacked, right), "all tensors, in order")
 

@@ -58,7 +58,7 @@ def train(run: Run, communicator: Communicator) -> dict[str, object]:
 def main() -> None:
     communicator, runs = connect(sys.argv), [Run(**run) for run in json.loads(sys.argv[1])]
     rank, world_size = communicator.rank, communicator.world_size
-    single = single_rank(communicator.topology.host_name, communicator.library)
+    single = single_rank(communicator.host_name, communicator.library)
     emulations = [run for run in runs if run.alone]
     own = [train(run, single) for number, run in enumerate(emulations) if number % world_size == rank]
     done = [one for part in communicator.all_gather_object(own) for one in part]

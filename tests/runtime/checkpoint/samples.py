@@ -14,9 +14,10 @@ from sambasim.ir.types import SymbolKind
 from sambasim.pef.document import PartDigests
 from sambasim.runtime.checkpoint.content import buffer_name, piece_key
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
-from sambasim.runtime.checkpoint.manifest import Manifest, PefModel, PositionModel, ProgressModel, RunModel, TensorModel
+from sambasim.runtime.checkpoint.manifest import Manifest, PefModel, ProgressModel, RunModel, TensorModel
 from sambasim.runtime.checkpoint.saver import write
 from sambasim.runtime.machine.communicator import single_rank
+from sambasim.runtime.run.plan import Position
 
 Fields = dict[str, Any]
 
@@ -51,7 +52,7 @@ def manifest(step: int = 50) -> Manifest:
             operators_sha256="e" * 64,
             integers_sha256="d" * 64,
         ),
-        position=PositionModel(step=step, epoch=1, used=16),
+        position=Position(step=step, epoch=1, used=16),
         progress=ProgressModel(samples=400, loss_first=float("inf"), first_nonfinite_step=None, skipped_steps=0),
         run=RunModel(
             replicas=len(REPLICAS),

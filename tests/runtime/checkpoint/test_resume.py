@@ -107,7 +107,7 @@ def test_the_order_of_samples_must_not_change_within_an_epoch() -> None:
         found = changes(SAVED, now)
         with pytest.raises(OptionError, match="lies within epoch 2"):
             check_epoch(SAVED, now, found, "here")
-        between = SAVED.model_copy(update={"position": SAVED.position.model_copy(update={"used": 0})})
+        between = SAVED.model_copy(update={"position": replace(SAVED.position, used=0)})
         check_epoch(between, now, found, "here")
 
 

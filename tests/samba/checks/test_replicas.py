@@ -1,7 +1,7 @@
 """The checks of a loaded PEF, alone and with another replica that the test makes up."""
 
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -100,8 +100,8 @@ def test_the_hyperparameters_of_the_device_are_compared(load: Load) -> None:
 
 LINE = "app.py:1: sampler = DistributedSampler(data)"
 OWN = Division(2, 0, 8, (0, 1), False, LINE)
-ALONE = SimpleNamespace(local_ranks=[0], local_size=1, local_rank=0)
-"""The topology of a rank that is alone on its node."""
+ALONE: Mapping[str, Any] = {"local_ranks": [0], "local_size": 1, "local_rank": 0}
+"""A rank that is alone on its node."""
 
 Change: TypeAlias = Callable[[Snapshot], Snapshot]
 
@@ -120,7 +120,7 @@ def compare(load: Load, reporter: Reporter) -> Callable[[int, Change], Reporter]
         world_size=2,
         node_of=[0, 0],
         all_gather_object=gather,
-        topology=ALONE,
+        **ALONE,
         allocate_shared=single_rank("here").allocate_shared,
     )
     watched = job.Job(communicator, leave)
@@ -248,7 +248,7 @@ def test_findings_of_another_rank_are_in_the_summary(
     communicator: Any = SimpleNamespace(
         node_of=[0] * 3,
         all_gather_object=lambda own: all_shown if own else [own] * 3,
-        topology=ALONE,
+        **ALONE,
         allocate_shared=single_rank("here").allocate_shared,
     )
     process.current().keep(job.Job(communicator, leave))

@@ -73,9 +73,9 @@ def find_c_compiler() -> list[str]:
 def find_cpp_compiler() -> str:
     """The C++ compiler that inductor will call, by path. Raises MachineError if there is none."""
     name = os.environ.get("CXX") or "g++"
-    found = shutil.which(name)
-    if found is not None:
-        return found
+    path = shutil.which(name)
+    if path is not None:
+        return path
     if shutil.which("g++") is not None:
         what = f"--engine inductor needs a C++ compiler, but CXX names {name}, which does not exist"
         raise MachineError(what, remedy="unset CXX")

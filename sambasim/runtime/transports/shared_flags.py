@@ -7,12 +7,11 @@ import os
 import time
 from collections.abc import Sequence
 from enum import IntEnum
-from time import perf_counter_ns
 
 from sambasim.records.trace import Track
 from sambasim.runtime.machine.communicator import Communicator, SharedWindow
 from sambasim.runtime.machine.resources import cores_of_this_process
-from sambasim.runtime.watch.observer import Observed, StepObserver
+from sambasim.runtime.watch.observer import SpanArgs, When, span
 
 _PAGE_BYTES = 4096
 _LINE_WORDS = 8
@@ -34,27 +33,29 @@ class Counter(IntEnum):
     UPDATED = _LINE_WORDS  # steps whose gradients it has read and whose parameters it has updated
 
 
-_FOR = {counter: {"for": counter.name.lower()} for counter in Counter}
+def _waited_for(flags: "NodeFlags", counter: Counter, value: int) -> SpanArgs:
+    return {"for": counter.name.lower()}
 
 
 class NodeFlags:
     """The counters of the ranks of `communicator` on this node, and two slots, each for a loss and a request."""
 
-    def __init__(self, communicator: Communicator, owner: Observed) -> None:
-        self._owner = owner
+    def __init__(self, communicator: Communicator) -> None:
         self._window: SharedWindow = communicator.allocate_shared(_PAGE_BYTES * 2)
         self._sync = self._window.sync
-        self._rank = communicator.topology.local_rank
-        size = communicator.topology.local_size
+        self._rank = communicator.local_rank
+        size = communicator.local_size
         # Plain Python integers, read in tens of nanoseconds.
         self._words = [self._window.of(index).data.cast("q") for index in range(size)]
         self._floats = [self._window.of(index).data.cast("d") for index in range(size)]
         self._own, self._own_floats = self._words[self._rank], self._floats[self._rank]
         self._peers = [words for index, words in enumerate(self._words) if index != self._rank]
         job = communicator.job
-        self._patience = _CROWDED if job.topology.local_size > _cores_of_node(communicator) else _PATIENT
+        cores_of = communicator.all_gather_object(cores_of_this_process())
+        cores = frozenset().union(*(cores_of[rank] for rank in communicator.local_ranks))
+        self._patience = _CROWDED if job.local_size > len(cores) else _PATIENT
         # MPI messages to other ranks progress only inside MPI calls.
-        has_others = job.topology.node_count > 1 or job.topology.world_size > communicator.topology.world_size
+        has_others = job.node_count > 1 or job.world_size > communicator.world_size
         self._poke = job.failures if has_others else os.sched_yield
 
     def publish(self, counter: Counter, value: int) -> None:
@@ -70,39 +71,30 @@ class NodeFlags:
         self._sync()
         return True
 
+    # Only a trace shows waits that have ended before they began.
+    @span(Track.COLLECTIVES, _WAITING, _waited_for, When.DETAILED)
     def wait(self, counter: Counter, value: int) -> None:
         """Wait until all other ranks of the node have published `value` or more."""
-        observer = self._owner.observer
-        if observer is not None and observer.detailed:
-            self._wait_observed(observer, counter, value)  # only a trace shows waits that have ended before they began
-            return
         for words in self._peers:
             if words[counter] < value:
-                if observer is not None:
-                    self._wait_observed(observer, counter, value)
-                    return
-                self._wait_for(words, counter, value)
+                self._wait_for(counter, value)
+                break
         self._sync()
 
-    def _wait_for(self, words: "memoryview[int]", counter: Counter, value: int) -> None:
-        at, (reads, pokes) = int(counter), self._patience
-        while words[at] < value:
-            if reads > 0:
-                reads -= 1
-                continue
-            self._poke()
-            if pokes > 0:
-                pokes -= 1
-            else:
-                time.sleep(_SLEEP_S)
-
-    def _wait_observed(self, observer: StepObserver, counter: Counter, value: int) -> None:
-        rank, began_ns = self._owner.rank, perf_counter_ns()
-        observer.span_begins(rank, Track.COLLECTIVES, _WAITING)
+    @span(Track.COLLECTIVES, _WAITING, when=When.BRIEF)
+    def _wait_for(self, counter: Counter, value: int) -> None:
+        at = int(counter)
         for words in self._peers:
-            self._wait_for(words, counter, value)
-        self._sync()
-        observer.span_ends(rank, Track.COLLECTIVES, _WAITING, began_ns, _FOR[counter])
+            reads, pokes = self._patience
+            while words[at] < value:
+                if reads > 0:
+                    reads -= 1
+                    continue
+                self._poke()
+                if pokes > 0:
+                    pokes -= 1
+                else:
+                    time.sleep(_SLEEP_S)
 
     def meet(self, counter: Counter, value: int) -> None:
         self.publish(counter, value)
@@ -123,9 +115,3 @@ class NodeFlags:
             if floats[at + 1] > largest:
                 largest = floats[at + 1]
         return losses, int(largest)
-
-
-def _cores_of_node(communicator: Communicator) -> int:
-    """Collective. The number of cores that the ranks of this node may use together."""
-    cores_of = communicator.all_gather_object(cores_of_this_process())
-    return len(set().union(*(cores_of[rank] for rank in communicator.topology.local_ranks)))

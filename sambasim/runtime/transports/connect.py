@@ -1,0 +1,222 @@
+"""Opens the ranks of a process: their device memories, with weights, and their transports. For runs, SambaFlow apps and
+benchmarks."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+
+from sambasim.errors import InternalError, MachineError
+from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, TENSOR, Mesh, mesh_of
+from sambasim.ir.program import Program
+from sambasim.ir.ranks import kept, of_ranks
+from sambasim.runtime.machine.communicator import Communicator
+from sambasim.runtime.machine.resources import check_node_memory
+from sambasim.runtime.transports.communication import AxisGroup, EndOfStep, Finishing, Shared
+from sambasim.runtime.transports.gradient_sync import GradientSync, slices_of
+from sambasim.runtime.transports.host import Roles, among_equals, by_gloo, parameter_server
+from sambasim.runtime.transports.in_process import Hub, HubGroup, InProcess, Together
+from sambasim.runtime.transports.mailbox import MailboxGroup, box_bytes
+from sambasim.runtime.transports.messages import GatherLosses, MessageGroup
+from sambasim.runtime.transports.small_window import SmallWindow
+from sambasim.runtime.transports.transport import Connect, Transport
+from sambasim.runtime.transports.window import Devices, Window, allocate_devices
+from sambasim.runtime.values.device import DeviceMemory, private_storage
+
+
+class Way(StrEnum):
+    """How replicas communicate."""
+
+    IN_PROCESS = "in-process"  # one replica, or several in an emulation
+    DEVICE = "device"
+    HOST = "host"
+    HOST_REPLICATED = "host-replicated"  # every rank holds all optimizer states
+    GLOO = "gloo"
+    PARAMETER_SERVER = "parameter-server"
+
+
+@dataclass(frozen=True, slots=True)
+class Allocated:
+    """For each rank of this process: its device memory; the communicator of its group along dp; the memories of that
+    group on this node, if the node shares them."""
+
+    memories: Sequence[DeviceMemory]
+    groups: Sequence[Communicator]
+    devices: Sequence[Devices] = ()
+
+
+def open_ranks(
+    program: Program,
+    communicator: Communicator,
+    way: Way,
+    fill: Callable[[DeviceMemory, int], object],
+    ranks: Sequence[int] = (0,),
+    mesh: Mesh | None = None,
+    roles: Roles | None = None,
+) -> Sequence[Transport]:
+    """Collective. Allocate memory for `ranks`, which this process runs, `fill` it, given the number of the rank, and
+    connect them. `mesh`: that of the job, if it has other axes than dp. Raises MachineError if there is too little
+    memory."""
+    allocated = allocate(program, communicator, way, ranks, mesh)
+    for rank, memory in zip(ranks, allocated.memories, strict=True):
+        fill(memory, rank)
+    communicator.node_barrier()  # another rank may have filled memory that this one reads
+    return connect(communicator, way, allocated, roles, mesh)
+
+
+def allocate(
+    program: Program, communicator: Communicator, way: Way, ranks: Sequence[int] = (0,), mesh: Mesh | None = None
+) -> Allocated:
+    """Collective. The memories of `open_ranks`, zeros."""
+    programs, groups = _programs_of(program, mesh, ranks), groups_of(communicator, ranks, mesh)
+    if way is Way.DEVICE:
+        devices = [allocate_devices(of_rank, group) for of_rank, group in zip(programs, groups, strict=True)]
+        memories = [shared.by_rank[group.rank] for shared, group in zip(devices, groups, strict=True)]
+        return Allocated(memories, groups, devices)
+    needed = program.device_bytes * len(ranks)
+    if way is Way.HOST:
+        for group in groups:
+            own = {name: slices[group.rank] for name, slices in slices_of(program, group.world_size).items()}
+            needed -= sum(part.size_bytes - part.kept_bytes for part in kept(program, own))
+    check_node_memory(communicator, needed)
+    return Allocated([DeviceMemory(own, private_storage(own.device_bytes)) for own in programs], groups)
+
+
+def groups_of(communicator: Communicator, ranks: Sequence[int], mesh: Mesh | None) -> Sequence[Communicator]:
+    """Collective. The communicator along dp of each of `ranks`: one for each, so that the messages of several ranks of
+    a process do not mix."""
+    if mesh is None or communicator.world_size == 1:
+        return [communicator] * len(ranks)
+    return [communicator.subset([peer // len(ranks) for peer in mesh.group(rank, DATA_PARALLEL)]) for rank in ranks]
+
+
+def _programs_of(program: Program, mesh: Mesh | None, ranks: Sequence[int]) -> Sequence[Program]:
+    """The program of each of `ranks`: its part of a pipeline, or all of `program`."""
+    if mesh is None or mesh.size(PIPELINE) == 1:
+        return [program] * len(ranks)
+    of_stages = of_ranks(program)
+    return [of_stages[mesh.coordinate(rank, PIPELINE)] for rank in ranks]
+
+
+def connect(
+    communicator: Communicator,
+    way: Way,
+    allocated: Allocated,
+    roles: Roles | None = None,
+    mesh: Mesh | None = None,
+) -> Sequence[Transport]:
+    """Collective. A transport for each rank of this process, whose weights must be in device memory."""
+    memories = allocated.memories
+    if way is Way.IN_PROCESS and communicator.world_size == 1:
+        return connect_here(memories, mesh)
+    syncs = [_sync(way, allocated, number, roles) for number in range(len(memories))]
+    if mesh is None:
+        (memory,), (sync,) = memories, syncs
+        mesh = mesh_of(memory.program.mesh, sync.replicas)
+        by_messages = partial(MessageGroup, communicator)
+        return [Transport(memory, sync, mesh, sync.replica, by_messages, sync.end_of_step())]
+    if len(syncs) == 1:
+        return [_by_messages(memories[0], syncs[0], mesh, communicator)]
+    hub, first = Hub(len(syncs)), communicator.rank * len(syncs)
+    return [
+        _in_replica(memory, sync, mesh, rank, hub)
+        for rank, (memory, sync) in enumerate(zip(memories, syncs, strict=True), first)
+    ]
+
+
+def connect_here(memories: Sequence[DeviceMemory], mesh: Mesh | None = None) -> Sequence[Transport]:
+    """A transport for each rank of `mesh`, which all run in this process; by default the mesh of one replica."""
+    count = len(memories)
+    hub, mesh = Hub(count), mesh or mesh_of(memories[0].program.mesh, count)
+    transports = []
+    for rank, memory in enumerate(memories):
+        peers = mesh.group(rank, DATA_PARALLEL)
+        sync = InProcess([memories[peer] for peer in peers], HubGroup(hub, peers, rank))
+        end, title = sync.end_of_step(), "none (one replica)"
+        if count > 1:
+            end = _end_of_all(hub, range(count), mesh, rank, sync.end_of_step())
+            is_mesh = count > len(peers) or memory.program.chips > 1
+            title = f"emulated ({mesh} in one process)" if is_mesh else sync.title
+        transports.append(Transport(memory, sync, mesh, rank, _groups_here(hub, rank), end, title, hub))
+    return transports
+
+
+def _in_replica(memory: DeviceMemory, sync: GradientSync, mesh: Mesh, rank: int, hub: Hub) -> Transport:
+    """One of the ranks of a replica, which all run in this process, connected by `hub`.
+
+    No deadlock: all processes resume these ranks in the same order, and a rank yields only where it waits for another
+    one of its process, so all processes come to the communications along dp in the same order.
+    """
+    # The rank that gives the loss has received those of all replicas along dp.
+    end = _end_of_all(hub, mesh.ranks_of(sync.replica), mesh, rank, sync.end_of_step())
+    title = _title(f"mesh {mesh}, one process for each replica", sync)
+    return Transport(memory, sync, mesh, rank, _groups_here(hub, rank), end, title, hub)
+
+
+def _by_messages(memory: DeviceMemory, sync: GradientSync, mesh: Mesh, communicator: Communicator) -> Transport:
+    """The only rank of its process. Along tp it uses shared memory, if the ranks are on one node."""
+    rank, all_ranks = communicator.rank, range(mesh.world_size)
+    gather_losses = GatherLosses(communicator, [other for other in all_ranks if mesh.gives_loss(other)])
+    along_tp: AxisGroup = MessageGroup(communicator, mesh.group(rank, TENSOR))
+    size_bytes = max(communicator.all_gather_object(box_bytes(memory.program, TENSOR)))
+    node_of, title = communicator.node_of, f"mesh {mesh}"
+    if size_bytes and all(node_of[other] == node_of[mesh.group(other, TENSOR)[0]] for other in all_ranks):
+        try:
+            along_tp = MailboxGroup(communicator, along_tp.ranks, size_bytes)
+            sync.observed.append(along_tp.flags)
+        except MachineError:
+            title += ", messages along tp, because there is too little shared memory"
+    along_dp = sync.end_of_step()
+
+    def connection(ranks: Sequence[int]) -> AxisGroup:
+        return along_tp if tuple(ranks) == along_tp.ranks else MessageGroup(communicator, ranks)
+
+    def end() -> Shared:
+        along_dp.begin()
+        along_dp.finish()
+        losses, request = sync.offered
+        return gather_losses(losses if mesh.gives_loss(rank) else (), request)
+
+    return Transport(memory, sync, mesh, rank, connection, Finishing(end), _title(title, sync))
+
+
+def _title(title: str, sync: GradientSync) -> str:
+    return title + (f", along dp: {sync.title}" if sync.replicas > 1 else "")
+
+
+def _groups_here(hub: Hub, rank: int) -> Connect:
+    return lambda ranks: HubGroup(hub, ranks, rank)
+
+
+def _end_of_all(hub: Hub, ranks: Sequence[int], mesh: Mesh, rank: int, along_dp: EndOfStep) -> EndOfStep:
+    """The end of a step along dp, and then of `ranks`, which all run in this process."""
+
+    def own(_: object) -> Shared:
+        along_dp.begin()
+        shared = along_dp.finish()
+        return shared if mesh.gives_loss(rank) else shared._replace(losses=())
+
+    def of_all(shared: Sequence[Shared]) -> Shared:
+        return Shared(
+            [loss for of_rank in shared for loss in of_rank.losses], max(of_rank.request for of_rank in shared)
+        )
+
+    return Together(HubGroup(hub, ranks, rank), "end of step", own, of_all)
+
+
+def _sync(way: Way, allocated: Allocated, number: int, roles: Roles | None) -> GradientSync:
+    """How rank `number` of this process syncs along dp."""
+    memory, group = allocated.memories[number], allocated.groups[number]
+    match way:
+        case Way.IN_PROCESS:
+            return InProcess([memory], HubGroup(Hub(1), [0], 0))
+        case Way.DEVICE:
+            devices = allocated.devices[number]
+            return (Window if devices.shares_parameters else SmallWindow)(devices, group)
+        case Way.HOST | Way.HOST_REPLICATED:
+            return among_equals(memory, group, replicated=way is Way.HOST_REPLICATED)
+        case Way.GLOO:
+            return by_gloo(memory, group)
+        case Way.PARAMETER_SERVER if roles is not None:
+            return parameter_server(memory, roles, group)
+    raise InternalError(f"sync path {way} without roles")

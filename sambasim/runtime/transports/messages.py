@@ -1,0 +1,144 @@
+"""Messages besides gradients: a program's own values, losses and requests, and whole tensors to rank 0."""
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sambasim.ir.program import Member
+from sambasim.ir.types import Slice, TensorType, align
+from sambasim.runtime.machine.communicator import Communicator, Request
+from sambasim.runtime.transports.communication import (
+    AxisGroup,
+    Combine,
+    Communication,
+    Finishing,
+    Sending,
+    Shared,
+    tensor_operand,
+)
+from sambasim.runtime.values.device import bytes_of
+
+_COLLECT_TAG = 13
+_GATHER_TAG = 31
+_SEND_TAG = 1000
+"""Messages of a program's own `send` nodes have this tag plus that of the node."""
+
+
+@final
+class MessageGroup(AxisGroup):
+    """Ranks of different processes: tensors travel as messages."""
+
+    def __init__(self, communicator: Communicator, ranks: Sequence[int] | None = None) -> None:
+        super().__init__(range(communicator.world_size) if ranks is None else ranks, communicator.rank)
+        self.communicator = communicator
+
+    def gather(self, key: Hashable, combine: Combine) -> Communication:
+        return _GatherMessages(self, combine)
+
+    def send(self, to: int, tag: int) -> Communication:
+        return Sending(lambda tensor: self._send(tensor, self.ranks[to], _SEND_TAG + tag))
+
+    def recv(self, source: int, tag: int, type_: TensorType) -> Communication[Tensor]:
+        return Finishing(lambda: self._recv(self.ranks[source], _SEND_TAG + tag, type_))
+
+    def _send(self, tensor: Tensor, rank: int, tag: int) -> None:
+        """With its strides, on which the bits of an operator may depend."""
+        message = torch.empty(_head_bytes(tensor.dim()) + tensor.nbytes, dtype=torch.uint8)
+        strides = torch.empty_like(tensor, device="meta").stride()  # as a clone has them: without gaps
+        message[: 8 * len(strides)].view(torch.int64).copy_(torch.tensor(strides, dtype=torch.int64))
+        _body(message, tensor.dtype, tensor.shape, strides).copy_(tensor)
+        self.communicator.send_and_keep(bytes_of(message), rank, tag)
+
+    def _recv(self, rank: int, tag: int, type_: TensorType) -> Tensor:
+        dims = len(type_.shape)
+        message = torch.empty(_head_bytes(dims) + type_.size_bytes, dtype=torch.uint8)
+        self.communicator.wait_all([self.communicator.irecv(bytes_of(message), rank, tag)])
+        strides = message[: 8 * dims].view(torch.int64).tolist()
+        return _body(message, getattr(torch, type_.dtype), type_.shape, strides)
+
+
+@final
+class _GatherMessages(Communication):
+    def __init__(self, group: MessageGroup, combine: Combine) -> None:
+        self._group = group
+        self._combine = combine
+        self._tensors: list[Tensor] = []
+        self._requests: list[Request] = []
+
+    def begin(self, *operands: object) -> None:
+        own, group = tensor_operand(operands).resolve_conj().resolve_neg().contiguous(), self._group
+        self._tensors = [own if at == group.position else torch.empty_like(own) for at in range(group.size)]
+        communicator = group.communicator
+        peers = [(at, rank) for at, rank in enumerate(group.ranks) if at != group.position]
+        receives = [communicator.irecv(bytes_of(self._tensors[at]), rank, _GATHER_TAG) for at, rank in peers]
+        sends = [communicator.isend(bytes_of(own), rank, _GATHER_TAG) for _, rank in peers]
+        self._requests = receives + sends
+
+    def finish(self) -> object:
+        self._group.communicator.wait_all(self._requests)
+        tensors, self._tensors = self._tensors, []
+        return self._combine(tensors)
+
+
+def _head_bytes(dims: int) -> int:
+    """The bytes of the strides, in whole cache lines, so that the tensor behind them is aligned as others are."""
+    return align(8 * dims, 64)
+
+
+def _body(message: Tensor, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
+    return message[_head_bytes(len(shape)) :].view(dtype).as_strided(shape, strides)
+
+
+@final
+class GatherLosses:
+    """Gathers the losses of all replicas, in rank order, and the largest request. Only `workers` have a replica."""
+
+    def __init__(self, communicator: Communicator, workers: Collection[int]) -> None:
+        self._communicator = communicator
+        self._workers = sorted(workers)
+        self._send = np.zeros(2)
+        self._receive = np.empty((communicator.world_size, 2))
+        self._bytes = self._send.view(np.uint8), self._receive.reshape(-1).view(np.uint8)
+
+    def __call__(self, losses: Sequence[float], request: int) -> Shared:
+        """Collective."""
+        self._send[: 1 + len(losses)] = (request, *losses)
+        self._communicator.all_gather(*self._bytes)
+        received: list[list[float]] = self._receive.tolist()
+        return Shared([received[rank][1] for rank in self._workers], int(max(row[0] for row in received)))
+
+
+def collect(
+    communicator: Communicator, readable: Mapping[int, Tensor], slices: Sequence[Slice], member: Member
+) -> Tensor | None:
+    """Collective. On rank 0, the part of a group's flat tensor that belongs to `member`; None elsewhere. `readable`
+    holds, by rank, the tensors that this process can read."""
+    rank = communicator.rank
+    parts = [
+        (owner, max(start, member.start), min(stop, member.start + member.numel))
+        for owner, (start, stop) in enumerate(slices)
+    ]
+    parts = [(owner, start, stop) for owner, start, stop in parts if start < stop]
+    readable_by_root = communicator.broadcast_object(tuple(readable))
+    own = readable[rank]
+    if rank != 0:
+        sends = [
+            communicator.isend(bytes_of(own[start:stop]), 0, _COLLECT_TAG)
+            for owner, start, stop in parts
+            if owner == rank and owner not in readable_by_root
+        ]
+        communicator.wait_all(sends)
+        return None
+    whole = torch.empty(member.numel, dtype=own.dtype)
+    requests = []
+    for owner, start, stop in parts:
+        part = whole[start - member.start : stop - member.start]
+        if owner in readable:
+            part.copy_(readable[owner][start:stop])
+        else:
+            requests.append(communicator.irecv(bytes_of(part), owner, _COLLECT_TAG))
+    communicator.wait_all(requests)
+    return whole
