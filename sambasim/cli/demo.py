@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sambasim.cli.shared import FILE
 from sambasim.errors import InternalError, MachineError
 from sambasim.terminal.output import show
 from sambasim.units import format_bytes
@@ -31,11 +32,7 @@ _SYNCS = {"device": ("--reduce-on-rdu",), "host": ()}
 
 @click.command("demo")
 @click.option(
-    "--output-folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("out"),
-    show_default=True,
-    help="Folder for the PEF and the metrics.",
+    "--output-folder", type=FILE, default=Path("out"), show_default=True, help="Folder for the PEF and the metrics."
 )
 @click.option("--smoke", is_flag=True, help="Train only three steps, and check the bits but not the accuracy.")
 @click.pass_context
@@ -85,15 +82,12 @@ def _run(command: Sequence[str]) -> None:
     except FileNotFoundError as error:
         raise MachineError(f"there is no {command[0]} here", remedy="sambasim doctor") from error
     except subprocess.TimeoutExpired as error:
-        raise MachineError(
-            f"{command[0]} did not end within {_TIMEOUT_S:.0f} s",
-            remedy="is the machine busy? `sambasim doctor` shows its cores",
-        ) from error
+        what = f"{command[0]} did not end within {_TIMEOUT_S:.0f} s"
+        raise MachineError(what, remedy="is the machine busy? `sambasim doctor` shows its cores") from error
     except subprocess.CalledProcessError as error:
-        raise MachineError(
-            f"the command above ended with exit code {error.returncode}",
-            remedy="read its error, and `sambasim doctor` for what this machine lacks",
-        ) from None
+        what = f"the command above ended with exit code {error.returncode}"
+        remedy = "read its error, and `sambasim doctor` for what this machine lacks"
+        raise MachineError(what, remedy=remedy) from None
 
 
 def _read_summary(metrics: Path) -> "SummaryRecord":

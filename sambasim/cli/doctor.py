@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 import click
-from pydantic import BaseModel, ConfigDict
 
 from sambasim import __version__
 from sambasim.errors import MachineError
@@ -45,11 +45,9 @@ except SambasimError as error:
 """For another process, because one that has started MPI cannot be used for anything else."""
 
 
-class Finding(BaseModel):
+class Check(NamedTuple):
     """The result of one check: `trouble` is what is wrong, `remedy` how to fix it. If `stops_a_run`, a run with several
     replicas would fail."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     value: str
@@ -58,11 +56,11 @@ class Finding(BaseModel):
     stops_a_run: bool = False
 
 
-def examine() -> Sequence[Finding]:
-    """All findings about this machine and this Python. Takes a second or two, and at most 90 s."""
+def examine() -> Sequence[Check]:
+    """All checks of this machine and this Python. Takes a second or two, and at most 90 s."""
     library, launcher = mpi_library(), mpirun()
     fit = () if library.stops_a_run or launcher.stops_a_run else (launch(library.value),)
-    python = Finding(name="python", value=f"{platform.python_version()} ({sys.executable})")
+    python = Check("python", f"{platform.python_version()} ({sys.executable})")
     memory = shared_memory_space(shared_memory.free_bytes())
     return (python, torch(), library, launcher, *fit, cores(), threads(), memory, compiler(), kernels())
 
@@ -97,110 +95,101 @@ def _cpu() -> str:
     return platform.machine()
 
 
-def _blocker(name: str, value: str, trouble: str, remedy: str) -> Finding:
-    return Finding(name=name, value=value, trouble=trouble, remedy=remedy, stops_a_run=True)
-
-
-def torch() -> Finding:
+def torch() -> Check:
     """The installed torch, by its metadata: importing it would take seconds."""
     remedy = f"python -m pip install torch=={TESTED_TORCH[-1]}"
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
-        return _blocker("torch", "not installed", "nothing works", remedy)
+        return Check("torch", "not installed", "nothing works", remedy, stops_a_run=True)
     if version.split("+")[0] in TESTED_TORCH:
-        return Finding(name="torch", value=f"{version} (tested)")
+        return Check("torch", f"{version} (tested)")
     trouble = f"not a tested version ({', '.join(TESTED_TORCH)}): compile may fail, and bits may differ"
-    return Finding(name="torch", value=version, trouble=trouble, remedy=remedy)
+    return Check("torch", version, trouble, remedy)
 
 
-def mpi_library() -> Finding:
+def mpi_library() -> Check:
     output = _run([sys.executable, "-c", _PROBE.format("linked_library()")])
     if output.returncode == 0:
-        return Finding(name="MPI linked", value=output.stdout.strip())
-    return _blocker("MPI linked", "none", _last_line(output), _MPI_INSTALL)
+        return Check("MPI linked", output.stdout.strip())
+    return Check("MPI linked", "none", _last_line(output), _MPI_INSTALL, stops_a_run=True)
 
 
-def mpirun() -> Finding:
+def mpirun() -> Check:
     path = shutil.which("mpirun")
     if path is None:
         beside = Path(sys.executable).parent / "mpirun"
         remedy = f"export PATH={beside.parent}:$PATH" if beside.exists() else _MPI_INSTALL
-        return _blocker("mpirun found", "none", "no mpirun on PATH: only one replica can run", remedy)
+        return Check("mpirun found", "none", "no mpirun on PATH: only one replica can run", remedy, stops_a_run=True)
     lines = _run([path, "--version"]).stdout.splitlines()
     version = lines[0].replace("mpirun (", "").replace(")", "") if lines else "unknown version"
     for line in lines:  # MPICH's Hydra prints a table, Open MPI a line
         if line.strip().startswith("Version:"):
             version = f"MPICH {line.split()[-1]}"
-    return Finding(name="mpirun found", value=f"{version} ({path})")
+    return Check("mpirun found", f"{version} ({path})")
 
 
-def launch(library: str) -> Finding:
+def launch(library: str) -> Check:
     """Whether this mpirun belongs to this MPI library: start two ranks with it."""
     probe = _PROBE.format("'ranks', connect(['sambasim', 'run']).world_size")
     output = _run(["mpirun", "-np", str(_RANKS), sys.executable, "-c", probe])
     if f"ranks {_RANKS}" in output.stdout:
-        return Finding(name="MPI start", value=f"mpirun -np {_RANKS} starts {_RANKS} ranks that find each other")
+        return Check("MPI start", f"mpirun -np {_RANKS} starts {_RANKS} ranks that find each other")
     remedy = f"{fitting_mpirun(Path(sys.executable), library)} -np {_RANKS} sambasim run ..."
-    return _blocker("MPI start", "fails", _last_line(output), remedy)
+    return Check("MPI start", "fails", _last_line(output), remedy, stops_a_run=True)
 
 
-def cores() -> Finding:
+def cores() -> Check:
     usable, there = len(cores_of_this_process()), os.cpu_count() or 1
     trouble = remedy = None
     if usable < there:
         trouble = "this process and the ranks that it starts cannot use all cores"
         remedy = f"taskset -c 0-{there - 1} ...   (or ask the scheduler for more cores)"
-    return Finding(name="cores", value=f"{usable} of {there}", trouble=trouble, remedy=remedy)
+    return Check("cores", f"{usable} of {there}", trouble, remedy)
 
 
-def threads() -> Finding:
+def threads() -> Check:
     chosen = os.environ.get("OMP_NUM_THREADS", "")
     if not chosen:
-        return Finding(name="threads", value=f"{len(cores_of_this_process())} divided by the replicas of the node")
-    return Finding(name="threads", value=f"{chosen} a rank (OMP_NUM_THREADS)")
+        return Check("threads", f"{len(cores_of_this_process())} divided by the replicas of the node")
+    return Check("threads", f"{chosen} a rank (OMP_NUM_THREADS)")
 
 
-def shared_memory_space(free_bytes: int | None) -> Finding:
+def shared_memory_space(free_bytes: int | None) -> Check:
     """Size and free space of /dev/shm; `free_bytes` is None where there is none."""
     name = "shared memory"
     if free_bytes is None:
         trouble = f"there is no {shared_memory.FOLDER}; device sync may be slow or fail"
-        return Finding(name=name, value="unknown", trouble=trouble, remedy="run on Linux, or one replica at a time")
+        return Check(name, "unknown", trouble, "run on Linux, or one replica at a time")
     status = os.statvfs(shared_memory.FOLDER)
     value = f"{format_bytes(free_bytes)} free of {format_bytes(status.f_blocks * status.f_frsize)}"
     if free_bytes >= COMFORTABLE_SHARED_MEMORY_BYTES:
-        return Finding(name=name, value=value)
-    return Finding(
-        name=name,
-        value=value,
-        trouble="device sync keeps parameters, gradients and optimizer state of all replicas of a node in it",
-        remedy=f"docker run --shm-size=2g ..., or mount -o remount,size=2g {shared_memory.FOLDER}",
-        stops_a_run=free_bytes < LEAST_SHARED_MEMORY_BYTES,
-    )
+        return Check(name, value)
+    trouble = "device sync keeps parameters, gradients and optimizer state of all replicas of a node in it"
+    remedy = f"docker run --shm-size=2g ..., or mount -o remount,size=2g {shared_memory.FOLDER}"
+    return Check(name, value, trouble, remedy, stops_a_run=free_bytes < LEAST_SHARED_MEMORY_BYTES)
 
 
-def compiler() -> Finding:
+def compiler() -> Check:
     name = os.environ.get("CXX") or "g++"
     path = shutil.which(name)
     if path is not None:
         version = _run([path, "-dumpfullversion", "-dumpversion"]).stdout.strip()
-        return Finding(name="compiler", value=f"{name} {version} ({path})")
+        return Check("compiler", f"{name} {version} ({path})")
     trouble = "--engine inductor cannot compile its kernels; everything else works"
-    remedy = "install g++, or set CXX to your compiler"
-    return Finding(name="compiler", value="none", trouble=trouble, remedy=remedy)
+    return Check("compiler", "none", trouble, "install g++, or set CXX to your compiler")
 
 
-def kernels() -> Finding:
+def kernels() -> Check:
     import torch
 
     from sambasim.runtime.values.mean import tree_mean_build
 
     error = tree_mean_build(torch.float32).trouble
     if error is None:
-        return Finding(name="kernels", value="gradients are added in one pass over memory")
+        return Check("kernels", "gradients are added in one pass over memory")
     trouble = f"gradients are added in several passes over memory, with the same bits: {error.what}"
-    return Finding(name="kernels", value="none", trouble=trouble, remedy=error.remedy)
+    return Check("kernels", "none", trouble, error.remedy)
 
 
 def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
@@ -234,16 +223,16 @@ def doctor_command(context: click.Context, as_json: bool) -> None:
       sambasim doctor
       sambasim doctor --json
     """
-    findings = examine()
-    stops = any(finding.stops_a_run for finding in findings)
+    checks = examine()
+    stops = any(check.stops_a_run for check in checks)
     if as_json:
-        print(json.dumps({"findings": [finding.model_dump() for finding in findings]}, indent=2, ensure_ascii=False))
+        print(json.dumps({"findings": [check._asdict() for check in checks]}, indent=2, ensure_ascii=False))
     else:
-        _show(findings, "A run would fail because of a STOP above." if stops else "A run would work.")
+        _show(checks, "A run would fail because of a STOP above." if stops else "A run would work.")
     context.exit(MachineError.exit_code if stops else 0)
 
 
-def _show(findings: Sequence[Finding], verdict: str) -> None:
+def _show(checks: Sequence[Check], verdict: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -251,11 +240,11 @@ def _show(findings: Sequence[Finding], verdict: str) -> None:
     table.add_column(no_wrap=True, style="bold")
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for finding in findings:
-        mark = Text("STOP", "red") if finding.stops_a_run else Text("note", "yellow") if finding.trouble else "ok"
-        table.add_row(finding.name, mark, finding.value)
-        if finding.trouble:
-            table.add_row("", "", finding.trouble)
-        if finding.remedy:
-            table.add_row("", "", f"try: {finding.remedy}")
+    for check in checks:
+        mark = Text("STOP", "red") if check.stops_a_run else Text("note", "yellow") if check.trouble else "ok"
+        table.add_row(check.name, mark, check.value)
+        if check.trouble:
+            table.add_row("", "", check.trouble)
+        if check.remedy:
+            table.add_row("", "", f"try: {check.remedy}")
     show(table, "", verdict)

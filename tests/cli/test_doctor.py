@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from sambasim.cli import doctor
-from sambasim.cli.doctor import Finding
+from sambasim.cli.doctor import Check
 from sambasim.units import GIB, MIB
 
-FINE = Finding(name="torch", value="2.13.0 (tested)")
-NOTE = Finding(name="compiler", value="none", trouble="kernels [cannot] be compiled", remedy="install g++")
-STOP = Finding(name="mpirun found", value="none", trouble="no mpirun", remedy="pip install mpich", stops_a_run=True)
+FINE = Check(name="torch", value="2.13.0 (tested)")
+NOTE = Check(name="compiler", value="none", trouble="kernels [cannot] be compiled", remedy="install g++")
+STOP = Check(name="mpirun found", value="none", trouble="no mpirun", remedy="pip install mpich", stops_a_run=True)
 
 
 def completed(code: int, stdout: str, stderr: str) -> "subprocess.CompletedProcess[str]":
@@ -40,7 +40,7 @@ def test_this_machine_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("findings", "exit_code"), [((FINE, NOTE), 0), ((FINE, NOTE, STOP), 2)])
 def test_the_table_and_the_exit_code(
-    monkeypatch: pytest.MonkeyPatch, findings: tuple[Finding, ...], exit_code: int
+    monkeypatch: pytest.MonkeyPatch, findings: tuple[Check, ...], exit_code: int
 ) -> None:
     monkeypatch.setattr(doctor, "examine", lambda: findings)
     result = CliRunner().invoke(doctor.doctor_command, [])
