@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from sambasim.api.given import batch_of, first_samples, loss_of, optimizer_of, size_of, unwrapped
 from sambasim.api.ranks import on_first, speaks_python
 from sambasim.commands.compile import compile_proved
-from sambasim.commands.eager import LiveModel
+from sambasim.commands.proof.eager import LiveModel
 from sambasim.compiler.front import inputs_of, refuse_torchscript
 from sambasim.errors import ModelError, OptionError
 from sambasim.ir.program import Program

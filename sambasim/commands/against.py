@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from sambasim.commands.child import OnPhase, in_child
-from sambasim.commands.eager import LiveModel
-from sambasim.commands.proof import Proof, prove
+from sambasim.commands.proof.eager import LiveModel
+from sambasim.commands.proof.prove import Proof, prove
 from sambasim.compiler.capture.step import TARGET
 from sambasim.compiler.front import build_model, example_batch
 from sambasim.data.sources import open_source

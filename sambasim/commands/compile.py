@@ -15,9 +15,9 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 
 from sambasim.commands.child import OnPhase, can_fork, in_child
-from sambasim.commands.eager import LiveModel, check_modes
 from sambasim.commands.outputs import check_output_file
-from sambasim.commands.proof import own_memory, prove, too_large
+from sambasim.commands.proof.eager import LiveModel, check_modes
+from sambasim.commands.proof.prove import own_memory, prove, too_large
 from sambasim.compiler.capture.state import NotSound, begin_again
 from sambasim.compiler.compile import Compiled, Stopwatch, capture_model, compile_model, recorded
 from sambasim.compiler.front import Example, build_model, example_batch

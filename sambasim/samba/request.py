@@ -243,7 +243,7 @@ def compile_request(asked: Request, metadata: Mapping[str, object]) -> str:
     """Compiles a model. Returns the absolute path of the PEF. See `Session.compile`."""
     # It takes seconds to import, and a run does not need it.
     from sambasim.commands.compile import compile_proved
-    from sambasim.commands.eager import LiveModel
+    from sambasim.commands.proof.eager import LiveModel
     from sambasim.compiler.compile import Compiled, Stopwatch, assemble
 
     context = process.current()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sambasim.commands.compile import Proved, compile_proved
-from sambasim.commands.eager import LiveModel
+from sambasim.commands.proof.eager import LiveModel
 from sambasim.options.compile import CompileOptions
 
 BATCH, FEATURES, CLASSES = 8, 6, 4

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sambasim as ss
-from sambasim.commands.eager import _REMEDY
+from sambasim.commands.proof.eager import _REMEDY
 from sambasim.errors import CaptureError
 
 

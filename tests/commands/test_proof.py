@@ -17,8 +17,8 @@ from torch.nn import functional
 import sambasim as ss
 from sambasim.cli.inspect import inspect_command, verify_command
 from sambasim.commands.compile import compile_proved, compile_subject
-from sambasim.commands.eager import LiveModel
-from sambasim.commands.proof import MOST_STEPS, prove
+from sambasim.commands.proof.eager import LiveModel
+from sambasim.commands.proof.prove import MOST_STEPS, prove
 from sambasim.errors import CaptureError, ModelError, OptionError
 from sambasim.ir.program import Program
 from sambasim.pef import map_weights, read, write

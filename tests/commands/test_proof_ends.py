@@ -16,11 +16,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sambasim.commands.batches import equal, made_batches
-from sambasim.commands.beside import alone
 from sambasim.commands.compile import compile_proved
-from sambasim.commands.eager import Eager, LiveModel
-from sambasim.commands.proof import FEWEST_STEPS, MOST_STEPS, steps_of
+from sambasim.commands.proof.batches import equal, made_batches
+from sambasim.commands.proof.beside import alone
+from sambasim.commands.proof.eager import Eager, LiveModel
+from sambasim.commands.proof.prove import FEWEST_STEPS, MOST_STEPS, steps_of
 from sambasim.errors import CaptureError
 from sambasim.pef import map_weights, read, write
 from tests.commands.proving import BATCH, CLASSES, FEATURES, Net, inputs, options, proved
@@ -61,7 +61,7 @@ def test_check_says_in_how_many_steps(tmp_path: Path) -> None:
 def test_a_model_that_is_too_large_is_compiled_here_and_not_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sambasim.commands.proof.available_bytes", lambda: 1000)
+    monkeypatch.setattr("sambasim.commands.proof.prove.available_bytes", lambda: 1000)
     done = proved(tmp_path)
     assert done.checked is None
     assert done.compiled.notices[-1].startswith("not compared with eager PyTorch: the model has ")
@@ -117,7 +117,7 @@ def test_a_large_model_is_observed_only_where_it_does_more_than_compute(
 def test_large_steps_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = proved(tmp_path, check=0).compiled.program
     assert steps_of(program) == MOST_STEPS
-    monkeypatch.setattr("sambasim.commands.proof._FLOPS", 1e3)
+    monkeypatch.setattr("sambasim.commands.proof.prove._FLOPS", 1e3)
     assert steps_of(program) == FEWEST_STEPS
 
 

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from sambasim.commands.batches import Batch
-from sambasim.commands.beside import Beside, Trained
-from sambasim.commands.differences import Comparison, GraphValues, first_wrong, largest
-from sambasim.commands.played import Played, seed_of
+from sambasim.commands.proof.batches import Batch
+from sambasim.commands.proof.beside import Beside, Trained
+from sambasim.commands.proof.differences import Comparison, GraphValues, first_wrong, largest
+from sambasim.commands.proof.played import Played, seed_of
 from sambasim.errors import CaptureError
 from sambasim.ir.graph import Graph, Node, Output, SourceLine
 from sambasim.ir.program import Program

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from sambasim.commands.batches import Batch
-from sambasim.commands.differences import EagerValues
-from sambasim.commands.eager import Eager
-from sambasim.commands.played import Played, seed_of
+from sambasim.commands.proof.batches import Batch
+from sambasim.commands.proof.differences import EagerValues
+from sambasim.commands.proof.eager import Eager
+from sambasim.commands.proof.played import Played, seed_of
 from sambasim.errors import MachineError
 from sambasim.forks import Fork
 from sambasim.ir.types import SymbolKind

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from sambasim.commands.batches import Batch, equal, made_batches, parts, read_batches
-from sambasim.commands.beside import Beside
-from sambasim.commands.eager import Eager, LiveModel
-from sambasim.commands.played import Played
-from sambasim.commands.steps import NotForEager, Steps, called
+from sambasim.commands.proof.batches import Batch, equal, made_batches, parts, read_batches
+from sambasim.commands.proof.beside import Beside
+from sambasim.commands.proof.eager import Eager, LiveModel
+from sambasim.commands.proof.played import Played
+from sambasim.commands.proof.steps import NotForEager, Steps, called
 from sambasim.compiler.capture.precision import STORED, inputs_in, stored_in
 from sambasim.compiler.capture.trial import as_written, buffers_of_plain_tensors, tracing
 from sambasim.data.sources import Source
