@@ -16,7 +16,7 @@ _PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "compile": ("compile", "Compile a PyTorch model into a PEF."),
         "run": ("run", "Train the model of a PEF with as many replicas as mpirun starts, or predict with it."),
         "app": ("app", "Run a SambaFlow app with sambasim in place of sambaflow."),
-        "env": ("launch_scripts", "Print shell lines that let launch scripts for the hardware work as they are."),
+        "env": ("slurm", "Print shell lines that let launch scripts for the hardware work as they are."),
         "demo": ("demo", "Compile the quick start, train it with both kinds of sync, and compare the two."),
     },
     "Inspect results": {
@@ -42,7 +42,7 @@ _PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 needed, so that help is instant."""
 
 _COMMANDS = {name: entry for panel in _PANELS.values() for name, entry in panel.items()}
-_MODULES = {name: module for name, (module, _) in _COMMANDS.items()} | {"stand-in": "launch_scripts"}
+_MODULES = {name: module for name, (module, _) in _COMMANDS.items()} | {"stand-in": "slurm"}
 
 
 class _LazyGroup(click.Group):

@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 
 from sambasim.cli.app import PATH_ENTRY
-from sambasim.cli.launch_scripts import COMMANDS, env_command, shell_lines
+from sambasim.cli.slurm import COMMANDS, env_command, shell_lines
 from tests.support.mpi import ROOT, SITE, Result, run_job, run_mpi
 from tests.support.whole import whole_case
 

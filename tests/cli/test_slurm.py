@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from sambasim.cli import launch_scripts
+from sambasim.cli import slurm
 from sambasim.cli.main import sambasim
 from sambasim.errors import OptionError
 
@@ -28,7 +28,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Started(argv, environ)
 
     monkeypatch.setattr(os, "execvpe", start)
-    monkeypatch.setattr(launch_scripts, "_mpirun", lambda: MPIRUN)
+    monkeypatch.setattr(slurm, "_mpirun", lambda: MPIRUN)
     monkeypatch.delenv("SLURM_NTASKS", raising=False)
 
 
