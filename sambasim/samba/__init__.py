@@ -2,7 +2,7 @@
 
     tensors and data      tensor, attributes, inputs, functional, nn
     models                models, optim, losses
-    compile and run       session, request, trace, fingerprint, loaded, device, hyperparameters
+    compile and run       session, request, trace, difference, fingerprint, loaded, device, hyperparameters
     command line          flags, utils/ (argparser, measuring, checkpoints)
     this process          process, joining, ending, findings, keywords, notices
     checks of the app     checks/, test, profiler

@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -106,3 +107,9 @@ def app_command() -> list[str] | None:
     """The words of the command line that start the app, `["python", "app.py"]`; None if it has no command."""
     words, command = typed_command(), current().command
     return words[: words.index(command)] if command in words else None
+
+
+def compile_command() -> str:
+    """The command line that compiles this app."""
+    app = app_command()
+    return f"{shlex.join(app)} compile …" if app else "samba.session.compile(model, inputs, optim, …)"
