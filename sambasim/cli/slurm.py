@@ -19,6 +19,7 @@ import click
 from sambasim import __version__
 from sambasim.cli.app import PATH_ENTRY
 from sambasim.errors import LaunchError, OptionError
+from sambasim.runtime.machine.launcher import mpirun_here
 
 COMMANDS = PATH_ENTRY.parent / "commands"
 
@@ -209,8 +210,7 @@ def _number(text: str) -> int:
 
 
 def _mpirun() -> str:
-    beside = Path(sys.executable).parent / "mpirun"
-    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    found = mpirun_here()
     if found is None:
         raise LaunchError(
             "srun with several tasks needs mpirun, and there is none beside Python or in PATH",

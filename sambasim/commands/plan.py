@@ -148,8 +148,8 @@ def _spaces_here(
     only: Mapping[str, Sequence[object]],
 ) -> Sequence[Space]:
     """The strategies of 1, 2, … ranks. Raises OptionError if there are none."""
+    from sambasim.runtime.machine.launcher import mpirun_here
     from sambasim.runtime.machine.resources import cores_of_this_process  # torch
-    from sambasim.runtime.measure.machine import mpirun_here
 
     if options.optimizer is None:
         raise OptionError("a plan of steps needs an optimizer", remedy="--set optimizer.name=adamw")

@@ -68,8 +68,9 @@ def _without_collections() -> Iterator[None]:
 
 def _plan_this_machine(task: PlanTask, programs: OfDtypes, on_phase: OnPhase) -> Plan:
     """Measure this machine, and predict all strategies on it. Raises MachineError if the model does not run here."""
+    from sambasim.runtime.machine.launcher import mpirun_here
     from sambasim.runtime.machine.resources import cores_of_this_process
-    from sambasim.runtime.measure.machine import measure_machine, mpirun_here
+    from sambasim.runtime.measure.machine import measure_machine
     from sambasim.runtime.measure.passes import Work
 
     options, spaces = task.options, task.spaces

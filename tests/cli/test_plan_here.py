@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from sambasim.cli.main import sambasim
 from sambasim.errors import MachineError, OptionError, SambasimError
+from sambasim.runtime.machine import launcher
 from sambasim.runtime.measure import machine
 from sambasim.runtime.measure.passes import Work
 from sambasim.simulation.machine import Machine, PassTimes, Rates
@@ -83,7 +84,7 @@ def made_up(work_for: Callable[[int], Work], ranks: int, on_phase: Callable[[str
 
 
 def test_without_mpirun_there_is_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "mpirun_here", lambda: None)
+    monkeypatch.setattr(launcher, "mpirun_here", lambda: None)
     monkeypatch.setattr(machine, "measure_machine", made_up)
     printed = plan(CONFIG, "--here", "--ranks", "4", "--global-batch", "16", *ONLY)
     words = " ".join(printed.split())

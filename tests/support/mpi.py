@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from sambasim.runtime.machine.launcher import mpirun_here
 from tests.support import warm
 from tests.support.warm import JOB_KEY
 
@@ -71,8 +72,7 @@ class Result:
 
 def mpirun() -> str:
     """The mpirun beside the running Python, else the one on PATH. Fails the test if there is none."""
-    beside = Path(sys.executable).parent / "mpirun"
-    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    found = mpirun_here()
     if found is None:
         pytest.fail("there is no mpirun: python -m pip install mpich")
     return found

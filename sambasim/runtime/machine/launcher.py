@@ -15,6 +15,7 @@ torchrun connects its processes by torch.distributed, and not by MPI: on one nod
 
 import shlex
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -108,14 +109,19 @@ def mpirun_instead(environ: Mapping[str, str], executable: Path, arguments: Sequ
             f"torchrun started {ranks} processes on several nodes, and MPI does not connect them",
             remedy=f"on the first node: mpirun -np {ranks} -hosts NODE,NODE {typed}",
         )
-    beside = executable.parent / "mpirun"
-    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
+    mpirun = mpirun_here(executable)
     if mpirun is None:
         raise LaunchError(
             f"torchrun started {ranks} processes, which MPI would have to connect, and there is no mpirun",
             remedy=f"python -m pip install mpich; mpirun -np {ranks} {typed}",
         )
     return [mpirun, "-np", ranks, str(executable), "-m", "sambasim", *arguments] if launcher.rank == 0 else []
+
+
+def mpirun_here(executable: Path = Path(sys.executable)) -> str | None:
+    """The mpirun beside the Python `executable`, or in the PATH."""
+    beside = executable.parent / "mpirun"
+    return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
 def fitting_mpirun(executable: Path, library: str) -> str:

@@ -90,6 +90,7 @@ def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         node_of=tuple(nodes.index(first) for first in first_rank_of_node),
         host_name=socket.gethostname(),
         library=library_name(version),
+        _mpi=MPI,
         _world=world,
         _node=node,
         _notices=world.Dup(),
@@ -109,11 +110,10 @@ def linked_library() -> str:
 @final
 @dataclass(frozen=True)
 class MpiCommunicator(Communicator):
+    _mpi: Any = field(kw_only=True)  # the module mpi4py.MPI
     _world: "MPI.Intracomm" = field(kw_only=True)
     _node: "MPI.Intracomm" = field(kw_only=True)
-    _notices: "MPI.Intracomm" = field(
-        kw_only=True
-    )  # separate, so that notices do not mix with the messages of training
+    _notices: "MPI.Intracomm" = field(kw_only=True)  # its messages do not mix with those of training
     _windows: list["MPI.Win"] = field(default_factory=list)
     _mappings: list[SecondMapping] = field(default_factory=list)
     _sends: list["MPI.Request"] = field(default_factory=list)
@@ -138,6 +138,7 @@ class MpiCommunicator(Communicator):
             node_of=tuple(nodes.index(self.node_of[rank]) for rank in ranks),
             host_name=self.host_name,
             library=self.library,
+            _mpi=self._mpi,
             _world=world,
             _node=node,
             _notices=world,
@@ -178,26 +179,18 @@ class MpiCommunicator(Communicator):
         return Request(self._world.Irecv(as_bytes(buffer), source=source, tag=tag))
 
     def persistent(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Messages:
-        from mpi4py import MPI
-
         requests = [self._world.Send_init(as_bytes(buffer), dest=rank, tag=tag) for buffer, rank in sends]
         requests += [self._world.Recv_init(as_bytes(buffer), source=rank, tag=tag) for buffer, rank in receives]
         self._persistent.extend(requests)
-        return Messages(partial(MPI.Prequest.Startall, requests), [Request(request) for request in requests])
+        return Messages(partial(self._mpi.Prequest.Startall, requests), [Request(request) for request in requests])
 
     def wait_all(self, requests: Sequence[Request]) -> None:
-        from mpi4py import MPI
-
-        MPI.Request.Waitall(cast("list[MPI.Request]", list(requests)))
+        self._mpi.Request.Waitall(list(requests))
 
     def test_all(self, requests: Sequence[Request]) -> bool:
-        from mpi4py import MPI
-
-        return MPI.Request.Testall(cast("list[MPI.Request]", list(requests)))
+        return bool(self._mpi.Request.Testall(list(requests)))
 
     def allocate_shared(self, size_bytes: int, touched: Sequence[Range] | None = None) -> SharedWindow:
-        from mpi4py import MPI
-
         whole = _in_pages(size_bytes)
         used = [(0, size_bytes)] if touched is None else merged(touched)
         pages = merged((start // _PAGE * _PAGE, _in_pages(stop)) for start, stop in used if start < stop)
@@ -219,8 +212,8 @@ class MpiCommunicator(Communicator):
             return Communicator.allocate_shared(self, size_bytes)
         names_before = shared_memory.mapped_names()
         try:
-            handle = MPI.Win.Allocate_shared(whole, disp_unit=1, comm=self._node)
-        except MPI.Exception as error:
+            handle = self._mpi.Win.Allocate_shared(whole, disp_unit=1, comm=self._node)
+        except self._mpi.Exception as error:
             raise shared_memory.window_error(node_bytes, self.host_name, str(error)) from error
         self._windows.append(handle)
         sizes = self._node.allgather(size_bytes)
@@ -232,7 +225,7 @@ class MpiCommunicator(Communicator):
                 if local_rank == self.local_rank:
                     mapping.collapse(used)
         # Passive access to all parts, until `close`; `Sync` needs it.
-        handle.Lock_all(MPI.MODE_NOCHECK)
+        handle.Lock_all(self._mpi.MODE_NOCHECK)
         if touched is None:
             parts[self.local_rank][:] = 0  # the first access puts pages into the memory node of their owner
         handle.Sync()
@@ -251,9 +244,7 @@ class MpiCommunicator(Communicator):
 
     @property
     def serves_threads(self) -> bool:
-        from mpi4py import MPI
-
-        return MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        return bool(self._mpi.Query_thread() == self._mpi.THREAD_MULTIPLE)
 
     def post(self, value: object, rank: int) -> None:
         self._sends.append(self._notices.isend(value, dest=rank, tag=_POSTED_TAG))
@@ -262,11 +253,9 @@ class MpiCommunicator(Communicator):
         return self._received(_POSTED_TAG)
 
     def _received(self, tag: int) -> "list[tuple[int, Any]]":
-        from mpi4py import MPI
-
         received = []
         while (message := self._notices.improbe(tag=tag)) is not None:
-            status = MPI.Status()
+            status = self._mpi.Status()
             value = message.recv(status)
             received.append((status.Get_source(), value))
         return received
@@ -296,17 +285,13 @@ class MpiCommunicator(Communicator):
             handle.Free()
 
     def finish(self) -> None:
-        from mpi4py import MPI
-
         self.close()
-        MPI.Finalize()
+        self._mpi.Finalize()
 
     def all_reduce_sum_for_comparison(self, send: NDArray[np.float32] | None, receive: NDArray[np.float32]) -> None:
         """Collective: MPI's sum of every rank's `send` (None: of every `receive`) into `receive`. Only benchmarks use
         it."""
-        from mpi4py import MPI
-
-        self._world.Allreduce(MPI.IN_PLACE if send is None else send, receive)
+        self._world.Allreduce(self._mpi.IN_PLACE if send is None else send, receive)
 
 
 def _load_library() -> str:

@@ -8,7 +8,6 @@ bandwidth that other ranks leave them.
 import json
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ import torch
 
 from sambasim.errors import MachineError
 from sambasim.hardware.host import available_bytes
+from sambasim.runtime.machine.launcher import mpirun_here
 from sambasim.runtime.machine.resources import cores_of_this_process
 from sambasim.runtime.measure import passes
 from sambasim.runtime.measure.passes import ERROR, RATES, WORK, Work
@@ -29,12 +29,6 @@ from sambasim.units import MIB, counted
 _TIMEOUT_S = 600.0
 _CPU_TIMES = Path("/proc/stat")
 _GEMM_SIZE, _COPY_BYTES = 1024, 64 * MIB
-
-
-def mpirun_here(executable: Path = Path(sys.executable)) -> str | None:
-    """The mpirun beside this Python, or in the PATH."""
-    beside = executable.parent / "mpirun"
-    return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
 def measure_machine(
