@@ -10,8 +10,7 @@ from sambasim.hardware.budget import budget_of
 from sambasim.hardware.placement import Inventory, Location, Placement
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec, LinkSpec, Spec
 from sambasim.ir.mesh import Mesh
-from sambasim.report.tables import Table, json_line, table, text_of, text_table
-from sambasim.report.tables import title_of as title_of
+from sambasim.report.tables import Table, json_line, table, text_of, text_table, title_of
 from sambasim.units import format_bytes
 
 

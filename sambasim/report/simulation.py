@@ -10,18 +10,9 @@ from sambasim.costs.price import Bound
 from sambasim.ir.schedule import ActionKind
 from sambasim.report.advice import PRICED_IN, advice_fields, advice_parts
 from sambasim.report.findings import Findings, mfu, mfu_text, model_flops, published, range_text, reachable, roofs_text
-from sambasim.report.output import add_row, json_line, labelled, plain_table
-from sambasim.report.steps import (
-    AXIS_COLUMNS,
-    NOTE,
-    RANK_COLUMNS,
-    axis_rows,
-    filled_table,
-    on_device,
-    rank_rows,
-    scaling_table,
-    step_record,
-)
+from sambasim.report.folds import Fold
+from sambasim.report.steps import NOTE, axes_table, on_device, ranks_table, scaling_table, step_record
+from sambasim.report.tables import json_line, labelled, table, text_table
 from sambasim.simulation.alone import RankAlone
 from sambasim.simulation.prediction import Prediction, backing_of, is_recurrent, likely, zero_note
 from sambasim.simulation.step import PredictedStep
@@ -98,9 +89,10 @@ def _several_ranks(prediction: Prediction, paths: Sequence[SyncPath]) -> list[Re
         lines.append(f"  along {axis}: rank 0 waits {format_seconds(seconds)} of it")
     kinds = [kind for kind in ActionKind if any(_action_s(first, rank, kind) for rank in range(len(first.ranks)))]
     names = [kind.name.lower().replace("_", " ") for kind in kinds]
-    stages = filled_table(
+    stages = text_table(
         "a micro-batch, by rank along pp" if len(first.ranks) > 1 else "a pass",
-        (["rank"], ["sections", *names, "update"]),
+        ["rank"],
+        ["sections", *names, "update"],
         [
             [
                 *(str(rank), str(len(one.alone.sections))),
@@ -110,9 +102,8 @@ def _several_ranks(prediction: Prediction, paths: Sequence[SyncPath]) -> list[Re
             for rank, one in enumerate(first.ranks)
         ],
     )
-    ranks = filled_table("ranks of a replica", RANK_COLUMNS, rank_rows(record))
-    axes = filled_table("a step, by axis", AXIS_COLUMNS, axis_rows(record))
-    return [Text("\n".join(lines)), stages, ranks, axes, Text("\n".join([NOTE, *zero_note(first.program)]))]
+    notes = Text("\n".join([NOTE, *zero_note(first.program)]))
+    return [Text("\n".join(lines)), stages, ranks_table(record), axes_table(record), notes]
 
 
 def _action_s(step: PredictedStep, rank: int, kind: ActionKind) -> float:
@@ -123,18 +114,31 @@ def _one_rank(found: Findings, slowest: int) -> list[RenderableType]:
     facts, step = found.prediction, found.step
     title = f"{facts.program.name} on {step.budget.where}, {facts.level}: predicted, not measured; {PRICED_IN}"
     parts: list[RenderableType] = [Text(title), Text(f"\n{found.headline}\n"), labelled(_head(found))]
-    kinds = plain_table("by kind", ["kind"], ["sections", "predicted", "share"])
-    for kind, seconds in step.device_s_by_kind.items():
-        count = sum(step.runs(section) for section in step.sections if section.kind is kind)
-        add_row(kinds, kind, str(count), format_seconds(seconds), f"{seconds / step.device_s:.0%}")
-    bounds = plain_table("by bound", ["bound"], ["predicted", "share"])
-    for bound, seconds in step.device_s_by_bound.items():
-        if seconds:
-            add_row(bounds, bound_text(step, bound), format_seconds(seconds), f"{seconds / step.device_s:.0%}")
-    parts += [*advice_parts(found.advice), kinds, bounds]
+    kinds = [
+        (
+            kind,
+            str(sum(step.runs(section) for section in step.sections if section.kind is kind)),
+            *_share(step, seconds),
+        )
+        for kind, seconds in step.device_s_by_kind.items()
+    ]
+    bounds = [
+        (bound_text(step, bound), *_share(step, seconds))
+        for bound, seconds in step.device_s_by_bound.items()
+        if seconds
+    ]
+    parts += [
+        *advice_parts(found.advice),
+        text_table("by kind", ["kind"], ["sections", "predicted", "share"], kinds),
+        text_table("by bound", ["bound"], ["predicted", "share"], bounds),
+    ]
     if slowest:
         parts.append(_slowest_table(found, slowest))
     return [*parts, Text("\n".join(_notes(facts)))]
+
+
+def _share(step: RankAlone, seconds: float) -> tuple[str, str]:
+    return format_seconds(seconds), f"{seconds / step.device_s:.0%}"
 
 
 def _head(found: Findings) -> list[tuple[str, str]]:
@@ -162,38 +166,26 @@ def _head(found: Findings) -> list[tuple[str, str]]:
 
 def _slowest_table(found: Findings, count: int) -> RenderableType:
     """Equal sections of repeated layers are one row, ranked by the time of all of them."""
-    step = found.step
-    table = plain_table(
-        "slowest sections",
-        ["section", "costliest line", "kind", "name"],
-        [
-            "total",
-            "runs",
-            "each",
-            "PCUs",
-            "PMUs",
-            "bound by",
-            "compute",
-            "memory",
-            "fill",
-            "launch",
-            "traffic",
-            "operators",
-        ],
+    folds = sorted(found.folds, key=lambda fold: -found.fold_s(fold))[:count]
+    numbers = (
+        "total_s, runs, predicted_s:each, PCUs, PMUs, bound_by, "
+        "compute_s, memory_s, fill_s, launch_s, traffic_bytes, operators"
     )
-    table.columns[1].no_wrap = True
-    for fold in sorted(found.folds, key=lambda one: -found.fold_s(one))[:count]:
-        number, runs = fold.numbers[0], found.runs_in_step(fold)
-        section, more = step.sections[number], f" x{len(fold.numbers)}" if len(fold.numbers) > 1 else ""
-        price = section.price
-        times = map(format_seconds, (price.compute_s, price.memory_s, price.fill_s, price.launch_s))
-        numbers = (
-            *(format_seconds(found.fold_s(fold)), str(runs), format_seconds(price.predicted_s)),
-            *(f"{section.unit_share:.0%}", f"{section.chip_share:.0%}", bound_text(step, price.bound), *times),
-            *(format_bytes(section.load.traffic_bytes), str(section.operators)),
-        )
-        add_row(table, f"{number}{more}", found.lines[number], section.kind, section.name, *numbers)
-    return table
+    words, rows = "section, costliest_line, kind, name", [_fold_row(found, fold) for fold in folds]
+    return table("slowest sections", rows, words, numbers, whole=("costliest_line",))
+
+
+def _fold_row(found: Findings, fold: Fold) -> Mapping[str, object]:
+    number, section = fold.numbers[0], found.step.sections[fold.numbers[0]]
+    return {
+        **_section_fields(found, number),
+        "section": f"{number} x{len(fold.numbers)}" if len(fold.numbers) > 1 else number,
+        "total_s": found.fold_s(fold),
+        "runs": found.runs_in_step(fold),
+        "PCUs": f"{section.unit_share:.0%}",
+        "PMUs": f"{section.chip_share:.0%}",
+        "bound_by": bound_text(found.step, section.price.bound),
+    }
 
 
 def bound_text(step: RankAlone, bound: Bound) -> str:

@@ -1,19 +1,18 @@
 """What there is to say of the predicted step of each number of replicas and way to sync: what each rank holds and where
 it is, what goes over the links, what ranks wait for. Tables, JSON, CSV, plots and the page of `report` show it."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-from rich.table import Table
+from collections.abc import Iterator, Mapping, Sequence
 
 from sambasim.hardware.placement import Location
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE
 from sambasim.ir.types import SymbolKind
 from sambasim.records import Record
-from sambasim.report.output import Curve, add_row, plain_table, speed_chart
 from sambasim.report.summaries import held_bytes
+from sambasim.report.svg import Curve, speed_chart
+from sambasim.report.tables import Table, table, text_table
 from sambasim.simulation.step import PredictedStep
 from sambasim.simulation.sync import Traffic
-from sambasim.units import format_bytes, format_rate, format_seconds
+from sambasim.units import format_bytes, format_seconds
 
 NOTE = (
     "pipeline and tensor parallelism are not validated: messages take the published bandwidths and latencies of links; "
@@ -160,69 +159,53 @@ def _axes(step: PredictedStep) -> Iterator[AxisRecord]:
         )
 
 
-RANK_COLUMNS = (
-    ("rank", "mesh", "where", "stages"),
-    ("parameters", "gradients", "states", "memory", "busy", "messages", "idle"),
+def ranks_table(record: StepRecord) -> Table:
+    rows = [
+        {
+            **rank.model_dump(),
+            "mesh": ", ".join(f"{axis} {position}" for axis, position in rank.coordinates.items()),
+            "where": str(Location(rank.rank, rank.node, rank.rdu, rank.first_tile, rank.tiles)),
+        }
+        for rank in record.each_rank
+    ]
+    sizes = "parameter_bytes:parameters, gradient_bytes:gradients, state_bytes:states, needed_bytes:memory"
+    shares = "predicted_busy_share:busy, predicted_messages_share:messages, predicted_idle_share:idle"
+    return table("ranks of a replica", rows, "rank, mesh, where, stages", f"{sizes}, {shares}")
+
+
+def axes_table(record: StepRecord) -> Table:
+    def links(axis: AxisRecord) -> str:
+        received = axis.received_bytes.items()
+        return ", ".join(f"{format_bytes(size)} by {name.replace('_', ' ')}" for name, size in received)
+
+    rows = [
+        (axis.axis, links(axis), format_seconds(axis.predicted_transfer_s), format_seconds(axis.predicted_waited_s))
+        for axis in record.axes
+    ]
+    words, numbers = ("axis", "bytes, all ranks of a replica"), ("transfers of rank 0", "rank 0 waits")
+    return text_table("a step, by axis", words, numbers, rows)
+
+
+_SCALING = (
+    "predicted_s:step, predicted_samples_per_s:samples/s, predicted_efficiency:efficiency, "
+    "predicted_exposed_sync_s:sync waits, predicted_sync_share:share, predicted_hidden_sync_s:hidden, "
+    "rdu_bytes:memory of an RDU"
 )
-"""Columns of words, and of numbers."""
-
-
-def rank_rows(record: StepRecord) -> Iterator[tuple[str, ...]]:
-    for one in record.each_rank:
-        place = Location(one.rank, one.node, one.rdu, one.first_tile, one.tiles)
-        sizes = (one.parameter_bytes, one.gradient_bytes, one.state_bytes, one.needed_bytes)
-        shares = (one.predicted_busy_share, one.predicted_messages_share, one.predicted_idle_share)
-        coordinates = ", ".join(f"{axis} {position}" for axis, position in one.coordinates.items())
-        yield (
-            *(str(one.rank), coordinates, str(place), ", ".join(map(str, one.stages))),
-            *(*map(format_bytes, sizes), *(f"{share:.1%}" for share in shares)),
-        )
-
-
-AXIS_COLUMNS = (("axis", "bytes, all ranks of a replica"), ("transfers of rank 0", "rank 0 waits"))
-
-
-def axis_rows(record: StepRecord) -> Iterator[tuple[str, ...]]:
-    for one in record.axes:
-        links = (f"{format_bytes(size)} by {name.replace('_', ' ')}" for name, size in one.received_bytes.items())
-        yield (
-            *(one.axis, ", ".join(links)),
-            *map(format_seconds, (one.predicted_transfer_s, one.predicted_waited_s)),
-        )
-
-
-_SCALING_NUMBERS = ("step", "samples/s", "efficiency", "sync waits", "share", "hidden", "memory of an RDU")
-
-
-def scaling_columns(step: PredictedStep) -> tuple[Sequence[str], Sequence[str]]:
-    """Columns of words, and of numbers."""
-    if step.several_ranks:
-        return ("batch", "mesh", "nodes", "sync"), ("ranks", *_SCALING_NUMBERS)
-    return ("batch", "replicas", "nodes", "sync"), _SCALING_NUMBERS
-
-
-def scaling_rows(steps: Sequence[PredictedStep]) -> Iterator[tuple[str, ...]]:
-    for step in steps:
-        record = step_record(step)
-        yield (
-            *(str(record.batch_size), str(step.mesh if step.several_ranks else record.replicas), str(record.nodes)),
-            *(record.sync or "none", *([str(record.ranks)] if step.several_ranks else [])),
-            *(format_seconds(record.predicted_s), format_rate(record.predicted_samples_per_s)),
-            *(f"{record.predicted_efficiency:.1%}", format_seconds(record.predicted_exposed_sync_s)),
-            *(f"{record.predicted_sync_share:.1%}", format_seconds(record.predicted_hidden_sync_s)),
-            format_bytes(record.bytes_per_rdu),
-        )
 
 
 def scaling_table(steps: Sequence[PredictedStep]) -> Table:
-    return filled_table("replicas, predicted", scaling_columns(steps[0]), scaling_rows(steps))
-
-
-def filled_table(title: str, columns: tuple[Sequence[str], Sequence[str]], rows: Iterable[Sequence[str]]) -> Table:
-    table = plain_table(title, *columns)
-    for row in rows:
-        add_row(table, *row)
-    return table
+    several = steps[0].several_ranks
+    rows = [
+        {
+            **record.model_dump(),
+            "mesh": str(step.mesh),
+            "sync": record.sync or "none",
+            "rdu_bytes": record.bytes_per_rdu,
+        }
+        for step, record in zip(steps, map(step_record, steps), strict=True)
+    ]
+    words = f"batch_size:batch, {'mesh' if several else 'replicas'}, nodes, sync"
+    return table("replicas, predicted", rows, words, f"ranks, {_SCALING}" if several else _SCALING)
 
 
 def csv_rows(steps: Sequence[PredictedStep]) -> list[Mapping[str, object]]:

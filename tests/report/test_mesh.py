@@ -20,8 +20,8 @@ from sambasim.pef import peek, read
 from sambasim.records.metrics import read_run
 from sambasim.report import steps as report_steps
 from sambasim.report.inspect import contents
-from sambasim.report.output import Curve, speed_chart
 from sambasim.report.steps import step_record
+from sambasim.report.svg import Curve, speed_chart
 from sambasim.report.trace import predicted_trace, title_of
 from sambasim.simulation.step import PredictedStep, predict_step
 from sambasim.simulation.sync import SyncPath

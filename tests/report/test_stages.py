@@ -6,9 +6,7 @@ import pytest
 
 from sambasim.ir.graph import SectionKind
 from sambasim.report.findings import Findings, costliest_line, seconds_of
-from sambasim.report.output import add_row, plain_table
 from sambasim.report.page import predicted_page
-from sambasim.report.tables import Tables
 from tests.report.test_page import Page
 from tests.simulation.test_advice import BATCH, CLASSES, HEAD_LINE, predicted, wide
 
@@ -63,23 +61,3 @@ def test_the_page_has_the_line_of_each_section() -> None:
     sections = data["sections"]
     assert isinstance(sections, list)
     assert [row[15] for row in sections] == Findings(prediction).lines
-
-
-@pytest.mark.parametrize(
-    ("columns", "numbers", "whole"), [(100, 4, True), (80, 3, True), (64, 3, False), (40, 1, False)]
-)
-def test_a_line_is_whole_where_three_numbers_have_room_beside_it(
-    columns: int, numbers: int, whole: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    heads = ["total", "runs", "each", "traffic"]
-    table = plain_table("slowest", ["line", "name"], heads)
-    table.columns[0].no_wrap = True
-    line = "a/module/of/mine.py:1234"
-    add_row(table, line, "a_name_that_is_long_enough_to_be_folded", "1.00 s", "36", "27.8 ms", "123.0 MiB")
-    monkeypatch.setenv("COLUMNS", str(columns))
-    printed = str(Tables([table], None))
-    assert max(map(len, printed.splitlines())) <= columns
-    assert [head in printed.splitlines()[2] for head in heads] == [number < numbers for number in range(4)]
-    assert (line in printed) == whole
-    pieces = [row.split()[0] for row in printed.splitlines()[4:] if row[:2].strip()]
-    assert "".join(pieces).startswith(line), "folded, and not clipped"

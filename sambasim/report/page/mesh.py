@@ -1,11 +1,9 @@
 """Predicted parts about a replica of several ranks: what each of them holds and waits for."""
 
-from collections.abc import Iterable, Sequence
-
 from sambasim.report.advice import PRICED_IN
 from sambasim.report.page import ui
 from sambasim.report.page.timeline import message_colour, ranks_at, schedule
-from sambasim.report.steps import AXIS_COLUMNS, RANK_COLUMNS, StepRecord, axis_rows, rank_rows, step_record
+from sambasim.report.steps import StepRecord, axes_table, ranks_table, step_record
 from sambasim.simulation.advice import on_a_node
 from sambasim.simulation.prediction import Prediction
 from sambasim.simulation.step import PredictedStep
@@ -72,12 +70,7 @@ def _ranks(record: StepRecord) -> ui.Part:
         "stages and parts of tensors, without ZeRO; memory includes tensors between sections. The shares are of its "
         "time in passes: on the device or the host, in messages, and waiting for other stages."
     )
-    return ui.Part("ranks", "Ranks", lead, _table(RANK_COLUMNS, rank_rows(record)))
-
-
-def _table(columns: tuple[Sequence[str], Sequence[str]], rows: Iterable[Sequence[str]]) -> ui.Html:
-    words, numbers = columns
-    return ui.table((*words, *numbers), rows, words=len(words), class_="fitted")
+    return ui.Part("ranks", "Ranks", lead, ui.table(ranks_table(record), "fitted"))
 
 
 def _axes(record: StepRecord) -> ui.Part:
@@ -85,4 +78,4 @@ def _axes(record: StepRecord) -> ui.Part:
         "Bytes are those that all ranks of a replica receive in a step; over host links, also those that they send. "
         "Rank 0 waits along dp for sync that does not overlap with its backward, and along pp also while it is idle."
     )
-    return ui.Part("axes", "Bytes and time by axis", lead, _table(AXIS_COLUMNS, axis_rows(record)))
+    return ui.Part("axes", "Bytes and time by axis", lead, ui.table(axes_table(record), "fitted"))

@@ -1,16 +1,21 @@
 """Predicted parts about one replica: key figures, memory over time, what would make
 it quicker, and the figures that the prediction uses."""
 
+from collections.abc import Sequence
+
+from sambasim.costs.fit import Boundary
 from sambasim.hardware.budget import load_calibration
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec
+from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import Checked
 from sambasim.report.advice import BACKED, NO_CHANGE, PRICED_IN, compared_text, gain_text, how_text, step_text
-from sambasim.report.devices import figures_of, title_of, value_text
+from sambasim.report.devices import figures_table, value_text
 from sambasim.report.findings import Findings, mfu, mfu_text, range_text
 from sambasim.report.page import ui
 from sambasim.report.simulation import bound_text
 from sambasim.report.steps import NOTE
+from sambasim.report.tables import table, text_table, title_of
 from sambasim.simulation.advice import Change, on_a_node
 from sambasim.simulation.prediction import Prediction, backing_of, likely, zero_note
 from sambasim.simulation.sync import SyncPath
@@ -82,18 +87,16 @@ def _keys(prediction: Prediction) -> list[tuple[str, str, str]]:
 
 
 def grounds(device: DeviceSpec, cluster: ClusterSpec) -> ui.Part:
-    numbers = [
+    parameters = [
         (title_of(name), value_text(name, parameter.value), parameter.meaning, parameter.source)
         for name, parameter in load_calibration().parameters().items()
     ]
-    body: list[str] = []
-    for what, spec in (("Device", device), ("Cluster", cluster)):
-        body.append(ui.element("h3", f"{what}: {spec.name}"))
-        rows = [(title_of(name), value_text(name, value), source) for name, value, source in figures_of(spec)]
-        body.append(ui.table(("figure", "value", "source"), rows, words=3, class_="sources"))
-    body.append(ui.element("h3", "Calibration"))
-    body.append(ui.table(("number", "value", "meaning", "source"), numbers, words=4, class_="sources"))
-    body.append(ui.element("p", backing_of(device)))
+    tables = (
+        figures_table(f"Device: {device.name}", device),
+        figures_table(f"Cluster: {cluster.name}", cluster),
+        text_table("Calibration", ("number", "value", "meaning", "source"), (), parameters),
+    )
+    body = [*(ui.titled(shown, "sources") for shown in tables), ui.element("p", backing_of(device))]
     return ui.Part(
         id="grounds",
         title="Figures behind the prediction",
@@ -143,7 +146,7 @@ def memory(found: Findings) -> ui.Part:
         f"Use of {prediction.alone.budget.off_chip}: what the program keeps all the time, and on top of it "
         "tensors that one section writes and a later one reads."
     )
-    tables = ui.element("div", _kept_table(prediction), _largest_table(prediction), class_="pair")
+    tables = _kept_table(prediction.program), _largest_table(need.residency.boundaries)
     return ui.Part(
         id="memory",
         title="Memory over time",
@@ -151,7 +154,7 @@ def memory(found: Findings) -> ui.Part:
         body=ui.joined(
             ui.without_host("memory-figure", prediction.alone.host_s, end_s),
             ui.plot("memory-figure", 320, "Off-chip memory in use over the step"),
-            tables,
+            ui.element("div", *(ui.element("div", shown) for shown in tables), class_="pair"),
         ),
         figures={"memory-figure": drawn},
     )
@@ -187,26 +190,27 @@ def _byte_ticks(top_bytes: float) -> tuple[list[int], list[str]]:
     return values, [format_bytes(value).replace(".0 ", " ") for value in values]
 
 
-def _kept_table(prediction: Prediction) -> str:
-    program = prediction.program
+def _kept_table(program: Program) -> ui.Html:
     rows = []
     for kind in SymbolKind:
-        sizes = [one.type.size_bytes for one in program.symbols.values() if one.kind is kind and one.offset is not None]
-        if sum(sizes) and kind is not SymbolKind.ACCUMULATION_GROUP:  # these are the gradients again
-            rows.append((kind.value.replace("_", " "), str(len(sizes)), format_bytes(sum(sizes))))
-    title = ui.element("h3", f"Kept by the program: {format_bytes(program.device_bytes)}")
-    return ui.element("div", title, ui.table(("kind", "symbols", "bytes"), rows))
+        kept = [symbol for symbol in program.symbols.values() if symbol.kind is kind and symbol.offset is not None]
+        size_bytes = sum(symbol.type.size_bytes for symbol in kept)
+        if size_bytes and kind is not SymbolKind.ACCUMULATION_GROUP:  # these are the gradients again
+            rows.append({"kind": kind.value.replace("_", " "), "symbols": len(kept), "size_bytes": size_bytes})
+    title = f"Kept by the program: {format_bytes(program.device_bytes)}"
+    return ui.titled(table(title, rows, "kind", "symbols, size_bytes:bytes"))
 
 
-def _largest_table(prediction: Prediction) -> str:
-    boundaries = prediction.alone.need.residency.boundaries
-    largest = sorted(boundaries, key=lambda one: (-one.size_bytes, one.address, one.value))[:_MOST_TENSORS]
-    rows = [(one.value, f"{one.first} to {one.last}", format_bytes(one.size_bytes)) for one in largest]
-    more = len(boundaries) > len(rows)
-    title = ui.element("h3", f"Largest between sections, of {len(boundaries)}" if more else "Tensors between sections")
+def _largest_table(boundaries: Sequence[Boundary]) -> ui.Html:
+    order = sorted(boundaries, key=lambda boundary: (-boundary.size_bytes, boundary.address, boundary.value))
+    largest = order[:_MOST_TENSORS]
+    rows = [(tensor.value, f"{tensor.first} to {tensor.last}", format_bytes(tensor.size_bytes)) for tensor in largest]
+    several = len(boundaries) > _MOST_TENSORS
+    title = f"Largest between sections, of {len(boundaries)}" if several else "Tensors between sections"
     if not rows:
-        return ui.element("div", title, ui.element("p", "None: all tensors stay on the chip.", class_="muted"))
-    return ui.element("div", title, ui.table(("tensor", "in sections", "bytes"), rows, class_="names"))
+        none = ui.element("p", "None: all tensors stay on the chip.", class_="muted")
+        return ui.joined(ui.element("h3", title), none)
+    return ui.titled(text_table(title, ("tensor",), ("in sections", "bytes"), rows), "names")
 
 
 def advice(found: Findings) -> ui.Part:
@@ -232,6 +236,7 @@ def _devices(found: Findings) -> ui.Html:
         else (one.device, format_seconds(one.speed.step_s), format_rate(one.speed.samples_per_s))
         for one in found.advice.devices
     ]
-    title = ui.element("h3", "One replica on a whole RDU")
-    table = ui.table(("device", "step", "samples/s"), rows, class_="fitted")
-    return ui.element("div", title, table, ui.element("p", BACKED, class_="muted"), class_="under devices")
+    table = text_table("One replica on a whole RDU", ("device",), ("step", "samples/s"), rows)
+    return ui.element(
+        "div", ui.titled(table, "fitted"), ui.element("p", BACKED, class_="muted"), class_="under devices"
+    )

@@ -5,7 +5,7 @@ from random import Random
 
 from sambasim.report.page import ui
 from sambasim.report.plan import BASIS, TERMS, best_rows, closest, verdict
-from sambasim.report.tables import table
+from sambasim.report.tables import table, text_table
 from sambasim.simulation.planning.priced import Priced
 from sambasim.simulation.planning.search import Plan
 from sambasim.units import counted, format_bytes, format_seconds
@@ -41,7 +41,7 @@ def parts_of(plan: Plan) -> list[ui.Part]:
 def _verdict(plan: Plan) -> ui.Part:
     lead = "The questions of the usual guides." if plan.best else f"No strategy fits. The closest: {closest(plan)}."
     return ui.Part(
-        "verdict", "Verdict", lead, ui.table(("question", "answer"), verdict(plan), words=2, class_="facts sources")
+        "verdict", "Verdict", lead, ui.table(text_table("", ("question", "answer"), (), verdict(plan)), "facts sources")
     )
 
 
@@ -95,7 +95,7 @@ def _best(plan: Plan) -> ui.Part:
     best = table("", rows, "strategy", numbers)
     bars = [ui.shares(f"{format_seconds(one.step_s)}: {one.strategy}", _shares(one)) for one in plan.best[:2]]
     lead = "The best strategy of each shape of the mesh. The bars divide the step of the first two."
-    body = ui.joined(ui.element("div", *bars, class_="pair"), ui.shown(best, "fitted"))
+    body = ui.joined(ui.element("div", *bars, class_="pair"), ui.table(best, "fitted"))
     return ui.Part("best", "The best strategies", lead, body)
 
 

@@ -9,6 +9,7 @@ from sambasim.records.metrics import RunRecords, SummaryRecord
 from sambasim.report.page import ui
 from sambasim.report.page.timeline import message_colour
 from sambasim.report.summaries import mean_step, notes_of_mean_step
+from sambasim.report.tables import text_table
 from sambasim.units import counted, format_bytes, format_seconds
 
 _MOST_POINTS = 4000
@@ -116,7 +117,7 @@ def _mean_step(summary: SummaryRecord, *, beside: bool) -> ui.Part:
         lead += " The predicted column is for devices; it was made by the run, for its ranks and its sync."
     notes = [ui.element("p", line) for line in notes_of_mean_step(summary, predicted=predicted is not None)]
     heads, *rows = mean_step(summary, predicted)
-    table = ui.table(heads, rows, class_="fitted")
+    table = ui.table(text_table("", heads[:1], heads[1:], rows), "fitted")
     return ui.Part("run-mean", "The mean step", lead, ui.joined(table, *notes), measured=True)
 
 
@@ -185,7 +186,7 @@ def _run_summary(summary: SummaryRecord) -> ui.Part:
         ("state", summary.state_sha256),
         ("PEF", summary.pef_digest),
     ]
-    body = ui.table(("", ""), [row for row in rows if row[1]], words=2, class_="facts")
+    body = ui.table(text_table("", ("", ""), (), [row for row in rows if row[1]]), "facts")
     return ui.Part("run-summary", "Summary of the run", "The last line of the metrics file.", body, measured=True)
 
 

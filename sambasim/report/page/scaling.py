@@ -5,7 +5,7 @@ from math import ceil, floor
 
 from sambasim.report.page import ui
 from sambasim.report.page.timeline import WAYS
-from sambasim.report.steps import scaling_columns, scaling_rows
+from sambasim.report.steps import scaling_table
 from sambasim.simulation.prediction import Prediction
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import counted, format_seconds, plain_rate
@@ -25,9 +25,7 @@ def scaling(prediction: Prediction) -> ui.Part:
     noun, nouns = ("rank", "ranks") if first.several_ranks else ("replica", "replicas")
     each = f"one {noun} an RDU" if placement.per_rdu == 1 else f"{placement.per_rdu} {nouns} an RDU"
     ideal = "the samples/s of one replica" if first.several_ranks else "replicas that share the update and never wait"
-    words, numbers = scaling_columns(first)
-    rows = scaling_rows(prediction.along(tuple(SyncPath)))
-    table = ui.table((*words, *numbers), rows, words=len(words), class_="fitted")
+    table = ui.table(scaling_table(prediction.along(tuple(SyncPath))), "fitted")
     several = len({step.replicas for step in steps}) > 1
     plots = ui.element(
         "div",

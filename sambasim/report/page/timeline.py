@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, TENSOR
 from sambasim.report.findings import Findings
 from sambasim.report.page import ui
+from sambasim.report.tables import text_table
 from sambasim.report.trace import kind_of, title_of
 from sambasim.simulation.advice import on_a_node
 from sambasim.simulation.scaling import Span, SyncedRank, Track
@@ -88,8 +89,9 @@ def _waits_table(steps: Sequence[SyncedRank]) -> ui.Html:
         )
         for step in steps
     ]
-    heads = ("way", "how gradients are synced", "step", "sync", "overlapped", "waiting", "share of the step")
-    return ui.element("div", ui.table(heads, rows, words=2, class_="waits"), class_="under")
+    numbers = ("step", "sync", "overlapped", "waiting", "share of the step")
+    waits = text_table("", ("way", "how gradients are synced"), numbers, rows)
+    return ui.element("div", ui.table(waits, "waits"), class_="under")
 
 
 def ranks_at(step: PredictedStep, position: int) -> str:

@@ -242,31 +242,26 @@ def _dot(colour: str) -> Html:
 _COLUMN_PX = 84
 
 
-def table(
-    heads: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1, class_: str = "", above: str = ""
-) -> Html:
-    """A table whose first `words` columns are text and the others numbers, right-aligned. `above` is an additional row
-    of headings."""
+def table(table: Table, class_: str = "") -> Html:
+    """A table without its title. On a narrow screen it scrolls in its own box."""
 
     def cells(name: str, row: Sequence[str]) -> Html:
         return joined(
             *(
-                element(name, cell, class_=None if column < words else "number", title=cell if column < words else None)
-                for column, cell in enumerate(row)
+                element(name, cell, class_="number") if column.is_number else element(name, cell, title=cell)
+                for cell, column in zip(row, table.columns, strict=True)
             )
         )
 
-    head = element("thead", above, element("tr", cells("th", heads)))
-    body = element("tbody", *(element("tr", cells("td", row)) for row in rows))
-    # On a narrow screen it scrolls in its own box.
-    narrowest = f"min-width:{_COLUMN_PX * len(heads)}px"
+    head = element("thead", element("tr", cells("th", [column.head for column in table.columns])))
+    body = element("tbody", *(element("tr", cells("td", row)) for row in table.rows))
+    narrowest = f"min-width:{_COLUMN_PX * len(table.columns)}px"
     return element("div", element("table", head, body, class_=class_ or None, style=narrowest), class_="scroll")
 
 
-def shown(table_: Table, class_: str = "") -> Html:
-    """A table as HTML; its title is that of its part."""
-    words = sum(not column.is_number for column in table_.columns)
-    return table([column.head for column in table_.columns], table_.rows, words, class_)
+def titled(shown: Table, class_: str = "") -> Html:
+    """A table below its title."""
+    return joined(element("h3", shown.title), table(shown, class_))
 
 
 def seconds_or_none(time_s: float) -> str:
