@@ -9,7 +9,7 @@ from rich.text import Text
 from sambasim.costs.price import Bound
 from sambasim.ir.schedule import ActionKind
 from sambasim.report.advice import PRICED_IN, advice_fields, advice_parts
-from sambasim.report.findings import Findings, mfu, mfu_text, model_flops, published, range_text, reachable, roofs_text
+from sambasim.report.analysis import Analysis, mfu, mfu_text, model_flops, published, range_text, reachable, roofs_text
 from sambasim.report.folds import Fold
 from sambasim.report.steps import NOTE, axes_table, on_device, ranks_table, scaling_table, step_record
 from sambasim.report.tables import json_line, labelled, table, text_table
@@ -26,11 +26,11 @@ def simulation_json(prediction: Prediction, paths: Sequence[SyncPath]) -> list[s
     records = [step_record(step).model_dump() for step in prediction.along(paths)]
     if prediction.program.ranks_of_replica > 1:
         return list(map(json_line, records))
-    return [json_line(_one_rank_fields(Findings(prediction), records))]
+    return [json_line(_one_rank_fields(Analysis(prediction), records))]
 
 
-def _one_rank_fields(found: Findings, scaling: Sequence[Mapping[str, object]]) -> Mapping[str, object]:
-    facts, alone = found.prediction, found.step
+def _one_rank_fields(analysis: Analysis, scaling: Sequence[Mapping[str, object]]) -> Mapping[str, object]:
+    facts, alone = analysis.prediction, analysis.step
     span = likely(facts)
     return {
         "name": facts.program.name,
@@ -50,15 +50,15 @@ def _one_rank_fields(found: Findings, scaling: Sequence[Mapping[str, object]]) -
         "predicted_most_s": None if span is None else span.most_s,
         "backed_by": backing_of(facts.device, _most_replicas(facts)),
         "cluster": facts.cluster.name,
-        "headline": found.headline,
+        "headline": analysis.headline,
         "model_flops": model_flops(facts),
         "predicted_mfu": mfu(facts),
         "roofs": {"reachable": asdict(reachable(facts)), "published": asdict(published(facts))},
-        **advice_fields(found.advice),
+        **advice_fields(analysis.advice),
         "scaling": scaling,
-        "lines": [{"line": line, "predicted_s": seconds} for line, seconds in found.line_s.items()],
-        "tensors": [{"from": a, "to": b, "bytes": size} for (a, b), size in sorted(found.stages.tensors.items())],
-        "sections": [_section_fields(found, number) for number in range(len(alone.sections))],
+        "lines": [{"line": line, "predicted_s": seconds} for line, seconds in analysis.line_s.items()],
+        "tensors": [{"from": a, "to": b, "bytes": size} for (a, b), size in sorted(analysis.stages.tensors.items())],
+        "sections": [_section_fields(analysis, number) for number in range(len(alone.sections))],
     }
 
 
@@ -69,7 +69,7 @@ def simulation_report(
     parts, steps = list[RenderableType](), [step for prediction in predictions for step in prediction.along(paths)]
     for prediction in predictions:
         several = prediction.program.ranks_of_replica > 1
-        parts += _several_ranks(prediction, paths) if several else _one_rank(Findings(prediction), slowest)
+        parts += _several_ranks(prediction, paths) if several else _one_rank(Analysis(prediction), slowest)
     return [*parts, scaling_table(steps)] if len(steps) > 1 or steps[0].several_ranks else parts
 
 
@@ -107,13 +107,13 @@ def _several_ranks(prediction: Prediction, paths: Sequence[SyncPath]) -> list[Re
 
 
 def _action_s(step: PredictedStep, rank: int, kind: ActionKind) -> float:
-    return sum(cost.predicted_s for (found, _), cost in step.ranks[rank].costs.items() if found is kind)
+    return sum(cost.predicted_s for (action, _), cost in step.ranks[rank].costs.items() if action is kind)
 
 
-def _one_rank(found: Findings, slowest: int) -> list[RenderableType]:
-    facts, step = found.prediction, found.step
+def _one_rank(analysis: Analysis, slowest: int) -> list[RenderableType]:
+    facts, step = analysis.prediction, analysis.step
     title = f"{facts.program.name} on {step.budget.where}, {facts.level}: predicted, not measured; {PRICED_IN}"
-    parts: list[RenderableType] = [Text(title), Text(f"\n{found.headline}\n"), labelled(_head(found))]
+    parts: list[RenderableType] = [Text(title), Text(f"\n{analysis.headline}\n"), labelled(_head(analysis))]
     kinds = [
         (
             kind,
@@ -128,12 +128,12 @@ def _one_rank(found: Findings, slowest: int) -> list[RenderableType]:
         if seconds
     ]
     parts += [
-        *advice_parts(found.advice),
+        *advice_parts(analysis.advice),
         text_table("by kind", ["kind"], ["sections", "predicted", "share"], kinds),
         text_table("by bound", ["bound"], ["predicted", "share"], bounds),
     ]
     if slowest:
-        parts.append(_slowest_table(found, slowest))
+        parts.append(_slowest_table(analysis, slowest))
     return [*parts, Text("\n".join(_notes(facts)))]
 
 
@@ -141,8 +141,8 @@ def _share(step: RankAlone, seconds: float) -> tuple[str, str]:
     return format_seconds(seconds), f"{seconds / step.device_s:.0%}"
 
 
-def _head(found: Findings) -> list[tuple[str, str]]:
-    facts, step = found.prediction, found.step
+def _head(analysis: Analysis) -> list[tuple[str, str]]:
+    facts, step = analysis.prediction, analysis.step
     what = "step" if facts.program.training is not None else "forward"
     batch = f"batch {step.batch_size}" + (f" x {step.micro_steps} accumulated" if step.micro_steps > 1 else "")
     of_device, of_host = format_seconds(step.device_s), format_seconds(step.host_s)
@@ -157,34 +157,36 @@ def _head(found: Findings) -> list[tuple[str, str]]:
         ("roofs", roofs_text(facts)),
         ("memory", f"{memory}: {kept} kept, {between} between sections"),
     ]
-    if found.line_s:
-        rows.insert(2, ("lines", f"{found.costliest_lines} of the device time, by the costliest line of each section"))
+    if analysis.line_s:
+        rows.insert(
+            2, ("lines", f"{analysis.costliest_lines} of the device time, by the costliest line of each section")
+        )
     if step.tiers.slow_bytes:
         rows.append(("", f"{format_bytes(step.tiers.slow_bytes)} in DDR, because HBM is full"))
     return rows
 
 
-def _slowest_table(found: Findings, count: int) -> RenderableType:
+def _slowest_table(analysis: Analysis, count: int) -> RenderableType:
     """Equal sections of repeated layers are one row, ranked by the time of all of them."""
-    folds = sorted(found.folds, key=lambda fold: -found.fold_s(fold))[:count]
+    folds = sorted(analysis.folds, key=lambda fold: -analysis.fold_s(fold))[:count]
     numbers = (
         "total_s, runs, predicted_s:each, PCUs, PMUs, bound_by, "
         "compute_s, memory_s, fill_s, launch_s, traffic_bytes, operators"
     )
-    words, rows = "section, costliest_line, kind, name", [_fold_row(found, fold) for fold in folds]
+    words, rows = "section, costliest_line, kind, name", [_fold_row(analysis, fold) for fold in folds]
     return table("slowest sections", rows, words, numbers, whole=("costliest_line",))
 
 
-def _fold_row(found: Findings, fold: Fold) -> Mapping[str, object]:
-    number, section = fold.numbers[0], found.step.sections[fold.numbers[0]]
+def _fold_row(analysis: Analysis, fold: Fold) -> Mapping[str, object]:
+    number, section = fold.numbers[0], analysis.step.sections[fold.numbers[0]]
     return {
-        **_section_fields(found, number),
+        **_section_fields(analysis, number),
         "section": f"{number} x{len(fold.numbers)}" if len(fold.numbers) > 1 else number,
-        "total_s": found.fold_s(fold),
-        "runs": found.runs_in_step(fold),
+        "total_s": analysis.fold_s(fold),
+        "runs": analysis.runs_in_step(fold),
         "PCUs": f"{section.unit_share:.0%}",
         "PMUs": f"{section.chip_share:.0%}",
-        "bound_by": bound_text(found.step, section.price.bound),
+        "bound_by": bound_text(analysis.step, section.price.bound),
     }
 
 
@@ -194,8 +196,8 @@ def bound_text(step: RankAlone, bound: Bound) -> str:
     return "capacity of the chip" if bound is Bound.CAPACITY else bound.value
 
 
-def _section_fields(found: Findings, number: int) -> Mapping[str, object]:
-    section = found.step.sections[number]
+def _section_fields(analysis: Analysis, number: int) -> Mapping[str, object]:
+    section = analysis.step.sections[number]
     price, load = section.price, section.load
     return {
         "kind": section.kind,
@@ -211,8 +213,8 @@ def _section_fields(found: Findings, number: int) -> Mapping[str, object]:
         "bound": price.bound,
         "unit_share": section.unit_share,
         "chip_share": section.chip_share,
-        "costliest_line": found.lines[number] or None,
-        "fold": found.fold_of[number],
+        "costliest_line": analysis.lines[number] or None,
+        "fold": analysis.fold_of[number],
     }
 
 

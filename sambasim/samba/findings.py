@@ -1,4 +1,4 @@
-"""Findings: mistakes of an app, with a code, how they are reported, and the line of the app for them.
+"""Analysis: mistakes of an app, with a code, how they are reported, and the line of the app for them.
 
 In a run a finding is a notice on stderr or, for DP09, an error. `sambasim app --check` collects all of them. The table
 of all codes is in `samba/README.md`; codes stay the same between releases.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sambasim.compiler.capture import asked_values, explain, lost, state
-from sambasim.compiler.capture.explain import Obstacle, all_findings, explained, obstacles, tracer_error
+from sambasim.compiler.capture.explain import Obstacle, all_occurrences, explained, obstacles, tracer_error
 from sambasim.compiler.capture.state import observe
 from sambasim.compiler.capture.step import TrainingStep
 from sambasim.errors import CaptureError
@@ -80,7 +80,7 @@ def test_no_message_sends_the_user_to_another_project(text: str, what: str) -> N
 
 def test_what_torch_raises_is_an_error_of_capture_and_a_bug_of_sambasim_is_none() -> None:
     assert raised_by(lambda: torch.zeros(2) + torch.zeros(3)) is not None
-    assert raised_by(lambda: all_findings(None, training=True)) is None  # type: ignore[arg-type]  # the bug
+    assert raised_by(lambda: all_occurrences(None, training=True)) is None  # type: ignore[arg-type]  # the bug
 
 
 def test_code_of_a_library_is_named_beside_the_users_line_that_calls_it(
@@ -127,7 +127,7 @@ class Obstinate(nn.Module):
 def test_all_obstacles_are_found_in_order_each_with_its_line() -> None:
     step, x = TrainingStep(Obstinate(), ("x",), None, by_keyword=False), torch.randn(2, 4)
     call = observe([step], [x]).asked[step].recording
-    assert [(finding.where.rpartition("# ")[2], finding.obstacle.what) for finding in obstacles(call)] == [
+    assert [(occurrence.where.rpartition("# ")[2], occurrence.obstacle.what) for occurrence in obstacles(call)] == [
         ("1", "a parameter that is changed in place"),
         ("2", "a parameter that is changed in place"),
         ("3", "an input that is changed in place"),
@@ -137,7 +137,7 @@ def test_all_obstacles_are_found_in_order_each_with_its_line() -> None:
         ("7", "the value of a tensor as a Python number"),
         ("7", "a shape that depends on the values of a tensor"),
     ]
-    assert all(finding.where.startswith(f"{__file__}:") for finding in obstacles(call))
+    assert all(occurrence.where.startswith(f"{__file__}:") for occurrence in obstacles(call))
     error = explained(CaptureError("first"), step, call)
     assert error.what.startswith("the training step cannot be captured, for 8 reasons:")
     assert "and 2 more lines" in error.what

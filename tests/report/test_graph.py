@@ -11,7 +11,7 @@ from sambasim.compiler.front import Example, compile_shapes
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import OptimizerOptions, TrainingOptions
-from sambasim.report.findings import Findings
+from sambasim.report.analysis import Analysis
 from sambasim.report.page.graph import section_graph
 from sambasim.report.simulation import simulation_json
 from sambasim.simulation.sync import SyncPath
@@ -42,7 +42,7 @@ def skip() -> Program:
 
 
 class Drawing(HTMLParser):
-    def __init__(self, found: Findings) -> None:
+    def __init__(self, found: Analysis) -> None:
         super().__init__()
         self.boxes: list[tuple[int, int]] = []
         self.curves: list[tuple[int, int]] = []
@@ -65,7 +65,7 @@ class Drawing(HTMLParser):
 
 
 def test_a_skip_connection_passes_other_sections() -> None:
-    found = Findings(predicted(skip(), level="o0"))
+    found = Analysis(predicted(skip(), level="o0"))
     drawing = Drawing(found)
     sections = sorted(number for first, last in drawing.boxes for number in range(first, last + 1))
     assert sections == list(range(len(found.step.sections)))
@@ -79,7 +79,7 @@ def test_a_skip_connection_passes_other_sections() -> None:
 
 
 def test_repeated_layers_are_one_box() -> None:
-    found = Findings(predicted(_perceptron(width=64, depth=30), level="o0"))
+    found = Analysis(predicted(_perceptron(width=64, depth=30), level="o0"))
     drawing = Drawing(found)
     assert len(drawing.boxes) < len(found.step.sections) / 3
     assert any("\u00d7" in title for title in drawing.titles)
@@ -91,12 +91,12 @@ def test_repeated_layers_are_one_box() -> None:
 
 
 def test_a_forward_alone_is_one_column() -> None:
-    found = Findings(sample_prediction(inference_program()))
+    found = Analysis(sample_prediction(inference_program()))
     assert Drawing(found).boxes == [(0, 0)]
 
 
 def test_too_many_boxes_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sambasim.report.page.graph.MOST_BOXES", 3)
-    body = section_graph(Findings(predicted(skip(), level="o0"))).body
+    body = section_graph(Analysis(predicted(skip(), level="o0"))).body
     assert "too large to draw" in body
     assert "<svg" not in body

@@ -6,7 +6,7 @@ import pytest
 
 from sambasim.costs.price import Bound
 from sambasim.hardware.spec import load_device
-from sambasim.report.findings import WHICH_FLOPS, Findings, mfu, model_flops, range_text
+from sambasim.report.analysis import WHICH_FLOPS, Analysis, mfu, model_flops, range_text
 from sambasim.report.page import predicted_page
 from sambasim.report.simulation import simulation_json
 from sambasim.simulation.prediction import likely
@@ -23,16 +23,16 @@ def test_the_host_is_named_with_what_it_fetches_and_the_line_to_change() -> None
     share = alone.host_s / alone.predicted_s
     assert share > 0.5
     after = format_seconds(predicted(wide(False)).alone.predicted_s)
-    assert Findings(prediction).headline == (
+    assert Analysis(prediction).headline == (
         f"{share:.0%} of the step is the host: it fetches 39.1 MiB of wide__outputs__0 each step; return only the loss "
         f"(tests/simulation/test_advice.py:{HEAD_LINE}): {format_seconds(alone.predicted_s)} -> {after}"
     )
 
 
 def test_sections_are_named_by_their_bound() -> None:
-    short = Findings(predicted(wide(False), batch_size=8)).headline
+    short = Analysis(predicted(wide(False), batch_size=8)).headline
     assert "of the step is sections bound by their launch, at least 400.0 us each; batch 64 instead of 8: " in short
-    many = Findings(predicted(wide(False), batch_size=1 << 20))
+    many = Analysis(predicted(wide(False), batch_size=1 << 20))
     times_s = many.step.device_s_by_bound
     words = {Bound.COMPUTE: "compute", Bound.MEMORY: "DDR"}[max(times_s, key=times_s.__getitem__)]
     share = max(times_s.values()) / many.step.predicted_s
@@ -51,7 +51,7 @@ def test_mfu_counts_products_of_forward_and_backward_over_the_whole_step() -> No
 
 def test_page_and_json_have_the_headline_and_the_same_figures() -> None:
     prediction = predicted(wide(), replicas=(1, 8), batch_size=16 * BATCH)
-    found = Findings(prediction)
+    found = Analysis(prediction)
     page = Page(predicted_page(prediction, DIGEST))
     words = "".join(page.words)
     assert found.headline in page.words
@@ -79,7 +79,7 @@ def test_a_range_names_its_unit_once() -> None:
 
 
 def test_the_costliest_lines_add_up_to_the_passes() -> None:
-    found = Findings(predicted(wide(), level="o0"))
+    found = Analysis(predicted(wide(), level="o0"))
     with_line = sum(
         section.price.predicted_s for section, line in zip(found.step.sections, found.lines, strict=True) if line
     )

@@ -16,7 +16,7 @@ from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.ir.graph import Graph, SourceLine
 from sambasim.ir.program import Program
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, RunRecords, StepRecord, SummaryRecord
-from sambasim.report.findings import Findings
+from sambasim.report.analysis import Analysis
 from sambasim.report.page import measured_page, predicted_page
 from sambasim.report.page.scaling import zoomed
 from sambasim.report.page.sections import pipeline
@@ -227,7 +227,7 @@ def test_html_is_escaped_where_it_enters() -> None:
 @pytest.mark.parametrize("level", ["o0", "o3"])
 def test_stages_add_up_to_their_section(level: Level) -> None:
     prediction = predicted(level=level)
-    sections = pipeline(Findings(prediction)).data["pipeline"]
+    sections = pipeline(Analysis(prediction)).data["pipeline"]
     work = work_of(prediction.graph, prediction.program.symbols)
     assert isinstance(sections, list)
     assert len(sections) == len(prediction.alone.sections)

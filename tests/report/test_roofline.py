@@ -7,7 +7,7 @@ import pytest
 
 from sambasim.costs.cut import Level
 from sambasim.hardware.spec import load_device
-from sambasim.report.findings import Findings, published, reachable
+from sambasim.report.analysis import Analysis, published, reachable
 from sambasim.report.page.sections import roofline
 from sambasim.report.simulation import simulation_json
 from sambasim.simulation.sync import SyncPath
@@ -15,7 +15,7 @@ from tests.simulation.test_advice import BATCH, predicted, wide
 from tests.simulation.test_laws import _convolutions, _perceptron
 
 
-def figure(found: Findings) -> dict[str, dict[str, Any]]:
+def figure(found: Analysis) -> dict[str, dict[str, Any]]:
     (drawn,) = roofline(found).figures.values()
     traces = drawn["data"]
     assert isinstance(traces, list)
@@ -25,7 +25,7 @@ def figure(found: Findings) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("level", ["o0", "o3"])
 @pytest.mark.parametrize("model", [wide, _perceptron, _convolutions])
 def test_no_section_is_above_its_roof(model: Any, level: Level) -> None:
-    found = Findings(predicted(model(), level=level))
+    found = Analysis(predicted(model(), level=level))
     traces = figure(found)
     roof = reachable(found.prediction)
     assert traces.pop("published")["y"][1] == published(found.prediction).flops_per_s
@@ -54,7 +54,7 @@ def test_the_roofs_are_those_of_the_tiles_in_use() -> None:
 
 
 def test_a_larger_point_takes_more_time() -> None:
-    found = Findings(predicted(wide(), level="o0", batch_size=16 * BATCH))
+    found = Analysis(predicted(wide(), level="o0", batch_size=16 * BATCH))
     for trace in list(figure(found).values())[2:]:
         times_s = [found.step.sections[number].price.predicted_s for number in trace["customdata"]]
         assert times_s == sorted(times_s, reverse=True)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sambasim.ir.graph import SectionKind
-from sambasim.report.findings import Findings, costliest_line, seconds_of
+from sambasim.report.analysis import Analysis, costliest_line, seconds_of
 from sambasim.report.page import predicted_page
 from tests.report.test_page import Page
 from tests.simulation.test_advice import BATCH, CLASSES, HEAD_LINE, predicted, wide
@@ -14,7 +14,7 @@ FILE = "tests/simulation/test_advice.py"
 
 
 def test_the_costliest_line_is_that_of_the_largest_product() -> None:
-    found = Findings(predicted(wide(), level="o0"))
+    found = Analysis(predicted(wide(), level="o0"))
     flops = [section.load.product_flops for section in found.step.sections]
     assert found.lines[flops.index(max(flops))] == f"{FILE}:{HEAD_LINE}"
     for section, line in zip(found.step.sections, found.lines, strict=True):
@@ -23,7 +23,7 @@ def test_the_costliest_line_is_that_of_the_largest_product() -> None:
 
 
 def test_where_memory_is_slow_it_is_the_line_that_moves_most() -> None:
-    found = Findings(predicted(wide()))
+    found = Analysis(predicted(wide()))
     flops = [section.load.product_flops for section in found.step.sections]
     number = flops.index(max(flops))
     rows, section = found.stages.rows[number], found.step.sections[number]
@@ -44,7 +44,7 @@ def test_where_memory_is_slow_it_is_the_line_that_moves_most() -> None:
 
 
 def test_tensors_go_from_the_section_that_writes_them_to_those_that_read_them() -> None:
-    found = Findings(predicted(wide(), level="o0"))
+    found = Analysis(predicted(wide(), level="o0"))
     sections, tensors = found.step.sections, found.stages.tensors
     assert all(writer < reader for writer, reader in tensors)
     read_bytes = [0] * len(sections)
@@ -60,4 +60,4 @@ def test_the_page_has_the_line_of_each_section() -> None:
     data = Page(predicted_page(prediction, None)).data
     sections = data["sections"]
     assert isinstance(sections, list)
-    assert [row[15] for row in sections] == Findings(prediction).lines
+    assert [row[15] for row in sections] == Analysis(prediction).lines

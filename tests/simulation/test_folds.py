@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sambasim.costs.cut import Level
 from sambasim.ir.graph import SectionKind
-from sambasim.report.findings import Findings
+from sambasim.report.analysis import Analysis
 from sambasim.report.folds import Run, folds_of, runs_of
 from sambasim.report.simulation import simulation_json, simulation_report
 from sambasim.report.tables import Tables
@@ -67,7 +67,7 @@ def test_the_table_ranks_by_the_sum_and_json_keeps_every_section(
     monkeypatch.setenv("COLUMNS", "200")
     program, level = deep.program, deep.level
     prediction = predict(program, deep.device, deep.tiles, level, deep.cluster, (1,), micro_steps=3)
-    found = Findings(prediction)
+    found = Analysis(prediction)
     (line,) = simulation_json(prediction, [SyncPath.RDU])
     record = json.loads(line)
     assert len(record["sections"]) == len(found.step.sections)

@@ -18,7 +18,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from sambasim.compiler.capture.explain import UNREGISTERED, Finding, Obstacle, all_findings
+from sambasim.compiler.capture.explain import UNREGISTERED, Obstacle, Occurrence, all_occurrences
 from sambasim.compiler.capture.names import is_library_file
 from sambasim.compiler.capture.recording import Recording, frames, line_of, mark_line, running_line
 from sambasim.compiler.capture.trial import Attributes, replaced
@@ -211,7 +211,7 @@ class Followed(TorchFunctionMode):
         if value.requires_grad:
             where = str(running_line() or "")
             if value.is_leaf:
-                raise all_findings([Finding(UNREGISTERED, where)], self._step.training)
+                raise all_occurrences([Occurrence(UNREGISTERED, where)], self._step.training)
             what = "a tensor with a gradient that was computed before is read: the graph would not see it change"
             raise CaptureError(what, where=where, remedy="compute it in forward(), or keep it detached in a buffer")
         with torch._C.DisableTorchFunction():
@@ -334,7 +334,7 @@ def refuse_tried(kind: type[Exception]) -> None:
                 for handler in node.handlers:
                     names = re.findall(r"\w+", "Exception" if handler.type is None else ast.unparse(handler.type))
                     if not (caught.isdisjoint(names) or isinstance(handler.body[-1], ast.Raise)):
-                        raise all_findings([Finding(_TRIED, line_of(file, line))], training=True)
+                        raise all_occurrences([Occurrence(_TRIED, line_of(file, line))], training=True)
 
 
 @cache

@@ -19,8 +19,8 @@ class Obstacle:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """`inside`: the line of a library that the line at `where` calls, and that is the obstacle."""
+class Occurrence:
+    """An obstacle in the model. `inside`: the line of a library that the line at `where` calls, which is it."""
 
     obstacle: Obstacle
     where: str
@@ -157,7 +157,7 @@ _RAISED = (
 """Of what a tracer raises."""
 
 _ADVICE = re.compile(r"https?:|github|\b(issue|bug)s?\b|please report|torch\._?dynamo|torch\.compile|TORCH_", re.I)
-_MOST_FINDINGS = 6
+_MOST_LINES = 6
 _LONGEST_LINE = 160
 
 
@@ -183,29 +183,29 @@ def tracer_error(what: str, error: BaseException) -> CaptureError | None:
 
 def explained(error: CaptureError, step: nn.Module, call: Recording) -> CaptureError:
     """The most helpful error for a capture of `step` that failed with `error`, of which `call` was an eager call."""
-    if findings := obstacles(call):
-        return all_findings(findings, step.training)
+    if occurrences := obstacles(call):
+        return all_occurrences(occurrences, step.training)
     error.where = error.where or forward_line(step.get_submodule("model"))
     return error
 
 
-def obstacles(call: Recording) -> Sequence[Finding]:
+def obstacles(call: Recording) -> Sequence[Occurrence]:
     """What of an eager call cannot be captured, in the order of execution."""
     changed = {label for op in call.ops for label in op.writes}
     pairs = zip(call.ops, [*call.ops[1:], None], strict=True)
-    return _findings((op, _obstacle(op, str(then and then.func), changed)) for op, then in pairs)
+    return _occurrences((op, _obstacle(op, str(then and then.func), changed)) for op, then in pairs)
 
 
-def changed_constants(call: Recording) -> Sequence[Finding]:
+def changed_constants(call: Recording) -> Sequence[Occurrence]:
     """The lines at which a call changes tensors that are none of the model's, which later calls may read."""
     own = ("parameter ", "buffer ", "input ")
     changing = (op for op in call.ops if not all(label.startswith(own) for label in op.writes))
-    return _findings((op, _obstacle(op, "", frozenset())) for op in changing)
+    return _occurrences((op, _obstacle(op, "", frozenset())) for op in changing)
 
 
-def _findings(found: Iterable[tuple[Op, Obstacle | None]]) -> Sequence[Finding]:
+def _occurrences(found: Iterable[tuple[Op, Obstacle | None]]) -> Sequence[Occurrence]:
     lines = ((one, op.line) for op, one in found)
-    return list(dict.fromkeys(Finding(one, str(line), line.inside) for one, line in lines if one and line))
+    return list(dict.fromkeys(Occurrence(one, str(line), line.inside) for one, line in lines if one and line))
 
 
 def _obstacle(op: Op, then: str, changed: Set[str]) -> Obstacle | None:
@@ -216,21 +216,21 @@ def _obstacle(op: Op, then: str, changed: Set[str]) -> Obstacle | None:
     return next(filter(None, found), UNREGISTERED if op.foreign else None)
 
 
-def _rewrite(finding: Finding) -> str:
-    library = finding.inside or (finding.where if "-packages" in finding.where else "")
+def _rewrite(occurrence: Occurrence) -> str:
+    library = occurrence.inside or (occurrence.where if "-packages" in occurrence.where else "")
     advice = f"{library} is code of a library: choose settings that do not run it; else " if library else ""
-    return f"{advice}{finding.obstacle.rewrite}"
+    return f"{advice}{occurrence.obstacle.rewrite}"
 
 
-def all_findings(findings: Sequence[Finding], training: bool) -> CaptureError:
+def all_occurrences(occurrences: Sequence[Occurrence], training: bool) -> CaptureError:
     what = f"the {'training step' if training else 'evaluation graph'} cannot be captured"
-    rewrites = "\n         ".join(dict.fromkeys(map(_rewrite, findings)))
-    if len(findings) == 1:
-        return CaptureError(f"{what}: {findings[0].obstacle.what}", where=findings[0].where, remedy=rewrites)
-    lines = [f"{finding.where}   ({finding.obstacle.what})" for finding in findings[:_MOST_FINDINGS]]
-    if len(findings) > _MOST_FINDINGS:
-        lines.append(f"and {len(findings) - _MOST_FINDINGS} more lines")
-    return CaptureError("\n    ".join((f"{what}, for {len(findings)} reasons:", *lines)), remedy=rewrites)
+    rewrites = "\n         ".join(dict.fromkeys(map(_rewrite, occurrences)))
+    if len(occurrences) == 1:
+        return CaptureError(f"{what}: {occurrences[0].obstacle.what}", where=occurrences[0].where, remedy=rewrites)
+    lines = [f"{occurrence.where}   ({occurrence.obstacle.what})" for occurrence in occurrences[:_MOST_LINES]]
+    if len(occurrences) > _MOST_LINES:
+        lines.append(f"and {len(occurrences) - _MOST_LINES} more lines")
+    return CaptureError("\n    ".join((f"{what}, for {len(occurrences)} reasons:", *lines)), remedy=rewrites)
 
 
 _MOST_NAMES = 6

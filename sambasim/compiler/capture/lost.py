@@ -24,7 +24,7 @@ from torch.utils import checkpoint
 from torch.utils.checkpoint import CheckpointFunction, CheckpointPolicy
 
 from sambasim.compiler.capture import explain
-from sambasim.compiler.capture.explain import Finding, Obstacle, all_findings
+from sambasim.compiler.capture.explain import Obstacle, Occurrence, all_occurrences
 from sambasim.compiler.capture.names import is_library_file
 from sambasim.compiler.capture.recording import frames, running_line
 from sambasim.compiler.capture.trial import replaced
@@ -113,7 +113,7 @@ def nothing_lost(*, training: bool) -> Iterator[None]:
             yield
         except RuntimeError as error:
             if lines and "modified by an inplace operation" in str(error):
-                raise all_findings([Finding(_DATA, line) for line in dict.fromkeys(lines)], training) from error
+                raise all_occurrences([Occurrence(_DATA, line) for line in dict.fromkeys(lines)], training) from error
             raise
 
 
@@ -138,7 +138,7 @@ def _is_users(frame: FrameType | None) -> bool:
 
 def _refused(obstacle: Obstacle) -> Exception:
     line = running_line()
-    return all_findings([Finding(obstacle, str(line or ""), line.inside if line else "")], training=True)
+    return all_occurrences([Occurrence(obstacle, str(line or ""), line.inside if line else "")], training=True)
 
 
 Told: TypeAlias = dict[str, dict[str, None]]

@@ -18,7 +18,7 @@ from torch.nn.modules import module as of_modules
 from sambasim.compiler.capture import explain
 from sambasim.compiler.capture.as_eager import kernels_of_eager, known_shapes
 from sambasim.compiler.capture.asked_values import Asked, modes_reach_inside
-from sambasim.compiler.capture.explain import Finding, Obstacle, all_findings, changed_constants, obstacles
+from sambasim.compiler.capture.explain import Obstacle, Occurrence, all_occurrences, changed_constants, obstacles
 from sambasim.compiler.capture.losses import check_loss
 from sambasim.compiler.capture.lost import Told, watched
 from sambasim.compiler.capture.recording import Recording, changing_line, digest_of
@@ -281,7 +281,7 @@ class _Observer:
                 if slot := next((slot for slot in self._of_loss() if call.has_changed(slot.value)), None):
                     rewrite = f"{explain.INTO_MODEL} register it: self.register_buffer(name, tensor)"
                     raise self._refused(Obstacle(f"{slot.name}, which each call changes", rewrite), found[0].where)
-                raise all_findings(found, self._steps[0].training)
+                raise all_occurrences(found, self._steps[0].training)
             if call.seeded:
                 raise self._refused(explain.SEEDED, self._line_of("", "seed"))
 
@@ -316,8 +316,8 @@ class _Observer:
 
     def _check_equal(self, one: _Round, other: _Round) -> None:
         if _texts(one) != _texts(other):
-            if found := dict.fromkeys(finding for call in one for finding in obstacles(call.recording)):
-                raise all_findings([*found], self._steps[0].training)
+            if found := dict.fromkeys(occurrence for call in one for occurrence in obstacles(call.recording)):
+                raise all_occurrences([*found], self._steps[0].training)
             pairs = zip(*([op for call in done for op in call.recording.ops] for done in (one, other)), strict=False)
             line = next((now.line for before, now in pairs if before.text != now.text), None)
             raise self._refused(explain.DIFFERS, str(line or ""))
@@ -397,4 +397,4 @@ class _Observer:
         return self._refused(Obstacle(f"{slot.name}, {what}", rewrite), line)
 
     def _refused(self, obstacle: Obstacle, where: str | None) -> CaptureError:
-        return all_findings([Finding(obstacle, where or "")], self._steps[0].training)
+        return all_occurrences([Occurrence(obstacle, where or "")], self._steps[0].training)

@@ -10,7 +10,7 @@ from string import Template
 
 from sambasim.pef import Checked
 from sambasim.records.metrics import RunRecords
-from sambasim.report.findings import Findings
+from sambasim.report.analysis import Analysis
 from sambasim.report.page import mesh, plan
 from sambasim.report.page.graph import section_graph
 from sambasim.report.page.overview import advice, caveat, facts_line, grounds, memory, summary
@@ -38,7 +38,7 @@ def predicted_page(
     if prediction.program.ranks_of_replica > 1:
         parts = [*mesh.parts_of(prediction), scaling(prediction)]
     else:
-        found = Findings(prediction)
+        found = Analysis(prediction)
         parts = [*(make(found) for make in _OF_ONE_RANK), scaling(prediction), operators(found)]
         lines = element("code", found.costliest_lines)
         costliest = element("p", "Costliest lines, of the device time: ", lines, class_="lines")

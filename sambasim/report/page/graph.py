@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 from sambasim.ir.graph import SectionKind
-from sambasim.report.findings import Findings
+from sambasim.report.analysis import Analysis
 from sambasim.report.page import ui
 from sambasim.simulation.alone import MODEL_KINDS
 from sambasim.units import counted, format_bytes, format_seconds
@@ -46,25 +46,25 @@ class Curve:
     label: tuple[float, float]
 
 
-def section_graph(found: Findings) -> ui.Part:
+def section_graph(analysis: Analysis) -> ui.Part:
     lead = (
         "The forward runs down on the left, the backward up on the right; repeated layers are one box. A curve is what "
         "a section reads of what another wrote: bytes of one pass, of all layers of a box. Parameters, and tensors "
         "inside of sections, are not drawn. A bar is the box's share of the device time. A click on a box shows its "
         "section further down."
     )
-    boxes = _boxes(found)
+    boxes = _boxes(analysis)
     if len(boxes) > MOST_BOXES:
         body = ui.element("p", f"With {len(boxes)} boxes it is too large to draw: a higher level has fewer sections.")
     else:
-        body = ui.element("div", _drawing(boxes, _curves(found, boxes)), class_="graph")
+        body = ui.element("div", _drawing(boxes, _curves(analysis, boxes)), class_="graph")
     return ui.Part("graph", "Sections and tensors", lead, body)
 
 
-def _boxes(found: Findings) -> list[Box]:
-    sections = found.step.sections
+def _boxes(analysis: Analysis) -> list[Box]:
+    sections = analysis.step.sections
     spans: dict[SectionKind, list[range]] = {kind: [] for kind in MODEL_KINDS}
-    for run in found.runs:
+    for run in analysis.runs:
         if sections[run.start].kind in spans:
             spans[sections[run.start].kind].append(range(run.start, run.stop))
     model = sum(section.kind in MODEL_KINDS for section in sections)
@@ -78,40 +78,40 @@ def _boxes(found: Findings) -> list[Box]:
         """Boxes of the shorter column are spread over the height of the longer one."""
         return _TOP + _PITCH * (place + 0.5) * rows / count - _PITCH / 2
 
-    boxes = [_box(found, span, _SIDE, at(place, len(left))) for place, span in enumerate(left)]
+    boxes = [_box(analysis, span, _SIDE, at(place, len(left))) for place, span in enumerate(left)]
     for place, span in enumerate(right):
-        boxes.append(_box(found, span, _SIDE + _WIDTH + _MIDDLE, at(len(right) - 1 - place, len(right))))
+        boxes.append(_box(analysis, span, _SIDE + _WIDTH + _MIDDLE, at(len(right) - 1 - place, len(right))))
     return boxes
 
 
-def _box(found: Findings, span: range, x: float, y: float) -> Box:
-    step = found.step
+def _box(analysis: Analysis, span: range, x: float, y: float) -> Box:
+    step = analysis.step
     inside = [step.sections[number] for number in span]
     costliest = max(span, key=lambda number: step.sections[number].price.predicted_s)
     seconds = sum(step.runs(section) * section.price.predicted_s for section in inside)
     shown = step.sections[costliest]
     is_update = shown.kind not in MODEL_KINDS
-    period = len(span) // max(1, _repeats(found, span))
+    period = len(span) // max(1, _repeats(analysis, span))
     if is_update:
         facts = counted(len(span), "section")
     elif len(span) > 1:
         facts = f"\u00d7{len(span) // period}" + (f" of {counted(period, 'section')}" if period > 1 else "")
     else:
         facts = shown.kind.value
-    line = "" if is_update else found.lines[costliest]
+    line = "" if is_update else analysis.lines[costliest]
     share = seconds / step.device_s if step.device_s else 0.0
     facts = f"{facts} \u00b7 {format_seconds(seconds)} \u00b7 {share:.0%}"
     return Box(span[0], span[-1], shown.kind, "update" if is_update else shown.name, facts, line, share, x, y)
 
 
-def _repeats(found: Findings, span: range) -> int:
-    return next((run.count for run in found.runs if run.start == span[0]), 1)
+def _repeats(analysis: Analysis, span: range) -> int:
+    return next((run.count for run in analysis.runs if run.start == span[0]), 1)
 
 
-def _curves(found: Findings, boxes: Sequence[Box]) -> list[Curve]:
+def _curves(analysis: Analysis, boxes: Sequence[Box]) -> list[Curve]:
     box_of = {number: place for place, box in enumerate(boxes) for number in range(box.first, box.last + 1)}
     between: Counter[tuple[int, int]] = Counter()
-    for (writer, reader), size_bytes in found.stages.tensors.items():
+    for (writer, reader), size_bytes in analysis.stages.tensors.items():
         if box_of[writer] != box_of[reader]:
             between[box_of[writer], box_of[reader]] += size_bytes
     return [Curve(*pair, size, *_path(boxes, *pair)) for pair, size in between.most_common()]

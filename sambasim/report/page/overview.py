@@ -10,8 +10,8 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import Checked
 from sambasim.report.advice import BACKED, NO_CHANGE, PRICED_IN, compared_text, gain_text, how_text, step_text
+from sambasim.report.analysis import Analysis, mfu, mfu_text, range_text
 from sambasim.report.devices import figures_table, value_text
-from sambasim.report.findings import Findings, mfu, mfu_text, range_text
 from sambasim.report.page import ui
 from sambasim.report.simulation import bound_text
 from sambasim.report.steps import NOTE
@@ -47,8 +47,8 @@ def caveat(prediction: Prediction) -> ui.Html:
     return ui.element("p", ui.element("b", "Predicted, not measured."), text, class_="caveat")
 
 
-def summary(found: Findings) -> ui.Part:
-    prediction, alone = found.prediction, found.step
+def summary(analysis: Analysis) -> ui.Part:
+    prediction, alone = analysis.prediction, analysis.step
     bounds = [
         (bound_text(prediction.alone, bound), amount, format_seconds(amount), ui.BOUNDS[bound])
         for bound, amount in alone.device_s_by_bound.items()
@@ -111,8 +111,8 @@ _NEAR = 3
 """A limit above this multiple of the need is written in the text instead of drawn."""
 
 
-def memory(found: Findings) -> ui.Part:
-    prediction = found.prediction
+def memory(analysis: Analysis) -> ui.Part:
+    prediction = analysis.prediction
     need, budget = prediction.alone.need, prediction.alone.budget
     most = need.kept_bytes + max(need.residency.taken_bytes, default=0)
     limits = [("Capacity", budget.capacity_bytes, ui.VERMILLION)]
@@ -213,14 +213,14 @@ def _largest_table(boundaries: Sequence[Boundary]) -> ui.Html:
     return ui.titled(text_table(title, ("tensor",), ("in sections", "bytes"), rows), "names")
 
 
-def advice(found: Findings) -> ui.Part:
-    changes = found.advice.changes
+def advice(analysis: Analysis) -> ui.Part:
+    changes = analysis.advice.changes
     lead = (
         "Each change is predicted again by itself, and compared on the same hardware. Those that gain more than 2 % "
         "are listed, best first; gains do not add up."
     )
     listed = ui.element("ol", *map(_item, changes), class_="advice") if changes else ui.element("p", NO_CHANGE)
-    return ui.Part("advice", "What would make it quicker", lead, ui.joined(listed, _devices(found)))
+    return ui.Part("advice", "What would make it quicker", lead, ui.joined(listed, _devices(analysis)))
 
 
 def _item(change: Change) -> ui.Html:
@@ -229,14 +229,12 @@ def _item(change: Change) -> ui.Html:
     return ui.element("li", ui.element("span", gain_text(change), class_="factor"), words, numbers)
 
 
-def _devices(found: Findings) -> ui.Html:
+def _devices(analysis: Analysis) -> ui.Html:
     rows = [
         (one.device, "does not fit", "")
         if one.speed is None
         else (one.device, format_seconds(one.speed.step_s), format_rate(one.speed.samples_per_s))
-        for one in found.advice.devices
+        for one in analysis.advice.devices
     ]
-    table = text_table("One replica on a whole RDU", ("device",), ("step", "samples/s"), rows)
-    return ui.element(
-        "div", ui.titled(table, "fitted"), ui.element("p", BACKED, class_="muted"), class_="under devices"
-    )
+    devices = ui.titled(text_table("One replica on a whole RDU", ("device",), ("step", "samples/s"), rows), "fitted")
+    return ui.element("div", devices, ui.element("p", BACKED, class_="muted"), class_="under devices")

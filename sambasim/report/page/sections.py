@@ -6,7 +6,7 @@ from math import ceil, floor, log10
 from sambasim.costs.load import chip_bytes
 from sambasim.ir.graph import Node
 from sambasim.ir.operators import OPERATORS
-from sambasim.report.findings import Findings, Roof, published, reachable, roofs_text
+from sambasim.report.analysis import Analysis, Roof, published, reachable, roofs_text
 from sambasim.report.folds import Fold
 from sambasim.report.page import ui
 from sambasim.report.simulation import bound_text
@@ -20,8 +20,8 @@ _MOST_NUMBERED = 32
 _LEAST_SHARE = 0.05
 
 
-def sections_part(found: Findings) -> ui.Part:
-    timed = found.step.sections
+def sections_part(analysis: Analysis) -> ui.Part:
+    timed = analysis.step.sections
     numbers = list(range(len(timed)))
     shared: ui.Trace = {"type": "bar", "x": numbers, "customdata": numbers, "meta": ui.Hover.SECTIONS}
     line, gap = ui.bars(len(timed), gap=0.12)
@@ -45,7 +45,7 @@ def sections_part(found: Findings) -> ui.Part:
         yaxis2=ui.axis("compute in use", domain=[0, 0.3], range=[0, most], fixedrange=True, tickformat=".0%", nticks=5),
         legend={**ui.LEGEND, "traceorder": "normal"},
     )
-    rows = [_section_row(found, number, section) for number, section in enumerate(timed)]
+    rows = [_section_row(analysis, number, section) for number, section in enumerate(timed)]
     return ui.Part(
         id="sections",
         title="Sections",
@@ -61,7 +61,7 @@ def sections_part(found: Findings) -> ui.Part:
             ui.live_table("sections-rows", "Search sections: name, kind, bound"),
         ),
         figures={"sections-figure": drawn},
-        data={"sections": rows, "folds": [fold.numbers for fold in found.folds], "parts": list(ui.PARTS.items())},
+        data={"sections": rows, "folds": [fold.numbers for fold in analysis.folds], "parts": list(ui.PARTS.items())},
     )
 
 
@@ -75,12 +75,12 @@ def _stacked_seconds(timed: tuple[TimedSection, ...]) -> dict[str, list[float]]:
     }
 
 
-def _section_row(found: Findings, number: int, section: TimedSection) -> list[object]:
+def _section_row(analysis: Analysis, number: int, section: TimedSection) -> list[object]:
     """The fields of `sections` in page.js, in order."""
     price, load = section.price, section.load
     times_s = (price.compute_s, price.memory_s, price.fill_s, price.launch_s, price.predicted_s)
     traffic_bytes = (load.read_bytes, load.written_bytes, load.resident_bytes)
-    bound = (bound_text(found.step, price.bound), ui.BOUNDS[price.bound])
+    bound = (bound_text(analysis.step, price.bound), ui.BOUNDS[price.bound])
     head = (number, section.kind.value, ui.visible(section.name), section.operators)
     return [
         *head,
@@ -88,17 +88,17 @@ def _section_row(found: Findings, number: int, section: TimedSection) -> list[ob
         *traffic_bytes,
         load.product_flops,
         *bound,
-        ui.visible(found.lines[number]),
-        found.step.runs(section),
+        ui.visible(analysis.lines[number]),
+        analysis.step.runs(section),
         section.unit_share,
         section.chip_share,
     ]
 
 
-def pipeline(found: Findings) -> ui.Part:
-    prediction, timed = found.prediction, found.step.sections
-    with_stages = [fold for fold in found.folds if found.stages.rows[fold.numbers[0]]]
-    first = max(with_stages, key=found.fold_s).numbers[0] if with_stages else 0
+def pipeline(analysis: Analysis) -> ui.Part:
+    prediction, timed = analysis.prediction, analysis.step.sections
+    with_stages = [fold for fold in analysis.folds if analysis.stages.rows[fold.numbers[0]]]
+    first = max(with_stages, key=analysis.fold_s).numbers[0] if with_stages else 0
     picker = ui.element("label", "Section ", ui.element("select", id="pipeline-choice"))
     steps = ui.element(
         "span",
@@ -120,7 +120,7 @@ def pipeline(found: Findings) -> ui.Part:
             ui.element("div", id="pipeline-stages"),
         ),
         data={
-            "pipeline": found.stages.rows,
+            "pipeline": analysis.stages.rows,
             "first_section": first,
             "on_chip": [chip_bytes(section.load, prediction.alone.budget) for section in timed],
             "chip": prediction.alone.budget.chip_bytes,
@@ -128,13 +128,13 @@ def pipeline(found: Findings) -> ui.Part:
     )
 
 
-def operators(found: Findings) -> ui.Part:
-    prediction = found.prediction
+def operators(analysis: Analysis) -> ui.Part:
+    prediction = analysis.prediction
     strings: dict[str, int] = {}  # names of modules and source lines repeat often
     section_of: dict[int, int] = {}
     for number, section in enumerate(prediction.alone.sections):
         section_of.update(dict.fromkeys(range(*section.nodes), number))
-    working = {stage.node for stage in found.work.stages}
+    working = {stage.node for stage in analysis.work.stages}
     rows = [
         [
             place,
@@ -170,13 +170,13 @@ _MARGIN = 2.0
 """The axes go on by this factor beyond the points and the ridge."""
 
 
-def roofline(found: Findings) -> ui.Part:
-    points = [(fold, *_place(found, fold)) for fold in found.folds if _has_place(found, fold)]
-    without = sum(len(fold.numbers) for fold in found.folds if not _has_place(found, fold))
+def roofline(analysis: Analysis) -> ui.Part:
+    points = [(fold, *_place(analysis, fold)) for fold in analysis.folds if _has_place(analysis, fold)]
+    without = sum(len(fold.numbers) for fold in analysis.folds if not _has_place(analysis, fold))
     lead = (
         "A point is a section, or equal sections of repeated layers: its FLOPs per byte of traffic, and its FLOP/s; "
         "its area is its share of the device time, its colour its bound. The lines are what the tiles in use "
-        f"can do at most: {roofs_text(found.prediction)}. A click on a point shows its section further down."
+        f"can do at most: {roofs_text(analysis.prediction)}. A click on a point shows its section further down."
     )
     if without:
         lead += (
@@ -184,14 +184,14 @@ def roofline(found: Findings) -> ui.Part:
         )
     if not points:
         return ui.Part("roofline", "Roofline", lead, ui.joined())
-    reach, peak = reachable(found.prediction), published(found.prediction)
+    reach, peak = reachable(analysis.prediction), published(analysis.prediction)
     xs = [x for _, x, _ in points] + [reach.ridge, peak.ridge]
     ends = (min(xs) / _MARGIN, max(xs) * _MARGIN)
     ys = [*(y for _, _, y in points), peak.flops_per_s]
     traces = [
         _roof("published", peak, ends, {"color": ui.GREY, "width": 1.5, "dash": "dash"}),
         _roof("reachable", reach, ends, {"color": ui.INK, "width": 2}),
-        *_points(found, points),
+        *_points(analysis, points),
     ]
     drawn = ui.figure(
         traces,
@@ -216,13 +216,13 @@ def _are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
-def _has_place(found: Findings, fold: Fold) -> bool:
-    load = found.step.sections[fold.numbers[0]].load
+def _has_place(analysis: Analysis, fold: Fold) -> bool:
+    load = analysis.step.sections[fold.numbers[0]].load
     return load.product_flops > 0 and load.traffic_bytes > 0
 
 
-def _place(found: Findings, fold: Fold) -> tuple[float, float]:
-    section = found.step.sections[fold.numbers[0]]
+def _place(analysis: Analysis, fold: Fold) -> tuple[float, float]:
+    section = analysis.step.sections[fold.numbers[0]]
     flops = section.load.product_flops
     return flops / section.load.traffic_bytes, flops / section.price.predicted_s
 
@@ -232,20 +232,20 @@ def _roof(name: str, roof: Roof, ends: tuple[float, float], line: dict[str, obje
     return ui.lines(name, xs, [roof.at(x) for x in xs], line=line, hoverinfo="skip")
 
 
-def _points(found: Findings, points: list[tuple[Fold, float, float]]) -> list[ui.Trace]:
+def _points(analysis: Analysis, points: list[tuple[Fold, float, float]]) -> list[ui.Trace]:
     """The points of each bound, the largest first, so that smaller ones are not hidden."""
     traces: list[ui.Trace] = []
     for bound, colour in ui.BOUNDS.items():
-        mine = [point for point in points if found.step.sections[point[0].numbers[0]].price.bound is bound]
-        mine.sort(key=lambda point: -found.fold_s(point[0]))
+        mine = [point for point in points if analysis.step.sections[point[0].numbers[0]].price.bound is bound]
+        mine.sort(key=lambda point: -analysis.fold_s(point[0]))
         if not mine:
             continue
-        shares = [found.fold_s(fold) / found.step.device_s for fold, _, _ in mine]
+        shares = [analysis.fold_s(fold) / analysis.step.device_s for fold, _, _ in mine]
         sizes = [max(_LEAST_PX, _MOST_PX * share**0.5) for share in shares]
         style = {"color": colour, "size": sizes, "opacity": 0.8, "line": {"color": "white", "width": 1}}
         traces.append(
             ui.lines(
-                bound_text(found.step, bound),
+                bound_text(analysis.step, bound),
                 [x for _, x, _ in mine],
                 [y for _, _, y in mine],
                 mode="markers",

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, TENSOR
-from sambasim.report.findings import Findings
+from sambasim.report.analysis import Analysis
 from sambasim.report.page import ui
 from sambasim.report.tables import text_table
 from sambasim.report.trace import kind_of, title_of
@@ -17,8 +17,8 @@ WAYS: Mapping[SyncPath, str] = {SyncPath.RDU: "sync by RDUs", SyncPath.HOST: "sy
 _ROW_PX, _FRAME_PX = 38, 96
 
 
-def timeline(found: Findings) -> ui.Part:
-    prediction = found.prediction
+def timeline(analysis: Analysis) -> ui.Part:
+    prediction = analysis.prediction
     steps = [prediction.steps[path][on_a_node(prediction)].synced for path in SyncPath]
     replicas = steps[0].placement.replicas
     if steps[0].path is None:

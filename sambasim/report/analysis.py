@@ -247,7 +247,9 @@ def mfu_text(prediction: Prediction) -> str:
 _MOST_LINES = 3
 
 
-class Findings:
+class Analysis:
+    """Of one replica; a replica of several ranks has none."""
+
     def __init__(self, prediction: Prediction) -> None:
         self.prediction = prediction
         self.step = prediction.alone
