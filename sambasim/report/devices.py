@@ -101,7 +101,7 @@ def figures_of(spec: Spec) -> list[tuple[str, int | float | str, str]]:
 
 
 def value_text(name: str, value: int | float | str) -> str:
-    return text_of(name, value, ",g")
+    return text_of(name.removesuffix("_share"), value, ",g")  # a share is a number here, as in its file
 
 
 def _tiles(at: Location) -> str:
