@@ -49,29 +49,29 @@ class TestLogisticRegression(ExampleTests):
             optimizer=lambda flats: torch.optim.SGD(flats, lr=0.1, momentum=0.9, fused=True),
         )
 
-    def in_dtype(self, app: App, replicas: int, dtype: torch.dtype) -> dict[str, Tensor]:
-        """As `plainly`, where the model and its inputs are of `dtype`, and the loss is of float32."""
+    def plainly_in_bf16(self, app: App, replicas: int) -> dict[str, Tensor]:
+        """As `plainly`, where the model and its inputs are of bfloat16, and the loss is of float32."""
         module = app.module()
         torch.manual_seed(256)
-        model = module.LogReg().to(dtype)
+        model = module.LogReg().bfloat16()
         parameters = list(model.parameters())
         samples = module.FlatDigits(module.digits()[0])
         shards = [plain.batches(samples, replicas, rank, app.example.batch_size) for rank in range(replicas)]
         optimizer = plain.WideSGD(parameters, lr=0.1, momentum=0.9)
         for _ in range(app.example.rounds * (math.ceil(len(samples) / replicas) // app.example.batch_size)):
             batches = [next(shard) for shard in shards]
-            losses = [model.criterion(model.lin_layer(image.to(dtype)).float(), label) for image, label in batches]
+            losses = [model.criterion(model.lin_layer(image.bfloat16()).float(), label) for image, label in batches]
             optimizer.step(plain.mean([torch.autograd.grad(loss, parameters) for loss in losses]))
         return {name: tensor.float() for name, tensor in model.state_dict().items()}
 
     @whole
     def test_one_replica_trains_as_a_plain_loop_in_bf16_does(self, in_bf16: App) -> None:
-        assert differences(in_bf16.weights(1), self.in_dtype(in_bf16, 1, torch.bfloat16)) == []
+        assert differences(in_bf16.weights(1), self.plainly_in_bf16(in_bf16, 1)) == []
 
     @whole
     def test_two_replicas_train_as_a_plain_loop_in_bf16_does_by_either_sync(self, in_bf16: App) -> None:
         host, in_fp32 = in_bf16.weights(2, *HOST), self.plainly(in_bf16, 2)
-        expected = self.in_dtype(in_bf16, 2, torch.bfloat16)
+        expected = self.plainly_in_bf16(in_bf16, 2)
         assert differences(host, expected) == []
         assert differences(in_bf16.weights(2, *DEVICE), expected) == []
         assert differences(host, in_fp32) == list(host)
