@@ -9,12 +9,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
-from sambasim.errors import ArtifactError, OptionError
-from sambasim.records import Count, Record
+from sambasim.errors import ArtifactError
+from sambasim.records import Count, Record, unreadable
 
 RUN_FILE = "run.json"
 REPLICA_FILES = "replica-*.jsonl"
@@ -84,6 +84,7 @@ class RecordedRun(Record):
     sees: Literal["values that leave their section", "values that leave their unit of compiled sections"]
 
 
+_Model = TypeVar("_Model", bound=Record)
 _WRITTEN_BY = "a folder of sambasim run --record-digests FOLDER, of this version"
 
 
@@ -103,9 +104,9 @@ class Recording:
             with path.open(encoding="utf-8") as lines:
                 for number, line in enumerate(lines, 1):
                     if line.endswith("\n"):
-                        yield _step(line, f"{path}:{number}")
+                        yield _read(StepDigests, line, f"{path}:{number}", "a line")
         except (OSError, UnicodeDecodeError) as error:
-            raise _unreadable(path, error) from error
+            raise unreadable(path, error, _WRITTEN_BY) from error
         if not line:
             remedy = "record the run again, or wait for its first step"
             raise ArtifactError(f"replica {replica} has no recorded step", where=str(path), remedy=remedy)
@@ -121,14 +122,10 @@ def read_recording(folder: Path) -> Recording:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(path, error) from error
-    try:
-        run = RecordedRun.model_validate_json(text)
-    except ValidationError as error:
-        what = f"{path.name} is not what sambasim run --record-digests writes: {_first(error)}"
-        raise ArtifactError(what, where=str(path), remedy=_WRITTEN_BY) from error
-    found = [_REPLICA.fullmatch(file.name) for file in folder.glob(REPLICA_FILES)]
-    replicas = tuple(sorted(int(match[1]) for match in found if match))
+        raise unreadable(path, error, _WRITTEN_BY) from error
+    run = _read(RecordedRun, text, str(path), path.name)
+    names = (_REPLICA.fullmatch(file.name) for file in folder.glob(REPLICA_FILES))
+    replicas = tuple(sorted(int(name[1]) for name in names if name))
     if not replicas:
         raise ArtifactError(
             f"{folder} has no file of a replica",
@@ -138,19 +135,12 @@ def read_recording(folder: Path) -> Recording:
     return Recording(folder, run, replicas)
 
 
-def _step(line: str, where: str) -> StepDigests:
+def _read(model: type[_Model], text: str, where: str, what: str) -> _Model:
     try:
-        return StepDigests.model_validate_json(line)
+        return model.model_validate_json(text)
     except ValidationError as error:
-        what = f"a line is not what sambasim run --record-digests writes: {_first(error)}"
-        raise ArtifactError(what, where=where, remedy=_WRITTEN_BY) from error
-
-
-def _first(error: ValidationError) -> str:
-    fault = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(map(str, fault['loc'])) or 'the whole'}: {fault['msg']}"
-
-
-def _unreadable(path: Path, error: OSError | UnicodeDecodeError) -> OptionError:
-    reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-    return OptionError(f"{path} cannot be read: {reason}", remedy=_WRITTEN_BY)
+        fault = error.errors(include_url=False, include_input=False)[0]
+        first = f"{'.'.join(map(str, fault['loc'])) or 'the whole'}: {fault['msg']}"
+        raise ArtifactError(
+            f"{what} is not what sambasim run --record-digests writes: {first}", where=where, remedy=_WRITTEN_BY
+        ) from error

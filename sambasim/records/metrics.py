@@ -11,8 +11,8 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from sambasim.bounded import LARGEST_RECORDS_BYTES, read_text
-from sambasim.errors import ArtifactError, OptionError
-from sambasim.records import Count, Record
+from sambasim.errors import ArtifactError
+from sambasim.records import Count, Record, unreadable
 
 
 class StepRecord(Record):
@@ -206,8 +206,7 @@ def read_run(path: Path) -> RunRecords:
     try:
         text = read_text(path, LARGEST_RECORDS_BYTES)
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise OptionError(f"{path} cannot be read: {reason}", remedy="a file of sambasim run --metrics FILE") from error
+        raise unreadable(path, error, "a file of sambasim run --metrics FILE") from error
     *lines, _ = text.split("\n")
     records = [_record(line, f"{path}:{number}") for number, line in enumerate(lines, 1)]
     if not records:
