@@ -3,9 +3,11 @@
 import base64
 import hashlib
 import json
-import re
+import shutil
+import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import plotly.graph_objects
 import pytest
@@ -22,6 +24,7 @@ from sambasim.report.page.scaling import zoomed
 from sambasim.report.page.sections import pipeline
 from sambasim.report.page.ui import Hover, element, for_script
 from sambasim.simulation.prediction import Prediction, predict
+from sambasim.units import format_seconds
 from tests.pef.samples import inference_program, sample_program
 
 DIGEST = "0123456789abcdef" * 4
@@ -168,13 +171,36 @@ def test_it_asks_nobody(text: str) -> None:
     check_it_asks_nobody(Page(text))
 
 
-def test_the_script_knows_every_hover_and_leaves_plotly_no_way_to_a_server(text: str) -> None:
+def test_the_script_leaves_plotly_no_way_to_a_server(text: str) -> None:
     """Plotly's default is a button that shares the chart on a cloud."""
     script = Page(text).scripts[2]
     assert 'showSendToCloud: false, plotlyServerURL: ""' in script
     assert "modeBarButtons: [" in script
-    hovers = script.partition("const hovers = {")[2].partition("\n  };")[0]
-    assert re.findall(r"^    (\w+): \(", hovers, re.MULTILINE) == list(Hover)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_script_draws_every_figure_and_fills_every_table() -> None:
+    prediction = predicted()
+    page = Page(predicted_page(prediction, DIGEST, (a_run(), "run.jsonl")))
+    scripts = json.dumps([page.scripts[0], page.scripts[2]])
+    browser = Path(__file__).with_name("browser.js")
+    printed = subprocess.run(["node", browser], input=scripts, capture_output=True, text=True, check=True).stdout
+    drawn = json.loads(printed)
+    figures = page.data["figures"]
+    assert isinstance(figures, dict)
+    assert drawn["plots"].keys() == figures.keys()
+    traces = [trace for plot in drawn["plots"].values() for trace in plot["traces"] if "meta" in trace]
+    assert {trace["meta"] for trace in traces} == set(Hover)
+    for trace in traces:
+        assert len(trace["hovertext"]) == len(trace["customdata"])
+        assert all(isinstance(words, str) and "undefined" not in words for words in trace["hovertext"])
+    analysis, texts = Analysis(prediction), drawn["texts"]
+    for section, line in zip(analysis.step.sections, analysis.lines, strict=True):
+        row = f"{line} {format_seconds(section.price.predicted_s)}"
+        assert row in " ".join(texts["sections-rows"].split()), section.name
+    assert "return self.lin_layer(x)" in texts["operators-rows"]
+    assert "on the chip" in texts["pipeline-head"]
+    assert not [words for words in texts.values() if "undefined" in words or "NaN" in words]
 
 
 def test_it_is_small_and_the_same_each_time(text: str) -> None:
