@@ -79,7 +79,7 @@ def _drop_unknown(called: str, keywords: dict[str, object], known: Collection[st
             near = _nearly(name, offered)
             remedy = f"did you mean {near[0]}=?" if near else f"it takes {', '.join(offered)}"
             raise app_error(KeywordError, f"AP04: {called} takes no {name}", remedy)
-        say_once(f"{called}({name}=…)", "sambasim does not know this keyword", app_line())
+        say_once(f"{called}({name}=…)", "sambasim does not know this keyword")
 
 
 def nearest(name: str, known: Collection[str], form: str = "{}") -> str:

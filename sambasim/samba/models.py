@@ -14,7 +14,6 @@ from sambasim.compiler.capture.tensors import held_by
 from sambasim.errors import ModelError
 from sambasim.ir.types import GRADIENT_SUFFIX
 from sambasim.samba import process
-from sambasim.samba.findings import app_line
 from sambasim.samba.keywords import checks_keywords, checks_keywords_of
 from sambasim.samba.notices import say_once
 from sambasim.samba.request import unwrapped
@@ -98,7 +97,7 @@ def lazy_param(quantized: bool = False) -> Iterator[None]:
     """Within it, tensors that a model makes are lazy: they have a shape and a dtype on torch's device `meta`, and no
     random number is drawn. `quantized` has no effect."""
     if quantized:
-        say_once("lazy_param(quantized=True)", "parameters keep the dtype that the model gives them", app_line())
+        say_once("lazy_param(quantized=True)", "parameters keep the dtype that the model gives them")
     with torch.device("meta"):
         yield
 

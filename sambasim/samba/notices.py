@@ -20,14 +20,14 @@ __all__ = [
 """What `samba.env` and `samba.directives` export."""
 
 
-def say_once(name: str, why: str, where: str | None = None) -> None:
-    """Prints once in this process, on rank 0, that `name` has no effect, and the app's line `where`."""
+def say_once(name: str, why: str) -> None:
+    """Prints once in this process, on rank 0, that `name` has no effect, and the line of the app."""
     said = current().said
-    if name not in said:
-        said.add(name)
-        if launched_rank(os.environ) == 0:
-            place = f"  where: {where}\n" if where else ""
-            sys.stderr.write(f"notice: {name} has no effect: {why}\n{place}")
+    if name not in said and launched_rank(os.environ) == 0:
+        where = app_line()
+        place = f"  where: {where}\n" if where else ""
+        sys.stderr.write(f"notice: {name} has no effect: {why}\n{place}")
+    said.add(name)
 
 
 class AbsentNameError(UserError, AttributeError):
@@ -93,7 +93,7 @@ def without_effect(name: str, why: str) -> Callable[..., None]:
     """A function that takes any arguments and prints one notice."""
 
     def function(*arguments: object, **options: object) -> None:
-        say_once(name, why, app_line())
+        say_once(name, why)
 
     function.__name__ = function.__qualname__ = name.rpartition(".")[2]
     function.__doc__ = f"No effect: {why}."
@@ -120,7 +120,7 @@ class _Directive(nullcontext[None]):
 def _directive(name: str, why: str) -> Callable[..., Any]:
     def directive(*arguments: Any, **options: Any) -> Any:
         if not is_tracing():  # a forward that is being traced cannot print
-            say_once(name, why, app_line())
+            say_once(name, why)
         is_decorator = len(arguments) == 1 and callable(arguments[0]) and not options
         return arguments[0] if is_decorator else _Directive()
 

@@ -22,7 +22,7 @@ from sambasim.options.compile import BUILD_FIELDS, CompileOptions
 from sambasim.options.explain import build
 from sambasim.options.training import TrainingOptions
 from sambasim.samba import process
-from sambasim.samba.findings import app_error, app_line
+from sambasim.samba.findings import app_error
 from sambasim.samba.fingerprint import fingerprint
 from sambasim.samba.flags import DTYPES, TENSOR_PARALLEL
 from sambasim.samba.inputs import Inputs, check_on_host, flat, name_inputs
@@ -118,7 +118,7 @@ def fingerprint_of(asked: Request) -> dict[str, str]:
 def unwrapped(model: nn.Module) -> nn.Module:
     """The module inside nn.DataParallel, with a notice; any other module as it is."""
     while isinstance(model, nn.DataParallel):
-        say_once("nn.DataParallel", "the model inside it is used; --data-parallel makes replicas", app_line())
+        say_once("nn.DataParallel", "the model inside it is used; --data-parallel makes replicas")
         model = model.module
     return model
 
@@ -154,7 +154,7 @@ def build_fields(config: Mapping[str, object], name: str) -> dict[str, object]:
     split = split if split in TENSOR_PARALLEL else None
     n_chips = config.get("n_chips")
     if split is None and isinstance(n_chips, int) and n_chips > 1:
-        say_once("--n-chips", "nothing is split over chips without --tensor-parallel batch, or weight", app_line())
+        say_once("--n-chips", "nothing is split over chips without --tensor-parallel batch, or weight")
     return {
         "pef_name": config.get("pef_name") or name,
         "output_folder": None if folder is None else Path(str(folder)),
@@ -185,8 +185,7 @@ def _as_computed(tensor: Tensor, parameters: set[torch.dtype]) -> Tensor:
     if tensor.dtype in (torch.bfloat16, torch.float32) and len(parameters) == 1:
         wanted = next(iter(parameters))
         if tensor.dtype is torch.float32 and wanted is torch.bfloat16:
-            why = "they are rounded to bfloat16, the type of the parameters"
-            say_once("the type of float32 inputs", why, app_line())
+            say_once("the type of float32 inputs", "they are rounded to bfloat16, the type of the parameters")
         return tensor.to(wanted)
     return tensor
 

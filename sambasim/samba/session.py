@@ -25,7 +25,7 @@ from sambasim.runtime.watch.observer import SectionClock
 from sambasim.samba import process
 from sambasim.samba.checks import arguments
 from sambasim.samba.device import Machine
-from sambasim.samba.findings import app_error, app_line
+from sambasim.samba.findings import app_error
 from sambasim.samba.inputs import Inputs, repeatable
 from sambasim.samba.keywords import checks_keywords
 from sambasim.samba.loaded import Loaded, kinds_of
@@ -74,7 +74,7 @@ class Session:
         Raises ModelError and CaptureError for models that cannot be compiled, OptionError for wrong options.
         """
         if graph_transform_hook is not None:
-            say_once("graph_transform_hook", "the graph is compiled as it was captured", app_line())
+            say_once("graph_transform_hook", "the graph is compiled as it was captured")
         typed = process.current().arguments
         config = self._config if config_dict is None else as_mapping("config_dict", config_dict)
         if config is None:
@@ -143,8 +143,7 @@ class Session:
         if output_tensors is not None:
             now.check_outputs(output_tensors, self._of_other_models)
         if now.differs_in_evaluation and not machine.model.training:
-            why = "a training PEF runs in training mode; --inference predicts with it"
-            say_once("model.eval()", why, app_line())
+            say_once("model.eval()", "a training PEF runs in training mode; --inference predicts with it")
         now.inputs = batch or now.inputs
         if hyperparam_dict:
             now.hyperparameters.take(hyperparam_dict)
@@ -155,8 +154,7 @@ class Session:
         )
         tangent = now.start.tangent(now.output_gradients, grad_of_outputs) if SectionKind.BCKWD in kinds else None
         if torch.is_autocast_enabled("cpu"):
-            why = "the PEF decides in which type it computes: --dtype bf16 at the compile"
-            say_once("torch.autocast", why, app_line())
+            say_once("torch.autocast", "the PEF decides in which type it computes: --dtype bf16 at the compile")
             with torch.autocast("cpu", enabled=False):
                 results = machine.replica.run(kinds, batch, tangent, mode)
         else:

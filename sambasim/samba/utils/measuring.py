@@ -19,7 +19,6 @@ from torch import nn
 from sambasim.errors import OptionError
 from sambasim.ir.graph import Section, SectionKind
 from sambasim.samba import joining, process
-from sambasim.samba.findings import app_line
 from sambasim.samba.inputs import Inputs
 from sambasim.samba.keywords import checks_keywords
 from sambasim.samba.notices import say_once
@@ -76,7 +75,7 @@ def measure_performance(
     reached.
     """
     if json_counters is not None:
-        say_once("json_counters", "there is no device that counts", app_line())
+        say_once("json_counters", "there is no device that counts")
     repeated = _Repeated(model, inputs, batch_size, n_iterations, inference, data_parallel, reduce_on_rdu)
     program, world, prediction = repeated.program, repeated.world, repeated.prediction
 
