@@ -15,7 +15,7 @@ from sambasim.ir.ranks import kept
 from sambasim.pef.sources import changed
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, PlacementRecord, PredictedRecord, SummaryRecord
 from sambasim.runtime.checkpoint.saver import Saver
-from sambasim.runtime.engine import INDUCTOR_EXEMPT
+from sambasim.runtime.engine.choice import INDUCTOR_EXEMPT
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.plan import Plan
 from sambasim.runtime.run.run_observer import Start

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from sambasim.errors import OptionError
+from sambasim.ir.graph import Graph
 from sambasim.ir.mesh import mesh_of
 from sambasim.pef import map_weights, read
 from sambasim.runtime.engine.executor import Executor
+from sambasim.runtime.engine.update import Update
 from sambasim.runtime.machine.communicator import single_rank
 from sambasim.runtime.run.replica import place_inputs, place_weights
 from sambasim.runtime.transports.connect import Way, open_ranks
@@ -112,30 +114,28 @@ def emulate(path: Path) -> Mapping[str, Tensor]:
 
     transports = open_ranks(program, alone, Way.IN_PROCESS, fill, ranks, mesh)
     arguments = {one.name: one.default for one in program.runtime_arguments}
-    executors = [
-        Executor(
-            program.training,
-            program,
-            transport.memory.tensor,
-            transport=transport,
-            optimizers=Optimizers(program, transport.sync.memory, arguments),
-        )
-        for transport in transports
+
+    def bound(graph: Graph) -> list[Executor]:
+        return [Executor(graph, program, one.memory.tensor, transport=one) for one in transports]
+
+    executors = bound(program.training)
+    updates = [
+        Update(executor, transport, Optimizers(program, transport.sync.memory, arguments))
+        for executor, transport in zip(executors, transports, strict=True)
     ]
     for step, numbers in enumerate(chips.STEPS):
         if step == 2:
-            for one in executors:
-                one.replace_pass(with_rates(program.training, {"p": chips.CHANGED_RATE}))
-        for one in executors:
-            one.begin_step(step + 1, 1.0)
+            executors = bound(with_rates(program.training, {"p": chips.CHANGED_RATE}))
+        for update in updates:
+            update.begin_step(step + 1, 1.0)
         for number in numbers:
             torch.manual_seed(number)
             for transport in transports:
                 batch = chips.batch_of(number, transport.replica, REPLICAS)
                 place_inputs(transport.memory, {str(one.sn_name): one.torch() for one in batch})
             adds, tangent = number > numbers[0], torch.tensor(1 / len(numbers))
-            run_together([one.run_pass(tangent, accumulate=adds) for one in executors], transports[0].hub)
-        run_together([one.update([0.0]) for one in executors], transports[0].hub)
+            run_together([one.run(tangent, accumulate=adds) for one in executors], transports[0].hub)
+        run_together([update.run([0.0]) for update in updates], transports[0].hub)
     first = [transport.memory for transport in transports[:CHIPS]]
     found = {}
     for name, symbol in program.symbols.items():

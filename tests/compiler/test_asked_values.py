@@ -16,7 +16,7 @@ from sambasim.compiler.compile import Compiled, compile_model
 from sambasim.errors import AssertionFailedError, CaptureError
 from sambasim.options.compile import CompileOptions
 from sambasim.runtime.engine.executor import Executor, tangent_of
-from tests.support.compiled import loaded
+from tests.support.compiled import loaded, outputs_of
 
 LIBRARY = """
 import torch
@@ -90,7 +90,7 @@ def test_the_answer_for_the_example_batch_holds_for_others_or_is_an_error(
     assert program.training is not None
     assert program.loss is not None
     executor = Executor(program.training, program, memory.tensor)
-    loss = executor.run(tangent_of(program, 1.0))[program.loss]
+    loss = outputs_of(executor, tangent_of(program, 1.0))[program.loss]
     eager = net(EXAMPLE)
     eager.backward()
     assert torch.equal(loss, eager.detach())
@@ -99,10 +99,10 @@ def test_the_answer_for_the_example_batch_holds_for_others_or_is_an_error(
     assert torch.equal(memory.tensor(member.gradient), net.table.weight.grad)
     memory.tensor("x").copy_(OTHER)
     if name == "never_dropped":
-        executor.run(tangent_of(program, 1.0))
+        outputs_of(executor, tangent_of(program, 1.0))
         return
     with pytest.raises(AssertionFailedError, match="than for the example batch"):
-        executor.run(tangent_of(program, 1.0))
+        outputs_of(executor, tangent_of(program, 1.0))
 
 
 def test_a_branch_on_random_numbers_is_refused(library: Any, tmp_path: Path) -> None:

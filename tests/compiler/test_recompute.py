@@ -17,7 +17,7 @@ from sambasim.compiler.pipeline.messages import PipelineParallel
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import of_ranks, pipeline_ranks
-from sambasim.ir.schedule import in_flight, make
+from sambasim.ir.schedule import ActionKind, in_flight, make
 from sambasim.ir.verify import Progress, verify
 from sambasim.runtime.engine.executor import Executor, tangent_of
 from sambasim.runtime.run.replica import place_weights
@@ -33,6 +33,7 @@ from tests.compiler.pipeline.test_pipeline_parallel import (
     shared,
 )
 from tests.compiler.sharding.test_plan import built_from, example
+from tests.support.compiled import outputs_of
 from tests.support.examples import example_options
 from tests.support.whole import whole_case
 
@@ -148,10 +149,10 @@ def test_an_app_that_runs_the_backward_apart_has_the_same_gradients(between: Bet
             memory.tensor(name).copy_(tensor)
         executor, tangent = Executor(training, program, memory.tensor), tangent_of(program, 1.0)
         if apart:
-            finished(executor.forward())
-            finished(executor.backward(tangent, accumulate=False))
+            finished(executor.run(only=ActionKind.FORWARD))
+            finished(executor.run(tangent, only=ActionKind.BACKWARD))
         else:
-            executor.run(tangent)
+            outputs_of(executor, tangent)
         found.append([memory.region(group, "gradient").clone() for group in program.groups])
     assert all(map(torch.equal, *found))
 

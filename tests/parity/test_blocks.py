@@ -18,7 +18,7 @@ from torch.utils import checkpoint
 from sambasim.compiler.compile import compile_model
 from sambasim.options.compile import CompileOptions
 from sambasim.runtime.engine.executor import Executor, tangent_of
-from tests.support.compiled import loaded
+from tests.support.compiled import loaded, outputs_of
 
 CHECKPOINTING = "torch.utils.checkpoint in the model saves no memory here, and --recompute full does"
 
@@ -213,7 +213,7 @@ def test_a_step_has_the_bits_of_eager_pytorch(
     assert program.training is not None
     assert program.loss is not None
     torch.manual_seed(1)
-    loss = Executor(program.training, program, memory.tensor).run(tangent_of(program, 1.0))[program.loss]
+    loss = outputs_of(Executor(program.training, program, memory.tensor), tangent_of(program, 1.0))[program.loss]
     torch.manual_seed(1)
     eager = net(x)
     eager.backward()

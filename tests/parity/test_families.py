@@ -22,7 +22,7 @@ from sambasim.pef import read
 from sambasim.runtime.engine.executor import Executor, outputs_in_order, tangent_of
 from sambasim.runtime.values.device import DeviceMemory
 from tests.models import CASES, CLASSES, FEATURES, Batch, Case, case, evaluate_loss
-from tests.support.compiled import loaded
+from tests.support.compiled import loaded, outputs_of
 from tests.support.whole import whole_case
 
 BATCH_SIZE = 4
@@ -51,7 +51,7 @@ class Compiled:
         assert self.program.loss is not None
         executable = Executor(self.program.training, self.program, memory.tensor)
         torch.manual_seed(seed)
-        return float(executable.run(tangent_of(self.program, 1.0))[self.program.loss])
+        return float(outputs_of(executable, tangent_of(self.program, 1.0))[self.program.loss])
 
     def gradients(self, memory: DeviceMemory) -> dict[str, Tensor]:
         """By the parameter's name in the model; a tied one has its first name."""
@@ -62,7 +62,7 @@ class Compiled:
     def evaluate(self, graph: Graph, memory: DeviceMemory, inputs: Mapping[str, Tensor] | None = None) -> list[Tensor]:
         given = inputs or {}
         executable = Executor(graph, self.program, lambda name: given[name] if name in given else memory.tensor(name))
-        return outputs_in_order(graph, executable.run())
+        return outputs_in_order(graph, outputs_of(executable))
 
 
 def _inputs(one: Case, model: nn.Module) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.runtime.engine.executor import Executor, outputs_in_order, tangent_of
 from sambasim.runtime.values.device import DeviceMemory
-from tests.support.compiled import compile_net, loaded
+from tests.support.compiled import compile_net, loaded, outputs_of
 
 BATCH = 3
 IGNORED = -100
@@ -45,7 +45,7 @@ class Tokens(nn.Module):
 
 def evaluated(graph: Graph, program: Program, memory: DeviceMemory) -> list[Tensor]:
     torch.manual_seed(SEED)
-    return outputs_in_order(graph, Executor(graph, program, memory.tensor).run())
+    return outputs_in_order(graph, outputs_of(Executor(graph, program, memory.tensor)))
 
 
 @pytest.mark.parametrize("level", ["o0", "o1", "o3"])
@@ -58,7 +58,7 @@ def test_what_nobody_reads_is_drawn_as_in_eager(level: str, tmp_path: Path) -> N
     assert program.loss is not None
 
     torch.manual_seed(SEED)
-    ours = Executor(program.training, program, memory.tensor).run(tangent_of(program, 1.0))[program.loss]
+    ours = outputs_of(Executor(program.training, program, memory.tensor), tangent_of(program, 1.0))[program.loss]
     ours_then = torch.get_rng_state()
     torch.manual_seed(SEED)
     assert ours.equal(functional.cross_entropy(model.train()(x), target))

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from sambasim.errors import NumericsError
 from sambasim.options.compile import compile_options
 from tests.support.compiled import compile_from_options
 from tests.support.damaged import compiled
-from tests.support.runs import train_alone
+from tests.support.runs import run_options, train_alone
 
 _HERE = "tests.runtime.test_debug_numerics"
 
@@ -71,16 +72,15 @@ def _deep(folder: Path, kind: str) -> Path:
     return compile_from_options(compile_options(None, f"{_HERE}:Deep", overrides, flags)).path
 
 
-def _train(pef: Path, damage: dict[str, object] | None = None, **asked: object) -> str:
+def _train(pef: Path, **asked: Any) -> str:
     """The digest of the state after three steps."""
-    data = {"data": {"args": damage}} if damage else {}
-    overrides = {**data, "training": {"evaluate": False, "steps": 3}}
-    return train_alone(pef, {"debug_numerics": True, "overrides": overrides, **asked}).state_sha256
+    options = run_options(pef, **{"training": {"steps": 3}, "debug_numerics": True, **asked})
+    return train_alone(pef, options).state_sha256
 
 
-def _error(pef: Path, damage: dict[str, object] | None = None, **asked: object) -> NumericsError:
+def _error(pef: Path, **asked: Any) -> NumericsError:
     with pytest.raises(NumericsError) as raised:
-        _train(pef, damage, **asked)
+        _train(pef, **asked)
     return raised.value
 
 
@@ -119,20 +119,20 @@ def pef(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_a_batch_is_named_with_its_samples(damage: dict[str, object], expected: str, pef: Path) -> None:
-    assert expected in _error(pef, damage).what
+    assert expected in _error(pef, data={"args": damage}).what
 
 
 def test_samples_have_the_numbers_that_the_data_set_knows_them_by(pef: Path) -> None:
     """Shuffled, some held out, several micro-steps, several epochs: only one sample is not finite."""
     data = {"args": {"inputs": {"30": "nan"}}, "shuffle": True, "evaluation_fraction": 0.25}
-    training = {"evaluate": False, "epochs": 9, "accumulation_steps": 3}
-    error = _error(pef, overrides={"data": data, "training": training})
+    error = _error(pef, data=data, training={"epochs": 9, "accumulation_steps": 3})
     assert "holds nan (sample 30): 1 nan of 32 elements" in error.what
     assert re.search(r"micro-step [123]: ", error.what)
 
 
 def test_the_replica_that_has_it_is_named(pef: Path) -> None:
-    assert "batch of replica 1 holds nan (sample 9)" in _error(pef, {"inputs": {"9": "nan"}}, emulate_replicas=2).what
+    error = _error(pef, data={"args": {"inputs": {"9": "nan"}}}, emulate_replicas=2)
+    assert "batch of replica 1 holds nan (sample 9)" in error.what
 
 
 def test_parameters_that_were_not_finite_before_are_named(pef: Path, tmp_path: Path) -> None:
@@ -146,17 +146,15 @@ def test_parameters_that_were_not_finite_before_are_named(pef: Path, tmp_path: P
 
 
 def test_an_update_that_overflows_is_named(pef: Path) -> None:
-    overrides = {"optimizer": {"lr": 1e38}, "training": {"steps": 3, "evaluate": False}}
-    error = _error(pef, overrides=overrides)
+    error = _error(pef, optimizer={"lr": 1e38})
     assert re.search(r"the update of step 1 made inf of the parameter \S+: \d+ inf of \d+ elements", error.what)
 
 
 @pytest.mark.parametrize(("accumulation", "replicas"), [(1, 1), (2, 2)])
 def test_the_bits_of_a_run_that_stays_finite_are_the_same(accumulation: int, replicas: int, pef: Path) -> None:
-    training = {"evaluate": False, "steps": 5, "accumulation_steps": accumulation}
+    training = {"steps": 5, "accumulation_steps": accumulation}
     digests = {
-        _train(pef, overrides={"training": training}, emulate_replicas=replicas, debug_numerics=debug)
-        for debug in (False, True)
+        _train(pef, training=training, emulate_replicas=replicas, debug_numerics=debug) for debug in (False, True)
     }
     assert len(digests) == 1
 

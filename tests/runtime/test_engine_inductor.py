@@ -14,12 +14,13 @@ from torch.nn import functional
 
 from sambasim.errors import MachineError
 from sambasim.ir.graph import Node, Ref, Section
+from sambasim.ir.types import TensorType
 from sambasim.runtime.engine import inductor as module
 from sambasim.runtime.engine.executor import Executor, tangent_of
 from sambasim.runtime.engine.inductor import Inductor, fake_values, rebuild
 from sambasim.runtime.machine.kernels.build import INDUCTOR_CACHE_VARIABLE, find_cpp_compiler, use_inductor_cache
 from sambasim.runtime.watch.observer import StepObserver
-from tests.support.compiled import compile_net, loaded
+from tests.support.compiled import compile_net, loaded, outputs_of
 from tests.support.whole import whole
 
 SEED = 3
@@ -72,7 +73,7 @@ def test_gradients_and_draws_are_those_of_the_plain_engine(tmp_path: Path, cache
         torch.manual_seed(SEED)
         sections = _Sections()
         executable.observe(sections)
-        outputs = executable.run(tangent_of(program, 1.0), accumulate=accumulate)
+        outputs = outputs_of(executable, tangent_of(program, 1.0), accumulate=accumulate)
         gradients = [memory.tensor(name).clone() for name in names]
         return float(outputs[program.loss or ""]), gradients, torch.get_rng_state(), sections.ended
 
@@ -121,8 +122,9 @@ def test_a_product_with_a_bias_keeps_its_value(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(module, "by_onednn", lambda x, weight: onednn)
     torch.manual_seed(0)
     symbols = {"bias": torch.randn(SIDE), "x": torch.randn(SIDE, SIDE), "weight": torch.randn(SIDE, SIDE)}
+    types = {name: TensorType("float32", tuple(tensor.shape)) for name, tensor in symbols.items()}
     node = Node("linear", "aten.addmm.default", tuple(Ref(name) for name in symbols), (), ("y",))
-    built = rebuild([node], list(symbols), ["y"], fake_values([node], symbols))
+    built = rebuild([node], list(symbols), ["y"], fake_values([node], types))
     called = [str(call.target) for call in built.graph.nodes if call.op == "call_function"]
     apart = ["aten.t.default", "sambasim.linear.default", "aten.add.Tensor"]
     assert called == (apart if onednn else ["aten.addmm.default"])

@@ -18,6 +18,7 @@ from sambasim.ir.types import Symbol, SymbolKind, TensorType
 from sambasim.runtime.engine.executor import Executor
 from sambasim.runtime.engine.instructions import find_operator
 from sambasim.runtime.engine.routes import BUILTINS, WRITES_OUT, builtin, find_routes
+from tests.support.compiled import outputs_of
 
 SQUARE = TensorType("float32", (2, 2))
 X = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
@@ -103,7 +104,7 @@ class Counted:
     def calls(self, *, accumulate: bool = False) -> list[str]:
         """The kernels of one pass, in order, without how the first one sees a place."""
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            self.executable.run(accumulate=accumulate)
+            outputs_of(self.executable, accumulate=accumulate)
         events = sorted(profile.events(), key=lambda event: event.time_range.start)
         names = [event.name for event in events if event.cpu_parent is None]
         return [name for name in names if name.startswith("aten::") and name != "aten::as_strided"]

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sambasim.ir.graph import Argument, Node, Ref
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.types import TensorType
-from sambasim.runtime.engine.handlers import Binding, handler_of
-from sambasim.runtime.engine.instructions import Instruction, RegisterFile, find_operator
+from sambasim.runtime.engine.handlers import Binding, instruction_of
+from sambasim.runtime.engine.instructions import Instruction, RegisterFile, find_operator, value_of
 
 
 def r(*shape: int) -> Tensor:
@@ -167,10 +167,10 @@ def bound(name: str, args: Sequence[object], dtypes: Sequence[str]) -> tuple[Ins
 
     values = {f"y{number}": TensorType(dtype, ()) for number, dtype in enumerate(dtypes)}
     node = Node("n", name, tuple(map(argument, args)), (), tuple(values))
-    instruction = handler_of(name)([node], Binding(registers, values, {}, tensors.__getitem__))
+    instruction = instruction_of(node, Binding(registers, values, {}, tensors.__getitem__))
     for symbol, tensor in tensors.items():
         registers.initial[registers.value(symbol)] = tensor
-    return instruction, [registers.initial[operand] for operand in instruction.operands]
+    return instruction, [value_of(operand, registers.initial) for operand in instruction.operands]
 
 
 def widened(tensor: Tensor) -> Tensor:

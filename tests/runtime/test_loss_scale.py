@@ -3,10 +3,11 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -71,18 +72,32 @@ def test_a_loss_of_float16_bounds_it() -> None:
     assert _scales("...x..x", options, "float16") == [2.0**15] * 6 + [2.0**14]
 
 
+def run(pef: Path, *flags: object, steps: int = 2, **scale: object) -> Result:
+    """`sambasim run` with these settings of the loss scale."""
+    sets = [word for name, value in scale.items() for word in ("--set", f"training.loss_scale.{name}={value}")]
+    words = ["--pef", pef, "--no-evaluate", "--steps", steps, *sets, *flags]
+    return CliRunner().invoke(run_command, [str(word) for word in words])
+
+
+def error_of(result: Result) -> NumericsError:
+    assert isinstance(result.exception, NumericsError), result.output
+    return result.exception
+
+
+def records(metrics: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in metrics.read_text().splitlines()]
+
+
+OVERFLOWING = 2.0**24
+
+
 def test_below_the_minimum_the_run_ends(pef: Path) -> None:
     """And the command of the error shows where the overflow begins."""
-    given = ("training.loss_scale.start=16777216.0", "training.loss_scale.minimum=16777216.0")
-    sets = [word for one in given for word in ("--set", one)]
-    run = ["--pef", str(pef), *sets, "--no-evaluate", "--steps", "3"]
-    error = CliRunner().invoke(run_command, run).exception
-    assert isinstance(error, NumericsError)
+    scale = {"start": OVERFLOWING, "minimum": OVERFLOWING}
+    error = error_of(run(pef, steps=3, **scale))
     assert error.what == "the gradients of step 1 are not finite in float16, at the smallest loss scale, 1.67772e+07"
-    flags = ["--set", "training.loss_scale.dynamic=false", "--debug-numerics"]
-    assert " ".join(flags) in str(error.remedy)
-    origin = CliRunner().invoke(run_command, [*run, *flags]).exception
-    assert isinstance(origin, NumericsError)
+    assert "--set training.loss_scale.dynamic=false --debug-numerics" in str(error.remedy)
+    origin = error_of(run(pef, "--debug-numerics", steps=3, dynamic="false", **scale))
     assert "gradient" in origin.what
     assert "inf" in origin.what
 
@@ -90,44 +105,36 @@ def test_below_the_minimum_the_run_ends(pef: Path) -> None:
 def test_a_loss_that_is_never_finite_trains_nothing(pef: Path, tmp_path: Path) -> None:
     weights = {name: torch.full_like(one, torch.nan) for name, one in _train(pef, tmp_path, 2.0**10, 1)[1].items()}
     save_file(weights, tmp_path / "nan.safetensors")
-    run = ["--pef", str(pef), "--no-evaluate", "--steps", "2", "--on-nonfinite", "skip"]
-    run += ["--metrics", str(tmp_path / "metrics")]
-    error = CliRunner().invoke(run_command, [*run, "--weights", str(tmp_path / "nan.safetensors")]).exception
-    assert isinstance(error, NumericsError)
+    metrics = tmp_path / "metrics"
+    flags = ("--on-nonfinite", "skip", "--metrics", metrics, "--weights", tmp_path / "nan.safetensors")
+    error = error_of(run(pef, *flags))
     assert error.what.startswith("nothing was trained: in all 2 steps the loss or the gradients")
-    steps = [json.loads(line) for line in (tmp_path / "metrics").read_text().splitlines()]
-    assert [one["loss_scale"] for one in steps if one["kind"] == "step"] == [2.0**16] * 2  # it is not the scale's fault
+    scales = [record["loss_scale"] for record in records(metrics) if record["kind"] == "step"]
+    assert scales == [2.0**16] * 2, "it is not the scale's fault"
 
 
-@pytest.mark.parametrize(("changed", "scale"), [([], 2.0**9), (["--set", "training.loss_scale.start=256.0"], 2.0**8)])
+@pytest.mark.parametrize(("start", "scale"), [(512.0, 2.0**9), (256.0, 2.0**8)])
 def test_a_resumed_run_goes_on_with_the_scale_unless_it_sets_another(
-    pef: Path, tmp_path: Path, changed: list[str], scale: float
+    pef: Path, tmp_path: Path, start: float, scale: float
 ) -> None:
-    options = ["--set", "training.loss_scale.start=512.0", "--set", "training.loss_scale.window=3"]
-    run = ["--pef", str(pef), *options, "--no-evaluate", "--checkpoint-dir", str(tmp_path / "checkpoints")]
-    assert CliRunner().invoke(run_command, [*run, "--steps", "2"]).exit_code == 0
-    again = [*run, *changed, "--steps", "4", "--resume", "--metrics", str(tmp_path / "metrics")]
-    assert CliRunner().invoke(run_command, again).exit_code == 0
-    steps = [json.loads(line) for line in (tmp_path / "metrics").read_text().splitlines()]
-    assert [one["loss_scale"] for one in steps if one["kind"] == "step"] == [scale, 1024.0 if not changed else scale]
+    checkpoints, metrics = ("--checkpoint-dir", tmp_path / "checkpoints"), tmp_path / "metrics"
+    assert run(pef, *checkpoints, start=512.0, window=3).exit_code == 0
+    again = run(pef, *checkpoints, "--resume", "--metrics", metrics, steps=4, start=start, window=3)
+    assert again.exit_code == 0
+    scales = [record["loss_scale"] for record in records(metrics) if record["kind"] == "step"]
+    assert scales == [scale, 1024.0 if start == 512.0 else scale]
 
 
 @pytest.mark.parametrize("flag", [["--debug-numerics"], ["--on-nonfinite", "skip"]])
 def test_an_overflow_is_no_error_of_numerics(pef: Path, flag: list[str]) -> None:
-    scale = ["--set", "training.loss_scale.start=16777216.0"]
-    result = CliRunner().invoke(
-        run_command, ["--pef", str(pef), *scale, "--no-evaluate", "--steps", "2", "--json", *flag]
-    )
+    result = run(pef, "--json", *flag, start=OVERFLOWING)
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["skipped_steps"] == 2
 
 
 def test_a_static_scale_that_trains_nothing_is_an_error(pef: Path) -> None:
-    given = ("training.loss_scale.start=16777216.0", "training.loss_scale.dynamic=false")
-    sets = [word for one in given for word in ("--set", one)]
-    result = CliRunner().invoke(run_command, ["--pef", str(pef), *sets, "--no-evaluate", "--steps", "2"])
-    assert isinstance(result.exception, NumericsError)
-    assert result.exception.what.startswith("nothing was trained: in all 2 steps the loss or the gradients")
+    error = error_of(run(pef, start=OVERFLOWING, dynamic="false"))
+    assert error.what.startswith("nothing was trained: in all 2 steps the loss or the gradients")
 
 
 @pytest.fixture(scope="module")
@@ -147,19 +154,16 @@ def test_only_master_weights_can_unscale_gradients(pef: Path) -> None:
         verify_training(replace(program, optimizers=narrow))
 
 
-def _train(pef: Path, folder: Path, start: float, steps: int) -> tuple[list[dict[str, object]], dict[str, Tensor]]:
-    flags = ("--steps", str(steps), "--metrics", str(folder / "metrics"), "--save", str(folder / "w.safetensors"))
-    scale = ("--set", f"training.loss_scale.start={start}")
-    result = CliRunner().invoke(run_command, ["--pef", str(pef), *scale, "--no-evaluate", *flags])
+def _train(pef: Path, folder: Path, start: float, steps: int) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    metrics, weights = folder / "metrics", folder / "w.safetensors"
+    result = run(pef, "--metrics", metrics, "--save", weights, steps=steps, start=start)
     assert result.exit_code == 0, result.output
-    return [json.loads(line) for line in (folder / "metrics").read_text().splitlines()], load_file(
-        folder / "w.safetensors"
-    )
+    return records(metrics), load_file(weights)
 
 
 def test_a_step_that_overflows_is_skipped(pef: Path, tmp_path: Path) -> None:
-    (step, summary), weights = _train(pef, tmp_path, 2.0**24, steps=1)
-    assert (step["loss_scale"], step["grad_norm"]) == (2.0**24, None)
+    (step, summary), weights = _train(pef, tmp_path, OVERFLOWING, steps=1)
+    assert (step["loss_scale"], step["grad_norm"]) == (OVERFLOWING, None)
     assert (summary["loss_scale"], summary["skipped_steps"]) == (2.0**23, 1)
     stored, symbols = map_weights(pef), read(pef).program.symbols
     assert weights.keys() == {one.torch_names[0] for name, one in symbols.items() if name in stored}

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from sambasim.runtime.machine.determinism import repeatable
 from sambasim.runtime.run.run_observer import MetricsFile, RunObserver
 from tests.support.damaged import BATCH, OVERFLOWS, SAMPLES, compiled
 from tests.support.eager import EagerReplica, PaddedOptimizer
-from tests.support.runs import train_alone
+from tests.support.runs import run_options, train_alone
 
 STEPS = SAMPLES // BATCH
 OPTIMIZERS = {
@@ -39,16 +40,15 @@ class Notes(RunObserver):
         self.lines.append(what)
 
 
-def options(pef: Path, damage: dict[str, object], **asked: object) -> RunOptions:
+def options(
+    pef: Path, damage: dict[str, object], training: dict[str, object] | None = None, **asked: Any
+) -> RunOptions:
     """A run of one epoch in which samples are damaged."""
-    overrides = {"data": {"args": damage}, "training": {"evaluate": False, "epochs": 1}}
-    return RunOptions.model_validate({"pef": str(pef), "threads": 1, "overrides": overrides, **asked})
+    return run_options(pef, data={"args": damage}, training=training or {"epochs": 1}, **asked)
 
 
-def train(asked: RunOptions, *listeners: RunObserver | MetricsFile) -> SummaryRecord:
-    resumed = asked.checkpoint.resume
-    command = ["sambasim", "run", "--pef", "a net", *(["--resume", resumed] if resumed else [])]
-    return train_alone(Path(asked.pef), asked, *listeners, command=command)
+def train(options: RunOptions, *observers: RunObserver) -> SummaryRecord:
+    return train_alone(Path(options.pef), options, *observers, command=["sambasim", "run", "--pef", "a net"])
 
 
 def test_a_run_stops_after_the_step_whose_loss_is_not_finite(pefs: dict[str, Path], tmp_path: Path) -> None:
@@ -122,8 +122,7 @@ def test_a_run_that_ends_in_skipped_steps_has_the_state_of_a_shorter_one(optimiz
     """Parameters, buffers, state and number of steps of the optimizer, by their digest."""
     damage: dict[str, object] = {"inputs": {str(sample): "nan" for sample in range(32, SAMPLES)}}
     whole = train(options(pefs[optimizer], damage, on_nonfinite="skip"))
-    overrides: dict[str, object] = {"training": {"evaluate": False, "steps": 8}}
-    short = train(RunOptions(pef=str(pefs[optimizer]), threads=1, overrides=overrides))
+    short = train(run_options(pefs[optimizer], training={"steps": 8}))
     assert (whole.steps, whole.skipped_steps, short.steps) == (12, 4, 8)
     assert whole.state_sha256 == short.state_sha256
 
@@ -133,13 +132,10 @@ def test_a_run_that_goes_on_from_a_checkpoint_knows_how_many_steps_were_skipped(
 ) -> None:
     damage: dict[str, object] = {"inputs": {"1": "nan", "9": "nan", "40": "nan"}}
     never = train(options(pefs["adamw"], damage, on_nonfinite="skip"))
-    first = options(pefs["adamw"], damage, on_nonfinite="skip", checkpoint={"dir": tmp_path / "saved"})
-    training = {"training": {"evaluate": False, "steps": 5}}
-    assert train(first.model_copy(update={"overrides": {**first.overrides, **training}})).skipped_steps == 2
-    second = options(
-        pefs["adamw"], damage, on_nonfinite="skip", checkpoint={"resume": "auto", "dir": tmp_path / "saved"}
-    )
-    resumed = train(second)
+    checkpoint = {"dir": tmp_path / "saved"}
+    first = options(pefs["adamw"], damage, {"steps": 5}, on_nonfinite="skip", checkpoint=checkpoint)
+    assert train(first).skipped_steps == 2
+    resumed = train(options(pefs["adamw"], damage, on_nonfinite="skip", checkpoint={"resume": "auto", **checkpoint}))
     assert (resumed.steps, resumed.skipped_steps, resumed.first_nonfinite_step) == (STEPS, 3, 1)
     assert resumed.state_sha256 == never.state_sha256
 
@@ -151,10 +147,10 @@ def test_no_checkpoint_keeps_parameters_that_overflowed_under_a_finite_loss(
     asked = options(
         pefs["sgd"],
         {"targets": {"0": "1e10"}},
+        optimizer={"lr": 1e30},
         checkpoint={"dir": tmp_path / "saved", "every": "1"},
         on_nonfinite=choice,
     )
-    asked = asked.model_copy(update={"overrides": {**asked.overrides, "optimizer": {"lr": 1e30}}})
     if choice == "ignore":
         assert train(asked).first_nonfinite_step == 2
         assert list((tmp_path / "saved").glob("step-*"))
@@ -164,17 +160,18 @@ def test_no_checkpoint_keeps_parameters_that_overflowed_under_a_finite_loss(
     assert not list((tmp_path / "saved").glob("step-*"))
 
 
-def ruined(pef: Path, saved: Path, *, lr: float, epochs: int) -> RunOptions:
-    """The first step leaves parameters with which every other loss overflows; a checkpoint is asked for each epoch."""
-    asked = options(pef, {"targets": {"0": "1e10"}}, checkpoint={"dir": saved, "every": "1epoch"}, on_nonfinite="skip")
-    more = {"optimizer": {"lr": lr}, "training": {"evaluate": False, "epochs": epochs}}
-    return asked.model_copy(update={"overrides": {**asked.overrides, **more}})
-
-
 def test_an_epoch_that_ends_in_skipped_steps_is_not_saved(pefs: dict[str, Path], tmp_path: Path) -> None:
-    """Or what has ruined them would in time take the place of every sound checkpoint."""
+    """Or what has ruined parameters in the first step would in time take the place of every sound checkpoint."""
+    ruined = options(
+        pefs["sgd"],
+        {"targets": {"0": "1e10"}},
+        {"epochs": 3},
+        optimizer={"lr": 1e12},
+        checkpoint={"dir": tmp_path / "saved", "every": "1epoch"},
+        on_nonfinite="skip",
+    )
     with pytest.raises(NumericsError, match=r"the loss of step 22 is not finite, as were the 20 before it"):
-        train(ruined(pefs["sgd"], tmp_path / "saved", lr=1e12, epochs=3))
+        train(ruined)
     assert not list((tmp_path / "saved").glob("step-*"))
 
 
@@ -186,12 +183,9 @@ def test_skipping_changes_nothing_of_a_run_that_stays_finite(pefs: dict[str, Pat
 def test_a_step_is_skipped_whole_if_one_of_its_micro_steps_is_not_finite(pefs: dict[str, Path]) -> None:
     second_of_second = range(4 * BATCH, 5 * BATCH)  # a step takes three batches
     damage: dict[str, object] = {"inputs": {str(sample): "nan" for sample in second_of_second}}
-    asked = options(pefs["adamw"], damage, on_nonfinite="skip")
-
-    def after(steps: int) -> SummaryRecord:
-        training = {"evaluate": False, "steps": steps, "accumulation_steps": 3}
-        return train(asked.model_copy(update={"overrides": {**asked.overrides, "training": training}}))
-
-    one, two = after(1), after(2)
+    one, two = (
+        train(options(pefs["adamw"], damage, {"steps": steps, "accumulation_steps": 3}, on_nonfinite="skip"))
+        for steps in (1, 2)
+    )
     assert (one.skipped_steps, two.skipped_steps, two.steps) == (0, 1, 2)
     assert one.state_sha256 == two.state_sha256

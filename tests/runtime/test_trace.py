@@ -9,7 +9,7 @@ from sambasim.compiler.front import build_model, example_batch
 from sambasim.runtime.record import trace as tracing
 from sambasim.runtime.record.trace import Recorder, traced_steps
 from tests.support.examples import example_options
-from tests.support.runs import train_alone
+from tests.support.runs import run_options, train_alone
 from tests.support.trace_format import read_trace
 
 
@@ -41,8 +41,7 @@ def test_a_trace_that_is_full_has_its_steps_and_says_what_is_missing(
     pef: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracing, "Recorder", lambda: Recorder(capacity=3))
-    training = {"training": {"steps": 6, "evaluate": False}}
-    train_alone(pef, {"overrides": training, "trace": tmp_path / "trace.json"})
+    train_alone(pef, run_options(pef, training={"steps": 6}, trace=tmp_path / "trace.json"))
     trace = read_trace((tmp_path / "trace.json").read_text(encoding="utf-8"))
     assert len(trace.spans) == 3 + 3
     assert [one.name for one in trace.named("step ")] == ["step 3", "step 4", "step 5"]

@@ -13,7 +13,9 @@ from sambasim.compiler.compile import Compiled, Stopwatch, assemble, capture_mod
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.pef import map_weights, read
+from sambasim.runtime.engine.executor import Executor, Tangent
 from sambasim.runtime.run.replica import place_inputs, place_weights
+from sambasim.runtime.transports.in_process import finished
 from sambasim.runtime.values.device import DeviceMemory, private_storage
 
 
@@ -66,3 +68,9 @@ def loaded(path: Path, inputs: Mapping[str, Tensor]) -> tuple[Program, DeviceMem
     place_weights(program, memory, map_weights(path))
     place_inputs(memory, inputs)
     return program, memory
+
+
+def outputs_of(executor: Executor, tangent: Tangent = None, *, accumulate: bool = False) -> dict[str, Tensor]:
+    """What one pass returns, of a rank that is alone in its process."""
+    (outputs,) = finished(executor.run(tangent, accumulate=accumulate))
+    return outputs

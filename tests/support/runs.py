@@ -10,6 +10,21 @@ from sambasim.runtime.machine.communicator import single_rank
 from sambasim.runtime.run.run_observer import RunObserver, RunObservers
 from sambasim.runtime.run.setup import set_up
 
+Table = Mapping[str, object]
+
+
+def run_options(
+    pef: Path,
+    *,
+    data: Table | None = None,
+    training: Table | None = None,
+    optimizer: Table | None = None,
+    **flags: object,
+) -> RunOptions:
+    """A run without evaluation, unless `training` says otherwise. `data`, `training` and `optimizer` are overrides."""
+    tables = {"data": data or {}, "training": {"evaluate": False, **(training or {})}, "optimizer": optimizer or {}}
+    return RunOptions.model_validate({"pef": str(pef), "threads": 1, "overrides": tables, **flags})
+
 
 def train_alone(
     pef: Path,

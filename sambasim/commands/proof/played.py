@@ -11,7 +11,8 @@ from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, mesh_of
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import first_holders, in_slices, ranks_of_groups
 from sambasim.ir.types import SymbolKind
-from sambasim.runtime.engine.executor import Executor, Steps
+from sambasim.runtime.engine.executor import IN_MEMORY, Executor, Steps
+from sambasim.runtime.engine.update import Update
 from sambasim.runtime.machine.communicator import single_rank
 from sambasim.runtime.machine.determinism import Stream, derive, seed_torch
 from sambasim.runtime.run.replica import place_inputs, place_weights
@@ -73,12 +74,14 @@ class Played:
                 transport.program,
                 partial(self._tensor, transport.memory),
                 transport=transport,
-                optimizers=Optimizers(transport.program, transport.sync.memory, arguments),
-                replica=transport.rank,
                 observer=observer,
             )
             for transport in self._transports
             if transport.program.training is not None
+        ]
+        self._steps = [
+            Update(executor, transport, Optimizers(transport.program, transport.sync.memory, arguments))
+            for executor, transport in zip(self._executors, self._transports, strict=False)
         ]
         groups = ranks_of_groups(program)
         self._holders = dict(first_holders(program)) | {
@@ -97,8 +100,8 @@ class Played:
             for name, one in symbols.items()
             if one.kind is SymbolKind.TANGENT
         }
-        for executor in self._executors:
-            executor.begin_step(self._updates + 1, 1.0)
+        for update in self._steps:
+            update.begin_step(self._updates + 1, 1.0)
         passes = [
             self._pass(rank, executor, batches[self._chip(rank)], tangents, number)
             for rank, executor in enumerate(self._executors)
@@ -112,7 +115,7 @@ class Played:
     def update(self) -> None:
         """The rest of a step. Gradients stay as they were reduced."""
         self._updates += 1
-        run_together([executor.update((0.0,)) for executor in self._executors], self._hub)
+        run_together([update.run((0.0,)) for update in self._steps], self._hub)
 
     def forget(self) -> None:
         """After an error: the next step begins anew."""
@@ -128,10 +131,10 @@ class Played:
             graph = memory.program.evaluation
             read = partial(self._tensor, memory)
             executor = Executor(graph, memory.program, read, transport=self._transports[rank])
-            passes.append(executor.run_pass())
+            passes.append(executor.run())
         seed_torch(seed)
         found = run_together(passes, self._hub)
-        return self._joined(dict(zip(self._ranks[0], found, strict=True)))
+        return self._joined({rank: outputs for rank, (outputs,) in zip(self._ranks[0], found, strict=True)})
 
     def read(self, symbol: str, chip: int = 0) -> Tensor:
         """The whole tensor of `symbol` that a chip has: a view, or a copy of one that is cut."""
@@ -146,17 +149,16 @@ class Played:
     def _pass(
         self, rank: int, executor: Executor, batches: Sequence[Batch], tangents: dict[str, Tensor], number: int
     ) -> Steps[Sequence[Outputs]]:
-        schedule, chip = self.program.schedule, self._chip(rank)
-        if schedule is not None:
+        chip = self._chip(rank)
+        if self.program.schedule is None:
+            place_inputs(self._memories[rank], batches[0])
+            batches = IN_MEMORY
 
-            def seed(micro_batch: int) -> None:
-                seed_torch(seed_of(number, chip, micro_batch))
+        def seed(micro_batch: int) -> None:
+            seed_torch(seed_of(number, chip, micro_batch))
 
-            actions = schedule.rows[self._stage(rank)]
-            return (yield from executor.run_schedule(actions, batches, tangents, seed, last=True))
-        place_inputs(self._memories[rank], batches[0])
-        seed_torch(seed_of(number, chip, 0))
-        return [(yield from executor.run_pass(tangents, last=True))]
+        overlapping = self._steps[rank].overlapping
+        return (yield from executor.run(tangents, batches, seed, last=True, overlapping=overlapping))
 
     def _joined(self, of_ranks: Mapping[int, Outputs]) -> Outputs:
         """The outputs of a chip, from those of its ranks: whole, of the last stage that has them."""

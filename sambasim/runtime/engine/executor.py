@@ -1,68 +1,59 @@
-"""Executes a graph on one rank's device memory: its pass (forward and backward) and its update.
+"""Executes the pass of a graph, forward and backward, on one rank's device memory.
 
-Sections are flat lists of instructions over registers. Execution is a generator, which yields only where it must wait
-for another rank that this process runs (emulation).
+Registers of symbols hold views of device memory; a gradient is stored in its group as soon as it is complete. The pass
+of a graph without stages has the schedule of one stage and one micro-batch. Execution is a generator, which yields only
+where it must wait for another rank that this process runs (emulation).
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
-from functools import partial
-from time import perf_counter, perf_counter_ns
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+from dataclasses import replace
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from sambasim.errors import InternalError, SambasimError
-from sambasim.ir.graph import Graph, Node
+from sambasim.errors import InternalError
+from sambasim.ir.dataflow import pass_and_update
+from sambasim.ir.graph import Graph, Output
+from sambasim.ir.mesh import PIPELINE
 from sambasim.ir.program import Program
-from sambasim.ir.schedule import Action, ActionKind
-from sambasim.ir.types import SymbolKind
-from sambasim.records.trace import Track
-from sambasim.runtime.engine.bound_pass import BoundPass, Tangent, tensor_in
+from sambasim.ir.schedule import ActionKind, make
+from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.runtime.engine.handlers import Binding
-from sambasim.runtime.engine.instructions import Instruction, RegisterFile, Registers
-from sambasim.runtime.engine.lowering import lower_update
-from sambasim.runtime.engine.operator_errors import Misfit, misfit, operator_error
-from sambasim.runtime.engine.straight_line import StraightLine, merged, straight_lines
-from sambasim.runtime.transports.communication import BYTE_COUNTS, Communication, EndOfStep, Overlapped
-from sambasim.runtime.transports.in_process import finished
+from sambasim.runtime.engine.instructions import RegisterFile, Registers, Unit
+from sambasim.runtime.engine.lowering import lower
+from sambasim.runtime.engine.operator_errors import raise_for
+from sambasim.runtime.engine.pass_code import PassCode
+from sambasim.runtime.engine.spans import Changed, Returned, spans_of
+from sambasim.runtime.transports.communication import Overlapped
 from sambasim.runtime.transports.transport import Transport
-from sambasim.runtime.values.optimizers import Optimizers
-from sambasim.runtime.watch.observer import Function, StepObserver
+from sambasim.runtime.watch.observer import StepObserver
 
 if TYPE_CHECKING:
     from sambasim.runtime.engine.inductor import Inductor  # takes seconds to import; plain runs do without
-
-__all__ = ["Executor", "Steps", "Tangent", "Updated", "outputs_in_order", "tangent_of"]
 
 R = TypeVar("R")
 
 Steps: TypeAlias = Generator[None, None, R]
 """An execution that yields whenever it waits for another rank of this process."""
 
-_UNBOUND = "an update of a graph without a transport or optimizers"
+Batch: TypeAlias = Mapping[str, Tensor]
+"""Inputs by symbol."""
 
+IN_MEMORY: Sequence[Batch] = ({},)
+"""One micro-batch, whose inputs lie in device memory."""
 
-class Updated(NamedTuple):
-    """The results of an update: the losses of all replicas, the largest request, the norm of the gradients before
-    clipping (or None), the seconds of communication after the pass ended and during it, when it began, the seconds that
-    the passes of the step waited for communication, by mesh axis, and whether it was applied, not skipped."""
-
-    losses: Sequence[float]
-    request: int
-    norm: float | None
-    exposed_s: float
-    hidden_s: float
-    began_ns: int
-    waited_s: Mapping[str, float]
-    applied: bool = True
+Tangent: TypeAlias = Tensor | dict[str, Tensor] | None
+"""The gradient that a backward starts from: of the loss, or by symbol, of several outputs."""
 
 
 class Executor:
-    """One graph bound to tensors. `tensor_of`: the tensor of every symbol, always the same one. `engine`: compiles the
-    pass; None calls torch's operators one by one. `wanted`: the symbol of the only output that a pass returns; None for
-    all. `overlaps`: communication may overlap with the backward."""
+    """The pass of one graph, bound to tensors. `tensor_of`: the tensor of every symbol, always the same one. `engine`:
+    compiles the pass; None calls torch's operators one by one. `wanted`: the symbol of the only output that is
+    returned; None for all. `observer`: replaces the functions of instructions. Raises PefError, and OptionError if
+    `engine` cannot compile the pass."""
 
     def __init__(
         self,
@@ -73,299 +64,201 @@ class Executor:
         wanted: str | None = None,
         *,
         transport: Transport | None = None,
-        optimizers: Optimizers | None = None,
-        replica: int = 0,
-        overlaps: bool = True,
         observer: StepObserver | None = None,
     ) -> None:
-        self._program = program
-        self._tensor_of = tensor_of
-        self._transport = transport
-        self._optimizers = optimizers
-        self._replica = replica
-        self._overlaps = overlaps
+        self.graph, self.tensor_of = graph, tensor_of
+        self.sections, self.update_sections = pass_and_update(graph)
+        self.waited_s: dict[str, float] = defaultdict(float)
+        """The seconds of communication in passes, by mesh axis, since the last update."""
+        self._rank = 0 if transport is None else transport.rank
         self._observer: StepObserver | None = None
-        self._detailed: StepObserver | None = None  # the same, if it wants details
-        self._wanted = wanted
-        self._live: Registers = []
-        self._waited_s: dict[str, float] = {}
-        function_of = None if observer is None else partial(observer.bind, replica)
-        self._pass = self._bind_pass(graph, engine, function_of)
-        self._update: list[StraightLine] = []
-        self._observed_update: list[StraightLine] = []  # in more parts, so that each section is reported
-        self._overlapped: list[Overlapped] = []
-        self._end: EndOfStep | None = None
-        self._end_waits = False
-        self._norm: int | None = None
-        self._update_registers = RegisterFile()
-        if self._transport is not None and self._optimizers is not None:
-            self.bind_update(self._transport, self._optimizers)
+        self._registers = RegisterFile()
+        self._of_micro_batch: dict[int, Registers] = {}
+        """The registers of each micro-batch, until its backward has run."""
+        self._live: Registers = []  # those of the micro-batch that runs
+        self._overlapping: Sequence[Overlapped] = ()
+        self._began_ns = 0  # the sections that are reported next
 
-    def replace_pass(self, graph: Graph) -> None:
-        self._live = []
-        self._pass = self._bind_pass(graph)
+        schedule = program.schedule if graph is program.training else None
+        self._takes_batches = schedule is not None
+        """Whether each micro-batch brings its inputs; otherwise they lie in device memory."""
+        rank = transport.mesh.coordinate(self._rank, PIPELINE) if transport and schedule else 0
+        actions = (schedule or make("gpipe", 1, 1)).rows[rank]
+        self._keeps_order = schedule is None or schedule.keeps_order
 
-    def _bind_pass(
-        self,
-        graph: Graph,
-        engine: "Inductor | None" = None,
-        function_of: Callable[[Node, Function], Function] | None = None,
-    ) -> BoundPass:
-        return BoundPass(
-            graph,
-            self._program,
-            self._tensor_of,
-            transport=self._transport,
-            optimizers=self._optimizers,
-            engine=engine,
-            wanted=self._wanted,
-            function_of=function_of,
-        )
+        kinds = {name: symbol.kind for name, symbol in program.symbols.items()}
+        self._inputs = {name: program.symbols[name] for name in graph.inputs if kinds[name] is SymbolKind.INPUT}
+        self._tangents = {
+            name: self._registers.value(name) for name in graph.inputs if kinds[name] is SymbolKind.TANGENT
+        }
+        outputs: Mapping[SymbolKind, list[Output]] = defaultdict(list)
+        for output in graph.outputs:
+            outputs[kinds[output.symbol]].append(output)
+        gradients, buffers = outputs[SymbolKind.GRADIENT], outputs[SymbolKind.BUFFER]
+        returned = [output for output in outputs[SymbolKind.OUTPUT] if wanted in (None, output.symbol)]
 
-    def bind_update(self, transport: Transport, optimizers: Optimizers) -> None:
-        """Bind the update of a graph that was created without transport and optimizers."""
-        self._transport, self._optimizers = transport, optimizers
-        registers = self._update_registers = RegisterFile()
-        binding = Binding(registers, self._pass.graph.values, {}, self._tensor_of, transport, optimizers)
-        parts = lower_update(self._pass.graph, self._pass.update_sections, binding)
-        sections, done = self._pass.graph.sections, len(self._pass.sections)
-        self._observed_update = straight_lines(parts, sections, done)
-        self._update = straight_lines(merged(parts), sections, done)
-        self._overlapped = [one.communication for one in self._update if isinstance(one.communication, Overlapped)]
-        self._end = transport.end
-        transport.observe(self._observer)
-        self._end_waits = type(self._end).is_ready is not Communication.is_ready
-        norms = [node.results[0] for node in self._pass.graph.nodes if node.operator == "opt.total_norm"]
-        self._norm = registers.value(norms[0]) if norms and norms[0] else None
+        of_micro_batch = {output.symbol for output in buffers} | set(self._inputs)
+        register, initial = self._registers.value, self._registers.initial
+        for name in graph.inputs:
+            number = register(name)
+            if name not in self._tangents and (schedule is None or name not in of_micro_batch):
+                initial[number] = tensor_of(name)
+        self._kept_storages = {tensor.untyped_storage().data_ptr() for tensor in initial if isinstance(tensor, Tensor)}
+        self._shares_memory: dict[int, bool] = {}
 
-    def observe(self, observer: StepObserver | None) -> None:
-        self._observer = observer
-        self._detailed = observer if observer is not None and observer.detailed else None
-        if self._transport is not None:
-            self._transport.observe(observer)
+        made_in = dict.fromkeys(self._tangents, len(self.sections)) | {
+            name: section.index
+            for section in self.sections
+            for node in graph.section_nodes(section)
+            for name in node.results
+            if name is not None
+        }
+        returns = [Returned(out.symbol, register(out.value), made_in.get(out.value, -1)) for out in returned]
+        changes = [
+            Changed(register(out.symbol), register(out.value), tensor_of(out.symbol), made_in.get(out.value, -1))
+            for out in buffers
+        ]
+        self._spans = {
+            only: spans_of(graph, actions, only, returns, changes, has_stages=schedule is not None)
+            for only in (None, *ActionKind)
+        }
 
-    def run(self, tangent: Tangent = None, *, accumulate: bool = False) -> dict[str, Tensor]:
-        """`run_pass`, for a rank that is alone in its process."""
-        return finished(self.run_pass(tangent, accumulate=accumulate))
-
-    def run_pass(
-        self, tangent: Tangent = None, *, accumulate: bool = False, last: bool = False
-    ) -> Steps[dict[str, Tensor]]:
-        """Run all sections of the pass in order; returns the outputs by symbol. Raises DataError for values of the
-        data. `tangent`: what the backward starts from; `accumulate`: add to the gradients; `last`: the update comes
-        next."""
-        bound = self._pass
-        live = self._live = bound.begin(tangent)
-        overlapped = self._overlapped if last and self._overlaps else ()
-        whole = self._observer is None and not overlapped
-        code = bound.lines.adding if accumulate else bound.lines.writing
-        lines = code.of_sections(0, len(bound.sections), whole=whole, last=last)
-        yield from self._run(lines, live, self._observer, overlapped)
-        outputs = bound.outputs(live, bound.returned)
-        if bound.ends_with_work:
-            bound.store_buffers(live)
-            bound.end(live, accumulate=accumulate)
-        self._live = []
-        return outputs
-
-    def run_schedule(
-        self,
-        actions: Sequence[Action],
-        batches: Sequence[Mapping[str, Tensor]],
-        tangent: Tangent,
-        seed: Callable[[int], None],
-        *,
-        accumulate: bool = False,
-        last: bool = False,
-    ) -> Steps[list[dict[str, Tensor]]]:
-        """Run `actions` on micro-batches, the inputs of which are `batches`; returns the outputs of each. `seed` sets
-        the generator of random numbers for a micro-batch; `accumulate` and `last` are those of `run_pass`."""
-        bound = self._pass
-        lives: dict[int, Registers] = {}
-        outputs: list[dict[str, Tensor]] = [{} for _ in batches]
-        left = Counter(action.micro_batch for action in actions)
-        for action in actions:
-            number, is_forward = action.micro_batch, action.kind is ActionKind.FORWARD
-            if number not in lives:
-                lives[number] = bound.begin_micro_batch(tangent, batches[number])
-            live = self._live = lives[number]
-            changed = bound.changed.get(action.stage, ()) if is_forward else ()
-            for one in changed:
-                live[one.before] = one.buffer.clone()  # another micro-batch may change it before this one's backward
-            if bound.draws_random_numbers:
-                seed(number)
-            start, stop = bound.spans[action.kind, action.stage]
-            ends = last and number == len(batches) - 1
-            overlapped = self._overlapped if ends and self._overlaps and bound.keeps_order else ()
-            whole = self._observer is None and not overlapped
-            code = bound.lines.adding if accumulate or number > 0 else bound.lines.writing
-            lines = code.of_sections(start, stop, whole=whole, last=ends)
-            yield from self._run(lines, live, self._observer, overlapped)
-            if is_forward:
-                found = [place for place in bound.of_forward if live[place.register] is not None]
-                outputs[number] |= bound.outputs(live, found)
-            for one in changed:
-                one.buffer.copy_(tensor_in(live, one.after))
-            left[number] -= 1
-            if not left[number]:
-                del lives[number]
-        self._live = []
-        bound.record_direct_writes(accumulate=accumulate)
-        return outputs
-
-    def forward(self) -> Steps[dict[str, Tensor]]:
-        """Run the forward sections only, as `run_pass`. Activations are kept until `backward` or the next pass."""
-        bound = self._pass
-        live = self._live = bound.begin(None)
-        yield from self._run(bound.lines.writing.of_sections(0, bound.forward_sections), live, self._observer)
-        outputs = bound.outputs(live, bound.of_forward)
-        bound.store_buffers(live)
-        return outputs
-
-    def backward(self, tangent: Tangent, *, accumulate: bool) -> Steps[dict[str, Tensor]]:
-        """Run the backward sections after `forward`; returns the gradients of inputs that require one, by symbol."""
-        if not self._live:
-            raise InternalError("a backward without a forward before it")
-        bound, live = self._pass, self._live
-        bound.set_tangents(live, tangent)
-        code = bound.lines.adding if accumulate else bound.lines.writing
-        yield from self._run(code.of_sections(bound.forward_sections, len(bound.sections)), live, self._observer)
-        outputs = bound.outputs(live, bound.of_backward)
-        bound.end(live, accumulate=accumulate)
-        self._live = []
-        return outputs
-
-    def begin_step(self, number: int, rate: float, loss_scale: float = 1.0) -> None:
-        """Begin optimizer step `number` (from 1), before its last pass. Returns when gradients may be overwritten."""
-        transport, optimizers = self._transport, self._optimizers
-        if transport is None or optimizers is None:
-            raise InternalError(_UNBOUND)
-        detailed, began_ns = self._detailed, 0
-        if detailed is not None:
-            began_ns = perf_counter_ns()
-            detailed.span_begins(self._replica, Track.HOST, "begin step")
-        optimizers.begin(number, rate, loss_scale)
-        transport.sync.wait_for_readers()
-        for one in self._overlapped:
-            one.begin_step()
-        if detailed is not None:
-            detailed.span_ends(self._replica, Track.HOST, "begin step", began_ns, {})
-
-    def update(
-        self, losses: Sequence[float], request: int = 0, began_ns: int = 0, *, applies: bool = True
-    ) -> Steps[Updated]:
-        """Run the update sections; afterwards every replica has the parameters of the next step. `losses`: of this
-        rank's replica; `request`: what this rank asks of the run; `began_ns`: when the passes ended, to be returned.
-        Unless it `applies`, only losses and requests are exchanged."""
-        transport, optimizers, end = self._transport, self._optimizers, self._end
-        if transport is None or optimizers is None or end is None:
-            raise InternalError(_UNBOUND)
-        detailed = self._detailed if applies else None
-        lines = self._update if detailed is None else self._observed_update
-        span_ns, moved = 0, (0, 0, 0, 0)
-        if detailed is not None:
-            span_ns, moved = perf_counter_ns(), transport.sync.bytes_moved.counts()
-            detailed.span_begins(self._replica, Track.HOST, "sync and update")
-        hidden_s, norm = 0.0, None
-        waited_s, self._waited_s = self._waited_s, {}
-        transport.sync.offer(losses, request)
-        for one in self._overlapped:
-            hidden_s += one.hidden_s
-        live = self._update_registers.initial.copy()
-        yield from self._run(lines if applies else (), live, detailed)
-        exposed_s = 0.0
-        if self._waited_s:
-            exposed_s, self._waited_s = sum(self._waited_s.values()), {}
-        began_s = perf_counter()
-        end.begin()
-        if self._end_waits and not end.is_ready():
-            exposed_s += perf_counter() - began_s
-            while not end.is_ready():
-                yield
-            began_s = perf_counter()
-        shared = end.finish()
-        exposed_s += perf_counter() - began_s
-        applied = True
-        if self._norm is not None:
-            computed = live[self._norm]
-            norm = computed if isinstance(computed, float) else None
-            applied = norm is None or not optimizers.skips(norm)
-        if detailed is not None:
-            counts = zip(BYTE_COUNTS, transport.sync.bytes_moved.counts(), moved, strict=True)
-            args = {name: now - before for name, now, before in counts if now != before}
-            detailed.span_ends(self._replica, Track.HOST, "sync and update", span_ns, args)
-        return Updated(shared.losses, shared.request, norm, exposed_s, hidden_s, began_ns, waited_s, applied)
+        # A gradient may be an input itself (if the loss is a bare parameter): then no node completes it.
+        self._given_gradients: list[tuple[int, Tensor]] = []
+        stores: dict[str, list[Tensor]] = defaultdict(list)
+        for output in gradients:
+            if output.value in graph.values:
+                stores[output.value].append(tensor_of(output.symbol))
+            else:
+                self._given_gradients.append((register(output.value), tensor_of(output.symbol)))
+        # Gradients are stored at once; only outputs and changed buffers are needed at the end of the pass.
+        keep = {output.value for output in (*returned, *buffers)}
+        nodes = graph.nodes[: self.sections[-1].stop] if self.sections else ()
+        if not self._keeps_order:  # no instruction is the last reader in every micro-batch, so all values are kept
+            keep |= {name for node in nodes for name in node.reads}
+        lowered = lower(nodes, Binding(self._registers, graph.values, stores, tensor_of, transport), keep)
+        if observer is not None:
+            lowered = [
+                done and replace(done, function=observer.bind(self._rank, done.node, done.function)) for done in lowered
+            ]
+        if engine is None:
+            units = [
+                Unit((section,), tuple(filter(None, lowered[section.start : section.stop])))
+                for section in self.sections
+            ]
+        else:
+            types = {name: program.symbols[name].type for name in graph.inputs}
+            units = engine.lower(lowered, nodes, self.sections, self._registers, stores, keep, types)
+        in_one_piece = schedule is None or schedule.backward_in_one_piece
+        self._code = PassCode(units, stores if in_one_piece else {}, keep, self.waited_s)
 
     @property
     def draws_random_numbers(self) -> bool:
         """Whether a pass advances torch's generator."""
-        return self._pass.draws_random_numbers
+        return any(span.draws for span in self._spans[None])
 
     @property
     def input_gradients(self) -> frozenset[str]:
         """The outputs of the backward."""
-        return frozenset(place.symbol for place in self._pass.of_backward)
+        return frozenset(place.symbol for span in self._spans[ActionKind.BACKWARD] for place in span.outputs)
 
     @property
     def awaits_backward(self) -> bool:
         """Whether a forward has run whose activations are still kept."""
-        return bool(self._live)
+        return bool(self._of_micro_batch)
+
+    def observe(self, observer: StepObserver | None) -> None:
+        self._observer = observer
+
+    def run(
+        self,
+        tangent: Tangent = None,
+        batches: Sequence[Batch] = IN_MEMORY,
+        seed: Callable[[int], None] | None = None,
+        *,
+        accumulate: bool = False,
+        last: bool = False,
+        overlapping: Sequence[Overlapped] = (),
+        only: ActionKind | None = None,
+    ) -> Steps[list[dict[str, Tensor]]]:
+        """Run a pass, or one kind of its actions `only`. Returns the outputs of each micro-batch, by symbol. Raises
+        DataError for values of the data.
+
+        `tangent`: what the backward starts from; `batches`: the inputs of each micro-batch; `seed` sets the generator
+        of random numbers for one; `accumulate`: add to the gradients; `last`: the update comes next, with
+        communication that is `overlapping` with this pass."""
+        outputs: dict[int, dict[str, Tensor]] = {}
+        for span in self._spans[only]:
+            number = span.micro_batch
+            if span.begins:
+                self._of_micro_batch[number] = self._new_registers(batches[number])
+            elif number not in self._of_micro_batch:
+                raise InternalError("a backward without a forward before it")
+            live = self._live = self._of_micro_batch[number]
+            for name, register in self._tangents.items():
+                live[register] = tangent[name] if type(tangent) is dict else tangent
+            if self._takes_batches:
+                for changed in span.changed:
+                    live[changed.before] = changed.buffer.clone()  # the next micro-batch changes it before the backward
+            if span.draws and seed is not None:
+                seed(number)
+            adds, ends_step = accumulate or number > 0, last and number == len(batches) - 1
+            self._overlapping = overlapping if ends_step and self._keeps_order else ()
+            reports = self._observer is not None or bool(self._overlapping)
+            code = self._code[span.start, span.stop, adds, ends_step, reports]
+            self._began_ns = perf_counter_ns() if reports else 0
+            try:
+                if code.yields:
+                    yield from code.run(live, self._ended)
+                else:
+                    code.run(live, self._ended)
+            except Exception as error:
+                raise_for(error, code.failed(error), self._held_inputs)
+                raise
+            self._take(span.outputs, live, outputs.setdefault(number, {}))
+            for changed in span.changed:
+                changed.buffer.copy_(live[changed.after])
+            if span.ends:
+                for register, gradient in self._given_gradients:
+                    (gradient.add_ if adds else gradient.copy_)(live[register])
+                if self._code.is_watching and not adds:
+                    self._code.end_watching()
+                del self._of_micro_batch[number]
+        self._live = []
+        return [*outputs.values()]
 
     def present(self, value: str) -> Tensor | None:
         """The tensor of the graph's `value` during a pass; None before it is computed and after it is freed."""
-        held = self._live[self._pass.registers.value(value)] if self._live and self._pass.registers.has(value) else None
+        held = self._live[self._registers.value(value)] if self._live and self._registers.has(value) else None
         return held if isinstance(held, Tensor) else None
 
-    def _run(
-        self,
-        lines: Sequence[StraightLine],
-        live: Registers,
-        observer: StepObserver | None,
-        overlapped: Sequence[Overlapped] = (),
-    ) -> Steps[None]:
-        """Run `lines`; adds the seconds spent in communication to `_waited_s`."""
-        is_timed = observer is not None and observer.detailed
-        began_ns = perf_counter_ns() if is_timed else 0
-        for line in lines:
-            communication, function = line.communication, line.function or line.compile()
-            try:
-                if communication is None:
-                    function(live)
-                else:
-                    spent_s = -perf_counter()
-                    if line.begins:
-                        communication.begin(*map(live.__getitem__, line.operands))
-                    if line.waits and not communication.is_ready():
-                        spent_s += perf_counter()
-                        while not communication.is_ready():
-                            yield
-                        spent_s -= perf_counter()
-                    function(live)
-                    spent_s += perf_counter() - communication.update_s
-                    self._waited_s[line.axis] = self._waited_s.get(line.axis, 0.0) + spent_s
-            except Misfit as error:
-                raise misfit(line.failed(error)) from error
-            except SambasimError:
-                raise
-            except Exception as error:
-                raise self._failure(line.failed(error), error) from error
-            if not line.ended:
-                continue
-            if observer is not None:
-                observer.sections_end(self._replica, line.ended, began_ns)
-            for one in overlapped:
-                one.section_done(line.sections)
-            if is_timed:
-                began_ns = perf_counter_ns()
+    def _new_registers(self, batch: Batch) -> Registers:
+        live = self._registers.initial.copy()
+        for name, tensor in batch.items():
+            if self._registers.has(name):
+                live[self._registers.value(name)] = tensor
+        return live
 
-    def _failure(self, instruction: Instruction, error: Exception) -> SambasimError:
-        if instruction.node.operator.startswith(("comm.", "opt.")) and not isinstance(error, MemoryError):
-            raise error  # its operands are ours: values of the inputs are not to blame
-        inputs = [self._program.symbols[name] for name in self._pass.graph.inputs]
-        inputs = [symbol for symbol in inputs if symbol.kind is SymbolKind.INPUT]
-        held = {symbol.name: self.present(symbol.name) for symbol in inputs}
-        tensors = {name: self._tensor_of(name) if tensor is None else tensor for name, tensor in held.items()}
-        return operator_error(instruction.node, error, inputs, tensors)
+    def _ended(self, unit: Unit) -> None:
+        """The sections of `unit` have run."""
+        if self._observer is not None:
+            self._observer.sections_end(self._rank, unit.sections, self._began_ns)
+        for overlapped in self._overlapping:
+            overlapped.section_done(unit.sections[-1].index + 1)
+        self._began_ns = perf_counter_ns()
+
+    def _take(self, places: Sequence[Returned], live: Registers, outputs: dict[str, Tensor]) -> None:
+        """Add the tensors at `places` to `outputs`; copied if they share memory with a symbol."""
+        shares_memory = self._shares_memory
+        for place in places:
+            value = live[place.register]
+            if place.register not in shares_memory:  # an operator returns a view in every pass or in none
+                shares_memory[place.register] = value.untyped_storage().data_ptr() in self._kept_storages
+            outputs[place.symbol] = value.clone() if shares_memory[place.register] else value
+
+    def _held_inputs(self) -> list[tuple[Symbol, Tensor]]:
+        held = [(symbol, self.present(symbol.name)) for symbol in self._inputs.values()]
+        return [(symbol, self.tensor_of(symbol.name) if tensor is None else tensor) for symbol, tensor in held]
 
 
 def tangent_of(program: Program, scale: float) -> Tensor | None:

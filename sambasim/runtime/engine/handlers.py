@@ -10,13 +10,13 @@ from torch import Tensor
 
 from sambasim.errors import AssertionFailedError, InternalError
 from sambasim.ir.dataflow import axis_of, groups_of
-from sambasim.ir.graph import Argument, Node, Ref
+from sambasim.ir.graph import Node, Ref
 from sambasim.ir.operators import ASSERTION, OPERATORS
 from sambasim.ir.program import ParameterGroup
 from sambasim.ir.ranks import ends_of
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS, Cut, TensorType
 from sambasim.optimizers import OPTIMIZERS
-from sambasim.runtime.engine.instructions import Instruction, RegisterFile, aten_instruction, stores_of
+from sambasim.runtime.engine.instructions import Instruction, RegisterFile, aten_instruction, instruction_for
 from sambasim.runtime.transports.communication import (
     AxisGroup,
     Combine,
@@ -53,6 +53,12 @@ class Binding:
             raise InternalError("a communication node in a graph without a transport")
         return self.transport
 
+    @property
+    def updating(self) -> Optimizers:
+        if self.optimizers is None:
+            raise InternalError("an update in a graph without optimizers")
+        return self.optimizers
+
     def axis_group(self, node: Node) -> AxisGroup:
         """The group of ranks in which `node` communicates. Raises InternalError for a node without an axis."""
         axis = axis_of(node)
@@ -61,46 +67,40 @@ class Binding:
         return self.connected.axis_group(axis)
 
 
-Handler: TypeAlias = Callable[[Sequence[Node], Binding], Instruction]
+Function: TypeAlias = Callable[..., object]
+Work: TypeAlias = Communication | Function | None
+"""What executes a node: it takes the values that the node reads, and returns its one result. None: nothing to do."""
+
+Handler: TypeAlias = Callable[[Node, Binding], Work]
 
 
-def handler_of(operator: str) -> Handler:
-    """The handler of `operator`. Raises InternalError if there is none."""
-    if operator.startswith("aten."):
-        return _aten
-    handler = HANDLERS.get(operator)
-    if handler is None:
-        raise InternalError(f"no handler for {operator}")
-    return handler
+def instruction_of(node: Node, binding: Binding) -> Instruction:
+    """Raises InternalError if there is no handler for the operator of `node`."""
+    if node.operator.startswith("aten."):
+        return _aten(node, binding)
+    if node.operator not in HANDLERS:
+        raise InternalError(f"no handler for {node.operator}")
+    return executed_by(HANDLERS[node.operator](node, binding), node, binding)
 
 
-def bound(node: Node, binding: Binding, function: Callable[..., object]) -> Instruction:
-    """An instruction that calls `function` with the values that `node` reads; the function returns its one result."""
-    return Instruction(
-        node=node,
-        function=function,
-        operands=tuple(binding.registers.value(one.name) for one in node.args if isinstance(one, Ref)),
-        single=True,
-        results=tuple(None if name is None else binding.registers.value(name) for name in node.results),
-        stores=stores_of(node, binding.registers, binding.stores),
-    )
-
-
-def communicating(node: Node, binding: Binding, communication: Communication | None) -> Instruction:
-    """An instruction for `communication`; it does nothing if that is None."""
-    if communication is None:
-        return bound(node, binding, nothing)
-    return replace(bound(node, binding, communication.finish), communication=communication)
+def executed_by(work: Work, node: Node, binding: Binding) -> Instruction:
+    """The instruction for `node`, which `work` executes."""
+    registers, stores = binding.registers, binding.stores
+    operands = [registers.value(argument.name) for argument in node.args if isinstance(argument, Ref)]
+    if node.operator in UPDATES:
+        operands = []  # `opt.total_norm`, which runs before, has called `clip`
+    if isinstance(work, Communication):
+        return instruction_for(node, work.finish, operands, registers, stores, single=True, communication=work)
+    return instruction_for(node, work or nothing, operands, registers, stores, single=True)
 
 
 def nothing(*operands: object) -> None:
     """A communication that this rank does not take part in."""
 
 
-def _aten(nodes: Sequence[Node], binding: Binding) -> Instruction:
+def _aten(node: Node, binding: Binding) -> Instruction:
     """An operator of torch. Products of float16 are computed in float32 and rounded once: torch's float16 kernels for
     CPUs without such instructions are 4 to 40 times slower (torch 2.13)."""
-    (node,) = nodes
     instruction = aten_instruction(node, binding.registers, binding.stores)
     if OPERATORS[node.operator].flops is None:
         return instruction
@@ -116,7 +116,8 @@ def _in_float32(
     result = function(*map(_widened, operands))
     if isinstance(result, tuple | list):
         return tuple(
-            one.half() if position in narrow and isinstance(one, Tensor) else one for position, one in enumerate(result)
+            value.half() if position in narrow and isinstance(value, Tensor) else value
+            for position, value in enumerate(result)
         )
     if not isinstance(result, Tensor):
         return result
@@ -124,83 +125,72 @@ def _in_float32(
 
 
 def _widened(operand: object) -> object:
+    if isinstance(operand, list):
+        return list(map(_widened, operand))
     return operand.float() if isinstance(operand, Tensor) and operand.dtype is torch.float16 else operand
 
 
-def _named(nodes: Sequence[Node], binding: Binding) -> list[ParameterGroup]:
-    return [binding.connected.group(name) for node in nodes for name in groups_of(node)]
+def _named(node: Node, binding: Binding) -> list[ParameterGroup]:
+    return [binding.connected.group(name) for name in groups_of(node)]
 
 
-def _reduce_scatter(nodes: Sequence[Node], binding: Binding) -> Instruction:
+def _reduce_scatter(node: Node, binding: Binding) -> Work:
     """Reduce-scatter of parameter groups, or of one value along a dimension."""
-    node = nodes[0]
     if groups_of(node):
-        return communicating(node, binding, binding.connected.sync.reduce_scatter(_named(nodes, binding)))
+        return binding.connected.sync.reduce_scatter(_named(node, binding))
     group = binding.axis_group(node)
     cut, position = _cut(node, group), group.position
-    return communicating(
-        node, binding, group.gather(node.name, lambda tensors: part(sum_of(tensors), cut, position).contiguous())
-    )
+    return group.gather(node.name, lambda tensors: part(sum_of(tensors), cut, position).contiguous())
 
 
-def _all_gather(nodes: Sequence[Node], binding: Binding) -> Instruction:
+def _all_gather(node: Node, binding: Binding) -> Work:
     """All-gather of parameter groups, or of one value along a dimension."""
-    node = nodes[0]
     if groups_of(node):
-        return communicating(node, binding, binding.connected.sync.all_gather(_named(nodes, binding)))
+        return binding.connected.sync.all_gather(_named(node, binding))
     group = binding.axis_group(node)
     cut = _cut(node, group)
-    return communicating(node, binding, group.gather(node.name, lambda tensors: joined(tensors, cut)))
+    return group.gather(node.name, lambda tensors: joined(tensors, cut))
 
 
-def _all_reduce(nodes: Sequence[Node], binding: Binding) -> Instruction:
-    (node,) = nodes
-    combine = _REDUCTIONS[str(dict(node.kwargs).get("op", "sum"))]
-    return communicating(node, binding, binding.axis_group(node).gather(node.name, combine))
+def _all_reduce(node: Node, binding: Binding) -> Work:
+    return binding.axis_group(node).gather(node.name, _REDUCTIONS[str(dict(node.kwargs).get("op", "sum"))])
 
 
 _REDUCTIONS: Mapping[str, Combine] = {"sum": sum_of, "mean": mean_of, "max": max_of}
 
 
-def _shard(nodes: Sequence[Node], binding: Binding) -> Instruction:
+def _shard(node: Node, binding: Binding) -> Work:
     """This rank's part of a value that all ranks of the axis have."""
-    (node,) = nodes
     group = binding.axis_group(node)
     cut, position = _cut(node, group), group.position
-    return bound(node, binding, lambda whole: part(whole, cut, position).contiguous())
+    return lambda whole: part(whole, cut, position).contiguous()
 
 
-def _index(nodes: Sequence[Node], binding: Binding) -> Instruction:
+def _index(node: Node, binding: Binding) -> Work:
     """This rank's position on the axis, as a tensor."""
-    (node,) = nodes
     position = torch.tensor(binding.axis_group(node).position)
-    return bound(node, binding, lambda: position)
+    return lambda: position
 
 
 def _cut(node: Node, group: AxisGroup) -> Cut:
     return Cut(axis_of(node) or "", _number(node, "dim"), group.size, _number(node, "outer", 1))
 
 
-def _broadcast(nodes: Sequence[Node], binding: Binding) -> Instruction:
-    (node,) = nodes
-    return communicating(node, binding, binding.axis_group(node).gather(node.name, of_root(_number(node, "root"))))
+def _broadcast(node: Node, binding: Binding) -> Work:
+    return binding.axis_group(node).gather(node.name, of_root(_number(node, "root")))
 
 
-def _send(nodes: Sequence[Node], binding: Binding) -> Instruction:
-    (node,) = nodes
-    return communicating(node, binding, binding.axis_group(node).send(_peer(node, binding), _number(node, "tag")))
+def _send(node: Node, binding: Binding) -> Work:
+    return binding.axis_group(node).send(_peer(node, binding), _number(node, "tag"))
 
 
-def _recv(nodes: Sequence[Node], binding: Binding) -> Instruction:
-    (node,) = nodes
+def _recv(node: Node, binding: Binding) -> Work:
     type_ = binding.values[node.results[0] or ""]
-    message = binding.axis_group(node).recv(_peer(node, binding), _number(node, "tag"), type_)
-    return communicating(node, binding, message)
+    return binding.axis_group(node).recv(_peer(node, binding), _number(node, "tag"), type_)
 
 
-def _copy(nodes: Sequence[Node], binding: Binding) -> Instruction:
+def _copy(node: Node, binding: Binding) -> Work:
     """One symbol, from the device memory of a rank into that of another."""
-    (node,) = nodes
     group, transport, tag = binding.axis_group(node), binding.connected, _number(node, "tag")
     source, target = ends_of(node)
     symbol = transport.program.symbols[str(node.args[1])]
@@ -208,7 +198,7 @@ def _copy(nodes: Sequence[Node], binding: Binding) -> Instruction:
     if group.position != source:
         # Ranks that share their parameters all write the same bytes.
         message = group.recv(source, tag, symbol.type)
-        return communicating(node, binding, Receiving(message.is_ready, lambda: tensor.copy_(message.finish())))
+        return Receiving(message.is_ready, lambda: tensor.copy_(message.finish()))
     sent = group.send(target, tag)
 
     def send() -> None:
@@ -217,7 +207,7 @@ def _copy(nodes: Sequence[Node], binding: Binding) -> Instruction:
         sent.begin(tensor)
         sent.finish()
 
-    return communicating(node, binding, Finishing(send))
+    return Finishing(send)
 
 
 def _peer(node: Node, binding: Binding) -> int:
@@ -227,37 +217,32 @@ def _peer(node: Node, binding: Binding) -> int:
 
 
 def _number(node: Node, name: str, default: int = 0) -> int:
-    return _integer(node, dict(node.kwargs).get(name, default))
-
-
-def _integer(node: Node, value: Argument) -> int:
+    value = dict(node.kwargs).get(name, default)
     if not isinstance(value, int):
         raise InternalError(f"{node.name}: {value!r} is not a whole number")
     return value
 
 
-def _release(nodes: Sequence[Node], binding: Binding) -> Instruction:
+def _release(node: Node, binding: Binding) -> Work:
     """Free the parameters or gradients of a group outside the own slice."""
-    (node,) = nodes
-    (group,) = _named(nodes, binding)
-    return bound(node, binding, binding.connected.sync.releasing(group, str(node.args[1])))
+    (group,) = _named(node, binding)
+    return binding.connected.sync.releasing(group, str(node.args[1]))
 
 
-def _generator_state(nodes: Sequence[Node], binding: Binding) -> Instruction:
-    return bound(nodes[0], binding, torch.get_rng_state)
+def _generator_state(node: Node, binding: Binding) -> Work:
+    return torch.get_rng_state
 
 
-def _set_generator_state(nodes: Sequence[Node], binding: Binding) -> Instruction:
+def _set_generator_state(node: Node, binding: Binding) -> Work:
     # A clone, because torch reads a state from the start of its storage.
-    return bound(nodes[0], binding, lambda state: torch.set_rng_state(state.clone()))
+    return lambda state: torch.set_rng_state(state.clone())
 
 
 _NO_MESSAGES = ("assertion error", "Assertion failed")
 """What torch says where the user says nothing."""
 
 
-def _assertion(nodes: Sequence[Node], binding: Binding) -> Instruction:
-    (node,) = nodes
+def _assertion(node: Node, binding: Binding) -> Work:
     message = dict(node.kwargs).get("message")
     message = None if message in _NO_MESSAGES else message
 
@@ -270,19 +255,18 @@ def _assertion(nodes: Sequence[Node], binding: Binding) -> Instruction:
                 remedy="check the samples and the learning rate",
             )
 
-    return bound(node, binding, check)
+    return check
 
 
-def _square_sums(nodes: Sequence[Node], binding: Binding) -> Instruction:
+def _square_sums(node: Node, binding: Binding) -> Work:
     """The sums of squares of all gradients, by block; zero for blocks that other ranks sum. Of gradients that several
     ranks of a replica have, the first one sums the squares."""
-    (node,) = nodes
     transport = binding.connected
     symbols = transport.program.symbols
     sums = SquareSums(
         (
             (member.block + begin // NORM_BLOCK_ELEMENTS, part)
-            for group in _named(nodes, binding)
+            for group in _named(node, binding)
             for member, begin, part in parts_of(
                 group, transport.sync.memory.region(group, "gradient"), transport.sync.summed(group)
             )
@@ -290,35 +274,32 @@ def _square_sums(nodes: Sequence[Node], binding: Binding) -> Instruction:
         ),
         binding.values[node.results[0] or ""].numel,
     )
-    return bound(node, binding, lambda: torch.tensor(sums(), dtype=torch.float64))
+    return lambda: torch.tensor(sums(), dtype=torch.float64)
 
 
-def _total_norm(nodes: Sequence[Node], binding: Binding) -> Instruction:
+def _total_norm(node: Node, binding: Binding) -> Work:
     """The norm of the gradients, of scaled ones without the scale. The updates that follow clip by it."""
-    (node,), optimizers = nodes, binding.optimizers
-    if optimizers is None:
-        raise InternalError("a norm in a graph without optimizers")
+    optimizers = binding.updating
 
     def norm_of(sums: Tensor) -> float:
         norm = total_norm(sums.tolist()) / optimizers.loss_scale
         optimizers.clip(norm)
         return norm
 
-    return bound(node, binding, norm_of)
+    return norm_of
 
 
-def _optimizer(nodes: Sequence[Node], binding: Binding) -> Instruction:
+def _optimizer(node: Node, binding: Binding) -> Work:
     """One optimizer step on the owned slice."""
-    (node,), optimizers = nodes, binding.optimizers
-    if optimizers is None:
-        raise InternalError("an optimizer node in a graph without optimizers")
-    (group,) = _named(nodes, binding)
+    (group,) = _named(node, binding)
     sync = binding.connected.sync
     start, stop = sync.updated(group)
     gradient = sync.memory.region(group, "gradient")[start:stop]
-    instruction = bound(node, binding, optimizers.slice(group, start, stop, gradient))
-    return replace(instruction, operands=())  # `opt.total_norm`, which runs before, has called `clip`
+    return binding.updating.slice(group, start, stop, gradient)
 
+
+UPDATES = frozenset(f"opt.{kind}" for kind in OPTIMIZERS)
+"""The operators that are a step of an optimizer."""
 
 HANDLERS: Mapping[str, Handler] = {
     "comm.reduce_scatter": _reduce_scatter,
@@ -336,6 +317,6 @@ HANDLERS: Mapping[str, Handler] = {
     ASSERTION: _assertion,
     "opt.square_sums": _square_sums,
     "opt.total_norm": _total_norm,
-    **{f"opt.{kind}": _optimizer for kind in OPTIMIZERS},
+    **dict.fromkeys(UPDATES, _optimizer),
 }
 """By operator; ATen operators are not listed."""

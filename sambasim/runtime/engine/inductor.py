@@ -7,11 +7,12 @@ For large products, oneDNN is 5 to 10 % faster than MKL on an AMD CPU; on an Int
 # torch._inductor, torch.library and torch.backends are untyped.
 # mypy: no-disallow-untyped-calls
 
-import operator
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import islice
+from operator import getitem
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -24,20 +25,21 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import Argument as FxArgument
 from torch.library import Library
 
-from sambasim.errors import MachineError
-from sambasim.ir.graph import Argument, Node, Ref, SectionKind
+from sambasim.errors import MachineError, OptionError
+from sambasim.ir.graph import Argument, Node, Ref, Section
 from sambasim.ir.operators import ASSERTION, OPERATORS
+from sambasim.ir.types import TensorType
 from sambasim.runtime.engine.instructions import (
     Instruction,
     RegisterFile,
-    compiled_instruction,
+    Unit,
     find_operator,
     free_after_use,
+    instruction_for,
     plain_argument,
     returns_one_tensor,
 )
 from sambasim.runtime.engine.routes import find_routes
-from sambasim.runtime.engine.straight_line import Part, by_part
 from sambasim.runtime.engine.units import Region, Steps, choose_units
 from sambasim.runtime.machine.kernels.build import find_cpp_compiler, use_inductor_cache
 
@@ -96,16 +98,16 @@ def decompositions() -> dict[OpOverload, Callable[..., object]]:
 T = TypeVar("T")
 
 
-def fake_values(nodes: Sequence[Node], symbols: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A fake tensor (dtype, shape, strides) for every value of `nodes` and every symbol."""
+def fake_values(nodes: Sequence[Node], inputs: Mapping[str, TensorType]) -> dict[str, Tensor]:
+    """A fake tensor (dtype, shape, strides) for every value of `nodes` and every input."""
     # Inductor's cache needs a shape environment, even if all shapes are static.
     mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
-    values: dict[str, Tensor] = {name: mode.from_tensor(tensor) for name, tensor in symbols.items()}
     with mode:
+        values = {name: torch.empty(type_.shape, dtype=getattr(torch, type_.dtype)) for name, type_ in inputs.items()}
         for node in nodes:
             if node.operator == ASSERTION:
                 continue
-            returned = find_operator(node.operator)(*_given(node, values), **_keywords(node, values))
+            returned = find_operator(node.operator)(*_arguments(node, values), **_keywords(node, values))
             several = returned if isinstance(returned, tuple | list) else [returned]
             values.update((name, value) for name, value in zip(node.results, several, strict=True) if name)
     return values
@@ -123,14 +125,14 @@ def rebuild(
         if product is not None:
             values.update((name, product) for name in node.results if name is not None)
             continue
-        found = find_operator(node.operator)
-        call = graph.call_function(found, tuple(_given(node, values)), _keywords(node, values))
-        if returns_one_tensor(found._schema):
+        operator = find_operator(node.operator)
+        call = graph.call_function(operator, tuple(_arguments(node, values)), _keywords(node, values))
+        if returns_one_tensor(operator._schema):
             values.update((name, call) for name in node.results if name is not None)
             continue
         for index, name in enumerate(node.results):
             if name is not None:
-                values[name] = graph.call_function(operator.getitem, (call, index))
+                values[name] = graph.call_function(getitem, (call, index))
     graph.output(tuple(values[name] for name in outputs))
     return GraphModule({}, graph)
 
@@ -151,7 +153,7 @@ def _product(
     return graph.call_function(torch.ops.aten.add.Tensor, (product, values[bias[0]])) if bias else product
 
 
-def _given(node: Node, values: Mapping[str, T]) -> list[T]:
+def _arguments(node: Node, values: Mapping[str, T]) -> list[T]:
     return [_converted(argument, values) for argument in node.args]
 
 
@@ -187,22 +189,24 @@ class Inductor:
         self,
         plain: Sequence[Instruction | None],
         nodes: Sequence[Node],
-        sections: Sequence[tuple[SectionKind, int]],
+        sections: Sequence[Section],
         registers: RegisterFile,
         stores: Mapping[str, Sequence[Tensor]],
-        keep: Iterable[str],
-        symbols: Mapping[str, Tensor],
-    ) -> list[Part]:
-        """Compile a pass; returns its parts, one or more for each unit of sections. Raises MachineError. `plain`: the
-        instructions of the plain engine; `sections`: kind and number of nodes of each; `symbols`: the inputs of the
-        graph."""
-        taken = [position for position, one in enumerate(plain) if one is None]
+        keep: Set[str],
+        inputs: Mapping[str, TensorType],
+    ) -> list[Unit]:
+        """Compile a pass of `sections` and `nodes`. Raises MachineError, and OptionError for a pass that communicates.
+        `plain`: the instructions of the plain engine; `inputs`: of the graph."""
+        if any(node.operator.startswith("comm.") for node in nodes):
+            what = "inductor cannot compile a pass that communicates"
+            raise OptionError(what, remedy="run it with --engine plain")
+        taken = [position for position, instruction in enumerate(plain) if instruction is None]
         nodes, drawn = _name_unread_draws(nodes)
         units = choose_units(sections)
-        unit_of = [number for number, unit in enumerate(units) for _ in range(unit.start, unit.stop)]
-        routes = find_routes(nodes, unit_of, list(stores), list(keep))
+        unit_of = [number for number, unit in enumerate(units) for _ in range(unit[0].start, unit[-1].stop)]
+        routes = find_routes(nodes, unit_of, stores, keep)
         planned = Steps(nodes, frozenset(taken), {*stores, *keep, *drawn}, routes).of(units)
-        fakes = fake_values(nodes, symbols)
+        fakes = fake_values(nodes, inputs)
         regions = [step for steps in planned for step in steps if isinstance(step, Region)]
         compiled = self._compile(regions, nodes, fakes)
         lowered: list[Instruction | None] = []
@@ -212,9 +216,13 @@ class Inductor:
                 continue
             refs = tuple(Ref(name) for name in step.inputs)
             node = Node(nodes[step.nodes[0]].name, _UNIT, refs, (), step.outputs)
-            lowered.append(compiled_instruction(node, compiled[step], registers, stores))
-        sizes = [(unit.sections, len(steps)) for unit, steps in zip(units, planned, strict=True)]
-        return by_part(free_after_use(lowered, keep, registers), sizes)
+            operands = map(registers.value, step.inputs)
+            lowered.append(instruction_for(node, compiled[step], operands, registers, stores, single=False))
+        freeing = iter(free_after_use(lowered, keep, registers))
+        return [
+            Unit(unit, tuple(filter(None, islice(freeing, len(steps)))))
+            for unit, steps in zip(units, planned, strict=True)
+        ]
 
     def _compile(
         self, regions: Sequence[Region], nodes: Sequence[Node], fakes: Mapping[str, Tensor]

@@ -1,7 +1,9 @@
 """The errors of operators during a pass: of the data, of memory, or of the PEF."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Sequence
+from itertools import starmap
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,21 +19,29 @@ class Misfit(Exception):
     """An operator did not return the tensors that its node states."""
 
 
-def misfit(instruction: Instruction) -> SambasimError:
-    node = instruction.node
-    what = f"node {node.name}: {node.operator} does not return the {len(node.results)} tensors that the PEF states"
-    return PefError(what, where=str(node.source or node.operator), remedy=COMPILE_AGAIN)
-
-
 _REPORT = re.compile(r"[,.]? ?please report a bug to PyTorch\.?", re.IGNORECASE)
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
+Held: TypeAlias = Sequence[tuple[Symbol, Tensor]]
+"""Inputs of the program, and the tensors that they hold."""
 
-def operator_error(
-    node: Node, raised: Exception, inputs: Iterable[Symbol], tensors: Mapping[str, Tensor]
-) -> SambasimError:
-    """The error for `raised`, which `node`'s operator raised while `inputs` held `tensors` (by symbol): DataError for
-    integers out of range, MachineError if memory ran out."""
+
+def raise_for(error: Exception, instruction: Instruction | None, held: Callable[[], Held]) -> None:
+    """Raise the error to show in place of `error`, which `instruction` raised, if there is one. `held`: the inputs."""
+    if instruction is None or isinstance(error, SambasimError):
+        return
+    node = instruction.node
+    if isinstance(error, Misfit):
+        what = f"node {node.name}: {node.operator} does not return the {len(node.results)} tensors that the PEF states"
+        raise PefError(what, where=str(node.source or node.operator), remedy=COMPILE_AGAIN) from error
+    if node.operator.startswith(("comm.", "opt.")) and not isinstance(error, MemoryError):
+        return  # its operands are ours: values of the inputs are not to blame
+    raise operator_error(node, error, held()) from error
+
+
+def operator_error(node: Node, raised: Exception, held: Held) -> SambasimError:
+    """The error for `raised`, which `node`'s operator raised while inputs were `held`: DataError for integers out of
+    range, MachineError if memory ran out."""
     said = _REPORT.sub("", str(raised).strip().partition("\n")[0])
     text = f"{type(raised).__name__}: {said}"
     where = str(node.source) if node.source else f"the operator {node.operator}"
@@ -43,7 +53,7 @@ def operator_error(
         )
     if isinstance(raised, torch.linalg.LinAlgError):
         return AssertionFailedError(said, where=where, remedy="add a small number to the diagonal of the matrix")
-    suspects = [found for symbol in inputs if (found := _unseen(symbol, tensors[symbol.name]))]
+    suspects = [*filter(None, starmap(_unseen, held))]
     if suspects:
         return DataError(
             f"the samples hold values that the model cannot take ({text}): {'; '.join(suspects)}",

@@ -46,9 +46,9 @@ WRITES_OUT: frozenset[str] = frozenset(f"aten.{name}" for name in _WITH_OUT.spli
 
 def builtin(node: Node, schema: FunctionSchema) -> Function | None:
     """The Python function for `node`; None if there is none, or if it might choose another overload."""
-    given = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | dict(node.kwargs)
+    values = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | dict(node.kwargs)
     tensors = [argument.name for argument in schema.arguments if str(argument.type) == _TENSOR]
-    if all(isinstance(given.get(name), Ref) for name in tensors):
+    if all(isinstance(values.get(name), Ref) for name in tensors):
         return BUILTINS.get(node.operator)
     return None
 

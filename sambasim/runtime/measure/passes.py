@@ -27,6 +27,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind, TensorType
 from sambasim.options.training import DataOptions, OptimizerOptions
 from sambasim.runtime.engine.executor import Executor, tangent_of
+from sambasim.runtime.engine.update import Update
 from sambasim.runtime.machine import torch_process_group
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.determinism import repeatable, seed_everything
@@ -163,26 +164,26 @@ class _Rank:
             self._memory.tensor,
             wanted=program.loss,
             transport=transport,
-            optimizers=Optimizers(program, transport.sync.memory, arguments),
             observer=self._clock,
         )
+        self._update = Update(self._executor, transport, Optimizers(program, transport.sync.memory, arguments))
         self._tangent, self._steps = tangent_of(program, 1.0), 0
 
     def step(self) -> _Step:
         self._steps += 1
         executor, memory = self._executor, self._memory
-        executor.begin_step(self._steps, 1.0)
+        self._update.begin_step(self._steps, 1.0)
         began_s = perf_counter()
         for name, tensor in self._batches.next().items():
             memory.tensor(name).copy_(tensor)
         batch_s = perf_counter() - began_s
-        executor.run(self._tangent)
+        finished(executor.run(self._tangent))
         written = self._clock.seconds(perf_counter_ns())
-        executor.run(self._tangent, accumulate=True)
+        finished(executor.run(self._tangent, accumulate=True))
         added = self._clock.seconds(perf_counter_ns())
         self._communicator.barrier()  # so that the update waits for nobody
         began_s = perf_counter()
-        finished(executor.update([0.0]))
+        finished(self._update.run([0.0]))
         return _Step(batch_s, written, sum(added.values()), perf_counter() - began_s)
 
 

@@ -136,7 +136,8 @@ class Probe:
         made = self._seen[name] = count(value)
         if made.finite:
             return
-        tensors = [operand for operand in operands if isinstance(operand, Tensor) and operand.is_floating_point()]
+        items = [item for operand in operands for item in (operand if isinstance(operand, list) else [operand])]
+        tensors = [item for item in items if isinstance(item, Tensor) and item.is_floating_point()]
         if is_origin(made, [count(tensor) for tensor in tensors]):
             ranges = [torch.aminmax(tensor.detach()) for tensor in tensors if tensor.numel()]
             least = min((float(bounds.min) for bounds in ranges), default=0.0)

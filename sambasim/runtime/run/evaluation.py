@@ -116,7 +116,7 @@ class Evaluator:
     def _run(self, batch: Mapping[str, Tensor]) -> list[Tensor]:
         for rank in self._ranks:
             rank.take(batch)
-        outputs = run_together([rank.batch.run_pass() for rank in self._ranks], self._hub, self._generators)
+        outputs = run_together([rank.batch.run() for rank in self._ranks], self._hub, self._generators)
         return outputs_in_order(self._program.evaluation, _made(outputs))
 
     def _sums_of(self, outputs: Sequence[Tensor], batch: Mapping[str, Tensor], count: int) -> Sums:
@@ -158,9 +158,9 @@ class Evaluator:
         return 0, 0
 
 
-def _made(outputs: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+def _made(outputs: Sequence[Sequence[dict[str, Tensor]]]) -> dict[str, Tensor]:
     """Those of the first rank that has any."""
-    return next(filter(None, outputs), {})
+    return next(filter(None, (of_rank[0] for of_rank in outputs)), {})
 
 
 class _Rank:
@@ -189,12 +189,12 @@ class _Rank:
         for name, tensor in tensors.items():
             self._own[name].copy_(tensor)
 
-    def single_pass(self, sample: Mapping[str, Tensor]) -> Steps[dict[str, Tensor]]:
+    def single_pass(self, sample: Mapping[str, Tensor]) -> Steps[list[dict[str, Tensor]]]:
         if self._single is None:
             raise InternalError("an evaluation graph at batch 1 that the program lacks")
         for name, tensor in sample.items():
             self._single_inputs[name].copy_(tensor)
-        return self._single.run_pass()
+        return self._single.run()
 
 
 def _pad(tensor: Tensor, size: int) -> Tensor:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from time import perf_counter_ns
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -10,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from sambasim.errors import InternalError
-from sambasim.ir.mesh import PIPELINE
 from sambasim.ir.program import Program
 from sambasim.ir.types import Slice, SymbolKind
 from sambasim.options.grammar import InputSpec
 from sambasim.options.training import TrainingOptions
 from sambasim.records.trace import Track
-from sambasim.runtime.engine.executor import Executor, Steps, Updated, tangent_of
+from sambasim.runtime.engine.executor import IN_MEMORY, Batch, Executor, Steps, tangent_of
+from sambasim.runtime.engine.update import Update, Updated
 from sambasim.runtime.machine.determinism import Stream, derive, seed_torch
 from sambasim.runtime.run.shards import Shard
 from sambasim.runtime.transports.transport import Transport
@@ -59,15 +60,15 @@ class Replica:
         self.observer: StepObserver | None = None
         self._detailed: StepObserver | None = None  # the same, if it wants details
         self._shard = shard
+        self._reader = iter(shard.next_batch, None) if shard is not None else iter(())
         self.works = shard is not None
         """Whether it computes gradients; False for a parameter server without a replica."""
         self._seed, self._micro_steps = training.seed, training.accumulation_steps
         self._loss = program.loss
         self._program = program
-        schedule = program.schedule
-        self._batches = 1 if schedule is None else schedule.micro_batches
+        self._batches = program.micro_batches
         """Of a pass."""
-        self._actions = None if schedule is None else schedule.rows[transport.mesh.coordinate(rank, PIPELINE)]
+        self._inputs_in_memory = program.schedule is None
         kinds = program.symbols
         self._inputs = {name: memory.tensor(name) for name in kinds if kinds[name].kind is SymbolKind.INPUT}
         self.executor = Executor(
@@ -77,11 +78,9 @@ class Replica:
             engine,
             program.loss,
             transport=transport,
-            optimizers=optimizers,
-            replica=rank,
-            overlaps=overlaps and not skips_nonfinite,
             observer=observer,
         )
+        self._update = Update(self.executor, transport, optimizers, overlaps=overlaps and not skips_nonfinite)
         self._draws = self.executor.draws_random_numbers
         self._guard = _Buffers(program, memory) if skips_nonfinite else None
         self._tangents: dict[float, Tensor | None] = {}
@@ -91,6 +90,7 @@ class Replica:
         self._detailed = observer if observer is not None and observer.detailed else None
         report_spans(self, observer, self.rank)
         self.executor.observe(observer)
+        self._update.observe(observer)
 
     @property
     def loss_dtype(self) -> str:
@@ -113,7 +113,7 @@ class Replica:
             self._guard.save()
             self.transport.sync.wait_for_readers()
         else:
-            self.executor.begin_step(update, rate, loss_scale)
+            self._update.begin_step(update, rate, loss_scale)
         began_ns, observer, total, loss = perf_counter_ns(), self.observer, 0.0, math.nan
         micro_steps, batches = self._micro_steps, self._batches
         scale = loss_scale / (micro_steps * batches)  # so gradients add up to that of the mean, scaled
@@ -121,20 +121,17 @@ class Replica:
             self._tangents[scale] = tangent_of(self._program, scale)
         tangent = self._tangents[scale]
         for micro_step in range(micro_steps if self.works else 0):
-            accumulate, last = micro_step > 0, micro_step == micro_steps - 1
-            outputs: Sequence[Mapping[str, Tensor]]
-            if self._actions is None:
-                self._place_next_batch(micro_step)
-                if self._draws:
-                    self._seed_pass(step, micro_step)
-                outputs = ((yield from self.executor.run_pass(tangent, accumulate=accumulate, last=last)),)
-            else:
-                seed = partial(self._seed_pass, step, micro_step * batches)
-                outputs = yield from self.executor.run_schedule(
-                    self._actions, self._next_batches(micro_step), tangent, seed, accumulate=accumulate, last=last
-                )
-            for one in outputs:
-                loss = float(one[self._loss]) if self._loss in one else math.nan
+            read = self._next_batches(micro_step)
+            outputs = yield from self.executor.run(
+                tangent,
+                read,
+                partial(self._seed_pass, step, micro_step * batches) if self._draws else None,
+                accumulate=micro_step > 0,
+                last=micro_step == micro_steps - 1,
+                overlapping=self._update.overlapping,
+            )
+            for of_batch in outputs:
+                loss = float(of_batch[self._loss]) if self._loss in of_batch else math.nan
                 total += loss
             if observer is not None:
                 observer.pass_ends(self.rank, loss)
@@ -143,43 +140,41 @@ class Replica:
             self._detailed.span_ends(self.rank, Track.HOST, "forward and backward", began_ns, {})
         ended_ns, asked = perf_counter_ns(), request()
         if self._guard is None:
-            return (yield from self.executor.update(losses, asked, ended_ns))
+            return (yield from self._update.run(losses, asked, ended_ns))
         # The losses are exchanged before any gradient is reduced.
-        exchanged = yield from self.executor.update(losses, asked, ended_ns, applies=False)
+        exchanged = yield from self._update.run(losses, asked, ended_ns, applies=False)
         if not all(map(math.isfinite, exchanged.losses)):
             self._guard.restore()
             return exchanged._replace(applied=False)
-        self.executor.begin_step(update, rate, loss_scale)
-        updated = yield from self.executor.update(losses, exchanged.request, ended_ns)
+        self._update.begin_step(update, rate, loss_scale)
+        updated = yield from self._update.run(losses, exchanged.request, ended_ns)
         exposed_s = updated.exposed_s + exchanged.exposed_s
         return updated._replace(began_ns=exchanged.began_ns, exposed_s=exposed_s, waited_s=exchanged.waited_s)
 
-    def _place_next_batch(self, micro_step: int) -> None:
-        observer = self.observer
-        if observer is not None:
-            observer.batch_begins(self.rank, micro_step)
-        self._place(self._read(micro_step)[0])
-        if observer is not None:
-            observer.pass_begins(self.rank, micro_step)
-
-    def _next_batches(self, micro_step: int) -> Sequence[Mapping[str, Tensor]]:
-        if self.observer is None:
-            return self._read(micro_step)
-        self.observer.batch_begins(self.rank, micro_step)
+    def _next_batches(self, micro_step: int) -> Sequence[Batch]:
+        """The inputs of a pass."""
+        if self.observer is not None:
+            self.observer.batch_begins(self.rank, micro_step)
         batches = self._read(micro_step)
-        self.observer.pass_begins(self.rank, micro_step)
+        if self._inputs_in_memory:
+            self._place(batches[0])
+            batches = IN_MEMORY
+        if self.observer is not None:
+            self.observer.pass_begins(self.rank, micro_step)
         return batches
 
     @span(Track.HOST, "data", lambda self, micro_step: {"micro_step": micro_step})
-    def _read(self, micro_step: int) -> Sequence[Mapping[str, Tensor]]:
-        return [self.shard.next_batch() for _ in range(self._batches)]
+    def _read(self, micro_step: int) -> Sequence[Batch]:
+        return list(islice(self._reader, self._batches))
 
-    @span(Track.COPIES, "batch to device", lambda self, batch: {"bytes": sum(one.nbytes for one in batch.values())})
-    def _place(self, batch: Mapping[str, Tensor]) -> None:
+    @span(
+        Track.COPIES, "batch to device", lambda self, batch: {"bytes": sum(tensor.nbytes for tensor in batch.values())}
+    )
+    def _place(self, batch: Batch) -> None:
         for name, tensor in batch.items():
             self._inputs[name].copy_(tensor)
 
-    def _seed_pass(self, step: int, first: int, number: int = 0) -> None:
+    def _seed_pass(self, step: int, first: int, number: int) -> None:
         """Seed the generator for micro-batch `first` + `number` of a step: the same for all ranks of a replica."""
         seed_torch(derive(self._seed, self.replica, step, first + number, Stream.GRAPH))
 

@@ -16,8 +16,10 @@ from torch import Tensor
 from sambasim.errors import InternalError, OptionError
 from sambasim.ir.graph import Graph, SectionKind
 from sambasim.ir.program import Program
+from sambasim.ir.schedule import ActionKind
 from sambasim.ir.types import SymbolKind
 from sambasim.runtime.engine.executor import Executor, Steps, Tangent
+from sambasim.runtime.engine.update import Update
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.replica import place_inputs
 from sambasim.runtime.run.replica_memory import ReplicaMemory
@@ -56,7 +58,7 @@ class StepwiseReplica:
         if self._memory.lies_along_tp:
             self._transports = connect_here(self._memory.memories)
         self._executors = self._bound()
-        self._updating: Sequence[Executor] = ()  # those that update parameters: of all ranks, or of the first chip
+        self._updates: Sequence[Update] = ()  # of all ranks, or of the first chip
         self._alone = self._memory.ranks == 1
         self._begun = False  # whether the step has begun, before its first gradient is overwritten
         self._unused_backwards = 0
@@ -72,8 +74,13 @@ class StepwiseReplica:
     @clock.setter
     def clock(self, clock: SectionClock | None) -> None:
         self._clock = clock
+        self._observe()
+
+    def _observe(self) -> None:
         for executor in self._executors:
-            executor.observe(clock)
+            executor.observe(self._clock)
+        for update in self._updates:
+            update.observe(self._clock)
 
     @property
     def mode(self) -> Mode | None:
@@ -116,8 +123,8 @@ class StepwiseReplica:
     def run_graph(self, graph: Graph) -> None:
         """From the next forward on, run `graph`, the training graph with other constants."""
         self._program = replace(self._program, training=graph)
-        for executor in self._executors:
-            executor.replace_pass(graph)
+        self._executors = self._bound()
+        self._observe()
 
     @property
     def loss(self) -> float:
@@ -155,11 +162,8 @@ class StepwiseReplica:
 
     def _bound(self) -> list[Executor]:
         """An executor for each rank. Of chips, the first has the only transport."""
-        pairs = zip_longest(self._memory.memories, self._transports, self._optimizers)
-        return [
-            Executor(self._graph, self._program, memory.tensor, transport=transport, optimizers=optimizers)
-            for memory, transport, optimizers in pairs
-        ]
+        pairs = zip_longest(self._memory.memories, self._transports)
+        return [Executor(self._graph, self._program, memory.tensor, transport=transport) for memory, transport in pairs]
 
     def _together(self, steps: Sequence[Steps[R]]) -> list[R]:
         hub = self._transports[0].hub if self._transports else None
@@ -170,14 +174,18 @@ class StepwiseReplica:
                 hub.forget()
             raise
 
+    def _outputs(self, passes: Sequence[Steps[list[dict[str, Tensor]]]]) -> list[dict[str, Tensor]]:
+        """Of each rank."""
+        return [outputs for (outputs,) in self._together(passes)]
+
     def _forward(self) -> dict[str, Tensor]:
         if self._clock is not None:
             forward = [section for section in self._graph.sections if section.kind is SectionKind.FWD]
             self._clock.begin(forward, self._memory.ranks)
-        found = self._together([one.forward() for one in self._executors])
+        outputs = self._outputs([executor.run(only=ActionKind.FORWARD) for executor in self._executors])
         if self._clock is not None:
             self._clock.end()
-        return self._memory.joined(found)
+        return self._memory.joined(outputs)
 
     def _whole_step(self, tangent: Tangent, mode: Mode) -> Mapping[str, Tensor]:
         self._begin_update(mode)
@@ -185,12 +193,19 @@ class StepwiseReplica:
         if clock is not None:
             clock.begin(self._graph.sections, self._memory.ranks)
         if self._alone:
-            outputs = finished(self._executors[0].run_pass(tangent, last=clock is None))
+            overlapping = () if clock else self._updates[0].overlapping
+            (outputs,) = finished(self._executors[0].run(tangent, last=True, overlapping=overlapping))
         else:
-            last = clock is None and self._memory.chips == 1  # gradients of chips are reduced after all have run
-            tangents = zip(self._executors, self._memory.tangents(tangent), strict=True)
-            found = self._together([one.run_pass(start, last=last) for one, start in tangents])
-            outputs = self._memory.joined(found, self._executors[0].input_gradients)
+            # Gradients of chips are reduced after all have run.
+            updates = self._updates if clock is None and self._memory.chips == 1 else ()
+            tangents = self._memory.tangents(tangent)
+            of_ranks = self._outputs(
+                [
+                    executor.run(start, last=True, overlapping=update.overlapping if update else ())
+                    for executor, start, update in zip_longest(self._executors, tangents, updates)
+                ]
+            )
+            outputs = self._memory.joined(of_ranks, self._executors[0].input_gradients)
         self._note_loss(outputs)
         self._finish_update()
         if clock is not None:
@@ -204,9 +219,10 @@ class StepwiseReplica:
         if self._optimizers:
             self._begin_step()
         tangents = zip(self._executors, self._memory.tangents(tangent), strict=True)
-        found = self._together([one.backward(start, accumulate=adds) for one, start in tangents])
+        passes = [executor.run(start, accumulate=adds, only=ActionKind.BACKWARD) for executor, start in tangents]
+        outputs = self._outputs(passes)
         self._unused_backwards += 1
-        return self._memory.joined(found, first.input_gradients)
+        return self._memory.joined(outputs, first.input_gradients)
 
     def _optimize(self, mode: Mode) -> None:
         if not self._unused_backwards:
@@ -224,17 +240,17 @@ class StepwiseReplica:
     def _begin_step(self) -> None:
         """Wait until other ranks have read the gradients that are overwritten next; once for each step."""
         if not self._begun:
-            for executor in self._updating:
-                executor.begin_step(self.steps + 1, 1.0)
+            for update in self._updates:
+                update.begin_step(self.steps + 1, 1.0)
             self._begun = True
 
     def _finish_update(self) -> None:
         self.steps += 1
         if self._alone:
-            finished(self._executors[0].update([self._loss]))
+            finished(self._updates[0].run([self._loss]))
         else:
             self._memory.reduce_chips()
-            self._together([one.update([self._loss]) for one in self._updating])
+            self._together([update.run([self._loss]) for update in self._updates])
         self._begun = False
         self._unused_backwards = 0
 
@@ -268,14 +284,9 @@ class StepwiseReplica:
                 one.change(index, hyperparameters)
         if bound_anew:
             self._executors = self._bound()
-            for executor in self._executors:
-                executor.observe(self._clock)
-        else:
-            for executor, transport, optimizers in zip(
-                self._executors, self._transports, self._optimizers, strict=False
-            ):
-                executor.bind_update(transport, optimizers)
-        self._updating = self._executors[: len(self._optimizers)]
+        of_ranks = zip(self._executors, self._transports, self._optimizers, strict=False)
+        self._updates = [Update(executor, transport, optimizers) for executor, transport, optimizers in of_ranks]
+        self._observe()
 
 
 _WAYS = {Mode.ALONE: Way.IN_PROCESS, Mode.HOST: Way.HOST_REPLICATED, Mode.DEVICE: Way.DEVICE}

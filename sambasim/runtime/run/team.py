@@ -10,7 +10,7 @@ from sambasim.ir.mesh import DATA_PARALLEL, copy_mesh
 from sambasim.ir.ranks import in_slices
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import map_weights
-from sambasim.runtime.engine import Engine, choose_engine
+from sambasim.runtime.engine.choice import Engine, choose_engine
 from sambasim.runtime.run.replica import Replica, input_specs, place_weights
 from sambasim.runtime.run.run_observer import RunObserver
 from sambasim.runtime.run.setup import Setup

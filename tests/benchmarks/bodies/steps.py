@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from sambasim.options.run import RunOptions
-from sambasim.runtime.engine import EngineName
+from sambasim.runtime.engine.choice import EngineName
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.machine import torch_process_group
 from sambasim.runtime.machine.communicator import Communicator

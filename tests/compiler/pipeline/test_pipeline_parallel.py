@@ -31,6 +31,7 @@ from sambasim.runtime.transports.connect import connect_here
 from sambasim.runtime.transports.in_process import run_together
 from sambasim.runtime.values.device import DeviceMemory, private_storage
 from tests.compiler.sharding.test_plan import built_from, example
+from tests.support.compiled import outputs_of
 from tests.support.whole import whole_case
 
 MICRO_BATCHES = 4
@@ -102,7 +103,7 @@ def accumulated(built: Built, batches: Sequence[Batch]) -> dict[str, Tensor]:
     for number, batch in enumerate(batches):
         place_inputs(memory, batch)
         seed(number)
-        outputs = executor.run(tangent_of(program, 1 / len(batches)), accumulate=number > 0)
+        outputs = outputs_of(executor, tangent_of(program, 1 / len(batches)), accumulate=number > 0)
         losses.append(outputs[program.loss or ""])
     return {"losses": torch.stack(losses)} | kept_in(memory)
 
@@ -116,12 +117,12 @@ def pipelined(built: Built, batches: Sequence[Batch], program: Program) -> dict[
     memories = [DeviceMemory(one, private_storage(one.device_bytes)) for one in programs]
     passes = []
     transports = connect_here(memories, mesh)
-    for rank, (transport, memory, own) in enumerate(zip(transports, memories, programs, strict=True)):
+    for transport, memory, own in zip(transports, memories, programs, strict=True):
         place_weights(own, memory, built.weights)
         assert own.training is not None
         executor = Executor(own.training, own, memory.tensor, wanted=own.loss, transport=transport)
         tangent = tangent_of(own, 1 / len(batches))
-        passes.append(executor.run_schedule(schedule.rows[rank], batches, tangent, seed))
+        passes.append(executor.run(tangent, batches, seed))
     outputs = run_together(passes, transports[0].hub)[-1]
     found = {"losses": torch.stack([one[program.loss or ""] for one in outputs])}
     for memory in memories:

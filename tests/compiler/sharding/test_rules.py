@@ -178,7 +178,8 @@ def outputs_of(
 
     def passed(executor: Executor):  # type: ignore[no-untyped-def]  # a generator
         torch.manual_seed(3)  # as in a run: all ranks of a replica draw alike
-        return (yield from executor.run_pass())
+        (outputs,) = yield from executor.run()
+        return outputs
 
     return run_together([passed(executor) for executor in executors], transports[0].hub)
 

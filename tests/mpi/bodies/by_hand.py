@@ -17,6 +17,7 @@ from sambasim.runtime.machine.mpi import connect
 from sambasim.runtime.run.replica import place_inputs
 from sambasim.runtime.transports.connect import Way, open_ranks
 from sambasim.runtime.values.device import DeviceMemory
+from tests.support.compiled import outputs_of
 from tests.support.ir_text import parse_program
 
 RANKS = 4
@@ -84,7 +85,7 @@ def seed(rank: int) -> None:
     torch.manual_seed(rank)
 
 
-def outputs_of(by_hand: Program, communicator: Communicator) -> dict[str, str]:
+def hex_outputs(by_hand: Program, communicator: Communicator) -> dict[str, str]:
     def fill(memory: DeviceMemory, rank: int) -> None:
         place_inputs(memory, {"x": operand(rank)})
 
@@ -93,12 +94,12 @@ def outputs_of(by_hand: Program, communicator: Communicator) -> dict[str, str]:
     executor = Executor(by_hand.evaluation, by_hand, transport.memory.tensor, transport=transport)
     for _ in range(2):
         seed(communicator.rank)
-        outputs = {name: tensor.numpy().tobytes().hex() for name, tensor in executor.run().items()}
+        outputs = {name: tensor.numpy().tobytes().hex() for name, tensor in outputs_of(executor).items()}
     return outputs
 
 
 def main() -> None:
     communicator = connect(sys.argv)
-    everybody = communicator.gather_object({name: outputs_of(one, communicator) for name, one in PROGRAMS.items()})
+    everybody = communicator.gather_object({name: hex_outputs(one, communicator) for name, one in PROGRAMS.items()})
     if everybody is not None:
         print(json.dumps(everybody))

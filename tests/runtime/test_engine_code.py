@@ -1,6 +1,8 @@
-"""Instructions of a pass: invalid nodes are rejected, a part is one generated function, failures name their cause."""
+"""Instructions of a pass: invalid nodes are rejected, a pass is one generated function, failures name their cause."""
 
 import re
+from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,11 +12,12 @@ from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, Secti
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
+from sambasim.runtime.engine.code import generate
 from sambasim.runtime.engine.executor import Executor
-from sambasim.runtime.engine.instructions import Instruction, RegisterFile, aten_instruction, find_operator
+from sambasim.runtime.engine.instructions import Instruction, RegisterFile, Unit, aten_instruction, find_operator
 from sambasim.runtime.engine.operator_errors import Misfit, operator_error
-from sambasim.runtime.engine.straight_line import Part, StraightLine, finished_late
-from sambasim.runtime.transports.communication import Finishing
+from sambasim.runtime.transports.communication import Communication
+from tests.support.compiled import outputs_of
 
 X = Ref("x")
 TYPE = TensorType("float32", (2,))
@@ -39,10 +42,10 @@ def executable(*nodes: Node) -> Executor:
 
 def test_a_list_of_another_length_than_stated_is_refused() -> None:
     fits = node("aten.split.Tensor", (X, 1), (), ("y", None))
-    assert executable(fits).run()["out"].tolist() == [1.0]
+    assert outputs_of(executable(fits))["out"].tolist() == [1.0]
     fault = re.escape("node n: aten.split.Tensor does not return the 3 tensors that the PEF states")
     with pytest.raises(PefError, match=fault):
-        executable(node("aten.split.Tensor", (X, 1), (), ("y", None, None))).run()
+        outputs_of(executable(node("aten.split.Tensor", (X, 1), (), ("y", None, None))))
 
 
 def test_a_gradient_that_its_operator_masks_is_refused() -> None:
@@ -52,7 +55,7 @@ def test_a_gradient_that_its_operator_masks_is_refused() -> None:
         mask, lambda: (torch.zeros(2), None), (), single=False, results=(None, 0), stores=((0, place),)
     )
     with pytest.raises(Misfit):
-        StraightLine(Part(1, (masked,)), (), accumulate=False).compile()([None])
+        generate([Unit((), (masked,))], {}, reports=False).run([None], None)
     assert place.tolist() == [1.0, 1.0]
 
 
@@ -79,7 +82,7 @@ def test_an_unread_random_operator_draws_all_the_same() -> None:
         node("aten.rand_like.default", (X,)),
     )
     torch.manual_seed(3)
-    found = executable(*nodes).run()["out"]
+    found = outputs_of(executable(*nodes))["out"]
     torch.manual_seed(3)
     x = torch.tensor([1.0, 2.0])
     torch.rand_like(x)
@@ -92,13 +95,13 @@ def test_what_a_pef_calls_its_values_is_not_run() -> None:
     source = SourceLine("abort()", 1, "abort()")
     first = Node("abort()", "aten.relu.default", (X,), (), (hostile,), "os.abort()", source)
     runs = executable(first, node("aten.relu.default", (Ref(hostile),)))
-    assert runs.run()["out"].tolist() == [1.0, 2.0]
+    assert outputs_of(runs)["out"].tolist() == [1.0, 2.0]
 
 
 def test_an_operator_that_fails_names_its_own_line() -> None:
     fails = Node("n", "aten.mm.default", (X, X), (), ("y",), "", SourceLine("net.py", 9, "return x @ x"))
     with pytest.raises(InternalError, match=r"the operator aten\.mm\.default failed") as caught:
-        executable(node("aten.relu.default", (X,), (), ("z",)), fails).run()
+        outputs_of(executable(node("aten.relu.default", (X,), (), ("z",)), fails))
     assert caught.value.where == "net.py:9: return x @ x"
 
 
@@ -107,7 +110,7 @@ INPUT = Symbol("x", SymbolKind.INPUT, TensorType("int64", (2,)), exclusive_bound
 
 
 def fail(raised: Exception, least: int, largest: int) -> SambasimError:
-    return operator_error(NODE, raised, (INPUT,), {"x": torch.tensor([least, largest])})
+    return operator_error(NODE, raised, [(INPUT, torch.tensor([least, largest]))])
 
 
 @pytest.mark.parametrize(("least", "largest"), [(0, 10), (-1, 9)])
@@ -132,30 +135,79 @@ def test_memory_that_runs_out_is_an_error_of_the_machine_and_anything_else_is_ou
     assert ours.what == "the operator aten.embedding.default failed: RuntimeError: broken"
 
 
-def _instruction(name: str, operands: tuple[int, ...], result: int, frees: tuple[int, ...] = ()) -> Instruction:
-    communication = Finishing(lambda: None) if name.startswith("sum") else None
-    one = Node(name, "comm.all_reduce" if communication else "aten.add.Tensor", (X,), (), (f"r{result}",))
-    return Instruction(one, lambda *operands: None, operands, True, (result,), (), frees, communication)
+class Logged(Communication):
+    """Adds its operands, once it has been asked twice whether it is ready."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self._name, self._log = name, log
+        self._operands: tuple[object, ...] = ()
+        self._asked = 0
+
+    def begin(self, *operands: object) -> None:
+        self._operands = operands
+        self._log.append(f"begin {self._name}")
+
+    def is_ready(self) -> bool:
+        self._asked += 1
+        return self._asked % 2 == 0
+
+    def finish(self) -> object:
+        self._log.append(f"finish {self._name}")
+        return [*self._operands, self._name]
+
+
+def logged(name: str, log: list[str], operand: int, result: int, frees: tuple[int, ...] = ()) -> Instruction:
+    """A communication if its name begins with `sum`."""
+    communication = Logged(name, log) if name.startswith("sum") else None
+
+    def plain(operand: object) -> object:
+        log.append(name)
+        return [operand, name]
+
+    of = Node(name, "comm.all_reduce" if communication else "aten.add.Tensor", (X,), (("axis", "tp"),), ("y",))
+    function = communication.finish if communication else plain
+    return Instruction(of, function, (operand,), True, (result,), (), frees, communication)
 
 
 def test_a_communication_finishes_where_its_result_is_read() -> None:
-    """What does not depend on it runs meanwhile; the next communication waits for it."""
-    given = [
-        _instruction("sum_a", (0,), 1, (0,)),
-        _instruction("independent", (7,), 2),
-        _instruction("reader", (1,), 3),
-        _instruction("sum_b", (3,), 4),
-        _instruction("other", (7,), 5),
-        _instruction("sum_c", (5,), 6),
+    """What does not depend on it runs meanwhile; the next communication waits for it, and so does the next unit."""
+    log: list[str] = []
+    waited: dict[str, float] = defaultdict(float)
+    first = (
+        logged("sum_a", log, 0, 1, (0,)),
+        logged("independent", log, 7, 2),
+        logged("reader", log, 1, 3),
+        logged("sum_b", log, 3, 4),
+        logged("other", log, 7, 5),
+        logged("sum_c", log, 5, 6),
+    )
+    section = Section(0, SectionKind.FWD, "fwd", 0, 6)
+    units = [Unit((section,), first), Unit((replace(section, index=1),), (logged("last", log, 7, 8),))]
+    code = generate(units, waited, reports=True)
+    registers: list[object] = [0, *[None] * 6, 7, None]
+    assert code.yields
+    waits = list(code.run(registers, lambda unit: log.append(f"ended {unit.sections[0].index}")))
+    assert len(waits) == 3
+    assert log == [
+        *("begin sum_a", "independent", "finish sum_a", "reader"),
+        *("begin sum_b", "other", "finish sum_b", "begin sum_c", "finish sum_c", "ended 0", "last", "ended 1"),
     ]
-    found = [(one.node.name, one.begins, one.finishes, one.frees) for one in finished_late(given)]
-    assert found == [
-        ("sum_a", True, False, (0,)),
-        ("independent", True, True, ()),
-        ("sum_a", False, True, ()),
-        ("reader", True, True, ()),
-        ("sum_b", True, False, ()),
-        ("other", True, True, ()),
-        ("sum_b", False, True, ()),
-        ("sum_c", True, True, ()),
-    ]
+    assert registers[0] is None, "freed"
+    assert registers[3:5] == [[[0, "sum_a"], "reader"], [[[0, "sum_a"], "reader"], "sum_b"]]
+    assert waited.keys() == {"tp"}
+    assert 0 < waited["tp"] < 1
+
+
+def test_what_fails_in_a_communication_or_a_report_is_told_apart() -> None:
+    log: list[str] = []
+
+    def fails(*operands: object) -> object:
+        raise OSError("broken")
+
+    communication = replace(logged("sum", log, 0, 1), function=fails)
+    section = Section(0, SectionKind.FWD, "fwd", 0, 2)
+    for instructions, right in (((communication, logged("next", log, 2, 3)), communication), ((), None)):
+        code = generate([Unit((section,), instructions)], defaultdict(float), reports=True)
+        with pytest.raises(OSError, match="broken") as raised:
+            list(code.run([None] * 4, fails) or ())
+        assert code.failed(raised.value) is right

@@ -1,0 +1,177 @@
+"""A pass or an update as one generated Python function of the registers.
+
+    def run(r, ended):
+        r[7] = f0(r[2], r[5])
+        r[8] = f1(r[7]); d1_0.copy_(r[8]); r[7] = None
+        ended(u0)
+        t = clock(); b2(r[8])
+        r[9] = f3(r[5])
+        r[10] = f2(); waited['tp'] += clock() - t - c2.update_s
+
+`r[8]` is a gradient: it is stored at once in its destination, and `r[7]` is freed at its last use. `ended` reports the
+sections that have run, where somebody wants to know. `b2` begins a communication, whose result is `r[10]`. The function
+is a generator where it must wait for another rank of this process.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from types import FunctionType
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from sambasim.ir.dataflow import axis_of
+from sambasim.ir.mesh import DATA_PARALLEL
+from sambasim.runtime.engine.instructions import Instruction, Operand, Registers, Unit, registers_in
+from sambasim.runtime.engine.operator_errors import Misfit
+from sambasim.runtime.transports.communication import Communication
+
+Ended: TypeAlias = Callable[[Unit], None]
+"""Called after each unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """`run` takes the registers, and `Ended` or None. If the code `yields`, `run` returns a generator."""
+
+    run: FunctionType
+    yields: bool
+    _instructions: Sequence[Instruction | None]
+
+    def failed(self, error: BaseException) -> Instruction | None:
+        """The instruction that raised `error`; None if something else did."""
+        line, traceback = 0, error.__traceback__
+        while traceback is not None:
+            if traceback.tb_frame.f_code is self.run.__code__:
+                line = traceback.tb_lineno
+            traceback = traceback.tb_next
+        return self._instructions[line]
+
+
+def generate(units: Iterable[Unit], waited_s: dict[str, float], *, accumulate: bool = False, reports: bool) -> Code:
+    """The code of `units`. It adds the seconds of communication to `waited_s`, by mesh axis. `accumulate`: it adds to
+    gradients instead of overwriting them; `reports`: it calls `Ended`."""
+    writer = _Writer(waited_s, "add_" if accumulate else "copy_")
+    for number, unit in enumerate(units):
+        for instruction in unit.instructions:
+            writer.add(instruction)
+        writer.finish()
+        if reports and unit.sections:
+            writer.names[f"u{number}"] = unit
+            writer.write(f"ended(u{number})")
+    return writer.code()
+
+
+class _Writer:
+    """Writes the lines of a function. `names`: the objects that they use; `store`: the method by which a gradient's
+    destination takes it. Between the begin and the end of a communication runs what does not depend on it. Only one is
+    under way at a time, so that ranks can meet in their order."""
+
+    def __init__(self, waited_s: dict[str, float], store: str) -> None:
+        self.names: dict[str, Any] = {"unpack": _unpack, "clock": perf_counter, "waited": waited_s}
+        self._store = store
+        self._lines = ["def run(r, ended):"]
+        self._instructions: list[Instruction | None] = [None, None]  # by line, from 1
+        self._count = 0
+        self._begun: tuple[int, Instruction, Communication] | None = None
+        self._is_paused = False  # the time of the communication
+        self._yields = False
+
+    def code(self) -> Code:
+        exec(compile("\n".join([*self._lines, "    return"]), "<pass>", "exec"), self.names)
+        # A function in its own globals is a reference cycle, which would keep the destinations alive.
+        return Code(self.names.pop("run"), self._yields, self._instructions)
+
+    def write(self, line: str, instruction: Instruction | None = None) -> None:
+        self._lines.append(f"    {line}")
+        self._instructions.append(instruction)
+
+    def add(self, instruction: Instruction) -> None:
+        if self._begun is not None:
+            frees_memory = instruction.node.operator.startswith("memory.")  # which a message may still read
+            is_reader = not {*self._begun[1].results}.isdisjoint(registers_in(instruction.operands))
+            if is_reader or frees_memory or instruction.communication is not None:
+                self.finish()
+        number, self._count = self._count, self._count + 1
+        self.names[f"f{number}"] = instruction.function
+        operands = ", ".join(map(_text, instruction.operands))
+        if instruction.communication is None:
+            self._pause()
+            self.write(
+                "; ".join([*self._result(number, instruction, operands), *_freed(instruction.frees)]), instruction
+            )
+            return
+        self._begin(number, instruction, instruction.communication, operands)
+        if not instruction.operands or set(instruction.results) <= {None}:
+            self.finish()
+
+    def _begin(self, number: int, instruction: Instruction, communication: Communication, operands: str) -> None:
+        statements = ["t = clock()"]
+        if type(communication).begin is not Communication.begin:  # most communications need no begin
+            self.names[f"b{number}"] = communication.begin
+            statements.append(f"b{number}({operands})")
+        statements += _freed(register for register in instruction.frees if register not in instruction.results)
+        self.write("; ".join(statements), instruction)
+        self._begun = number, instruction, communication
+
+    def finish(self) -> None:
+        """End the communication that has begun."""
+        if self._begun is None:
+            return
+        number, instruction, communication = self._begun
+        self.names[f"c{number}"] = communication
+        if type(communication).is_ready is not Communication.is_ready:
+            self._yields = True
+            self.names[f"q{number}"] = communication.is_ready
+            self._pause()
+            self.write(f"while not q{number}(): yield", instruction)
+        axis = axis_of(instruction.node) or DATA_PARALLEL
+        statements = ["t += clock()"] if self._is_paused else []
+        statements += self._result(number, instruction, "")
+        statements += _freed(register for register in instruction.frees if register in instruction.results)
+        statements.append(f"waited[{axis!r}] += clock() - t - c{number}.update_s")
+        self.write("; ".join(statements), instruction)
+        self._begun, self._is_paused = None, False
+
+    def _pause(self) -> None:
+        if self._begun is not None and not self._is_paused:
+            self.write("t -= clock()", self._begun[1])
+            self._is_paused = True
+
+    def _result(self, number: int, instruction: Instruction, operands: str) -> list[str]:
+        """Call the function, put its results into their registers, and store gradients."""
+        results, stores = instruction.results, instruction.stores
+        statement = f"f{number}({operands})"
+        if results and not instruction.single:
+            self.names[f"t{number}"], self.names[f"s{number}"] = results, [register for register, _ in stores]
+            statement = f"unpack({statement}, t{number}, r, s{number})"
+        elif results and results[0] is not None:
+            statement = f"r[{results[0]}] = {statement}"
+        statements = [statement]
+        for index, (register, destination) in enumerate(stores):
+            self.names[f"d{number}_{index}"] = destination
+            statements.append(f"d{number}_{index}.{self._store}(r[{register}])")
+        return statements
+
+
+def _text(operand: Operand) -> str:
+    return f"r[{operand}]" if isinstance(operand, int) else f"[{', '.join(map(_text, operand))}]"
+
+
+def _freed(registers: Iterable[int]) -> list[str]:
+    names = [f"r[{register}]" for register in registers]
+    return [f"{' = '.join(names)} = None"] if names else []
+
+
+def _unpack(value: object, results: Sequence[int | None], registers: Registers, stored: Sequence[int]) -> None:
+    """Put the members of `value` into their registers. Raises Misfit for another number of them, and where a gradient
+    to be stored is no tensor: a masked result is None."""
+    if not isinstance(value, (tuple, list)) or len(value) != len(results):
+        raise Misfit
+    for number, tensor in zip(results, value, strict=True):
+        if number is not None:
+            registers[number] = tensor
+    for number in stored:
+        if not isinstance(registers[number], Tensor):
+            raise Misfit

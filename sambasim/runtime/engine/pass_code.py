@@ -1,0 +1,146 @@
+"""The code of a pass, with gradients that kernels write directly into device memory.
+
+A kernel may round differently for a result with other strides, so the first pass records the layout that the kernel
+itself chooses; a gradient is written in place only with that layout.
+"""
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from sambasim.ir.ranks import ends_step
+from sambasim.runtime.engine.code import Code, generate
+from sambasim.runtime.engine.instructions import Instruction, Unit
+from sambasim.runtime.engine.routes import Function, Route, find_routes
+
+Key: TypeAlias = tuple[int, int, bool, bool, bool]
+"""Of code: its first section, and the one behind the last; whether it adds to gradients instead of writing them, runs
+what only the last pass of a step runs, and reports the ends of sections."""
+
+
+class PassCode(dict[Key, Code]):
+    """By `Key`, generated at the first use. `stores`: the destinations of gradients by value; `keep`: values that the
+    pass returns, which must not share memory with a gradient. Code adds to `waited_s`."""
+
+    def __init__(
+        self, units: Sequence[Unit], stores: Mapping[str, Sequence[Tensor]], keep: Set[str], waited_s: dict[str, float]
+    ) -> None:
+        super().__init__()
+        self._waited_s = waited_s
+        self._direct_writes = DirectWrites(units, stores, keep)
+        self.is_watching = bool(self._direct_writes)
+        """Whether the next pass that writes gradients finds out which kernels can write into their memory."""
+        self._adding = units
+        self._writing = self._direct_writes.watched() if self.is_watching else units
+
+    def __missing__(self, key: Key) -> Code:
+        start, stop, adds, is_last, reports = key
+        units = [unit for unit in (self._adding if adds else self._writing) if start <= unit.sections[0].index < stop]
+        if not is_last:
+            units = [
+                replace(unit, instructions=tuple(done for done in unit.instructions if not ends_step(done.node)))
+                for unit in units
+            ]
+        code = self[key] = generate(units, self._waited_s, accumulate=adds, reports=reports)
+        return code
+
+    def end_watching(self) -> None:
+        """After the first pass that wrote gradients."""
+        self._writing = self._direct_writes.direct()
+        self.is_watching = False
+        for key in [*self]:
+            if not key[2]:
+                del self[key]
+
+
+class DirectWrites:
+    """Which gradients of a pass may be written directly. `stores`: the destinations of gradients by value; `keep`:
+    values that the pass returns, which must not share memory with a gradient."""
+
+    def __init__(self, units: Sequence[Unit], stores: Mapping[str, Sequence[Tensor]], keep: Set[str]) -> None:
+        self._units = units
+        self._instructions = [instruction for unit in units for instruction in unit.instructions]
+        unit_of = [number for number, unit in enumerate(units) for _ in unit.instructions]
+        nodes = [instruction.node for instruction in self._instructions]
+        self._places = {value: places[0] for value, places in stores.items() if len(places) == 1}
+        routes = find_routes(nodes, unit_of, stores, keep)
+        self._routes = [route for route in routes if route.value in self._places]
+        self._by_last = {route.last: route for route in self._routes}
+        self._makers = {route.maker for route in self._routes}
+        self._made: dict[int, Tensor] = {}
+        """By position of a maker: its result in this pass."""
+        self._outs: dict[int, Tensor] = {}
+        """By position of a maker that may write directly: the view of the destination to write to."""
+
+    def __bool__(self) -> bool:
+        return bool(self._routes)
+
+    def watched(self) -> list[Unit]:
+        """The units for the first pass, which records layouts."""
+        return self._split(
+            [
+                replace(instruction, function=self._watched(position, instruction.function))
+                for position, instruction in enumerate(self._instructions)
+            ]
+        )
+
+    def direct(self) -> list[Unit]:
+        """The units for all passes after it."""
+        direct: list[Instruction | None] = list(self._instructions)
+        for position, out in self._outs.items():
+            maker = self._instructions[position]
+            direct[position] = replace(maker, function=partial(maker.function, out=out))
+        for route in self._routes:
+            if route.maker in self._outs:
+                last = direct[route.last]
+                direct[route.last] = None if last is None else replace(last, stores=())
+                for position in route.unread:
+                    direct[position] = None
+        return self._split(direct)
+
+    def _split(self, instructions: Sequence[Instruction | None]) -> list[Unit]:
+        """The units with other instructions; None stands for one that is left out."""
+        rest = iter(instructions)
+        kept = (tuple(filter(None, islice(rest, len(unit.instructions)))) for unit in self._units)
+        return [replace(unit, instructions=of_unit) for unit, of_unit in zip(self._units, kept, strict=True)]
+
+    def _watched(self, position: int, function: Function) -> Function:
+        """`function`, of the instruction at `position`; it records its result if that is of interest."""
+        is_maker, route = position in self._makers, self._by_last.get(position)
+        if not is_maker and route is None:
+            return function
+
+        def recorded(*operands: object) -> object:
+            result = function(*operands)
+            if isinstance(result, Tensor):
+                if is_maker:
+                    self._made[position] = result
+                if route is not None:
+                    self._decide(route, result)
+            return result
+
+        return recorded
+
+    def _decide(self, route: Route, value: Tensor) -> None:
+        """Let the maker write directly to the destination, if the gradient `value` views its whole result and the
+        destination can be viewed with the strides that the kernel chose."""
+        made, place = self._made.pop(route.maker), self._places[route.value]
+        same_memory = made.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
+        from_first = made.storage_offset() == value.storage_offset()
+        alike = value.dtype == place.dtype and value.shape == place.shape and value.numel() == made.numel()
+        if same_memory and from_first and alike and value.is_contiguous() and _is_dense(made):
+            self._outs[route.maker] = torch.as_strided(place, made.shape, made.stride())
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
