@@ -32,7 +32,7 @@ JOBS := $(addprefix tests/,api apps faults fuzz mpi operators parity samba/censu
 
 # Tests that fail if a job takes too long, and so need idle cores. All others run in three processes.
 ALONE := $(addprefix tests/faults/test_,job_ends.py sweep.py)
-SPREAD := -n 3 --dist loadfile
+SPREAD := -n 3 --dist loadfile --no-loadscope-reorder
 BESIDE := $(SPREAD) $(ALONE:%=--ignore=%)
 
 # The tests $(1) under each of the other MPIs, which must really be the one in use.

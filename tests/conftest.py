@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from tests.support.examples import CompiledExample
 
 
+_LONG = (
+    *("tests/state/", "tests/mpi/test_bits", "tests/api/", "tests/cli/test_plan", "tests/simulation/test_planning"),
+    *("tests/commands/", "tests/samba/shim/", "tests/test_pages", "tests/zoo/", "tests/mpi/", "tests/parity/"),
+)
+"""Where files of tests take long, the longest first."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write the golden files instead of comparing with them"
@@ -39,6 +46,12 @@ def pytest_configure(config: pytest.Config) -> None:
     # No deadline: how long an example takes depends on the load of the machine.
     hypothesis.settings.register_profile("sambasim", deadline=None, max_examples=100 if is_whole() else 25)
     hypothesis.settings.load_profile("sambasim")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Workers take files in this order, so that none has a long one left when the others have ended."""
+    places = {name: place for place, name in enumerate(_LONG)}
+    items.sort(key=lambda item: next((places[name] for name in _LONG if item.nodeid.startswith(name)), len(_LONG)))
 
 
 @pytest.fixture(scope="session")

@@ -9,17 +9,7 @@ import pytest
 
 from sambasim.errors import PeerError
 from sambasim.runtime.watch.supervisor import FORWARDING_S
-from tests.support.mpi import (
-    RANKS,
-    ROOT,
-    Result,
-    body_command,
-    can_play_hosts,
-    is_open_mpi,
-    library,
-    run_job,
-    run_mpi,
-)
+from tests.support.mpi import RANKS, ROOT, Result, body_command, can_play_hosts, is_open_mpi, library, run_job, run_mpi
 from tests.support.whole import whole_case
 
 BODY = ROOT / "tests" / "mpi" / "bodies" / "talk.py"

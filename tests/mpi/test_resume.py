@@ -139,10 +139,7 @@ GOES_ON: Mapping[str, tuple[Part, tuple[Part, ...]]] = {
     "chips": (Part(CHIPS, 2), (Part(CHIPS, 2),)),
     "parts": (Part(Layout("digits", tp=2), 2), (Part(Layout("digits", tp=2), 2), Part(Layout("digits", tp=2), 1))),
     "slices": (Part(GPT_SLICES, 2), (Part(GPT_SLICES, 2), Part(GPT_SLICES.replicas, 2))),
-    "tied stages": (
-        Part(STAGES, 2),
-        (Part(Layout(WORDS, pp=2, others=SCHEDULE), 2), Part(STAGES.replicas, 1)),
-    ),
+    "tied stages": (Part(STAGES, 2), (Part(Layout(WORDS, pp=2, others=SCHEDULE), 2), Part(STAGES.replicas, 1))),
     "one rank": (Part(STAGES.replicas, 1), (Part(STAGES, 2),)),
     "stages of replicas": (Part(PAIRS, 4), (Part(Layout(WORDS, dp=2, others=SLICES), 2),)),
     "stages of parts": (Part(Layout(WORDS, pp=2, tp=2, others=("parallel.recompute=full",)), 1), (Part(CUT, 1),)),

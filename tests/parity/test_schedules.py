@@ -75,10 +75,7 @@ def test_the_length_of_a_schedule_may_be_given_and_its_end_stays() -> None:
 
 
 OF_DEEPSPEED: dict[str, tuple[ScheduleOptions, Schedule]] = {
-    "warmup": (
-        ScheduleOptions(name="warmup", warmup_steps=7, start_factor=0.1),
-        WarmupLR(0.03, RATE, 7),
-    ),
+    "warmup": (ScheduleOptions(name="warmup", warmup_steps=7, start_factor=0.1), WarmupLR(0.03, RATE, 7)),
     "warmup in a line": (
         ScheduleOptions(name="warmup", warmup_steps=7, warmup_curve="linear"),
         WarmupLR(0.0, RATE, 7, "linear"),
@@ -104,10 +101,7 @@ OF_DEEPSPEED: dict[str, tuple[ScheduleOptions, Schedule]] = {
         ScheduleOptions(name="one_cycle", up_steps=9, down_steps=6, start_factor=0.1, rate=0.5, step_size=4),
         OneCycle(0.03, RATE, 0.5, 9, 6, decay_step_size=4, cycle_momentum=False),
     ),
-    "range test": (
-        ScheduleOptions(name="range_test", step_size=6, rate=5.0),
-        LRRangeTest(RATE, 6, 5.0),
-    ),
+    "range test": (ScheduleOptions(name="range_test", step_size=6, rate=5.0), LRRangeTest(RATE, 6, 5.0)),
     "range test in stairs": (
         ScheduleOptions(name="range_test", step_size=6, rate=5.0, staircase=True),
         LRRangeTest(RATE, 6, 5.0, True),

@@ -5,6 +5,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -110,6 +111,17 @@ def case(
         return add(then.__name__, then.__module__, build, expected, **more)
 
     return decorated
+
+
+def each(expected: frozenset[str], prepare: Callable[[Any], object] | None = None, **more: Any) -> Callable[..., Case]:
+    """Adds a case for what a `Net` does by each name, if that is one expression. Returns the last one."""
+
+    def added(**thens: Then) -> Case:
+        steps = more.get("steps", 4)
+        builds = {name: (then.__module__, partial(net_of, then, prepare, steps)) for name, then in thens.items()}
+        return [add(name, *build, expected, **more) for name, build in builds.items()][-1]
+
+    return added
 
 
 def built(expected: frozenset[str], **more: Any) -> Callable[[Build], Case]:

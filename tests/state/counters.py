@@ -29,6 +29,7 @@ from tests.state.case import (
     add,
     built,
     case,
+    each,
     given,
     net_of,
     points,
@@ -258,12 +259,9 @@ def _hooked(net: Any) -> None:
     net.a.register_forward_hook(lambda module, given, result: result * (1.0 if net.calls.count() >= 8 else 0.5))
 
 
-@case(EITHER, _hooked, steps=10, says=("n",), whole=True)
-def forward_hook(net: Any, h: Tensor) -> Tensor:
-    return h
-
-
-forward_hook.rewrite(given(steps=lambda: torch.zeros(())))(_in_a_buffer(8))
+each(EITHER, _hooked, steps=10, says=("n",), whole=True)(forward_hook=lambda net, h: h).rewrite(
+    given(steps=lambda: torch.zeros(()))
+)(_in_a_buffer(8))
 CASES["counters-itertools_cycle"].rewritten = None  # a counter that starts again is another remedy
 
 
@@ -316,24 +314,24 @@ def loss_module_that_warms_up() -> Setup:
 # Draws of Python and NumPy are state of generators.
 
 
-@case(EITHER, whole=True)
-def draw_of_python(net: Any, h: Tensor) -> Tensor:
-    return h * random.random()  # here
+each(EITHER, whole=True)(
+    draw_of_python=lambda net, h: h * random.random()  # here
+)
 
 
-@case(EITHER, given(random=lambda: np.random.default_rng(0)), whole=True)
-def numpy_generator_of_its_own(net: Any, h: Tensor) -> Tensor:
-    return h * float(net.random.random())  # here
+each(EITHER, given(random=lambda: np.random.default_rng(0)), whole=True)(
+    numpy_generator_of_its_own=lambda net, h: h * float(net.random.random())  # here
+)
 
 
-@case(EITHER, given(generator=lambda: torch.Generator().manual_seed(3)))
-def torch_generator_of_its_own(net: Any, h: Tensor) -> Tensor:
-    return h + torch.randn(4, generator=net.generator)  # here
+each(EITHER, given(generator=lambda: torch.Generator().manual_seed(3)))(
+    torch_generator_of_its_own=lambda net, h: h + torch.randn(4, generator=net.generator)  # here
+)
 
 
-@case(EITHER, steps=12, whole=True)
-def rare_draw_of_python(net: Any, h: Tensor) -> Tensor:
-    return h * 2 if random.random() < 0.1 else h  # here
+each(EITHER, steps=12, whole=True)(
+    rare_draw_of_python=lambda net, h: h * 2 if random.random() < 0.1 else h  # here
+)
 
 
 # What nobody reads is exact.

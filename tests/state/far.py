@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.state import far_away
-from tests.state.case import EQUAL, REFUSED, Setup, built, case, given, net_of
+from tests.state.case import EQUAL, REFUSED, Setup, built, case, each, given, net_of
 from tests.state.counters import late
 
 LOG = logging.getLogger(__name__)
@@ -72,9 +72,9 @@ def scalar_of_numpy(net: Any) -> int:
     return int(net.count) - 1
 
 
-@case(EQUAL, given(facts=lambda: np.array({"mean": 0.5}, dtype=object)))
-def dictionary_in_an_array(net: Any, h: Tensor) -> Tensor:
-    return h * net.facts.item()["mean"]
+each(EQUAL, given(facts=lambda: np.array({"mean": 0.5}, dtype=object)))(
+    dictionary_in_an_array=lambda net, h: h * net.facts.item()["mean"]
+)
 
 
 @late(1000, given(text=lambda: io.StringIO("1" * 10_000)), where=None, says=("text",), whole=True)
@@ -123,9 +123,7 @@ def hits_of_a_cache(net: Any) -> int:
     return cached.cache_info().hits - 1
 
 
-@case(EQUAL)
-def cache_whose_hits_nobody_reads(net: Any, h: Tensor) -> Tensor:
-    return h * cached(3)
+each(EQUAL)(cache_whose_hits_nobody_reads=lambda net, h: h * cached(3))
 
 
 @late(1000, given(base=lambda: connect()), says=("base.total_changes",))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.state.case import EITHER, EQUAL, REFUSED, Setup, built, case, given, net_of, points, zero
+from tests.state.case import EITHER, EQUAL, REFUSED, Setup, built, case, each, given, net_of, points, zero
 
 FLAG = given(scale=zero, ready=lambda: torch.zeros(()).bool(), mean=lambda: torch.zeros(4))
 """The buffers of the remedy."""
@@ -123,9 +123,7 @@ def noise_drawn_once(net: Any, h: Tensor) -> Tensor:
     return h * net.w
 
 
-@noise_drawn_once.rewrite(given(w=lambda: torch.randn(4)))
-def noise_in_a_buffer(net: Any, h: Tensor) -> Tensor:
-    return h * net.w
+noise_drawn_once.rewrite(given(w=lambda: torch.randn(4)))(lambda net, h: h * net.w)
 
 
 @functools.lru_cache
@@ -133,9 +131,9 @@ def _drawn(size: int) -> Tensor:
     return torch.randn(size)  # here
 
 
-@case(EITHER)
-def lru_cache_around_a_draw(net: Any, h: Tensor) -> Tensor:
-    return h + _drawn(4)  # here
+each(EITHER)(
+    lru_cache_around_a_draw=lambda net, h: h + _drawn(4)  # here
+)
 
 
 @functools.cache
@@ -145,9 +143,9 @@ def _drawn_by_python(size: int) -> list[float]:
     return [random.random() for _ in range(size)]  # here
 
 
-@case(EITHER, whole=True)
-def cache_around_a_draw_of_python(net: Any, h: Tensor) -> Tensor:
-    return h + torch.tensor(_drawn_by_python(4))  # here
+each(EITHER, whole=True)(
+    cache_around_a_draw_of_python=lambda net, h: h + torch.tensor(_drawn_by_python(4))  # here
+)
 
 
 FIRST: dict[str, Tensor] = {}
@@ -174,14 +172,10 @@ class _Norms(nn.Module):
         return result
 
 
-@case(EITHER, given(norms=_Norms), whole=True)
-def cached_property_of_weights(net: Any, h: Tensor) -> Tensor:
-    return net.norms(h)
+each(EITHER, given(norms=_Norms), whole=True)(cached_property_of_weights=lambda net, h: net.norms(h))
 
 
-@case(EITHER, given(shift=lambda: _closure()), whole=True)
-def first_batch_in_a_closure(net: Any, h: Tensor) -> Tensor:
-    return net.shift(h)
+each(EITHER, given(shift=lambda: _closure()), whole=True)(first_batch_in_a_closure=lambda net, h: net.shift(h))
 
 
 def _closure() -> Any:
@@ -220,9 +214,7 @@ def _table(size: int) -> Tensor:
     return torch.sin(torch.arange(size) / size)
 
 
-@case(EQUAL, whole=True)
-def lru_cache_of_a_table(net: Any, h: Tensor) -> Tensor:
-    return h + _table(4)
+each(EQUAL, whole=True)(lru_cache_of_a_table=lambda net, h: h + _table(4))
 
 
 @case(EQUAL, given(kept=lambda: deque(maxlen=10)))
@@ -253,9 +245,7 @@ class _Positions(nn.Module):
         return h @ self.table
 
 
-@case(EQUAL, given(positions=_Positions), whole=True)
-def cached_property_of_a_table(net: Any, h: Tensor) -> Tensor:
-    return net.positions(h)
+each(EQUAL, given(positions=_Positions), whole=True)(cached_property_of_a_table=lambda net, h: net.positions(h))
 
 
 @case(EQUAL, given(config=dict), whole=True)
@@ -269,9 +259,7 @@ def _numbers(size: int) -> tuple[float, ...]:
     return tuple(1 / (1 + i) for i in range(size))
 
 
-@case(EQUAL, whole=True)
-def lru_cache_of_numbers(net: Any, h: Tensor) -> Tensor:
-    return h * torch.tensor(_numbers(4))
+each(EQUAL, whole=True)(lru_cache_of_numbers=lambda net, h: h * torch.tensor(_numbers(4)))
 
 
 class _Lazy(nn.Module):

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from sambasim.compiler.capture import explain, lost
-from tests.state.case import REFUSED, Outputs, Setup, built, case, given, points, zero
+from tests.state.case import REFUSED, Outputs, Setup, built, case, each, given, points, zero
 from tests.state.losses import with_loss
 
 
@@ -41,14 +41,11 @@ def count_without_a_checkpoint(net: Any, h: Tensor) -> Tensor:
     return h.tanh() * torch.where(net.steps < 3, 1.0, 0.5)
 
 
-@case(REFUSED, given(norm=lambda: nn.BatchNorm1d(4)), says=("torch.utils.checkpoint",), own_losses=True)
-def batch_norm_in_a_checkpoint(net: Any, h: Tensor) -> Tensor:
-    return checkpoint(lambda x: net.norm(x), h, use_reentrant=False) - net.norm.running_mean  # here
-
-
-batch_norm_in_a_checkpoint.rewrite(given(norm=lambda: nn.BatchNorm1d(4)))(
-    lambda net, h: net.norm(h) - net.norm.running_mean.clone()
-)
+each(REFUSED, given(norm=lambda: nn.BatchNorm1d(4)), says=("torch.utils.checkpoint",), own_losses=True)(
+    batch_norm_in_a_checkpoint=lambda net, h: (
+        checkpoint(lambda x: net.norm(x), h, use_reentrant=False) - net.norm.running_mean  # here
+    )
+).rewrite(given(norm=lambda: nn.BatchNorm1d(4)))(lambda net, h: net.norm(h) - net.norm.running_mean.clone())
 
 
 @case(REFUSED, given(norm=lambda: torch.ones(())), says=(explain._LATE.rewrite,), own_losses=True)
@@ -228,9 +225,7 @@ def weight_clamped_in_forward(net: Any, h: Tensor) -> Tensor:
     return h
 
 
-@weight_clamped_in_forward.rewrite()
-def copy_of_a_weight_clamped(net: Any, h: Tensor) -> Tensor:
-    return h + functional.linear(h, net.b.weight.clamp(-0.25, 0.25))
+weight_clamped_in_forward.rewrite()(lambda net, h: h + functional.linear(h, net.b.weight.clamp(-0.25, 0.25)))
 
 
 @case(REFUSED, says=("w = F.normalize(self.a.weight)", "trains other numbers"), own_losses=True)

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations, spectral_norm
 
 from sambasim.compiler.capture import explain
-from tests.state.case import EITHER, EQUAL, REFUSED, Setup, built, case, given, points
+from tests.state.case import EITHER, EQUAL, REFUSED, Setup, built, case, each, given, points
 from tests.state.losses import with_loss
 
 # Labels that the loss does not take. Eager PyTorch raises too: what is run is the remedy.
@@ -48,12 +48,7 @@ for _name, (_change, _loss, _says, _whole) in LABELS.items():
         return labels(change, loss)
 
     _build.__name__ = _name
-    _more: dict[str, Any] = {
-        "says": _says,
-        "where": None,
-        "never_says": ("enlarge the model",),
-        "whole": _whole,
-    }
+    _more: dict[str, Any] = {"says": _says, "where": None, "never_says": ("enlarge the model",), "whole": _whole}
     built(REFUSED, oracle=_mended, rewritten=_mended, **_more)(_build)
 
 
@@ -76,14 +71,9 @@ def _classes(h: Tensor) -> Tensor:
     return torch.arange(len(h)) % 2 + (h[:, 0] > 0)
 
 
-@case(REFUSED, **says(explain._CLASSES, whole=True))
-def one_hot(net: Any, h: Tensor) -> Tensor:
-    return h + functional.one_hot(_classes(h))[:, :1]  # here
-
-
-@one_hot.rewrite()
-def one_hot_of_three_classes(net: Any, h: Tensor) -> Tensor:
-    return h + functional.one_hot(_classes(h), num_classes=3)[:, :1]
+each(REFUSED, **says(explain._CLASSES, whole=True))(
+    one_hot=lambda net, h: h + functional.one_hot(_classes(h))[:, :1]  # here
+).rewrite()(lambda net, h: h + functional.one_hot(_classes(h), num_classes=3)[:, :1])
 
 
 @case(REFUSED, **says(explain._SIZE, whole=True))
@@ -98,14 +88,9 @@ def mask_behind_the_longest(net: Any, h: Tensor) -> Tensor:
     return h + h.masked_fill(torch.arange(4) >= n.max(), -torch.inf).amax(1, keepdim=True)
 
 
-@case(REFUSED, **says(explain._COUNTS, whole=True))
-def counts_of_nine_classes(net: Any, h: Tensor) -> Tensor:
-    return h + torch.bincount(_classes(h), minlength=9)[:4] * 0.1  # here
-
-
-@counts_of_nine_classes.rewrite()
-def counts_by_one_hot(net: Any, h: Tensor) -> Tensor:
-    return h + functional.one_hot(_classes(h), 9).sum(0)[:4] * 0.1
+each(REFUSED, **says(explain._COUNTS, whole=True))(
+    counts_of_nine_classes=lambda net, h: h + torch.bincount(_classes(h), minlength=9)[:4] * 0.1  # here
+).rewrite()(lambda net, h: h + functional.one_hot(_classes(h), 9).sum(0)[:4] * 0.1)
 
 
 @case(REFUSED, **says(explain._REPEATS, whole=True))
@@ -140,9 +125,7 @@ def elements_assigned_by_a_mask(net: Any, h: Tensor) -> Tensor:
     return h
 
 
-@elements_assigned_by_a_mask.rewrite()
-def elements_chosen_by_where(net: Any, h: Tensor) -> Tensor:
-    return torch.where(h > 0, h * 2, h)
+elements_assigned_by_a_mask.rewrite()(lambda net, h: torch.where(h > 0, h * 2, h))
 
 
 @case(REFUSED, **says(explain._BRANCH))
@@ -152,22 +135,17 @@ def branch_on_a_value(net: Any, h: Tensor) -> Tensor:
     return h.tanh()
 
 
-@branch_on_a_value.rewrite()
-def choice_by_where(net: Any, h: Tensor) -> Tensor:
-    return torch.where(h.mean() > 0, h * 2, h.tanh())
+branch_on_a_value.rewrite()(lambda net, h: torch.where(h.mean() > 0, h * 2, h.tanh()))
 
 
 # Parameters and modules.
 
 
-@case(REFUSED, given(table=lambda: nn.Embedding(3, 4, max_norm=1.0)), **says(explain._MAX_NORM), own_losses=True)
-def embedding_with_max_norm(net: Any, h: Tensor) -> Tensor:
-    return h + net.table(_classes(h))  # here
-
-
-@embedding_with_max_norm.rewrite(given(table=lambda: nn.Embedding(3, 4)))
-def embedding_of_a_renormed_weight(net: Any, h: Tensor) -> Tensor:
-    return h + functional.embedding(_classes(h), torch.renorm(net.table.weight, 2, 0, 1.0))
+each(REFUSED, given(table=lambda: nn.Embedding(3, 4, max_norm=1.0)), **says(explain._MAX_NORM), own_losses=True)(
+    embedding_with_max_norm=lambda net, h: h + net.table(_classes(h))  # here
+).rewrite(given(table=lambda: nn.Embedding(3, 4)))(
+    lambda net, h: h + functional.embedding(_classes(h), torch.renorm(net.table.weight, 2, 0, 1.0))
+)
 
 
 @case(REFUSED, **says(explain._FROZEN))
@@ -200,22 +178,14 @@ def _norm() -> nn.Module:
     return nn.BatchNorm1d(4, affine=False)
 
 
-@case(REFUSED, given(norms=lambda: [_norm()]), says=(explain.UNREGISTERED.rewrite,), never_says=("steps",))
-def batch_norm_in_a_list(net: Any, h: Tensor) -> Tensor:
-    return net.norms[0](h)  # here
+each(REFUSED, given(norms=lambda: [_norm()]), says=(explain.UNREGISTERED.rewrite,), never_says=("steps",))(
+    batch_norm_in_a_list=lambda net, h: net.norms[0](h)  # here
+).rewrite(given(norms=lambda: nn.ModuleList([_norm()])))(lambda net, h: net.norms[0](h))
 
 
-batch_norm_in_a_list.rewrite(given(norms=lambda: nn.ModuleList([_norm()])))(lambda net, h: net.norms[0](h))
-
-
-@case(EITHER, given(norms=lambda: {"first": _norm()}), says=("ModuleDict",), never_says=("steps",), whole=True)
-def batch_norm_in_a_dict(net: Any, h: Tensor) -> Tensor:
-    return net.norms["first"](h)  # here
-
-
-batch_norm_in_a_dict.rewrite(given(norms=lambda: nn.ModuleDict({"first": _norm()})))(
-    lambda net, h: net.norms["first"](h)
-)
+each(EITHER, given(norms=lambda: {"first": _norm()}), says=("ModuleDict",), never_says=("steps",), whole=True)(
+    batch_norm_in_a_dict=lambda net, h: net.norms["first"](h)  # here
+).rewrite(given(norms=lambda: nn.ModuleDict({"first": _norm()})))(lambda net, h: net.norms["first"](h))
 
 
 @case(REFUSED, given(lstm=lambda: nn.LSTM(4, 4), state=None), says=(explain.REWRITES["tensor"],), whole=True)
@@ -241,14 +211,9 @@ def _spectral(net: Any) -> None:
     spectral_norm(net.b)
 
 
-@case(EITHER, _spectral, says=("parametrizations",), where=None, own_losses=True, whole=True)
-def spectral_norm_of_old(net: Any, h: Tensor) -> Tensor:
-    return h
-
-
-@spectral_norm_of_old.rewrite(lambda net: parametrizations.spectral_norm(net.b))
-def spectral_norm_as_a_parametrization(net: Any, h: Tensor) -> Tensor:
-    return h
+each(EITHER, _spectral, says=("parametrizations",), where=None, own_losses=True, whole=True)(
+    spectral_norm_of_old=lambda net, h: h
+).rewrite(lambda net: parametrizations.spectral_norm(net.b))(lambda net, h: h)
 
 
 QUEUE = given(queue=lambda: torch.ones(8, 4), ptr=lambda: torch.zeros(1, dtype=torch.long))
@@ -297,9 +262,9 @@ def teacher_in_buffers(net: Any, h: Tensor) -> Tensor:
 # What is no reason is not listed, and a generator that is torch's own is not called the model's.
 
 
-@case(EQUAL, never_says=("of its own",), whole=True)
-def draw_from_the_default_generator(net: Any, h: Tensor) -> Tensor:
-    return h + torch.randn(4, generator=torch.default_generator)
+each(EQUAL, never_says=("of its own",), whole=True)(
+    draw_from_the_default_generator=lambda net, h: h + torch.randn(4, generator=torch.default_generator)
+)
 
 
 @case(EITHER, never_says=("one_hot",))
@@ -314,12 +279,9 @@ def one_reason_beside_an_assertion(net: Any, h: Tensor) -> Tensor:
     return h / float(h.detach().abs().max())  # here
 
 
-@case(REFUSED, says=(explain._NUMBER.rewrite,), whole=True)
-def number_of_a_tensor(net: Any, h: Tensor) -> Tensor:
-    return h / h.detach().abs().max().item()  # here
-
-
-number_of_a_tensor.rewrite()(lambda net, h: h / h.detach().abs().max())
+each(REFUSED, says=(explain._NUMBER.rewrite,), whole=True)(
+    number_of_a_tensor=lambda net, h: h / h.detach().abs().max().item()  # here
+).rewrite()(lambda net, h: h / h.detach().abs().max())
 one_reason_beside_what_is_none.rewrite()(lambda net, h: _divided(h + functional.one_hot(_classes(h), 4)))
 
 

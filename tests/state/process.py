@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, manual_seed
 
-from tests.state.case import EITHER, EQUAL, REFUSED, Case, case, given
+from tests.state.case import EITHER, EQUAL, REFUSED, Case, case, each, given
 
 NOISE = given(noise=lambda: torch.randn(4, generator=torch.Generator().manual_seed(5)))
 
@@ -81,14 +81,10 @@ def draw_that_is_repeated(net: Any, h: Tensor) -> Tensor:
     return h + first + torch.randn(4)
 
 
-@case(REFUSED, whole=True)
-def initial_seed(net: Any, h: Tensor) -> Tensor:
-    return h * (1 + torch.initial_seed() % 7)  # here
-
-
-@case(REFUSED, whole=True)
-def initial_seed_of_the_default_generator(net: Any, h: Tensor) -> Tensor:
-    return h * (1 + torch.default_generator.initial_seed() % 5)  # here
+each(REFUSED, whole=True)(
+    initial_seed=lambda net, h: h * (1 + torch.initial_seed() % 7),  # here
+    initial_seed_of_the_default_generator=lambda net, h: h * (1 + torch.default_generator.initial_seed() % 5),  # here
+)
 
 
 @case(REFUSED, whole=True)
@@ -212,9 +208,7 @@ def gradient_of_a_function_compiled_eight_times(net: Any, h: Tensor) -> Tensor:
     return h + gradient
 
 
-@case(EQUAL, whole=True)
-def hessian_of_one_row(net: Any, h: Tensor) -> Tensor:
-    return h @ torch.func.hessian(lambda row: row.pow(3).sum())(h[0])
+each(EQUAL, whole=True)(hessian_of_one_row=lambda net, h: h @ torch.func.hessian(lambda row: row.pow(3).sum())(h[0]))
 
 
 @case(EQUAL, whole=True)
@@ -223,6 +217,4 @@ def jvp_of_a_function(net: Any, h: Tensor) -> Tensor:
     return result[0] + 0.1 * result[1]
 
 
-@case(EQUAL, whole=True)
-def jacfwd_of_a_function(net: Any, h: Tensor) -> Tensor:
-    return h @ torch.func.jacfwd(torch.tanh)(h[0])
+each(EQUAL, whole=True)(jacfwd_of_a_function=lambda net, h: h @ torch.func.jacfwd(torch.tanh)(h[0]))

@@ -16,17 +16,11 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
 from sambasim.compiler.capture import explain, lost
-from tests.state.case import REFUSED, Net, Setup, built, case, given, net_of, points, zero
+from tests.state.case import REFUSED, Net, Setup, built, case, each, given, net_of, points, zero
 
-
-@case(REFUSED, says=(explain._INDEX.rewrite,), whole=True)
-def row_of_the_largest(net: Any, h: Tensor) -> Tensor:
-    return h + h[h[:, 0].argmax()]  # here
-
-
-@row_of_the_largest.rewrite()
-def row_selected(net: Any, h: Tensor) -> Tensor:
-    return h + h.index_select(0, h[:, 0].argmax().view(1))[0]
+each(REFUSED, says=(explain._INDEX.rewrite,), whole=True)(
+    row_of_the_largest=lambda net, h: h + h[h[:, 0].argmax()]  # here
+).rewrite()(lambda net, h: h + h.index_select(0, h[:, 0].argmax().view(1))[0])
 
 
 LSTM = given(lstm=lambda: nn.LSTM(4, 4, batch_first=True), lengths=lambda: torch.tensor([1, 4, 2, 3]))
@@ -44,34 +38,23 @@ def padded_sequence(net: Any, h: Tensor) -> Tensor:
     return (outputs * (torch.arange(4) < net.lengths[:, None]).unsqueeze(-1)).sum(1)
 
 
-@case(REFUSED, says=(explain._NUMPY.rewrite,), own_losses=True)
-def tanh_of_numpy(net: Any, h: Tensor) -> Tensor:
-    return h + torch.from_numpy(np.tanh(h.detach().numpy()))  # here
+each(REFUSED, says=(explain._NUMPY.rewrite,), own_losses=True)(
+    tanh_of_numpy=lambda net, h: h + torch.from_numpy(np.tanh(h.detach().numpy()))  # here
+).rewrite()(lambda net, h: h + torch.tanh(h.detach()))
 
 
-tanh_of_numpy.rewrite()(lambda net, h: h + torch.tanh(h.detach()))
-
-
-@case(REFUSED, given(mix=lambda: [torch.eye(4).to_sparse()]), says=(explain._SPARSE.rewrite,), whole=True)
-def sparse_constant(net: Any, h: Tensor) -> Tensor:
-    return h + torch.sparse.mm(net.mix[0], h)  # here
-
-
-sparse_constant.rewrite(given(mix=lambda: torch.eye(4)))(lambda net, h: h + net.mix @ h)
+each(REFUSED, given(mix=lambda: [torch.eye(4).to_sparse()]), says=(explain._SPARSE.rewrite,), whole=True)(
+    sparse_constant=lambda net, h: h + torch.sparse.mm(net.mix[0], h)  # here
+).rewrite(given(mix=lambda: torch.eye(4)))(lambda net, h: h + net.mix @ h)
 
 
 def _ctc(h: Tensor, lengths: Any, targets: Any) -> Tensor:
     return functional.ctc_loss(h.log_softmax(1)[:, None], torch.tensor([[1, 2]]), lengths, targets)
 
 
-@case(REFUSED, says=(explain._LENGTHS.rewrite,), where="functional.ctc_loss", whole=True)
-def lengths_that_are_numbers(net: Any, h: Tensor) -> Tensor:
-    return h + _ctc(h, (4,), (2,))
-
-
-@lengths_that_are_numbers.rewrite()
-def lengths_that_are_tensors(net: Any, h: Tensor) -> Tensor:
-    return h + _ctc(h, torch.full((1,), 4), torch.full((1,), 2))
+each(REFUSED, says=(explain._LENGTHS.rewrite,), where="functional.ctc_loss", whole=True)(
+    lengths_that_are_numbers=lambda net, h: h + _ctc(h, (4,), (2,))
+).rewrite()(lambda net, h: h + _ctc(h, torch.full((1,), 4), torch.full((1,), 2)))
 
 
 class Doubling(Net):
@@ -100,14 +83,9 @@ input_changed_in_place.rebuilt(lambda: _of(Doubled))
 TOTAL = [torch.zeros(4)]
 
 
-@case(REFUSED, lambda net: TOTAL[0].zero_(), says=(explain._CONSTANT.rewrite,), whole=True)
-def total_in_a_global(net: Any, h: Tensor) -> Tensor:
-    return h + TOTAL[0].add_(h.detach().mean(0)).clone()  # here
-
-
-@total_in_a_global.rewrite(given(total=lambda: torch.zeros(4)))
-def total_in_a_buffer(net: Any, h: Tensor) -> Tensor:
-    return h + net.total.add_(h.detach().mean(0)).clone()
+each(REFUSED, lambda net: TOTAL[0].zero_(), says=(explain._CONSTANT.rewrite,), whole=True)(
+    total_in_a_global=lambda net, h: h + TOTAL[0].add_(h.detach().mean(0)).clone()  # here
+).rewrite(given(total=lambda: torch.zeros(4)))(lambda net, h: h + net.total.add_(h.detach().mean(0)).clone())
 
 
 # What a trace would lose.
@@ -131,12 +109,9 @@ class WithZeros(WithoutZeros):
     zeros = True
 
 
-@case(REFUSED, says=(lost._NO_ZEROS.rewrite,), whole=True)
-def gradients_that_are_none(net: Any, h: Tensor) -> Tensor:
-    return WithoutZeros.apply(h)[0]
-
-
-gradients_that_are_none.rewrite()(lambda net, h: WithZeros.apply(h)[0])
+each(REFUSED, says=(lost._NO_ZEROS.rewrite,), whole=True)(
+    gradients_that_are_none=lambda net, h: WithoutZeros.apply(h)[0]
+).rewrite()(lambda net, h: WithZeros.apply(h)[0])
 
 
 @case(REFUSED, says=(lost._SAVED.rewrite,), own_losses=True)
@@ -148,12 +123,11 @@ def saved_tensors_changed(net: Any, h: Tensor) -> Tensor:
 saved_tensors_changed.rewrite()(lambda net, h: h.sigmoid())
 
 
-@case(REFUSED, says=(lost._CHECKPOINTED.rewrite,), own_losses=True, whole=True)
-def checkpoint_that_draws_again(net: Any, h: Tensor) -> Tensor:
-    return checkpoint(functional.dropout, h, use_reentrant=False, preserve_rng_state=False)  # here
-
-
-checkpoint_that_draws_again.rewrite()(lambda net, h: checkpoint(functional.dropout, h, use_reentrant=False))
+each(REFUSED, says=(lost._CHECKPOINTED.rewrite,), own_losses=True, whole=True)(
+    checkpoint_that_draws_again=lambda net, h: checkpoint(  # here
+        functional.dropout, h, use_reentrant=False, preserve_rng_state=False
+    )
+).rewrite()(lambda net, h: checkpoint(functional.dropout, h, use_reentrant=False))
 
 
 @case(REFUSED, says=(lost._VERSION.rewrite,), own_losses=True, whole=True)
@@ -192,12 +166,9 @@ def steps_in_an_attribute(net: Any, h: Tensor) -> Tensor:
 steps_in_an_attribute.rewrite(given(steps=zero))(steps_in_a_buffer)
 
 
-@case(REFUSED, given(rates=lambda: itertools.count(1)), says=(explain.REWRITES["position"],), whole=True)
-def rates_of_an_iterator(net: Any, h: Tensor) -> Tensor:
-    return h / next(net.rates)  # here
-
-
-rates_of_an_iterator.rewrite(given(steps=zero))(steps_in_a_buffer)
+each(REFUSED, given(rates=lambda: itertools.count(1)), says=(explain.REWRITES["position"],), whole=True)(
+    rates_of_an_iterator=lambda net, h: h / next(net.rates)  # here
+).rewrite(given(steps=zero))(steps_in_a_buffer)
 
 
 @case(REFUSED, given(first=None), says=(explain.FIRST_CALL,))
@@ -218,23 +189,20 @@ def _timed_before() -> Setup:
     return net_of(lambda net, h: h * (1 + net.scale), given(scale=0.25))
 
 
-@case(REFUSED, says=(explain.DIFFERS.rewrite,), oracle=_timed_before, rewritten=_timed_before)
-def time_of_a_call(net: Any, h: Tensor) -> Tensor:
-    return h * (1 + time.perf_counter() % 1)  # here
+each(REFUSED, says=(explain.DIFFERS.rewrite,), oracle=_timed_before, rewritten=_timed_before)(
+    time_of_a_call=lambda net, h: h * (1 + time.perf_counter() % 1)  # here
+)
 
 
-@case(
+each(
     REFUSED,
     given(own=lambda: torch.Generator().manual_seed(1)),
     says=(explain.GENERATOR.rewrite,),
     own_losses=True,
     whole=True,
-)
-def generator_of_its_own(net: Any, h: Tensor) -> Tensor:
-    return h + torch.randn(4, generator=net.own)  # here
-
-
-generator_of_its_own.rewrite()(lambda net, h: h + torch.randn(4))
+)(
+    generator_of_its_own=lambda net, h: h + torch.randn(4, generator=net.own)  # here
+).rewrite()(lambda net, h: h + torch.randn(4))
 
 
 @case(REFUSED, says=(explain.SEEDED.rewrite,), whole=True)

@@ -14,7 +14,22 @@ from torch.nn.utils import parametrizations
 
 import sambasim as ss
 from sambasim.compiler.capture import lost
-from tests.state.case import BATCH, EITHER, EQUAL, RATE, TOLD, Outputs, Setup, Then, built, case, given, net_of, points
+from tests.state.case import (
+    BATCH,
+    EITHER,
+    EQUAL,
+    RATE,
+    TOLD,
+    Outputs,
+    Setup,
+    Then,
+    built,
+    case,
+    each,
+    given,
+    net_of,
+    points,
+)
 
 LAST = given(last=lambda: torch.zeros(4))
 
@@ -133,14 +148,10 @@ def data_of_an_activation_copied_into(net: Any, h: Tensor) -> Tensor:
     return v
 
 
-@case(EQUAL, whole=True)
-def data_of_a_parameter_read(net: Any, h: Tensor) -> Tensor:
-    return h + net.b.weight.data.sum()
-
-
-@case(EQUAL, whole=True)
-def data_of_an_activation_read(net: Any, h: Tensor) -> Tensor:
-    return h - h.data.mean(0)
+each(EQUAL, whole=True)(
+    data_of_a_parameter_read=lambda net, h: h + net.b.weight.data.sum(),
+    data_of_an_activation_read=lambda net, h: h - h.data.mean(0),
+)
 
 
 @case(EQUAL)
@@ -149,9 +160,7 @@ def straight_through_by_data(net: Any, h: Tensor) -> Tensor:
     return h * (w + (torch.sign(w.data) - w).detach())
 
 
-@case(EQUAL, whole=True)
-def data_in_a_norm(net: Any, h: Tensor) -> Tensor:
-    return h / (net.a.weight.data.norm() + h.data.abs().max())
+each(EQUAL, whole=True)(data_in_a_norm=lambda net, h: h / (net.a.weight.data.norm() + h.data.abs().max()))
 
 
 @case(EQUAL, given(mean=lambda: torch.zeros(4)), whole=True)
@@ -328,19 +337,11 @@ def weights_that_are_tied() -> Setup:
 # Bits that were off.
 
 
-@case(EQUAL, whole=True)
-def addcdiv_with_a_value(net: Any, h: Tensor) -> Tensor:
-    return torch.addcdiv(h, h * 2, h.square() + 1, value=0.3)
-
-
-@case(EQUAL, whole=True)
-def addcmul_with_a_value(net: Any, h: Tensor) -> Tensor:
-    return torch.addcmul(h, h.tanh(), h.sigmoid(), value=0.3)
-
-
-@case(EQUAL, whole=True)
-def lerp_by_a_number(net: Any, h: Tensor) -> Tensor:
-    return torch.lerp(h, h.tanh(), 0.3).addcdiv(h, h.square() + 1, value=-0.7)
+each(EQUAL, whole=True)(
+    addcdiv_with_a_value=lambda net, h: torch.addcdiv(h, h * 2, h.square() + 1, value=0.3),
+    addcmul_with_a_value=lambda net, h: torch.addcmul(h, h.tanh(), h.sigmoid(), value=0.3),
+    lerp_by_a_number=lambda net, h: torch.lerp(h, h.tanh(), 0.3).addcdiv(h, h.square() + 1, value=-0.7),
+)
 
 
 def _bfloat16(momentum: float = 0.0) -> Setup:

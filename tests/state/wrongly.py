@@ -15,14 +15,14 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from sambasim.compiler.capture import asked_values
-from tests.state.case import BATCH, EITHER, EQUAL, REFUSED, TOLD, Outputs, Setup, built, case, given, points
+from tests.state.case import BATCH, EITHER, EQUAL, REFUSED, TOLD, Outputs, Setup, built, case, each, given, points
 
 # Checks of values in code of torch.
 
 
-@case(EQUAL)
-def gaussian_likelihood(net: Any, h: Tensor) -> Tensor:
-    return h + functional.gaussian_nll_loss(h, torch.zeros_like(h), h.square() + 0.1)
+each(EQUAL)(
+    gaussian_likelihood=lambda net, h: h + functional.gaussian_nll_loss(h, torch.zeros_like(h), h.square() + 0.1)
+)
 
 
 @built(EQUAL, whole=True)
@@ -32,37 +32,28 @@ def gaussian_likelihood_as_the_loss() -> Setup:
     return Setup(Outputs(), points(), lambda result, target: gaussian(result, target, result.square() + 0.1))
 
 
-@case(EQUAL, whole=True)
-def covariance(net: Any, h: Tensor) -> Tensor:
-    return h @ torch.cov(h.T)
-
-
-@case(EQUAL, whole=True)
-def correlation(net: Any, h: Tensor) -> Tensor:
-    return h @ torch.corrcoef(h.T)
+each(EQUAL, whole=True)(
+    covariance=lambda net, h: h @ torch.cov(h.T), correlation=lambda net, h: h @ torch.corrcoef(h.T)
+)
 
 
 ROUNDS = "by rounding: the buffer norm.running_"
 
 
-@case(EQUAL | TOLD, given(norm=lambda: nn.BatchNorm1d(4, momentum=None)), notice=ROUNDS, whole=True)
-def batch_norm_without_momentum(net: Any, h: Tensor) -> Tensor:
-    return net.norm(h)
+each(EQUAL | TOLD, given(norm=lambda: nn.BatchNorm1d(4, momentum=None)), notice=ROUNDS, whole=True)(
+    batch_norm_without_momentum=lambda net, h: net.norm(h)
+)
 
 
-@case(EQUAL | TOLD, given(norm=lambda: nn.BatchNorm2d(1, momentum=None)), notice=ROUNDS, whole=True)
-def batch_norm_of_pictures_without_momentum(net: Any, h: Tensor) -> Tensor:
-    return net.norm(h.view(-1, 1, 2, 2)).reshape(h.shape)
+each(EQUAL | TOLD, given(norm=lambda: nn.BatchNorm2d(1, momentum=None)), notice=ROUNDS, whole=True)(
+    batch_norm_of_pictures_without_momentum=lambda net, h: net.norm(h.view(-1, 1, 2, 2)).reshape(h.shape)
+)
 
 
-@case(EQUAL, whole=True)
-def distribution_that_validates(net: Any, h: Tensor) -> Tensor:
-    return h + Normal(h, h.square() + 1).log_prob(torch.zeros_like(h))
-
-
-@case(EQUAL, whole=True)
-def covariance_with_weights(net: Any, h: Tensor) -> Tensor:
-    return h @ torch.cov(h.T, aweights=torch.tensor([1.0, 2.0, 1.0, 0.5]))
+each(EQUAL, whole=True)(
+    distribution_that_validates=lambda net, h: h + Normal(h, h.square() + 1).log_prob(torch.zeros_like(h)),
+    covariance_with_weights=lambda net, h: h @ torch.cov(h.T, aweights=torch.tensor([1.0, 2.0, 1.0, 0.5])),
+)
 
 
 # Static shapes.
@@ -71,31 +62,17 @@ def covariance_with_weights(net: Any, h: Tensor) -> Tensor:
 ORTHOGONAL = given(layer=lambda: parametrizations.orthogonal(nn.Linear(4, 6)), back=lambda: nn.Linear(6, 4))
 
 
-@case(
-    EQUAL | TOLD, ORTHOGONAL, notice="contiguously", whole=True
-)  # one of its buffers has the strides of a transposed tensor
-def orthogonal_weight(net: Any, h: Tensor) -> Tensor:
-    return net.back(net.layer(h))
+each(EQUAL | TOLD, ORTHOGONAL, notice="contiguously", whole=True)(
+    orthogonal_weight=lambda net, h: net.back(net.layer(h))
+)
 
 
-@case(EQUAL, whole=True)
-def draws_of_gamma(net: Any, h: Tensor) -> Tensor:
-    return h * Gamma(functional.softplus(h) + 0.5, torch.ones(4)).rsample()
-
-
-@case(EQUAL, whole=True)
-def draws_of_beta(net: Any, h: Tensor) -> Tensor:
-    return h * Beta(functional.softplus(h) + 0.5, torch.ones(4)).rsample()
-
-
-@case(EQUAL, whole=True)
-def choice_by_a_mask_of_bytes(net: Any, h: Tensor) -> Tensor:
-    return torch.where((h > 0).to(torch.uint8).bool(), h, h * 0.1)
-
-
-@case(EQUAL, whole=True)
-def gradient_of_an_angle(net: Any, h: Tensor) -> Tensor:
-    return torch.complex(h, h.square() + 1).angle()
+each(EQUAL, whole=True)(
+    draws_of_gamma=lambda net, h: h * Gamma(functional.softplus(h) + 0.5, torch.ones(4)).rsample(),
+    draws_of_beta=lambda net, h: h * Beta(functional.softplus(h) + 0.5, torch.ones(4)).rsample(),
+    choice_by_a_mask_of_bytes=lambda net, h: torch.where((h > 0).to(torch.uint8).bool(), h, h * 0.1),
+    gradient_of_an_angle=lambda net, h: torch.complex(h, h.square() + 1).angle(),
+)
 
 
 # Evaluation of what differentiates in its forward.
@@ -174,9 +151,7 @@ class Cached(nn.Module):
         return self.layer(h) * self.scale
 
 
-@case(EQUAL, given(cached=Cached), whole=True)
-def cached_properties(net: Any, h: Tensor) -> Tensor:
-    return net.cached(h)
+each(EQUAL, given(cached=Cached), whole=True)(cached_properties=lambda net, h: net.cached(h))
 
 
 def _layers() -> nn.Module:
@@ -217,19 +192,19 @@ class Padded(nn.Module):
         return self.conv(functional.pad(h.unsqueeze(1), (int(self.total) - right, right + extra))).flatten(1)
 
 
-@case(EQUAL, given(padded=Padded, back=lambda: nn.Linear(4, 4)), whole=True)
-def paddings_in_integer_buffers(net: Any, h: Tensor) -> Tensor:
-    return net.back(net.padded(h))
+each(EQUAL, given(padded=Padded, back=lambda: nn.Linear(4, 4)), whole=True)(
+    paddings_in_integer_buffers=lambda net, h: net.back(net.padded(h))
+)
 
 
-@case(EQUAL, given(order=lambda: torch.tensor([2, 0, 1, 3])), whole=True)
-def order_in_an_integer_buffer(net: Any, h: Tensor) -> Tensor:
-    return h[:, net.order.tolist()]
+each(EQUAL, given(order=lambda: torch.tensor([2, 0, 1, 3])), whole=True)(
+    order_in_an_integer_buffer=lambda net, h: h[:, net.order.tolist()]
+)
 
 
-@case(EQUAL, given(sizes=lambda: torch.tensor([1, 3])), whole=True)
-def sizes_in_an_integer_buffer(net: Any, h: Tensor) -> Tensor:
-    return torch.cat([part * 2 for part in h.split(net.sizes.tolist(), 1)], 1)
+each(EQUAL, given(sizes=lambda: torch.tensor([1, 3])), whole=True)(
+    sizes_in_an_integer_buffer=lambda net, h: torch.cat([part * 2 for part in h.split(net.sizes.tolist(), 1)], 1)
+)
 
 
 @case(EQUAL, whole=True)
