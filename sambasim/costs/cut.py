@@ -29,7 +29,10 @@ def cut(graph: Graph, work: Work, budget: Budget, level: Level) -> tuple[Section
     already has, only the boundaries between forward and backward and between pipeline stages count."""
     kinds = (SectionKind.FWD, SectionKind.BCKWD)
     in_pass = [section for section in graph.sections if section.kind in kinds]
-    parts = [list(run) for _, run in groupby(in_pass, key=lambda one: (one.kind, one.stage, one.weights_only))]
+    parts = [
+        list(run)
+        for _, run in groupby(in_pass, key=lambda section: (section.kind, section.stage, section.weights_only))
+    ]
     part_ends = [sum(stage.node < sections[-1].stop for stage in work.stages) for sections in parts]
     limits = _limits(len(work.stages), part_ends)
     ends = list(range(1, len(work.stages) + 1))
@@ -182,7 +185,7 @@ def _patterns(work: Work, numbers: dict[Hashable, int]) -> tuple[int, ...]:
         return stage.product_flops, stage.blocks, stage.columns, stage.needs_all, tuple(reads), tuple(writes)
 
     found = (pattern(here, stage) for here, stage in enumerate(work.stages))
-    return tuple(numbers.setdefault(one, len(numbers)) for one in found)
+    return tuple(numbers.setdefault(key, len(numbers)) for key in found)
 
 
 def _name(piece: Sequence[Node]) -> str:

@@ -38,14 +38,14 @@ class Residency:
 
     @property
     def size_bytes(self) -> int:
-        return max((one.address + one.size_bytes for one in self.boundaries), default=0)
+        return max((boundary.address + boundary.size_bytes for boundary in self.boundaries), default=0)
 
     def most_bytes(self, runs: Iterable[tuple[int, int]]) -> int:
         """The most bytes in use, if ranges of sections run in this order, some for one pass and some for others."""
         written, freed = [0] * len(self.taken_bytes), [0] * len(self.taken_bytes)
-        for one in self.boundaries:
-            written[one.first] += one.size_bytes
-            freed[one.last] += one.size_bytes
+        for boundary in self.boundaries:
+            written[boundary.first] += boundary.size_bytes
+            freed[boundary.last] += boundary.size_bytes
         peaks: dict[tuple[int, int], tuple[int, int]] = {}
         used = most = 0
         for run in runs:
@@ -143,8 +143,8 @@ def check_memory(graph: Graph, need: Need, budget: Budget) -> None:
     )
     where = None
     if residency.boundaries:
-        live = (one for one in residency.boundaries if one.first <= residency.fullest <= one.last)
-        largest = max(live, key=lambda one: one.size_bytes)
+        live = (boundary for boundary in residency.boundaries if boundary.first <= residency.fullest <= boundary.last)
+        largest = max(live, key=lambda boundary: boundary.size_bytes)
         node = next(node for node in graph.nodes if largest.value in node.results)
         where = str(node.source or node.name)
         message += f"; the largest of them, {format_bytes(largest.size_bytes)}, is the result of {node.operator}"

@@ -66,7 +66,7 @@ def _placed(load: Load, budget: Budget, memory_s: float) -> tuple[float, float]:
     if not load.products:
         return 0.0, min(needed, there)
     if needed >= there:  # one wide operator, or a section that was cut for more units
-        return max(one.unit_s / one.least for one in load.products) * needed / there, there
+        return max(product.unit_s / product.least for product in load.products) * needed / there, there
     free = there - needed
     if budget.by_hand:
         return _balanced(load.products, free, memory_s, needed)
@@ -75,9 +75,13 @@ def _placed(load: Load, budget: Budget, memory_s: float) -> tuple[float, float]:
 
 def _copied(products: Sequence[Product], free: int, memory_s: float, there: int) -> tuple[float, float]:
     # All products reach this time, each with at most one copy more than its share of the free units.
-    surely_s = max(memory_s, sum(one.unit_s for one in products) / free, *(one.unit_s / one.most for one in products))
-    placed = [one.least * max(1, ceil(min(one.unit_s / surely_s, one.most) / one.least)) for one in products]
-    free += sum(one.least for one in products) - sum(placed)
+    spread_s = sum(product.unit_s for product in products) / free
+    surely_s = max(memory_s, spread_s, *(product.unit_s / product.most for product in products))
+    placed = [
+        product.least * max(1, ceil(min(product.unit_s / surely_s, product.most) / product.least))
+        for product in products
+    ]
+    free += sum(product.least for product in products) - sum(placed)
 
     def entry(number: int) -> tuple[float, int]:
         return -products[number].unit_s / min(placed[number], products[number].most), number
@@ -86,11 +90,11 @@ def _copied(products: Sequence[Product], free: int, memory_s: float, there: int)
     heapify(slowest)
     while -slowest[0][0] > memory_s:
         number = slowest[0][1]
-        one = products[number]
-        if one.least > free or placed[number] >= one.most:
+        product = products[number]
+        if product.least > free or placed[number] >= product.most:
             break
-        free -= one.least
-        placed[number] += one.least
+        free -= product.least
+        placed[number] += product.least
         heapreplace(slowest, entry(number))
     return -slowest[0][0], there - free
 
@@ -100,10 +104,10 @@ _HALVINGS = 30
 
 def _balanced(products: Sequence[Product], free: int, memory_s: float, placed: int) -> tuple[float, float]:
     def more(seconds: float) -> float:
-        return sum(max(0.0, one.unit_s / seconds - one.least) for one in products)
+        return sum(max(0.0, product.unit_s / seconds - product.least) for product in products)
 
-    low, high = max(one.unit_s / one.most for one in products), max(one.unit_s / one.least for one in products)
-    high = max(low, high)
+    low = max(product.unit_s / product.most for product in products)
+    high = max(low, *(product.unit_s / product.least for product in products))
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if more(middle) > free else (low, middle)

@@ -160,7 +160,7 @@ def works_of_ranks(program: Program) -> Sequence[tuple[Program, Work]]:
     is the same for each sample, such as a gradient that another rank completes."""
     graph, own = program.leading, of_ranks(program)
     whole = work_of(graph, program.symbols)
-    return [(one, _part(whole, graph, one.leading)) for one in own]
+    return [(rank, _part(whole, graph, rank.leading)) for rank in own]
 
 
 def _part(whole: Work, graph: Graph, own: Graph) -> Work:
@@ -257,7 +257,9 @@ def _stages(graph: Graph, types: Mapping[str, TensorType], base_of: dict[str, st
 
 def _without_masks(graph: Graph, stages: Iterable[Stage]) -> Iterator[Stage]:
     """`stages`, of which those of the backward read the input of a dropout instead of its results."""
-    backward = min((one.start for one in graph.sections if one.kind is SectionKind.BCKWD), default=len(graph.nodes))
+    backward = min(
+        (section.start for section in graph.sections if section.kind is SectionKind.BCKWD), default=len(graph.nodes)
+    )
     inputs: dict[str, Read] = {}
     masks: set[str] = set()
     for stage in stages:

@@ -87,7 +87,8 @@ def _several_ranks(prediction: Prediction, paths: Sequence[SyncPath]) -> list[Re
         lines.append(f"  {record.schedule}: {idle}")
     for axis, seconds in record.predicted_waited_s.items():
         lines.append(f"  along {axis}: rank 0 waits {format_seconds(seconds)} of it")
-    kinds = [kind for kind in ActionKind if any(_action_s(first, rank, kind) for rank in range(len(first.ranks)))]
+    used = {action.kind for row in first.schedule.rows for action in row}
+    kinds = [kind for kind in ActionKind if kind in used]
     names = [kind.name.lower().replace("_", " ") for kind in kinds]
     stages = text_table(
         "a micro-batch, by rank along pp" if len(first.ranks) > 1 else "a pass",

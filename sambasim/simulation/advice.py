@@ -95,7 +95,7 @@ def advise(prediction: Prediction) -> Advice:
     families = (_only_the_loss, _batches, _accumulation, _level, _sync, _clipping)
     found = (change for family in families for change in family(prediction))
     worth = [change for change in (*found, *_tiles(prediction, whole)) if change.factor > 1 + LEAST_GAIN]
-    return Advice(tuple(sorted(worth, key=lambda one: -one.factor)), tuple(_devices(prediction, whole)))
+    return Advice(tuple(sorted(worth, key=lambda change: -change.factor)), tuple(_devices(prediction, whole)))
 
 
 def on_a_node(prediction: Prediction) -> int:
@@ -163,11 +163,11 @@ def _only_the_loss(prediction: Prediction) -> Iterator[Change]:
     fetched = fetched_outputs(program)
     if program.training is None or not fetched:
         return
-    names = {one.name for one in fetched}
-    outputs = tuple(one for one in program.training.outputs if one.symbol not in names)
+    names = {output.name for output in fetched}
+    outputs = tuple(output for output in program.training.outputs if output.symbol not in names)
     rank = _again(replace(prediction, program=replace(program, training=replace(program.training, outputs=outputs))))
     if rank is not None:
-        largest = max(fetched, key=lambda one: one.bytes_per_sample)
+        largest = max(fetched, key=lambda output: output.bytes_per_sample)
         others = f" and {counted(len(fetched) - 1, 'other output')}" if len(fetched) > 1 else ""
         size = format_bytes(largest.bytes_per_sample * samples)
         how = f"in forward, do not return {largest.name}{others}: {size} go to the host in each micro-step"
@@ -252,7 +252,7 @@ def _sync(prediction: Prediction) -> Iterator[Change]:
 
 
 def _clipping(prediction: Prediction) -> Iterator[Change]:
-    kept = tuple(one for one in prediction.alone.sections if one.kind is not SectionKind.GRADNORM)
+    kept = tuple(section for section in prediction.alone.sections if section.kind is not SectionKind.GRADNORM)
     if len(kept) < len(prediction.alone.sections):
         step = replace(prediction.alone, sections=kept)
         yield _changed(prediction, "no clipping", "leave out --max-grad-norm: no GRADNORM section", step)

@@ -58,7 +58,7 @@ class Machine:
 
     def rates_at(self, ranks: int) -> Rates:
         """For so many ranks. More than cores have the rates of as many as there are cores: see `crowd`."""
-        alone = [one for one in self.rates if one.ranks <= self.cores]
+        alone = [rates for rates in self.rates if rates.ranks <= self.cores]
         return alone[min(ranks, len(alone)) - 1]
 
     def crowd(self, ranks: int) -> float:
@@ -67,11 +67,11 @@ class Machine:
         if ranks <= self.cores:
             return 1.0
         known = [(self.cores, 1.0)]
-        for one in self.rates:
-            if one.ranks > self.cores:
-                (crowded,) = one.passes
-                alone = between(self.rates_at(one.ranks).passes, crowded.samples)
-                known.append((one.ranks, max(crowded.pass_s * self.cores / (alone.pass_s * one.ranks), 1.0)))
+        for rates in self.rates:
+            if rates.ranks > self.cores:
+                (crowded,) = rates.passes
+                alone = between(self.rates_at(rates.ranks).passes, crowded.samples)
+                known.append((rates.ranks, max(crowded.pass_s * self.cores / (alone.pass_s * rates.ranks), 1.0)))
         lost = known[-1][1]
         for (low, low_lost), (high, high_lost) in pairwise(known):
             if low <= ranks <= high:
@@ -106,5 +106,7 @@ def mixed(low: _T, high: _T, part: float) -> _T:
     elif isinstance(low, Mapping):
         found = {key: mixed(value, b.get(key, value), part) for key, value in a.items()}
     elif is_dataclass(low):
-        found = replace(a, **{one.name: mixed(getattr(a, one.name), getattr(b, one.name), part) for one in fields(a)})
+        found = replace(
+            a, **{field.name: mixed(getattr(a, field.name), getattr(b, field.name), part) for field in fields(a)}
+        )
     return cast(_T, found)

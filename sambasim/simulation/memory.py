@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from sambasim.costs.fit import Need, reside
 from sambasim.costs.work import Work
-from sambasim.ir.dataflow import groups_of, spans_of_actions
+from sambasim.ir.dataflow import groups_of, pass_and_update, spans_of_actions
 from sambasim.ir.graph import MADE_AGAIN, Graph, Node, SectionKind
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import ParameterGroup, Program
@@ -65,7 +65,9 @@ def need_of(
     with the fewest replicas that may run it. `sections` are ranges of stages of `work`, `samples` is the batch size, if
     it is not the compiled one, and `row` what the rank does in a pipeline."""
     graph = program.leading
-    excluded = frozenset(one.value for one in graph.outputs if program.symbols[one.symbol].kind in _KEPT_OUTPUTS)
+    excluded = frozenset(
+        output.value for output in graph.outputs if program.symbols[output.symbol].kind in _KEPT_OUTPUTS
+    )
     kept = memory_of(
         program,
         activations_bytes=0,
@@ -76,7 +78,8 @@ def need_of(
     residency = reside(work, sections, excluded)
     between_bytes = residency.size_bytes
     if row is not None:
-        spans = spans_of_actions([one for one in graph.sections if one.kind in (SectionKind.FWD, SectionKind.BCKWD)])
+        in_pass, _ = pass_and_update(graph)
+        spans = spans_of_actions(in_pass)
         runs = (spans[action.kind, action.stage] for action in row if (action.kind, action.stage) in spans)
         between_bytes = max(between_bytes, residency.most_bytes(runs))
     return Need(kept.total_bytes, residency, between_bytes)
@@ -118,8 +121,14 @@ def memory_of(
     )
     grouped = {member.parameter for group in program.groups for member in group.members}
     symbols = program.symbols.values()
-    frozen = sum(one.type.size_bytes for one in symbols if one.kind is SymbolKind.PARAMETER and one.name not in grouped)
-    buffers = sum(_at(one.type, one.kind, program.batch_size, samples) for one in symbols if one.kind in _BUFFERS)
+    frozen = sum(
+        symbol.type.size_bytes
+        for symbol in symbols
+        if symbol.kind is SymbolKind.PARAMETER and symbol.name not in grouped
+    )
+    buffers = sum(
+        _at(symbol.type, symbol.kind, program.batch_size, samples) for symbol in symbols if symbol.kind in _BUFFERS
+    )
     if in_slices_only:
         regions = whole_regions(program, level) if whole is None else whole
         buffers += _whole_for_a_while(program, in_slices_only, replicas, regions)
@@ -130,6 +139,12 @@ def memory_of(
         activations=activations_bytes * in_flight,
         buffers=buffers,
     )
+
+
+def operand_bytes(program: Program) -> int:
+    """Of the reduce operand."""
+    symbols = program.symbols.values()
+    return sum(symbol.type.size_bytes for symbol in symbols if symbol.kind is SymbolKind.REDUCE_BUFFER)
 
 
 def _region_bytes(group: ParameterGroup, region: str, ranks: int) -> int:
@@ -150,7 +165,7 @@ def whole_regions(program: Program, zero: int) -> set[Regions]:
     if training is None:
         return set()
     of_gradient = {member.gradient: group.name for group in program.groups for member in group.members}
-    of_value = {one.value: of_gradient[one.symbol] for one in training.outputs if one.symbol in of_gradient}
+    of_value = {output.value: of_gradient[output.symbol] for output in training.outputs if output.symbol in of_gradient}
     found: set[Regions] = set()
     whole: Regions = frozenset()
     for node in training.nodes:
@@ -193,7 +208,9 @@ def pass_memory(graph: Graph, symbols: Mapping[str, Symbol]) -> PassMemory:
     made: dict[str, int] = {}  # by base: the position of its node
     last: dict[str, int] = {}
     kept: set[str] = set()  # bases that are activations; symbols are none
-    backward = min((one.start for one in graph.sections if one.kind is SectionKind.BCKWD), default=len(graph.nodes))
+    backward = min(
+        (section.start for section in graph.sections if section.kind is SectionKind.BCKWD), default=len(graph.nodes)
+    )
     for at, node in enumerate(graph.nodes):
         operands = [base.get(name, name) for name in node.reads]
         for name in operands:
@@ -206,9 +223,9 @@ def pass_memory(graph: Graph, symbols: Mapping[str, Symbol]) -> PassMemory:
             base[name] = operands[0] if is_view else name
             if not is_view:
                 made[name] = last[name] = at
-    for one in graph.outputs:  # what is returned stays
-        last[base.get(one.value, one.value)] = len(graph.nodes)
-    own = {base.get(one.value) for one in graph.outputs if symbols[one.symbol].kind is SymbolKind.GRADIENT}
+    for output in graph.outputs:  # what is returned stays
+        last[base.get(output.value, output.value)] = len(graph.nodes)
+    own = {base.get(output.value) for output in graph.outputs if symbols[output.symbol].kind is SymbolKind.GRADIENT}
     kept -= own
     sizes = {name: graph.values[name].size_bytes for name in made if name not in own}
     activations = _peak((made[name], last[name], size) for name, size in sizes.items() if name in kept)

@@ -116,7 +116,10 @@ class Choices:
     def least(self, asked: Choice) -> Estimate:
         """The least memory that the optimizer asked for can have."""
         levels = (replace(asked, zero=zero) for zero in range(4))
-        return min((one for level in levels for one in self.by_dtype(level)), key=lambda one: one.total_bytes)
+        return min(
+            (estimate for level in levels for estimate in self.by_dtype(level)),
+            key=lambda estimate: estimate.total_bytes,
+        )
 
 
 def _changed(program: Program, captured: str, choice: Choice) -> Program:
@@ -124,19 +127,21 @@ def _changed(program: Program, captured: str, choice: Choice) -> Program:
     stored = choice.dtype.stored
     groups = tuple(
         replace(
-            one,
-            dtype=stored if one.dtype == captured else one.dtype,
+            group,
+            dtype=stored if group.dtype == captured else group.dtype,
             state_dtype="float32" if choice.dtype.master else None,
         )
-        for one in program.groups
+        for group in program.groups
     )
     states = (MASTER, *choice.states) if choice.dtype.master else choice.states
-    optimizers = tuple(replace(one, kind=choice.optimizer, states=states) for one in program.optimizers)
+    optimizers = tuple(replace(optimizer, kind=choice.optimizer, states=states) for optimizer in program.optimizers)
     return replace(program, symbols=_symbols_in(program, captured, stored), groups=groups, optimizers=optimizers)
 
 
 def _symbols_in(program: Program, captured: str, stored: str) -> Mapping[str, Symbol]:
-    return {name: replace(one, type=in_dtype(one.type, captured, stored)) for name, one in program.symbols.items()}
+    return {
+        name: replace(symbol, type=in_dtype(symbol.type, captured, stored)) for name, symbol in program.symbols.items()
+    }
 
 
 def in_dtype(type_: TensorType, captured: str, wanted: str) -> TensorType:

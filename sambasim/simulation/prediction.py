@@ -152,8 +152,8 @@ def _is_alike(prediction: Prediction) -> bool:
     """Whether most FLOPs are of products as wide as those of the published steps, and not of convolutions."""
     work = work_of(prediction.graph, prediction.program.symbols)
     products = [stage for stage in work.stages if stage.product_flops]
-    alike = (one.product_flops for one in products if one.blocks == inf and one.columns >= LEAST_WIDTH)
-    return not products or 2 * sum(alike) > sum(one.product_flops for one in products)
+    alike = (stage.product_flops for stage in products if stage.blocks == inf and stage.columns >= LEAST_WIDTH)
+    return not products or 2 * sum(alike) > sum(stage.product_flops for stage in products)
 
 
 def is_recurrent(prediction: Prediction) -> bool:

@@ -117,8 +117,10 @@ class RankStep(PricedRank):
     @property
     def update_s(self) -> float:
         """With copies."""
-        sections = [one.price.predicted_s for one in self.synced.step.sections if one.kind not in MODEL_KINDS]
-        return sum(sections) + sum(one.predicted_s for one in self.copies.values())
+        sections = [
+            section.price.predicted_s for section in self.synced.step.sections if section.kind not in MODEL_KINDS
+        ]
+        return sum(sections) + sum(traffic.predicted_s for traffic in self.copies.values())
 
     @property
     def after_s(self) -> float:
@@ -164,7 +166,7 @@ def rank_step(priced: PricedRank, placement: Placement, path: SyncPath, mesh: Me
         messages = dict(sent)
         if parameters := gathered[start:stop]:
             messages[DATA_PARALLEL] = sum(parameters, Traffic())
-        device_s = sum(one.price.predicted_s for one in alone.sections[start:stop])
+        device_s = sum(section.price.predicted_s for section in alone.sections[start:stop])
         sent_s = alone.sent_s / forwards if kind is ActionKind.FORWARD else 0.0
         costs[kind, stage] = Cost(device_s, (stop - start) * alone.start_s + sent_s, messages)
     copies = copies_of(graph, program, placement, mesh, rank)

@@ -50,7 +50,8 @@ class Passes:
 
     def idle_s(self, position: int) -> float:
         """Of the rank at `position` along pp: it waits for other stages."""
-        return max(0.0, self.predicted_s - self.of_ranks[position].predicted_s)
+        row = self.schedule.rows[position]
+        return max(0.0, self.predicted_s - sum(self.cost(action).predicted_s for action in row))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,16 +211,19 @@ class PredictedStep:
         return step_of(self.program, self.ranks, placement, self.path)
 
     @property
-    def ideal_samples_per_s(self) -> float:
-        """Of replicas of one rank that share the update and never wait; of others, of as many times one replica."""
+    def efficiency(self) -> float:
+        """Of replicas of one rank, relative to those that share the update and never wait. Of others, the samples/s of
+        a replica relative to one alone; at most 1, although replicas share the update."""
         if self.several_ranks:
-            return self.replicas * self.of_one_replica.samples_per_s
-        return self.replicas * self.micro_steps * self.batch_size / self.synced.ideal_s
+            return min(1.0, self.samples_per_s / self.ideal_samples_per_s)
+        return self.synced.ideal_s / self.synced.predicted_s
 
     @property
-    def efficiency(self) -> float:
-        """The samples/s relative to the ideal; at most 1, although replicas share the update."""
-        return min(1.0, self.samples_per_s / self.ideal_samples_per_s)
+    def ideal_samples_per_s(self) -> float:
+        """At an efficiency of 1."""
+        if self.several_ranks:
+            return self.replicas * self.of_one_replica.samples_per_s
+        return self.samples_per_s / self.efficiency
 
     @property
     def forward_s(self) -> float:

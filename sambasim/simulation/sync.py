@@ -59,7 +59,7 @@ class Traffic:
         received = {wire: self.received_bytes.get(wire, 0) + other.received_bytes.get(wire, 0) for wire in wires}
         return Traffic(self.predicted_s + other.predicted_s, received)
 
-    def __mul__(self, times: int) -> "Traffic":
+    def __mul__(self, times: float) -> "Traffic":
         received = {wire: times * size_bytes for wire, size_bytes in self.received_bytes.items()}
         return Traffic(times * self.predicted_s, received)
 
@@ -169,8 +169,8 @@ def traffic_of(
         if value not in resident:
             size_bytes = size_bytes * samples // program.batch_size
         peers = [group[(group.index(rank) + _shift(node)) % len(group)]] if is_received else group
-        one = message(size_bytes, placement, within=all(node_of[peer] == node_of[rank] for peer in peers))
-        found[axis] = found.get(axis, Traffic()) + one
+        traffic = message(size_bytes, placement, within=all(node_of[peer] == node_of[rank] for peer in peers))
+        found[axis] = found.get(axis, Traffic()) + traffic
     return found
 
 
@@ -238,4 +238,4 @@ def moves_in_passes(program: Program) -> list[Moves]:
         return tuple(name for node in nodes for name in groups_of(node))
 
     sections, _ = pass_and_update(training)
-    return [Moves(moved(one, "comm.all_gather"), moved(one, "comm.reduce_scatter")) for one in sections]
+    return [Moves(moved(section, "comm.all_gather"), moved(section, "comm.reduce_scatter")) for section in sections]

@@ -12,7 +12,7 @@ from sambasim.collectives.schedule import (
     predicted_s,
     reduce_scatter_messages,
 )
-from sambasim.collectives.tree import additions, around, inside
+from sambasim.collectives.tree import additions, around, blocks, inside
 
 layouts = st.lists(st.integers(0, 3), min_size=1, max_size=10).map(
     lambda nodes: [list(dict.fromkeys(nodes)).index(node) for node in nodes]  # numbered by their lowest rank
@@ -60,6 +60,18 @@ def test_every_node_gets_every_slice_once(node_of: list[int]) -> None:
         for rank in ranks:  # what it has itself, what it receives, and what it reads of others
             messages = all_gather_messages(node_of, rank)
             assert 1 + len(messages.received) + messages.reads == len(node_of)
+
+
+@given(layouts)
+def test_what_a_rank_does_not_receive_it_reads_on_its_node(node_of: list[int]) -> None:
+    """Of parameters all other slices. Of gradients, where a node is summed, each slice of each other rank of it."""
+    layout = blocks(node_of)
+    for rank in range(len(node_of)):
+        gathered = all_gather_messages(node_of, rank)
+        assert gathered.reads + len(gathered.received) == len(node_of) - 1
+    for node, ranks in enumerate(layout.nodes):
+        reads = sum(reduce_scatter_messages(node_of, rank).reads for rank in ranks)
+        assert reads == (len(ranks) - 1) * (len(node_of) if layout.summed[node] else len(ranks))
 
 
 def test_an_aligned_node_sends_one_sum() -> None:

@@ -5,11 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sambasim.errors import LaunchError, OptionError
-from sambasim.hardware.budget import budget_of, load_calibration
+from sambasim.hardware.budget import budget_of
 from sambasim.hardware.placement import Inventory, Placement, inventory_of, place, place_replicas
 from sambasim.hardware.spec import load_cluster, load_device
-
-CALIBRATION = load_calibration()
 
 
 def test_half_the_tiles_have_half_of_everything() -> None:

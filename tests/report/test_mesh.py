@@ -170,6 +170,7 @@ def test_simulate_writes_rows_a_plot_and_a_trace(pef: Path, tmp_path: Path) -> N
         assert words in printed
     assert "on dp 1 × pp 2 × tp 2, each rank on SN30: predicted, not measured" in printed
     assert all(f"along {axis}: rank 0 waits" in printed for axis in ("pp", "tp"))
+    assert "input gradients" not in printed, "which this schedule does not have"
     assert [line["sync"] for line in lines] == [None, "host", "rdu"]
     assert (lines[0]["mesh"], lines[0]["schedule"]) == ({"dp": 1, "pp": 2, "tp": 2}, "1f1b")
     assert 0 < lines[0]["predicted_idle_share"] < 1

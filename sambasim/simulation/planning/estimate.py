@@ -22,7 +22,7 @@ from sambasim.simulation.planning.one_rank import OneRank, Programs, Ranks
 from sambasim.simulation.planning.priced import Priced, Terms, path_of, rdus_of, shortage
 from sambasim.simulation.planning.strategy import BY_HOST, Strategy
 from sambasim.simulation.scaling import spread_of
-from sambasim.simulation.sync import GATHERS_IN_PASSES, WIRE_BYTES, GroupSync, Traffic, Wire, group_sync, message
+from sambasim.simulation.sync import GATHERS_IN_PASSES, WIRE_BYTES, GroupSync, Traffic, group_sync, message
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Estimator:
         terms, received, idle_s = self._time(strategy, rank, of_ranks)
         rdus = rdus_of(place(strategy.ranks, self._device, strategy.tiles, self._cluster))
         problem = shortage(memory, capacity_bytes)
-        return Priced(strategy, rdus, terms, memory, capacity_bytes, received, False, problem, idle_s)
+        return Priced(strategy, rdus, terms, memory, capacity_bytes, received.received_bytes, False, problem, idle_s)
 
     def _staged(self, strategy: Strategy, rank: OneRank) -> Sequence[Stage] | str:
         """By rank of the pipeline: all its stages."""
@@ -123,51 +123,42 @@ class Estimator:
             for at, own in enumerate(of_ranks)
         )
 
-    def _time(
-        self, strategy: Strategy, rank: OneRank, of_ranks: Sequence[Stage]
-    ) -> tuple[Terms, dict[Wire, float], float]:
-        """The terms of the slowest rank, the bytes that it receives, and how long ranks wait for stages on average."""
+    def _time(self, strategy: Strategy, rank: OneRank, of_ranks: Sequence[Stage]) -> tuple[Terms, Traffic, float]:
+        """The terms of the slowest rank, what it receives, and how long ranks wait for stages on average."""
         ranks, passes = strategy.stages, strategy.passes
-        busy_s = sum([one.pass_s for one in of_ranks])
-        slowest = max(of_ranks, key=lambda one: one.pass_s)
+        busy_s = sum([stage.pass_s for stage in of_ranks])
+        slowest = max(of_ranks, key=lambda stage: stage.pass_s)
         pass_s = slowest.pass_s + (rank.sent_s if ranks == 1 else 0.0)
         bubble_s = (busy_s - slowest.pass_s) / strategy.chunks
         if strategy.schedule == "zb-h1":  # which runs gradients of weights, once and again, where others wait
             bubble_s *= max(1 - 2 * slowest.weights_s / slowest.pass_s, 0.0)
-        share, messages = slowest.parameters, slowest.messages
-        tensor_s = rank.messages.predicted_s * share
+        share = slowest.parameters
+        messages = (rank.messages * share + slowest.messages) * passes
         least = 3 if strategy.schedule == "zb-h1" else 2  # forward, backward, gradients of weights
         starts_s = rank.start_s * max(rank.sections / ranks, least * strategy.chunks)
         host_s = (starts_s + rank.sent_s) * passes
-        update_s = rank.update_s * share
-        numel = rank.numel * share
-        sync_s, received = 0.0, {wire: size * share * passes for wire, size in rank.messages.received_bytes.items()}
-        for wire, size in messages.received_bytes.items():
-            received[wire] = received.get(wire, 0.0) + size * passes
+        sync_s, moved = 0.0, Traffic()
         if strategy.copies > 1:
-            update_s /= strategy.copies
-            sync_s, moved = self._sync(strategy, rank, numel, slowest.backward_s)
-            for wire, size in moved.received_bytes.items():
-                received[wire] = received.get(wire, 0.0) + size
-        messages_s = (tensor_s + messages.predicted_s) * passes
-        compute_s = max(pass_s * passes - host_s - messages_s, 0.0)
-        terms = Terms(compute_s, host_s, messages_s, bubble_s, update_s, sync_s)
+            sync_s, moved = self._sync(strategy, rank, rank.numel * share, slowest.backward_s)
+        compute_s = max(pass_s * passes - host_s - messages.predicted_s, 0.0)
+        update_s = rank.update_s * share / strategy.copies
+        terms = Terms(compute_s, host_s, messages.predicted_s, bubble_s, update_s, sync_s)
         idle_s = bubble_s + (slowest.pass_s - busy_s / ranks) * passes
-        return terms, received, idle_s
+        return terms, messages + moved, idle_s
 
     def _sync(self, strategy: Strategy, rank: OneRank, numel: float, last_s: float) -> tuple[float, Traffic]:
         """Seconds of sync after the backward, and its traffic. Between RDUs it overlaps with the backward's last
         `last_s` seconds, apart from one group."""
-        one, budget = self._group_sync(strategy, round(WIRE_BYTES * numel)), self.ranks.budget(strategy)
+        sync, budget = self._group_sync(strategy, round(WIRE_BYTES * numel)), self.ranks.budget(strategy)
         groups = max(rank.groups // strategy.stages, 1)
         launches_s = groups * budget.launch_s * (2 if strategy.by_host else 1)
         waits_s = rank.spread_s * spread_of(strategy.copies) / spread_of(2) / strategy.stages
         if not strategy.by_host:
-            reduce_s = one.reduce.predicted_s + launches_s
-            exposed_s = max(reduce_s - last_s, reduce_s / groups) + one.gather.predicted_s + launches_s + waits_s
-            return exposed_s, one.reduce + one.gather
+            reduce_s = sync.reduce.predicted_s + launches_s
+            exposed_s = max(reduce_s - last_s, reduce_s / groups) + sync.gather.predicted_s + launches_s + waits_s
+            return exposed_s, sync.reduce + sync.gather
         gathers = 2 * strategy.passes if strategy.zero >= GATHERS_IN_PASSES else 1
-        moved = one.reduce + one.gather * gathers
+        moved = sync.reduce + sync.gather * gathers
         return moved.predicted_s + (1 + gathers) * launches_s + waits_s, moved
 
     def _group_sync(self, strategy: Strategy, size_bytes: int) -> GroupSync:
@@ -192,16 +183,16 @@ def _stage(
     """The stage of `layers` of a model with `numel` elements of parameters; `section_s`: the shortest section. With
     `splits`, gradients of weights have sections of their own. With `again`, it recomputes about √n segments, if it has
     n places where one tensor crosses: see `compiler/passes/recompute.py`."""
-    forward_s, backward_s = sum(one.forward_s for one in layers), sum(one.backward_s for one in layers)
-    kept_bytes, again_bytes = sum(one.kept_bytes for one in layers), 0
-    crossing = [one.crossing_bytes for one in layers[:-1] if one.crossing == 1]
+    forward_s, backward_s = sum(layer.forward_s for layer in layers), sum(layer.backward_s for layer in layers)
+    kept_bytes, again_bytes = sum(layer.kept_bytes for layer in layers), 0
+    crossing = [layer.crossing_bytes for layer in layers[:-1] if layer.crossing == 1]
     if again:
         segments = max(round(sqrt(len(crossing))), 1)
         between_bytes = sum(crossing) * (segments - 1) // max(len(crossing), 1)
         if between_bytes < kept_bytes:
             kept_bytes, again_bytes = between_bytes, kept_bytes // segments
             backward_s += forward_s
-    weights_s, owned = sum(one.weights_s for one in layers), sum(one.numel for one in layers)
+    weights_s, owned = sum(layer.weights_s for layer in layers), sum(layer.numel for layer in layers)
     forward_s = max(forward_s, section_s)
     if splits:
         rest_s, weights_s = max(backward_s - weights_s, section_s), max(weights_s, section_s)

@@ -23,9 +23,9 @@ from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import of_ranks
 from sambasim.ir.schedule import Action, ActionKind, Schedule, in_flight, make
-from sambasim.ir.types import SymbolKind, TensorType
+from sambasim.ir.types import TensorType
 from sambasim.simulation.machine import Machine, PassTimes, Rates, between
-from sambasim.simulation.memory import Memory, memory_of, pass_memory
+from sambasim.simulation.memory import Memory, memory_of, operand_bytes, pass_memory
 from sambasim.simulation.planning.priced import Priced, Terms, shortage
 from sambasim.simulation.planning.search import Goal, Plan, Refused, order
 from sambasim.simulation.planning.strategy import Space, Strategy
@@ -61,17 +61,18 @@ def plan_here(
     here = Here(program_of, machine, spaces[-1].dtypes[0])
     priced: dict[Strategy, Priced] = {}
     refused: list[Refused] = []
-    for strategy in dict.fromkeys(one for space in spaces for one in space.strategies()):
+    for strategy in dict.fromkeys(strategy for space in spaces for strategy in space.strategies()):
         try:
             priced[strategy] = here.price(strategy)
         except OptionError as error:
             refused.append(Refused(strategy, error.what))
     best: dict[object, Priced] = {}
-    for one in sorted((one for one in priced.values() if one.problem is None), key=lambda one: order(one, goal)):
-        best.setdefault(one.strategy.shape, one)
+    fitting = [candidate for candidate in priced.values() if candidate.problem is None]
+    for candidate in sorted(fitting, key=lambda candidate: order(candidate, goal)):
+        best.setdefault(candidate.strategy.shape, candidate)
     first = list(best.values())[:count]
-    chosen = {one.strategy for one in first}
-    others = tuple(one for one in priced.values() if one.strategy not in chosen)
+    chosen = {candidate.strategy for candidate in first}
+    others = tuple(candidate for candidate in priced.values() if candidate.strategy not in chosen)
     hardware = f"up to {counted(spaces[-1].rdus, 'rank')} on this machine, {counted(machine.cores, 'core')}"
     note = NOTE.format(format_rate(machine.copy_bytes_per_s), format_rate(machine.gemm_flops_per_s))
     note += "" if has_mpi else _WITHOUT_MPI
@@ -99,13 +100,13 @@ class _Part:
 
     @cached_property
     def types(self) -> Mapping[str, TensorType]:
-        return {name: one.type for name, one in self.program.symbols.items()} | dict(self.graph.values)
+        return {name: symbol.type for name, symbol in self.program.symbols.items()} | dict(self.graph.values)
 
     @cached_property
     def sizes(self) -> Mapping[str, float]:
         """Of the nodes of a pass, by name: FLOPs of a product, else bytes."""
         sections, _ = pass_and_update(self.graph)
-        return {node.name: self.size(node) for one in sections for node in self.graph.section_nodes(one)}
+        return {node.name: self.size(node) for section in sections for node in self.graph.section_nodes(section)}
 
     def size(self, node: Node) -> float:
         flops = OPERATORS[node.operator].flops
@@ -189,9 +190,9 @@ class Here:
     def _compiled(self, key: Strategy) -> tuple[_Part, ...]:
         program = self._program_of(key)
         programs = of_ranks(program)
-        numels = [sum(group.numel for group in one.groups) for one in programs]
+        numels = [sum(group.numel for group in program.groups) for program in programs]
         whole = numels[0] if key == self._alone else sum(group.numel for group in self._whole.program.groups)
-        return tuple(_Part(one, numel / whole) for one, numel in zip(programs, numels, strict=True))
+        return tuple(_Part(program, numel / whole) for program, numel in zip(programs, numels, strict=True))
 
     @property
     def _whole(self) -> _Part:
@@ -272,7 +273,7 @@ class Here:
 
     @property
     def _states(self) -> int:
-        return max(len(one.states) for one in self._whole.program.optimizers)
+        return max(len(optimizer.states) for optimizer in self._whole.program.optimizers)
 
     def _memory(self, strategy: Strategy, parts: Sequence[_Part], rates: Rates, times: PassTimes) -> Iterator[Memory]:
         by_device, copies = not strategy.by_host and strategy.copies > 1, strategy.copies
@@ -281,7 +282,7 @@ class Here:
         process_bytes += max(times.heap_bytes - whole_bytes, 0)
         for part, flight in zip(parts, in_flight(_schedule(strategy)), strict=True):
             program = part.program
-            activations, temporaries = (one * strategy.samples // program.batch_size for one in part.memory)
+            activations, temporaries = (size * strategy.samples // program.batch_size for size in part.memory)
             found = memory_of(
                 program,
                 activations_bytes=activations,
@@ -291,14 +292,11 @@ class Here:
                 in_flight=flight,
                 passes=strategy.passes,
             )
-            unused = sum(
-                one.type.size_bytes for one in program.symbols.values() if one.kind is SymbolKind.REDUCE_BUFFER
-            )
             yield replace(
                 found,
                 parameters=found.parameters // copies if by_device else found.parameters,
                 activations=found.activations + temporaries,
-                buffers=found.buffers + process_bytes - unused,
+                buffers=found.buffers + process_bytes - operand_bytes(program),
             )
 
 
@@ -323,4 +321,5 @@ def spaced(samples: Iterable[int]) -> list[int]:
     ascending = sorted(samples)
     most = ascending[-1]
     wanted = (1, most // 4, most // 2, most)
-    return sorted({ascending[0], *(max(one for one in ascending if one <= max(at, ascending[0])) for at in wanted)})
+    below = (max(number for number in ascending if number <= max(at, ascending[0])) for at in wanted)
+    return sorted({ascending[0], *below})

@@ -54,16 +54,16 @@ class Chain:
     @cached_property
     def places(self) -> Sequence[Sequence[int]]:
         """Where at most 1, 2, … tensors cross, so that each piece has parameters."""
-        largest = max((one.crossing for one in self.layers[:-1]), default=0)
+        largest = max((layer.crossing for layer in self.layers[:-1]), default=0)
         return [self._places(most) for most in range(1, largest + 1)]
 
     def _places(self, most: int) -> Sequence[int]:
         found, owned = [0], 0
-        left = sum(one.numel for one in self.layers)
-        for at, one in enumerate(self.layers[:-1], 1):
-            owned += one.numel
-            left -= one.numel
-            if 0 < one.crossing <= most and owned and left:
+        left = sum(layer.numel for layer in self.layers)
+        for at, layer in enumerate(self.layers[:-1], 1):
+            owned += layer.numel
+            left -= layer.numel
+            if 0 < layer.crossing <= most and owned and left:
                 found.append(at)
                 owned = 0
         return [*found, len(self.layers)]
@@ -76,10 +76,10 @@ class Chain:
         """The range of layers of each stage, the slowest forward as fast as possible; None for too many stages."""
         if stages == 1:
             return [(0, len(self.layers))]
-        places = next((one for one in self.places if len(one) > stages), None)
+        places = next((places for places in self.places if len(places) > stages), None)
         if places is None:
             return None
-        total_s = list(accumulate((one.forward_s for one in self.layers), initial=0.0))
+        total_s = list(accumulate((layer.forward_s for layer in self.layers), initial=0.0))
         at_s = [total_s[place] for place in places]
         low, high = at_s[-1] / stages, at_s[-1]
         ends = _ends(at_s, stages, high)
@@ -118,7 +118,7 @@ def chain_of(
     `numel_of` the elements of each trained parameter. If it is the step of a `shorter` program, those that this has are
     repeated."""
     seconds = _by_operator(step, work, messages_s)
-    end = max(one.nodes[1] for one in step.sections if one.kind is SectionKind.FWD)
+    end = max(section.nodes[1] for section in step.sections if section.kind is SectionKind.FWD)
     count = sum(stage.node < end for stage in work.stages)
     values = _Values(work, count, numel_of)
     backward_s, weights_s = [0.0] * count, [0.0] * count
@@ -148,12 +148,12 @@ def _repeated(shorter: Shorter, work: Work, count: int) -> Sequence[int]:
 
 def _by_operator(step: RankAlone, work: Work, messages_s: Sequence[float]) -> list[float]:
     """The seconds of each operator: that of its section, divided by what operators take alone."""
-    sections = [one for one in step.sections if one.kind in MODEL_KINDS]
+    sections = [section for section in step.sections if section.kind in MODEL_KINDS]
     found: list[float] = []
-    ranges = stage_ranges(work, [one.nodes[1] for one in sections])
-    for (start, stop), one, more_s in zip(ranges, sections, messages_s, strict=True):
+    ranges = stage_ranges(work, [section.nodes[1] for section in sections])
+    for (start, stop), section, more_s in zip(ranges, sections, messages_s, strict=True):
         weights = [alone_s(stage, work, step.budget) for stage in work.stages[start:stop]]
-        whole = one.price.predicted_s + step.start_s + more_s
+        whole = section.price.predicted_s + step.start_s + more_s
         found += [whole * weight / (sum(weights) or 1.0) for weight in weights]
     return found
 
@@ -221,14 +221,14 @@ _ENOUGH_PLACES = 128
 
 def _layers(operators: Sequence[Layer]) -> Iterator[Layer]:
     """Operators up to the next place where few tensors cross, together."""
-    counts = sorted(one.crossing for one in operators[:-1] if one.crossing > 0)
+    counts = sorted(layer.crossing for layer in operators[:-1] if layer.crossing > 0)
     most = counts[min(_ENOUGH_PLACES, len(counts) - 1)] if counts else 0
     start = 0
-    for stop, one in enumerate(operators, 1):
-        if 0 < one.crossing <= most or stop == len(operators):
+    for stop, layer in enumerate(operators, 1):
+        if 0 < layer.crossing <= most or stop == len(operators):
             span = operators[start:stop]
             yield replace(
-                one,
+                layer,
                 forward_s=sum(each.forward_s for each in span),
                 backward_s=sum(each.backward_s for each in span),
                 weights_s=sum(each.weights_s for each in span),

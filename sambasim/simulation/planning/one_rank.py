@@ -19,10 +19,10 @@ from sambasim.hardware.placement import place
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec
 from sambasim.ir.mesh import DATA_PARALLEL, TENSOR, Mesh
 from sambasim.ir.program import Program
-from sambasim.ir.types import DTYPE_BYTES, SymbolKind
+from sambasim.ir.types import DTYPE_BYTES
 from sambasim.simulation.alone import MODEL_KINDS, price_alone, sections_of_pass
 from sambasim.simulation.machine import mixed
-from sambasim.simulation.memory import Memory, memory_of
+from sambasim.simulation.memory import Memory, memory_of, operand_bytes
 from sambasim.simulation.planning.layers import Chain, Shorter, chain_of
 from sambasim.simulation.planning.priced import roomy
 from sambasim.simulation.planning.strategy import Strategy
@@ -71,12 +71,6 @@ class Compiled:
     @property
     def sections(self) -> int:
         return len(sections_of_pass(self.program.leading))
-
-    @cached_property
-    def operand_bytes(self) -> int:
-        """Of the reduce operand, which a single copy of the model does not need."""
-        symbols = self.program.symbols.values()
-        return sum(one.type.size_bytes for one in symbols if one.kind is SymbolKind.REDUCE_BUFFER)
 
     @cached_property
     def largest_layer_bytes(self) -> int:
@@ -171,12 +165,12 @@ class Ranks:
         compiled = self._compiled(replace(alone, samples=min(alone.samples, _CUT_FOR)))
         if isinstance(compiled, str):
             return compiled
-        ranks = [self._one_rank(alone, one) for one in compiled]
+        ranks = [self._one_rank(alone, each) for each in compiled]
         found, shorter = ranks[-1], compiled[-1].shorter
         if shorter is None:
             return found
         few, more = _FEW_LAYERS[alone.recompute]
-        low, high = (replace(one, chain=Chain((), 0)) for one in ranks)
+        low, high = (replace(rank, chain=Chain((), 0)) for rank in ranks)
         whole = mixed(low, high, (shorter.layers - few) / (more - few))
         between_bytes = max(whole.between_bytes, 0)
         return replace(whole, chain=found.chain, between_bytes=between_bytes, gathered=found.gathered)
@@ -194,7 +188,7 @@ class Ranks:
             return []
         counts = _FEW_LAYERS[alone.recompute]
         shorter = [self._programs.shorter(alone, count) for count in counts]
-        found = [Compiled(one.program, one) for one in shorter if one is not None]
+        found = [Compiled(each.program, each) for each in shorter if each is not None]
         if len(found) < len(counts):
             return []
         few, more = found
@@ -215,8 +209,8 @@ class Ranks:
                 by_axis = traffic_of([section], graph, program, placement, mesh, 0, alone.samples, work.resident)
                 found[number] = by_axis.get(TENSOR, Traffic())
         memory = memory_of(program, activations_bytes=0, samples=samples, zero=0, replicas=1)
-        chain = chain_of(step, work, [one.predicted_s for one in found], compiled.numel_of, compiled.shorter)
-        update_s = sum(one.price.predicted_s for one in step.sections if one.kind not in MODEL_KINDS)
+        chain = chain_of(step, work, [traffic.predicted_s for traffic in found], compiled.numel_of, compiled.shorter)
+        update_s = sum(section.price.predicted_s for section in step.sections if section.kind not in MODEL_KINDS)
         return OneRank(
             chain,
             sections=len(sections),
@@ -230,7 +224,7 @@ class Ranks:
             memory=memory,
             between_bytes=max(step.need.residency.size_bytes - chain.priced_bytes, 0),
             gathered=compiled.gathered,
-            operand_bytes=compiled.operand_bytes,
+            operand_bytes=operand_bytes(program),
         )
 
     def largest_layer_bytes(self, dtype: str) -> int | None:

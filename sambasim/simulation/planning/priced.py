@@ -59,7 +59,7 @@ class Priced:
 
     @property
     def fullest(self) -> Memory:
-        return max(self.memory, key=lambda one: one.total_bytes)
+        return max(self.memory, key=lambda memory: memory.total_bytes)
 
     @property
     def sharing(self) -> int:
@@ -82,7 +82,7 @@ def shortage(memory: Sequence[Memory], capacity_bytes: int) -> str | None:
     stage, fullest = max(enumerate(memory), key=lambda pair: pair[1].total_bytes)
     if fullest.total_bytes <= capacity_bytes:
         return None
-    parts = {one.name: getattr(fullest, one.name) for one in fields(fullest)}
+    parts = {part.name: getattr(fullest, part.name) for part in fields(fullest)}
     largest = max(parts, key=lambda name: parts[name])
     of_stage = f" of stage {stage}" if len(memory) > 1 else ""
     whole = f"{format_bytes(fullest.total_bytes)} of {format_bytes(capacity_bytes)}"

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from heapq import heappop, heappush
+from heapq import heappop, heappush, nsmallest
 from itertools import count as count_up
 from typing import Any
 
@@ -61,12 +61,12 @@ class Plan:
 
     @property
     def fitting(self) -> list[Priced]:
-        return [one for one in self.everything if one.problem is None]
+        return [candidate for candidate in self.everything if candidate.problem is None]
 
     @property
     def frontier(self) -> list[Priced]:
         """Of those that were priced, the ones that no other beats in both time and memory, from the fastest on."""
-        return _unbeaten([one for one in self.fitting if one.is_exact])
+        return _unbeaten([candidate for candidate in self.fitting if candidate.is_exact])
 
 
 class Planner:
@@ -96,8 +96,8 @@ class Planner:
                 refused.append(Refused(strategy, found))
         on_phase("compile and price the best")
         best, priced = self._best(estimated, goal, count)
-        known = {one.strategy for one in (*best, *priced)}
-        others = (*priced, *(one for one in estimated if one.strategy not in known))
+        known = {candidate.strategy for candidate in (*best, *priced)}
+        others = (*priced, *(candidate for candidate in estimated if candidate.strategy not in known))
         hardware = f"{space.rdus} {self._device.name} of {self._cluster.name}"
         error = load_calibration().fit.left_out_mean
         largest = self.estimator.ranks.largest_layer_bytes(space.dtypes[0])
@@ -106,19 +106,20 @@ class Planner:
         )
 
     def _best(self, estimated: Sequence[Priced], goal: Goal, count: int) -> tuple[list[Priced], list[Priced]]:
-        """The best of each shape, and what else was priced on the way. What is best by estimate is priced, and goes
-        back among the others with that price, until it is best again. By how much an estimate was wrong is expected of
-        the others of its family too. Where nothing fits by estimate, those that lack the least memory are priced."""
+        """The best of each shape, and what else was priced on the way. The candidate that is best by its estimate is
+        priced, and put back with its price; if it is best again, it is chosen. The error of its estimate then corrects
+        those of its family. If nothing fits by estimate, the candidates that lack the least memory are priced."""
 
-        def put(one: Priced) -> None:
-            heappush(waiting, (*order(one, goal, error_of.get(family(one), (1.0, 1.0))), next(number), one))
+        def put(candidate: Priced) -> None:
+            error = error_of.get(family(candidate), (1.0, 1.0))
+            heappush(waiting, (*order(candidate, goal, error), next(number), candidate))
 
-        fitting = [one for one in estimated if one.problem is None]
+        fitting = [candidate for candidate in estimated if candidate.problem is None]
         if not fitting:
-            fitting = sorted(estimated, key=lambda one: one.fullest.total_bytes / one.capacity_bytes)[:_NEAR_MISSES]
+            fitting = nsmallest(_NEAR_MISSES, estimated, lambda each: each.fullest.total_bytes / each.capacity_bytes)
         left: defaultdict[Hashable, list[Priced]] = defaultdict(list)  # by family, the best one last
-        for one in sorted(fitting, key=lambda one: order(one, goal), reverse=True):
-            left[family(one)].append(one)
+        for candidate in sorted(fitting, key=lambda candidate: order(candidate, goal), reverse=True):
+            left[family(candidate)].append(candidate)
         error_of: dict[Hashable, tuple[float, float]] = {}
         waiting: list[Any] = []
         number = count_up()
@@ -127,31 +128,31 @@ class Planner:
         best: dict[Hashable, Priced] = {}
         others: list[Priced] = []
         while waiting and len(best) < count:
-            *_, one = heappop(waiting)
-            if one.strategy.shape in best:
-                others += [one] if one.is_exact else []
-            elif one.is_exact:
-                best[one.strategy.shape] = one
+            *_, candidate = heappop(waiting)
+            if candidate.strategy.shape in best:
+                others += [candidate] if candidate.is_exact else []
+            elif candidate.is_exact:
+                best[candidate.strategy.shape] = candidate
             else:
-                exact = self.exact(one.strategy)
+                exact = self.exact(candidate.strategy)
                 if exact.problem is None:
-                    error_of[family(one)] = (
-                        exact.step_s / one.step_s,
-                        exact.fullest.total_bytes / one.fullest.total_bytes,
+                    error_of[family(candidate)] = (
+                        exact.step_s / candidate.step_s,
+                        exact.fullest.total_bytes / candidate.fullest.total_bytes,
                     )
                     put(exact)
                 else:
                     others.append(exact)
-                if left[family(one)]:
-                    put(left[family(one)].pop())
-        in_order = sorted(best.values(), key=lambda one: order(one, goal))
-        return in_order, [*others, *(one for *_, one in waiting if one.is_exact)]
+                if left[family(candidate)]:
+                    put(left[family(candidate)].pop())
+        in_order = sorted(best.values(), key=lambda candidate: order(candidate, goal))
+        return in_order, [*others, *(candidate for *_, candidate in waiting if candidate.is_exact)]
 
     def with_priced_frontier(self, plan: Plan) -> Plan:
         """`plan`, in which the strategies that estimates do not beat are compiled and priced too, at most 32."""
-        others = {one.strategy: one for one in plan.others}
+        others = {candidate.strategy: candidate for candidate in plan.others}
         for _ in range(_MOST_OF_FRONTIER):
-            estimated = next((one for one in _unbeaten(plan.fitting) if not one.is_exact), None)
+            estimated = next((candidate for candidate in _unbeaten(plan.fitting) if not candidate.is_exact), None)
             if estimated is None:
                 break
             others[estimated.strategy] = self.exact(estimated.strategy)
@@ -176,15 +177,15 @@ class Planner:
 def _unbeaten(strategies: Sequence[Priced]) -> list[Priced]:
     """Those that no other beats in both time and memory, from the fastest on."""
     found: list[Priced] = []
-    for one in sorted(strategies, key=lambda one: (one.step_s, one.rdu_bytes)):
-        if not found or one.rdu_bytes < found[-1].rdu_bytes:
-            found.append(one)
+    for candidate in sorted(strategies, key=lambda candidate: (candidate.step_s, candidate.rdu_bytes)):
+        if not found or candidate.rdu_bytes < found[-1].rdu_bytes:
+            found.append(candidate)
     return found
 
 
-def family(one: Priced) -> Hashable:
+def family(candidate: Priced) -> Hashable:
     """Of estimates that are about equally wrong."""
-    return one.strategy.shape, one.strategy.recompute
+    return candidate.strategy.shape, candidate.strategy.recompute
 
 
 _NEAR_MISSES = 16
@@ -194,18 +195,18 @@ _NEAR_MISSES = 16
 _MOST_OF_FRONTIER = 32
 
 
-def value_of(one: Priced, goal: Goal) -> float:
+def value_of(candidate: Priced, goal: Goal) -> float:
     """What `goal` wants least of."""
     if goal is Goal.MEMORY:
-        return one.rdu_bytes
-    return one.step_s * one.rdus if goal is Goal.COST else one.step_s
+        return candidate.rdu_bytes
+    return candidate.step_s * candidate.rdus if goal is Goal.COST else candidate.step_s
 
 
-def order(one: Priced, goal: Goal, error: tuple[float, float] = (1.0, 1.0)) -> tuple[float, ...]:
+def order(candidate: Priced, goal: Goal, error: tuple[float, float] = (1.0, 1.0)) -> tuple[float, ...]:
     """Less is better. Of those that are equal to four digits, the one that changes less is better. `error`: by which
     the time and the memory of an estimate are multiplied."""
-    of_time, of_memory = (1.0, 1.0) if one.is_exact else error
-    strategy, step_s = one.strategy, one.step_s * of_time
-    about = float(f"{value_of(one, goal) * (of_memory if goal is Goal.MEMORY else of_time):.3e}")
+    of_time, of_memory = (1.0, 1.0) if candidate.is_exact else error
+    strategy, step_s = candidate.strategy, candidate.step_s * of_time
+    about = float(f"{value_of(candidate, goal) * (of_memory if goal is Goal.MEMORY else of_time):.3e}")
     changes = strategy.recompute != "none", strategy.stages, strategy.chips, abs(strategy.zero - 1), strategy.passes
     return about, *changes, step_s

@@ -132,8 +132,8 @@ class Space:
     def strategies(self) -> Iterator[Strategy]:
         """All legal strategies."""
         for shape in self._shapes():
-            for one in self._passes(shape):
-                yield from filter(self._is_wanted, self._variants(one))
+            for strategy in self._passes(shape):
+                yield from filter(self._is_wanted, self._variants(strategy))
 
     def _is_wanted(self, strategy: Strategy) -> bool:
         """A whole RDU may be named by its number of tiles."""
@@ -157,7 +157,7 @@ class Space:
     def _replicas(self, most: int, shares: int = 1) -> Iterator[int]:
         """The numbers of replicas up to `most` that give each of their `shares` equal parts of the global batch."""
         whole, rest = divmod(self.global_batch, shares)
-        return (one for one in divisors(whole) if one <= most) if not rest else iter(())
+        return (count for count in divisors(whole) if count <= most) if not rest else iter(())
 
     def _passes(self, shape: Strategy) -> Iterator[Strategy]:
         """`shape`, with the samples and the number of passes that give the global batch."""
@@ -169,18 +169,18 @@ class Space:
             if shape.stages == 1 or passes >= shape.stages:
                 yield replace(shape, samples=samples, passes=passes)
 
-    def _variants(self, one: Strategy) -> Iterator[Strategy]:
-        schedules = [name for name in SCHEDULES if _has_schedule(one, name)] if one.stages > 1 else ["1f1b"]
-        levels = range(4) if one.copies > 1 else (1,)
+    def _variants(self, strategy: Strategy) -> Iterator[Strategy]:
+        schedules = [name for name in SCHEDULES if _has_schedule(strategy, name)] if strategy.stages > 1 else ["1f1b"]
+        levels = range(4) if strategy.copies > 1 else (1,)
         for schedule, zero, recompute, dtype in product(schedules, levels, RECOMPUTE, self.dtypes):
-            yield replace(one, schedule=schedule, zero=zero, recompute=recompute, dtype=dtype)
+            yield replace(strategy, schedule=schedule, zero=zero, recompute=recompute, dtype=dtype)
 
 
-def _has_schedule(one: Strategy, name: str) -> bool:
-    return name != "interleaved-1f1b" or one.passes % one.stages == 0
+def _has_schedule(strategy: Strategy, name: str) -> bool:
+    return name != "interleaved-1f1b" or strategy.passes % strategy.stages == 0
 
 
 def divisors(number: int) -> list[int]:
     """Ascending."""
-    small = [one for one in range(1, isqrt(number) + 1) if number % one == 0]
-    return sorted({*small, *(number // one for one in small)})
+    small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
