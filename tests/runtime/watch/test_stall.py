@@ -127,7 +127,7 @@ def test_a_rank_that_waits_within_a_section_waits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "waits"), [("transports/values.py", True), ("machine/mpi.py", True), ("job.py", False)]
+    ("file", "waits"), [("transports/messages.py", True), ("machine/mpi.py", True), ("job.py", False)]
 )
 def test_a_thread_waits_if_its_innermost_frame_communicates(file: str, waits: bool) -> None:
     path = Path(sambasim.runtime.__file__).parent / file
