@@ -25,7 +25,7 @@ from sambasim.runtime.run.training import Totals
 from sambasim.runtime.transports.connect import Way
 from sambasim.runtime.transports.host import GLOO_EXEMPT
 from sambasim.runtime.transports.network import scattered
-from sambasim.runtime.values.device import bytes_of
+from sambasim.runtime.values.device import byte_array
 from sambasim.runtime.values.weights import State, joined, state_of, weights_sha256
 from sambasim.simulation.prediction import backing_of
 from sambasim.simulation.step import PredictedStep, has_several_ranks, predict_step
@@ -250,7 +250,7 @@ def _whole_tensors(setup: Setup, team: Team) -> Callable[[str], Tensor]:
         if (cuts or pipelined) and team.hub is None:
             own = parts[0] if parts and team.transport.replica == 0 else None
             # As bytes of its own: a pickled view would bring the whole device memory along.
-            sent = setup.communicator.gather_object(None if own is None else bytes_of(own).copy())
+            sent = setup.communicator.gather_object(None if own is None else byte_array(own).copy())
             dtype: torch.dtype = getattr(torch, setup.program.symbols[name].type.dtype)
             parts = [None if part is None else torch.from_numpy(part).view(dtype) for part in sent or ()]
         held = [part.view(setup.program.symbols[name].type.shape) for part in parts if part is not None]

@@ -17,7 +17,7 @@ from sambasim.ir.types import CUT_ELEMENTS, DTYPE_BYTES, Slice, pieces
 from sambasim.records.trace import Track
 from sambasim.runtime.machine.communicator import Communicator, Message, Request
 from sambasim.runtime.transports.communication import BytesMoved, Communication
-from sambasim.runtime.values.device import DeviceMemory, bytes_of
+from sambasim.runtime.values.device import DeviceMemory, byte_array
 from sambasim.runtime.values.mean import Sum, TreeMean
 from sambasim.runtime.watch.observer import SpanArgs, span
 
@@ -198,7 +198,7 @@ def _lengths(slices: Sequence[Slice]) -> list[int]:
 
 
 def _messages(parts: Mapping[int, Tensor]) -> list[Message]:
-    return [(bytes_of(part), rank) for rank, part in parts.items() if part.numel()]
+    return [(byte_array(part), rank) for rank, part in parts.items() if part.numel()]
 
 
 class Halves:

@@ -19,7 +19,7 @@ from sambasim.runtime.transports.communication import (
     Shared,
     tensor_operand,
 )
-from sambasim.runtime.values.device import bytes_of
+from sambasim.runtime.values.device import byte_array
 
 _COLLECT_TAG = 13
 _GATHER_TAG = 31
@@ -50,12 +50,12 @@ class MessageGroup(AxisGroup):
         strides = torch.empty_like(tensor, device="meta").stride()  # as a clone has them: without gaps
         message[: 8 * len(strides)].view(torch.int64).copy_(torch.tensor(strides, dtype=torch.int64))
         _body(message, tensor.dtype, tensor.shape, strides).copy_(tensor)
-        self.communicator.send_and_keep(bytes_of(message), rank, tag)
+        self.communicator.send_and_keep(byte_array(message), rank, tag)
 
     def _recv(self, rank: int, tag: int, type_: TensorType) -> Tensor:
         dims = len(type_.shape)
         message = torch.empty(_head_bytes(dims) + type_.size_bytes, dtype=torch.uint8)
-        self.communicator.wait_all([self.communicator.irecv(bytes_of(message), rank, tag)])
+        self.communicator.wait_all([self.communicator.irecv(byte_array(message), rank, tag)])
         strides = message[: 8 * dims].view(torch.int64).tolist()
         return _body(message, getattr(torch, type_.dtype), type_.shape, strides)
 
@@ -73,8 +73,8 @@ class _GatherMessages(Communication):
         self._tensors = [own if at == group.position else torch.empty_like(own) for at in range(group.size)]
         communicator = group.communicator
         peers = [(at, rank) for at, rank in enumerate(group.ranks) if at != group.position]
-        receives = [communicator.irecv(bytes_of(self._tensors[at]), rank, _GATHER_TAG) for at, rank in peers]
-        sends = [communicator.isend(bytes_of(own), rank, _GATHER_TAG) for _, rank in peers]
+        receives = [communicator.irecv(byte_array(self._tensors[at]), rank, _GATHER_TAG) for at, rank in peers]
+        sends = [communicator.isend(byte_array(own), rank, _GATHER_TAG) for _, rank in peers]
         self._requests = receives + sends
 
     def finish(self) -> object:
@@ -126,7 +126,7 @@ def collect(
     own = readable[rank]
     if rank != 0:
         sends = [
-            communicator.isend(bytes_of(own[start:stop]), 0, _COLLECT_TAG)
+            communicator.isend(byte_array(own[start:stop]), 0, _COLLECT_TAG)
             for owner, start, stop in parts
             if owner == rank and owner not in readable_by_root
         ]
@@ -139,6 +139,6 @@ def collect(
         if owner in readable:
             part.copy_(readable[owner][start:stop])
         else:
-            requests.append(communicator.irecv(bytes_of(part), owner, _COLLECT_TAG))
+            requests.append(communicator.irecv(byte_array(part), owner, _COLLECT_TAG))
     communicator.wait_all(requests)
     return whole

@@ -16,7 +16,7 @@ from sambasim.ir.types import DTYPE_BYTES, Slice
 from sambasim.records.trace import Track
 from sambasim.runtime.machine.communicator import Communicator, Request
 from sambasim.runtime.transports.communication import BytesMoved
-from sambasim.runtime.values.device import DeviceMemory, bytes_of
+from sambasim.runtime.values.device import DeviceMemory, byte_array
 from sambasim.runtime.values.mean import tree_mean
 from sambasim.runtime.watch.observer import span
 
@@ -86,7 +86,7 @@ class Network:
                 continue
             if len(message.ranks) > 1:
                 self._sum(group, start, stop)
-            self._sends.append(self._communicator.isend(bytes_of(gradient[start:stop]), message.target, _REDUCE_TAG))
+            self._sends.append(self._communicator.isend(byte_array(gradient[start:stop]), message.target, _REDUCE_TAG))
 
     def holder(self, owner: int) -> int:
         """The rank of this node that receives the slices of `owner`."""
@@ -119,18 +119,18 @@ class Network:
             for message in self._gather.sent:
                 part = tensor[slice(*slices[message.owner])]
                 if part.numel():
-                    requests.append(self._communicator.isend(bytes_of(part), message.target, _GATHER_TAG))
+                    requests.append(self._communicator.isend(byte_array(part), message.target, _GATHER_TAG))
             for message in self._gather.received:
                 part = tensor[slice(*slices[message.owner])]
                 if part.numel():
-                    requests.append(self._communicator.irecv(bytes_of(part), message.source, _GATHER_TAG))
+                    requests.append(self._communicator.irecv(byte_array(part), message.source, _GATHER_TAG))
                     self._moved.network += part.nbytes
         self._communicator.wait_all(requests)
 
     def _post(self) -> None:
         operands = self._operands[self._queue[0].name] if self._queue else {}
         self._receives = [
-            self._communicator.irecv(bytes_of(operands[message.ranks[0]]), message.source, _REDUCE_TAG)
+            self._communicator.irecv(byte_array(operands[message.ranks[0]]), message.source, _REDUCE_TAG)
             for message in self._reduce.received
             if operands and operands[message.ranks[0]].numel()
         ]

@@ -31,8 +31,9 @@ def private_storage(size_bytes: int) -> Storage:
 SHARED_KINDS = (SymbolKind.PARAMETER, SymbolKind.CONSTANT)
 
 
-def bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
-    array: NDArray[np.uint8] = tensor.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy()
+def byte_array(tensor: Tensor) -> NDArray[np.uint8]:
+    """The elements in the order of rows: a view, or a copy of a tensor that is not contiguous."""
+    array: NDArray[np.uint8] = tensor.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy()
     return array
 
 
@@ -64,7 +65,7 @@ class DeviceMemory:
     def releasing(self, group: ParameterGroup, region: str, keep: Slice) -> Callable[[], None]:
         """A function that frees the memory of `region` outside the slice `keep`; it is zeros when used again."""
         flat, (start, stop) = self.region(group, region), keep
-        return freeing([bytes_of(flat[:start]), bytes_of(flat[stop:])])
+        return freeing([byte_array(flat[:start]), byte_array(flat[stop:])])
 
     @property
     def has_own_parameters(self) -> bool:
