@@ -70,7 +70,7 @@ def compile_shapes(
 def _with_passes(
     captured: Program, model: nn.Module, options: CompileOptions, on_phase: Callable[[str], None]
 ) -> Program:
-    passes = [one for one in pipeline(options, model=model) if not isinstance(one, Fits)]
+    passes = [step for step in pipeline(options, model=model) if not isinstance(step, Fits)]
     return run_pipeline(captured, passes, Stopwatch(on_phase).begin)
 
 

@@ -29,7 +29,7 @@ _BROADCAST = ("mse", "l1", "smooth_l1", "huber")
 def notice_of_shapes(program: Program, loss: str | None) -> Iterator[str]:
     """A notice where the first output and the target of a loss differ in shape. PyTorch only warns: the loss is then
     over all pairs, and mostly a mistake."""
-    outputs = [one.symbol for one in program.evaluation.outputs[1:]]
+    outputs = [output.symbol for output in program.evaluation.outputs[1:]]
     if program.training is None or loss not in _BROADCAST or not outputs or TARGET not in program.symbols:
         return
     given, wanted = (program.symbols[name].whole.shape for name in (outputs[0], TARGET))
@@ -90,9 +90,9 @@ def _gathered(program: Program) -> Iterator[str]:
     graph = program.leading
     ranks = next((axis.size for axis in program.mesh if axis.name == TENSOR), 1)
     received: Counter[str] = Counter()
-    for one in gathers(graph, TENSOR, ranks):
-        reader = f"{one.operator} of {general(one.module)}" if one.module else one.operator
-        received[reader] += one.received_bytes
+    for gather in gathers(graph, TENSOR, ranks):
+        reader = f"{gather.operator} of {general(gather.module)}" if gather.module else gather.operator
+        received[reader] += gather.received_bytes
     if received:
         each = ", ".join(f"{reader} ({format_bytes(size_bytes)})" for reader, size_bytes in received.most_common())
         one_pass = "pass" if program.schedule is None else "micro-batch"

@@ -133,11 +133,11 @@ def bind(batch: Batch, names: Sequence[str], *, ignore_rest: bool = False) -> di
     return bound
 
 
-def _in_range(given: Tensor, spec: InputSpec) -> Tensor:
-    narrow = given.to(getattr(torch, spec.dtype))
-    if spec.dtype == "float16" and bool((narrow.isinf() & given.isfinite()).any()):
+def _in_range(tensor: Tensor, spec: InputSpec) -> Tensor:
+    narrow = tensor.to(getattr(torch, spec.dtype))
+    if spec.dtype == "float16" and bool((narrow.isinf() & tensor.isfinite()).any()):
         raise DataError(
-            f"input {spec.name} holds {float(given.abs().max()):g}, and float16 ends at 65504",
+            f"input {spec.name} holds {float(tensor.abs().max()):g}, and float16 ends at 65504",
             remedy="scale the samples, or compile with --dtype bf16 or fp32",
         )
     return narrow
@@ -152,18 +152,18 @@ def check(batch: Mapping[str, Tensor], inputs: Sequence[InputSpec], batch_size: 
     DataError."""
     checked: dict[str, Tensor] = {}
     for spec in inputs:
-        given = batch[spec.name]
-        if given.dtype in _NARROWED.get(spec.dtype, ()):
-            given = _in_range(given, spec)
-        dtype = str(given.dtype).removeprefix("torch.")
-        if dtype != spec.dtype or tuple(given.shape) != (batch_size, *spec.shape):
+        tensor = batch[spec.name]
+        if tensor.dtype in _NARROWED.get(spec.dtype, ()):
+            tensor = _in_range(tensor, spec)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype != spec.dtype or tuple(tensor.shape) != (batch_size, *spec.shape):
             takes = InputSpec(spec.name, spec.dtype, (batch_size, *spec.shape))
-            gives = InputSpec(spec.name, dtype, tuple(given.shape))
+            gives = InputSpec(spec.name, dtype, tuple(tensor.shape))
             raise DataError(
                 f"input {spec.name} is {gives}, and the PEF takes {takes}",
                 remedy="make the samples fit, or compile again with this data",
             )
-        checked[spec.name] = given
+        checked[spec.name] = tensor
     return checked
 
 

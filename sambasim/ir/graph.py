@@ -130,15 +130,19 @@ class Graph:
     def section_nodes(self, section: Section) -> tuple[Node, ...]:
         return self.nodes[section.start : section.stop]
 
+    def nodes_of(self, kind: SectionKind) -> list[Node]:
+        """The nodes of all sections of `kind`, in order."""
+        return [node for section in self.sections if section.kind is kind for node in self.section_nodes(section)]
+
 
 def references(arguments: tuple[Argument, ...]) -> list[str]:
     """The names of all values in `arguments`, in order, repeats included."""
     found: list[str] = []
-    for one in arguments:
-        if isinstance(one, Ref):
-            found.append(one.name)
-        elif isinstance(one, tuple):
-            found += references(one)
+    for argument in arguments:
+        if isinstance(argument, Ref):
+            found.append(argument.name)
+        elif isinstance(argument, tuple):
+            found += references(argument)
     return found
 
 
@@ -146,8 +150,8 @@ def renamed(node: Node, names: Mapping[str, str]) -> Node:
     """`node`, reading values by other names: `names` has the new one of each value that changes."""
     if all(names.get(name, name) == name for name in node.reads):
         return node
-    kwargs = tuple((key, _renamed(one, names)) for key, one in node.kwargs)
-    return replace(node, args=tuple(_renamed(one, names) for one in node.args), kwargs=kwargs)
+    kwargs = tuple((key, _renamed(value, names)) for key, value in node.kwargs)
+    return replace(node, args=tuple(_renamed(argument, names) for argument in node.args), kwargs=kwargs)
 
 
 def _renamed(argument: Argument, names: Mapping[str, str]) -> Argument:

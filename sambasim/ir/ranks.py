@@ -96,7 +96,7 @@ def of_ranks(program: Program) -> tuple[Program, ...]:
     held = [_symbols_of(part) for part in parts]
     held[0] |= program.symbols.keys() - set().union(*held)
     return tuple(
-        replace(part, symbols={name: one for name, one in program.symbols.items() if name in names})
+        replace(part, symbols={name: symbol for name, symbol in program.symbols.items() if name in names})
         for part, names in zip(parts, held, strict=True)
     )
 
@@ -127,22 +127,22 @@ def _own(graph: Graph, groups: Set[str], rank: int, ranks: int) -> Graph:
     made = {result for node in nodes for result in node.results}
     read = {name for node in nodes for name in node.reads}
     made.update(graph.inputs if rank == ranks - 1 else ())
-    outputs = tuple(one for one in graph.outputs if one.value in made)
-    read.update(one.value for one in outputs)
+    outputs = tuple(output for output in graph.outputs if output.value in made)
+    read.update(output.value for output in outputs)
     inputs = tuple(name for name in graph.inputs if name in read)
     return replace(graph, inputs=inputs, nodes=tuple(nodes), outputs=outputs, sections=tuple(sections))
 
 
-def _of_groups(node: Node, own: Set[str], rank: int) -> Node | None:
-    """A node of the update, for `rank`, which has the groups `own`; None if it works on others only."""
+def _of_groups(node: Node, groups: Set[str], rank: int) -> Node | None:
+    """A node of the update, for `rank`, which has `groups`; None if it works on others only."""
     if copied(node) is not None:
         return node if rank in ends_of(node) else None
     named = groups_of(node)
-    if not named or own >= set(named):
+    if not named or groups >= set(named):
         return node
     if node.operator != "opt.square_sums":
         return None
-    return replace(node, args=(tuple(name for name in named if name in own),))
+    return replace(node, args=(tuple(name for name in named if name in groups),))
 
 
 _RELEASE = "memory.release"
@@ -191,7 +191,7 @@ def in_slices(program: Program) -> Program:
     for section, first_nodes, last_nodes in zip(sections, before, behind, strict=True):
         add(section, [*first_nodes, *training.section_nodes(section), *last_nodes])
     for section in update:
-        add(section, [one for one in training.section_nodes(section) if not _replaced(one, program, reduced)])
+        add(section, [node for node in training.section_nodes(section) if not _replaced(node, program, reduced)])
     return replace(program, training=_with(training, nodes, kept))
 
 
@@ -250,6 +250,6 @@ def _spans(read: Sequence[int], sections: Sequence[Section], program: Program) -
     return spans
 
 
-def _alike(one: Section, other: Section) -> bool:
+def _alike(before: Section, other: Section) -> bool:
     """Whether the same action of a schedule runs both sections."""
-    return (one.stage, one.kind, one.weights_only) == (other.stage, other.kind, other.weights_only)
+    return (before.stage, before.kind, before.weights_only) == (other.stage, other.kind, other.weights_only)

@@ -31,7 +31,9 @@ def without_loss(program: Program) -> Program:
         nodes += (node for node in whole.section_nodes(section) if _is_kept(node, read, effects))
         if len(nodes) > start:
             sections.append(replace(section, index=len(sections), start=start, stop=len(nodes)))
-    symbols = {name: one for name, one in program.symbols.items() if one.kind is not SymbolKind.INPUT or name in read}
+    symbols = {
+        name: symbol for name, symbol in program.symbols.items() if symbol.kind is not SymbolKind.INPUT or name in read
+    }
     evaluation = replace(
         whole,
         inputs=tuple(name for name in whole.inputs if name in symbols),

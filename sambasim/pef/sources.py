@@ -12,7 +12,7 @@ from types import CodeType
 
 from torch import Tensor
 
-from sambasim.ir.graph import Argument, Graph, Node, Ref, SectionKind
+from sambasim.ir.graph import Argument, Node, Ref, SectionKind
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
@@ -114,7 +114,7 @@ def digests_of_model(captured: Program, weights: Mapping[str, Tensor]) -> dict[s
     sizes of the batch, and the constants; equal for every batch size. `integers_sha256`: the integers that are left
     out, which are equal for one batch size."""
     graph = captured.leading
-    forward = _forward(graph)
+    forward = graph.nodes_of(SectionKind.FWD)
     read = [name for name in graph.inputs if captured.symbols[name].kind is SymbolKind.CONSTANT]
     constants = [(name, str(captured.symbols[name].type), _sha256(bytes_of(weights[name]))) for name in read]
     operators = [(node.operator, node.module, [*_settings(node, _has_sizes(node))]) for node in forward]
@@ -125,10 +125,6 @@ def digests_of_model(captured: Program, weights: Mapping[str, Tensor]) -> dict[s
     }
 
 
-def _forward(graph: Graph) -> list[Node]:
-    return [node for one in graph.sections if one.kind is SectionKind.FWD for node in graph.section_nodes(one)]
-
-
 def _has_sizes(node: Node) -> bool:
     return OPERATORS[node.operator].kind in _OF_SHAPES or node.operator in _OF_COUNTS
 
@@ -137,11 +133,11 @@ def _settings(node: Node, without_integers: bool) -> Iterator[object]:
     """The arguments of `node` that are no values."""
 
     def given(arguments: Iterable[Argument]) -> Iterator[object]:
-        for one in arguments:
-            if isinstance(one, tuple):
-                yield from given(one)
-            elif not isinstance(one, Ref) and not (without_integers and type(one) is int):
-                yield one
+        for argument in arguments:
+            if isinstance(argument, tuple):
+                yield from given(argument)
+            elif not isinstance(argument, Ref) and not (without_integers and type(argument) is int):
+                yield argument
 
     yield from given(node.args)
     yield from given(value for _, value in node.kwargs)

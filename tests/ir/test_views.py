@@ -92,6 +92,8 @@ def test_chips_share_the_batch_of_a_replica(single: TensorType | None) -> None:
     whole = as_one_rank(on_chips(single))
     assert (whole.batch_size, whole.symbols["y"].type.shape, whole.symbols["y"].cuts) == (8, (8, 3), ())
     assert (whole.chips, whole.mesh) == (1, (Axis("dp", 2, at_run_time=True),))
+    alone = replace(on_chips(single), mesh=(Axis("dp", 2, chips=2),), reduce_buffer="buffer", zero=1)
+    assert (as_one_rank(alone).mesh, as_one_rank(alone).data_parallel, as_one_rank(alone).zero) == ((), False, 0)
 
 
 def test_an_output_that_is_neither_of_samples_nor_a_loss_cannot_be_joined() -> None:

@@ -135,7 +135,7 @@ class Asked(TorchFunctionMode):
             return
         tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
         is_draw = func in (torch.rand, torch.randn, torch.randint, torch.rand_like)
-        if is_draw or (tensors and all(id(one) in self._drawn for one in tensors)):
+        if is_draw or (tensors and all(id(tensor) in self._drawn for tensor in tensors)):
             given = [self._drawn.get(id(one), (one, lambda one=one: one))[1] for one in args]
             self._drawn[id(result)] = result, lambda: func(*(draw() for draw in given), **kwargs)
 
@@ -162,7 +162,7 @@ class Followed(TorchFunctionMode):
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         args, kwargs = _as_traced(func, args, kwargs or {})
-        if any(type(one) in _UNTRACED for one in tree_leaves((args, kwargs))):
+        if any(type(leaf) in _UNTRACED for leaf in tree_leaves((args, kwargs))):
             mark_line()  # of the constants too
             # A torch.Size stays one: Tensor.new() takes a tuple for values.
             args, kwargs = tree_map(self._as_constant, (args, kwargs), is_leaf=lambda one: isinstance(one, torch.Size))
@@ -271,7 +271,7 @@ def _sizes(func: Callable[..., Any], args: tuple[Any, ...]) -> Sequence[Tensor]:
     name = getattr(func, "__name__", "")
     if name not in _SIZES:
         return ()
-    given = [one for one in tree_leaves(args[_SIZES[name]]) if isinstance(one, Tensor)]
+    given = [leaf for leaf in tree_leaves(args[_SIZES[name]]) if isinstance(leaf, Tensor)]
     return [one for one in given if one.dim() == 0 and not one.is_floating_point()]
 
 

@@ -172,7 +172,7 @@ def tracer_error(what: str, error: BaseException) -> CaptureError | None:
         return None
     known = _first(_RAISED, f"{type(error).__name__}: {error}")
     sentences = re.split(r"(?<=[.!?])\s+", str(error).strip().partition("\n")[0])
-    said = " ".join(one for one in sentences if one and not _ADVICE.search(one))
+    said = " ".join(sentence for sentence in sentences if sentence and not _ADVICE.search(sentence))
     return CaptureError(
         f"the {what} cannot be captured: "
         + (known.what if known else said[:_LONGEST_LINE] or f"PyTorch raises {type(error).__name__}"),

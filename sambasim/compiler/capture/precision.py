@@ -74,16 +74,16 @@ class Widened(TorchFunctionMode):
                 made = func(*args, **kwargs)
             return tree_map(lambda one: one.to(default) if _is_of(one, (torch.float32,)) else one, made)
         is_adding = name in _FUNCTIONS or (
-            name == "__getitem__" and any(isinstance(one, Tensor) for one in tree_leaves(args[1]))
+            name == "__getitem__" and any(isinstance(leaf, Tensor) for leaf in tree_leaves(args[1]))
         )
-        found = [one for one in leaves if _is_of(one, _NARROW)]
+        found = [leaf for leaf in leaves if _is_of(leaf, _NARROW)]
         adds_backward_alone = name in _VIEWING and not any(one.requires_grad for one in found)
         if not found or "out" in kwargs or adds_backward_alone or not (is_adding or name in _LOSSES):
             return func(*args, **kwargs)
         narrow = found[0].dtype
         args, kwargs = tree_map(lambda one: one.float() if _is_of(one, _NARROW) else one, (args, kwargs))
         result = func(*args, **kwargs)
-        is_rounded = is_adding and not any(isinstance(one, torch.dtype) for one in leaves)
+        is_rounded = is_adding and not any(isinstance(leaf, torch.dtype) for leaf in leaves)
         return tree_map(lambda one: one.to(narrow) if _is_float(one) else one, result) if is_rounded else result
 
 

@@ -117,9 +117,9 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
     def made_of(self, tensors: Iterable[Tensor]) -> frozenset[str] | None:
         """The buffers that `tensors` are computed from; None if they depend on anything else that may change."""
         parts = [
-            self._made_of.get(_storage(one), None if is_named(self.label(one)) else frozenset[str]())
-            for one in tensors
-            if is_dense(one)
+            self._made_of.get(_storage(tensor), None if is_named(self.label(tensor)) else frozenset[str]())
+            for tensor in tensors
+            if is_dense(tensor)
         ]
         return None if None in parts else frozenset().union(*filter(None, parts))
 
@@ -168,13 +168,15 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         writes = [tensor for tensor in changed if not self.label(tensor).startswith("%")]
         for tensor in writes:
             self._save(tensor)
-        draws_from = any(isinstance(one, torch.Generator) and one is not torch.default_generator for one in leaves)
+        draws_from = any(isinstance(leaf, torch.Generator) and leaf is not torch.default_generator for leaf in leaves)
         is_random = _RANDOM in func.tags and not draws_from
         if is_random:
             self._check_generator()
         late = _LATE[self._is_again()] if writes and torch._C._current_graph_task_id() >= 0 else ""
         labels = tuple(map(self.label, writes))  # before set_() gives a tensor another memory
-        before = [one.detach().clone() for one in writes if late == _LATE[True] and not isinstance(one, FakeTensor)]
+        before = [
+            tensor.detach().clone() for tensor in writes if late == _LATE[True] and not isinstance(tensor, FakeTensor)
+        ]
         result = func(*args, **kwargs)
         if late and not (before and all(map(torch.equal, writes, before))):  # the same again changes nothing
             labels = tuple(f"{late}{label}" for label in labels)
@@ -183,7 +185,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         asks = not _ASKING.isdisjoint(func.tags) or func is _PACK
         if func is _INDEX:  # by numbers its shape is known
             asks = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors)
-        parameters = (one for one in tensors if isinstance(one, nn.Parameter) and one.requires_grad)
+        parameters = (tensor for tensor in tensors if isinstance(tensor, nn.Parameter) and tensor.requires_grad)
         foreign = not all(is_named(self.label(one)) for one in parameters)
         made_of = self.made_of(tensors) if not is_random and not draws_from else None
         line = running_line(is_obstacle=asks or bool(labels or foreign))

@@ -99,28 +99,32 @@ class Snapshot:
         queue = collections.deque(roots.items())
         while queue:
             queue.extend(self._enter(*queue.popleft()))
-        functions = [one.__code__ for one in self._seen.values() if isinstance(one, types.FunctionType)]
-        if any("cache_info" in _names_in(one) for one in functions if not is_library_file(one.co_filename)):
+        functions = [thing.__code__ for thing in self._seen.values() if isinstance(thing, types.FunctionType)]
+        if any(
+            "cache_info" in _names_in(function) for function in functions if not is_library_file(function.co_filename)
+        ):
             # who does not ask does not see how often a cache was hit
-            for one in [one for one in self._seen.values() if isinstance(one, functools._lru_cache_wrapper)]:
-                self._add(Slot(f"{one.__name__}.cache_info()", "value", one, "cache_info", None, one.cache_info()))
+            for thing in [thing for thing in self._seen.values() if isinstance(thing, functools._lru_cache_wrapper)]:
+                self._add(
+                    Slot(f"{thing.__name__}.cache_info()", "value", thing, "cache_info", None, thing.cache_info())
+                )
 
-    def _enter(self, name: str, one: Any) -> Iterable[tuple[str, Any]]:
-        """Add the slots of `one`. Returns what they hold, by name."""
-        if isinstance(one, _LEAVES) or id(one) in self._seen:
+    def _enter(self, name: str, thing: Any) -> Iterable[tuple[str, Any]]:
+        """Add the slots of `thing`. Returns what they hold, by name."""
+        if isinstance(thing, _LEAVES) or id(thing) in self._seen:
             return ()
-        self._seen[id(one)] = one
-        kind = "content" if _is_container(one) else "position" if _is_iterator(one) else None
+        self._seen[id(thing)] = thing
+        kind = "content" if _is_container(thing) else "position" if _is_iterator(thing) else None
         if kind is not None:
-            self._add(Slot(name, kind, one, None, one, _mark(kind, one)))
+            self._add(Slot(name, kind, thing, None, thing, _mark(kind, thing)))
         held = []
-        for path, owner, key, value in _children(name, one):
+        for path, owner, key, value in _children(name, thing):
             if isinstance(value, nn.Parameter):
                 needs = value.requires_grad
                 self._add(Slot(f"{path}.requires_grad", "value", value, "requires_grad", needs, needs))
             if owner is not None and (isinstance(value, _SLOTS) or _is_plain_tuple(value)):
                 kind = "tensor" if isinstance(value, Tensor) else "value"
-                is_registered = isinstance(one, nn.Module) and owner is not vars(one)
+                is_registered = isinstance(thing, nn.Module) and owner is not vars(thing)
                 self._add(Slot(path, kind, owner, key, value, _mark(kind, value), is_registered))
             held.append((path, value))
         return held
@@ -136,7 +140,7 @@ class Snapshot:
         slots = (slot for slot in self.slots.values() if slot.is_registered)
         tensors = {slot.name: slot.value for slot in slots if isinstance(slot.value, Tensor)}
         kinds = {True: "foreign parameter", False: "foreign buffer"}
-        return {f"{kinds[isinstance(one, nn.Parameter)]} {name}": one for name, one in tensors.items()}
+        return {f"{kinds[isinstance(tensor, nn.Parameter)]} {name}": tensor for name, tensor in tensors.items()}
 
     def names_of_tensors(self) -> dict[int, str]:
         """By id, `kept_0` for `model.kept[0]`, of tensors that are neither parameters nor buffers."""
@@ -199,28 +203,28 @@ def _plain(item: object) -> object:
     return item if isinstance(item, _LEAVES) else id(item)
 
 
-def _of_frame(one: Any) -> object:
-    frame = one.gi_frame
+def _of_frame(thing: Any) -> object:
+    frame = thing.gi_frame
     held = {} if frame is None else frame.f_locals
     return frame and (frame.f_lasti, repr([(key, held[key]) for key in sorted(held) if isinstance(held[key], _LEAVES)]))
 
 
 _POSITIONS: Mapping[type, Callable[[Any], object]] = {
     types.GeneratorType: _of_frame,
-    torch.Generator: lambda one: hash(one.get_state().numpy().tobytes()),
-    random.Random: lambda one: hash(one.getstate()),
-    np.random.Generator: lambda one: repr(one.bit_generator.state),
-    np.random.RandomState: lambda one: repr(one.get_state(legacy=False)),
-    functools._lru_cache_wrapper: lambda one: (one.cache_info().misses, one.cache_info().currsize),
-    io.StringIO: lambda one: one.closed or (one.tell(), hash(one.getvalue())),
-    io.BytesIO: lambda one: one.closed or (one.tell(), hash(one.getvalue())),
+    torch.Generator: lambda thing: hash(thing.get_state().numpy().tobytes()),
+    random.Random: lambda thing: hash(thing.getstate()),
+    np.random.Generator: lambda thing: repr(thing.bit_generator.state),
+    np.random.RandomState: lambda thing: repr(thing.get_state(legacy=False)),
+    functools._lru_cache_wrapper: lambda thing: (thing.cache_info().misses, thing.cache_info().currsize),
+    io.StringIO: lambda thing: thing.closed or (thing.tell(), hash(thing.getvalue())),
+    io.BytesIO: lambda thing: thing.closed or (thing.tell(), hash(thing.getvalue())),
 }
 """Of what gives other values each time it is asked, where it stands."""
 
 
-def _position(one: Any) -> object:
-    found = next((position for kind, position in _POSITIONS.items() if isinstance(one, kind)), None)
-    return found(one) if found else _reduced(one)
+def _position(thing: Any) -> object:
+    found = next((position for kind, position in _POSITIONS.items() if isinstance(thing, kind)), None)
+    return found(thing) if found else _reduced(thing)
 
 
 def _reduced(value: Any) -> object:
@@ -233,128 +237,132 @@ def _reduced(value: Any) -> object:
         return id(value)
 
 
-def _is_container(one: object) -> bool:
+def _is_container(thing: object) -> bool:
     kinds = (dict, list, tuple, set, frozenset, collections.deque, np.ndarray, *_OF_BYTES)
-    return isinstance(one, kinds) and not _is_plain_tuple(one)
+    return isinstance(thing, kinds) and not _is_plain_tuple(thing)
 
 
-def _is_iterator(one: object) -> bool:
-    if isinstance(one, tuple(_POSITIONS)):
+def _is_iterator(thing: object) -> bool:
+    if isinstance(thing, tuple(_POSITIONS)):
         return True
-    if isinstance(one, type):
+    if isinstance(thing, type):
         return False
-    return type(one).__module__ in ("itertools", "builtins") and hasattr(one, "__next__") and hasattr(one, "__reduce__")
+    return (
+        type(thing).__module__ in ("itertools", "builtins")
+        and hasattr(thing, "__next__")
+        and hasattr(thing, "__reduce__")
+    )
 
 
-def _is_plain_tuple(one: object) -> bool:
-    return isinstance(one, tuple) and all(isinstance(item, _LEAVES) for item in one)
+def _is_plain_tuple(thing: object) -> bool:
+    return isinstance(thing, tuple) and all(isinstance(item, _LEAVES) for item in thing)
 
 
 def _of_library(module: str) -> bool:
     return module.partition(".")[0] in _OF_LIBRARIES
 
 
-def _children(name: str, one: Any) -> Iterator[tuple[str, Any, Any, Any]]:
-    """What `one` holds: a name, the owner and the key by which it is reached, and the value."""
-    if isinstance(one, _CALLABLES):
-        yield from ((name, None, None, part) for part in gc.get_referents(one))
-    elif isinstance(one, functools._lru_cache_wrapper):
-        yield name, None, None, one.__wrapped__
-    elif isinstance(one, types.FunctionType):
-        yield from _of_function(one)
-    elif isinstance(one, type):
-        yield from _of_class(one)
-    elif isinstance(one, contextvars.ContextVar):
-        yield f"{name}.get()", _Variable(one), "value", _Variable(one).value
-    elif isinstance(one, types.GeneratorType):
-        frame = one.gi_frame
+def _children(name: str, thing: Any) -> Iterator[tuple[str, Any, Any, Any]]:
+    """What `thing` holds: a name, the owner and the key by which it is reached, and the value."""
+    if isinstance(thing, _CALLABLES):
+        yield from ((name, None, None, part) for part in gc.get_referents(thing))
+    elif isinstance(thing, functools._lru_cache_wrapper):
+        yield name, None, None, thing.__wrapped__
+    elif isinstance(thing, types.FunctionType):
+        yield from _of_function(thing)
+    elif isinstance(thing, type):
+        yield from _of_class(thing)
+    elif isinstance(thing, contextvars.ContextVar):
+        yield f"{name}.get()", _Variable(thing), "value", _Variable(thing).value
+    elif isinstance(thing, types.GeneratorType):
+        frame = thing.gi_frame
         yield from ((f"{name}.{key}", None, None, value) for key, value in (frame.f_locals if frame else {}).items())
-    elif not isinstance(one, types.ModuleType | types.BuiltinFunctionType | FakeTensor):
-        yield from _of_container(name, one)
-        yield from _of_object(name, one)
-        if _is_iterator(one) or type(one).__module__ == "_csv":  # what it goes over
-            yield from ((name, None, None, part) for part in gc.get_referents(one) if not isinstance(part, type))
+    elif not isinstance(thing, types.ModuleType | types.BuiltinFunctionType | FakeTensor):
+        yield from _of_container(name, thing)
+        yield from _of_object(name, thing)
+        if _is_iterator(thing) or type(thing).__module__ == "_csv":  # what it goes over
+            yield from ((name, None, None, part) for part in gc.get_referents(thing) if not isinstance(part, type))
 
 
-def _of_container(name: str, one: Any) -> Iterator[tuple[str, Any, Any, Any]]:
-    if isinstance(one, dict) and dict.__len__(one) <= LARGEST:
-        yield from ((f"{name}[{_key(key)}]", one, key, value) for key, value in list(dict.items(one)))
-    elif isinstance(one, (list, tuple, collections.deque)) and len(one) <= LARGEST:
-        yield from ((f"{name}[{index}]", one, index, value) for index, value in enumerate(one))
+def _of_container(name: str, thing: Any) -> Iterator[tuple[str, Any, Any, Any]]:
+    if isinstance(thing, dict) and dict.__len__(thing) <= LARGEST:
+        yield from ((f"{name}[{_key(key)}]", thing, key, value) for key, value in list(dict.items(thing)))
+    elif isinstance(thing, (list, tuple, collections.deque)) and len(thing) <= LARGEST:
+        yield from ((f"{name}[{index}]", thing, index, value) for index, value in enumerate(thing))
 
 
 def _key(key: object) -> str:
     return repr(key) if isinstance(key, _LEAVES) else type(key).__name__
 
 
-def _of_object(name: str, one: Any) -> Iterator[tuple[str, Any, Any, Any]]:
-    module = type(one).__module__
+def _of_object(name: str, thing: Any) -> Iterator[tuple[str, Any, Any, Any]]:
+    module = type(thing).__module__
     if _of_library(module) and not (module.partition(".")[0] in _ENTERED or module.startswith("torch")):
         if module in sys.stdlib_module_names:  # as the number of changes of an SQLite connection
-            yield from _of_descriptors(name, one, types.GetSetDescriptorType, int)
+            yield from _of_descriptors(name, thing, types.GetSetDescriptorType, int)
         return
-    attributes = _attributes(one)
-    if isinstance(one, nn.Module):
+    attributes = _attributes(thing)
+    if isinstance(thing, nn.Module):
         for kind in _OF_MODULES:
-            held = vars(one).get(kind, {})
+            held = vars(thing).get(kind, {})
             yield from ((f"{name}.{key}", held, key, value) for key, value in list(held.items()))
     if attributes is not None:
         kinds = {nn.Module: (*_OF_MODULES, "training"), logging.Logger: _OF_LOGGERS}
-        left_out = next((names for kind, names in kinds.items() if isinstance(one, kind)), ())
-        owner = one if isinstance(one, threading.local) else attributes
+        left_out = next((names for kind, names in kinds.items() if isinstance(thing, kind)), ())
+        owner = thing if isinstance(thing, threading.local) else attributes
         for key, value in list(attributes.items()):
             if key not in left_out:
                 yield f"{name}.{key}", owner, key, value
     if not _of_library(module):
-        yield from _of_descriptors(name, one, types.MemberDescriptorType, object)  # of __slots__
-        yield f"{name}.__class__", one, "__class__", type(one)
+        yield from _of_descriptors(name, thing, types.MemberDescriptorType, object)  # of __slots__
+        yield f"{name}.__class__", thing, "__class__", type(thing)
 
 
-def _of_descriptors(name: str, one: Any, kind: type, held: type) -> Iterator[tuple[str, Any, Any, Any]]:
-    """What is in the memory of `one` and not in its dictionary."""
-    for key in [key for cls in type(one).__mro__ for key, one in vars(cls).items() if isinstance(one, kind)]:
-        if isinstance(value := getattr(one, key, None), held):
-            yield f"{name}.{key}", one, key, value
+def _of_descriptors(name: str, thing: Any, kind: type, held: type) -> Iterator[tuple[str, Any, Any, Any]]:
+    """What is in the memory of `thing` and not in its dictionary."""
+    for key in [key for cls in type(thing).__mro__ for key, thing in vars(cls).items() if isinstance(thing, kind)]:
+        if isinstance(value := getattr(thing, key, None), held):
+            yield f"{name}.{key}", thing, key, value
 
 
-def _attributes(one: object) -> dict[str, Any] | None:
+def _attributes(thing: object) -> dict[str, Any] | None:
     """Those that it has itself, without what its class may do when it is asked for them."""
     try:
-        found = one.__dict__ if isinstance(one, threading.local) else object.__getattribute__(one, "__dict__")
+        found = thing.__dict__ if isinstance(thing, threading.local) else object.__getattribute__(thing, "__dict__")
     except AttributeError:
         return None
     return found if isinstance(found, dict) else None
 
 
-def _of_class(one: type) -> Iterator[tuple[str, Any, Any, Any]]:
-    if _of_library(one.__module__):
+def _of_class(thing: type) -> Iterator[tuple[str, Any, Any, Any]]:
+    if _of_library(thing.__module__):
         return
-    for key, value in list(vars(one).items()):
+    for key, value in list(vars(thing).items()):
         if key not in ("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__slots__"):
-            yield f"{one.__name__}.{key}", one, key, value
-    for base in (*one.__bases__, type(one)):
+            yield f"{thing.__name__}.{key}", thing, key, value
+    for base in (*thing.__bases__, type(thing)):
         yield base.__name__, None, None, base
 
 
-def _of_function(one: types.FunctionType) -> Iterator[tuple[str, Any, Any, Any]]:
+def _of_function(thing: types.FunctionType) -> Iterator[tuple[str, Any, Any, Any]]:
     """Its closure, its defaults, its attributes, and the globals that its code names."""
-    called = f"{one.__name__} at {Path(one.__code__.co_filename).name}:{one.__code__.co_firstlineno}"
-    for key, cell in zip(one.__code__.co_freevars, one.__closure__ or (), strict=True):
+    called = f"{thing.__name__} at {Path(thing.__code__.co_filename).name}:{thing.__code__.co_firstlineno}"
+    for key, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True):
         try:
             yield f"{key} of {called}", cell, "cell_contents", cell.cell_contents
         except ValueError:  # it is empty
             continue
-    if is_library_file(one.__code__.co_filename):
+    if is_library_file(thing.__code__.co_filename):
         return
-    for index, value in enumerate((*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values())):
+    for index, value in enumerate((*(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values())):
         yield f"default {index} of {called}", None, None, value
-    yield from ((f"{one.__name__}.{key}", vars(one), key, value) for key, value in list(vars(one).items()))
-    names = _names_in(one.__code__)
-    for key in sorted(names & one.__globals__.keys()):
-        yield f"global {key}", one.__globals__, key, one.__globals__[key]
-    package = one.__globals__.get("__package__") or ""
+    yield from ((f"{thing.__name__}.{key}", vars(thing), key, value) for key, value in list(vars(thing).items()))
+    names = _names_in(thing.__code__)
+    for key in sorted(names & thing.__globals__.keys()):
+        yield f"global {key}", thing.__globals__, key, thing.__globals__[key]
+    package = thing.__globals__.get("__package__") or ""
     imported = [sys.modules.get(found) for key in names for found in (key, f"{package}.{key}")]
-    modules, seen = [*map(one.__globals__.get, names), *imported], set[int]()
+    modules, seen = [*map(thing.__globals__.get, names), *imported], set[int]()
     while modules:  # a name in the code is one of an attribute too
         module = modules.pop()
         if isinstance(module, types.ModuleType) and id(module) not in seen:
@@ -374,6 +382,6 @@ def _is_users(module: types.ModuleType) -> bool:
 @functools.cache
 def _names_in(code: types.CodeType) -> frozenset[str]:
     """With constants that may be names: of `setattr`, or of a key of `globals()`."""
-    inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
-    strings = (one for one in code.co_consts if isinstance(one, str) and one.isidentifier())
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    strings = (constant for constant in code.co_consts if isinstance(constant, str) and constant.isidentifier())
     return frozenset(code.co_names).union(strings, *map(_names_in, inner))

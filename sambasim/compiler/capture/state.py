@@ -101,7 +101,7 @@ def found_sound(
     """Starts a copy of this process that calls the steps on fake tensors. Returns a function that waits for what the
     calls do outside of Python, None if they affect later ones. For a small model, and in a last try: None."""
     observer = _Observer(steps, inputs, loss)
-    count = sum(one.numel() for one in steps[0].parameters())
+    count = sum(parameter.numel() for parameter in steps[0].parameters())
     if not _may_begin_again or observer.is_fake or count <= _MOST_PARAMETERS:
         return None
     fork: Fork[Told | None] = observer.fork()
@@ -133,8 +133,8 @@ class _Observer:
             _OF_NUMPY: vars(np.random.mtrand)["_rand"],
         }
         self.is_fake = any(isinstance(one, FakeTensor) for one in (*inputs, *steps[0].parameters()))
-        self._named: dict[str, Tensor] = {f"parameter {name}": one for name, one in steps[0].named_parameters()}
-        self._named |= {f"buffer {name}": one for name, one in steps[0].named_buffers()}
+        self._named: dict[str, Tensor] = {f"parameter {name}": tensor for name, tensor in steps[0].named_parameters()}
+        self._named |= {f"buffer {name}": buffer for name, buffer in steps[0].named_buffers()}
         self._modes = [(module, module.training) for module in steps[0].modules()]
         self._fresh: Fork[Any] | None = None
         self.changed: Sequence[Slot] = ()
@@ -196,13 +196,13 @@ class _Observer:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         fakes: dict[int, Tensor] = {}
         places: list[dict[str, Any]]
-        places = [held for one in self._steps[0].modules() for held in (one._parameters, one._buffers)]
+        places = [held for module in self._steps[0].modules() for held in (module._parameters, module._buffers)]
         for held in places:
             for name, tensor in held.items():
                 if tensor is not None:
                     held[name] = fakes.setdefault(id(tensor), mode.from_tensor(tensor))
         with mode:
-            observer = _Observer(self._steps, [mode.from_tensor(one) for one in self._inputs], self._loss)
+            observer = _Observer(self._steps, [mode.from_tensor(tensor) for tensor in self._inputs], self._loss)
             asked = observer.run().asked.values()
         asks = any(op.asks for one in asked for op in one.recording.ops)
         has_state = observer.changed or any(slot.kind != "value" for slot in observer.first_changed)
@@ -237,7 +237,7 @@ class _Observer:
     def call(self, step: nn.Module, seed: int | None = None) -> Asked:
         if seed is not None:
             torch.default_generator.manual_seed(seed)
-        given = [one.detach().clone().requires_grad_(one.requires_grad) for one in self._inputs]
+        given = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in self._inputs]
         named = self._named | {f"input {index}": one for index, one in enumerate(given)}
         recording = self._recording = Recording(named)
         asked = Asked(recording)

@@ -81,8 +81,8 @@ class TrainingStep(_Step):
             losses = self.losses(tensors)
             # A backward cannot start from a view of what is returned before it, as a loss of samples may be.
             if len(losses) > 1 or (losses[0] > 0 and tensors[losses[0]].ndim > 0):
-                tensors = tuple(one.clone() for one in tensors)
-            return tuple(one if index in losses else one.detach() for index, one in enumerate(tensors))
+                tensors = tuple(tensor.clone() for tensor in tensors)
+            return tuple(tensor if index in losses else tensor.detach() for index, tensor in enumerate(tensors))
         if self.loss is None:
             result, tensors = self._call(inputs)
             _check_one_loss(result, len(inputs[0]) if inputs[0].ndim else 1)
@@ -113,7 +113,7 @@ def loss_first(result: object, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...
     loss = _fields(result).get("loss")
     if not isinstance(loss, Tensor):
         return tensors
-    return (loss, *(one for one in tensors if one is not loss))
+    return (loss, *(tensor for tensor in tensors if tensor is not loss))
 
 
 def _fields(result: object) -> Mapping[Any, object]:

@@ -59,7 +59,7 @@ def held_by(model: nn.Module) -> tuple[Held, ...]:
     for name, entry in entries_of(model).items():
         if isinstance(entry, Tensor):  # a hook may have detached it
             names[id(entry) if id(entry) in tensors else at_place.get(_place(entry))].append(name)
-    return tuple(Held(one, tuple(names[key]), tuple(paths[key])) for key, one in tensors.items())
+    return tuple(Held(tensor, tuple(names[key]), tuple(paths[key])) for key, tensor in tensors.items())
 
 
 def entries_of(model: nn.Module) -> Mapping[str, object]:
@@ -142,7 +142,9 @@ def _training_problems(model: nn.Module, held: Sequence[Held], replicas: bool) -
 def sparse_embeddings(model: nn.Module) -> Mapping[str, nn.Embedding | nn.EmbeddingBag]:
     """The modules whose gradients are sparse, by path."""
     modules = model.named_modules()
-    return {name: one for name, one in modules if isinstance(one, nn.Embedding | nn.EmbeddingBag) and one.sparse}
+    return {
+        name: module for name, module in modules if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+    }
 
 
 @contextlib.contextmanager

@@ -202,7 +202,7 @@ def _described(module: fx.GraphModule, names: Mapping[int, str]) -> CapturedGrap
 @contextlib.contextmanager
 def _buffers_without_bases(step: nn.Module) -> Iterator[None]:
     """A view that was rounded is of another type than its base, which torch's export does not expect."""
-    places = [(module._buffers, name, one) for module in step.modules() for name, one in module._buffers.items()]
+    places = [(module._buffers, name, buffer) for module in step.modules() for name, buffer in module._buffers.items()]
     views = [(held, name, one) for held, name, one in places if one is not None and one._is_view()]
     try:
         for held, name, view in views:

@@ -81,7 +81,7 @@ def trial(step: nn.Module) -> Iterator[Attributes]:
     """Output, logs and warnings are dropped. Afterwards the tensors and attributes of all modules and the random
     generators are as before."""
     attributes = Attributes(step)
-    places: list[dict[str, Any]] = [held for one in step.modules() for held in (one._parameters, one._buffers)]
+    places: list[dict[str, Any]] = [held for module in step.modules() for held in (module._parameters, module._buffers)]
     tensors = [(held, dict(held)) for held in places]
     try:
         attributes.begin()

@@ -60,39 +60,39 @@ def perturbed(tensor: Tensor, number: int = 1) -> Tensor:
     return rolled * _PERTURBED if tensor.is_floating_point() else rolled
 
 
-def _vary_content(one: Any, number: int) -> None:
+def _vary_content(thing: Any, number: int) -> None:
     """A container gets as many items as `number` says."""
     count = min(NUMBERS[number], LARGEST)
-    match one:
+    match thing:
         case list() | collections.deque() | bytearray() | array.array():
-            items = list(one) or [0]
-            while one:
-                one.pop()
-            one.extend((items * -(-count // len(items)))[:count])
+            items = list(thing) or [0]
+            while thing:
+                thing.pop()
+            thing.extend((items * -(-count // len(items)))[:count])
         case dict():
-            items = list(one.items())
-            one.clear()
-            one.update(items[:count])
+            items = list(thing.items())
+            thing.clear()
+            thing.update(items[:count])
             if items and isinstance(items[-1][0], int | str):
-                made = (type(items[-1][0])(f"{extra}") for extra in range(10**6, 10**6 + count - len(one)))
-                one.update(dict.fromkeys(made, items[-1][1]))
+                made = (type(items[-1][0])(f"{extra}") for extra in range(10**6, 10**6 + count - len(thing)))
+                thing.update(dict.fromkeys(made, items[-1][1]))
         case set():
-            one.clear()
-            one.update(range(count))
+            thing.clear()
+            thing.update(range(count))
         case np.ndarray():
-            one[...] = np.roll(one, 1) * NUMBERS[number]
+            thing[...] = np.roll(thing, 1) * NUMBERS[number]
         case _:
-            raise TypeError(f"a {type(one).__name__} has no variation")
+            raise TypeError(f"a {type(thing).__name__} has no variation")
 
 
-def _advance(one: Any, number: int) -> None:
-    if isinstance(one, functools._lru_cache_wrapper):
-        one.cache_clear()
+def _advance(thing: Any, number: int) -> None:
+    if isinstance(thing, functools._lru_cache_wrapper):
+        thing.cache_clear()
         return
-    if isinstance(one, io.IOBase):
-        one.seek(0, number % 2 * io.SEEK_END)
+    if isinstance(thing, io.IOBase):
+        thing.seek(0, number % 2 * io.SEEK_END)
         return
-    draw = getattr(one, "random", None) or functools.partial(next, one)
+    draw = getattr(thing, "random", None) or functools.partial(next, thing)
     for _ in range((1, 2, 7, 10, 50, 100)[number % 6]):
         draw()
 
@@ -100,8 +100,8 @@ def _advance(one: Any, number: int) -> None:
 def fill(held: Iterable[Tensor], values: Iterable[Tensor], seed: int) -> None:
     """Give tensors their values, and the generators a seed."""
     with torch.no_grad():
-        for one, value in zip(held, values, strict=True):
-            one.copy_(value)
+        for thing, value in zip(held, values, strict=True):
+            thing.copy_(value)
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)

@@ -47,10 +47,10 @@ class Recompute:
         if training is None:
             return program
         values, passes = values_of(training, program), _passes(training.sections)
-        forward = [one for one in passes if one.kind is SectionKind.FWD]
-        ends = [one.stop for one in training.sections if one.kind is SectionKind.FWD]
+        forward = [section for section in passes if section.kind is SectionKind.FWD]
+        ends = [section.stop for section in training.sections if section.kind is SectionKind.FWD]
         if self.mode == "full":
-            ends = [end for one in forward for end in _segments(training, one, values)]
+            ends = [end for section in forward for end in _segments(training, section, values)]
         kept = _kept(training, ends, passes, values)
         before, after = _held(training), _held(_Repeated(training, kept).graph())
         for one in forward:
@@ -84,14 +84,14 @@ def _kept(graph: Graph, ends: list[int], passes: Sequence[Section], values: Valu
     cannot be made again."""
     kept = {output.value for output in graph.outputs}
     made_in: dict[str, tuple[int, int]] = {}  # by value of the forward: its segment and stage
-    for one in passes:
-        for at, node in enumerate(graph.section_nodes(one), one.start):
-            segment, is_forward = bisect_right(ends, at), one.kind is SectionKind.FWD
+    for section in passes:
+        for at, node in enumerate(graph.section_nodes(section), section.start):
+            segment, is_forward = bisect_right(ends, at), section.kind is SectionKind.FWD
             for name in made_in.keys() & set(node.reads):
-                if made_in[name][1] != one.stage or (is_forward and made_in[name][0] != segment):
+                if made_in[name][1] != section.stage or (is_forward and made_in[name][0] != segment):
                     kept.add(name)
             if is_forward:
-                made_in |= {name: (segment, one.stage) for name in node.results if name is not None}
+                made_in |= {name: (segment, section.stage) for name in node.results if name is not None}
                 kept.update(_made_once(node, values))
     return frozenset(kept)
 
@@ -113,13 +113,13 @@ def _held(graph: Graph) -> Counter[int]:
     """By stage, the bytes of its forward that the backward reads."""
     maker: dict[str, tuple[str, int]] = {}  # by value of the forward: what it is, or is a view of, and the stage
     read: set[tuple[str, int]] = set()
-    for one in _passes(graph.sections):
-        for node in graph.section_nodes(one):
+    for section in _passes(graph.sections):
+        for node in graph.section_nodes(section):
             found = [maker[name] for name in node.reads if name in maker]
-            if one.kind is not SectionKind.FWD:
+            if section.kind is not SectionKind.FWD:
                 read.update(found)
             elif not is_view(node):
-                maker |= {name: (name, one.stage) for name in node.results if name is not None}
+                maker |= {name: (name, section.stage) for name in node.results if name is not None}
             elif found:
                 maker |= {name: found[0] for name in node.results if name is not None}
     held: Counter[int] = Counter()
@@ -132,7 +132,7 @@ class _Repeated:
     def __init__(self, graph: Graph, kept: frozenset[str]) -> None:
         self._graph = graph
         self._kept = kept
-        forward = [node for one in graph.sections if one.kind is SectionKind.FWD for node in graph.section_nodes(one)]
+        forward = graph.nodes_of(SectionKind.FWD)
         self._maker = {name: node for node in forward for name in node.results if name is not None}
         self._types = dict(graph.values)
         self._again: dict[str, str] = {}
@@ -140,13 +140,13 @@ class _Repeated:
 
     def graph(self) -> Graph:
         graph, sections = self._graph, []
-        for one in _passes(graph.sections):
+        for section in _passes(graph.sections):
             start = len(self._nodes)
-            for node in graph.section_nodes(one):
+            for node in graph.section_nodes(section):
                 # This also appends the nodes that are repeated for it.
-                placed = node if one.kind is SectionKind.FWD else self._with_repeated_operands(node)
+                placed = node if section.kind is SectionKind.FWD else self._with_repeated_operands(node)
                 self._nodes.append(placed)
-            sections.append(replace(one, start=start, stop=len(self._nodes)))
+            sections.append(replace(section, start=start, stop=len(self._nodes)))
         return replace(graph, nodes=tuple(self._nodes), values=self._types, sections=tuple(sections))
 
     def _with_repeated_operands(self, node: Node) -> Node:

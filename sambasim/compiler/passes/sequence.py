@@ -139,7 +139,7 @@ class Fits:
         for (part, work), row in zip(works_of_ranks(program), rows_of(program), strict=True):
             graph = part.leading
             check_chip(graph, work, self.budget)
-            ends = [one.stop for one in graph.sections if one.kind in (SectionKind.FWD, SectionKind.BCKWD)]
+            ends = [section.stop for section in graph.sections if section.kind in (SectionKind.FWD, SectionKind.BCKWD)]
             need = need_of(part, work, stage_ranges(work, ends), row=row)
             check_memory(graph, need, self.budget)
         return program

@@ -370,8 +370,10 @@ def _with_communication(training: Graph, program: Program) -> Graph:
     in_pass, update = pass_and_update(training)
     extended = _Extended(training.nodes[: in_pass[-1].stop], in_pass)
     name = f"{prefix}__reduce"
-    reductions = [Node(f"{name}_{one}", "comm.reduce_scatter", (one,), _MEAN) for one in groups]
-    there, back = ([one for one in update if one.kind is kind] for kind in (SectionKind.REDUCE, SectionKind.GATHER))
+    reductions = [Node(f"{name}_{group}", "comm.reduce_scatter", (group,), _MEAN) for group in groups]
+    there, back = (
+        [section for section in update if section.kind is kind] for kind in (SectionKind.REDUCE, SectionKind.GATHER)
+    )
     for section in there:
         extended.add(section.kind, section.name, training.section_nodes(section))
     extended.add(SectionKind.REDUCE, name, reductions)
@@ -386,7 +388,7 @@ def _with_communication(training: Graph, program: Program) -> Graph:
         extended.add(section.kind, section.name, members)
     name = f"{prefix}__gather"
     extended.add(
-        SectionKind.GATHER, name, [Node(f"{name}_{one}", "comm.all_gather", (one,), (_AXIS,)) for one in groups]
+        SectionKind.GATHER, name, [Node(f"{name}_{group}", "comm.all_gather", (group,), (_AXIS,)) for group in groups]
     )
     for section in back:
         extended.add(section.kind, section.name, training.section_nodes(section))

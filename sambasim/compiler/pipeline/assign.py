@@ -63,7 +63,7 @@ def is_view(node: Node) -> bool:
 
 def values_of(graph: Graph, program: Program) -> Values:
     kinds = {name: symbol.kind for name, symbol in program.symbols.items()}
-    kept = [one.symbol for one in program.training.outputs] if program.training else []
+    kept = [output.symbol for output in program.training.outputs] if program.training else []
     trained = frozenset(parameter_of(name) for name in kept if kinds[name] is SymbolKind.GRADIENT)
     changed = frozenset(name for name in kept if kinds[name] is SymbolKind.BUFFER)
     depth = {name: 0 for name in graph.inputs if kinds[name] is not SymbolKind.PARAMETER and name not in changed}
@@ -103,7 +103,7 @@ def assign(
 ) -> Assignment:
     """The stages of a training step, for so many ranks and passes of `samples`. Raises OptionError if it cannot be cut
     into so many."""
-    forward = [node for one in graph.sections if one.kind is SectionKind.FWD for node in graph.section_nodes(one)]
+    forward = graph.nodes_of(SectionKind.FWD)
     backward = graph.nodes[len(forward) :]
     seconds = _seconds(program, graph, len(forward), budget, samples or program.batch_size)
     ends = _cut(program, forward, values, stages, ranks, seconds)
@@ -126,7 +126,7 @@ def assign(
                 )
             owner[name] = min(owner[name], made[output.value])
     readers = {name: tuple(sorted(held[name])) for name in owner}
-    changed = [one for one in graph.outputs if one.symbol in values.changed and one.value in values.maker]
+    changed = [output for output in graph.outputs if output.symbol in values.changed and output.value in values.maker]
     buffers = {one.symbol: stage_of[values.maker[one.value].name] for one in changed}
     return Assignment(stage_of, owner, owner, readers, buffers)
 
@@ -281,7 +281,11 @@ def _backward(
         bound[node.name] = at if at is not None else max(everywhere or map(min, saved))
         if saved or len(needed & names) > 1:  # the sum of gradients crosses, not each
             fixed.add(node.name)
-    owned = {one.value: owner[parameter_of(one.symbol)] for one in graph.outputs if parameter_of(one.symbol) in owner}
+    owned = {
+        output.value: owner[parameter_of(output.symbol)]
+        for output in graph.outputs
+        if parameter_of(output.symbol) in owner
+    }
     found: dict[str, int] = {}
     read: dict[str, int] = {}  # by value: the highest stage that reads it
     for node in reversed(backward):

@@ -69,7 +69,9 @@ class Connected:
     def graph(self, gathered: Callable[[Output], int | None]) -> Graph:
         """The graph. `gathered`: the stage at which an output must be, None for where it is made."""
         order = sorted(self._graph.nodes, key=lambda node: self._place(self._segment[node.name]))
-        made = {one.value for one in self._graph.outputs if gathered(one) in (None, self._stage_made(one.value))}
+        made = {
+            output.value for output in self._graph.outputs if gathered(output) in (None, self._stage_made(output.value))
+        }
         for node in order:
             if not any(map(self._is_taken_where_read, node.results)):
                 self._add(node, self._segment[node.name])
@@ -205,7 +207,7 @@ class Connected:
 
 def _weight_gradients(graph: Graph, assignment: Assignment) -> frozenset[str]:
     """Backward operators that lead to nothing but the gradient of one weight, and that no other stage reads."""
-    backward = [node for one in graph.sections if one.kind is SectionKind.BCKWD for node in graph.section_nodes(one)]
+    backward = graph.nodes_of(SectionKind.BCKWD)
     stage_of = assignment.stage_of
     read_at: dict[str, set[int]] = {}
     for output in graph.outputs:

@@ -55,8 +55,8 @@ def refs(argument: Argument) -> Sequence[Ref]:
 def follow(s: Sharder, node: Node, text: str, order: str = "*") -> bool:
     """The rule of the map `text`."""
     of_args, of_keywords, of_results = _parsed(text, len(node.args), len(node.results))
-    operands = [(one, axes) for arg, axes in zip(node.args, of_args, strict=True) for one in refs(arg)]
-    if "=>" in text and all(s.layout(one) == PARTIAL for one, _ in operands):
+    operands = [(operand, axes) for arg, axes in zip(node.args, of_args, strict=True) for operand in refs(arg)]
+    if "=>" in text and all(s.layout(operand) == PARTIAL for operand, _ in operands):
         args, results = [s.to(arg, PARTIAL) for arg in node.args], [PARTIAL] * len(node.results)
         kwargs = list(node.kwargs)
     else:
@@ -97,7 +97,7 @@ def _best(s: Sharder, operands: Sequence[tuple[Ref, str]], order: str) -> _Cut |
         if layout.kind == "cut" and axes and axes[-1] not in "~+" and axes[layout.dim].islower():
             found.append(_Cut(axes[layout.dim], layout.outer))
     best = min(found, key=lambda one: order.index(one.letter if one.letter in order else "*"), default=None)
-    if best is None or not all(fits(s.shape(one), best.of(axes), s.ranks) for one, axes in operands):
+    if best is None or not all(fits(s.shape(operand), best.of(axes), s.ranks) for operand, axes in operands):
         return None
     return best
 

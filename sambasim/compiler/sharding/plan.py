@@ -96,7 +96,9 @@ def _tried(
     """`plan` with the weights of `cutting` cut; or `plan` itself, and why not."""
     refused: list[Plan] = []
     for outer in JOINED:
-        columns = {one.weight: cut(one.rows if one.is_table else one.columns, outer) for one in cutting}
+        columns = {
+            product.weight: cut(product.rows if product.is_table else product.columns, outer) for product in cutting
+        }
         if not all(fits(program.symbols[name].whole.shape, layout, ranks) for name, layout in columns.items()):
             continue
         trial = settled(program, graph, axis, ranks, {**plan.layouts, **columns})
@@ -139,7 +141,7 @@ def settled(
             for layout in found.wanted[name] - {WHOLE}
         }
         if not added:
-            return Plan(layouts, sum(one.received_bytes for one in gathers(found.graph, axis, ranks)))
+            return Plan(layouts, sum(gather.received_bytes for gather in gathers(found.graph, axis, ranks)))
         layouts = {**layouts, **added}
 
 
@@ -184,7 +186,7 @@ def _products(node: Node, made: Mapping[str, Node], program: Program) -> Iterato
 def _root(name: str, made: Mapping[str, Node]) -> str:
     """The value that `name` is a view of."""
     while name in made and OPERATORS[made[name].operator].kind is OperatorKind.VIEW:
-        (operand,) = [one for one in made[name].args if isinstance(one, Ref)][:1]
+        (operand,) = [argument for argument in made[name].args if isinstance(argument, Ref)][:1]
         name = operand.name
     return name
 
@@ -252,7 +254,7 @@ def _cut(
     uses: Iterable[Product],
 ) -> None:
     """Add what `pattern` says of the parameters `own`, by symbol with their names in the model."""
-    by_weight = {name: [one for one in uses if one.weight == name] for name in own}
+    by_weight = {name: [product for product in uses if product.weight == name] for name in own}
     columns: dict[str, int] = {}
     remedy = 'give it the style "replicate"'
     if style not in TENSOR_STYLES:

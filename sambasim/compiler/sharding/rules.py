@@ -37,7 +37,7 @@ _LINEAR = ("aten.neg.default", "aten.mul.Scalar", "aten.div.Scalar", "aten.mul.T
 
 def pointwise(s: Sharder, node: Node) -> str | None:
     """One result, element by element; operands are broadcast."""
-    if len(node.results) != 1 or node.results[0] is None or any(isinstance(one, tuple) for one in node.args):
+    if len(node.results) != 1 or node.results[0] is None or any(isinstance(argument, tuple) for argument in node.args):
         return None
     given = _operands_of(s.type(node.results[0]).shape, tuple(map(s.shape, node.args)))
     if given is None:
@@ -66,7 +66,7 @@ def copy(s: Sharder, node: Node) -> str:
 def pooling(s: Sharder, node: Node) -> str | None:
     """Over one to three dimensions; also its backward."""
     dimensions = next((int(digit) for digit in "123" if f"{digit}d" in node.operator), 0)
-    if {len(s.shape(one)) for one in refs(node.args)} != {dimensions + 2}:
+    if {len(s.shape(argument)) for argument in refs(node.args)} != {dimensions + 2}:
         return None
     return _alike("ncXYZ"[: dimensions + 2])
 
@@ -112,13 +112,13 @@ _MASK = 3
 def attention(s: Sharder, node: Node) -> str | None:
     """By sample or by head; without dropout, which would draw otherwise. Query heads that share a key head stay
     together. A mask is cut where it is not broadcast."""
-    if len(s.shape(node.args[0])) != 4 or any(isinstance(one, float) and one > 0 for one in node.args):
+    if len(s.shape(node.args[0])) != 4 or any(isinstance(argument, float) and argument > 0 for argument in node.args):
         return None
     axes = "bhXY"
-    given = [axes[: len(s.shape(one))] for one in node.args]
+    given = [axes[: len(s.shape(argument))] for argument in node.args]
     if node.operator == "aten.scaled_dot_product_attention.default":
-        given[_MASK:] = [f"{broadcast(s.shape(one), axes)}~" for one in node.args[_MASK:]]
-    given += [f"{name}={broadcast(s.shape(one), axes)}" for name, one in node.kwargs]
+        given[_MASK:] = [f"{broadcast(s.shape(argument), axes)}~" for argument in node.args[_MASK:]]
+    given += [f"{name}={broadcast(s.shape(value), axes)}" for name, value in node.kwargs]
     return f"{','.join(given)}->{axes},..."
 
 
@@ -137,7 +137,7 @@ def _space(s: Sharder, node: Node, x: Argument, weight: Argument) -> str | None:
     """The axes of space. None with groups, transposed, or of one sample: a plain convolution has the channels of its
     weight, after the samples."""
     shape, of_weight = s.shape(x), s.shape(weight)
-    if len(shape) != len(of_weight) or shape[1] != of_weight[1] or any(one is True for one in node.args[3:8]):
+    if len(shape) != len(of_weight) or shape[1] != of_weight[1] or any(argument is True for argument in node.args[3:8]):
         return None
     return "XYZ"[: len(shape) - 2]
 
@@ -172,13 +172,13 @@ def split(s: Sharder, node: Node) -> bool:
 def cat(s: Sharder, node: Node) -> bool:
     """Along another dimension than the cut one, any tensors. Along the cut one, only tensors of equal shape: the
     result has `outer` of them. PyTorch ignores tensors of shape [0], as transformers' first cache of keys is."""
-    operands = tuple(one for one in refs(node.args[0]) if s.shape(one) != (0,))
+    operands = tuple(argument for argument in refs(node.args[0]) if s.shape(argument) != (0,))
     shape = s.type(node.results[0] or "").shape
     at = (number(node.args[1]) if len(node.args) > 1 else 0) % len(shape)
     found = next((layout for layout in map(s.layout, operands) if layout.kind == "cut"), None)
     if found is None or found.dim != at:
         return follow(s, replace(node, args=(operands, *node.args[1:])), f"{letters(shape)}=>{letters(shape)}")
-    if found.outer > 1 or len({s.shape(one) for one in operands}) > 1:
+    if found.outer > 1 or len({s.shape(operand) for operand in operands}) > 1:
         return False
     s.emit(node, [s.to(operands, found), *node.args[1:]], [cut(at, len(operands))])
     return True
@@ -208,7 +208,7 @@ def _aten(names: str, rule: Rule) -> dict[str, Rule]:
 
 
 def _of_kind(kind: OperatorKind, rule: Rule, without: Sequence[str]) -> dict[str, Rule]:
-    names = (name for name, one in OPERATORS.items() if one.kind is kind)
+    names = (name for name, operator in OPERATORS.items() if operator.kind is kind)
     return {name: rule for name in names if name.split(".")[1] not in without}
 
 

@@ -127,7 +127,9 @@ class Sharder:
         self._types = {name: self.symbols[name].whole for name in graph.inputs} | dict(graph.values)
         self.layouts = {name: self.at_rest.get(name, WHOLE) for name in graph.inputs}
         self._kept = {output.value: self._layout_of_output(output) for output in graph.outputs}
-        self._fixed = {one.value for one in graph.outputs if self.symbols[one.symbol].kind is not SymbolKind.OUTPUT}
+        self._fixed = {
+            output.value for output in graph.outputs if self.symbols[output.symbol].kind is not SymbolKind.OUTPUT
+        }
         sections: list[Section] = []
         for section in graph.sections:
             start, self._counts = len(self._nodes), section.kind is SectionKind.FWD

@@ -69,10 +69,10 @@ class TensorParallel:
     def _as_in(self, compiled: Program, program: Program) -> Plan:
         """Without what does not fit `program`, which differs then."""
         cuts = {
-            name: cut(one.dim, one.outer)
+            name: cut(cut_.dim, cut_.outer)
             for name, symbol in compiled.symbols.items()
             if symbol.kind in (SymbolKind.PARAMETER, SymbolKind.BUFFER)
-            for one in symbol.cuts
+            for cut_ in symbol.cuts
         }
         known = cuts.keys() & program.symbols.keys()
         fitting = {name for name in known if fits(program.symbols[name].type.shape, cuts[name], self.ranks)}
@@ -125,7 +125,7 @@ def _undivided_heads(program: Program, graph: Graph, ranks: int) -> Mapping[_Hea
     found: dict[_Heads, Node] = {}
     for node in graph.nodes:
         if OPERATORS[node.operator].kind is OperatorKind.ATTENTION:
-            names = [one.name for one in node.args[:3] if isinstance(one, Ref)]
+            names = [argument.name for argument in node.args[:3] if isinstance(argument, Ref)]
             shapes = [(graph.values.get(name) or program.symbols[name].type).shape for name in names]
             heads = [shape[1] for shape in shapes if len(shape) == 4]
             if any(number % ranks for number in heads):
@@ -155,7 +155,7 @@ def _about_model(program: Program, names: Named, missed: list[str]) -> str:
     elif missed:
         names_of = dict.fromkeys(_general_name(program.symbols[name]) for name in missed)
         said = f"tp_plan of the model is used, because the search alone leaves weights whole: {_first(list(names_of))}"
-    ignored = [f"{one.name.removeprefix('parallel.tensor_plan.')} {one.what}" for one in names.problems]
+    ignored = [f"{problem.name.removeprefix('parallel.tensor_plan.')} {problem.what}" for problem in names.problems]
     return said + (f"; of it, these have no effect: {'; '.join(ignored)}" if ignored else "")
 
 
@@ -166,7 +166,7 @@ def _left_whole(program: Program, graph: Graph, plan: Plan) -> Iterator[str]:
         symbol = program.symbols[name]
         if symbol.kind is SymbolKind.PARAMETER and len(symbol.type.shape) > 1 and name not in plan.layouts:
             whole.setdefault(_general_name(symbol), []).append(symbol)
-    sizes = {path: sum(one.type.size_bytes for one in symbols) for path, symbols in whole.items()}
+    sizes = {path: sum(symbol.type.size_bytes for symbol in symbols) for path, symbols in whole.items()}
     for path in sorted(whole, key=lambda path: -sizes[path])[:_MOST_NAMES]:
         read_by = {node.operator for node in graph.nodes if whole[path][0].name in node.reads}
         without = sorted(operator for operator in read_by if operator not in RULES)
