@@ -34,12 +34,13 @@ def collate(samples: Sequence[object]) -> Batch:
         if isinstance(sample, Failure):
             return sample
     try:
-        batch = _narrowed(default_collate(list(samples)), samples[0])
+        joined = default_collate(list(samples))
     except Exception as raised:
         return _disagreement(samples) or Failure(
             f"the samples of a batch cannot be put together: {summary(raised)}",
             remedy="give tensors and numbers, of one shape for each input: pad or crop them in the dataset",
         )
+    batch = _narrowed(joined, samples[0])
     return (_disagreement(samples) or batch) if _widened(batch, samples[0]) else batch
 
 
