@@ -285,4 +285,4 @@ def _keyword(node: Node, name: str) -> int:
     argument: Argument = dict(node.kwargs).get(name)
     if isinstance(argument, int):
         return argument
-    raise InvariantError(16, f"{node.name} is a message with the {name} {argument!r}")
+    raise InvariantError(16, f"a message with the shift or tag {argument!r}")
