@@ -57,7 +57,7 @@ def plan_report(plan: Plan, *, explain: bool) -> Iterator[RenderableType]:
 def counts(plan: Plan) -> str:
     """How many strategies there are, and what is known of them."""
     every = plan.everything
-    fitting, exact = len(plan.fitting), sum(one.is_exact for one in plan.fitting)
+    fitting, exact = len(plan.fitting), sum(priced.is_exact for priced in plan.fitting)
     known = "" if exact == fitting else f", {exact:,} of them compiled and priced, the others estimated"
     return (
         f"{counted(fitting, 'strategy', 'strategies')} fit{known}; {len(every) - fitting:,} do not, and"
@@ -67,31 +67,31 @@ def counts(plan: Plan) -> str:
 
 def verdict(plan: Plan) -> list[tuple[str, str]]:
     """The questions of the usual guides: does it fit one device, does its largest layer, is it one node?"""
-    found = [(f"one {plan.device}", _fits_one(plan))]
+    rows = [(f"one {plan.device}", _fits_one(plan))]
     if plan.largest_layer_bytes is not None and plan.everything:
-        fits = plan.largest_layer_bytes <= max(one.capacity_bytes for one in plan.everything)
+        fits = plan.largest_layer_bytes <= max(priced.capacity_bytes for priced in plan.everything)
         size = f"{format_bytes(plan.largest_layer_bytes)} of parameters, gradients and states"
-        found.append(("largest layer", f"{size}: {'fits' if fits else 'does not fit, so tensors must be cut'}"))
+        rows.append(("largest layer", f"{size}: {'fits' if fits else 'does not fit, so tensors must be cut'}"))
     nodes = -(-plan.space.rdus // plan.space.rdus_per_node)
     each = counted(plan.space.rdus_per_node, plan.device)
     links = f"{each}, linked directly" if nodes == 1 else f"{each} each; links between nodes are slower"
-    found.append(("nodes", f"{counted(nodes, 'node')}, {links}"))
+    rows.append(("nodes", f"{counted(nodes, 'node')}, {links}"))
     if plan.best:
-        found.append(("best", headline(plan)))
-        found += _fewer(plan)
-        found += _half(plan)
-        found += _as_good(plan)
-        found += _slow_host(plan)
-        found += _shared_host(plan)
-    return found
+        rows.append(("best", headline(plan)))
+        rows += _fewer(plan)
+        rows += _half(plan)
+        rows += _as_good(plan)
+        rows += _slow_host(plan)
+        rows += _shared_host(plan)
+    return rows
 
 
 def _fewer(plan: Plan) -> Iterator[tuple[str, str]]:
     """Why the fastest leaves RDUs idle: what takes longer with all of them."""
     best = plan.best[0]
-    on_all = [one for one in plan.fitting if one.rdus == plan.space.rdus]
+    on_all = [priced for priced in plan.fitting if priced.rdus == plan.space.rdus]
     if best.rdus < plan.space.rdus and on_all and plan.goal is Goal.THROUGHPUT:
-        other = min(on_all, key=lambda one: (not one.is_exact, one.step_s))
+        other = min(on_all, key=lambda priced: (not priced.is_exact, priced.step_s))
         longer_s = {name: getattr(other.terms, name) - getattr(best.terms, name) for name in TERMS}
         term = max(TERMS, key=lambda name: longer_s[name])
         yield (
@@ -104,20 +104,23 @@ def _fewer(plan: Plan) -> Iterator[tuple[str, str]]:
 def _half(plan: Plan) -> Iterator[tuple[str, str]]:
     """What at most half the RDUs would do."""
     best = plan.best[0]
-    on_half = [(_at_worst_s(one), number) for number, one in enumerate(plan.best, 1) if 2 * one.rdus <= best.rdus]
+    numbered = enumerate(plan.best, 1)
+    on_half = [(_at_worst_s(priced), number) for number, priced in numbered if 2 * priced.rdus <= best.rdus]
     if on_half and plan.goal is Goal.THROUGHPUT:
         seconds, number = min(on_half)
-        one, slower = plan.best[number - 1], seconds / _at_worst_s(best) - 1
-        shares = ", if replicas of one take turns at the host" if max(one.sharing, best.sharing) > 1 else ""
+        half, slower = plan.best[number - 1], seconds / _at_worst_s(best) - 1
+        shares = ", if replicas of one take turns at the host" if max(half.sharing, best.sharing) > 1 else ""
         more = f"{abs(slower):.0%} {'slower' if slower >= 0 else 'faster'}"
-        yield f"half the {plan.device}s", f"{number} is {more}, with {one.rdus} of {best.rdus}{shares}"
+        yield f"half the {plan.device}s", f"{number} is {more}, with {half.rdus} of {best.rdus}{shares}"
 
 
 def _as_good(plan: Plan) -> Iterator[tuple[str, str]]:
     """The others that differ from the best by less than the usual error of a prediction."""
     best = value_of(plan.best[0], plan.goal)
     near = [
-        number for number, one in enumerate(plan.best, 1) if value_of(one, plan.goal) <= best * (1 + plan.mean_error)
+        number
+        for number, priced in enumerate(plan.best, 1)
+        if value_of(priced, plan.goal) <= best * (1 + plan.mean_error)
     ]
     if len(near) > 1:
         numbers = ", ".join(map(str, near[1:]))
@@ -143,7 +146,7 @@ _MUCH = 0.3
 def _shared_host(plan: Plan) -> Iterator[tuple[str, str]]:
     best = plan.best[0]
     if best.sharing > 1:
-        at_worst_s = [_at_worst_s(one) for one in plan.best]
+        at_worst_s = [_at_worst_s(priced) for priced in plan.best]
         first = min(range(len(at_worst_s)), key=lambda at: at_worst_s[at])
         other = "" if first == 0 else f"; then {first + 1} is the best, with {format_seconds(at_worst_s[first])}"
         yield (
@@ -153,20 +156,20 @@ def _shared_host(plan: Plan) -> Iterator[tuple[str, str]]:
         )
 
 
-def _at_worst_s(one: Priced) -> float:
+def _at_worst_s(priced: Priced) -> float:
     """The step, if the replicas of an RDU take turns at its link to the host."""
-    return one.step_s + (one.sharing - 1) * one.terms.host_s
+    return priced.step_s + (priced.sharing - 1) * priced.terms.host_s
 
 
 def _fits_one(plan: Plan) -> str:
-    alone = [one for one in plan.everything if one.strategy.ranks == 1 and one.strategy.tiles is None]
+    alone = [priced for priced in plan.everything if priced.strategy.ranks == 1 and priced.strategy.tiles is None]
     if not alone:
         return "no strategy uses one alone"
-    least = min(alone, key=lambda one: one.fullest.total_bytes)
+    least = min(alone, key=lambda priced: priced.fullest.total_bytes)
     if least.problem is not None:
         return f"the model does not fit: {least.problem} with {least.strategy}"
-    plain = [one for one in alone if one.problem is None and one.strategy.recompute == "none"]
-    least = min(plain or [least], key=lambda one: one.fullest.total_bytes)
+    plain = [priced for priced in alone if priced.problem is None and priced.strategy.recompute == "none"]
+    least = min(plain or [least], key=lambda priced: priced.fullest.total_bytes)
     how = "" if plain else f" with {least.strategy}"
     whole = f"{format_bytes(least.fullest.total_bytes)} of {format_bytes(least.capacity_bytes)}"
     samples = counted(least.strategy.samples, "sample")
@@ -175,11 +178,11 @@ def _fits_one(plan: Plan) -> str:
 
 def closest(plan: Plan) -> str:
     """The strategy that lacks the least memory, and why it does not fit."""
-    lacking = [one for one in plan.others if one.problem is not None]
+    lacking = [priced for priced in plan.others if priced.problem is not None]
     if not lacking:
         return plan.refused[0].why if plan.refused else "there is no strategy with this batch"
-    one = min(lacking, key=lambda one: one.fullest.total_bytes / one.capacity_bytes)
-    return f"{one.strategy}: {one.problem}"
+    nearest = min(lacking, key=lambda priced: priced.fullest.total_bytes / priced.capacity_bytes)
+    return f"{nearest.strategy}: {nearest.problem}"
 
 
 _COLUMNS = "step_s, samples/s, rdu_bytes:memory, host_share:host, bubble_share:bubble, sync_share:sync, rdus"
@@ -214,40 +217,40 @@ def best_rows(plan: Plan) -> list[dict[str, object]]:
 def explanation(best: Priced, other: Priced, device: str = "RDU") -> list[tuple[str, str]]:
     """Term by term, why `best` takes less time than `other`: the largest differences first."""
     seconds = [(name, getattr(best.terms, name), getattr(other.terms, name)) for name in TERMS]
-    seconds.sort(key=lambda one: -abs(one[2] - one[1]))
-    found = [("1 against 2", f"{best.strategy}  |  {other.strategy}")]
+    seconds.sort(key=lambda term: -abs(term[2] - term[1]))
+    rows = [("1 against 2", f"{best.strategy}  |  {other.strategy}")]
     for name, mine, theirs in seconds:
         if mine or theirs:
             more = f"{format_seconds(abs(theirs - mine))} {'less' if mine < theirs else 'more'}"
-            found.append((TERMS[name], f"{format_seconds(mine)} | {format_seconds(theirs)}: {more}"))
+            rows.append((TERMS[name], f"{format_seconds(mine)} | {format_seconds(theirs)}: {more}"))
     memory = f"{format_bytes(best.rdu_bytes)} | {format_bytes(other.rdu_bytes)}"
-    return [*found, (f"memory of the fullest {device}", memory)]
+    return [*rows, (f"memory of the fullest {device}", memory)]
 
 
-def record_of(one: Priced) -> dict[str, object]:
+def record_of(priced: Priced) -> dict[str, object]:
     """A flat record: strategy, predicted seconds by term, memory by part, bytes by link."""
-    fullest, received = one.fullest, one.received_bytes
+    fullest, received = priced.fullest, priced.received_bytes
     return {
-        **asdict(one.strategy),
-        "rdus": one.rdus,
-        "predicted_step_s": one.step_s,
-        "predicted_samples_per_s": one.samples_per_s,
-        **{f"predicted_{term.name}": getattr(one.terms, term.name) for term in fields(Terms)},
-        "predicted_bubble": one.bubble,
-        "rdu_bytes": one.rdu_bytes,
+        **asdict(priced.strategy),
+        "rdus": priced.rdus,
+        "predicted_step_s": priced.step_s,
+        "predicted_samples_per_s": priced.samples_per_s,
+        **{f"predicted_{term.name}": getattr(priced.terms, term.name) for term in fields(Terms)},
+        "predicted_bubble": priced.bubble,
+        "rdu_bytes": priced.rdu_bytes,
         "memory_bytes": fullest.total_bytes,
         **{f"{part.name}_bytes": getattr(fullest, part.name) for part in fields(fullest)},
-        "capacity_bytes": one.capacity_bytes,
+        "capacity_bytes": priced.capacity_bytes,
         **{f"{wire.value}_bytes": received.get(wire, 0.0) for wire in Wire},
-        "compiled": one.is_exact,
-        "problem": one.problem or "",
+        "compiled": priced.is_exact,
+        "problem": priced.problem or "",
     }
 
 
 def plan_csv(plan: Plan) -> str:
-    rows = [record_of(one) for one in plan.everything]
+    rows = [record_of(priced) for priced in plan.everything]
     empty = dict.fromkeys(rows[0], "") if rows else {}
-    rows += [{**empty, **asdict(one.strategy), "problem": one.why} for one in plan.refused]
+    rows += [{**empty, **asdict(refused.strategy), "problem": refused.why} for refused in plan.refused]
     return csv_text(rows)
 
 
@@ -259,8 +262,8 @@ def plan_json(plan: Plan) -> str:
             "global_batch": plan.space.global_batch,
             "goal": plan.goal.value,
             "verdict": dict(verdict(plan)),
-            "best": [record_of(one) for one in plan.best],
-            "frontier": [record_of(one) for one in plan.frontier],
+            "best": [record_of(priced) for priced in plan.best],
+            "frontier": [record_of(priced) for priced in plan.frontier],
             "priced": len(plan.everything),
             "impossible": len(plan.refused),
             "note": plan.note or BASIS,

@@ -47,8 +47,8 @@ def _verdict(plan: Plan) -> ui.Part:
 
 def _frontier(plan: Plan) -> ui.Part:
     best, frontier = plan.best[0], plan.frontier
-    cloud = [one for one in plan.fitting if not one.is_exact]
-    compiled = [one for one in plan.fitting if one.is_exact]
+    cloud = [priced for priced in plan.fitting if not priced.is_exact]
+    compiled = [priced for priced in plan.fitting if priced.is_exact]
     if len(cloud) > _MOST_POINTS:
         cloud = Random(0).sample(cloud, _MOST_POINTS)
     named = {"mode": "markers", "hoverinfo": "text"}
@@ -74,13 +74,13 @@ def _frontier(plan: Plan) -> ui.Part:
     return ui.Part("frontier", "Time and memory", lead, body, {"frontier-figure": drawn})
 
 
-def _points(name: str, priced: Sequence[Priced], marker: dict[str, object], **more: object) -> ui.Trace:
-    x = [one.step_s for one in priced]
-    y = [one.rdu_bytes / (1 << 30) for one in priced]
+def _points(name: str, several: Sequence[Priced], marker: dict[str, object], **more: object) -> ui.Trace:
+    x = [priced.step_s for priced in several]
+    y = [priced.rdu_bytes / (1 << 30) for priced in several]
     texts = [
-        f"{one.strategy}: {format_seconds(one.step_s)}, {format_bytes(one.rdu_bytes)}"
-        f"{'' if one.is_exact else ', estimated'}"
-        for one in priced
+        f"{priced.strategy}: {format_seconds(priced.step_s)}, {format_bytes(priced.rdu_bytes)}"
+        f"{'' if priced.is_exact else ', estimated'}"
+        for priced in several
     ]
     return ui.lines(name, x, y, marker=marker, hovertext=texts, line={"color": ui.BLUE, "width": 1.5}, **more)
 
@@ -93,12 +93,15 @@ def _best(plan: Plan) -> ui.Part:
     ]
     numbers = f"step_s, samples/s, rdu_bytes:memory, bubble_share:bubble, {terms}, rdus:{plan.device}s"
     best = table("", rows, "strategy", numbers)
-    bars = [ui.shares(f"{format_seconds(one.step_s)}: {one.strategy}", _shares(one)) for one in plan.best[:2]]
+    bars = [
+        ui.shares(f"{format_seconds(priced.step_s)}: {priced.strategy}", _shares(priced)) for priced in plan.best[:2]
+    ]
     lead = "The best strategy of each shape of the mesh. The bars divide the step of the first two."
     body = ui.joined(ui.element("div", *bars, class_="pair"), ui.table(best, "fitted"))
     return ui.Part("best", "The best strategies", lead, body)
 
 
-def _shares(one: Priced) -> list[tuple[str, float, str, str]]:
-    seconds = {name: getattr(one.terms, name) for name in TERMS}
-    return [(TERMS[name], own_s, format_seconds(own_s), _COLOURS[name]) for name, own_s in seconds.items()]
+def _shares(priced: Priced) -> ui.Html:
+    seconds = {name: getattr(priced.terms, name) for name in TERMS}
+    parts = [(TERMS[name], term_s, format_seconds(term_s), _COLOURS[name]) for name, term_s in seconds.items()]
+    return ui.shares(f"{format_seconds(priced.step_s)}: {priced.strategy}", parts)

@@ -179,9 +179,8 @@ def roofline(analysis: Analysis) -> ui.Part:
         f"can do at most: {roofs_text(analysis.prediction)}. A click on a point shows its section further down."
     )
     if without:
-        lead += (
-            f" {counted(without, 'section')} without products or traffic, such as updates, {_are(without)} not drawn."
-        )
+        are = "is" if without == 1 else "are"
+        lead += f" {counted(without, 'section')} without products or traffic, such as updates, {are} not drawn."
     if not points:
         return ui.Part("roofline", "Roofline", lead, ui.joined())
     reach, peak = reachable(analysis.prediction), published(analysis.prediction)
@@ -210,10 +209,6 @@ def _ticks(ends: tuple[float, float]) -> dict[str, object]:
     decades = range(floor(log10(ends[0])), ceil(log10(ends[1])) + 1)
     values = [digit * 10.0**power for power in decades for digit in (1, 2, 5)]
     return {"tickvals": values, "ticktext": [format_count(value).replace(".0 ", " ") for value in values]}
-
-
-def _are(count: int) -> str:
-    return "is" if count == 1 else "are"
 
 
 def _has_place(analysis: Analysis, fold: Fold) -> bool:
