@@ -93,9 +93,7 @@ def _best(plan: Plan) -> ui.Part:
     ]
     numbers = f"step_s, samples/s, rdu_bytes:memory, bubble_share:bubble, {terms}, rdus:{plan.device}s"
     best = table("", rows, "strategy", numbers)
-    bars = [
-        ui.shares(f"{format_seconds(priced.step_s)}: {priced.strategy}", _shares(priced)) for priced in plan.best[:2]
-    ]
+    bars = map(_shares, plan.best[:2])
     lead = "The best strategy of each shape of the mesh. The bars divide the step of the first two."
     body = ui.joined(ui.element("div", *bars, class_="pair"), ui.table(best, "fitted"))
     return ui.Part("best", "The best strategies", lead, body)
