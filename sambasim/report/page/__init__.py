@@ -1,5 +1,9 @@
-"""The page of `sambasim report`: one HTML file; its security policy forbids network access. Each part is either
-predicted or measured, and says which."""
+"""The page of `sambasim report` and `plan --html`: one HTML file; its security policy forbids network access. Each part
+is either predicted or measured, and says which.
+
+`ui` has the building blocks. Predicted parts are in `overview`, `timeline`, `sections`, `graph`, `mesh` (of several
+ranks), `scaling` and `plan`, measured ones in `run`. `page.js` draws the figures and fills the live tables.
+"""
 
 import base64
 import hashlib
