@@ -49,9 +49,9 @@ def verify_against(path: Path, target: str, steps: int | None = None, on_phase: 
         phase("read the data")
         source = open_source(options.data, specs)
         inputs, by_keyword, arguments = example_batch(model, options, source=source)
-        subject = LiveModel(model, inputs, by_keyword, arguments=arguments)
+        live = LiveModel(model, inputs, by_keyword, arguments=arguments)
         phase("compare with eager PyTorch")
-        return prove(path, subject, options, source, steps, with_own_weights=False)
+        return prove(path, live, options, source, steps, with_own_weights=False)
 
     try:
         return in_child(proof, on_phase)

@@ -96,44 +96,44 @@ def named_in(options: CompileOptions, on_phase: OnPhase = lambda phase: None) ->
 def compile_named(options: CompileOptions, on_phase: OnPhase = lambda phase: None) -> Proved:
     """Compile what `options` name, and compare it with its model. Raises as `named_in` and `compile_proved`."""
     model, (inputs, by_keyword, arguments), source, notices = named_in(options, on_phase)
-    subject = LiveModel(model, inputs, by_keyword, arguments=arguments)
-    done = compile_proved(subject, options, on_phase, source)
+    live = LiveModel(model, inputs, by_keyword, arguments=arguments)
+    done = compile_proved(live, options, on_phase, source)
     compiled = replace(done.compiled, notices=(*notices, *done.compiled.notices))
     return replace(done, compiled=compiled)
 
 
-def compile_subject(subject: LiveModel, options: CompileOptions, on_phase: OnPhase, path: Path | None) -> Compiled:
+def compile_live(live: LiveModel, options: CompileOptions, on_phase: OnPhase, path: Path | None) -> Compiled:
     return compile_model(
-        subject.model,
-        subject.inputs,
+        live.model,
+        live.inputs,
         options,
-        by_keyword=subject.by_keyword,
-        arguments=subject.arguments,
-        loss=subject.loss,
+        by_keyword=live.by_keyword,
+        arguments=live.arguments,
+        loss=live.loss,
         on_phase=on_phase,
         path=path,
     )
 
 
 def compile_proved(
-    subject: LiveModel,
+    live: LiveModel,
     options: CompileOptions,
     on_phase: OnPhase = lambda phase: None,
     source: Source | None = None,
     work: Callable[[OnPhase, Path | None], Compiled] | None = None,
 ) -> Proved:
-    """Compile `subject` into the PEF that `options` name, and compare it with its model in so many steps as they say.
-    `work` does so at a path, if not `compile_subject`. Raises ModelError and CaptureError, also for a PEF that does not
+    """Compile `live` into the PEF that `options` name, and compare it with its model in so many steps as they say.
+    `work` does so at a path, if not `compile_live`. Raises ModelError and CaptureError, also for a PEF that does not
     compute what the model does; then there is none."""
 
     def compiled(phase: OnPhase, path: Path | None) -> Compiled:
         if path is not None:
-            own_memory(subject.model)
-            check_modes(subject.model, training=not options.inference)
-        return compile_subject(subject, options, phase, path) if work is None else work(phase, path)
+            own_memory(live.model)
+            check_modes(live.model, training=not options.inference)
+        return compile_live(live, options, phase, path) if work is None else work(phase, path)
 
     path, before = options.pef_path, _model_of(options.pef_path)
-    why = too_large(subject) if can_fork() else "this system cannot fork"
+    why = too_large(live) if can_fork() else "this system cannot fork"
     if why is not None:
         done = compiled(on_phase, None)
         told = (f"{_NOT_COMPARED}: {why}", *_replaced(before, path))
@@ -148,7 +148,7 @@ def compile_proved(
             on_phase(_PROVE)
             began_s = time.perf_counter()
             try:
-                checked, told = in_child(lambda phase: prove(hidden, subject, options, source, options.check), on_phase)
+                checked, told = in_child(lambda phase: prove(hidden, live, options, source, options.check), on_phase)
                 notices += told
                 if checked is None:
                     notices.append(f"{_NOT_COMPARED}: PyTorch takes no batch of this kind")

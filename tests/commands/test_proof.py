@@ -16,7 +16,7 @@ from torch.nn import functional
 
 import sambasim as ss
 from sambasim.cli.inspect import inspect_command, verify_command
-from sambasim.commands.compile import compile_proved, compile_subject
+from sambasim.commands.compile import compile_live, compile_proved
 from sambasim.commands.proof.eager import LiveModel
 from sambasim.commands.proof.prove import MOST_STEPS, prove
 from sambasim.errors import CaptureError, ModelError, OptionError
@@ -234,7 +234,7 @@ def test_after_a_difference_there_is_no_pef_or_the_one_of_before(tmp_path: Path)
     other = replace(subject, model=Quarter())
     for before in (None, proved(tmp_path).compiled.digest):
         with pytest.raises(CaptureError, match="the graph does not compute what the model does"):
-            compile_proved(subject, chosen, work=lambda phase, path: compile_subject(other, chosen, phase, path))
+            compile_proved(subject, chosen, work=lambda phase, path: compile_live(other, chosen, phase, path))
         if before is None:
             chosen.pef_path.unlink(missing_ok=True)
             assert list(chosen.pef_path.parent.iterdir()) == []
@@ -329,6 +329,6 @@ def test_inspect_says_how_a_pef_was_checked(pef: Path) -> None:
 def test_work_may_be_anything_that_compiles(tmp_path: Path) -> None:
     subject, chosen = LiveModel(Net(), inputs(), by_keyword=False), options(tmp_path)
     phases: list[str] = []
-    work: Callable[[Any, Any], Any] = lambda phase, path: compile_subject(subject, chosen, phase, path)  # noqa: E731
+    work: Callable[[Any, Any], Any] = lambda phase, path: compile_live(subject, chosen, phase, path)  # noqa: E731
     assert compile_proved(subject, chosen, phases.append, work=work).checked is not None
     assert phases[-1] == "compare with eager PyTorch"

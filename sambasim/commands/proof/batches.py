@@ -32,7 +32,7 @@ def read_batches(
         for start in range(first * size, len(source.train) - size + 1, size):
             batch = collate(source.train.__getitems__(range(start, start + size)))
             inputs = inputs_of(batch, model, loss, inference=options.inference).inputs
-            if any(inputs[name].shape[1:] != one.shape[1:] for name, one in example.items()):
+            if any(inputs[name].shape[1:] != tensor.shape[1:] for name, tensor in example.items()):
                 return
             yield inputs_in(STORED[options.dtype], inputs)
 
@@ -41,37 +41,37 @@ def made_batches(example: Batch, number: int) -> Iterator[Batch]:
     """Batches of the kind of `example`, with smaller floating-point numbers: its elements in another order, in odd
     batches some of them several times; its samples in another order; all in its order. `number` counts from 0."""
 
-    def rolled(one: Tensor) -> Tensor:
-        if number % 2 and one.numel():
-            chosen = torch.randint(one.numel(), (one.numel(),), generator=torch.Generator().manual_seed(number))
-            return one.reshape(-1)[chosen].reshape(one.shape)
-        return one.reshape(-1).roll(1 + number * (1 + one.numel() // 7)).reshape(one.shape)
+    def rolled(tensor: Tensor) -> Tensor:
+        if number % 2 and tensor.numel():
+            chosen = torch.randint(tensor.numel(), (tensor.numel(),), generator=torch.Generator().manual_seed(number))
+            return tensor.reshape(-1)[chosen].reshape(tensor.shape)
+        return tensor.reshape(-1).roll(1 + number * (1 + tensor.numel() // 7)).reshape(tensor.shape)
 
-    def of_samples(one: Tensor) -> Tensor:
-        return one.roll(1 + number, 0) if one.ndim else one
+    def of_samples(tensor: Tensor) -> Tensor:
+        return tensor.roll(1 + number, 0) if tensor.ndim else tensor
 
     yield _each(example, rolled, number)
     yield _each(example, of_samples, number)
-    yield _each(example, lambda one: one, number)
+    yield _each(example, lambda tensor: tensor, number)
 
 
 def _each(example: Batch, change: Callable[[Tensor], Tensor], number: int) -> Batch:
     scale = _SHRUNK ** (1 + number % _SCALES)
 
-    def changed(one: Tensor) -> Tensor:
-        other = change(one.detach())
-        other = other * scale if one.is_floating_point() else other.clone()
-        return other.requires_grad_(one.requires_grad)
+    def changed(tensor: Tensor) -> Tensor:
+        other = change(tensor.detach())
+        other = other * scale if tensor.is_floating_point() else other.clone()
+        return other.requires_grad_(tensor.requires_grad)
 
     with torch.no_grad():
-        return {name: changed(one) for name, one in example.items()}
+        return {name: changed(tensor) for name, tensor in example.items()}
 
 
-def equal(one: Batch, other: Batch) -> bool:
-    return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+def equal(batch: Batch, other: Batch) -> bool:
+    return all(torch.equal(tensor, other[name]) for name, tensor in batch.items())
 
 
 def parts(batch: Batch, count: int) -> Sequence[Batch]:
     """`batch` in `count` parts of as many samples."""
-    chunks = {name: one.chunk(count) for name, one in batch.items()}
+    chunks = {name: tensor.chunk(count) for name, tensor in batch.items()}
     return [{name: of[index].contiguous() for name, of in chunks.items()} for index in range(count)]

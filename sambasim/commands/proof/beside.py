@@ -41,9 +41,9 @@ class Beside:
         program = played.program
         self._chips = program.chips
         graph = program.leading
-        changed = {one.symbol for one in graph.outputs}
-        buffers = [one for one in eager.tensors if program.symbols[one].kind is SymbolKind.BUFFER]
-        self._buffers = [one for one in buffers if one in changed or eager.tensors[one].nbytes <= _SMALL_BYTES]
+        changed = {output.symbol for output in graph.outputs}
+        buffers = [name for name in eager.tensors if program.symbols[name].kind is SymbolKind.BUFFER]
+        self._buffers = [name for name in buffers if name in changed or eager.tensors[name].nbytes <= _SMALL_BYTES]
         trained = [member.parameter for group in program.groups for member in group.members]
         self.shared = _in_shared_memory({name: eager.tensors[name] for name in trained})
         self.is_behind = False
@@ -61,11 +61,11 @@ class Beside:
 
     def end(self) -> Any:
         """What was asked for; None if PyTorch could not do it. Raises MachineError if its process has ended."""
-        found = self._fork.end()
+        answer = self._fork.end()
         if self._fork.is_gone:
             what = "the process of eager PyTorch has ended, by a crash or for lack of memory"
             raise MachineError(what, remedy="a smaller batch or model; or --check 0")
-        return found
+        return answer
 
     def ask(self, played: Played, what: str, *request: object) -> Any:
         self.begin(played, what, *request)
@@ -98,7 +98,7 @@ class Beside:
             self._take(buffers[chip])
             scale = 1 / (len(batches) * self._chips)
             seeds = (seed_of(number, chip, at) for at in range(len(batches)))
-            outputs.append([eager.forward_and_backward(one, next(seeds), scale) for one in batches])
+            outputs.append([eager.forward_and_backward(batch, next(seeds), scale) for batch in batches])
             kept.append({name: eager.tensors[name].detach().clone() for name in self._buffers})
         for name, shared in self.shared.items():
             gradient = eager.gradient(name)
@@ -124,9 +124,10 @@ class Beside:
 def alone(values: Any) -> Any:
     """`values` with copies of tensors that are parts of others, which pickle would write whole."""
 
-    def of_its_own(one: object) -> object:
-        is_part = isinstance(one, Tensor) and one.untyped_storage().nbytes() > one.nbytes
-        return one.detach().clone().requires_grad_(one.requires_grad) if is_part and isinstance(one, Tensor) else one
+    def of_its_own(value: object) -> object:
+        if not isinstance(value, Tensor) or value.untyped_storage().nbytes() <= value.nbytes:
+            return value
+        return value.detach().clone().requires_grad_(value.requires_grad)
 
     return tree_map(of_its_own, values)
 

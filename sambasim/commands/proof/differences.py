@@ -49,7 +49,7 @@ class Comparison:
         self._nodes = graph.nodes
         self._positions = {name: at for at, node in enumerate(graph.nodes) for name in node.results if name}
         types = [one.type.dtype for one in program.symbols.values()] + [one.dtype for one in graph.values.values()]
-        self._epsilon = max(torch.finfo(one).eps for one in _floating(types))
+        self._epsilon = max(torch.finfo(dtype).eps for dtype in _floating(types))
         is_cut = any(axis.name == TENSOR and axis.size > 1 for axis in program.mesh)
         is_narrow = self._epsilon > torch.finfo(torch.float32).eps
         self._bound = self._epsilon * (
@@ -62,11 +62,12 @@ class Comparison:
 
     def end_step(self) -> Difference | None:
         """The first difference of the step, in the order of computation, that is more than rounding."""
-        found, self._found = self._found, []
-        for one in found:
-            if one.name not in self.largest or one.size > self.largest[one.name].size:
-                self.largest[one.name] = one
-        return min((one for one in found if not one.is_rounding), key=lambda one: one.position, default=None)
+        differences, self._found = self._found, []
+        for difference in differences:
+            if difference.name not in self.largest or difference.size > self.largest[difference.name].size:
+                self.largest[difference.name] = difference
+        larger = [difference for difference in differences if not difference.is_rounding]
+        return min(larger, key=lambda difference: difference.position, default=None)
 
     def add(
         self, name: str, value: str, ours: Tensor, theirs: Tensor, scale: Callable[[], float] = lambda: 0.0
@@ -89,7 +90,7 @@ class Comparison:
         bound = _UPDATE_ROUNDINGS * torch.finfo(ours.dtype).eps
         flat = (tensor.detach().reshape(-1) for tensor in (before, ours, theirs))
         parts = zip(*(torch.split(tensor, _PIECE) for tensor in flat), strict=True)
-        is_rounding = all(torch.equal(one, other) or _is_close(old, one, other, bound) for old, one, other in parts)
+        is_rounding = all(torch.equal(new, other) or _is_close(old, new, other, bound) for old, new, other in parts)
         if is_rounding and (torch.finfo(ours.dtype).bits > _NARROW_BITS or torch.equal(ours, theirs)):
             return
         size, whole = apart(ours, theirs)
@@ -97,22 +98,22 @@ class Comparison:
         self._found.append(Difference(name, relative, "", len(self._nodes), is_rounding=is_rounding))
 
 
-def _is_close(before: Tensor, one: Tensor, other: Tensor, bound: float) -> bool:
+def _is_close(before: Tensor, ours: Tensor, theirs: Tensor, bound: float) -> bool:
     """Whether two updates of `before` differ by at most `bound`, relative to the larger of result and change."""
-    wide = torch.promote_types(one.dtype, torch.float32)
-    before, one, other = before.to(wide), one.to(wide), other.to(wide)
-    most = torch.maximum(other.abs(), (other - before).abs_()).mul_(bound)
-    return bool(((one - other).abs_().le(most) | (one.isnan() & other.isnan())).all())
+    wide = torch.promote_types(ours.dtype, torch.float32)
+    before, ours, theirs = before.to(wide), ours.to(wide), theirs.to(wide)
+    most = torch.maximum(theirs.abs(), (theirs - before).abs_()).mul_(bound)
+    return bool(((ours - theirs).abs_().le(most) | (ours.isnan() & theirs.isnan())).all())
 
 
-def apart(one: Tensor, other: Tensor) -> tuple[float, float]:
-    """The largest difference of two tensors, and the largest number of `other`. NaN equals NaN here."""
-    if one.shape != other.shape:
+def apart(ours: Tensor, theirs: Tensor) -> tuple[float, float]:
+    """The largest difference of two tensors, and the largest number of `theirs`. NaN equals NaN here."""
+    if ours.shape != theirs.shape:
         return float("inf"), 0.0
-    ours, theirs = one.detach().double(), other.detach().double()
+    ours, theirs = ours.detach().double(), theirs.detach().double()
     same = (ours == theirs) | (ours.isnan() & theirs.isnan())
     size = (ours - theirs).abs().masked_fill(same, 0.0).nan_to_num(float("inf"), float("inf"))
-    return float(size.max()), largest(other)
+    return float(size.max()), largest(theirs)
 
 
 def largest(tensor: Tensor) -> float:
@@ -123,8 +124,8 @@ def largest(tensor: Tensor) -> float:
 
 
 def _floating(dtypes: Iterable[str]) -> Iterable[torch.dtype]:
-    found = {getattr(torch, name, torch.float32) for name in dtypes}
-    return [one for one in found if one.is_floating_point] or [torch.float32]
+    types = {getattr(torch, name, torch.float32) for name in dtypes}
+    return [dtype for dtype in types if dtype.is_floating_point] or [torch.float32]
 
 
 _Key: TypeAlias = tuple[object, ...]
@@ -145,7 +146,7 @@ class EagerValues(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         self.keys.update(
-            _key(one) for one in tree_leaves(result) if isinstance(one, Tensor) and one.layout is torch.strided
+            _key(value) for value in tree_leaves(result) if isinstance(value, Tensor) and value.layout is torch.strided
         )
         return result
 
@@ -179,7 +180,7 @@ def first_wrong(graph: Graph, value: str, ours: Mapping[str, _Key], theirs: Set[
             reached.add(name)
             waiting += node_of[name].reads
     for node in graph.nodes:
-        found = [ours[name] for name in node.results if name in reached and name in ours]
-        if found and theirs.isdisjoint(found):
+        keys = [ours[name] for name in node.results if name in reached and name in ours]
+        if keys and theirs.isdisjoint(keys):
             return node
     return None

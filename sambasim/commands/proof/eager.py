@@ -42,34 +42,33 @@ class LiveModel:
 
 
 class Eager:
-    """The model of `subject`, which is changed: it takes the tensors of the PEF with `program`, and keeps them."""
+    """The model of `live`, which is changed: it takes the tensors of the PEF with `program`, and keeps them."""
 
-    def __init__(self, subject: LiveModel, options: CompileOptions, program: Program) -> None:
-        model, named = subject.model, options.loss
+    def __init__(self, live: LiveModel, options: CompileOptions, program: Program) -> None:
+        model, named = live.model, options.loss
         if not (model.training or options.inference):
             model.train()
-        mean = subject.loss
+        mean = live.loss
         by_sample = None
         if named is not None and not options.inference and mean is None:
             mean, by_sample = training_loss(named.name, named.args), per_sample_loss(named.name, named.args)
         self._step = TrainingStep(
             model,
-            tuple(subject.inputs),
+            tuple(live.inputs),
             mean,
-            subject.by_keyword,
-            subject.losses,
-            subject.arguments,
+            live.by_keyword,
+            live.losses,
+            live.arguments,
         )
-        self._evaluation = EvaluationStep(
-            model, tuple(subject.inputs), by_sample or mean, subject.by_keyword, subject.arguments
-        )
+        self._evaluation = EvaluationStep(model, tuple(live.inputs), by_sample or mean, live.by_keyword, live.arguments)
         self._program = program
-        self._optimizer = subject.optimizer
+        self._optimizer = live.optimizer
         self._rounds = options.dtype != "fp32"
         self.tensors = dict(_by_symbol(model, program))
         """The parameters and buffers of the model, by symbol."""
-        lacking = [one for one in program.symbols.values() if one.torch_names and one.name not in self.tensors]
-        wrong = [name for name, one in self.tensors.items() if tuple(one.shape) != program.symbols[name].whole.shape]
+        symbols = program.symbols
+        lacking = [symbol for symbol in symbols.values() if symbol.torch_names and symbol.name not in self.tensors]
+        wrong = [name for name, tensor in self.tensors.items() if tuple(tensor.shape) != symbols[name].whole.shape]
         if lacking or wrong:
             first = (*lacking, *(program.symbols[name] for name in wrong))[0]
             what = f"the model has no {first.kind} {first.torch_names[0]} of {first.whole}, as the PEF has"
@@ -78,19 +77,19 @@ class Eager:
     def forward_and_backward(self, batch: Mapping[str, Tensor], seed: int, scale: float) -> list[Tensor]:
         """The outputs of one pass, in the order of the PEF's; gradients are added up. `scale`: by which the loss is
         multiplied."""
-        given = [one.detach().clone().requires_grad_(one.requires_grad) for one in batch.values()]
+        inputs = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in batch.values()]
         seed_everything(seed)
         with quiet(), modes_reach_inside(), self._rounding():
-            outputs = self._step(*given)
-            starts = [one for one in outputs if one.requires_grad]
-            torch.autograd.backward(starts, [torch.full_like(one, scale) for one in starts])
-        return [one.detach() for one in outputs]
+            outputs = self._step(*inputs)
+            starts = [output for output in outputs if output.requires_grad]
+            torch.autograd.backward(starts, [torch.full_like(output, scale) for output in starts])
+        return [output.detach() for output in outputs]
 
     def loss(self, batch: Mapping[str, Tensor]) -> float | None:
         """The loss of a training step on `batch`, of any size; None if it draws random numbers, or fails."""
         before = torch.get_rng_state()
         with quiet(), torch.no_grad(), suppress(Exception):
-            loss = float(self._step(*(one.clone() for one in batch.values()))[0])
+            loss = float(self._step(*(tensor.clone() for tensor in batch.values()))[0])
             return loss if torch.equal(before, torch.get_rng_state()) else None
         return None
 
@@ -101,7 +100,7 @@ class Eager:
         seed_everything(seed)
         try:
             with quiet(), modes_reach_inside(), self._rounding():
-                return [one.detach() for one in self._evaluation(*(one.clone() for one in batch.values()))]
+                return [tensor.detach() for tensor in self._evaluation(*(tensor.clone() for tensor in batch.values()))]
         finally:
             for module, was_training in modes:
                 module.training = was_training
@@ -111,71 +110,72 @@ class Eager:
         return Widened() if self._rounds else nullcontext()
 
     def gradient(self, parameter: str) -> Tensor | None:
-        found = self.tensors[parameter].grad
-        return found.to_dense() if found is not None and found.layout is not torch.strided else found
+        gradient = self.tensors[parameter].grad
+        return gradient.to_dense() if gradient is not None and gradient.layout is not torch.strided else gradient
 
     def set_gradient(self, parameter: str, gradient: Tensor) -> None:
-        own = self.tensors[parameter]
-        if own.grad is None or own.grad.layout is not torch.strided or not torch.equal(own.grad, gradient):
-            own.grad = gradient.clone()
+        tensor = self.tensors[parameter]
+        has = tensor.grad
+        if has is None or has.layout is not torch.strided or not torch.equal(has, gradient):
+            tensor.grad = gradient.clone()
 
     def zero_gradients(self) -> None:
-        for one in self.tensors.values():
-            one.grad = None
+        for tensor in self.tensors.values():
+            tensor.grad = None
 
     def update(self) -> bool:
         """One step of the user's optimizer, or of torch's of the same kind, from its beginning; False if torch has
         none."""
         narrow = (torch.bfloat16, torch.float16) if self._rounds else ()
-        wide = {name: one for name, one in self.tensors.items() if one.dtype in narrow}
+        wide = {name: tensor for name, tensor in self.tensors.items() if tensor.dtype in narrow}
         if self._optimizer is not None and not wide:
             self._optimizer.state.clear()
             self._optimizer.step()
             return True
-        updated = {name: one.detach().float() if name in wide else one for name, one in self.tensors.items()}
-        for name, own in wide.items():
-            updated[name].grad = None if own.grad is None else own.grad.float()
+        updated = {name: tensor.detach().float() if name in wide else tensor for name, tensor in self.tensors.items()}
+        for name, tensor in wide.items():
+            updated[name].grad = None if tensor.grad is None else tensor.grad.float()
         optimizers = self._torchs(updated)
         for optimizer in optimizers:
             optimizer.step()
-        for name, own in wide.items():
-            own.data.copy_(updated[name])
+        for name, tensor in wide.items():
+            tensor.data.copy_(updated[name])
         return bool(optimizers)
 
     def _torchs(self, tensors: Mapping[str, Tensor]) -> list[torch.optim.Optimizer]:
         made: list[torch.optim.Optimizer] = []
-        defaults = {one.name: one.default for one in self._program.runtime_arguments}
+        defaults = {argument.name: argument.default for argument in self._program.runtime_arguments}
         for number, optimizer in enumerate(self._program.optimizers):
             entry = OPTIMIZERS[optimizer.kind]
             if entry.torch_name is None:
                 return []
             members = [m for group in self._program.groups if group.optimizer == number for m in group.members]
-            given: dict[str, object] = {
+            options: dict[str, object] = {
                 name: defaults[f"{optimizer.name}__{name}"] for name in entry.defaults if name != "betas"
             }
             if "betas" in entry.defaults:
-                given["betas"] = tuple(defaults[f"{optimizer.name}__beta{index}"] for index in (1, 2))
+                options["betas"] = tuple(defaults[f"{optimizer.name}__beta{index}"] for index in (1, 2))
             parameters = [tensors[member.parameter] for member in members]
-            made.append(getattr(torch.optim, entry.torch_name)(parameters, **given))
+            made.append(getattr(torch.optim, entry.torch_name)(parameters, **options))
         return made
 
     def take(self, symbol: str, value: Tensor) -> None:
         """From now on the model's tensor of `symbol` has this value."""
-        own = self.tensors[symbol]
+        tensor = self.tensors[symbol]
         with torch.no_grad():
-            if not torch.equal(own, value):
-                own.copy_(value)
+            if not torch.equal(tensor, value):
+                tensor.copy_(value)
 
 
 def _by_symbol(model: nn.Module, program: Program) -> Iterator[tuple[str, Tensor]]:
     kinds = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
-    symbols = [one for one in program.symbols.values() if one.kind in kinds]
-    by_name = {name: one.name for one in symbols for name in one.torch_names}
+    symbols = [symbol for symbol in program.symbols.values() if symbol.kind in kinds]
+    by_name = {name: symbol.name for symbol in symbols for name in symbol.torch_names}
     prefix = type(model).__name__.lower()
-    for one in held_by(model):
-        symbol = next((by_name[name] for name in one.names if name in by_name), symbol_name(prefix, one.name))
+    for held in held_by(model):
+        symbol = next((by_name[name] for name in held.names if name in by_name), symbol_name(prefix, held.name))
         if symbol in program.symbols and program.symbols[symbol].kind in kinds:
-            yield symbol, one.tensor
+            yield symbol, held.tensor
 
 
 _REMEDY = (
@@ -209,30 +209,31 @@ def check_modes(model: nn.Module, *, training: bool) -> None:
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return {
-        ".".join(filter(None, ("model", path, name))): one
+        ".".join(filter(None, ("model", path, name))): value
         for path, module in model.named_modules()
-        for name, one in {**module._parameters, **module._buffers, **vars(module)}.items()
-        if isinstance(one, Tensor)
+        for name, value in {**module._parameters, **module._buffers, **vars(module)}.items()
+        if isinstance(value, Tensor)
     }
 
 
 def _methods(module: nn.Module) -> list[tuple[str, FunctionType]]:
     """The `train` and `eval` of a module that are not torch's, by their names."""
-    found: Iterator[tuple[str, Callable[..., object]]]
-    found = ((name, inspect.unwrap(getattr(module, name))) for name in ("train", "eval"))
-    plain = ((name, getattr(one, "__func__", one)) for name, one in found)
+    unwrapped: Iterator[tuple[str, Callable[..., object]]]
+    unwrapped = ((name, inspect.unwrap(getattr(module, name))) for name in ("train", "eval"))
+    plain = ((name, getattr(method, "__func__", method)) for name, method in unwrapped)
     return [
-        (name, one)
-        for name, one in plain
-        if isinstance(one, FunctionType) and not is_library_file(one.__code__.co_filename)
+        (name, method)
+        for name, method in plain
+        if isinstance(method, FunctionType) and not is_library_file(method.__code__.co_filename)
     ]
 
 
 def _refused(model: nn.Module, called: str, slot: str, training: bool) -> CaptureError:
     """The error for `model.train()` or `model.eval()` that changes `slot`, at the method of the innermost module that
     has the slot."""
-    own = [(f"model.{path}" if path else "model", module) for path, module in model.named_modules() if _methods(module)]
-    around = [pair for pair in own if f"{slot}.".startswith(f"{pair[0]}.")] or own
+    named = ((f"model.{path}" if path else "model", module) for path, module in model.named_modules())
+    switching = [(path, module) for path, module in named if _methods(module)]
+    around = [pair for pair in switching if f"{slot}.".startswith(f"{pair[0]}.")] or switching
     module = around[-1][1]
     methods = dict(_methods(module))
     name, method = (called, methods[called]) if called in methods else next(iter(methods.items()))

@@ -54,19 +54,19 @@ class Played:
         replicas = 2 if program.zero >= _SLICED and program.training is not None else 1
         count = program.ranks_of_replica * replicas
         self._mesh = mesh_of(program.mesh, count)
-        own = in_slices(program) if replicas > 1 else program
+        of_a_replica = in_slices(program) if replicas > 1 else program
         self._read_only: Mapping[str, Tensor] = {}
         if count == 1 and not self.updates:
             self._read_only = {member.parameter: weights[member.parameter] for member in members}
-            weights = {name: one for name, one in weights.items() if name not in self._read_only}
+            weights = {name: tensor for name, tensor in weights.items() if name not in self._read_only}
 
         def fill(memory: DeviceMemory, rank: int) -> None:
             place_weights(memory.program, memory, weights, self._mesh.coordinates(rank))
 
-        self._transports = open_ranks(own, single_rank("here"), Way.IN_PROCESS, fill, range(count), self._mesh)
+        self._transports = open_ranks(of_a_replica, single_rank("here"), Way.IN_PROCESS, fill, range(count), self._mesh)
         self._memories = [transport.memory for transport in self._transports]
         self._hub = self._transports[0].hub
-        arguments = {one.name: one.default for one in program.runtime_arguments}
+        arguments = {argument.name: argument.default for argument in program.runtime_arguments}
         arguments |= {name: _UNCLIPPED for name in arguments if name.endswith("__max_grad_norm")}
         self._executors = [
             Executor(
@@ -96,9 +96,9 @@ class Played:
         symbol."""
         symbols, micro_batches = self.program.symbols, self.program.micro_batches
         tangents = {
-            name: torch.full(one.type.shape, 1 / micro_batches, dtype=getattr(torch, one.type.dtype))
-            for name, one in symbols.items()
-            if one.kind is SymbolKind.TANGENT
+            name: torch.full(symbol.type.shape, 1 / micro_batches, dtype=getattr(torch, symbol.type.dtype))
+            for name, symbol in symbols.items()
+            if symbol.kind is SymbolKind.TANGENT
         }
         for update in self._steps:
             update.begin_step(self._updates + 1, 1.0)
@@ -106,9 +106,9 @@ class Played:
             self._pass(rank, executor, batches[self._chip(rank)], tangents, number)
             for rank, executor in enumerate(self._executors)
         ]
-        found = run_together(passes, self._hub)
+        outputs = run_together(passes, self._hub)
         return [
-            [self._joined({rank: found[rank][number] for rank in ranks}) for number in range(micro_batches)]
+            [self._joined({rank: outputs[rank][number] for rank in ranks}) for number in range(micro_batches)]
             for ranks in self._ranks
         ]
 
@@ -133,8 +133,8 @@ class Played:
             executor = Executor(graph, memory.program, read, transport=self._transports[rank])
             passes.append(executor.run())
         seed_torch(seed)
-        found = run_together(passes, self._hub)
-        return self._joined({rank: outputs for rank, (outputs,) in zip(self._ranks[0], found, strict=True)})
+        of_ranks = run_together(passes, self._hub)
+        return self._joined({rank: outputs for rank, (outputs,) in zip(self._ranks[0], of_ranks, strict=True)})
 
     def read(self, symbol: str, chip: int = 0) -> Tensor:
         """The whole tensor of `symbol` that a chip has: a view, or a copy of one that is cut."""

@@ -48,16 +48,16 @@ _SAME_LOSS = 1e-5
 def steps_of(program: Program) -> int:
     """How many steps a proof has by default: fewer for large ones, and the same on each machine."""
     graph = program.leading
-    types = {name: one.type for name, one in program.symbols.items()} | dict(graph.values)
+    types = {name: symbol.type for name, symbol in program.symbols.items()} | dict(graph.values)
     formulas = [(node, OPERATORS[node.operator].flops) for node in graph.nodes]
     each = sum(flops(node, types.__getitem__) for node, flops in formulas if flops is not None)
     return min(max(FEWEST_STEPS, int(_FLOPS / max(each * program.micro_batches, 1))), MOST_STEPS)
 
 
-def too_large(subject: LiveModel) -> str | None:
+def too_large(live: LiveModel) -> str | None:
     """Why the model is too large to be played beside itself; None if it is not."""
     available = available_bytes()
-    held = sum(one.nbytes for one in chain(subject.model.parameters(), subject.model.buffers()))
+    held = sum(tensor.nbytes for tensor in chain(live.model.parameters(), live.model.buffers()))
     if available is None or _PART_OF_MEMORY * held <= available:
         return None
     return f"the model has {format_bytes(held)}, more than a third of the {format_bytes(available)} that are available"
@@ -67,11 +67,11 @@ def own_memory(model: nn.Module) -> None:
     """In a child: parameters and buffers in memory that processes share, by `share_memory()`, get memory of their own,
     or what is done to them would be done to the caller's."""
     copies: dict[int, Tensor] = {}
-    for one in (*model.parameters(), *model.buffers()):
-        if not is_lazy(one) and one.is_shared():  # type: ignore[no-untyped-call]  # torch's, untyped
-            memory = one.data.new_empty(0).set_(one.untyped_storage())
+    for tensor in (*model.parameters(), *model.buffers()):
+        if not is_lazy(tensor) and tensor.is_shared():  # type: ignore[no-untyped-call]  # torch's, untyped
+            memory = tensor.data.new_empty(0).set_(tensor.untyped_storage())
             copy = copies.setdefault(memory.data_ptr(), memory.clone())
-            one.data = copy.as_strided(one.size(), one.stride(), one.storage_offset())
+            tensor.data = copy.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
 
 class Proof(NamedTuple):
@@ -83,28 +83,28 @@ class Proof(NamedTuple):
 
 def prove(
     path: Path,
-    subject: LiveModel,
+    live: LiveModel,
     options: CompileOptions,
     source: Source | None = None,
     steps: int | None = None,
     *,
     with_own_weights: bool = True,
 ) -> Proof:
-    """Compare the PEF at `path` with the model of `subject`, which is changed: call it in a child. `source`: the data,
+    """Compare the PEF at `path` with the model of `live`, which is changed: call it in a child. `source`: the data,
     where there is some; `steps`: by default those of `steps_of`; `with_own_weights`: whether the model must have those
     of the PEF already. Raises CaptureError for a difference."""
     keep_freed_memory()
-    own_memory(subject.model)
+    own_memory(live.model)
     with ExitStack() as stack:
         stack.enter_context(repeatable(1))
         stack.enter_context(as_written())
-        stack.enter_context(buffers_of_plain_tensors(subject.model))
-        stack.enter_context(stored_in(STORED[options.dtype], subject.model))
-        if subject.losses is not None:  # apps ask samba.session.tracing what to compute
+        stack.enter_context(buffers_of_plain_tensors(live.model))
+        stack.enter_context(stored_in(STORED[options.dtype], live.model))
+        if live.losses is not None:  # apps ask samba.session.tracing what to compute
             stack.enter_context(tracing())
         document = read(path)
         weights = map_weights(path, document, check=False)
-        proof = _Proof(document, weights, subject, options, source, with_own_weights)
+        proof = _Proof(document, weights, live, options, source, with_own_weights)
         stack.callback(proof.close)
         return Proof(proof.run(steps), tuple(proof.notices()))
 
@@ -114,16 +114,16 @@ class _Proof:
         self,
         document: PefDocument,
         weights: Mapping[str, Tensor],
-        subject: LiveModel,
+        live: LiveModel,
         options: CompileOptions,
         source: Source | None,
         with_own_weights: bool,
     ) -> None:
         self._program = program = document.program
-        self._example = inputs_in(STORED[options.dtype], subject.inputs)
+        self._example = inputs_in(STORED[options.dtype], live.inputs)
         self._passes = program.chips * program.micro_batches
         self._played = Played(program, weights)
-        eager = Eager(subject, options, program)
+        eager = Eager(live, options, program)
         for name, tensor in eager.tensors.items():
             if not with_own_weights:
                 eager.take(name, weights[name])
@@ -133,17 +133,17 @@ class _Proof:
         self.close = self._eager.close
         self._read: Iterator[Batch] = iter(())
         if source is not None:
-            self._read = read_batches(source, subject.model, options, subject.inputs, 1)
-        graphs = [one for one in (program.training, program.evaluation) if one is not None]
+            self._read = read_batches(source, live.model, options, live.inputs, 1)
+        graphs = [graph for graph in (program.training, program.evaluation) if graph is not None]
         self._steps = {graph.name: Steps(graph, self._played, self._eager, weights) for graph in graphs}
         self._last: Sequence[Batch] = ()
         self._refused: SambasimError | None = None
         self._is_evaluated = True
         self._whole: Batch | None = None
-        if subject.whole is not None:
-            self._whole = inputs_in(STORED[options.dtype], subject.whole)
+        if live.whole is not None:
+            self._whole = inputs_in(STORED[options.dtype], live.whole)
         if self._passes > 1 and source is not None:
-            self._whole = next(read_batches(source, subject.model, options, subject.inputs, 0), None)
+            self._whole = next(read_batches(source, live.model, options, live.inputs, 0), None)
 
     def notices(self) -> Iterator[str]:
         """Notices of a batch that PyTorch takes and a run would refuse, and of the parts of a batch, where the mean of
@@ -156,8 +156,8 @@ class _Proof:
         if self._passes == 1 or self._whole is None or self._program.training is None:
             return
         batches = (self._whole, *parts(self._whole, self._passes))
-        of_whole, *of_parts = (self._eager.ask(self._played, "loss", one) for one in batches)
-        known = [one for one in of_parts if one is not None]
+        of_whole, *of_parts = (self._eager.ask(self._played, "loss", part) for part in batches)
+        known = [loss for loss in of_parts if loss is not None]
         if of_whole is None or len(known) < len(of_parts):
             return
         mean = sum(known) / len(known)
@@ -177,25 +177,25 @@ class _Proof:
             self._is_evaluated = self._on_a_batch(done, evaluation.evaluate, [(self._last, False)])
         if not done:
             return None
-        comparisons = [one.comparison for one in self._steps.values()]
-        found = [one for comparison in comparisons for one in comparison.largest.values()]
-        worst = sorted(found, key=lambda one: -one.size)[:_MOST_TOLD]
+        comparisons = [steps.comparison for steps in self._steps.values()]
+        differences = [difference for comparison in comparisons for difference in comparison.largest.values()]
+        worst = sorted(differences, key=lambda difference: -difference.size)[:_MOST_TOLD]
         return Checked(
             steps=done,
-            compared=sum(one.compared for one in comparisons),
+            compared=sum(comparison.compared for comparison in comparisons),
             threads=1,
             torch=torch.__version__.split("+")[0],
-            rounded=len(found),
-            exceptions=tuple(Rounded(one.name, one.size, str(one.source or "")) for one in worst),
+            rounded=len(differences),
+            exceptions=tuple(Rounded(each.name, each.size, str(each.source or "")) for each in worst),
         )
 
     def _on_a_batch(
         self, number: int, play: Callable[[int, Sequence[Batch]], None], batches: Iterable[tuple[Sequence[Batch], bool]]
     ) -> bool:
         """Play step `number` on the first of `batches` that PyTorch takes; False if it takes none."""
-        for one, is_read in batches:
+        for batch, is_read in batches:
             try:
-                play(number, one)
+                play(number, batch)
             except NotForEager:
                 continue
             except (CaptureError, MachineError):
@@ -206,7 +206,7 @@ class _Proof:
                 self._played.forget()  # the program checks what it took for granted, and it is not so here
                 self._refused = error
                 continue
-            self._last = one
+            self._last = batch
             return True
         return False
 
@@ -216,6 +216,6 @@ class _Proof:
             yield parts(batch, self._passes), True
         first = number * self._passes
         for made in zip(*(made_batches(self._example, first + index) for index in range(self._passes)), strict=True):
-            if not any(equal(one, self._example) for one in made):
+            if not any(equal(batch, self._example) for batch in made):
                 yield made, False
         yield [self._example] * self._passes, False

@@ -57,8 +57,8 @@ class Steps:
         self._weights = weights
         self.comparison = Comparison(program, graph)
         self._of_kind: dict[SymbolKind, list[Output]] = {kind: [] for kind in SymbolKind}
-        for one in graph.outputs:
-            self._of_kind[program.symbols[one.symbol].kind].append(one)
+        for output in graph.outputs:
+            self._of_kind[program.symbols[output.symbol].kind].append(output)
         self._members = [member for group in program.groups for member in group.members]
 
     def evaluate(self, number: int, batches: Sequence[Batch]) -> None:
@@ -75,14 +75,14 @@ class Steps:
         program, played = self._program, self._played
         request = [batches[chip :: program.chips] for chip in range(program.chips)], number
         theirs: Trained
-        found, theirs = self._both(lambda: played.forward_and_backward(*request), "train", *request)
+        outputs, theirs = self._both(lambda: played.forward_and_backward(*request), "train", *request)
         for chip in range(program.chips):
             where = f" of chip {chip}" if program.chips > 1 else ""
-            for ours, of_pass in zip(found[chip], theirs.outputs[chip], strict=True):
+            for ours, of_pass in zip(outputs[chip], theirs.outputs[chip], strict=True):
                 self._compare_outputs(ours, of_pass, where)
-            for one in self._of_kind[SymbolKind.BUFFER]:
-                buffer, now = theirs.buffers[chip][one.symbol], played.read(one.symbol, chip)
-                self.comparison.add(called(program, one.symbol) + where, one.value, now, buffer)
+            for output in self._of_kind[SymbolKind.BUFFER]:
+                buffer, now = theirs.buffers[chip][output.symbol], played.read(output.symbol, chip)
+                self.comparison.add(called(program, output.symbol) + where, output.value, now, buffer)
         updates = played.updates and (number == 0 or program.ranks_of_replica > 1)
         if updates:
             played.update()
@@ -111,11 +111,11 @@ class Steps:
         return ours, theirs
 
     def _compare_outputs(self, ours: Mapping[str, Tensor], theirs: Sequence[Tensor], where: str) -> None:
-        for one, other in zip(self._of_kind[SymbolKind.OUTPUT], theirs, strict=False):
-            self.comparison.add(called(self._program, one.symbol) + where, one.value, ours[one.symbol], other)
+        for output, other in zip(self._of_kind[SymbolKind.OUTPUT], theirs, strict=False):
+            self.comparison.add(called(self._program, output.symbol) + where, output.value, ours[output.symbol], other)
 
     def _compare_gradients(self) -> None:
-        values = {one.symbol: one.value for one in self._of_kind[SymbolKind.GRADIENT]}
+        values = {output.symbol: output.value for output in self._of_kind[SymbolKind.GRADIENT]}
 
         @cache
         def scale() -> float:
@@ -138,13 +138,14 @@ class Steps:
 
     def _raise(self, number: int, batch: Batch | None) -> None:
         """Raises CaptureError if a step has differed by more than rounding, on `batch`."""
-        found = self.comparison.end_step()
-        if found is None:
+        difference = self.comparison.end_step()
+        if difference is None:
             return
-        what = f"in step {number + 1} {found.name} differs from eager PyTorch by {found.size:.1e} of its largest number"
-        line = found.source
+        where = f"in step {number + 1} {difference.name}"
+        what = f"{where} differs from eager PyTorch by {difference.size:.1e} of its largest number"
+        line = difference.source
         if batch is not None and self._program.ranks_of_replica == 1:
-            wrong = self._first_wrong(found.value, batch)
+            wrong = self._first_wrong(difference.value, batch)
             if wrong is not None:
                 what += f": {wrong.operator} gives a result that eager PyTorch has nowhere"
                 line = wrong.source or line
