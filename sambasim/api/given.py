@@ -55,9 +55,9 @@ def first_samples(batch: Batch, count: int) -> Batch:
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:
     """`value` with `change` of each tensor inside of dicts, tuples and lists."""
     if isinstance(value, Mapping):
-        return {name: _each(one, change) for name, one in value.items()}
+        return {name: _each(inner, change) for name, inner in value.items()}
     if isinstance(value, tuple | list):
-        changed = [_each(one, change) for one in value]
+        changed = [_each(inner, change) for inner in value]
         return type(value)(*changed) if hasattr(value, "_fields") else type(value)(changed)
     return change(value)
 
@@ -76,9 +76,9 @@ def _tensors(given: Mapping[Any, object], what: str) -> dict[str, Tensor]:
             )
     sizes = {name: len(tensor) if tensor.ndim else 0 for name, tensor in tensors.items()}
     if not sizes or 0 in sizes.values() or len(set(sizes.values())) > 1:
-        found = ", ".join(f"{name} has {size or 'none'}" for name, size in sizes.items()) or "there is none"
+        counts = ", ".join(f"{name} has {size or 'none'}" for name, size in sizes.items()) or "there is none"
         raise DataError(
-            f"the first axis of every value of {what} must be the samples: {found}",
+            f"the first axis of every value of {what} must be the samples: {counts}",
             remedy="give (x, target) or {name: tensor}, with as many samples in each",
         )
     return tensors
@@ -97,8 +97,8 @@ def data_of(data: object) -> object:
         )
     if isinstance(data, type):
         raise DataError(f"data is the class {data.__name__}", remedy=f"give an instance: data={data.__name__}(…)")
-    are_arrays = isinstance(data, tuple | list) and bool(data) and all(isinstance(one, _ARRAY) for one in data)
-    if isinstance(data, list) and are_arrays and len({(str(one.dtype), one.shape[1:]) for one in data}) > 1:
+    are_arrays = isinstance(data, tuple | list) and bool(data) and all(isinstance(array, _ARRAY) for array in data)
+    if isinstance(data, list) and are_arrays and len({(str(array.dtype), array.shape[1:]) for array in data}) > 1:
         data = tuple(data)  # samples would be alike
     if isinstance(data, tuple) and are_arrays:
         return TensorDataset(*_tensors(dict(values_of(data)), "data").values())
@@ -129,7 +129,7 @@ def loss_of(loss: object) -> tuple[dict[str, object] | None, Loss | None]:
             remedy=f"torch.nn.{type(loss).__name__}(), and a learning rate for the mean",
         )
     if name is not None and _is_plain(loss, name) and not _is_changed(loss):
-        return {"name": name, "args": {one: getattr(loss, one) for one in LOSS_ARGUMENTS[name]}}, None
+        return {"name": name, "args": {argument: getattr(loss, argument) for argument in LOSS_ARGUMENTS[name]}}, None
     for name, function in NAMED_LOSSES.items():
         if loss is function and name != "kl_div":  # whose mean is that of elements
             return {"name": name}, None
@@ -162,8 +162,8 @@ class _UsersLoss:
 def _is_plain(loss: Any, name: str) -> bool:
     """Whether its mean is that of the loss called `name`: over all elements, without weights."""
     mean = "batchmean" if name == "kl_div" else "mean"
-    weights = [getattr(loss, one, None) for one in ("weight", "pos_weight")]
-    return loss.reduction == mean and all(one is None for one in weights)
+    weights = [getattr(loss, weight_name, None) for weight_name in ("weight", "pos_weight")]
+    return loss.reduction == mean and all(weight is None for weight in weights)
 
 
 def _is_changed(loss: Any) -> bool:
@@ -176,20 +176,21 @@ def _constant(loss: nn.Module) -> Callable[..., Any]:
     """`loss`, which must hold nothing that training changes. Raises ModelError for parameters to train; a call raises
     it for a buffer that the call changes."""
     into_model = "make the loss a submodule of the model, whose forward(x, target) returns it first"
-    if trained := [name for name, one in loss.named_parameters() if one.requires_grad]:
+    if trained := [name for name, parameter in loss.named_parameters() if parameter.requires_grad]:
         raise ModelError(
             f"the loss has parameters to train, {', '.join(trained)}, and a run trains those of the model",
             remedy=f"{into_model}; or loss.requires_grad_(False)",
         )
 
-    frozen = {name: one.detach() for name, one in loss.named_parameters()}  # a capture takes no others' parameters
+    # Not the parameters themselves: a capture takes none of others.
+    frozen = {name: parameter.detach() for name, parameter in loss.named_parameters()}
 
     def called(*given: object) -> object:
-        before = {name: (one, _version(one)) for name, one in loss.named_buffers()}
+        before = {name: (buffer, _version(buffer)) for name, buffer in loss.named_buffers()}
         value: object = functional_call(loss, frozen, given)
-        for name, one in loss.named_buffers():
+        for name, buffer in loss.named_buffers():
             was, version = before.get(name, (None, 0))
-            if was is not one or version != _version(one):
+            if was is not buffer or version != _version(buffer):
                 raise ModelError(f"the loss changes {name}, a buffer of its own, in a call", remedy=into_model)
         return value
 

@@ -31,7 +31,7 @@ def options_of_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> 
     OptionError for another class, several groups, a scheduler, and a step that is not torch's; ModelError for other
     parameters."""
     kinds = {getattr(torch.optim, entry.torch_name): kind for kind, entry in OPTIMIZERS.items() if entry.torch_name}
-    torchs = next((one for one in type(optimizer).__mro__ if one in kinds), None)
+    torchs = next((kind for kind in type(optimizer).__mro__ if kind in kinds), None)
     if torchs is None:
         raise OptionError(
             f"a PEF has no optimizer {type(optimizer).__name__}",
@@ -58,13 +58,13 @@ def options_of_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> 
 
 def _check_parameters(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], model: nn.Module, made: str) -> None:
     name, given = type(optimizer).__name__, {id(parameter) for parameter in group["params"]}
-    trained = [one for one in held_by(model) if one.is_parameter and one.tensor.requires_grad]
-    if left := [one.name for one in trained if id(one.tensor) not in given]:
+    trained = [held for held in held_by(model) if held.is_parameter and held.tensor.requires_grad]
+    if left := [held.name for held in trained if id(held.tensor) not in given]:
         raise ModelError(
             f"{name} does not update {left[0]}" + (f" and {len(left) - 1} more" if len(left) > 1 else ""),
             remedy=f"make it from all of them, {made}, or freeze the others",
         )
-    if others := len(given - {id(one.tensor) for one in held_by(model)}):
+    if others := len(given - {id(held.tensor) for held in held_by(model)}):
         raise ModelError(
             f"{name} also updates {others} parameters that the model does not have",
             remedy=f"{made}, made for this model",
@@ -76,24 +76,28 @@ def _check_parameters(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]
 def _refuse_scheduler(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:
     """Raises OptionError if a scheduler sets the rates of `optimizer`, with the schedule of a run that has them."""
     holders = gc.get_referrers(optimizer)  # objects, or their dictionaries
-    if own := [one for one in holders if type(one) is dict and "last_epoch" in one]:
-        holders += gc.get_referrers(*own)
-    found = [one for one in holders if issubclass(type(one), LRScheduler) and vars(one).get("optimizer") is optimizer]
-    found = list({id(one): one for one in found}.values())
-    inner = {id(one) for outer in found for one in vars(outer).get("_schedulers", ())}
-    found = [one for one in found if id(one) not in inner]
-    if not found and "initial_lr" not in group:
+    if dictionaries := [holder for holder in holders if type(holder) is dict and "last_epoch" in holder]:
+        holders += gc.get_referrers(*dictionaries)
+    schedulers = [
+        holder
+        for holder in holders
+        if issubclass(type(holder), LRScheduler) and vars(holder).get("optimizer") is optimizer
+    ]
+    schedulers = list({id(scheduler): scheduler for scheduler in schedulers}.values())
+    inner = {id(scheduler) for outer in schedulers for scheduler in vars(outer).get("_schedulers", ())}
+    schedulers = [scheduler for scheduler in schedulers if id(scheduler) not in inner]
+    if not schedulers and "initial_lr" not in group:
         return
     remedy = (
         'make it without: no schedule of a PEF has its rates; or run in parts: lr=…, checkpoint_dir=…, resume="newest"'
     )
-    if found and (fitting := _schedule_of(found, optimizer)):
+    if schedulers and (fitting := _schedule_of(schedulers, optimizer)):
         lr, schedule, steps = fitting
         settings = ", ".join(f'"training.schedule.{name}": {show(value)}' for name, value in schedule.items())
         remedy = (
             f"make it without, and give lr={lr:.10g}, set={{{settings}}}: the same rates in {steps:,} optimizer steps"
         )
-    called = " and ".join(type(one).__name__ for one in found) or "which is gone by now"
+    called = " and ".join(type(scheduler).__name__ for scheduler in schedulers) or "which is gone by now"
     raise OptionError(
         f"the optimizer has a learning rate scheduler, {called}, and a run would keep its rate of now, "
         f"{plain_number(group['lr']):.4g}",
@@ -106,7 +110,9 @@ def _schedule_of(
 ) -> tuple[float, dict[str, object], int] | None:
     """The rate and the schedule of a run that has the rates of `schedulers`, called after each step, and in how many
     steps; None if none has."""
-    numbers = sorted({number for one in schedulers for number in _integers(vars(one)) if 0 < number < 10**9})
+    numbers = sorted(
+        {number for scheduler in schedulers for number in _integers(vars(scheduler)) if 0 < number < 10**9}
+    )
     rates = _rates(schedulers, optimizer, min(2 * sum(numbers) + 1000, _LONGEST_SCHEDULE))
     if len(rates) < 4 or max(rates) <= 0:
         return None
@@ -116,8 +122,8 @@ def _schedule_of(
         schedule = ScheduleOptions.model_validate(fields)
         ends = max(fields.get("total_steps", len(factors)), *numbers, 3)  # after a cosine torch's rises again
         wanted = factors[: ends + 1]
-        own = (learning_rate_factor(schedule, step, len(factors)) for step in range(len(wanted)))
-        if all(isclose(one, other, rel_tol=1e-6, abs_tol=1e-9) for one, other in zip(own, wanted, strict=True)):
+        ours = (learning_rate_factor(schedule, step, len(factors)) for step in range(len(wanted)))
+        if all(isclose(factor, other, rel_tol=1e-6, abs_tol=1e-9) for factor, other in zip(ours, wanted, strict=True)):
             return highest, fields, len(wanted)
     return None
 
@@ -159,8 +165,8 @@ def _rates(schedulers: Sequence[LRScheduler], optimizer: torch.optim.Optimizer, 
         for _ in range(count):
             rates.append(float(plain_number(group["lr"])))
             with warnings.catch_warnings(action="ignore"):
-                for one in copies:
-                    one.step()
+                for scheduler in copies:
+                    scheduler.step()
             if any(group[name] != value for name, value in others.items()):
                 return []
     except Exception:  # of a lambda of the user's, of a cycle that ends, or for want of a metric
@@ -175,11 +181,11 @@ def _integers(value: object) -> Iterator[int]:
     elif isinstance(value, Mapping):
         yield from (number for pair in value.items() if pair[0] != "optimizer" for number in _integers(pair))
     elif isinstance(value, list | tuple):
-        yield from (number for one in value for number in _integers(one))
+        yield from (number for item in value for number in _integers(item))
     elif isinstance(value, LRScheduler):
         yield from _integers(vars(value))
     else:
         cells = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
         constants = getattr(getattr(value, "__code__", None), "co_consts", ())
         given = [getattr(value, name, None) for name in ("__defaults__", "args", "keywords")]
-        yield from _integers([one for one in (*cells, *constants, *given) if one is not None])
+        yield from _integers([item for item in (*cells, *constants, *given) if item is not None])

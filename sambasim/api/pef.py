@@ -155,8 +155,8 @@ def compile(
         if isinstance(optimizer, Optimizer) and _has_stepped(optimizer):
             notices.append(_STATE)
         with phases(quiet=quiet) as on_phase:
-            own = optimizer if isinstance(optimizer, Optimizer) and not chosen.inference else None
-            subject = LiveModel(model, inputs, by_keyword, given, arguments, optimizer=own, whole=whole)
+            users = optimizer if isinstance(optimizer, Optimizer) and not chosen.inference else None
+            subject = LiveModel(model, inputs, by_keyword, given, arguments, optimizer=users, whole=whole)
             done = compile_proved(subject, chosen, on_phase).compiled
         said = (in_python(notice, compiles=True) for notice in (*notices, *notes, *done.notices))
         return Pef(done.path, tuple(said))
@@ -173,13 +173,13 @@ def _has_stepped(optimizer: Optimizer) -> bool:
 def load(pef: str | Path, *, output_folder: str | Path = "out") -> Pef:
     """The PEF at a path, or NAME for `out/NAME/NAME.pef`. Raises OptionError if there is none, PefError if it is not
     valid."""
-    found = Pef(locate(str(pef), Path(output_folder)))
-    read(found.path)  # raises for a PEF that is not valid
-    return found
+    loaded = Pef(locate(str(pef), Path(output_folder)))
+    read(loaded.path)  # raises for a PEF that is not valid
+    return loaded
 
 
 def opened(pef: Pef | str | Path) -> Pef:
     """Raises OptionError for a Pef that was compiled again."""
-    found = pef if isinstance(pef, Pef) else load(pef)
-    found.check()
-    return found
+    loaded = pef if isinstance(pef, Pef) else load(pef)
+    loaded.check()
+    return loaded

@@ -83,7 +83,7 @@ def _tensors_of(weights: object) -> Mapping[str, Tensor] | None:
     if isinstance(weights, nn.Module):
         return tensors_of(weights)
     if isinstance(weights, Mapping):
-        return {name: one for name, one in weights.items() if isinstance(one, Tensor)}  # it may have more
+        return {name: value for name, value in weights.items() if isinstance(value, Tensor)}  # it may have more
     if weights is None:
         return None
     raise OptionError(
@@ -135,6 +135,6 @@ def simulate(
         sync=paths(sync if isinstance(sync, str) else ",".join(sync)),
         cluster=cluster,
     )
-    found = predicted(question, lambda phase: None)
-    lines = [line for prediction in found for line in simulation_json(prediction, question.sync)]
-    return Simulation(simulation_report(found, question.sync, _SLOWEST), list(map(json.loads, lines)))
+    predictions = predicted(question, lambda phase: None)
+    lines = [line for prediction in predictions for line in simulation_json(prediction, question.sync)]
+    return Simulation(simulation_report(predictions, question.sync, _SLOWEST), list(map(json.loads, lines)))

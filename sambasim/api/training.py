@@ -47,9 +47,9 @@ class Run(Shown):
 
     def load_into(self, model: nn.Module) -> nn.Module:
         """Gives `model` the trained weights, and returns it. Raises WeightsError for another model."""
-        own, target = tensors_of(model), unwrapped(model)
-        wrong = sorted(own.keys() ^ self.weights.keys())
-        wrong += [name for name in own if name not in wrong and own[name].shape != self.weights[name].shape]
+        tensors, target = tensors_of(model), unwrapped(model)
+        wrong = sorted(tensors.keys() ^ self.weights.keys())
+        wrong += [name for name in tensors if name not in wrong and tensors[name].shape != self.weights[name].shape]
         if wrong:
             what = f"the weights of {self.name} do not fit the model: {wrong[0]} is in one only, or of another shape"
             raise WeightsError(what, remedy="give the model that was compiled")
@@ -66,10 +66,10 @@ class Run(Shown):
 
     def parts(self) -> list[RenderableType]:
         lines = [repr(self), f"loss {sparkline(self.losses)}"]
-        for one in self.evaluations[-1:]:
-            facts = [f"loss {one.loss:.4f}"] if one.loss is not None else []
-            facts += [f"accuracy {one.accuracy:.2%}"] if one.accuracy is not None else []
-            lines.append(f"held out {one.samples} samples: {', '.join(facts)}")
+        for evaluation in self.evaluations[-1:]:
+            facts = [f"loss {evaluation.loss:.4f}"] if evaluation.loss is not None else []
+            facts += [f"accuracy {evaluation.accuracy:.2%}"] if evaluation.accuracy is not None else []
+            lines.append(f"held out {evaluation.samples} samples: {', '.join(facts)}")
         return ["\n".join(lines), *(step_times(self.summary) if self.losses else ())]
 
     def __repr__(self) -> str:
@@ -81,7 +81,7 @@ class Run(Shown):
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """The parameters and buffers of `model` by their names in its `state_dict()`, which may also have other entries."""
-    return {name: one.tensor.detach() for one in held_by(unwrapped(model)) for name in one.names}
+    return {name: held.tensor.detach() for held in held_by(unwrapped(model)) for name in held.names}
 
 
 @speaks_python()

@@ -98,14 +98,14 @@ def show(value: object) -> str:
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
     by_folded = {choice.casefold().replace("-", "_"): choice for choice in choices}
-    found = difflib.get_close_matches(word.casefold().replace("-", "_"), by_folded, n=1, cutoff=0.6)
-    return by_folded[found[0]] if found else None
+    matches = difflib.get_close_matches(word.casefold().replace("-", "_"), by_folded, n=1, cutoff=0.6)
+    return by_folded[matches[0]] if matches else None
 
 
 def near_file(path: Path, suffix: str = "") -> str | None:
     """A file beside `path` with a similar name, and its ending, or `suffix` if it has none."""
     ending = path.suffix or suffix
-    guess = nearest(path.stem, [one.stem for one in path.parent.glob(f"*{ending}") if one.is_file()])
+    guess = nearest(path.stem, [file.stem for file in path.parent.glob(f"*{ending}") if file.is_file()])
     return None if guess is None else str(path.with_name(f"{guess}{ending}"))
 
 

@@ -352,7 +352,7 @@ def _built(
 ) -> tuple[CompileFile, Sequence[Given], Sequence[str]]:
     """`tables` with what is given, also in a DeepSpeed config; all that is given; and notes on that config."""
     deepspeed = next((value for path, value, _ in given if list(path) == ["deepspeed"]), None)
-    given = [one for one in given if list(one.path) != ["deepspeed"]]
+    given = [entry for entry in given if list(entry.path) != ["deepspeed"]]
     notes: Sequence[str] = ()
     if deepspeed is not None:
         if any(list(path) == ["compile", "inference"] and value for path, value, _ in given):

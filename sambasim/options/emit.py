@@ -68,7 +68,7 @@ def _optimizer(optimizer: OptimizerOptions) -> dict[str, object]:
     fields = optimizer.model_dump(mode="json", exclude={"name", "max_grad_norm"}, exclude_none=True)
     if optimizer.name == "adam":
         return {"type": "Adam", "params": {**fields, "adam_w_mode": False}}
-    return {"type": {one.name: kind for kind, one in OPTIMIZERS_BY_TYPE.items()}[optimizer.name], "params": fields}
+    return {"type": {known.name: kind for kind, known in OPTIMIZERS_BY_TYPE.items()}[optimizer.name], "params": fields}
 
 
 def _scheduler(schedule: ScheduleOptions, optimizer: OptimizerOptions, steps: int | None) -> dict[str, object]:

@@ -30,9 +30,9 @@ def build(
 def refusal(problems: Sequence[Problem], *, where: str | None = None, given: Iterable[Given] = ()) -> OptionError:
     """One error for all problems. It names the file `where`, unless all of them come from the command line."""
     origins = _origins(given)
-    found = [_origin(problem.name, origins) for problem in problems]
-    lines = [_line(problem, origin) for problem, origin in zip(problems, found, strict=True)]
-    where = None if all(found) else where
+    origins_of = [_origin(problem.name, origins) for problem in problems]
+    lines = [_line(problem, origin) for problem, origin in zip(problems, origins_of, strict=True)]
+    where = None if all(origins_of) else where
     if len(problems) == 1:
         return OptionError(lines[0], where=where, remedy=problems[0].remedy)
     each = [f"{line} ({p.remedy})" if p.remedy else line for p, line in zip(problems, lines, strict=True)]

@@ -79,7 +79,7 @@ def flags_in(tables: "Mapping[str, type[Options]]", command: Command) -> dict[st
     settings = {}
     for table, options in tables.items():
         for name, field in options.model_fields.items():
-            flag = next((one for one in field.metadata if isinstance(one, Flag)), None)
+            flag = next((metadata for metadata in field.metadata if isinstance(metadata, Flag)), None)
             if flag is None or flag.only not in (None, command):
                 continue
             keyword = name if flag.choices else flag.names[-1].split("/")[0].strip("-").replace("-", "_")

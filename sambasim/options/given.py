@@ -33,8 +33,8 @@ def read_toml(path: Path) -> dict[str, object]:
     except ValueError as error:  # also an integer of thousands of digits
         reason, _, position = str(error).partition(" (at ")
         lines = text.splitlines()
-        found = re.match(r"line (\d+)", position)
-        number = int(found.group(1)) if found else max(len(lines), 1)
+        at = re.match(r"line (\d+)", position)
+        number = int(at.group(1)) if at else max(len(lines), 1)
         code = lines[number - 1].strip() if number <= len(lines) else ""
         raise OptionError(
             f"the config is not valid TOML: {shortened(reason[:1].lower() + reason[1:])}",

@@ -106,8 +106,8 @@ def _compiled_in(overrides: Mapping[str, object], before: Mapping[str, object]) 
             problems.append(_compile_again(name, "is compiled into the PEF", value))
         fixed = name in ("optimizer.name", "training.batch_size") or section == "loss" or name.startswith("data.inputs")
         if fixed and value != was.get(name):
-            found = f"as {show(was[name])}" if was.get(name) is not None else "without it"
-            problems.append(_compile_again(name, f"cannot change: the PEF was compiled {found}", value))
+            compiled = f"as {show(was[name])}" if was.get(name) is not None else "without it"
+            problems.append(_compile_again(name, f"cannot change: the PEF was compiled {compiled}", value))
     return problems
 
 

@@ -276,8 +276,8 @@ def _typed(name: str) -> str:
 def run_options(flags: Mapping[str, object], settings: Sequence[Given] = ()) -> RunOptions:
     """The options of one run: flags override `settings`, those of `--set`, or of `set` in Python. Raises OptionError,
     which lists all mistakes; `resolve_run` checks the settings, together with the PEF."""
-    changes = [one._replace(path=["overrides", *one.path]) for one in settings]
-    if removed := [".".join(one.path[1:]) for one in changes if one.value is None]:
+    changes = [setting._replace(path=["overrides", *setting.path]) for setting in settings]
+    if removed := [".".join(setting.path[1:]) for setting in changes if setting.value is None]:
         raise OptionError(
             f"--set {removed[0]}= removes an option, which a run cannot: the PEF has it",
             remedy=f"--set {removed[0]}=VALUE, or compile the model again with --set {removed[0]}=",

@@ -38,7 +38,7 @@ def missing(target: str) -> Problem | None:
         return None
     folders = spec.submodule_search_locations or ()
     files = (file for folder in folders for file in Path(folder).glob("models/*/modeling_*.py"))
-    classes = {found for file in files for found in _CLASS.findall(file.read_text(encoding="utf-8"))}
+    classes = {name for file in files for name in _CLASS.findall(file.read_text(encoding="utf-8"))}
     if first in classes:
         return None
     remedy = did_you_mean(nearest(first, sorted(classes))) or f"check the name, or pip install -U {TRANSFORMERS}"
@@ -68,14 +68,14 @@ def missing_module(module: str, target: str) -> Problem:
     spec = _spec(package)
     if spec is not None:
         parent, _, last = module.rpartition(".")
-        inside = [one.name for one in iter_modules(spec.submodule_search_locations or [])]
+        inside = [info.name for info in iter_modules(spec.submodule_search_locations or [])]
         guess = nearest(last, inside) if parent == package else None
         remedy = did_you_mean(f"{parent}.{guess}:{name}") if guess else f"check the name, or the version of {package}"
         return Problem("", f"there is no module {module}", remedy)
     if package == TRANSFORMERS:
         return Problem("", f"there is no module {package}", f"pip install {TRANSFORMERS}")
     what = f"there is no module {package}"
-    here = [one.name for one in iter_modules([os.getcwd()])]
+    here = [info.name for info in iter_modules([os.getcwd()])]
     slips = get_close_matches(package, _PACKAGES, n=1, cutoff=_OF_A_SLIP)
     guess = slips[0] if slips else nearest(package, here)
     if guess not in (None, package):
@@ -95,6 +95,8 @@ def _spec(package: str) -> ModuleSpec | None:
 def _holder_near(package: str) -> str | None:
     """The folder above this one, or in it, that holds `package`, relative to this one."""
     here = Path.cwd()
-    near = [here.parent, *sorted(one for one in here.iterdir() if one.is_dir())]
-    found = next((one for one in near if (one / package).is_dir() or (one / f"{package}.py").is_file()), None)
-    return None if found is None else os.path.relpath(found)
+    near = [here.parent, *sorted(folder for folder in here.iterdir() if folder.is_dir())]
+    holder = next(
+        (folder for folder in near if (folder / package).is_dir() or (folder / f"{package}.py").is_file()), None
+    )
+    return None if holder is None else os.path.relpath(holder)

@@ -281,6 +281,6 @@ def without_replaced(tables: Mapping[str, object], changes: Mapping[str, object]
             continue
         new = absolute_names({path[0]: {field: changes[name]}}, Path.cwd())[path[0]]
         if new != {field: table.get(field)} and not (field == "workers" and changes[name]):
-            for one in dropped:
-                table.pop(one, None)
+            for key in dropped:
+                table.pop(key, None)
     return result

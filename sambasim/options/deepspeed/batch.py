@@ -31,15 +31,15 @@ def batch_of(
 ) -> tuple[list[Given], list[Problem]]:
     """`training.batch_size` and `training.accumulation_steps` by the config `top`, and what does not fit together.
     `training`: that table without the config, which fills in `auto`; `given`: what was typed, which overrides it."""
-    typed = {".".join(one.path): one for one in given}
+    typed = {".".join(entry.path): entry for entry in given}
     sizes: dict[str, _Size | None] = {}
     for key, option in _OPTIONS.items():
-        own, other = top.whole(key, None, least=1), training.get(option)
-        if (one := typed.get(f"training.{option}")) is not None and type(one.value) is int:
-            also = f"; the file has {own}" if own not in (None, one.value) else ""
-            sizes[key] = _Size(one.value, f" (from {one.origin}{also})")
-        elif own is not None:
-            sizes[key] = _Size(own)
+        in_file, other = top.whole(key, None, least=1), training.get(option)
+        if (entry := typed.get(f"training.{option}")) is not None and type(entry.value) is int:
+            also = f"; the file has {in_file}" if in_file not in (None, entry.value) else ""
+            sizes[key] = _Size(entry.value, f" (from {entry.origin}{also})")
+        elif in_file is not None:
+            sizes[key] = _Size(in_file)
         else:
             sizes[key] = _Size(other, " (auto)") if top.says_auto(key) and type(other) is int else None
     train, micro, steps, problems = top.whole(TRAIN, None, least=1), sizes[MICRO], sizes[STEPS], list[Problem]()

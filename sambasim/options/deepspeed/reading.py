@@ -52,20 +52,20 @@ def deepspeed_overrides(
     OptionError, which lists all that is wrong, or compiled otherwise."""
     typed = [Given(path, value, "a flag, or --set") for path, value in leaf_paths(overrides)]
     mapped, problems = _mapped(file, assign(stored, typed), typed, world)
-    otherwise = [problem for one in mapped.given if (problem := _compiled_otherwise(one, stored))]
+    otherwise = [problem for entry in mapped.given if (problem := _compiled_otherwise(entry, stored))]
     if otherwise:
         error = file.error([*problems, *otherwise])
         raise OptionError(error.what, where=error.where, remedy=f"compile it with --deepspeed {file.path}")
     if problems:
         raise file.error(problems)
-    chosen = [one for one in mapped.given if ".".join(one.path) not in _FIXED and one.value is not None]
+    chosen = [entry for entry in mapped.given if ".".join(entry.path) not in _FIXED and entry.value is not None]
     return assign({}, [*chosen, *typed]), Mapped(chosen, mapped.notes)
 
 
 def _mapped(
     file: DeepSpeedFile, others: Mapping[str, object], typed: Sequence[Given], world: World
 ) -> tuple[Mapped, list[Problem]]:
-    reading = _Reading(file, others, {".".join(one.path): one.value for one in typed})
+    reading = _Reading(file, others, {".".join(entry.path): entry.value for entry in typed})
     reading.precision()
     reading.optimizer()
     reading.scheduler()
@@ -75,14 +75,14 @@ def _mapped(
     return Mapped([*reading.given, *batch], reading.notes), [*file.refused, *reading.problems, *problems]
 
 
-def _compiled_otherwise(one: Given, stored: Mapping[str, object]) -> Problem | None:
-    name, key = ".".join(one.path), one.origin.partition(": ")[2]
-    was = as_table(stored.get(one.path[0])).get(one.path[1])
-    found = "without it" if was is None else f"with {show(was)}"
-    if name in _FIXED and one.value != was:
-        return Problem(key, f"the PEF was compiled {found}, and not {show(one.value)}, for {_FIXED[name]}")
-    if name in ("optimizer.max_grad_norm", "optimizer.momentum") and bool(one.value) != bool(was):
-        return Problem(key, f"the PEF was compiled {found}", None, show(one.value or 0))
+def _compiled_otherwise(entry: Given, stored: Mapping[str, object]) -> Problem | None:
+    name, key = ".".join(entry.path), entry.origin.partition(": ")[2]
+    was = as_table(stored.get(entry.path[0])).get(entry.path[1])
+    compiled = "without it" if was is None else f"with {show(was)}"
+    if name in _FIXED and entry.value != was:
+        return Problem(key, f"the PEF was compiled {compiled}, and not {show(entry.value)}, for {_FIXED[name]}")
+    if name in ("optimizer.max_grad_norm", "optimizer.momentum") and bool(entry.value) != bool(was):
+        return Problem(key, f"the PEF was compiled {compiled}", None, show(entry.value or 0))
     return None
 
 
@@ -120,8 +120,8 @@ class _Reading:
 
     def of_optimizer(self, name: str) -> Any:
         """The option of the optimizer that the file sets, else that of another config."""
-        found = [one.value for one in self.given if one.path == ("optimizer", name)]
-        return found[-1] if found else self.other("optimizer", name)
+        values = [entry.value for entry in self.given if entry.path == ("optimizer", name)]
+        return values[-1] if values else self.other("optimizer", name)
 
     def precision(self) -> None:
         half = self.top.table("fp16")
@@ -156,18 +156,20 @@ class _Reading:
         if "optimizer" not in self.top.fields:
             return
         kind, params = table.fields.get("type"), table.table("params")
-        found = {name.casefold(): one for name, one in OPTIMIZERS_BY_TYPE.items()}.get(str(kind).casefold())
+        optimizer = {name.casefold(): optimizer for name, optimizer in OPTIMIZERS_BY_TYPE.items()}.get(
+            str(kind).casefold()
+        )
         if kind is None:
             table.wrong("type", "is missing", f'"type": {one_of(OPTIMIZERS_BY_TYPE)}')
-        elif found is None:
+        elif optimizer is None:
             guess = did_you_mean(nearest(str(kind), OPTIMIZERS_BY_TYPE))
             table.wrong("type", f"must be {one_of(OPTIMIZERS_BY_TYPE)}: sambasim has no other of DeepSpeed's", guess)
         else:
-            self._optimizer(found, str(kind), params)
+            self._optimizer(optimizer, str(kind), params)
 
-    def _optimizer(self, found: Optimizer, kind: str, params: Table) -> None:
-        name, defaults = found.name, {**OPTIMIZERS[found.name].defaults, **found.defaults}
-        modes = _ADAM_MODES if found is ADAM else ()
+    def _optimizer(self, optimizer: Optimizer, kind: str, params: Table) -> None:
+        name, defaults = optimizer.name, {**OPTIMIZERS[optimizer.name].defaults, **optimizer.defaults}
+        modes = _ADAM_MODES if optimizer is ADAM else ()
         if modes:
             decoupled, torchs = params.switch("adam_w_mode", True) is not False, params.switch("torch_adam", False)
             # DeepSpeed's Adam is AdamW, unless adam_w_mode is false; torch's AdamW has a weight decay by default.
@@ -179,9 +181,9 @@ class _Reading:
             if key == "max_grad_norm":
                 remedy = '"gradient_clipping": … at the top of the file, and without it here'
                 params.wrong(key, "is not a parameter of DeepSpeed's optimizers", remedy)
-            elif key in found.switches:
-                if params.switch(key, found.switches[key]) is (not found.switches[key]):
-                    params.wrong(key, "cannot be imitated", f'"{key}": {show(found.switches[key])}')
+            elif key in optimizer.switches:
+                if params.switch(key, optimizer.switches[key]) is (not optimizer.switches[key]):
+                    params.wrong(key, "cannot be imitated", f'"{key}": {show(optimizer.switches[key])}')
             elif key not in (*defaults, *modes):
                 guess = did_you_mean(nearest(key, defaults))
                 params.wrong(key, f"is not for {kind}, which takes {', '.join(defaults)}", guess)
@@ -282,12 +284,12 @@ class _Reading:
             stage, key = int(given), "zero_optimization"
         else:
             table, key = self.top.table("zero_optimization"), "zero_optimization.stage"
-            found = table.whole("stage", 0 if "zero_optimization" in self.top.fields else None)
-            if found is None:
+            level = table.whole("stage", 0 if "zero_optimization" in self.top.fields else None)
+            if level is None:
                 return
-            if found > 3:
+            if level > 3:
                 table.wrong("stage", "must be 0, 1, 2 or 3")
-            stage = found
+            stage = level
         if self.other("parallel", "data_parallel") or self.other("parallel", "tensor_parallel") == "batch":
             self.set("parallel.zero", stage, key)
         elif stage:
