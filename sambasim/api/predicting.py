@@ -20,6 +20,7 @@ from sambasim.records.metrics import InferenceRecord
 from sambasim.report.simulation import simulation_json, simulation_report
 from sambasim.report.tables import Shown, Tables
 from sambasim.runtime.inference import InferenceJob
+from sambasim.terminal.output import scores
 from sambasim.units import format_seconds
 
 _SLOWEST = 10
@@ -42,8 +43,7 @@ class Prediction(Shown):
         shapes = ", ".join(f"{list(output.shape)}" for output in self.outputs)
         facts = [f"{self.record.samples} samples in {format_seconds(self.record.prediction_s)} (measured)"]
         facts += [f"outputs {shapes}"] if shapes else []
-        facts += [f"loss {self.loss:.4f}"] if self.loss is not None else []
-        facts += [f"accuracy {self.accuracy:.2%}"] if self.accuracy is not None else []
+        facts += scores(self.loss, self.accuracy)
         return f"Prediction({', '.join(facts)})"
 
 

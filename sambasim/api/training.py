@@ -23,6 +23,7 @@ from sambasim.report.summaries import step_times
 from sambasim.report.tables import Shown, sparkline
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.run_observer import RunObserver, Step
+from sambasim.terminal.output import scores
 from sambasim.terminal.progress import RunProgress
 from sambasim.units import counted, format_seconds
 
@@ -67,9 +68,8 @@ class Run(Shown):
     def parts(self) -> list[RenderableType]:
         lines = [repr(self), f"loss {sparkline(self.losses)}"]
         for evaluation in self.evaluations[-1:]:
-            facts = [f"loss {evaluation.loss:.4f}"] if evaluation.loss is not None else []
-            facts += [f"accuracy {evaluation.accuracy:.2%}"] if evaluation.accuracy is not None else []
-            lines.append(f"held out {evaluation.samples} samples: {', '.join(facts)}")
+            facts = ", ".join(scores(evaluation.loss, evaluation.accuracy))
+            lines.append(f"held out {evaluation.samples} samples: {facts}")
         return ["\n".join(lines), *(step_times(self.summary) if self.losses else ())]
 
     def __repr__(self) -> str:

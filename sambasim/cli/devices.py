@@ -53,10 +53,10 @@ def devices_command(
 
 
 @click.command("validate")
-@shared.no_argument("--only")
-@click.option("--only", metavar="WORDS", help="Only rows with these words in their name.")
+@click.argument("words", required=False)
+@click.option("--only", metavar="WORDS", help="Only rows with these words in their name, as the argument.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line instead of a table.")
-def validate_command(only: str | None, as_json: bool) -> None:
+def validate_command(words: str | None, only: str | None, as_json: bool) -> None:
     """Compare predictions with published measurements.
 
     Each model is captured on tensors without memory and predicted on the device and tiles of the measurement. All rows
@@ -71,7 +71,7 @@ def validate_command(only: str | None, as_json: bool) -> None:
     from sambasim.report.validation import validation_table
 
     with phases(quiet=as_json) as on_phase:
-        record = validated(only, on_phase)
+        record = validated(only or words, on_phase)
     if as_json:
         print(record.model_dump_json())
     else:

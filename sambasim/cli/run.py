@@ -13,7 +13,7 @@ from sambasim.cli.shared import FILE, PanelCommand, PanelOption, field_options, 
 from sambasim.errors import OptionError
 from sambasim.options.flag import DATA, TRAINING
 from sambasim.options.run import RUN_FLAGS, run_options
-from sambasim.terminal.output import exit_code_of, report_error, survive_closed_stdout
+from sambasim.terminal.output import exit_code_of, report_error, scores, survive_closed_stdout
 from sambasim.units import format_seconds
 
 if TYPE_CHECKING:
@@ -147,7 +147,6 @@ def _in_words(report: "InferenceRecord") -> str:
     if report.weights is None:
         lines.append("notice: with the weights of the PEF, as they were compiled; --weights FILE reads trained ones")
     lines += [f"notice: {notice}" for notice in report.notices]
-    lines += [f"loss {report.loss:.4f}"] if report.loss is not None else []
-    lines += [f"accuracy {report.accuracy:.2%}"] if report.accuracy is not None else []
+    lines += scores(report.loss, report.accuracy)
     lines += [f"outputs written to {report.predictions}"] if report.predictions else []
     return "\n".join(lines)

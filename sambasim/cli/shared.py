@@ -1,7 +1,6 @@
 """What commands share: click options, most of them made from flags of fields, and imports of large packages."""
 
 import gc
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
@@ -12,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 import click
 from click.shell_completion import CompletionItem
 
-from sambasim.bounded import MOST_REPLICAS, one_line
-from sambasim.errors import OptionError
+from sambasim.bounded import MOST_REPLICAS
 from sambasim.options.flag import DATA, OTHER, PANELS
 
 if TYPE_CHECKING:
@@ -119,19 +117,6 @@ def pef_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -
     found = [] if "/" in incomplete else folder.glob(f"{escape(incomplete)}*/*.pef")
     names = sorted(path.stem for path in found if path.stem == path.parent.name)
     return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]
-
-
-def no_argument(flag: str) -> Callable[[F], F]:
-    """A decorator for a command without arguments: the error about one names `flag`, which takes its value."""
-
-    def refuse(ctx: click.Context, parameter: click.Parameter, given: Sequence[str]) -> None:
-        if given:
-            what = f"{ctx.command_path} takes no argument, and {one_line(given[0])!r} is one"
-            raise OptionError(what, remedy=f"use {flag} {shlex.quote(one_line(given[0]))}")
-
-    # Eager: a required option that is missing is the next error.
-    argument = click.argument("words", metavar="", nargs=-1, is_eager=True, expose_value=False, callback=refuse)
-    return lambda function: argument(function)
 
 
 def pef(

@@ -202,6 +202,12 @@ def show(*parts: "RenderableType") -> None:
             print(line.rstrip())
 
 
+def scores(loss: float | None, accuracy: float | None) -> list[str]:
+    """What is known of an evaluation, in words."""
+    measures = (("loss", loss, ".4f"), ("accuracy", accuracy, ".2%"))
+    return [f"{name} {value:{form}}" for name, value, form in measures if value is not None]
+
+
 @contextmanager
 def phases(quiet: bool) -> Iterator[Callable[[str], None]]:
     if quiet:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sambasim.bounded import one_line
 from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, SummaryRecord
 from sambasim.runtime.run.run_observer import RunObserver, Start, Step
-from sambasim.terminal.output import console_of, is_terminal, show
+from sambasim.terminal.output import console_of, is_terminal, scores, show
 from sambasim.units import counted, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -81,10 +81,8 @@ class RunProgress(RunObserver):
             self._print_evaluation(record)
 
     def _print_evaluation(self, record: EvaluationRecord) -> None:
-        facts = [f"loss {record.loss:.4f}"] if record.loss is not None else []
-        facts += [f"accuracy {record.accuracy:.2%}"] if record.accuracy is not None else []
-        when = f"after step {record.step}, epoch {record.epoch}"
-        print(f"{when}: held out {record.samples} samples: {', '.join(facts)}", flush=True)
+        facts = ", ".join(scores(record.loss, record.accuracy))
+        print(f"after step {record.step}, epoch {record.epoch}: held out {record.samples} samples: {facts}", flush=True)
         self._evaluation, self._printed_s = None, time.monotonic()
 
     def saved(self, record: CheckpointRecord) -> None:

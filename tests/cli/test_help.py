@@ -76,9 +76,10 @@ def test_every_flag_sets_its_option(command: click.Command) -> None:
         assert flag.origin == setting.flag.typed
 
 
-def test_an_argument_of_a_command_without_one_belongs_to_a_flag() -> None:
-    with pytest.raises(OptionError, match="use --only '1 layer'"):
-        sambasim.main(["validate", "1 layer"], prog_name="sambasim", standalone_mode=False)
+def test_words_of_published_rows_are_an_argument_or_a_flag() -> None:
+    for typed in (["no row"], ["--only", "no row"]):
+        with pytest.raises(OptionError, match="no published row has 'no row' in its name"):
+            sambasim.main(["validate", *typed], prog_name="sambasim", standalone_mode=False)
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,10 @@ def test_paths_are_relative_to_the_config_and_on_the_command_line_to_the_working
     assert typed.data.source == f"{here}/data.py:f"
 
 
+def test_a_device_has_the_name_of_its_file_too() -> None:
+    assert compile_options(None, None, [], {"arch": "sn40l"}).arch == "sn40"
+
+
 def test_without_model_and_config_it_is_the_quick_start() -> None:
     options = compile_options(None, None, ["optimizer.lr=0.25"], {"data_parallel": True, "world_size": 2})
     assert options.model.target == "sambasim.quickstart.digits:DigitsClassifier"
