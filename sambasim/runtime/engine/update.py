@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from time import perf_counter_ns
+from types import MappingProxyType
 from typing import NamedTuple
 
 from sambasim.ir.graph import Node
@@ -17,6 +18,8 @@ from sambasim.runtime.transports.communication import BYTE_COUNTS, Overlapped
 from sambasim.runtime.transports.transport import Transport
 from sambasim.runtime.values.optimizers import Optimizers
 from sambasim.runtime.watch.observer import StepObserver, report_spans, span
+
+_NONE: Mapping[str, float] = MappingProxyType({})
 
 
 class Updated(NamedTuple):
@@ -106,9 +109,11 @@ class Update:
             counts = zip(BYTE_COUNTS, transport.sync.bytes_moved.counts(), moved, strict=True)
             args = {name: now - before for name, now, before in counts if now != before}
             detailed.span_ends(transport.rank, Track.HOST, "sync and update", update_began_ns, args)
-        exposed_s, waited_s = sum(self._waited_s.values()), self._waited_in_passes_s.copy()
+        exposed_s, waited_s = sum(self._waited_s.values()), _NONE
         self._waited_s.clear()
-        self._waited_in_passes_s.clear()
+        if self._waited_in_passes_s:
+            waited_s = self._waited_in_passes_s.copy()
+            self._waited_in_passes_s.clear()
         losses, request = live[self._shared]
         return Updated(losses, request, norm, exposed_s, hidden_s, began_ns, waited_s, applied)
 
