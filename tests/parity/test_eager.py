@@ -67,7 +67,7 @@ class Ours:
         arguments = bind_arguments(self.program, resolved.optimizer, world_size=1, rank=0, seed=0)
         optimizers = Optimizers(self.program, self.memory, arguments)
         (transport,) = connect_here([self.memory])
-        replica = Replica(0, self.program, self.memory, shard, resolved.training, transport, optimizers)
+        replica = Replica(transport, shard, resolved.training, optimizers)
         self.trainer = Trainer([replica], steps, resolved.training, transport.hub)
         self.trainer.begin_epoch(0)
 

@@ -43,7 +43,7 @@ class Update:
     def __init__(
         self, executor: Executor, transport: Transport, optimizers: Optimizers, *, overlaps: bool = True
     ) -> None:
-        self._transport, self._optimizers = transport, optimizers
+        self._transport, self.optimizers = transport, optimizers
         self._waited_in_passes_s = executor.waited_s
         self._detailed: StepObserver | None = None  # the observer, if it wants details
         self._waited_s: dict[str, float] = defaultdict(float)
@@ -72,7 +72,7 @@ class Update:
     @span(Track.HOST, "begin step")
     def begin_step(self, number: int, rate: float, loss_scale: float = 1.0) -> None:
         """Begin optimizer step `number` (from 1), before its last pass. Returns when gradients may be overwritten."""
-        self._optimizers.begin(number, rate, loss_scale)
+        self.optimizers.begin(number, rate, loss_scale)
         self._transport.sync.wait_for_readers()
         for overlapped in self._overlapped:
             overlapped.begin_step()
@@ -104,7 +104,7 @@ class Update:
             raise_for(error, code.failed(error), list)
             raise
         norm = None if self._norm is None else live[self._norm]
-        applied = norm is None or not self._optimizers.skips(norm)
+        applied = norm is None or not self.optimizers.skips(norm)
         if detailed is not None:
             counts = zip(BYTE_COUNTS, transport.sync.bytes_moved.counts(), moved, strict=True)
             args = {name: now - before for name, now, before in counts if now != before}

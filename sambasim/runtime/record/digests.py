@@ -263,8 +263,8 @@ class RunDigests(StepRecorder):
         finite = loss if loss is not None and math.isfinite(loss) else None
         for rank, replica in self._replicas.items():
             memory = [digested(seen, replica.memory.tensor(seen.name)) for seen in kept]
-            more = states if rank == 0 else []
-            values, self._values[rank] = (*self._values[rank], *memory, *more), []
+            of_state = states if rank == 0 else []
+            values, self._values[rank] = (*self._values[rank], *memory, *of_state), []
             with _writes(self._folder / replica_file(rank)):
                 line = StepDigests(step=step, begins=begins, loss=finite, values=values)
                 self._files[rank].write(line.model_dump_json() + "\n")

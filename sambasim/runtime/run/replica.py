@@ -31,18 +31,15 @@ if TYPE_CHECKING:
 
 
 class Replica:
-    """Rank `rank` of a run with `seed`, a replica or one part of it. `shard`: its data; None for a parameter server
-    without a replica. `overlaps`: communication may overlap with the backward. `skips_nonfinite`: skip a step if a loss
-    is not finite."""
+    """The rank of `transport`, a replica or one part of it. `shard`: its data; None for a parameter server without a
+    replica. `overlaps`: communication may overlap with the backward. `skips_nonfinite`: skip a step if a loss is not
+    finite."""
 
     def __init__(
         self,
-        rank: int,
-        program: Program,
-        memory: DeviceMemory,
+        transport: Transport,
         shard: Shard | None,
         training: TrainingOptions,
-        transport: Transport,
         optimizers: Optimizers,
         engine: "Inductor | None" = None,
         *,
@@ -50,9 +47,10 @@ class Replica:
         skips_nonfinite: bool = False,
         observer: StepObserver | None = None,
     ) -> None:
+        program, memory = transport.program, transport.memory
         if program.training is None or program.loss is None:
             raise InternalError("a replica of a program without a training step")
-        self.rank = rank
+        self.rank = transport.rank
         self.replica = transport.replica  # ranks of one replica read the same data and draw the same numbers
         self.memory = memory
         self.transport = transport

@@ -43,6 +43,11 @@ class ReplicaMemory:
         self.memories = [first, *self.allocated.memories[1:], *(memory.with_parameters_of(first) for memory in others)]
 
     @property
+    def updating(self) -> Sequence[DeviceMemory]:
+        """Of the ranks that update parameters: all, or the first chip."""
+        return self.memories[: self.ranks // self.chips]
+
+    @property
     def lies_along_tp(self) -> bool:
         return self.ranks > self.chips
 

@@ -21,12 +21,10 @@ from sambasim.ir.types import SymbolKind
 from sambasim.runtime.engine.executor import Executor, Steps, Tangent
 from sambasim.runtime.engine.update import Update
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.runtime.run.replica import place_inputs
 from sambasim.runtime.run.replica_memory import ReplicaMemory
 from sambasim.runtime.transports.communication import BytesMoved
 from sambasim.runtime.transports.connect import Way, connect, connect_here
-from sambasim.runtime.transports.in_process import finished, run_together
-from sambasim.runtime.transports.transport import Transport
+from sambasim.runtime.transports.in_process import run_together
 from sambasim.runtime.values.optimizers import Optimizers
 from sambasim.runtime.watch.observer import SectionClock
 
@@ -51,15 +49,11 @@ class StepwiseReplica:
         self._communicator = communicator
         self._memory = ReplicaMemory(program, communicator)
         self._program = self._memory.program
-        self._mode: Mode | None = None
+        self._mode: Mode | None = None  # before the first OPT
         self._hyperparameters: dict[int, Mapping[str, float | bool]] = {}
-        self._transports: Sequence[Transport] = ()
-        self._optimizers: Sequence[Optimizers] = ()
-        if self._memory.lies_along_tp:
-            self._transports = connect_here(self._memory.memories)
+        self._transports = connect_here(self._memory.updating)
         self._executors = self._bound()
-        self._updates: Sequence[Update] = ()  # of all ranks, or of the first chip
-        self._alone = self._memory.ranks == 1
+        self._updates: Sequence[Update] = ()  # of the ranks that have a transport
         self._begun = False  # whether the step has begun, before its first gradient is overwritten
         self._unused_backwards = 0
         self._loss = 0.0
@@ -88,8 +82,8 @@ class StepwiseReplica:
 
     @property
     def bytes_moved(self) -> BytesMoved:
-        counts = [one.sync.bytes_moved.counts() for one in self._transports]
-        return BytesMoved(*map(sum, zip(*counts, strict=True))) if counts else BytesMoved()
+        counts = [transport.sync.bytes_moved.counts() for transport in self._transports]
+        return BytesMoved(*map(sum, zip(*counts, strict=True)))
 
     def run(
         self, kinds: Collection[SectionKind], inputs: Mapping[str, Tensor], tangent: Tangent, mode: Mode
@@ -98,10 +92,7 @@ class StepwiseReplica:
         `tangent`: what a backward starts from; `mode`: how an OPT syncs, the same on all ranks. Raises OptionError for
         a BCKWD without a forward."""
         if SectionKind.FWD in kinds:
-            if self._alone:
-                place_inputs(self._memory.memories[0], inputs)
-            else:
-                self._memory.place(inputs)
+            self._memory.place(inputs)
         if STEP.issubset(kinds) and not self._unused_backwards:
             return self._whole_step(tangent, mode)
         outputs: dict[str, Tensor] = {}
@@ -117,8 +108,8 @@ class StepwiseReplica:
     def change(self, optimizer: int, hyperparameters: Mapping[str, float | bool]) -> None:
         """Set hyperparameters of optimizer number `optimizer` from the next OPT on."""
         self._hyperparameters[optimizer] = {**self._hyperparameters.get(optimizer, {}), **hyperparameters}
-        for one in self._optimizers:
-            one.change(optimizer, hyperparameters)
+        for update in self._updates:
+            update.optimizers.change(optimizer, hyperparameters)
 
     def run_graph(self, graph: Graph) -> None:
         """From the next forward on, run `graph`, the training graph with other constants."""
@@ -166,7 +157,7 @@ class StepwiseReplica:
         return [Executor(self._graph, self._program, memory.tensor, transport=transport) for memory, transport in pairs]
 
     def _together(self, steps: Sequence[Steps[R]]) -> list[R]:
-        hub = self._transports[0].hub if self._transports else None
+        hub = self._transports[0].hub
         try:
             return run_together(steps, hub)
         except BaseException:  # an app may go on with another batch
@@ -192,20 +183,16 @@ class StepwiseReplica:
         clock = self._clock
         if clock is not None:
             clock.begin(self._graph.sections, self._memory.ranks)
-        if self._alone:
-            overlapping = () if clock else self._updates[0].overlapping
-            (outputs,) = finished(self._executors[0].run(tangent, last=True, overlapping=overlapping))
-        else:
-            # Gradients of chips are reduced after all have run.
-            updates = self._updates if clock is None and self._memory.chips == 1 else ()
-            tangents = self._memory.tangents(tangent)
-            of_ranks = self._outputs(
-                [
-                    executor.run(start, last=True, overlapping=update.overlapping if update else ())
-                    for executor, start, update in zip_longest(self._executors, tangents, updates)
-                ]
-            )
-            outputs = self._memory.joined(of_ranks, self._executors[0].input_gradients)
+        # Gradients of chips are reduced after all have run.
+        updates = self._updates if clock is None and self._memory.chips == 1 else ()
+        tangents = self._memory.tangents(tangent)
+        of_ranks = self._outputs(
+            [
+                executor.run(start, last=True, overlapping=update.overlapping if update else ())
+                for executor, start, update in zip_longest(self._executors, tangents, updates)
+            ]
+        )
+        outputs = self._memory.joined(of_ranks, self._executors[0].input_gradients)
         self._note_loss(outputs)
         self._finish_update()
         if clock is not None:
@@ -216,7 +203,7 @@ class StepwiseReplica:
         first, adds = self._executors[0], self._unused_backwards > 0
         if not first.awaits_backward:
             raise OptionError("there is no forward whose backward could be run", remedy="run section FWD first")
-        if self._optimizers:
+        if self._mode is not None:
             self._begin_step()
         tangents = zip(self._executors, self._memory.tangents(tangent), strict=True)
         passes = [executor.run(start, accumulate=adds, only=ActionKind.BACKWARD) for executor, start in tangents]
@@ -233,8 +220,8 @@ class StepwiseReplica:
     def _begin_update(self, mode: Mode) -> None:
         self._enter(mode)
         if self._begun:  # hyperparameters may have been changed since
-            for one in self._optimizers:
-                one.begin(self.steps + 1, 1.0)
+            for update in self._updates:
+                update.optimizers.begin(self.steps + 1, 1.0)
         self._begin_step()
 
     def _begin_step(self) -> None:
@@ -246,11 +233,8 @@ class StepwiseReplica:
 
     def _finish_update(self) -> None:
         self.steps += 1
-        if self._alone:
-            finished(self._updates[0].run([self._loss]))
-        else:
-            self._memory.reduce_chips()
-            self._together([update.run([self._loss]) for update in self._updates])
+        self._memory.reduce_chips()
+        self._together([update.run([self._loss]) for update in self._updates])
         self._begun = False
         self._unused_backwards = 0
 
@@ -260,33 +244,31 @@ class StepwiseReplica:
 
     def _enter(self, mode: Mode) -> None:
         """Connect the replicas by `mode`; the first call moves device memory to where it needs it."""
-        if self._optimizers:
+        if self._mode is not None:
             if mode is not self._mode:
                 raise OptionError(
                     f"gradients were synced in the mode {self._mode}, and now are to be in the mode {mode}",
                     remedy="give session.run the same data_parallel= and reduce_on_rdu= in every step",
                 )
             return
-        program, memory, way = self._program, self._memory, _WAYS[mode]
+        program, memory = self._program, self._memory
         if program.training is None:
             raise InternalError("an optimizer step of a program without one")
         self._mode = mode
-        bound_anew = way is Way.DEVICE or (mode is not Mode.ALONE and memory.lies_along_tp)
         if mode is not Mode.ALONE:
-            allocated = memory.connect_replicas(way, keep_states=self.steps > 0)
-            self._transports = connect(self._communicator, way, allocated, mesh=memory.mesh)
-        elif not self._transports:
-            self._transports = connect_here(memory.memories[:1])
+            allocated = memory.connect_replicas(_WAYS[mode], keep_states=self.steps > 0)
+            self._transports = connect(self._communicator, _WAYS[mode], allocated, mesh=memory.mesh)
+            if mode is Mode.DEVICE or memory.lies_along_tp:
+                self._executors = self._bound()
         arguments = {argument.name: argument.default for argument in program.runtime_arguments}
-        self._optimizers = [Optimizers(program, one.sync.memory, arguments) for one in self._transports]
+        self._updates = [
+            Update(executor, transport, Optimizers(program, transport.sync.memory, arguments))
+            for executor, transport in zip(self._executors, self._transports, strict=False)
+        ]
         for index, hyperparameters in self._hyperparameters.items():
-            for one in self._optimizers:
-                one.change(index, hyperparameters)
-        if bound_anew:
-            self._executors = self._bound()
-        of_ranks = zip(self._executors, self._transports, self._optimizers, strict=False)
-        self._updates = [Update(executor, transport, optimizers) for executor, transport, optimizers in of_ranks]
+            for update in self._updates:
+                update.optimizers.change(index, hyperparameters)
         self._observe()
 
 
-_WAYS = {Mode.ALONE: Way.IN_PROCESS, Mode.HOST: Way.HOST_REPLICATED, Mode.DEVICE: Way.DEVICE}
+_WAYS = {Mode.HOST: Way.HOST_REPLICATED, Mode.DEVICE: Way.DEVICE}

@@ -143,12 +143,9 @@ def _replicas(
         communicator.node_barrier()
     replicas = [
         Replica(
-            transport.rank,
-            transport.program,
-            transport.memory,
+            transport,
             _shard(setup, source, transport.replica) if setup.works else None,
             setup.resolved.training,
-            transport,
             Optimizers(transport.program, transport.sync.memory, setup.arguments),
             engine.inductor if setup.works else None,
             overlaps=not options.debug_numerics,

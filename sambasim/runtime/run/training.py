@@ -90,7 +90,7 @@ class Trainer:
         scale = self.totals.loss_scale
         used = 1.0 if scale is None else scale.value
         update = updates + 1
-        steps = [one.step(number, update, rate, used, self._request) for one in self._replicas]
+        steps = [replica.step(number, update, rate, used, self._request) for replica in self._replicas]
         done = [finished(steps[0])] if len(steps) == 1 else run_together(steps, self._hub)
         updated = done[0]
         if observer is not None:
@@ -101,12 +101,12 @@ class Trainer:
         self.totals.model_s += (done[-1].began_ns - began_ns) / 1e9
         # The replicas of one process communicate one after another.
         exposed_s, hidden_s, waited_s = updated.exposed_s, updated.hidden_s, updated.waited_s
-        for one in done[1:]:
-            exposed_s += one.exposed_s
-            hidden_s += one.hidden_s
-            if one.waited_s:
-                axes = {**waited_s, **one.waited_s}
-                waited_s = {axis: waited_s.get(axis, 0.0) + one.waited_s.get(axis, 0.0) for axis in axes}
+        for other in done[1:]:
+            exposed_s += other.exposed_s
+            hidden_s += other.hidden_s
+            if other.waited_s:
+                axes = {**waited_s, **other.waited_s}
+                waited_s = {axis: waited_s.get(axis, 0.0) + other.waited_s.get(axis, 0.0) for axis in axes}
         if waited_s:
             waited_s = dict(waited_s)
             self.totals.model_s -= sum(waited_s.values())

@@ -150,43 +150,43 @@ class NodeObserver:
 def dead_ranks(observed: Sequence[Observation]) -> list[Observation]:
     at_work = (State.RUNNING, State.WAITING, State.BUSY)
     return [
-        one
-        for one in observed
-        if one.process is Process.GONE
-        and (one.status.state in at_work or (one.status.state is State.LEAVING and one.idle_s >= LEAVING_S))
+        rank
+        for rank in observed
+        if rank.process is Process.GONE
+        and (rank.status.state in at_work or (rank.status.state is State.LEAVING and rank.idle_s >= LEAVING_S))
     ]
 
 
 def is_stalled(own: Observation, observed: Sequence[Observation], timeout_s: float) -> bool:
     """Whether `own` has waited too long for ranks that make no progress. `observed` are all ranks, `own` among them."""
     # A rank may wait without having written so. While a process is stopped, an idle rank counts as waiting.
-    waits = own.waits or any(one.process is Process.STOPPED for one in observed)
+    waits = own.waits or any(rank.process is Process.STOPPED for rank in observed)
     if not waits or own.idle_s < timeout_s:
         return False
-    if any(one.status.state is State.LEAVING for one in observed):
+    if any(rank.status.state is State.LEAVING for rank in observed):
         return False  # it ends the job itself
-    if any(one.status.state is State.BUSY and one.process not in _AWAY for one in observed):
+    if any(rank.status.state is State.BUSY and rank.process not in _AWAY for rank in observed):
         return False
-    others = [one for one in observed if one.is_running or one.process in _AWAY]
+    others = [rank for rank in observed if rank.is_running or rank.process in _AWAY]
     if not others:  # all wait, perhaps for one that does so only now
-        others = [one for one in observed if one.waits]
-    return all(one.idle_s >= timeout_s or one.process is Process.SILENT for one in others)
+        others = [rank for rank in observed if rank.waits]
+    return all(rank.idle_s >= timeout_s or rank.process is Process.SILENT for rank in others)
 
 
 def missing_ranks(observed: Sequence[Observation]) -> list[Observation]:
     """The ranks that a stalled job waits for. None if all wait for each other in the same step."""
-    away = [one for one in observed if one.process in _AWAY and one.status.state is not State.ENDED]
-    running = [one for one in observed if one.is_running]
-    ended = [one for one in observed if one.status.state is State.ENDED]
-    last = max(one.progress for one in observed)
-    return away or running or ended or [one for one in observed if one.progress < last]
+    away = [rank for rank in observed if rank.process in _AWAY and rank.status.state is not State.ENDED]
+    running = [rank for rank in observed if rank.is_running]
+    ended = [rank for rank in observed if rank.status.state is State.ENDED]
+    last = max(rank.progress for rank in observed)
+    return away or running or ended or [rank for rank in observed if rank.progress < last]
 
 
 def death_error(dead: Sequence[Observation]) -> PeerError:
     first = dead[0].status
     return PeerError(
         f"{_names(dead)} died without an error message",
-        where=_WHERE_INDENT.join(f"{one.place}: {one.status}" for one in dead),
+        where=_WHERE_INDENT.join(f"{rank.place}: {rank.status}" for rank in dead),
         remedy="possible causes: os._exit in its code, a crash in a library, the kernel short of memory "
         f"(on {first.host_name}: dmesg | tail)",
         rank=first.rank,
@@ -210,24 +210,24 @@ def stall_error(observed: Sequence[Observation], timeout_s: float) -> StallError
 
 
 def _names(several: Sequence[Observation]) -> str:
-    numbers = [str(one.status.rank) for one in several]
+    numbers = [str(rank.status.rank) for rank in several]
     return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"
 
 
-def _last_activity(one: Observation) -> str:
-    if one.process is Process.SILENT:
-        return f"{one.place}: {one.status}"
-    stopped = "its process is stopped; " if one.process is Process.STOPPED else ""
-    at = f", at {one.status.at}" if one.status.at else ""
-    return f"{one.place}: {stopped}{one.status} for {format_seconds(one.idle_s)}{at}"
+def _last_activity(rank: Observation) -> str:
+    if rank.process is Process.SILENT:
+        return f"{rank.place}: {rank.status}"
+    stopped = "its process is stopped; " if rank.process is Process.STOPPED else ""
+    at = f", at {rank.status.at}" if rank.status.at else ""
+    return f"{rank.place}: {stopped}{rank.status} for {format_seconds(rank.idle_s)}{at}"
 
 
-def _remedy(one: Observation) -> str:
-    if one.process is Process.STOPPED:
+def _remedy(rank: Observation) -> str:
+    if rank.process is Process.STOPPED:
         return "find what stopped it (a debugger, Ctrl-Z, a batch system)"
-    if one.process is Process.SILENT:
+    if rank.process is Process.SILENT:
         return "check that host and the network to it"
-    return "find out why that line does not return" if one.status.at else "find out what that rank does there"
+    return "find out why that line does not return" if rank.status.at else "find out what that rank does there"
 
 
 class OtherNodes:
@@ -245,7 +245,7 @@ class OtherNodes:
             if message == _QUESTION:
                 self._communicator.post(tuple(observed), rank)
             elif isinstance(message, tuple):
-                self._answers.update({one.status.rank: one for one in message if isinstance(one, Observation)})
+                self._answers.update({seen.status.rank: seen for seen in message if isinstance(seen, Observation)})
 
     def ask(self, observed: Sequence[Observation]) -> Sequence[Observation]:
         """The observations of all other nodes, by rank. Meanwhile answers with `observed`."""
