@@ -3,10 +3,12 @@
 import re
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
 
+from tests.support import warm
 from tests.support.mpi import job_environ, run_job
 from tests.support.whole import whole_case
 from tests.test_docs import _BLOCK, PAGES, README, ROOT, TEXTS
@@ -48,8 +50,9 @@ _PATHS = [page for page in PAGES if _scripts(TEXTS[page])]
 
 
 @pytest.mark.parametrize("page", [page if page.stem == "tutorial" else whole_case(page) for page in _PATHS])
-def test_the_commands_of_a_page_work(page: Path, folder: Path) -> None:
-    env = job_environ("pages")
+def test_the_commands_of_a_page_work(page: Path, folder: Path, tmp_path: Path) -> None:
+    environ = job_environ(uuid.uuid4().hex)
+    env = {**environ, "PATH": warm.on_path(tmp_path, environ)}
     for script in _scripts(TEXTS[page]):
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", script],

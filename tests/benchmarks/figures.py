@@ -4,7 +4,6 @@ Candidates take turns, round after round, each in processes of its own: the runt
 memory, and a peer in the same process would gain from that too.
 """
 
-import inspect
 import os
 import statistics
 import subprocess
@@ -14,18 +13,16 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from sambasim.compiler.compile import compile_model
 from sambasim.ir.schedule import bubble, make
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import DataOptions, ModelOptions, OptimizerOptions, TrainingOptions
 from sambasim.records.metrics import CollectivesRecord
 from sambasim.units import KIB, MIB, format_bytes
-from tests.benchmarks.measure import Figure, compare, run_body
+from tests.benchmarks.measure import Figure, in_turns, run_body, timed
 from tests.benchmarks.planning import plan_figures
 from tests.benchmarks.workloads import (
     EIGHT_LAYERS,
@@ -39,6 +36,7 @@ from tests.benchmarks.workloads import (
     Workload,
 )
 from tests.mpi.training import EACH_ALONE
+from tests.support.compiled import compile_from_options
 from tests.support.mpi import ROOT, mpirun
 
 REPLICAS, MEMORY_REPLICAS = 2, 4
@@ -90,8 +88,6 @@ class Overhead(StrEnum):
 
 def compile_workload(workload: Workload, folder: Path, *, parts: int = 1, **parallelism: Any) -> Path:
     """Write `folder/NAME/NAME.pef`, and return its path. `parts`: of a batch, each of the size in `workload`."""
-    torch.manual_seed(0)
-    model = workload.model()
     where = "tests.benchmarks.workloads"
     options = CompileOptions(
         model=ModelOptions(target=f"{where}:{workload.model.__name__}"),
@@ -102,8 +98,7 @@ def compile_workload(workload: Workload, folder: Path, *, parts: int = 1, **para
         output_folder=folder,
         **(parallelism or {"data_parallel": True, "world_size": REPLICAS}),
     )
-    names = inspect.signature(model.forward).parameters
-    return compile_model(model, dict(zip(names, workload.batch(), strict=True)), options, by_keyword=False).path
+    return compile_from_options(options).path
 
 
 def schedule_figures() -> Iterator[Figure]:
@@ -167,11 +162,9 @@ def step_figures() -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         for workload in WORKLOADS:
             compile_workload(workload, Path(folder))
-            seconds: dict[Way, list[float]] = {way: [] for way in workload.ways}
-            for _ in range(STEP_ROUNDS):
-                for way in workload.ways:
-                    seconds[way] += run_body("steps", folder, workload.name, way, np=REPLICAS)
-            medians = {str(way): statistics.median(values) for way, values in seconds.items()}
+            given = (folder, workload.name)
+            ways = {str(way): partial(run_body, "steps", *given, way, np=REPLICAS) for way in workload.ways}
+            medians = in_turns(ways, STEP_ROUNDS)
             title, goal = f"step of {workload.name}, np {REPLICAS}", f"ratio at most {STEP_GOALS[workload.name]:.3f}"
             yield Figure(title, Way.PLAIN, Way.DDP, goal, medians)
             if Way.ALONE in workload.ways:
@@ -189,11 +182,9 @@ def arithmetic_figures() -> Iterator[Figure]:
                 continue
             goals = PASS_GOALS[workload.name]
             compile_workload(workload, Path(folder))
-            seconds: dict[str, list[float]] = {way: [] for way in (*goals, peer)}
-            for _ in range(PASS_ROUNDS):
-                for way, values in seconds.items():
-                    values += run_body("passes", folder, workload.name, way, str(PASS_RUNS))
-            medians = {way: statistics.median(values) for way, values in seconds.items()}
+            given = (folder, workload.name)
+            ways = {way: partial(run_body, "passes", *given, way, str(PASS_RUNS)) for way in (*goals, peer)}
+            medians = in_turns(ways, PASS_ROUNDS)
             for way, goal in goals.items():
                 title = f"{workload.passes} times forward and backward of {workload.name}"
                 yield Figure(title, way, peer, goal, medians)
@@ -227,16 +218,17 @@ def _device_memory_figures() -> Iterator[Figure]:
 
 def overhead_figures() -> Iterator[Figure]:
     """What stall detection costs in a step, and what a checkpoint every PROMISED_EVERY steps costs."""
-    steps_s: dict[Overhead, list[float]] = {way: [] for way in Overhead}
     checkpoints_s: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         compile_workload(WORKLOADS[0], Path(folder))
-        for _ in range(OVERHEAD_ROUNDS):
-            for way in Overhead:
-                measured = run_body("overhead", folder, way, np=2)
-                steps_s[way] += measured["steps_s"]
-                checkpoints_s += measured["checkpoints_s"]
-    medians = {str(way): statistics.median(values) for way, values in steps_s.items()}
+
+        def steps_s(way: Overhead) -> Sequence[float]:
+            measured = run_body("overhead", folder, way, np=2)
+            checkpoints_s.extend(measured["checkpoints_s"])
+            found: Sequence[float] = measured["steps_s"]
+            return found
+
+        medians = in_turns({str(way): partial(steps_s, way) for way in Overhead}, OVERHEAD_ROUNDS)
     yield Figure("step of gpt, np 2", Overhead.WATCHED, Overhead.BARE, "ratio at most 1.01", medians)
     step_s = medians[Overhead.WATCHED]
     shared_s = step_s + statistics.median(checkpoints_s) / PROMISED_EVERY
@@ -260,31 +252,27 @@ def sync_figures() -> Iterator[Figure]:
 def start_figures() -> Iterator[Figure]:
     """Help and refusal against importing torch; the first step against importing torch and MPI on two ranks; an app
     that loads its PEF and compares one step with PyTorch's, against a plain script that takes one step."""
-    importing = ("import torch", lambda: _execute([sys.executable, "-c", "import torch"]))
+    importing = {"import torch": timed(lambda: _execute([sys.executable, "-c", "import torch"]))}
     for name, arguments in (("help", ["--help"]), ("a wrong flag", ["run", "--pfe", "x"])):
-        action = (f"sambasim {' '.join(arguments)}", lambda arguments=arguments: _execute([*_SAMBASIM, *arguments]))
-        yield compare(name, action, importing, "ratio below 0.2", runs=7)
+        subject = f"sambasim {' '.join(arguments)}"
+        action = timed(partial(_execute, [*_SAMBASIM, *arguments]))
+        medians = in_turns({subject: action, **importing}, 7, warm=True)
+        yield Figure(name, subject, "import torch", "ratio below 0.2", medians)
     with tempfile.TemporaryDirectory() as folder:
         _execute([*_SAMBASIM, "compile", "--data-parallel", "-ws", "2", "--output-folder", folder])
         pef = Path(folder) / "digits" / "digits.pef"
         both = [mpirun(), "-np", "2", sys.executable, "-c", "import torch; from mpi4py import MPI"]
-        yield compare(
-            "first step at np 2",
-            ("sambasim run", lambda: _seconds_to_first_step(pef)),
-            ("import torch and MPI", lambda: _execute(both)),
-            "difference at most 2 s",
-            runs=5,
-        )
+        subject, peer = "sambasim run", "import torch and MPI"
+        ours = partial(_seconds_to_first_step, pef)
+        medians = in_turns({subject: ours, peer: timed(partial(_execute, both))}, 5, warm=True)
+        yield Figure("first step at np 2", subject, peer, "difference at most 2 s", medians)
         app = [*_SAMBASIM, "app", str(ROOT / "examples" / "sambaflow" / "logistic_regression.py")]
         _execute([*app, "compile", "-b", "32", "--pef-name", "app", "--output-folder", folder])
-        pef = Path(folder) / "app" / "app.pef"
-        yield compare(
-            "an app's first step",
-            ("sambasim app … test", lambda: _execute([*app, "test", "-b", "32", "--pef", str(pef)])),
-            ("a plain PyTorch step", lambda: _execute([sys.executable, "-c", _PLAIN_SCRIPT])),
-            "ratio at most 1",
-            runs=5,
-        )
+        testing = [*app, "test", "-b", "32", "--pef", str(Path(folder) / "app" / "app.pef")]
+        subject, peer = "sambasim app … test", "a plain PyTorch step"
+        plain = timed(partial(_execute, [sys.executable, "-c", _PLAIN_SCRIPT]))
+        medians = in_turns({subject: timed(partial(_execute, testing)), peer: plain}, 5, warm=True)
+        yield Figure("an app's first step", subject, peer, "ratio at most 1", medians)
 
 
 def _execute(command: Sequence[str]) -> None:
@@ -299,7 +287,7 @@ def _output(command: Sequence[str]) -> str:
     ).stdout
 
 
-def _seconds_to_first_step(pef: Path) -> float:
+def _seconds_to_first_step(pef: Path) -> Sequence[float]:
     command = [mpirun(), "-np", "2", *_SAMBASIM, "run", "--reduce-on-rdu", "--no-evaluate", "--steps", "2"]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     began_s = time.perf_counter()
@@ -308,7 +296,7 @@ def _seconds_to_first_step(pef: Path) -> float:
             if line.startswith("step 1/"):
                 elapsed_s = time.perf_counter() - began_s
         process.wait(timeout=_TIMEOUT_S)
-    return elapsed_s
+    return [elapsed_s]
 
 
 FIGURES = {

@@ -6,7 +6,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -15,8 +15,8 @@ from tests.support.mpi import ROOT, mpirun
 
 _TIMEOUT_S = 1800
 
-Action = Callable[[], float | None]
-"""Does the work once. Returns the seconds that it measured itself, or None: then the whole call is timed."""
+Action = Callable[[], Sequence[float]]
+"""Does the work, and returns the seconds that it measured itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +31,25 @@ class Figure:
     unit: str = "s"
 
 
-def compare(name: str, subject: tuple[str, Action], peer: tuple[str, Action], goal: str, runs: int) -> Figure:
-    """`runs` rounds of the subject and the peer, in turn, after one round that does not count."""
-    seconds: dict[str, list[float]] = {subject[0]: [], peer[0]: []}
-    for round_number in range(runs + 1):
-        for title, action in (subject, peer):
-            began_s = time.perf_counter()
-            measured_s = action()
-            elapsed_s = time.perf_counter() - began_s if measured_s is None else measured_s
-            if round_number:
-                seconds[title].append(elapsed_s)
-    medians = {title: statistics.median(values) for title, values in seconds.items()}
-    return Figure(name, subject[0], peer[0], goal, medians)
+def in_turns(actions: Mapping[str, Action], rounds: int, *, warm: bool = False) -> dict[str, float]:
+    """The median of all that each action returns in `rounds` rounds; of `warm` ones, the first does not count."""
+    found: dict[str, list[float]] = {name: [] for name in actions}
+    for number in range(rounds + warm):
+        for name, action in actions.items():
+            values = action()
+            found[name] += values if number or not warm else ()
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def timed(action: Callable[[], object]) -> Action:
+    """Does `action`, and returns its seconds."""
+
+    def measured() -> Sequence[float]:
+        began_s = time.perf_counter()
+        action()
+        return [time.perf_counter() - began_s]
+
+    return measured
 
 
 def run_body(name: str, *arguments: str, np: int = 1, env: Mapping[str, str] = MappingProxyType({})) -> Any:

@@ -61,6 +61,16 @@ def command(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     return [*argv[:at], sys.executable, "-I", "-S", _CLIENT, *words]
 
 
+def on_path(folder: Path, environ: Mapping[str, str]) -> str:
+    """The PATH of a shell in `environ`, on which `sambasim` is a copy of the server; `folder` is for its script."""
+    if KEY not in environ:
+        return environ["PATH"]
+    script = folder / "sambasim"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {_CLIENT} -m sambasim "$@"\n', encoding="utf-8")
+    script.chmod(0o755)
+    return f"{folder}{os.pathsep}{environ['PATH']}"
+
+
 def _read_at_start(environ: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in environ.items() if _READ_AT_START.match(key)}
 

@@ -7,60 +7,33 @@ checkpointed   the same, with a checkpoint now and then
 overhead.py FOLDER WAY      FOLDER holds gpt/gpt.pef
 """
 
-import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from sambasim.ir.mesh import Mesh
-from sambasim.options.run import CheckpointOptions, RunOptions
-from sambasim.records.metrics import CheckpointRecord
-from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.machine.mpi import connect
-from sambasim.runtime.run.run_observer import RunObserver, Step
-from sambasim.runtime.run.setup import set_up
+from sambasim.options.run import CheckpointOptions
+from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.watch.supervisor import Failure, Supervisor
+from tests.benchmarks.bodies.common import WARM_UP_STEPS, Clock, on_all_ranks, train
 from tests.benchmarks.figures import CHECKPOINT_EVERY, OVERHEAD_STEPS, Overhead
 
-WARM_UP_STEPS = 5
 
-
-class Clock(RunObserver):
-    def __init__(self) -> None:
-        self.steps_s: list[float] = []
-        self.checkpoints_s: list[float] = []
-
-    def stepped(self, step: Step) -> None:
-        self.steps_s.append(step.step_s)
-
-    def saved(self, record: CheckpointRecord) -> None:
-        self.checkpoints_s.append(record.checkpoint_s)
-
-
-def main(folder: Path, way: Overhead) -> None:
-    communicator, clock = connect(sys.argv), Clock()
-    saved = folder / f"saved-{time.time_ns()}" if communicator.rank == 0 else None
-    saved = communicator.broadcast_object(saved)
-    checkpoint = CheckpointOptions()
+def measured(communicator: Communicator, folder: Path, way: Overhead) -> object:
+    clock, checkpoint = Clock(), CheckpointOptions()
+    saved = communicator.broadcast_object(folder / f"saved-{time.time_ns()}" if communicator.rank == 0 else None)
     if way is Overhead.CHECKPOINTED:
         checkpoint = CheckpointOptions(dir=saved, every=str(CHECKPOINT_EVERY))
-    pef = folder / "gpt" / "gpt.pef"
-    options = RunOptions(
-        pef=str(pef),
-        threads=1,
-        reduce_on_rdu=True,
-        overrides={"training": {"steps": OVERHEAD_STEPS + WARM_UP_STEPS, "evaluate": False}},
-        checkpoint=checkpoint,
-        on_nonfinite="ignore" if way is Overhead.BARE else "stop",
-    )
+    bad = "ignore" if way is Overhead.BARE else "stop"
+    how: dict[str, Any] = {"threads": 1, "reduce_on_rdu": True, "on_nonfinite": bad, "checkpoint": checkpoint}
     with Supervisor(communicator, report=_report, exit_code=lambda error: 1) as supervisor:
         if way is not Overhead.BARE:
             supervisor.start([folder], "gpt", 300.0, Mesh({}))
-        TrainingJob(set_up(pef, options, communicator), clock, supervisor.activity).run()
+        pef, activity = folder / "gpt" / "gpt.pef", supervisor.activity
+        train(pef, communicator, clock, OVERHEAD_STEPS, activity, **how)
         supervisor.finish()
-    if communicator.rank == 0:
-        print(json.dumps({"steps_s": clock.steps_s[WARM_UP_STEPS:], "checkpoints_s": clock.checkpoints_s}), flush=True)
-    communicator.close()
+    return {"steps_s": clock.own_steps_s[WARM_UP_STEPS:], "checkpoints_s": clock.checkpoints_s}
 
 
 def _report(failure: Failure) -> None:
@@ -68,4 +41,5 @@ def _report(failure: Failure) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Overhead(sys.argv[2]))
+    chosen = Path(sys.argv[1]), Overhead(sys.argv[2])
+    on_all_ranks(lambda communicator: measured(communicator, *chosen), threads=None)

@@ -32,7 +32,7 @@ from sambasim.runtime.machine import torch_process_group
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.mpi import connect
 from sambasim.runtime.run.setup import set_up
-from tests.benchmarks.bodies.steps import WARM_UP_STEPS, Clock
+from tests.benchmarks.bodies.common import WARM_UP_STEPS, Clock
 from tests.benchmarks.workloads import PIPELINED_MICRO_BATCHES, SPLIT_GPT, ParallelWay, SplitGPT
 
 STEPS = 10

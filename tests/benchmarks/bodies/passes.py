@@ -18,8 +18,8 @@ import torch
 from sambasim.runtime.engine.executor import Executor, tangent_of
 from sambasim.runtime.engine.inductor import Inductor
 from sambasim.runtime.machine.resources import keep_freed_memory
-from sambasim.runtime.transports.in_process import finished
-from tests.benchmarks.workloads import WORKLOADS, Workload
+from tests.benchmarks.bodies.common import workload_called
+from tests.benchmarks.workloads import Workload
 from tests.support.compiled import loaded
 
 WARM_UP_RUNS = 2
@@ -57,9 +57,9 @@ def _from_pef(path: Path, workload: Workload, way: str) -> Callable[[], object]:
     engine = Inductor() if way == "inductor" else None  # as a run does
     executable = Executor(program.training, program, memory.tensor, engine)
     tangent = tangent_of(program, 1.0)
-    return lambda: finished(executable.run(tangent))
+    return lambda: executable.run(tangent)
 
 
 if __name__ == "__main__":
-    chosen = next(workload for workload in WORKLOADS if workload.name == sys.argv[2])
+    chosen = workload_called(sys.argv[2])
     main(Path(sys.argv[1]) / chosen.name / f"{chosen.name}.pef", chosen, sys.argv[3], int(sys.argv[4]))

@@ -7,16 +7,12 @@ rank 0: `{"steps_s": [...], "held_bytes": bytes}`.
     plan.py PEF device|host STEPS
 """
 
-import json
 import sys
 from pathlib import Path
 
-from sambasim.options.run import RunOptions
-from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.machine.mpi import connect
+from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.run_observer import Step
-from sambasim.runtime.run.setup import set_up
-from tests.benchmarks.bodies.steps import WARM_UP_STEPS, Clock
+from tests.benchmarks.bodies.common import WARM_UP_STEPS, Clock, on_all_ranks, train
 
 
 class Gauge(Clock):
@@ -50,17 +46,12 @@ def held_bytes(ranks: int) -> int:
     return total
 
 
-def main(pef: Path, reduce_on_rdu: bool, steps: int) -> None:
-    communicator = connect(sys.argv)
+def measured(communicator: Communicator, pef: Path, reduce_on_rdu: bool, steps: int) -> object:
     gauge = Gauge(communicator.world_size)
-    training = {"steps": steps + WARM_UP_STEPS, "evaluate": False}
-    options = RunOptions(pef=str(pef), reduce_on_rdu=reduce_on_rdu, overrides={"training": training})
-    TrainingJob(set_up(pef, options, communicator), gauge).run()
-    held = communicator.all_gather_object(gauge.held_bytes)
-    if communicator.rank == 0:
-        print(json.dumps({"steps_s": gauge.steps_s, "held_bytes": max(held)}), flush=True)
-    communicator.close()
+    train(pef, communicator, gauge, steps, reduce_on_rdu=reduce_on_rdu)
+    return {"steps_s": gauge.steps_s, "held_bytes": max(communicator.all_gather_object(gauge.held_bytes))}
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2] == "device", int(sys.argv[3]))
+    chosen = Path(sys.argv[1]), sys.argv[2] == "device", int(sys.argv[3])
+    on_all_ranks(lambda communicator: measured(communicator, *chosen), threads=None)
