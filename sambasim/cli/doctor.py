@@ -35,10 +35,11 @@ _RANKS = 2
 _MPI_INSTALL = "python -m pip install mpich   (or load your cluster's MPI)"
 
 _PROBE = """
+import sys
 from sambasim.errors import SambasimError
 from sambasim.runtime.machine.mpi import connect, linked_library
 try:
-    print({}, flush=True)
+    sys.stdout.write({} + "\\n")  # in one piece: two ranks write
 except SambasimError as error:
     raise SystemExit(error.what)
 """
@@ -131,7 +132,7 @@ def mpirun() -> Check:
 
 def launch(library: str) -> Check:
     """Whether this mpirun belongs to this MPI library: start two ranks with it."""
-    probe = _PROBE.format("'ranks', connect(['sambasim', 'run']).world_size")
+    probe = _PROBE.format('f\'ranks {connect(["sambasim", "run"]).world_size}\'')
     output = _run(["mpirun", "-np", str(_RANKS), sys.executable, "-c", probe])
     if f"ranks {_RANKS}" in output.stdout:
         return Check("MPI start", f"mpirun -np {_RANKS} starts {_RANKS} ranks that find each other")

@@ -310,7 +310,7 @@ def test_notices_say_what_is_not_as_in_the_script(folder: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     model(BATCH[0]).sum().backward()
     optimizer.step()
-    one = compiled(folder, model, (POINTS[:32], POINTS[:32, :1]), loss="mse", optimizer=optimizer)
+    one = compiled(folder, model, (POINTS[:32], POINTS[:32, :1]), loss="mse", optimizer=optimizer, name="noted")
     assert len(one.notices) == 3
     assert "evaluation mode" in one.notices[0]
     assert "begin at zero" in one.notices[1]

@@ -235,7 +235,7 @@ RUNS: tuple[Fault, ...] = (
     Fault(
         "a flag of compile for a run",
         f"run {_PIPED} --zero 2",
-        ("--zero is for compile: a run takes what the PEF was compiled with", "sambasim compile … --zero …"),
+        ("--zero is for compile: a run takes what the PEF was compiled with", "sambasim compile … --zero 2"),
     ),
     Fault(
         "other stages for a run",

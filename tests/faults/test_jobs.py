@@ -135,7 +135,7 @@ def test_an_internal_error_prints_its_traceback_for_the_bug_report(
     def divide(*arguments: object) -> Callable[[], None]:
         raise ZeroDivisionError("of our own")
 
-    monkeypatch.setattr("sambasim.options.compile.options_and_notes", divide)
+    monkeypatch.setattr("sambasim.cli.compile.options_and_notes", divide)
     outcome = sambasim(["compile"], tmp_path)
     assert outcome.exit_code == 70
     assert "Traceback (most recent call last)" in outcome.stderr

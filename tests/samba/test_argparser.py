@@ -68,6 +68,21 @@ def adding(part: str) -> Callable[[argparse.ArgumentParser], object]:
     return lambda parser: parser.add_argument(f"--of-{part}", default=part)
 
 
+def test_an_action_of_the_app_runs_once_for_each_time_it_is_typed() -> None:
+    ran = []
+
+    class Note(argparse.Action):
+        def __call__(self, parser: Any, namespace: Namespace, values: Any, option_string: Any = None) -> None:
+            ran.append(values)
+            setattr(namespace, self.dest, values)
+
+    def add(parser: ArgumentParser) -> None:
+        parser.add_argument("--note", action=Note, default="none")
+
+    arguments = parse_app_args(["compile", "--note", "a", "-b", "8"], common_parser_fn=add)
+    assert (arguments.note, arguments.batch_size, ran) == ("a", 8, ["a"])
+
+
 def test_each_function_adds_its_flags_to_its_command() -> None:
     for command in COMMANDS:
         argv = [command, *PEF]

@@ -48,7 +48,7 @@ def rows(section: str) -> list[Row]:
     return found
 
 
-NAMES, FLAG_ROWS, BEHAVIOURS, FOUND = map(rows, ("Names", "Flags", "Behaviours", "Analysis"))
+NAMES, FLAG_ROWS, BEHAVIOURS, FOUND = map(rows, ("Names", "Flags", "Behaviours", "Findings"))
 HERE = [name for row in NAMES for name in row.names if row.cells[0] != "absent"]
 GONE = [name for row in NAMES for name in row.names if row.cells[0] == "absent"]
 

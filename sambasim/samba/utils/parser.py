@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from sambasim.errors import OptionError, SambasimError
 from sambasim.ir.mesh import DATA_PARALLEL
@@ -68,6 +68,16 @@ class CommandParser(argparse.ArgumentParser):
 
     flags: tuple[Flag, ...] = ()
     of_app: frozenset[str] = frozenset()
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self.typed: set[str] = set()
+        """The destinations that the arguments set. Parsing without defaults would run the app's actions twice."""
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        if action.option_strings or arg_strings:
+            self.typed.add(action.dest)
+        return super()._get_values(action, arg_strings)
 
     def error(self, message: str) -> NoReturn:
         raise OptionError(f"{self.prog}: {message}", remedy=f"{self.prog} --help") from None
@@ -144,10 +154,7 @@ def parse(parser: CommandParser, command: str, arguments: Sequence[str]) -> Argu
     if unknown:
         raise _unknown(parser, command, unknown)
     namespace.command, namespace.of_app = command, parser.of_app
-    parser._defaults.clear()
-    for action in parser._actions:
-        action.default = argparse.SUPPRESS
-    namespace.typed = frozenset(vars(known_args(words)[0]))  # what a parser without defaults sets
+    namespace.typed = frozenset(parser.typed)
     for flag in FLAGS:
         if not hasattr(namespace, flag.destination):
             setattr(namespace, flag.destination, flag.default_for(command))

@@ -25,7 +25,7 @@ def status(tmp_path: Path) -> StatusFile:
 def observer(status: StatusFile) -> StepStatus:
     nodes = (Node("a", "aten.t.default"), Node("b", "aten.t.default"), Node("c", "opt.sgd", ("group_0",)))
     graph = Graph("training", (), nodes, (), {}, SECTIONS)
-    return StepStatus(status.activity(0), cast(Program, SimpleNamespace(training=graph)))
+    return StepStatus(status.activity(0), cast(Program, SimpleNamespace(leading=graph)))
 
 
 def test_each_phase_of_a_step_is_written_before_it_begins(status: StatusFile) -> None:
