@@ -56,7 +56,7 @@ check: $(STAMP) ## Lint, formatting, strict types, and which package may import 
 	mypy
 	lint-imports
 
-test-fast: $(STAMP) ## The tests that start no jobs, in 2 minutes on two idle cores
+test-fast: $(STAMP) ## The tests that start no jobs, in 3 minutes on two idle cores
 	pytest $(SPREAD) $(JOBS:%=--ignore=%)
 
 test: spread check $(OTHER_STAMPS) ## What CI runs: check, all tests by default, the quick start on the other MPIs; 11 minutes
