@@ -3,7 +3,7 @@
 # Calling a module gives Any.
 # mypy: no-warn-return-any
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -329,6 +329,9 @@ def test_inspect_says_how_a_pef_was_checked(pef: Path) -> None:
 def test_work_may_be_anything_that_compiles(tmp_path: Path) -> None:
     subject, chosen = LiveModel(Net(), inputs(), by_keyword=False), options(tmp_path)
     phases: list[str] = []
-    work: Callable[[Any, Any], Any] = lambda phase, path: compile_live(subject, chosen, phase, path)  # noqa: E731
+
+    def work(phase: Any, path: Any) -> Any:
+        return compile_live(subject, chosen, phase, path)
+
     assert compile_proved(subject, chosen, phases.append, work=work).checked is not None
     assert phases[-1] == "compare with eager PyTorch"

@@ -116,8 +116,9 @@ def test_flags_that_are_not_passed_to_the_compiler_are_found(
 
 
 def test_a_flag_of_the_app_need_not_be_passed_to_the_compiler(reporter: Reporter) -> None:
-    add = lambda parser: parser.add_argument("--arch", default="resnet18")  # noqa: E731
-    parse_app_args(["compile", "--arch", "sn10"], common_parser_fn=add)
+    parse_app_args(
+        ["compile", "--arch", "sn10"], common_parser_fn=lambda parser: parser.add_argument("--arch", default="resnet18")
+    )
     note_not_passed_on({}, inference=False)
     assert not reporter.findings
 
