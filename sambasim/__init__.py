@@ -13,18 +13,7 @@ import importlib
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Pef",
-    "Prediction",
-    "Run",
-    "SambasimError",
-    "Simulation",
-    "compile",
-    "load",
-    "predict",
-    "run",
-    "simulate",
-]
+__all__ = ["Pef", "Prediction", "Run", "SambasimError", "Simulation", "compile", "load", "predict", "run", "simulate"]
 
 
 def __getattr__(name: str) -> object:

@@ -96,9 +96,7 @@ OPTIMIZERS: Mapping[str, OptimizerEntry] = {
         torch_name="Adagrad",
     ),
     "lion": OptimizerEntry(
-        {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0},
-        {"exp_avg": "exp_avg"},
-        update=_lion,
+        {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0}, {"exp_avg": "exp_avg"}, update=_lion
     ),
 }
 """By kind: the name in the config, and of its operator, `opt.<kind>`."""

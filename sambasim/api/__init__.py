@@ -5,15 +5,4 @@ from sambasim.api.predicting import Prediction, Simulation, predict, simulate
 from sambasim.api.training import Run, run
 from sambasim.errors import SambasimError
 
-__all__ = [
-    "Pef",
-    "Prediction",
-    "Run",
-    "SambasimError",
-    "Simulation",
-    "compile",
-    "load",
-    "predict",
-    "run",
-    "simulate",
-]
+__all__ = ["Pef", "Prediction", "Run", "SambasimError", "Simulation", "compile", "load", "predict", "run", "simulate"]

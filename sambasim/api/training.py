@@ -86,12 +86,7 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 @speaks_python()
 def run(
-    pef: Pef | str | Path,
-    data: object = None,
-    *,
-    replicas: int | None = None,
-    quiet: bool = False,
-    **options: Any,
+    pef: Pef | str | Path, data: object = None, *, replicas: int | None = None, quiet: bool = False, **options: Any
 ) -> Run:
     """Train a PEF, in this process or as the ranks of `mpirun -np N python SCRIPT`; any number of times.
 

@@ -56,12 +56,7 @@ def _names(ctx: click.Context, parameter: click.Parameter, text: str) -> tuple[s
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line, and nothing else.")
 @click.option("--plot", type=FILE, metavar="FILE.svg", help="Draw times over sizes as SVG.")
 def collectives_command(
-    least_bytes: int,
-    most_bytes: int,
-    runs: int | None,
-    paths: tuple[str, ...],
-    as_json: bool,
-    plot: Path | None,
+    least_bytes: int, most_bytes: int, runs: int | None, paths: tuple[str, ...], as_json: bool, plot: Path | None
 ) -> None:
     """Time an all-reduce of gradients on every path, for several sizes, and check the results.
 

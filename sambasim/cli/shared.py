@@ -148,11 +148,7 @@ def overrides(text: str) -> Callable[[F], F]:
 
 
 output_folder = click.option(
-    "--output-folder",
-    type=FILE,
-    default=Path("out"),
-    show_default=True,
-    help="Folder in which a PEF is found by name.",
+    "--output-folder", type=FILE, default=Path("out"), show_default=True, help="Folder in which a PEF is found by name."
 )
 
 arch = click.option("--arch", help="Device: sn10, sn30, sn40 or a TOML file.  [default: as compiled]")

@@ -8,14 +8,7 @@ from sambasim.commands.question import several_replicas
 from sambasim.commands.subject import OnPhase
 from sambasim.errors import OptionError
 from sambasim.hardware.placement import Inventory, Placement, inventory_of, place
-from sambasim.hardware.spec import (
-    ClusterSpec,
-    DeviceSpec,
-    cluster_names,
-    device_names,
-    load_cluster,
-    load_device,
-)
+from sambasim.hardware.spec import ClusterSpec, DeviceSpec, cluster_names, device_names, load_cluster, load_device
 from sambasim.ir.mesh import Mesh, mesh_of
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions

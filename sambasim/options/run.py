@@ -11,29 +11,9 @@ from pydantic import Field, field_validator
 
 from sambasim.bounded import MOST_REPLICAS
 from sambasim.errors import OptionError
-from sambasim.options.base import (
-    Count,
-    FilePath,
-    Given,
-    JsonTable,
-    Options,
-    Problem,
-    Replicas,
-    Text,
-    show,
-)
+from sambasim.options.base import Count, FilePath, Given, JsonTable, Options, Problem, Replicas, Text, show
 from sambasim.options.explain import build
-from sambasim.options.flag import (
-    CHECKPOINTS,
-    DATA,
-    INFERENCE,
-    NUMERICS,
-    OUTPUT,
-    PARALLEL,
-    TRAINING,
-    Flag,
-    flags_in,
-)
+from sambasim.options.flag import CHECKPOINTS, DATA, INFERENCE, NUMERICS, OUTPUT, PARALLEL, TRAINING, Flag, flags_in
 from sambasim.options.given import as_table, assign, given_flags, leaves
 from sambasim.options.grammar import Cadence, absolute_names, parse_cadence, step_range
 from sambasim.options.training import DataOptions, OptimizerOptions, TrainingOptions
@@ -138,9 +118,7 @@ class RunOptions(Options):
     cluster: Annotated[Text | None, Flag("--cluster NAME|FILE", PARALLEL, default="that of the device")] = None
     """The simulated machine, see `sambasim devices`."""
     threads: Annotated[
-        int | None,
-        Field(ge=1, le=MOST_THREADS),
-        Flag("--threads", PARALLEL, default="cores of the node / its ranks"),
+        int | None, Field(ge=1, le=MOST_THREADS), Flag("--threads", PARALLEL, default="cores of the node / its ranks")
     ] = None
     """Intra-op threads of each rank."""
     sync_timeout: Annotated[float, Field(gt=0, le=LONGEST_TIMEOUT_S), Flag("--sync-timeout SECONDS", PARALLEL)] = (
@@ -161,9 +139,7 @@ class RunOptions(Options):
     trace: Annotated[FilePath | None, TrainingFlag("--trace FILE")] = None
     """Write one trace of all ranks, for ui.perfetto.dev."""
     trace_steps: Annotated[
-        int | None,
-        Field(ge=1, le=MOST_TRACED_STEPS),
-        TrainingFlag("--trace-steps N", default="3, after the first 2"),
+        int | None, Field(ge=1, le=MOST_TRACED_STEPS), TrainingFlag("--trace-steps N", default="3, after the first 2")
     ] = None
     """With --trace: how many steps it holds."""
     record_digests: Annotated[FilePath | None, TrainingFlag("--record-digests FOLDER")] = None

@@ -9,17 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from sambasim.bounded import MOST_MICRO_STEPS
 from sambasim.optimizers import OPTIMIZERS
-from sambasim.options.base import (
-    Count,
-    JsonTable,
-    Options,
-    Problem,
-    Refused,
-    did_you_mean,
-    nearest,
-    one_of,
-    show,
-)
+from sambasim.options.base import Count, JsonTable, Options, Problem, Refused, did_you_mean, nearest, one_of, show
 from sambasim.options.flag import DATA, MODEL, TRAINING, Flag
 from sambasim.options.grammar import (
     SYNTHETIC,

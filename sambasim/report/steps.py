@@ -152,10 +152,7 @@ def _axes(step: PredictedStep) -> Iterator[AxisRecord]:
         total = sum(traffic, Traffic()) * ranks_each
         received = {wire.value: round(size_bytes) for wire, size_bytes in total.received_bytes.items() if size_bytes}
         yield AxisRecord(
-            axis=axis,
-            received_bytes=received,
-            predicted_transfer_s=traffic[0].predicted_s,
-            predicted_waited_s=waited_s,
+            axis=axis, received_bytes=received, predicted_transfer_s=traffic[0].predicted_s, predicted_waited_s=waited_s
         )
 
 

@@ -249,10 +249,7 @@ def step_times(summary: SummaryRecord, *, predicts: bool = False) -> list[Render
     """The mean step of a run, measured, and with `predicts` beside it what is predicted for devices, or why not."""
     heads, *rows = mean_step(summary, summary.predicted if predicts else None)
     notes = notes_of_mean_step(summary, predicted=predicts)
-    return [
-        text_table("mean step", heads[:1], heads[1:], rows),
-        *([printable("\n".join(notes))] if notes else []),
-    ]
+    return [text_table("mean step", heads[:1], heads[1:], rows), *([printable("\n".join(notes))] if notes else [])]
 
 
 def collectives_report(record: CollectivesRecord) -> RenderableType:

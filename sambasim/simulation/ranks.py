@@ -40,11 +40,7 @@ class PricedRank:
 
 
 def price_ranks(
-    program: Program,
-    budget: Budget,
-    samples: int | None = None,
-    micro_steps: int = 1,
-    level: Level | None = None,
+    program: Program, budget: Budget, samples: int | None = None, micro_steps: int = 1, level: Level | None = None
 ) -> tuple[PricedRank, ...]:
     """Each rank along pp, in order, for passes of `samples`, by default those of the program. With a `level`, sections
     are cut again; else they are as compiled. Raises MachineError if a rank does not fit, PefError for invalid

@@ -342,10 +342,7 @@ def test_weights_that_lack_a_parameter_or_contradict_are_refused(tied: ss.Pef, t
     file = tmp_path / "w.safetensors"
     whole = tied.weights
     for wrong, says in (
-        (
-            {name: value for name, value in whole.items() if name != "a.bias"},
-            "missing a.bias; not in the model noth",
-        ),
+        ({name: value for name, value in whole.items() if name != "a.bias"}, "missing a.bias; not in the model noth"),
         ({name: value for name, value in whole.items() if "weight" not in name}, "missing a.weight; not in"),
         ({**whole, "b.weight": whole["b.weight"] + 1}, "a.weight and b.weight are one tensor of the model, and differ"),
         ({**whole, "c.weight": whole["a.weight"] + 1}, "missing nothing; not in the model c.weight"),

@@ -49,11 +49,7 @@ def refused(*arguments: str) -> OptionError:
 
 
 PAIRS = {
-    "runs": (
-        "a",
-        "b",
-        "they first differ at step 2, replica 0, section 0 FWD net__a: value net__relu; norms 2 and",
-    ),
+    "runs": ("a", "b", "they first differ at step 2, replica 0, section 0 FWD net__a: value net__relu; norms 2 and"),
     "weights": ("a.safetensors", "b.safetensors", "they first differ in w: 1 of 3 elements, by 1 at most"),
     "pefs": ("logreg", "b.pef", "they differ in the options: epochs 3 and 4"),
     "metrics": ("a.jsonl", "b.jsonl", "they first differ at step 8: loss 0.5 and 0.75, 3.3e-01 apart"),
@@ -82,16 +78,10 @@ def test_steps_choose_what_is_compared() -> None:
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (
-            ("a", "a.safetensors"),
-            "a is the digests of a run, and a.safetensors is a file of weights: only",
-        ),
+        (("a", "a.safetensors"), "a is the digests of a run, and a.safetensors is a file of weights: only"),
         (("a", "c"), "there is nothing called c: no folder, no file and no PEF"),
         (("logreg", "a"), "logreg is a PEF, and a is the digests of a run"),
-        (
-            ("a.safetensors", "b.safetensors", "--steps", "3"),
-            "--steps is for runs, and a.safetensors is a file",
-        ),
+        (("a.safetensors", "b.safetensors", "--steps", "3"), "--steps is for runs, and a.safetensors is a file"),
         (("a", "b", "--steps", "3-2"), '--steps "3-2": '),
     ],
 )

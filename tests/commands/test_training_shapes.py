@@ -12,12 +12,7 @@ from click.testing import CliRunner
 from sambasim.cli.main import sambasim
 from sambasim.commands.memory import TrainingShapes, training_shapes
 from sambasim.commands.variants import changes_of
-from sambasim.compiler.front import (
-    build_model,
-    example_of_one,
-    model_of_shapes,
-    shapes_from_options,
-)
+from sambasim.compiler.front import build_model, example_of_one, model_of_shapes, shapes_from_options
 from sambasim.errors import DataError, ModelError
 from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.options.emit import config_text

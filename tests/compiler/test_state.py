@@ -72,12 +72,7 @@ class Net(nn.Module):
         return self.then(self, self.linear(x)).square().mean()
 
 
-NAMES = {
-    **globals(),
-    "checkpoint": torch.utils.checkpoint.checkpoint,
-    "calls": 0,
-    "of_python": random.Random(0),
-}
+NAMES = {**globals(), "checkpoint": torch.utils.checkpoint.checkpoint, "calls": 0, "of_python": random.Random(0)}
 """What the bodies below may name."""
 
 READ, REPLACED = "which each call changes, and on which later calls depend", "which forward() replaces"

@@ -84,10 +84,7 @@ def test_a_function_gives_one_set_or_two(monkeypatch: pytest.MonkeyPatch) -> Non
     [
         (lambda: Stream(), "gave Stream, which is no map-style dataset"),
         (lambda: DataLoader(ten()), "gave DataLoader, which is no map-style dataset"),
-        (
-            lambda: (torch.zeros(3), torch.zeros(3)),
-            "or torch.utils.data.TensorDataset(*tensors)",
-        ),
+        (lambda: (torch.zeros(3), torch.zeros(3)), "or torch.utils.data.TensorDataset(*tensors)"),
         (lambda: (ten(), ten(), ten()), "gave a tuple of 3; it must give a dataset, or (train, evaluation)"),
         (lambda: iter([1]), "return a map-style Dataset, one with __len__ and __getitem__"),
         (lambda: [], "the training set of given_data:_result is empty"),

@@ -7,13 +7,7 @@ import torch
 
 from sambasim.ir.graph import Graph, Node, Output, Ref, Section, SectionKind, SourceLine, TorchConstant
 from sambasim.ir.mesh import Axis
-from sambasim.ir.program import (
-    Member,
-    Optimizer,
-    ParameterGroup,
-    Program,
-    RuntimeArgument,
-)
+from sambasim.ir.program import Member, Optimizer, ParameterGroup, Program, RuntimeArgument
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
 from sambasim.pef import PefDocument, write
 

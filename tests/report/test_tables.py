@@ -15,10 +15,7 @@ def printed(shown: Table, width: int, monkeypatch: pytest.MonkeyPatch) -> list[s
     return lines
 
 
-@pytest.mark.parametrize(
-    ("width", "left_out"),
-    [(120, []), (100, []), (60, ["traffic"]), (42, ["compute", "traffic"])],
-)
+@pytest.mark.parametrize(("width", "left_out"), [(120, []), (100, []), (60, ["traffic"]), (42, ["compute", "traffic"])])
 def test_a_table_leaves_out_its_last_numbers_rather_than_cut_them(
     width: int, left_out: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

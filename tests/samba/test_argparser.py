@@ -211,9 +211,7 @@ def test_argv_that_is_no_list_of_words_is_refused_with_the_line_of_the_app() -> 
         assert caught.value.remedy == "parse_app_args(argv=sys.argv[1:], …)"
 
 
-def test_rounding_at_random_without_bf16_has_no_effect(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_rounding_at_random_without_bf16_has_no_effect(capsys: pytest.CaptureFixture[str]) -> None:
     typed = ["compile", "--enable-stochastic-rounding"]
     assert parse_app_args([*typed, "--dtype", "bf16"]).enable_stoc_rounding is True
     assert capsys.readouterr().err == ""

@@ -164,9 +164,7 @@ def test_labels_may_be_int16_when_it_is_compiled_and_when_it_runs(pef: str, tmp_
     assert losses[0] > 0
 
 
-def test_a_dtype_that_is_not_the_pefs_is_refused_and_none_takes_the_pefs(
-    pef: str,
-) -> None:
+def test_a_dtype_that_is_not_the_pefs_is_refused_and_none_takes_the_pefs(pef: str) -> None:
     process.current().arguments = SambaConfig("run", pef=pef)
     _loaded(pef)
     process.current().arguments = SambaConfig("run", pef=pef, dtype="bf16")

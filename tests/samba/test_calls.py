@@ -162,9 +162,7 @@ def test_a_training_pef_predicts_as_one_for_inference(pef: str, tmp_path: Path) 
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
-def test_a_training_pef_without_an_optimizer_is_refused_on_a_command_line_without_inference(
-    pef: str,
-) -> None:
+def test_a_training_pef_without_an_optimizer_is_refused_on_a_command_line_without_inference(pef: str) -> None:
     process.current().arguments = Namespace(command="run", inference=False)
     with pytest.raises(OptionError) as caught:
         trace_graph(_made_net()[0], _net_inputs(), None, pef=pef)

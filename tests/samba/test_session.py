@@ -14,16 +14,7 @@ from sambasim.pef import read
 from sambasim.samba import trace
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
-from tests.samba.harness import (
-    BATCH,
-    Load,
-    Made,
-    Net,
-    PefOf,
-    compiled,
-    net_batch,
-    seeded,
-)
+from tests.samba.harness import BATCH, Load, Made, Net, PefOf, compiled, net_batch, seeded
 
 
 class Convolution(nn.Module):

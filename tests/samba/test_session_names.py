@@ -7,17 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.samba.harness import (
-    LogReg,
-    Made,
-    Plainly,
-    batch_of,
-    equal,
-    parsed,
-    refused,
-    same_weights,
-    seeded,
-)
+from tests.samba.harness import LogReg, Made, Plainly, batch_of, equal, parsed, refused, same_weights, seeded
 
 RUNS = {
     "session.run(input_tensors=[a, b], output_tensors=X, hyperparam_dict=h, **parallel)": 0.5,

@@ -98,8 +98,7 @@ def test_one_replica_costs_what_simulate_predicts(tiles: int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "strategy",
-    [Strategy(2, 2, samples=8, passes=4), Strategy(1, 1, "weight", 2, samples=8, passes=2)],
+    "strategy", [Strategy(2, 2, samples=8, passes=4), Strategy(1, 1, "weight", 2, samples=8, passes=2)]
 )
 def test_a_mesh_costs_what_simulate_predicts(strategy: Strategy) -> None:
     device = load_device("sn30")

@@ -39,11 +39,7 @@ SEVERAL = ("parallel.data_parallel=true", "parallel.world_size=1")
 
 
 def predicted(
-    program: Program,
-    replicas: int = 1,
-    micro_steps: int = 1,
-    path: SyncPath = SyncPath.RDU,
-    level: Level | None = None,
+    program: Program, replicas: int = 1, micro_steps: int = 1, path: SyncPath = SyncPath.RDU, level: Level | None = None
 ) -> PredictedStep:
     placement = place(replicas * program.ranks_of_replica, DEVICE, None, CLUSTER)
     return predict_step(program, budget_of(DEVICE), placement, path, micro_steps, level)

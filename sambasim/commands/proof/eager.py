@@ -52,14 +52,7 @@ class Eager:
         by_sample = None
         if named is not None and not options.inference and mean is None:
             mean, by_sample = training_loss(named.name, named.args), per_sample_loss(named.name, named.args)
-        self._step = TrainingStep(
-            model,
-            tuple(live.inputs),
-            mean,
-            live.by_keyword,
-            live.losses,
-            live.arguments,
-        )
+        self._step = TrainingStep(model, tuple(live.inputs), mean, live.by_keyword, live.losses, live.arguments)
         self._evaluation = EvaluationStep(model, tuple(live.inputs), by_sample or mean, live.by_keyword, live.arguments)
         self._program = program
         self._optimizer = live.optimizer

@@ -16,16 +16,7 @@ from math import sqrt
 from typing import ClassVar, Literal
 
 from sambasim.compiler.pipeline.assign import Values, crossing_of, is_view, values_of
-from sambasim.ir.graph import (
-    MADE_AGAIN,
-    Graph,
-    Node,
-    Ref,
-    Section,
-    SectionKind,
-    TorchConstant,
-    renamed,
-)
+from sambasim.ir.graph import MADE_AGAIN, Graph, Node, Ref, Section, SectionKind, TorchConstant, renamed
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.verify import Progress

@@ -93,13 +93,7 @@ class Assignment:
 
 
 def assign(
-    program: Program,
-    graph: Graph,
-    values: Values,
-    stages: int,
-    ranks: int,
-    budget: Budget,
-    samples: int | None = None,
+    program: Program, graph: Graph, values: Values, stages: int, ranks: int, budget: Budget, samples: int | None = None
 ) -> Assignment:
     """The stages of a training step, for so many ranks and passes of `samples`. Raises OptionError if it cannot be cut
     into so many."""
@@ -121,8 +115,7 @@ def assign(
         if name in owner:
             if output.value not in made:
                 raise OptionError(
-                    f"no operator computes the gradient of {program.symbols[name].torch_names[0]}",
-                    remedy=_NO_STAGES,
+                    f"no operator computes the gradient of {program.symbols[name].torch_names[0]}", remedy=_NO_STAGES
                 )
             owner[name] = min(owner[name], made[output.value])
     readers = {name: tuple(sorted(held[name])) for name in owner}

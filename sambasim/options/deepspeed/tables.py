@@ -49,19 +49,10 @@ class Scheduler(NamedTuple):
         return [*(row.key for row in self.rows), *self.others]
 
 
-_RATES = (
-    Row("warmup_max_lr", "lr", "rate", 1e-3),
-    Row("warmup_min_lr", "start_factor", "share", 0.0),
-)
-_WARMUP = (
-    Row("warmup_num_steps", "warmup_steps", "warmup", 1000),
-    Row("warmup_type", "warmup_curve", "curve", "log"),
-)
+_RATES = (Row("warmup_max_lr", "lr", "rate", 1e-3), Row("warmup_min_lr", "start_factor", "share", 0.0))
+_WARMUP = (Row("warmup_num_steps", "warmup_steps", "warmup", 1000), Row("warmup_type", "warmup_curve", "curve", "log"))
 _TOTAL = Row("total_num_steps", "total_steps", "total")
-_RATIOS = (
-    Row("warmup_min_ratio", "start_factor", "number", 0.0),
-    Row("cos_min_ratio", "final_factor", "number", 1e-4),
-)
+_RATIOS = (Row("warmup_min_ratio", "start_factor", "number", 0.0), Row("cos_min_ratio", "final_factor", "number", 1e-4))
 _CYCLE = (
     Row("cycle_max_lr", "lr", "rate"),
     Row("cycle_min_lr", "start_factor", "share"),

@@ -159,12 +159,7 @@ class _Rank:
         arguments = bind_arguments(program, work.optimizer, communicator.world_size, communicator.rank, 0)
         self._clock = _Clock()
         self._executor = Executor(
-            program.step,
-            program,
-            self._memory.tensor,
-            wanted=program.loss,
-            transport=transport,
-            observer=self._clock,
+            program.step, program, self._memory.tensor, wanted=program.loss, transport=transport, observer=self._clock
         )
         self._update = Update(self._executor, transport, Optimizers(program, transport.sync.memory, arguments))
         self._tangent, self._steps = tangent_of(program, 1.0), 0

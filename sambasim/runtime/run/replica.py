@@ -70,13 +70,7 @@ class Replica:
         kinds = program.symbols
         self._inputs = {name: memory.tensor(name) for name in kinds if kinds[name].kind is SymbolKind.INPUT}
         self.executor = Executor(
-            program.training,
-            program,
-            memory.tensor,
-            engine,
-            program.loss,
-            transport=transport,
-            observer=observer,
+            program.training, program, memory.tensor, engine, program.loss, transport=transport, observer=observer
         )
         self._update = Update(self.executor, transport, optimizers, overlaps=overlaps and not skips_nonfinite)
         self._draws = self.executor.draws_random_numbers

@@ -99,11 +99,7 @@ def _programs_of(program: Program, mesh: Mesh | None, ranks: Sequence[int]) -> S
 
 
 def connect(
-    communicator: Communicator,
-    way: Way,
-    allocated: Allocated,
-    roles: Roles | None = None,
-    mesh: Mesh | None = None,
+    communicator: Communicator, way: Way, allocated: Allocated, roles: Roles | None = None, mesh: Mesh | None = None
 ) -> Sequence[Transport]:
     """Collective. A transport for each rank of this process, whose weights must be in device memory."""
     memories = allocated.memories

@@ -111,8 +111,7 @@ class Window(GradientSync):
         groups = self.program.groups
         return [
             Fusion(
-                ("comm.reduce_scatter", "opt", "comm.all_gather"),
-                lambda optimizers: self._reducing(groups, optimizers),
+                ("comm.reduce_scatter", "opt", "comm.all_gather"), lambda optimizers: self._reducing(groups, optimizers)
             )
         ]
 

@@ -224,11 +224,7 @@ def wide_update(
 
 
 def master_update(
-    parameter: Tensor,
-    narrow_gradient: Tensor,
-    states: Mapping[str, Tensor],
-    scalars: Scalars,
-    scratch: list[Tensor],
+    parameter: Tensor, narrow_gradient: Tensor, states: Mapping[str, Tensor], scalars: Scalars, scratch: list[Tensor]
 ) -> SliceUpdate:
     """As `slice_update`, of the float32 parameters in `states`, which are then rounded to `parameter`. The first step
     begins with a copy of `parameter`."""

@@ -77,12 +77,7 @@ class Planner:
         self.estimator = Estimator(programs, device, cluster)
 
     def plan(
-        self,
-        name: str,
-        space: Space,
-        goal: Goal,
-        count: int = 10,
-        on_phase: Callable[[str], None] = lambda phase: None,
+        self, name: str, space: Space, goal: Goal, count: int = 10, on_phase: Callable[[str], None] = lambda phase: None
     ) -> Plan:
         """Estimate all strategies of `space`, then compile and price the best ones of `count` shapes of the mesh."""
         estimated: list[Priced] = []

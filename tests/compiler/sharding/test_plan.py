@@ -280,8 +280,7 @@ def test_a_gpt_is_cut_as_in_megatron() -> None:
 
 
 @pytest.mark.parametrize(
-    ("heads", "ranks", "told"),
-    [((3, 3), 2, "3 attention heads"), ((8, 2), 4, "8 query heads and 2 key heads")],
+    ("heads", "ranks", "told"), [((3, 3), 2, "3 attention heads"), ((8, 2), 4, "8 query heads and 2 key heads")]
 )
 def test_heads_that_ranks_do_not_divide_stay_whole(heads: tuple[int, int], ranks: int, told: str) -> None:
     torch.manual_seed(0)

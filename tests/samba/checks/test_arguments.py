@@ -10,13 +10,7 @@ from sambasim.errors import LaunchError
 from sambasim.ir.graph import SectionKind
 from sambasim.runtime.run.stepwise import Mode
 from sambasim.samba import process
-from sambasim.samba.checks.arguments import (
-    Accumulation,
-    likely_cause,
-    mode_of,
-    note_changed,
-    note_not_passed_on,
-)
+from sambasim.samba.checks.arguments import Accumulation, likely_cause, mode_of, note_changed, note_not_passed_on
 from sambasim.samba.findings import Reporter
 from sambasim.samba.utils.argparser import parse_app_args
 

@@ -61,9 +61,7 @@ def test_state_that_is_loaded_late_is_found_once(app: App) -> None:
     for _ in range(2):
         app.optimizer.load_state_dict(saved)
         app.step()
-    assert app.changes == [
-        "AP05: the app has loaded the state of an optimizer, and the device continues with its own",
-    ]
+    assert app.changes == ["AP05: the app has loaded the state of an optimizer, and the device continues with its own"]
 
 
 def test_state_that_the_device_has_already_is_no_finding(app: App) -> None:

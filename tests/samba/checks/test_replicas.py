@@ -43,8 +43,7 @@ def test_equal_replicas_are_no_finding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "different"),
-    [({"weights": {"a": "1", "b": "3"}}, "b"), ({"steps": 0}, "the number of optimizer steps")],
+    ("change", "different"), [({"weights": {"a": "1", "b": "3"}}, "b"), ({"steps": 0}, "the number of optimizer steps")]
 )
 def test_a_different_start_is_found(change: dict[str, object], different: str) -> None:
     other = replace(REPLICA, **change)  # type: ignore[arg-type]
@@ -198,9 +197,7 @@ def test_a_wrong_sampler_is_reported_with_its_own_line(compare: Callable[[int, C
     assert [(finding.code, finding.where) for finding in reporter.findings] == [("DP05", other)]
 
 
-def test_equal_samples_are_reported_with_the_line_of_the_sampler(
-    compare: Callable[[int, Change], Reporter],
-) -> None:
+def test_equal_samples_are_reported_with_the_line_of_the_sampler(compare: Callable[[int, Change], Reporter]) -> None:
     def same_samples(shown: Snapshot) -> Snapshot:
         return replace(shown, division=None)
 
