@@ -23,11 +23,12 @@ from typing import IO, Any, TypeAlias, TypeVar
 
 import torch
 
-from sambasim.compiler.capture.names import is_bug, is_library_file, is_ours, user_line
+from sambasim.compiler.capture.names import is_bug, user_line
 from sambasim.data.user_code import summary
 from sambasim.errors import CaptureError, InternalError, MachineError, SambasimError
 from sambasim.forks import Idle, forked, receive, send
 from sambasim.runtime.machine.resources import use_small_pages
+from sambasim.whose_code import is_library_file
 
 T = TypeVar("T")
 OnPhase: TypeAlias = Callable[[str], None]
@@ -197,7 +198,7 @@ def _crashed_at(crash: IO[bytes]) -> str | None:
     crash.seek(0)
     for found in _FRAME.finditer(crash.read()):
         file, line = os.fsdecode(found["file"]), int(found["line"])
-        if not (is_library_file(file) or is_ours(file)):
+        if not is_library_file(file):
             return f"{file}:{line}: {linecache.getline(file, line).strip()}"
     return None
 

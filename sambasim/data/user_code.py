@@ -8,7 +8,6 @@ import importlib.util
 import inspect
 import os
 import sys
-import sysconfig
 import traceback
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -17,11 +16,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
-import sambasim
 from sambasim.errors import DataError, ModelError, SambasimError, UserError
 from sambasim.options.base import nearest
 from sambasim.options.grammar import split_target, target_problem
 from sambasim.options.targets import missing_file, missing_module
+from sambasim.whose_code import is_users_file
 
 _ERRORS: Mapping[str, type[UserError]] = {"model": ModelError, "loss": ModelError}
 
@@ -29,10 +28,6 @@ _MODULE_PREFIX = "sambasim_file_"
 """Prefix of the names in `sys.modules`, so that a file `random.py` does not replace Python's `random`."""
 
 T = TypeVar("T")
-_NOT_USER_CODE = (
-    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    str(Path(sambasim.__file__).parent),
-)
 
 
 def user_line(error: BaseException) -> str | None:
@@ -40,8 +35,7 @@ def user_line(error: BaseException) -> str | None:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {(error.text or '').strip()}"
     frames = [one for one in traceback.extract_tb(error.__traceback__)[::-1] if not one.filename.startswith("<")]
-    users = (f for f in frames if not any(Path(f.filename).is_relative_to(folder) for folder in _NOT_USER_CODE))
-    frame = next(users, frames[0] if frames else None)
+    frame = next((frame for frame in frames if is_users_file(frame.filename)), frames[0] if frames else None)
     return None if frame is None else f"{frame.filename}:{frame.lineno}: {frame.line}"
 
 

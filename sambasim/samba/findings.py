@@ -7,19 +7,17 @@ of all codes is in `samba/README.md`; codes stay the same between releases.
 import linecache
 import os
 import sys
-import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from traceback import walk_tb
 from types import FrameType, TracebackType
 from typing import Literal, TypeAlias, TypeVar
 
-import sambasim
 from sambasim.bounded import one_line
 from sambasim.errors import DataParallelError, SambasimError
 from sambasim.runtime.machine.launcher import launched_rank
 from sambasim.units import counted
+from sambasim.whose_code import PACKAGE, is_ours, is_users_file
 
 Code: TypeAlias = Literal[
     "DP01", "DP02", "DP03", "DP04", "DP05", "DP06", "DP07", "DP08", "DP09",
@@ -119,16 +117,14 @@ def _full(start: str, finding: Finding) -> str:
     return f"{start}: {one_line(finding.what)}{where}\n  try:   {one_line(finding.remedy)}"
 
 
-_LIBRARY = f"{Path(sambasim.__file__).parent}/"
-_CHECKS = (__file__, f"{_LIBRARY}samba/checks/")
-_STARTERS = tuple(f"{_LIBRARY}{name}" for name in ("cli/", "samba/shim/", "samba/ending.py", "__main__.py"))
-_OTHERS = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_CHECKS = (__file__, f"{PACKAGE}samba/checks/")
+_STARTERS = tuple(f"{PACKAGE}{name}" for name in ("cli/", "samba/shim/", "samba/ending.py", "__main__.py"))
 
 
 def app_line() -> str | None:
     """`file:line: code` of the innermost frame that belongs to no library; None if there is none."""
     for frame in _frames():
-        if not frame.f_code.co_filename.startswith((_LIBRARY, *_OTHERS)):
+        if is_users_file(frame.f_code.co_filename):
             return _shown(frame, frame.f_lineno)
     return None
 
@@ -142,9 +138,9 @@ def own_line_of_app() -> str | None:
     """As `app_line`; None if the call goes through sambasim."""
     for frame in _frames():
         file = frame.f_code.co_filename
-        if file.startswith(_LIBRARY) and not file.startswith(_CHECKS):
+        if is_ours(file) and not file.startswith(_CHECKS):
             return None
-        if not file.startswith((*_CHECKS, *_OTHERS)):
+        if is_users_file(file):
             return _shown(frame, frame.f_lineno)
     return None
 
@@ -152,16 +148,12 @@ def own_line_of_app() -> str | None:
 def is_called_by_app() -> bool:
     """Whether no frame of sambasim is on the stack, apart from the checks and what started the app."""
     files = (frame.f_code.co_filename for frame in _frames())
-    return not any(file.startswith(_LIBRARY) and not file.startswith((*_CHECKS, *_STARTERS)) for file in files)
+    return not any(is_ours(file) and not file.startswith((*_CHECKS, *_STARTERS)) for file in files)
 
 
 def line_of(trace: TracebackType | None) -> str | None:
     """`file:line: code` of the innermost frame of a traceback that belongs to no library."""
-    lines = [
-        _shown(frame, number)
-        for frame, number in walk_tb(trace)
-        if not frame.f_code.co_filename.startswith((_LIBRARY, *_OTHERS, "<"))
-    ]
+    lines = [_shown(frame, number) for frame, number in walk_tb(trace) if is_users_file(frame.f_code.co_filename)]
     return lines[-1] if lines else None
 
 

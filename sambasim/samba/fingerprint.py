@@ -2,19 +2,15 @@
 would take every replica seconds. In any doubt there is no digest, and the model is captured."""
 
 import contextlib
-import functools
 import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from pathlib import Path
 from types import FrameType
 
 import torch
 from torch import Tensor, nn
 
-import sambasim
 from sambasim import __version__
-from sambasim.compiler.capture.names import is_library_file
 from sambasim.compiler.capture.precision import STORED, inputs_in, stored_in
 from sambasim.compiler.capture.recording import Recording, digest_of
 from sambasim.compiler.capture.step import EvaluationStep, TrainingStep
@@ -23,6 +19,7 @@ from sambasim.compiler.capture.trial import buffers_of_plain_tensors, replaced, 
 from sambasim.compiler.passes.update import Update
 from sambasim.pef.sources import code_digest
 from sambasim.samba.losses import losses_of
+from sambasim.whose_code import is_ours, is_users_file
 
 _MOST_BYTES = 256 << 20
 """The most that a call may make. Where it makes more, a capture takes little time beside the steps."""
@@ -143,12 +140,6 @@ _IS_CAPTURED = frozenset(
 )
 """The functions by which a model can ask whether it is being captured."""
 
-_INSTALLED = ("site-packages", "dist-packages")
-
-_OURS = f"{Path(sambasim.__file__).parent}/"
-_SAMBA = f"{_OURS}samba/"
-"""The first call of `samba.cat` runs other code than later ones; its operators show what is computed."""
-
 
 class NotRecordable(Exception):
     """The call does something that its operators do not show."""
@@ -163,7 +154,7 @@ def _guarded(code: set[str]) -> Iterator[None]:
 
     def guarded(name: str, method: Callable[..., object]) -> Callable[..., object]:
         def called(*args: object, **kwargs: object) -> object:
-            if not sys._getframe(1).f_code.co_filename.startswith(_OURS):
+            if not is_ours(sys._getframe(1).f_code.co_filename):
                 raise NotRecordable(f"{name} gives values to Python")
             return method(*args, **kwargs)
 
@@ -173,11 +164,16 @@ def _guarded(code: set[str]) -> Iterator[None]:
         """Called for each call and return. An import runs code too, but only in the first call of all."""
         nonlocal importing, asks_for_capture
         called = frame.f_code
-        if event == "call" and called in _IS_CAPTURED and frame.f_back and _is_users(frame.f_back.f_code.co_filename):
+        if (
+            event == "call"
+            and called in _IS_CAPTURED
+            and frame.f_back
+            and is_users_file(frame.f_back.f_code.co_filename)
+        ):
             asks_for_capture = True  # Python would ignore an exception here
         if (called.co_filename, called.co_name) == _IMPORTING:
             importing += {"call": 1, "return": -1}.get(event, 0)
-        elif event == "call" and not importing and _is_users(called.co_filename):
+        elif event == "call" and not importing and is_users_file(called.co_filename):
             code.add(code_digest(called))
 
     with contextlib.ExitStack() as stack:
@@ -192,10 +188,3 @@ def _guarded(code: set[str]) -> Iterator[None]:
 
 def _form(tensor: Tensor) -> str:
     return f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}"
-
-
-@functools.cache
-def _is_users(file: str) -> bool:
-    if is_library_file(file) or file.startswith(_SAMBA):
-        return False
-    return not any(folder in Path(file).parts for folder in _INSTALLED)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sambasim.compiler.capture.asked_values import modes_reach_inside
 from sambasim.compiler.capture.losses import Loss, per_sample_loss, training_loss
-from sambasim.compiler.capture.names import is_library_file, symbol_name
+from sambasim.compiler.capture.names import symbol_name
 from sambasim.compiler.capture.precision import Widened
 from sambasim.compiler.capture.recording import Recording, line_of
 from sambasim.compiler.capture.step import EvaluationStep, Losses, TrainingStep
@@ -24,6 +24,7 @@ from sambasim.ir.types import SymbolKind
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.compile import CompileOptions
 from sambasim.runtime.machine.determinism import seed_everything
+from sambasim.whose_code import is_library_file
 
 
 @dataclass(frozen=True, slots=True)

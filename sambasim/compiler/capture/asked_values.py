@@ -19,17 +19,16 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sambasim.compiler.capture.explain import UNREGISTERED, Obstacle, Occurrence, all_occurrences
-from sambasim.compiler.capture.names import is_library_file
 from sambasim.compiler.capture.recording import Recording, frames, line_of, mark_line, running_line
 from sambasim.compiler.capture.trial import Attributes, replaced
 from sambasim.errors import CaptureError
+from sambasim.whose_code import is_library_file, is_package_file, is_users_file, torch_folder
 
-_TORCH = str(Path(torch.__file__).parent)
+_TORCH = torch_folder()
 _REPORTS = {"warn", "warning", "warning_once", "warn_once", "print", "debug", "info", "error", "exception", "critical"}
 _OTHER_WAY = "a branch of forward() goes another way than for the example batch"
 _OTHER_VALUE = "forward() computes with a number, or a count of elements, that is another than for the example batch"
-_ADAPTIVE = f"{_TORCH}/nn/modules/adaptive.py"
-_INSTALLED = {"site-packages", "dist-packages"}
+_ADAPTIVE = f"{_TORCH}nn/modules/adaptive.py"
 _UNTRACED = (Tensor, nn.Parameter)
 _DRAWS = 1000
 """So often is a comparison with a random number repeated, to see whether it always has one result."""
@@ -298,7 +297,7 @@ def _place(frame: FrameType | None) -> tuple[str, int] | None:
 
 @cache
 def _may_ask(file: str) -> bool:
-    return file.startswith((f"{_TORCH}/nn/", f"{_TORCH}/distributions/")) or not is_library_file(file)
+    return file.startswith((f"{_TORCH}nn/", f"{_TORCH}distributions/")) or not is_library_file(file)
 
 
 def _said(frame: FrameType | None, asks: Asks) -> str | None:
@@ -319,7 +318,7 @@ def _said(frame: FrameType | None, asks: Asks) -> str | None:
         is_test = isinstance(node, ast.If) and node.test.lineno <= line <= (node.test.end_lineno or line)
         if is_test and isinstance(node, ast.If) and not node.orelse and _only_reports(node, _syntax_nodes(file)):
             return ast.unparse(node.body[-1]) if isinstance(node.body[-1], ast.Raise) else None
-    if file.startswith(_TORCH) or not _INSTALLED.isdisjoint(Path(file).parts):
+    if is_library_file(file) or is_package_file(file):
         return _OTHER_WAY
     raise CaptureError("the values of a tensor decide", where=line_of(file, line))
 
@@ -329,7 +328,7 @@ def refuse_tried(kind: type[Exception]) -> None:
     caught = {one.__name__.removeprefix("_") for one in kind.__mro__}
     for frame in frames():
         file, line = frame.f_code.co_filename, frame.f_lineno
-        for node in () if is_library_file(file) or not _INSTALLED.isdisjoint(Path(file).parts) else _syntax_nodes(file):
+        for node in _syntax_nodes(file) if is_users_file(file) else ():
             if isinstance(node, ast.Try) and node.body[0].lineno <= line <= (node.body[-1].end_lineno or line):
                 for handler in node.handlers:
                     names = re.findall(r"\w+", "Exception" if handler.type is None else ast.unparse(handler.type))

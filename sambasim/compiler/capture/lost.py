@@ -25,9 +25,9 @@ from torch.utils.checkpoint import CheckpointFunction, CheckpointPolicy
 
 from sambasim.compiler.capture import explain
 from sambasim.compiler.capture.explain import Obstacle, Occurrence, all_occurrences
-from sambasim.compiler.capture.names import is_library_file
 from sambasim.compiler.capture.recording import frames, running_line
 from sambasim.compiler.capture.trial import replaced
+from sambasim.whose_code import is_library_file, is_users_file
 
 _SAVED = Obstacle("hooks on the tensors that are saved for the backward, which a graph does not call", "leave them out")
 _NO_ZEROS = Obstacle(
@@ -192,7 +192,7 @@ def _hear(event: str, arguments: tuple[object, ...]) -> None:
 
 
 def _hear_text(what: str, file: str) -> None:
-    if not is_library_file(file) and "-packages" not in file:
+    if is_users_file(file):
         _tell(explain.DONE, what)
 
 

@@ -5,18 +5,14 @@ import inspect
 import os
 import re
 import sys
-import sysconfig
 import traceback
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 
-import torch
 from torch import fx, nn
 
-import sambasim
 from sambasim.ir.graph import SourceLine
 from sambasim.ir.operators import OPERATORS, OperatorKind
+from sambasim.whose_code import is_library_file, is_ours, is_package_file, torch_folder
 
 _WEIGHT_NORM = re.compile(r"(^|\.)parametrizations\.weight\.original([01])$")
 
@@ -81,23 +77,6 @@ def _module(node: fx.Node) -> tuple[str, type | None]:
 
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*\n\s*(?P<code>[^\n]*)')
-_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
-_OURS = f"{Path(sambasim.__file__).parent}{os.sep}"
-_QUICK_START = f"{_OURS}quickstart{os.sep}"
-_PYTHON = sysconfig.get_path("stdlib") + os.sep
-
-
-def is_ours(file: str) -> bool:
-    """Whether `file` is one of sambasim's."""
-    return file.startswith(_OURS)
-
-
-@cache
-def is_library_file(file: str) -> bool:
-    """Whether `file` is one of torch, of sambasim or of Python itself."""
-    if file.startswith(_PYTHON) and "-packages" not in file:
-        return True
-    return file.startswith((_TORCH, _OURS, "<")) and not file.startswith(_QUICK_START)
 
 
 def line_in(stack_trace: str) -> SourceLine | None:
@@ -143,7 +122,7 @@ def read_by(node: fx.Node) -> str | None:
 def user_line(error: BaseException) -> str | None:
     """The innermost line of the user's program that `error` went through; else one of an installed library."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_library_file(frame.filename)]
-    last = next(iter([frame for frame in frames if "-packages" not in frame.filename][-1:] or frames[-1:]), None)
+    last = next(iter([frame for frame in frames if not is_package_file(frame.filename)][-1:] or frames[-1:]), None)
     return f"{last.filename}:{last.lineno}: {last.line}" if last else None
 
 
@@ -156,7 +135,7 @@ def is_bug(error: BaseException) -> bool:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if is_ours(frame.filename) and frame.name not in _FORWARDING:
             return True
-        if frame.filename.startswith(_TORCH) or not is_library_file(frame.filename):
+        if frame.filename.startswith(torch_folder()) or not is_library_file(frame.filename):
             return False
     return True
 

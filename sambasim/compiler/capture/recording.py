@@ -19,10 +19,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sambasim.compiler.capture.names import is_library_file
 from sambasim.compiler.capture.trial import written
 from sambasim.errors import CaptureError
 from sambasim.pef.weights import bytes_of
+from sambasim.whose_code import is_library_file, is_package_file, torch_folder
 
 RUNNING = ("running_mean", "running_var")
 """Arguments that batch_norm writes to, though its schema does not say so."""
@@ -251,7 +251,7 @@ def _text(value: object) -> str:
 
 
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
-_TORCH = Path(torch.__file__).parent
+_TORCH = Path(torch_folder())
 _CHECKPOINT = str(_TORCH / "utils" / "checkpoint.py")
 _FORWARDING = ("_tensor.py", "_ops.py", "_compile.py", "_dynamo/eval_frame.py", "utils/_stats.py")
 _TRANSPARENT = (
@@ -286,7 +286,7 @@ def running_line(*, is_obstacle: bool = True) -> Line | None:
     if inner is None:
         return None
     user = (frame for frame in frames() if is_obstacle and not is_library_file(frame.f_code.co_filename))
-    outer = next((frame for frame in user if "-packages" not in frame.f_code.co_filename), inner)
+    outer = next((frame for frame in user if not is_package_file(frame.f_code.co_filename)), inner)
     inside = "" if outer is inner else line_of(inner.f_code.co_filename, inner.f_lineno)
     return Line(outer.f_code.co_filename, outer.f_lineno, inside)
 
@@ -328,7 +328,7 @@ def changing_line(
                 found.append(None if last is None else line_of(*last))
             else:
                 seen = count
-        if last is None or "-packages" not in frame.f_code.co_filename or "-packages" in last[0]:
+        if last is None or not is_package_file(frame.f_code.co_filename) or is_package_file(last[0]):
             last = frame.f_code.co_filename, frame.f_lineno
         return look
 

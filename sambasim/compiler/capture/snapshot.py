@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from sambasim.compiler.capture.names import is_library_file
 from sambasim.compiler.capture.recording import is_dense
+from sambasim.whose_code import is_library_file, is_package_file
 
 MISSING = object()
 _LEAVES = (int, float, complex, str, bytes, type(None), type(...), range, slice, torch.dtype, torch.device, np.dtype)
@@ -376,7 +376,7 @@ def _of_function(thing: types.FunctionType) -> Iterator[tuple[str, Any, Any, Any
 
 def _is_users(module: types.ModuleType) -> bool:
     """Whether it is neither of a library nor installed."""
-    return not _of_library(module.__name__) and "-packages" not in (getattr(module, "__file__", None) or "")
+    return not _of_library(module.__name__) and not is_package_file(getattr(module, "__file__", None) or "")
 
 
 @functools.cache

@@ -10,7 +10,6 @@ waited too long asks those of the other nodes; a node that does not answer is `s
 """
 
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from sambasim.ir.mesh import Mesh
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.watch.status_file import RankStatus, State, StatusFile
 from sambasim.units import format_seconds
+from sambasim.whose_code import PACKAGE, is_users_file
 
 PERIOD_S = 0.25
 
@@ -45,8 +45,7 @@ WAIT = "a wait for other ranks"
 _MAX_PERIOD_S = 4 * PERIOD_S
 _POLL_S = 0.02
 _QUESTION = "what do you see?"
-_PACKAGE = str(Path(__file__).resolve().parents[2])
-_COMMUNICATION = tuple(f"{_PACKAGE}/runtime/{name}" for name in ("transports/", "machine/mpi.py"))
+_COMMUNICATION = tuple(f"{PACKAGE}runtime/{name}" for name in ("transports/", "machine/mpi.py"))
 _WHERE_INDENT = "\n         "
 
 
@@ -337,12 +336,9 @@ def is_wait(frame: FrameType | None) -> bool:
 
 def user_line(frame: FrameType | None) -> str:
     """`FILE:LINE in FUNCTION` of the innermost frame of user code, from `frame` outwards; empty if there is none."""
-    paths = sysconfig.get_paths()
-    libraries = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    not_user = ("<", _PACKAGE, *libraries, str(Path(sys.executable).parent))  # the last has the installed commands
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(not_user):
+        if is_users_file(file):
             return f"{file}:{frame.f_lineno} in {frame.f_code.co_name}"
         frame = frame.f_back
     return ""
