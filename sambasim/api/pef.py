@@ -23,7 +23,7 @@ from sambasim.report.inspect import Contents, contents
 from sambasim.report.inspect_tables import inspection, summary_table
 from sambasim.report.summaries import next_command
 from sambasim.report.tables import Shown, Tables
-from sambasim.runtime.values.weights import state_dict
+from sambasim.runtime.values.memory import state_dict
 from sambasim.terminal.output import phases
 
 _EVALUATING = "the model was in evaluation mode; it is trained in training mode, with dropout and BatchNorm"

@@ -15,6 +15,7 @@ from sambasim.records.metrics import EvaluationRecord, SummaryRecord
 from sambasim.runtime.checkpoint.choose import AUTO, IF_ANY, NEWEST, find, nothing_in, restore, settle_if_any
 from sambasim.runtime.checkpoint.folder import FolderLock, claim
 from sambasim.runtime.checkpoint.saver import Saver
+from sambasim.runtime.inference import Evaluator, Sums, buffers_of, record
 from sambasim.runtime.machine import torch_process_group
 from sambasim.runtime.machine.determinism import Stream, derive, repeatable, seed_everything
 from sambasim.runtime.machine.resources import keep_freed_memory
@@ -22,15 +23,13 @@ from sambasim.runtime.outcome import notices, summarize, trained_state
 from sambasim.runtime.record.digests import RunDigests
 from sambasim.runtime.record.numerics import Probes
 from sambasim.runtime.record.trace import RunTrace
-from sambasim.runtime.run.evaluation import Evaluator, Sums, buffers_of, record
-from sambasim.runtime.run.nonfinite import LossWatch, as_typed
 from sambasim.runtime.run.plan import BEGINNING, Plan, Position, plan
 from sambasim.runtime.run.replica import input_specs
 from sambasim.runtime.run.run_observer import RunObserver, Start, Step
 from sambasim.runtime.run.setup import Setup, check_sources
 from sambasim.runtime.run.team import Team, assemble
-from sambasim.runtime.run.training import Totals, Trainer
-from sambasim.runtime.values.weights import save_weights
+from sambasim.runtime.run.training import LossWatch, Totals, Trainer, as_typed
+from sambasim.runtime.values.memory import save_weights
 from sambasim.runtime.watch.observer import StepObserver, StepRecorder, together
 from sambasim.runtime.watch.status_file import UNWATCHED, Activity, StepStatus
 from sambasim.runtime.watch.stop_signals import SAVE, StopSignals, interrupted, signal_of

@@ -15,18 +15,16 @@ from sambasim.ir.ranks import kept
 from sambasim.pef.sources import changed
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, PlacementRecord, PredictedRecord, SummaryRecord
 from sambasim.runtime.checkpoint.saver import Saver
-from sambasim.runtime.engine.choice import INDUCTOR_EXEMPT
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.plan import Plan
 from sambasim.runtime.run.run_observer import Start
 from sambasim.runtime.run.setup import Setup
-from sambasim.runtime.run.team import Team, changed_buffers
+from sambasim.runtime.run.team import INDUCTOR_EXEMPT, Team, changed_buffers
 from sambasim.runtime.run.training import Totals
 from sambasim.runtime.transports.connect import Way
 from sambasim.runtime.transports.host import GLOO_EXEMPT
 from sambasim.runtime.transports.network import scattered
-from sambasim.runtime.values.device import byte_array
-from sambasim.runtime.values.weights import State, joined, state_of, weights_sha256
+from sambasim.runtime.values.memory import State, byte_array, joined, state_of, weights_sha256
 from sambasim.simulation.prediction import backing_of
 from sambasim.simulation.step import PredictedStep, has_several_ranks, predict_step
 from sambasim.simulation.sync import SyncPath

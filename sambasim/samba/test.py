@@ -25,7 +25,7 @@ from sambasim.ir.types import SymbolKind
 from sambasim.ir.views import as_one_rank
 from sambasim.pef import locate, read
 from sambasim.pef.weights import bytes_of
-from sambasim.runtime.values.weights import write_tensors
+from sambasim.runtime.values.memory import write_tensors
 from sambasim.samba import joining, process
 from sambasim.samba.findings import app_error
 from sambasim.samba.hyperparameters import rate_names

@@ -17,12 +17,10 @@ from sambasim.pef import map_weights, read
 from sambasim.runtime.engine.executor import Executor
 from sambasim.runtime.engine.update import Update
 from sambasim.runtime.machine.communicator import single_rank
-from sambasim.runtime.run.replica import place_inputs, place_weights
 from sambasim.runtime.transports.connect import Way, open_ranks
 from sambasim.runtime.transports.in_process import run_together
-from sambasim.runtime.values.device import DeviceMemory
+from sambasim.runtime.values.memory import DeviceMemory, joined, place_inputs, place_weights
 from sambasim.runtime.values.optimizers import Optimizers
-from sambasim.runtime.values.weights import joined
 from sambasim.samba.hyperparameters import with_rates
 from sambasim.samba.session import session
 from tests.apps import chips

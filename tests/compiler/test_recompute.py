@@ -20,9 +20,8 @@ from sambasim.ir.ranks import of_ranks, pipeline_ranks
 from sambasim.ir.schedule import ActionKind, in_flight, make
 from sambasim.ir.verify import Progress, verify
 from sambasim.runtime.engine.executor import Executor, tangent_of
-from sambasim.runtime.run.replica import place_weights
 from sambasim.runtime.transports.in_process import finished
-from sambasim.runtime.values.device import DeviceMemory, private_storage
+from sambasim.runtime.values.memory import DeviceMemory, place_weights, private_storage
 from tests.compiler.pipeline.test_pipeline_parallel import (
     BUDGET,
     MICRO_BATCHES,

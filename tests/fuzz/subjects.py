@@ -21,7 +21,7 @@ from sambasim.data.datasets import open_file
 from sambasim.errors import UserError
 from sambasim.hardware.spec import load_cluster, load_device, shipped_text
 from sambasim.options.compile import compile_options, options_and_notes
-from sambasim.runtime.values.weights import load_weights
+from sambasim.runtime.values.memory import load_weights
 from tests.faults.command import sambasim
 from tests.fuzz.mutate import edit_json, mutate_bytes, mutate_json, to_bytes
 from tests.pef.damage import pack, unpack

@@ -16,10 +16,9 @@ from sambasim.ir.verify import Progress, verify
 from sambasim.runtime.engine.executor import Executor
 from sambasim.runtime.engine.handlers import HANDLERS, Binding, instruction_of
 from sambasim.runtime.engine.instructions import RegisterFile
-from sambasim.runtime.run.replica import place_inputs
 from sambasim.runtime.transports.connect import connect_here
 from sambasim.runtime.transports.in_process import Hub, run_together
-from sambasim.runtime.values.device import DeviceMemory, private_storage
+from sambasim.runtime.values.memory import DeviceMemory, place_inputs, private_storage
 from tests.mpi.bodies.by_hand import PROGRAMS, RANKS, operand, seed
 from tests.mpi.training import TWO_NODES
 from tests.support.compiled import compile_from_options

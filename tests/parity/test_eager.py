@@ -19,11 +19,10 @@ from sambasim.options.resolve import resolve_run
 from sambasim.options.run import RunOptions
 from sambasim.pef import map_weights, read
 from sambasim.runtime.run.plan import plan
-from sambasim.runtime.run.replica import Replica, input_specs, place_weights
-from sambasim.runtime.run.shards import Shard
+from sambasim.runtime.run.replica import Replica, Shard, input_specs
 from sambasim.runtime.run.training import Trainer
 from sambasim.runtime.transports.connect import connect_here
-from sambasim.runtime.values.device import DeviceMemory, private_storage
+from sambasim.runtime.values.memory import DeviceMemory, place_weights, private_storage
 from sambasim.runtime.values.optimizers import Optimizers, bind_arguments
 from tests.parity.conftest import Variant
 from tests.support.compiled import compile_from_options

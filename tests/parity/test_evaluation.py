@@ -18,10 +18,10 @@ from sambasim.data.sources import open_source
 from sambasim.ir.types import SymbolKind
 from sambasim.options.run import RunOptions
 from sambasim.pef import map_weights
-from sambasim.runtime.run.evaluation import Evaluator, Sums
-from sambasim.runtime.run.replica import input_specs, place_weights
+from sambasim.runtime.inference import Evaluator, Sums
+from sambasim.runtime.run.replica import input_specs
 from sambasim.runtime.transports.connect import connect_here
-from sambasim.runtime.values.device import DeviceMemory, private_storage
+from sambasim.runtime.values.memory import DeviceMemory, place_weights, private_storage
 from tests.parity.conftest import Variant
 from tests.support.eager import EagerReplica
 

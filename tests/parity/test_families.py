@@ -20,7 +20,7 @@ from sambasim.options.compile import CompileOptions
 from sambasim.options.training import LossOptions, ModelOptions, OptimizerOptions, TrainingOptions
 from sambasim.pef import read
 from sambasim.runtime.engine.executor import Executor, outputs_in_order, tangent_of
-from sambasim.runtime.values.device import DeviceMemory
+from sambasim.runtime.values.memory import DeviceMemory
 from tests.models import CASES, CLASSES, FEATURES, Batch, Case, case, evaluate_loss
 from tests.support.compiled import loaded, outputs_of
 from tests.support.whole import whole_case

@@ -5,7 +5,7 @@ from torch.autograd.profiler import profile
 
 from sambasim.runtime.measure.paths import flat_program
 from sambasim.runtime.transports.connect import connect_here
-from sambasim.runtime.values.device import DeviceMemory, private_storage
+from sambasim.runtime.values.memory import DeviceMemory, private_storage
 from sambasim.runtime.values.optimizers import Optimizers
 
 SCALAR_BYTES = 8

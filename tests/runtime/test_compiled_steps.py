@@ -14,7 +14,7 @@ from sambasim.compiler.capture.losses import per_sample_loss, training_loss
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.runtime.engine.executor import Executor, outputs_in_order, tangent_of
-from sambasim.runtime.values.device import DeviceMemory
+from sambasim.runtime.values.memory import DeviceMemory
 from tests.support.compiled import compile_net, loaded, outputs_of
 
 BATCH = 3

@@ -12,10 +12,9 @@ from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, Secti
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
-from sambasim.runtime.engine.code import generate
+from sambasim.runtime.engine.code import Misfit, generate, operator_error
 from sambasim.runtime.engine.executor import Executor
 from sambasim.runtime.engine.instructions import Instruction, RegisterFile, Unit, aten_instruction, find_operator
-from sambasim.runtime.engine.operator_errors import Misfit, operator_error
 from sambasim.runtime.transports.communication import Communication
 from tests.support.compiled import outputs_of
 

@@ -16,8 +16,8 @@ from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
 from sambasim.runtime.engine.executor import Executor
-from sambasim.runtime.engine.instructions import find_operator
-from sambasim.runtime.engine.routes import BUILTINS, WRITES_OUT, builtin, find_routes
+from sambasim.runtime.engine.instructions import BUILTINS, WRITES_OUT, builtin, find_operator
+from sambasim.runtime.engine.pass_code import find_routes
 from tests.support.compiled import outputs_of
 
 SQUARE = TensorType("float32", (2, 2))

@@ -16,7 +16,7 @@ from sambasim.errors import InvariantError, NumericsError
 from sambasim.ir.verify_training import verify_training
 from sambasim.options.schedule import LossScaleOptions
 from sambasim.pef import map_weights, read
-from sambasim.runtime.run.nonfinite import LossScale
+from sambasim.runtime.run.training import LossScale
 from tests.support.compiled import compile_from_options
 from tests.support.deepspeed import LossScaler
 from tests.support.examples import example_options

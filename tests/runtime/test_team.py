@@ -8,9 +8,8 @@ from typing import cast
 import pytest
 
 from sambasim.ir.program import ParameterGroup
-from sambasim.runtime.engine.choice import Engine
 from sambasim.runtime.run.replica import Replica
-from sambasim.runtime.run.team import Team
+from sambasim.runtime.run.team import Engine, Team
 from sambasim.runtime.transports.connect import Way
 from tests.pef.samples import sample_program
 

@@ -14,9 +14,8 @@ from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.pef import map_weights, read
 from sambasim.runtime.engine.executor import Executor, Tangent
-from sambasim.runtime.run.replica import place_inputs, place_weights
 from sambasim.runtime.transports.in_process import finished
-from sambasim.runtime.values.device import DeviceMemory, private_storage
+from sambasim.runtime.values.memory import DeviceMemory, place_inputs, place_weights, private_storage
 
 
 class _Captured(NamedTuple):

@@ -15,12 +15,10 @@ from sambasim.runtime.engine.executor import IN_MEMORY, Executor, Steps
 from sambasim.runtime.engine.update import Update
 from sambasim.runtime.machine.communicator import single_rank
 from sambasim.runtime.machine.determinism import Stream, derive, seed_torch
-from sambasim.runtime.run.replica import place_inputs, place_weights
 from sambasim.runtime.transports.connect import Way, open_ranks
 from sambasim.runtime.transports.in_process import run_together
-from sambasim.runtime.values.device import DeviceMemory
+from sambasim.runtime.values.memory import DeviceMemory, joined, place_inputs, place_weights
 from sambasim.runtime.values.optimizers import Optimizers
-from sambasim.runtime.values.weights import joined
 from sambasim.runtime.watch.observer import StepObserver
 
 Batch: TypeAlias = Mapping[str, Tensor]

@@ -14,7 +14,7 @@ from sambasim.runtime.run.plan import Position
 from sambasim.runtime.run.setup import Setup
 from sambasim.runtime.run.team import Team
 from sambasim.runtime.run.training import Totals
-from sambasim.runtime.values.device import DeviceMemory
+from sambasim.runtime.values.memory import DeviceMemory
 
 AUTO = "auto"
 """`--resume auto`: the newest checkpoint that is undamaged."""

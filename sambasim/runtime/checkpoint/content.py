@@ -17,8 +17,7 @@ from sambasim.ir.program import ParameterGroup, Program, state_name
 from sambasim.ir.types import Cut, Slice, SymbolKind
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
 from sambasim.runtime.checkpoint.manifest import Manifest, TensorModel, damaged, read_manifest, size_of, unreadable
-from sambasim.runtime.values.device import DeviceMemory
-from sambasim.runtime.values.weights import joined, part_of
+from sambasim.runtime.values.memory import DeviceMemory, joined, part_of
 
 _KEY = pattern(r"(.+)\[([0-9]{1,18}):([0-9]{1,18})\]")
 

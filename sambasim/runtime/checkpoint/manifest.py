@@ -15,10 +15,9 @@ from sambasim.ir.types import DTYPE_BYTES, Cut, SymbolKind
 from sambasim.pef.document import WRITER, PartDigests, part_digests
 from sambasim.records import Count
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
-from sambasim.runtime.run.nonfinite import LossScale
 from sambasim.runtime.run.plan import BEGINNING, Position
 from sambasim.runtime.run.setup import Setup
-from sambasim.runtime.run.training import Totals
+from sambasim.runtime.run.training import LossScale, Totals
 from sambasim.units import MIB
 
 FORMAT_NAME: Final = "sambasim-checkpoint"

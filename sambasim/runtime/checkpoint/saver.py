@@ -26,13 +26,12 @@ from sambasim.runtime.checkpoint.content import Piece, buffer_name, part_name, p
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
 from sambasim.runtime.checkpoint.manifest import Manifest, ShardModel, describe
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.runtime.run.nonfinite import LossWatch
 from sambasim.runtime.run.plan import Plan, Position
 from sambasim.runtime.run.run_observer import RunObserver
 from sambasim.runtime.run.setup import Setup
 from sambasim.runtime.run.team import Team
-from sambasim.runtime.run.training import Totals
-from sambasim.runtime.values.weights import save_tensors
+from sambasim.runtime.run.training import LossWatch, Totals
+from sambasim.runtime.values.memory import save_tensors
 from sambasim.runtime.watch.status_file import UNWATCHED, Activity
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ where it must wait for another rank that this process runs (emulation).
 
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -15,24 +15,105 @@ import torch
 from torch import Tensor
 
 from sambasim.errors import InternalError
-from sambasim.ir.dataflow import pass_and_update
-from sambasim.ir.graph import Graph, Output
+from sambasim.ir.dataflow import pass_and_update, spans_of_actions
+from sambasim.ir.graph import Graph, Output, SectionKind
 from sambasim.ir.mesh import PIPELINE
+from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
-from sambasim.ir.schedule import ActionKind, make
+from sambasim.ir.schedule import Action, ActionKind, make
 from sambasim.ir.types import Symbol, SymbolKind
-from sambasim.runtime.engine.handlers import Binding
+from sambasim.runtime.engine.code import raise_for
+from sambasim.runtime.engine.handlers import Binding, lower
 from sambasim.runtime.engine.instructions import RegisterFile, Registers, Unit
-from sambasim.runtime.engine.lowering import lower
-from sambasim.runtime.engine.operator_errors import raise_for
 from sambasim.runtime.engine.pass_code import PassCode
-from sambasim.runtime.engine.spans import Changed, Returned, spans_of
 from sambasim.runtime.transports.communication import Overlapped
-from sambasim.runtime.transports.transport import Transport
+from sambasim.runtime.transports.connect import Transport
 from sambasim.runtime.watch.observer import StepObserver
 
 if TYPE_CHECKING:
     from sambasim.runtime.engine.inductor import Inductor  # takes seconds to import; plain runs do without
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A symbol that a pass returns, the register of its value, and the section that makes it. An input is there before
+    section 0, a tangent behind the last one."""
+
+    symbol: str
+    register: int
+    section: int
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A buffer that a section changes, with the registers of its value before and after."""
+
+    before: int
+    after: int
+    buffer: Tensor
+    section: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Sections `start` to `stop`, by one or several actions. `begins`, `ends`: they are the first of the micro-batch,
+    the last; `draws`: they draw random numbers. `outputs` and `changed` are made in them."""
+
+    micro_batch: int
+    start: int
+    stop: int
+    begins: bool
+    ends: bool
+    draws: bool
+    outputs: tuple[Returned, ...]
+    changed: tuple[Changed, ...]
+
+
+def spans_of(
+    graph: Graph,
+    actions: Sequence[Action],
+    only: ActionKind | None,
+    outputs: Sequence[Returned],
+    changed: Sequence[Changed],
+    *,
+    has_stages: bool,
+) -> Sequence[Span]:
+    """What the `actions` of a rank run, or those of one kind `only`. Without stages, the whole graph is one."""
+    sections, _ = pass_and_update(graph)
+    forward, behind = sum(section.kind is SectionKind.FWD for section in sections), len(sections)
+    range_of = {(ActionKind.FORWARD, 0): (0, forward), (ActionKind.BACKWARD, 0): (forward, behind)}
+    if has_stages:
+        range_of = dict(spans_of_actions(sections))
+    draws = [
+        any(OPERATORS[node.operator].draws_random_numbers for node in graph.section_nodes(section))
+        for section in sections
+    ]
+    first = {action.micro_batch: action for action in reversed(actions)}
+    last = {action.micro_batch: action for action in actions}
+    spans: list[Span] = []
+    for action in actions:
+        if only not in (None, action.kind):
+            continue
+        start, stop = range_of.get((action.kind, action.stage), (0, 0))
+        begins, ends = action == first[action.micro_batch], action == last[action.micro_batch]
+        if spans and (spans[-1].micro_batch, spans[-1].stop) == (action.micro_batch, start):
+            before = spans.pop()
+            start, begins = before.start, before.begins
+        made = {*range(start, stop), *((-1,) if begins else ()), *((behind,) if ends else ())}
+        spans.append(
+            Span(
+                action.micro_batch,
+                start,
+                stop,
+                begins,
+                ends,
+                draws=any(draws[start:stop]),
+                outputs=tuple(returned for returned in outputs if returned.section in made),
+                changed=tuple(buffer for buffer in changed if buffer.section in made),
+            )
+        )
+    return spans
+
 
 R = TypeVar("R")
 

@@ -11,12 +11,19 @@ from torch import Tensor
 from sambasim.errors import AssertionFailedError, InternalError
 from sambasim.ir.dataflow import axis_of, groups_of
 from sambasim.ir.graph import Node, Ref
-from sambasim.ir.operators import ASSERTION, OPERATORS
+from sambasim.ir.operators import ASSERTION, OPERATORS, OperatorKind
 from sambasim.ir.program import ParameterGroup
 from sambasim.ir.ranks import ends_of
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS, Cut, TensorType
 from sambasim.optimizers import OPTIMIZERS
-from sambasim.runtime.engine.instructions import Instruction, RegisterFile, aten_instruction, instruction_for
+from sambasim.runtime.engine.instructions import (
+    Instruction,
+    RegisterFile,
+    aten_instruction,
+    free_after_use,
+    instruction_for,
+    value_of,
+)
 from sambasim.runtime.transports.communication import (
     AxisGroup,
     Combine,
@@ -28,11 +35,10 @@ from sambasim.runtime.transports.communication import (
     of_root,
     sum_of,
 )
-from sambasim.runtime.transports.transport import Transport
-from sambasim.runtime.values.device import SHARED_KINDS
+from sambasim.runtime.transports.connect import Transport
 from sambasim.runtime.values.mean import SquareSums, parts_of, total_norm
+from sambasim.runtime.values.memory import SHARED_KINDS, joined, part
 from sambasim.runtime.values.optimizers import Optimizers
-from sambasim.runtime.values.weights import joined, part
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,3 +326,32 @@ HANDLERS: Mapping[str, Handler] = {
     **dict.fromkeys(UPDATES, _optimizer),
 }
 """By operator; ATen operators are not listed."""
+
+
+def lower(nodes: Sequence[Node], binding: Binding, keep: Collection[str]) -> list[Instruction | None]:
+    """The instructions of a pass; None for a view that is evaluated here, once. Values in `keep` are not freed. Raises
+    PefError."""
+    lowered = [instruction_of(node, binding) for node in nodes]
+    left = [None if _evaluate_view(instruction, binding.registers) else instruction for instruction in lowered]
+    return free_after_use(left, keep, binding.registers)
+
+
+def _evaluate_view(instruction: Instruction, registers: RegisterFile) -> bool:
+    """Evaluate `instruction` once if it is a view of symbols only, and keep the view in its register."""
+    node, result = instruction.node, instruction.results[0] if instruction.results else None
+    if OPERATORS[node.operator].kind is not OperatorKind.VIEW or not instruction.single:
+        return False
+    if result is None or instruction.stores:
+        return False
+    operands = [registers.initial[registers.value(name)] for name in node.reads]
+    if not operands or not all(isinstance(operand, Tensor) for operand in operands):
+        return False
+    try:
+        view = instruction.function(*(value_of(operand, registers.initial) for operand in instruction.operands))
+    except Exception:  # the first pass raises it again, with its context
+        return False
+    memories = {operand.untyped_storage().data_ptr() for operand in operands if isinstance(operand, Tensor)}
+    if not isinstance(view, Tensor) or view.untyped_storage().data_ptr() not in memories:
+        return False
+    registers.initial[result] = view
+    return True

@@ -6,13 +6,12 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import FunctionSchema, Tensor
 from torch._ops import OpOverload
 
 from sambasim.errors import PefError
 from sambasim.ir.graph import Argument, ComplexNumber, Node, Ref, Section, TorchConstant
 from sambasim.pef.archive import COMPILE_AGAIN
-from sambasim.runtime.engine.routes import builtin
 from sambasim.runtime.transports.communication import Communication
 
 Registers = list[Any]
@@ -194,3 +193,51 @@ def _constant(constant: TorchConstant) -> object:
         f"the PEF uses {constant.name[:40]!r} as a {constant.kind[:40]}, which torch {torch.__version__} does not have",
         remedy=COMPILE_AGAIN,
     )
+
+
+Function = Callable[..., object]
+
+
+_FUNCTIONS = """
+    mm.default addmm.default bmm.default baddbmm.default
+    t.default transpose.int permute.default unsqueeze.default squeeze.dim select.int
+    add.Tensor sub.Tensor mul.Tensor div.Tensor neg.default exp.default log.default sqrt.default rsqrt.default
+    relu.default tanh.default sigmoid.default sum.dim_IntList mean.dim
+    _log_softmax.default _log_softmax_backward_data.default _softmax.default _softmax_backward_data.default
+    native_layer_norm.default clone.default embedding.default native_dropout.default
+"""
+
+
+_METHODS = "expand.default"
+
+
+_WITH_OUT = """
+    mm.default addmm.default bmm.default baddbmm.default add.Tensor sub.Tensor mul.Tensor div.Tensor neg.default
+    sum.dim_IntList mean.dim
+"""
+
+
+_TENSOR = "Tensor"
+
+
+def _table(owner: object, names: str) -> dict[str, Function]:
+    return {f"aten.{name}": getattr(owner, name.partition(".")[0]) for name in names.split()}
+
+
+BUILTINS: Mapping[str, Function] = (
+    _table(torch, _FUNCTIONS) | _table(Tensor, _METHODS) | {"aten.view.default": Tensor.reshape}
+)
+"""By operator: a function with the same operands. `reshape` for `view` copies if a kernel returns other strides than at
+capture (LSTM's backward)."""
+
+
+WRITES_OUT: frozenset[str] = frozenset(f"aten.{name}" for name in _WITH_OUT.split())
+
+
+def builtin(node: Node, schema: FunctionSchema) -> Function | None:
+    """The Python function for `node`; None if there is none, or if it might choose another overload."""
+    values = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | dict(node.kwargs)
+    tensors = [argument.name for argument in schema.arguments if str(argument.type) == _TENSOR]
+    if all(isinstance(values.get(name), Ref) for name in tensors):
+        return BUILTINS.get(node.operator)
+    return None

@@ -4,8 +4,8 @@ A kernel may round differently for a result with other strides, so the first pas
 itself chooses; a gradient is written in place only with that layout.
 """
 
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import TypeAlias
@@ -13,10 +13,84 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from sambasim.ir.dataflow import aliases_of, kind_of, readers_of
+from sambasim.ir.graph import Node
+from sambasim.ir.operators import OperatorKind
 from sambasim.ir.ranks import ends_step
 from sambasim.runtime.engine.code import Code, generate
-from sambasim.runtime.engine.instructions import Instruction, Unit
-from sambasim.runtime.engine.routes import Function, Route, find_routes
+from sambasim.runtime.engine.instructions import WRITES_OUT, Function, Instruction, Unit, builtin
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The nodes from the kernel to the gradient `value`, by position: its `maker`, and the `views` up to `value`. The
+    `unread` ones are not needed once the maker writes to the destination."""
+
+    value: str
+    maker: int
+    views: tuple[int, ...]
+    unread: tuple[int, ...]
+
+    @property
+    def last(self) -> int:
+        return self.views[-1] if self.views else self.maker
+
+
+def find_routes(
+    nodes: Sequence[Node], sections: Sequence[int], stored: Collection[str], keep: Collection[str]
+) -> list[Route]:
+    """The safe routes to the values in `stored`. `sections` gives the section of each node. Values that a later section
+    or the caller reads are not safe: other ranks may overwrite a gradient once its section is done."""
+    position_of = {result: position for position, node in enumerate(nodes) for result in node.results if result}
+    readers = readers_of(nodes)
+    routes = []
+    for value in stored:
+        chain = _chain(value, nodes, position_of)
+        maker, last = chain[0], chain[-1]
+        made = nodes[maker].results[0]
+        if made is None or not _writes_out(nodes[maker]):
+            continue
+        aliases = aliases_of(made, nodes, readers)
+        read_last = max((at for name in aliases for at in readers.get(name, ())), default=last)
+        shared = not aliases.isdisjoint(keep) or any(name != value for name in aliases if name in stored)
+        if shared or sections[read_last] > sections[last]:
+            continue
+        routes.append(Route(value, maker, tuple(chain[1:]), _unread(chain[1:], nodes, readers)))
+    return routes
+
+
+def _writes_out(node: Node) -> bool:
+    """Whether its function takes the tensor to write to."""
+    if node.operator not in WRITES_OUT:
+        return False
+    _, name, overload = node.operator.split(".")
+    return builtin(node, getattr(getattr(torch.ops.aten, name), overload)._schema) is not None
+
+
+def _chain(value: str, nodes: Sequence[Node], position_of: Mapping[str, int]) -> list[int]:
+    chain = [position_of[value]]
+    while (before := _viewed(nodes[chain[0]])) in position_of:
+        chain.insert(0, position_of[before])
+    return chain
+
+
+def _viewed(node: Node) -> str:
+    """The value that `node` is a view of; empty if it is not a view of one value with one result."""
+    is_view = kind_of(node) is OperatorKind.VIEW and len(node.results) == 1
+    read = node.reads
+    return read[0] if is_view and len(read) == 1 else ""
+
+
+def _unread(views: Sequence[int], nodes: Sequence[Node], readers: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
+    unread: list[int] = []
+    for position in reversed(views):
+        (result,) = nodes[position].results
+        needed_by = 1 if unread else 0  # the next view, which is not needed either
+        if result is None or len(readers.get(result, ())) > needed_by:
+            break
+        unread.append(position)
+    return tuple(unread)
+
 
 Key: TypeAlias = tuple[int, int, bool, bool, bool]
 """Of code: its first section, and the one behind the last; whether it adds to gradients instead of writing them, runs

@@ -35,7 +35,7 @@ from sambasim.runtime.measure.paths import (
     flat_program,
     private_buffers,
 )
-from sambasim.runtime.values.device import DeviceMemory, private_storage
+from sambasim.runtime.values.memory import DeviceMemory, private_storage
 from sambasim.units import MIB, format_bytes
 
 

@@ -33,12 +33,11 @@ from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.determinism import repeatable, seed_everything
 from sambasim.runtime.machine.mpi import connect as connect_ranks
 from sambasim.runtime.machine.resources import cores_of_this_process, default_threads, keep_freed_memory
-from sambasim.runtime.run.replica import input_specs
-from sambasim.runtime.run.shards import Shard
+from sambasim.runtime.run.replica import Shard, input_specs
 from sambasim.runtime.transports.connect import Way, open_ranks
 from sambasim.runtime.transports.in_process import finished
 from sambasim.runtime.transports.messages import MessageGroup
-from sambasim.runtime.values.device import DeviceMemory
+from sambasim.runtime.values.memory import DeviceMemory
 from sambasim.runtime.values.optimizers import Optimizers, bind_arguments
 from sambasim.runtime.watch.observer import Function, StepObserver
 from sambasim.simulation.machine import PassTimes, Rates

@@ -23,8 +23,8 @@ from sambasim.runtime.transports.connect import Allocated, Way, connect
 from sambasim.runtime.transports.host import roles_of
 from sambasim.runtime.transports.small_window import SmallWindow
 from sambasim.runtime.transports.window import Devices, Window, is_small
-from sambasim.runtime.values.device import DeviceMemory, private_storage
 from sambasim.runtime.values.mean import tree_mean
+from sambasim.runtime.values.memory import DeviceMemory, private_storage
 
 _GROUP = "group_0"
 _DTYPE = "float32"

@@ -1,1 +1,1 @@
-"""The parts of a run: plan, data shards, replicas, training, evaluation."""
+"""The parts of a run: plan, data shards, replicas, training."""

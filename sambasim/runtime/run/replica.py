@@ -1,33 +1,151 @@
 """One replica: a copy of the model and its training steps on its own shard of the data."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from time import perf_counter_ns
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+from torch import Generator, Tensor
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
 
+from sambasim.data.batches import Batch as Unchecked
+from sambasim.data.batches import batches_of, bind, check, collate
+from sambasim.data.datasets import Samples, WatchedDataset, tensor_batches
 from sambasim.errors import InternalError
 from sambasim.ir.program import Program
-from sambasim.ir.types import Slice, SymbolKind
+from sambasim.ir.types import SymbolKind
 from sambasim.options.grammar import InputSpec
-from sambasim.options.training import TrainingOptions
+from sambasim.options.training import DataOptions, TrainingOptions
 from sambasim.records.trace import Track
 from sambasim.runtime.engine.executor import IN_MEMORY, Batch, Executor, Steps, tangent_of
 from sambasim.runtime.engine.update import Update, Updated
-from sambasim.runtime.machine.determinism import Stream, derive, seed_torch
-from sambasim.runtime.run.shards import Shard
-from sambasim.runtime.transports.transport import Transport
-from sambasim.runtime.values.device import SHARED_KINDS, DeviceMemory
+from sambasim.runtime.machine.determinism import Stream, derive, seed_everything, seed_torch
+from sambasim.runtime.transports.connect import Transport
+from sambasim.runtime.values.memory import DeviceMemory
 from sambasim.runtime.values.optimizers import Optimizers
-from sambasim.runtime.values.weights import part_of
 from sambasim.runtime.watch.observer import StepObserver, report_spans, span
 
 if TYPE_CHECKING:
     from sambasim.runtime.engine.inductor import Inductor
+
+
+_SeededBatch = list[int]
+
+
+class Shard:
+    """The batches of replica `rank` of `world_size`, by input name, checked; `accumulation_steps` in each step."""
+
+    def __init__(
+        self,
+        dataset: WatchedDataset,
+        *,
+        rank: int,
+        world_size: int,
+        batch_size: int,
+        accumulation_steps: int,
+        options: DataOptions,
+        inputs: Sequence[InputSpec],
+        seed: int,
+    ) -> None:
+        self._name = options.source or "the data"
+        self._inputs = inputs
+        self._names = tuple(spec.name for spec in inputs)
+        self.accumulation_steps = accumulation_steps
+        self._batch_size = batch_size
+        self._rank, self._world_size, self._seed = rank, world_size, seed
+        # With one replica it yields the whole order of the epoch.
+        self._order: DistributedSampler[int] = DistributedSampler(
+            dataset, num_replicas=1, rank=0, shuffle=options.shuffle, seed=seed
+        )
+        self._own: Sequence[int] = ()  # positions of this replica's samples in this epoch
+        self._next_step = 0
+        # The loader seeds its workers from a generator; without one of its own it would draw from the global one.
+        self._generator = Generator()
+        self._loader: DataLoader[object] = DataLoader(
+            _Seeded(dataset),
+            batch_sampler=_BatchSampler(self._seeded_batches),
+            collate_fn=collate,
+            num_workers=options.workers,
+            prefetch_factor=options.prefetch_factor,
+            persistent_workers=options.persistent_workers,
+            generator=self._generator,
+        )
+        self._tensors = None if options.workers else tensor_batches(dataset)
+        self._iterator: Iterator[Unchecked] = iter(())
+        self._checked = False
+        self._batches = 0
+        self._indices = dataset.chosen
+
+    def begin_epoch(self, epoch: int, step: int, used: int = 0) -> None:
+        """Distribute the samples after the first `used` of the epoch's order. `step` is the next optimizer step."""
+        self._batches = 0
+        self._order.set_epoch(epoch)
+        left = list(self._order)[used:]
+        each = len(left) // self._world_size
+        self._own = left[self._rank : each * self._world_size : self._world_size]
+        if self._tensors is not None:
+            self._iterator = self._tensors.batches(self._own, self._batch_size)
+            return
+        self._next_step = step
+        self._generator.manual_seed(derive(self._seed, self._rank, epoch, 0, Stream.WORKER))
+        self._iterator = batches_of(self._loader, self._name)
+
+    def _seeded_batches(self) -> Iterator[_SeededBatch]:
+        for index in range(len(self._own) // self._batch_size):
+            step, micro_step = divmod(index, self.accumulation_steps)
+            seed = derive(self._seed, self._rank, self._next_step + step, micro_step, Stream.DATA)
+            first = index * self._batch_size
+            yield [seed, *self._own[first : first + self._batch_size]]
+
+    def next_batch(self) -> Mapping[str, Tensor]:
+        """The next batch of this epoch. Raises DataError if the data does not fit the graph or cannot be read."""
+        self._batches += 1
+        batch = next(self._iterator)
+        if self._tensors is not None and self._checked:
+            if not isinstance(batch, list):
+                raise InternalError(f"a batch of tensors is a {type(batch).__name__}")
+            return dict(zip(self._names, batch, strict=True))
+        tensors = bind(batch, self._names)
+        checked = check(tensors, self._inputs, self._batch_size)
+        # All batches of plain tensors have the same types: if one passes unchanged, all do.
+        self._checked = all(checked[name] is tensors[name] for name in self._names)
+        return checked
+
+    def samples_of_last_batch(self) -> Sequence[int]:
+        """The indices, in the user's dataset, of the samples in the last batch of `next_batch`."""
+        after = self._batches * self._batch_size
+        return [self._indices[position] for position in self._own[after - self._batch_size : after]]
+
+
+class _BatchSampler:
+    """The batches of the current epoch: a DataLoader keeps its sampler."""
+
+    def __init__(self, batches: Callable[[], Iterator[_SeededBatch]]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[_SeededBatch]:
+        return self._batches()
+
+
+class _Seeded(Dataset[object]):
+    """`dataset`, read in batches; all generators are seeded before each, in this process or a worker."""
+
+    def __init__(self, dataset: WatchedDataset) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitems__(self, draw: _SeededBatch) -> Samples:
+        seed, *positions = draw
+        seed_everything(seed)
+        return self._dataset.__getitems__(positions)
+
+    def __getitem__(self, index: int) -> object:
+        raise InternalError(f"sample {index} is read alone, without a seed")
 
 
 class Replica:
@@ -186,33 +304,6 @@ class _Buffers:
     def restore(self) -> None:
         for buffer, kept in self._buffers:
             buffer.copy_(kept)
-
-
-def place_inputs(memory: DeviceMemory, batch: Mapping[str, Tensor]) -> None:
-    for name, tensor in batch.items():
-        memory.tensor(name).copy_(tensor)
-
-
-_EMPTY: Mapping[str, Any] = MappingProxyType({})
-
-
-def place_weights(
-    program: Program,
-    memory: DeviceMemory,
-    weights: Mapping[str, Tensor],
-    at: Mapping[str, int] = _EMPTY,
-    keep: Mapping[str, Slice] = _EMPTY,
-) -> None:
-    """Copy parameters, buffers and constants into device memory, of what is cut the part of the rank with the
-    coordinates `at`; optimizer states start as zeros. Parameters that lie in another replica's memory are skipped: that
-    replica copies them; so is what other ranks of a pipeline hold. Of each group in `keep`, only that slice is kept."""
-    group_of = {member.parameter: group for group in program.groups for member in group.members}
-    for name, symbol in program.symbols.items():
-        tensor = weights.get(name)
-        if tensor is not None and (memory.has_own_parameters or symbol.kind not in SHARED_KINDS):
-            memory.tensor(name).copy_(part_of(tensor, symbol.cuts, at))
-            if name in group_of and group_of[name].name in keep:
-                memory.releasing(group_of[name], "parameter", keep[group_of[name].name])()
 
 
 def input_specs(program: Program) -> Sequence[InputSpec]:

@@ -16,13 +16,10 @@ from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.ir.views import with_cut_batch
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.resources import check_node_memory
-from sambasim.runtime.run.replica import place_inputs
-from sambasim.runtime.transports.communication import mean_of
+from sambasim.runtime.transports.communication import mean_of, slices_of
 from sambasim.runtime.transports.connect import Allocated, Way, allocate, groups_of
-from sambasim.runtime.transports.gradient_sync import slices_of
-from sambasim.runtime.values.device import SHARED_KINDS, DeviceMemory, private_storage
 from sambasim.runtime.values.mean import tree_mean
-from sambasim.runtime.values.weights import joined, part_of
+from sambasim.runtime.values.memory import SHARED_KINDS, DeviceMemory, joined, part_of, place_inputs, private_storage
 
 
 class ReplicaMemory:

@@ -3,26 +3,68 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from sambasim.data.sources import Source
+from sambasim.errors import MachineError
 from sambasim.ir.mesh import DATA_PARALLEL, copy_mesh
 from sambasim.ir.ranks import in_slices
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import map_weights
-from sambasim.runtime.engine.choice import Engine, choose_engine
-from sambasim.runtime.run.replica import Replica, input_specs, place_weights
+from sambasim.runtime.machine.communicator import Communicator
+from sambasim.runtime.machine.kernels.build import find_cpp_compiler
+from sambasim.runtime.run.replica import Replica, Shard, input_specs
 from sambasim.runtime.run.run_observer import RunObserver
 from sambasim.runtime.run.setup import Setup
-from sambasim.runtime.run.shards import Shard
-from sambasim.runtime.transports.connect import Way, open_ranks
-from sambasim.runtime.transports.gradient_sync import slices_of
+from sambasim.runtime.transports.communication import slices_of
+from sambasim.runtime.transports.connect import Transport, Way, open_ranks
 from sambasim.runtime.transports.in_process import Hub
-from sambasim.runtime.transports.transport import Transport
-from sambasim.runtime.values.device import DeviceMemory
+from sambasim.runtime.values.memory import DeviceMemory, load_weights, place_weights
 from sambasim.runtime.values.optimizers import Optimizers
-from sambasim.runtime.values.weights import load_weights
 from sambasim.runtime.watch.observer import StepObserver
+
+if TYPE_CHECKING:
+    from sambasim.runtime.engine.inductor import Inductor
+
+
+EngineName = Literal["plain", "inductor"]
+
+INDUCTOR_EXEMPT = "--engine inductor: its bits are its own, equal over sync paths and runs"
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The engine that runs. `inductor` is None for the plain engine; `notice` says why it is not the requested one."""
+
+    name: EngineName
+    inductor: "Inductor | None" = None
+    notice: str | None = None
+
+
+def choose_engine(wanted: EngineName, communicator: Communicator, report: Callable[[str], None]) -> Engine:
+    """Collective. `report` is called with the progress of the compiler."""
+    if wanted == "plain":
+        return Engine("plain")
+    missing = next(filter(None, communicator.all_gather_object(_missing_compiler())), None)
+    if missing is not None:
+        return Engine("plain", notice=f"{missing}; the plain engine runs instead")
+
+    from sambasim.runtime.engine.inductor import Inductor  # takes seconds to import
+
+    def progress(done: int, parts: int, elapsed_s: float) -> None:
+        report(f"inductor: {done} of {parts} parts compiled in {elapsed_s:.0f} s (measured)")
+
+    return Engine("inductor", Inductor(progress))
+
+
+def _missing_compiler() -> str | None:
+    """Why this rank cannot compile, and the remedy; None if it can."""
+    try:
+        find_cpp_compiler()
+    except MachineError as error:
+        return f"{error.what} ({error.remedy})"
+    return None
+
 
 SyncName: TypeAlias = Literal["none", "host", "device", "emulated"]
 

@@ -17,8 +17,8 @@ from sambasim.ir.types import CUT_ELEMENTS, DTYPE_BYTES, Slice, pieces
 from sambasim.records.trace import Track
 from sambasim.runtime.machine.communicator import Communicator, Message, Request
 from sambasim.runtime.transports.communication import BytesMoved, Communication
-from sambasim.runtime.values.device import DeviceMemory, byte_array
 from sambasim.runtime.values.mean import Sum, TreeMean
+from sambasim.runtime.values.memory import DeviceMemory, byte_array
 from sambasim.runtime.watch.observer import SpanArgs, span
 
 ROUND_ELEMENTS = 1_048_576

@@ -24,11 +24,17 @@ from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.ir.types import Slice
 from sambasim.records.trace import Track
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.runtime.transports.communication import Communication, EndOfStep, Finishing, Shared
+from sambasim.runtime.transports.communication import (
+    Communication,
+    EndOfStep,
+    Finishing,
+    GradientSync,
+    Shared,
+    slices_of,
+)
 from sambasim.runtime.transports.exchange import Exchange, Places, all_gather, reduce_scatter
-from sambasim.runtime.transports.gradient_sync import GradientSync, slices_of
 from sambasim.runtime.transports.messages import GatherLosses, MessageGroup, collect
-from sambasim.runtime.values.device import DeviceMemory, private_storage
+from sambasim.runtime.values.memory import DeviceMemory, private_storage
 from sambasim.runtime.watch.observer import SpanArgs, span
 
 GLOO_EXEMPT = "gloo adds gradients in an order of its own, so the bits may differ from those of other sync paths"

@@ -20,13 +20,13 @@ from sambasim.runtime.transports.communication import (
     Communication,
     EndOfStep,
     Finishing,
+    GradientSync,
     Receiving,
     Sending,
     tensor_operand,
 )
-from sambasim.runtime.transports.gradient_sync import GradientSync
-from sambasim.runtime.values.device import DeviceMemory
 from sambasim.runtime.values.mean import tree_mean
+from sambasim.runtime.values.memory import DeviceMemory
 
 R = TypeVar("R")
 

@@ -16,8 +16,8 @@ from sambasim.ir.types import DTYPE_BYTES, Slice
 from sambasim.records.trace import Track
 from sambasim.runtime.machine.communicator import Communicator, Request
 from sambasim.runtime.transports.communication import BytesMoved
-from sambasim.runtime.values.device import DeviceMemory, byte_array
 from sambasim.runtime.values.mean import tree_mean
+from sambasim.runtime.values.memory import DeviceMemory, byte_array
 from sambasim.runtime.watch.observer import span
 
 _REDUCE_TAG = 11

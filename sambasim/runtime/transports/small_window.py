@@ -14,8 +14,7 @@ from torch import Tensor
 from sambasim.collectives.tree import additions
 from sambasim.ir.program import ParameterGroup
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.runtime.transports.communication import Communication, EndOfStep, Finishing, Shared
-from sambasim.runtime.transports.gradient_sync import Fusion, GradientSync
+from sambasim.runtime.transports.communication import Communication, EndOfStep, Finishing, Fusion, GradientSync, Shared
 from sambasim.runtime.transports.messages import MessageGroup
 from sambasim.runtime.transports.shared_flags import Counter, NodeFlags
 from sambasim.runtime.transports.window import DEVICE_TITLE, Devices

@@ -21,13 +21,21 @@ from sambasim.ir.types import DTYPE_BYTES, SymbolKind, pieces
 from sambasim.records.trace import Track
 from sambasim.runtime.machine.communicator import Communicator, SharedWindow
 from sambasim.runtime.machine.huge_pages import Range
-from sambasim.runtime.transports.communication import Communication, EndOfStep, Finishing, Overlapped, Shared
-from sambasim.runtime.transports.gradient_sync import Fusion, GradientSync, slices_of
+from sambasim.runtime.transports.communication import (
+    Communication,
+    EndOfStep,
+    Finishing,
+    Fusion,
+    GradientSync,
+    Overlapped,
+    Shared,
+    slices_of,
+)
 from sambasim.runtime.transports.messages import GatherLosses, MessageGroup, collect
 from sambasim.runtime.transports.network import Network
 from sambasim.runtime.transports.shared_flags import Counter, NodeFlags
-from sambasim.runtime.values.device import SHARED_KINDS, DeviceMemory
 from sambasim.runtime.values.mean import CHUNK_ELEMENTS, Sum, TreeMean
+from sambasim.runtime.values.memory import SHARED_KINDS, DeviceMemory
 from sambasim.runtime.values.optimizers import Optimizers, SliceUpdate, divides_exactly
 from sambasim.runtime.watch.observer import SpanArgs, span
 from sambasim.units import KIB, MIB

@@ -31,8 +31,8 @@ from sambasim.ir.program import LOSS_SCALE, MASTER, ROUNDING_SEED, ParameterGrou
 from sambasim.ir.types import pieces
 from sambasim.optimizers import OPTIMIZERS, Fused
 from sambasim.options.training import OptimizerOptions
-from sambasim.runtime.values.device import DeviceMemory
 from sambasim.runtime.values.mean import CHUNK_ELEMENTS, coefficient
+from sambasim.runtime.values.memory import DeviceMemory
 
 Arguments: TypeAlias = Mapping[str, float | int | bool]
 

@@ -14,7 +14,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from sambasim.ir.graph import Node, SectionKind
 from sambasim.ir.program import Program
-from sambasim.runtime.values.weights import tensor_sha256
+from sambasim.runtime.values.memory import tensor_sha256
 from sambasim.samba.findings import Finding, app_line
 from sambasim.samba.process import report
 

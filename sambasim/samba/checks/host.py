@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sambasim.compiler.capture.tensors import held_by
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.types import SymbolKind
-from sambasim.runtime.values.weights import tensor_sha256
+from sambasim.runtime.values.memory import tensor_sha256
 from sambasim.samba import process
 from sambasim.samba.checks.options import HostOptions
 from sambasim.samba.checks.watched import BOUNDS, watch

@@ -9,7 +9,7 @@ from sambasim.ir.graph import SectionKind
 from sambasim.ir.types import SymbolKind
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.stepwise import Mode
-from sambasim.runtime.values.weights import tensor_sha256
+from sambasim.runtime.values.memory import tensor_sha256
 from sambasim.samba import process
 from sambasim.samba.checks import arguments, data, job
 from sambasim.samba.checks.data import Division, Place

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sambasim.errors import OptionError, WeightsError
-from sambasim.runtime.values.weights import write_tensors
+from sambasim.runtime.values.memory import write_tensors
 from sambasim.samba.findings import app_error
 from sambasim.samba.request import Optimizer, as_sequence
 from sambasim.samba.session import session

@@ -26,10 +26,9 @@ from sambasim.ir.schedule import make
 from sambasim.ir.types import GRADIENT_SUFFIX, SymbolKind
 from sambasim.ir.verify import Progress, verify
 from sambasim.runtime.engine.executor import Executor, tangent_of
-from sambasim.runtime.run.replica import place_inputs, place_weights
 from sambasim.runtime.transports.connect import connect_here
 from sambasim.runtime.transports.in_process import run_together
-from sambasim.runtime.values.device import DeviceMemory, private_storage
+from sambasim.runtime.values.memory import DeviceMemory, place_inputs, place_weights, private_storage
 from tests.compiler.sharding.test_plan import built_from, example
 from tests.support.compiled import outputs_of
 from tests.support.whole import whole_case

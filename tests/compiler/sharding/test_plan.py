@@ -25,11 +25,9 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.runtime.engine.executor import Executor, tangent_of
-from sambasim.runtime.run.replica import place_inputs, place_weights
 from sambasim.runtime.transports.connect import connect_here
 from sambasim.runtime.transports.in_process import run_together
-from sambasim.runtime.values.device import DeviceMemory, private_storage
-from sambasim.runtime.values.weights import joined
+from sambasim.runtime.values.memory import DeviceMemory, joined, place_inputs, place_weights, private_storage
 from tests.support.examples import example_options
 from tests.support.whole import whole_case
 

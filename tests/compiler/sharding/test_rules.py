@@ -17,8 +17,7 @@ from sambasim.ir.program import Program
 from sambasim.runtime.engine.executor import Executor
 from sambasim.runtime.transports.connect import connect_here
 from sambasim.runtime.transports.in_process import run_together
-from sambasim.runtime.values.device import DeviceMemory, private_storage
-from sambasim.runtime.values.weights import part_of
+from sambasim.runtime.values.memory import DeviceMemory, part_of, private_storage
 from tests.support.ir_text import parse_program
 
 RANKS = 2

@@ -14,9 +14,8 @@ from sambasim.ir.program import Program
 from sambasim.runtime.engine.executor import Executor
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.mpi import connect
-from sambasim.runtime.run.replica import place_inputs
 from sambasim.runtime.transports.connect import Way, open_ranks
-from sambasim.runtime.values.device import DeviceMemory
+from sambasim.runtime.values.memory import DeviceMemory, place_inputs
 from tests.support.compiled import outputs_of
 from tests.support.ir_text import parse_program
 

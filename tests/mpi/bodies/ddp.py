@@ -24,7 +24,7 @@ from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.mpi import connect
 from sambasim.runtime.run.run_observer import RunObservers
 from sambasim.runtime.run.setup import set_up
-from sambasim.runtime.values.weights import load_weights
+from sambasim.runtime.values.memory import load_weights
 from tests.support.eager import CONSTANT_RATE, EagerReplica, PaddedOptimizer
 
 

@@ -17,7 +17,7 @@ from sambasim.runtime.machine.mpi import Communicator, connect
 from sambasim.runtime.machine.torch_process_group import bring_up, take_down
 from sambasim.runtime.record.trace import compare_clocks
 from sambasim.runtime.transports.communication import sum_of
-from sambasim.runtime.transports.mailbox import MailboxGroup
+from sambasim.runtime.transports.messages import MailboxGroup
 from sambasim.units import MIB
 
 AHEAD_NS = 1_000_000_000
