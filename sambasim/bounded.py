@@ -5,6 +5,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,25 +14,13 @@ from sambasim.units import MIB, format_bytes
 T = TypeVar("T")
 
 LARGEST_TOML_BYTES = 4 * MIB
-
-DEEPEST_TABLES = 32
-"""Levels of tables and arrays in a TOML file; real ones have four."""
-
-LARGEST_RECORDS_BYTES = 1024 * MIB
-"""A run of three million steps."""
-
+DEEPEST_TABLES = 32  # levels of tables and arrays in a TOML file; real ones have four
+LARGEST_RECORDS_BYTES = 1024 * MIB  # a run of three million steps
 LONGEST_MESSAGE = 1000
-
 LONGEST_LINE = 4000
-
-LARGEST_COUNT = 10**9
-"""The largest count of steps, samples and the like: more than any run has."""
-
-MOST_REPLICAS = 16_384
-"""More than any published job has; a placement lists each."""
-
-MOST_MICRO_STEPS = 4096
-"""The most micro-steps of one optimizer step: a prediction has a time for each section of each of them."""
+LARGEST_COUNT = 10**9  # of steps, samples and the like: more than any run has
+MOST_REPLICAS = 16_384  # more than any published job has; a placement lists each
+MOST_MICRO_STEPS = 4096  # of one optimizer step: a prediction has a time for each section of each of them
 
 
 def read_text(path: Path, most_bytes: int) -> str:
@@ -111,7 +100,6 @@ def nests_too_deeply(tables: object) -> bool:
     """Whether the content of a TOML file has more than DEEPEST_TABLES levels of tables and arrays."""
     level: list[object] = [tables]
     for _ in range(DEEPEST_TABLES + 1):
-        level = [inner for table in level if isinstance(table, dict) for inner in table.values()] + [
-            inner for array in level if isinstance(array, list) for inner in array
-        ]
+        inner = (list(outer.values()) if isinstance(outer, dict) else outer for outer in level)
+        level = list(chain.from_iterable(values for values in inner if isinstance(values, list)))
     return bool(level)

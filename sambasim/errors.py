@@ -25,116 +25,82 @@ class SambasimError(Exception):
     code: ClassVar[str] = "error"
     exit_code: int = 70
 
+    def __init_subclass__(cls, *, code: str | None = None, exit_code: int | None = None) -> None:
+        cls.code, cls.exit_code = code or cls.code, exit_code or cls.exit_code
+
     def __init__(self, what: str, *, where: str | None = None, remedy: str | None = None) -> None:
         super().__init__(what)
-        self.what = what
-        self.where = where
-        self.remedy = remedy
+        self.what, self.where, self.remedy = what, where, remedy
 
     def __str__(self) -> str:
-        lines = [_indented(self.what, 4)]
-        if self.where:
-            lines.append(f"  where: {_indented(self.where, 9)}")
-        if self.remedy:
-            lines.append(f"  try:   {_indented(self.remedy, 9)}")
-        return printable("\n".join(lines))
+        where = f"\n  where: {_indented(self.where, 9)}" if self.where else ""
+        remedy = f"\n  try:   {_indented(self.remedy, 9)}" if self.remedy else ""
+        return printable(f"{_indented(self.what, 4)}{where}{remedy}")
 
 
-class UserError(SambasimError):
+class UserError(SambasimError, code="user", exit_code=2):
     """Something that was typed, configured or programmed cannot work."""
 
-    code = "user"
-    exit_code = 2
 
-
-class OptionError(UserError):
+class OptionError(UserError, code="option"):
     """A flag, a `--set` or a field of a TOML config is wrong."""
 
-    code = "option"
 
-
-class ModelError(UserError):
+class ModelError(UserError, code="model"):
     """The model cannot be found, built or called."""
 
-    code = "model"
 
-
-class CaptureError(ModelError):
+class CaptureError(ModelError, code="capture"):
     """The model runs in PyTorch, but its training step cannot be captured as a graph."""
 
-    code = "capture"
 
-
-class OperatorError(CaptureError):
+class OperatorError(CaptureError, code="operator"):
     """The captured graph holds an operator that a PEF may not hold."""
 
-    code = "operator"
 
-
-class DataError(UserError):
+class DataError(UserError, code="data"):
     """The data source cannot be found or read, or does not fit the model's inputs."""
 
-    code = "data"
 
-
-class NumericsError(UserError):
+class NumericsError(UserError, code="numerics"):
     """A loss, a gradient or a parameter is no longer finite."""
 
-    code = "numerics"
 
-
-class AssertionFailedError(UserError):
+class AssertionFailedError(UserError, code="assertion"):
     """An assertion of the model does not hold."""
 
-    code = "assertion"
 
-
-class LaunchError(UserError):
+class LaunchError(UserError, code="launch"):
     """The job was started with a number of ranks, or by a launcher, that cannot work."""
 
-    code = "launch"
 
-
-class DataParallelError(UserError):
+class DataParallelError(UserError, code="data-parallel"):
     """An app's replicas would train without sync, from different weights, or on the same samples."""
 
-    code = "data-parallel"
 
-
-class MachineError(UserError):
+class MachineError(UserError, code="machine"):
     """This machine lacks something: disk, shared memory, a compiler, a device."""
 
-    code = "machine"
 
-
-class ArtifactError(SambasimError):
+class ArtifactError(SambasimError, code="artifact", exit_code=3):
     """A file made by sambasim cannot be used. Each part of the message is one line of bounded length, as names in the
     file can be of any length."""
-
-    code = "artifact"
-    exit_code = 3
 
     def __init__(self, what: str, *, where: str | None = None, remedy: str | None = None) -> None:
         super().__init__(one_line(what), where=where and one_line(where), remedy=remedy and one_line(remedy))
 
 
-class PefError(ArtifactError):
+class PefError(ArtifactError, code="pef"):
     """A PEF is damaged, breaks a rule of the format, or was not compiled for what is asked of it."""
 
-    code = "pef"
 
-
-class WeightsError(ArtifactError):
+class WeightsError(ArtifactError, code="weights"):
     """A weights file does not fit the PEF it is used with."""
 
-    code = "weights"
 
-
-class CheckpointError(ArtifactError):
+class CheckpointError(ArtifactError, code="checkpoint"):
     """A checkpoint is damaged, breaks a rule of its format, or is of another run. `is_damage` says that no release will
     ever be able to use it."""
-
-    code = "checkpoint"
 
     def __init__(
         self, what: str, *, where: str | None = None, remedy: str | None = None, is_damage: bool = False
@@ -143,11 +109,8 @@ class CheckpointError(ArtifactError):
         self.is_damage = is_damage
 
 
-class PeerError(SambasimError):
+class PeerError(SambasimError, code="peer", exit_code=4):
     """Another rank failed, or has another state than this rank. `rank` is the first such rank, where it is known."""
-
-    code = "peer"
-    exit_code = 4
 
     def __init__(
         self, what: str, *, where: str | None = None, remedy: str | None = None, rank: int | None = None
@@ -156,32 +119,24 @@ class PeerError(SambasimError):
         self.rank = rank
 
 
-class StallError(PeerError):
+class StallError(PeerError, code="stall"):
     """The job hangs: a rank does not arrive where the others wait for it."""
 
-    code = "stall"
 
-
-class Interrupted(SambasimError):
+class Interrupted(SambasimError, code="interrupted"):
     """A run has stopped because a signal asked it to."""
-
-    code = "interrupted"
 
     def __init__(self, signal_number: int, what: str, *, remedy: str | None = None) -> None:
         super().__init__(what, remedy=remedy)
         self.exit_code = 128 + signal_number
 
 
-class InternalError(SambasimError):
+class InternalError(SambasimError, code="internal"):
     """A mistake of sambasim's own. Please report it."""
 
-    code = "internal"
 
-
-class InvariantError(InternalError):
+class InvariantError(InternalError, code="invariant"):
     """A graph breaks one of the numbered invariants of `ir.verify`."""
-
-    code = "invariant"
 
     def __init__(self, number: int, what: str) -> None:
         super().__init__(f"invariant {number}: {what}")

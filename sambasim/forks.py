@@ -23,10 +23,8 @@ _HEAD = struct.Struct("<Q")
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 _LONGEST_S = 120
 """A fresh copy that needs longer, as in a loop that never ends, has no result."""
-
 _LONGEST_WAIT_S = 10.0
 """A copy that does nothing for so long waits for a thread that is not in it, and has no result."""
-
 _POLL_S, _TRIFLE_S = 0.5, 0.05
 
 
@@ -50,8 +48,8 @@ def forked(live: Callable[[], object]) -> int:
         if sys.platform == "linux":  # elsewhere its next message fails, which ends it
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == parent:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
             signal.set_wakeup_fd(-1)
             live()
             status = 0
@@ -74,8 +72,8 @@ class Fork(Generic[T]):
             os.close(self._requests)
             os.close(self._answers)
             silent = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(silent, 1)
-            os.dup2(silent, 2)
+            for stream in (1, 2):
+                os.dup2(silent, stream)
             sys.stdout = sys.stderr = os.fdopen(silent, "w")
             prepare()
             while data := receive(requests):
@@ -141,10 +139,8 @@ class Idle:
     """For how long a process and all that it has started have done nothing but wait, as far as anyone has looked."""
 
     def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._worked_s = -1.0
+        self._pid, self._worked_s, self._idle_s = pid, -1.0, 0.0
         self._looked_s = time.monotonic()
-        self._idle_s = 0.0
 
     def seconds(self) -> float:
         """To be asked about every `_POLL_S`; what passes between two looks counts for no more, as when all is stopped
@@ -166,10 +162,12 @@ def _worked_s(pid: int) -> float | None:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    of_children = [_worked_s(child) for child in children_of(pid)] if state == "S" else [None]
-    known = [one for one in of_children if one is not None]
-    own_s = sum(map(int, fields[10:14])) / os.sysconf("SC_CLK_TCK")  # with those that have ended
-    return own_s + sum(known) if len(known) == len(of_children) else None
+    total_s = sum(map(int, fields[10:14])) / os.sysconf("SC_CLK_TCK")  # with children that have ended
+    for child in children_of(pid):
+        if state != "S" or (worked_s := _worked_s(child)) is None:
+            return None
+        total_s += worked_s
+    return total_s if state == "S" else None
 
 
 def children_of(pid: int) -> Iterator[int]:
@@ -198,12 +196,12 @@ def send(pipe: int, data: bytes) -> None:
 
 def receive(pipe: int) -> bytes | None:
     """What was sent; None once the other end is closed."""
-    head = _read(pipe, _HEAD.size)
-    return _read(pipe, _HEAD.unpack(head)[0]) if len(head) == _HEAD.size else None
 
+    def read(count: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < count and (part := os.read(pipe, count - len(parts))):
+            parts += part
+        return bytes(parts)
 
-def _read(pipe: int, count: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < count and (part := os.read(pipe, count - len(parts))):
-        parts += part
-    return bytes(parts)
+    head = read(_HEAD.size)
+    return read(_HEAD.unpack(head)[0]) if len(head) == _HEAD.size else None

@@ -4,21 +4,11 @@
 import math
 import re
 
-KIB = 1 << 10
-MIB = 1 << 20
-GIB = 1 << 30
-TIB = 1 << 40
-
-KILO = 10**3
-MEGA = 10**6
-GIGA = 10**9
-TERA = 10**12
+KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
+KILO, MEGA, GIGA, TERA = 10**3, 10**6, 10**9, 10**12
+MILLISECOND_S, MICROSECOND_S = 1e-3, 1e-6
 
 _WHOLE = 100  # a rate from here on needs no digits behind the point
-
-MILLISECOND_S = 1e-3
-MICROSECOND_S = 1e-6
-
 _BYTE_UNITS = {
     "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB, "KB": KILO, "MB": MEGA, "GB": GIGA, "TB": TERA,
 }  # fmt: skip

@@ -61,11 +61,11 @@ def _check_one_process() -> None:
     import os
 
     from sambasim.errors import LaunchError
-    from sambasim.runtime.machine.launcher import launcher_size
+    from sambasim.runtime.machine.launcher import find_launcher
 
-    launched = launcher_size(os.environ)
-    if launched and launched[1] > 1:
+    launcher = find_launcher(os.environ)
+    if launcher and launcher.world_size > 1:
         raise LaunchError(
-            f"{launched[0]} started {launched[1]} ranks, but a PEF is compiled by one process",
+            f"{launcher.name} started {launcher.world_size} ranks, but a PEF is compiled by one process",
             remedy="sambasim compile … without mpirun; -ws says the smallest number of replicas",
         )

@@ -16,7 +16,7 @@ import click
 
 from sambasim import __version__
 from sambasim.errors import MachineError
-from sambasim.runtime.machine import shared_memory
+from sambasim.runtime.machine import node_memory
 from sambasim.runtime.machine.launcher import fitting_mpirun
 from sambasim.runtime.machine.resources import cores_of_this_process
 from sambasim.terminal.output import show
@@ -24,7 +24,7 @@ from sambasim.units import MIB, format_bytes
 
 TESTED_TORCH = ("2.13.0",)
 
-LEAST_SHARED_MEMORY_BYTES = 2 * shared_memory.MPI_RESERVE_BYTES + shared_memory.MPI_START_BYTES
+LEAST_SHARED_MEMORY_BYTES = 2 * node_memory.MPI_RESERVE_BYTES + node_memory.MPI_START_BYTES
 """What MPI and the smallest model need with two replicas; a run fails with less."""
 
 COMFORTABLE_SHARED_MEMORY_BYTES = 1024 * MIB
@@ -62,7 +62,7 @@ def examine() -> Sequence[Check]:
     library, launcher = mpi_library(), mpirun()
     fit = () if library.stops_a_run or launcher.stops_a_run else (launch(library.value),)
     python = Check("python", f"{platform.python_version()} ({sys.executable})")
-    memory = shared_memory_space(shared_memory.free_bytes())
+    memory = shared_memory_space(node_memory.free_bytes())
     return (python, torch(), library, launcher, *fit, cores(), threads(), memory, compiler(), kernels())
 
 
@@ -160,14 +160,14 @@ def shared_memory_space(free_bytes: int | None) -> Check:
     """Size and free space of /dev/shm; `free_bytes` is None where there is none."""
     name = "shared memory"
     if free_bytes is None:
-        trouble = f"there is no {shared_memory.FOLDER}; device sync may be slow or fail"
+        trouble = f"there is no {node_memory.FOLDER}; device sync may be slow or fail"
         return Check(name, "unknown", trouble, "run on Linux, or one replica at a time")
-    status = os.statvfs(shared_memory.FOLDER)
+    status = os.statvfs(node_memory.FOLDER)
     value = f"{format_bytes(free_bytes)} free of {format_bytes(status.f_blocks * status.f_frsize)}"
     if free_bytes >= COMFORTABLE_SHARED_MEMORY_BYTES:
         return Check(name, value)
     trouble = "device sync keeps parameters, gradients and optimizer state of all replicas of a node in it"
-    remedy = f"docker run --shm-size=2g ..., or mount -o remount,size=2g {shared_memory.FOLDER}"
+    remedy = f"docker run --shm-size=2g ..., or mount -o remount,size=2g {node_memory.FOLDER}"
     return Check(name, value, trouble, remedy, stops_a_run=free_bytes < LEAST_SHARED_MEMORY_BYTES)
 
 

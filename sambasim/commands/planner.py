@@ -70,8 +70,7 @@ def _plan_this_machine(task: PlanTask, programs: OfDtypes, on_phase: OnPhase) ->
     """Measure this machine, and predict all strategies on it. Raises MachineError if the model does not run here."""
     from sambasim.runtime.machine.launcher import mpirun_here
     from sambasim.runtime.machine.resources import cores_of_this_process
-    from sambasim.runtime.measure.machine import measure_machine
-    from sambasim.runtime.measure.passes import Work
+    from sambasim.runtime.measure.machine import Work, measure_machine
 
     options, spaces = task.options, task.spaces
     optimizer = cast("OptimizerOptions", options.optimizer)  # `plan_task` refuses None

@@ -7,7 +7,6 @@ it.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
@@ -18,7 +17,6 @@ from sambasim.records import Count, Record, unreadable
 
 RUN_FILE = "run.json"
 REPLICA_FILES = "replica-*.jsonl"
-_REPLICA = re.compile(r"replica-([0-9]{1,9})\.jsonl")
 
 
 def replica_file(replica: int) -> str:
@@ -88,8 +86,7 @@ _Model = TypeVar("_Model", bound=Record)
 _WRITTEN_BY = "a folder of sambasim run --record-digests FOLDER, of this version"
 
 
-@dataclass(frozen=True, slots=True)
-class Recording:
+class Recording(NamedTuple):
     """A folder of digests. `replicas` are those that have a file, in order."""
 
     folder: Path
@@ -124,7 +121,7 @@ def read_recording(folder: Path) -> Recording:
     except (OSError, UnicodeDecodeError) as error:
         raise unreadable(path, error, _WRITTEN_BY) from error
     run = _read(RecordedRun, text, str(path), path.name)
-    names = (_REPLICA.fullmatch(file.name) for file in folder.glob(REPLICA_FILES))
+    names = (re.fullmatch(r"replica-([0-9]{1,9})\.jsonl", file.name) for file in folder.glob(REPLICA_FILES))
     replicas = tuple(sorted(int(name[1]) for name in names if name))
     if not replicas:
         raise ArtifactError(
@@ -141,6 +138,5 @@ def _read(model: type[_Model], text: str, where: str, what: str) -> _Model:
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
         first = f"{'.'.join(map(str, fault['loc'])) or 'the whole'}: {fault['msg']}"
-        raise ArtifactError(
-            f"{what} is not what sambasim run --record-digests writes: {first}", where=where, remedy=_WRITTEN_BY
-        ) from error
+        what = f"{what} is not what sambasim run --record-digests writes: {first}"
+        raise ArtifactError(what, where=where, remedy=_WRITTEN_BY) from error

@@ -4,9 +4,8 @@ And the line of `sambasim bench collectives`."""
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple, get_args
 
 from pydantic import Field, ValidationError
 
@@ -16,14 +15,11 @@ from sambasim.records import Count, Record, unreadable
 
 
 class StepRecord(Record):
-    """One optimizer step; steps and epochs count from 1.
-
-    `loss` is the mean over replicas and micro-steps. `step_s` is the whole step of rank 0, reading data included.
-    `sync_s` is the time of rank 0 in REDUCE, GATHER and the exchange of GRADNORM after its backward ended, waiting
-    included, and in the passes of ZeRO 2 and 3; `hidden_sync_s` is that time before its backward ended. Neither
-    includes OPT. `waited_s`: the time of rank 0 in communication within a replica, by mesh axis. `loss_scale` is that
-    of the step, in float16; `grad_norm` is without it.
-    """
+    """One optimizer step; steps and epochs count from 1. `loss` is the mean over replicas and micro-steps. Seconds are
+    those of rank 0: `step_s` of the whole step, reading data included; `sync_s` in REDUCE, GATHER and the exchange of
+    GRADNORM after its backward ended, waiting included, and in the passes of ZeRO 2 and 3; `hidden_sync_s` that before
+    its backward ended, both without OPT; `waited_s` in communication within a replica, by mesh axis. `loss_scale` is
+    that of the step, in float16; `grad_norm` is without it."""
 
     kind: Literal["step"] = "step"
     step: Count
@@ -105,15 +101,12 @@ class PredictedRecord(Record):
 
 
 class SummaryRecord(Record):
-    """The whole run.
-
-    `state_sha256` is over the parameters, the buffers of replica 0 and the optimizer states, in name order. Equal
-    digests are promised for equal threads, torch build and engine. `world_size` counts replicas, and `chips` those that
-    share the batch of one. `training_s` is of rank 0; `model_s` is the part in forward and backward, with reading data
-    and the hidden sync, without `waited_s`, by mesh axis. After a resume, they count the steps since
+    """The whole run. `state_sha256` is over the parameters, the buffers of replica 0 and the optimizer states, in name
+    order; it is promised to be equal for equal threads, torch build and engine. `world_size` counts replicas, and
+    `chips` those that share the batch of one. `training_s` is of rank 0; `model_s` is the part in forward and backward,
+    with reading data and the hidden sync, without `waited_s`, by mesh axis. After a resume, they count the steps since
     `resumed_after_step`. `steps` includes `skipped_steps`, whose loss or float16 gradients were not finite;
-    `loss_scale` is that of the next step.
-    """
+    `loss_scale` is that of the next step."""
 
     kind: Literal["summary"] = "summary"
     pef_digest: str
@@ -186,13 +179,10 @@ class InferenceRecord(Record):
     notices: list[str]
 
 
-_KINDS: Mapping[str, type[Line]] = {
-    "step": StepRecord, "evaluation": EvaluationRecord, "checkpoint": CheckpointRecord, "summary": SummaryRecord,
-}  # fmt: skip
+_KINDS: Mapping[str, type[Line]] = {line.model_fields["kind"].default: line for line in get_args(Line)}
 
 
-@dataclass(frozen=True, slots=True)
-class RunRecords:
+class RunRecords(NamedTuple):
     """Steps and evaluations of a run, in order. A run that failed or is still running has no summary."""
 
     steps: tuple[StepRecord, ...]
@@ -210,15 +200,12 @@ def read_run(path: Path) -> RunRecords:
     *lines, _ = text.split("\n")
     records = [_record(line, f"{path}:{number}") for number, line in enumerate(lines, 1)]
     if not records:
-        raise ArtifactError(
-            f"{path} has no records", remedy="write one with sambasim run --metrics FILE, or wait for the first step"
-        )
-    summaries = [record for record in records if isinstance(record, SummaryRecord)]
-    return RunRecords(
-        tuple(record for record in records if isinstance(record, StepRecord)),
-        tuple(record for record in records if isinstance(record, EvaluationRecord)),
-        summaries[-1] if summaries else None,
-    )
+        remedy = "write one with sambasim run --metrics FILE, or wait for the first step"
+        raise ArtifactError(f"{path} has no records", remedy=remedy)
+    steps = tuple(record for record in records if isinstance(record, StepRecord))
+    evaluations = tuple(record for record in records if isinstance(record, EvaluationRecord))
+    summary = next((record for record in reversed(records) if isinstance(record, SummaryRecord)), None)
+    return RunRecords(steps, evaluations, summary)
 
 
 def _record(line: str, where: str) -> Line:
@@ -230,11 +217,9 @@ def _record(line: str, where: str) -> Line:
         return model.model_validate({k: math.nan if v is None and k in required else v for k, v in fields.items()})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         what = f"{error.error_count()} invalid fields" if isinstance(error, ValidationError) else "not a record"
-        raise ArtifactError(
-            f"a line is not what sambasim run --metrics writes: {what}",
-            where=where,
-            remedy="a file of sambasim run --metrics FILE, of this version",
-        ) from error
+        what = f"a line is not what sambasim run --metrics writes: {what}"
+        remedy = "a file of sambasim run --metrics FILE, of this version"
+        raise ArtifactError(what, where=where, remedy=remedy) from error
 
 
 DEFINITIONS = (

@@ -7,11 +7,8 @@ https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
-
-_NS_PER_US = 1000
 
 
 class Track(StrEnum):
@@ -23,7 +20,7 @@ class Track(StrEnum):
     COLLECTIVES = "collectives"
 
 
-_THREADS: Mapping[Track, int] = {track: number for number, track in enumerate(Track, start=1)}
+_THREADS = {track: number for number, track in enumerate(Track, start=1)}
 
 
 class TraceSpan(NamedTuple):
@@ -36,8 +33,7 @@ class TraceSpan(NamedTuple):
     args: Mapping[str, int | float | str] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class TraceProcess:
+class TraceProcess(NamedTuple):
     """The spans of one process. The name says whether they are measured or predicted."""
 
     number: int
@@ -54,31 +50,27 @@ def trace_json(processes: Sequence[TraceProcess], facts: Mapping[str, object]) -
         ((span, process.number) for process in processes for span in process.spans),
         key=lambda pair: (pair[0].start_ns, -pair[0].stop_ns, pair[1], _THREADS[pair[0].track], pair[0].name),
     )
-    events = [*names, *(_event(span, number, zero_ns) for span, number in spans)]
-    lines = ",\n".join(json.dumps(event) for event in events)
+    events = [
+        {
+            "ph": "X",
+            "name": span.name,
+            "cat": span.track,
+            "pid": number,
+            "tid": _THREADS[span.track],
+            "ts": (span.start_ns - zero_ns) / 1000,
+            "dur": (span.stop_ns - span.start_ns) / 1000,
+            "args": span.args,
+        }
+        for span, number in spans
+    ]
+    lines = ",\n".join(json.dumps(event) for event in [*names, *events])
     return f'{{"displayTimeUnit": "ms",\n"otherData": {json.dumps(facts)},\n"traceEvents": [\n{lines}\n]}}\n'
 
 
 def _names(process: TraceProcess) -> Iterator[Mapping[str, object]]:
-    of_process = {"ph": "M", "pid": process.number, "tid": 0}
-    yield {**of_process, "name": "process_name", "args": {"name": process.name}}
-    yield {**of_process, "name": "process_sort_index", "args": {"sort_index": process.number}}
     used = {span.track for span in process.spans}
-    for track, thread in _THREADS.items():
-        if track in used:
-            of_thread = {"ph": "M", "pid": process.number, "tid": thread}
-            yield {**of_thread, "name": "thread_name", "args": {"name": track}}
-            yield {**of_thread, "name": "thread_sort_index", "args": {"sort_index": thread}}
-
-
-def _event(span: TraceSpan, process: int, zero_ns: int) -> Mapping[str, object]:
-    return {
-        "ph": "X",
-        "name": span.name,
-        "cat": span.track,
-        "pid": process,
-        "tid": _THREADS[span.track],
-        "ts": (span.start_ns - zero_ns) / _NS_PER_US,
-        "dur": (span.stop_ns - span.start_ns) / _NS_PER_US,
-        "args": span.args,
-    }
+    threads = [("thread", thread, track, thread) for track, thread in _THREADS.items() if track in used]
+    for kind, thread, name, place in [("process", 0, process.name, process.number), *threads]:
+        event = {"ph": "M", "pid": process.number, "tid": thread}
+        yield {**event, "name": f"{kind}_name", "args": {"name": name}}
+        yield {**event, "name": f"{kind}_sort_index", "args": {"sort_index": place}}

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from sambasim.errors import LaunchError
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.mpi import connect
-from sambasim.runtime.machine.torch_process_group import bring_up, bring_up_on_demand, take_down
+from sambasim.runtime.machine.pytorch import bring_up, bring_up_on_demand, take_down
 from sambasim.runtime.run.run_observer import print_whole_lines
 from sambasim.samba import ending
 from sambasim.samba.checks import job

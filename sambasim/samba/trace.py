@@ -19,7 +19,7 @@ from sambasim.ir.program import LOSS_SCALE, ROUNDING_SEED, Program
 from sambasim.ir.types import SymbolKind
 from sambasim.ir.views import as_one_rank
 from sambasim.pef import PefDocument, locate, map_weights, read
-from sambasim.runtime.machine.determinism import make_repeatable
+from sambasim.runtime.machine.pytorch import make_repeatable
 from sambasim.runtime.machine.resources import check_device, default_threads, keep_freed_memory
 from sambasim.runtime.run.stepwise import StepwiseReplica
 from sambasim.samba import joining, process

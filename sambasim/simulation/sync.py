@@ -9,14 +9,7 @@ from enum import StrEnum
 from functools import cache
 from math import ceil, log2
 
-from sambasim.collectives.schedule import (
-    Link,
-    Links,
-    Messages,
-    all_gather_messages,
-    predicted_s,
-    reduce_scatter_messages,
-)
+from sambasim.collectives import Link, Links, Messages, all_gather_messages, predicted_s, reduce_scatter_messages
 from sambasim.costs.work import device_bytes_of
 from sambasim.hardware.budget import Budget
 from sambasim.hardware.placement import Placement

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sambasim.errors import CaptureError, ModelError
-from sambasim.runtime.machine.determinism import Stream, derive
+from sambasim.runtime.machine.pytorch import Stream, derive
 from tests.api.live import compiled, trained
 from tests.support.whole import every_second
 

@@ -13,7 +13,7 @@ from sambasim.cli.main import sambasim
 from sambasim.errors import MachineError, OptionError, SambasimError
 from sambasim.runtime.machine import launcher
 from sambasim.runtime.measure import machine
-from sambasim.runtime.measure.passes import Work
+from sambasim.runtime.measure.machine import Work
 from sambasim.simulation.machine import Machine, PassTimes, Rates
 
 CONFIG = str(Path(__file__).parents[2] / "configs" / "logistic_regression.toml")

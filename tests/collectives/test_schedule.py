@@ -4,15 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sambasim.collectives.schedule import (
+from sambasim.collectives import (
     Link,
     Links,
     Message,
+    additions,
     all_gather_messages,
+    around,
+    blocks,
+    inside,
     predicted_s,
     reduce_scatter_messages,
 )
-from sambasim.collectives.tree import additions, around, blocks, inside
 
 layouts = st.lists(st.integers(0, 3), min_size=1, max_size=10).map(
     lambda nodes: [list(dict.fromkeys(nodes)).index(node) for node in nodes]  # numbered by their lowest rank

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sambasim.collectives.tree import additions
+from sambasim.collectives import additions
 from sambasim.ir.types import CUT_ELEMENTS, cut, cut_at, pieces
 
 

@@ -28,121 +28,87 @@ def _train(folder: Path) -> None:
 
 
 COMMAND_LINES: tuple[Fault, ...] = (
-    Fault("a command that is none", "compil", ("error[usage]", "No such command 'compil'. Did you mean 'compile'?")),
-    Fault("no PEF", "run --steps 3", ("name one PEF: a path, or a name found as", "try:   sambasim run --help")),
-    Fault("a word for a number", "compile -b four", ("'-b' / '--batch-size': 'four' is not a valid integer", "--help")),
+    Fault("compil", "error[usage] ... No such command 'compil'. Did you mean 'compile'?"),
+    Fault("run --steps 3", "name one PEF: a path, or a name found as ... try:   sambasim run --help"),
+    Fault("compile -b four", "'-b' / '--batch-size': 'four' is not a valid integer ... --help"),
     Fault(
-        "-ws for a run",
         "run --pef pair -ws 2",
-        ("-ws is for compile", "a run has as many as mpirun starts", "mpirun -np 2 sambasim run"),
+        "-ws is for compile ... a run has as many as mpirun starts ... mpirun -np 2 sambasim run",
     ),
     Fault(
-        "losses that are not finite, of an inference",
         "run --pef net --inference --on-nonfinite skip --debug-numerics",
-        (
-            "2 options are wrong:",
-            "on_nonfinite (from --on-nonfinite): is for training, and this is inference",
-            "leave out --on-nonfinite",
-            "debug_numerics (from --debug-numerics): is for training",
-        ),
+        "2 options are wrong: ... on_nonfinite (from --on-nonfinite): is for training, and this is inference ... "
+        "leave out --on-nonfinite ... debug_numerics (from --debug-numerics): is for training",
     ),
     Fault(
-        "digests beside a trace",
         "run --pef net --record-digests d --trace t.json",
-        ("record_digests (from --record-digests): takes most of the time of a step", "leave out --record-digests or"),
+        "record_digests (from --record-digests): takes most of the time of a step ... leave out --record-digests or",
     ),
     Fault(
-        "too few replicas to emulate",
         "run --pef pair --emulate-replicas 1",
-        (
-            "at least 2 replicas (-ws 2), and --emulate-replicas 1 was given",
-            "try:   sambasim run --pef pair --emulate-replicas 2",
-        ),
+        "at least 2 replicas (-ws 2), and --emulate-replicas 1 was given ... "
+        "try:   sambasim run --pef pair --emulate-replicas 2",
     ),
     Fault(
-        "replicas to emulate of a PEF for one",
         "run --pef net --emulate-replicas 2",
-        (
-            "this PEF has no REDUCE and GATHER sections",
-            "compile it with --data-parallel -ws 2",
-            "sambasim run --pef net\n",
-        ),
+        "this PEF has no REDUCE and GATHER sections ... compile it with --data-parallel -ws 2 ... "
+        "sambasim run --pef net\n",
     ),
     Fault(
-        "data parallelism of a PEF for one",
         "run --pef net --data-parallel",
-        (
-            "--data-parallel needs REDUCE and GATHER sections, and the PEF net has none",
-            "compile it with --data-parallel",
-        ),
+        "--data-parallel needs REDUCE and GATHER sections, and the PEF net has none ... "
+        "compile it with --data-parallel",
     ),
     Fault(
-        "not a zip",
         "run --pef net.pef",
-        ("error[pef]: net.pef breaks rule 2", "it begins with b'hell', so it is no PEF", "that sambasim compile wrote"),
+        "error[pef]: net.pef breaks rule 2 ... it begins with b'hell', so it is no PEF ... that sambasim compile wrote",
         prepare=lambda folder: (folder / "net.pef").write_text("hello"),
-        exit_code=3,
     ),
     Fault(
-        "weights that are not there",
         _WEIGHTS,
-        ("error[weights]: the weights file w.safetensors is not there", "--weights FILE.safetensors, made by --save"),
-        exit_code=3,
+        "error[weights]: the weights file w.safetensors is not there ... --weights FILE.safetensors, made by --save",
     ),
     Fault(
-        "weights of another model",
         _WEIGHTS + " --inference --predictions p.safetensors",
-        (
-            "w.safetensors do not fit the PEF net: missing linear.bias; not in the model head.weight, norm.bias",
-            "use the weights of a run of this model",
-        ),
+        "w.safetensors do not fit the PEF net: missing linear.bias; not in the model head.weight, norm.bias ... "
+        "use the weights of a run of this model",
         prepare=_save({"linear.weight": torch.ones(3, 8), "head.weight": torch.ones(2), "norm.bias": torch.ones(3)}),
-        exit_code=3,
     ),
     Fault(
-        "the PEF below a file",
         f"{TRAIN} --output-folder net.py",
-        ("the PEF cannot be written to net.py/net/net.pef", "HERE/net.py is not a folder", "--output-folder FOLDER"),
+        "the PEF cannot be written to net.py/net/net.pef ... HERE/net.py is not a folder ... --output-folder FOLDER",
         net("raise RuntimeError('not called')"),
     ),
     Fault(
-        "the metrics on a full disk",
         "run --pef net --metrics /dev/full",
-        ("error[machine]: the metrics file /dev/full cannot be written any more: No space left", "free space"),
+        "error[machine]: the metrics file /dev/full cannot be written any more: No space left ... free space",
     ),
     Fault(
-        "to resume from nowhere",
-        f"{_SYNTHETIC} --resume auto",
-        ("--resume", "needs the folder of the checkpoints", "add --checkpoint-dir DIR"),
+        f"{_SYNTHETIC} --resume auto", "--resume ... needs the folder of the checkpoints ... add --checkpoint-dir DIR"
     ),
     Fault(
-        "a folder that is no checkpoint",
         f"{_SYNTHETIC} --resume empty",
-        ("error[option]: empty is no checkpoint and holds none", "--resume DIR/step-…"),
+        "error[option]: empty is no checkpoint and holds none ... --resume DIR/step-…",
         prepare=lambda folder: (folder / "empty").mkdir(),
     ),
     Fault(
-        "a new run among the checkpoints of another",
         f"{_SYNTHETIC} --checkpoint-dir saved",
-        ("error[option]: saved holds checkpoints of an earlier run, the newest step-0000000002", "add --resume"),
+        "error[option]: saved holds checkpoints of an earlier run, the newest step-0000000002 ... add --resume",
         prepare=_train,
     ),
     Fault(
-        "two courses of one run in a folder",
         f"{_SYNTHETIC} --checkpoint-dir saved --resume saved/step-0000000001",
-        ("saved holds 1 later checkpoints than that of step 1", "name another --checkpoint-dir"),
+        "saved holds 1 later checkpoints than that of step 1 ... name another --checkpoint-dir",
         prepare=_train,
     ),
     Fault(
-        "a checkpoint that is not there",
         f"{_SYNTHETIC} --checkpoint-dir saved --resume=elsewhere",
-        ("there is no checkpoint elsewhere", "--resume auto"),
+        "there is no checkpoint elsewhere ... --resume auto",
         prepare=_train,
     ),
     Fault(
-        "another seed in the midst of an epoch",
         f"{_SYNTHETIC} --checkpoint-dir saved --resume --seed 9",
-        ("within epoch 1, and training.seed = 9 (checkpoint: 0)", "resume with the options"),
+        "within epoch 1, and training.seed = 9 (checkpoint: 0) ... resume with the options",
         prepare=_train,
     ),
 )

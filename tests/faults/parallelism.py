@@ -42,54 +42,42 @@ def _with_rows(*rows: str) -> Callable[[Path], object]:
 
 CUTS: tuple[Fault, ...] = (
     Fault(
-        "chips that no layer can be divided over",
         f"{TRAIN} --tensor-parallel weight --n-chips 5",
-        ("no tensor of net can be cut over 5 ranks", "--n-chips 2, 4 or 8, or leave out --tensor-parallel"),
+        "no tensor of net can be cut over 5 ranks ... --n-chips 2, 4 or 8, or leave out --tensor-parallel",
         DEEP,
     ),
     Fault(
-        "a single layer to divide over chips",
         f"{TRAIN} --tensor-parallel weight --n-chips 2",
-        ("no tensor of net can be cut over 2 ranks", "try:   leave out --tensor-parallel"),
+        "no tensor of net can be cut over 2 ranks ... try:   leave out --tensor-parallel",
         net(),
     ),
     Fault(
-        "heads that chips do not divide",
         f"{TRAIN} --tensor-parallel weight --n-chips 8",
-        ("4 attention heads cannot be divided over 8 ranks", "where: net.py:", "--n-chips 2 or 4, or leave out"),
+        "4 attention heads cannot be divided over 8 ranks ... where: net.py: ... --n-chips 2 or 4, or leave out",
         ATTENTION,
     ),
     Fault(
-        "chips beyond any machine",
         f"{TRAIN} --tensor-parallel batch --n-chips 1000000000",
-        ("parallel.n_chips = 1000000000 (from --n-chips): must be at most 16,384",),
+        "parallel.n_chips = 1000000000 (from --n-chips): must be at most 16,384",
         DEEP,
     ),
     Fault(
-        "chips that do not divide the batch",
         f"{TRAIN} --tensor-parallel batch --n-chips 3",
-        ("parallel.n_chips = 3 (from --n-chips): does not divide the batch of 4 samples", "--batch-size 6"),
+        "parallel.n_chips = 3 (from --n-chips): does not divide the batch of 4 samples ... --batch-size 6",
         DEEP,
     ),
     Fault(
-        "a stage without parameters",
         f"{TRAIN} --pipeline-stages 3",
-        (
-            "net cannot be cut into 3 stages with parameters of their own: its forward has",
-            "use fewer --pipeline-stages: at most 2",
-        ),
+        "net cannot be cut into 3 stages with parameters of their own: its forward has ... "
+        "use fewer --pipeline-stages: at most 2",
         DEEP,
     ),
     Fault(
-        "stages of a single layer",
-        f"{TRAIN} --pipeline-stages 2",
-        ("net cannot be cut into 2 stages", "try:   leave out --pipeline-stages"),
-        net(),
+        f"{TRAIN} --pipeline-stages 2", "net cannot be cut into 2 stages ... try:   leave out --pipeline-stages", net()
     ),
     Fault(
-        "a statistic that two stages share",
         f"{TRAIN} --pipeline-stages 3",
-        ("share the buffer norm.", "which a step changes", "use fewer --pipeline-stages, or give each module a buffer"),
+        "share the buffer norm. ... which a step changes ... use fewer --pipeline-stages, or give each module a buffer",
         net(
             "first, second, last = self.layers\nreturn last(self.norm(second(torch.relu(first(self.norm(x))))))",
             init="self.norm = nn.BatchNorm1d(8, affine=False)\n"
@@ -97,71 +85,66 @@ CUTS: tuple[Fault, ...] = (
         ),
     ),
     Fault(
-        "a schedule beyond any memory",
         f"{TRAIN} -b 65536 --pipeline-stages 2 --micro-batches 65536",
-        ("a schedule of 2 ranks and 65,536 micro-batches is too long", "fewer --pipeline-stages or --micro-batches"),
+        "a schedule of 2 ranks and 65,536 micro-batches is too long ... fewer --pipeline-stages or --micro-batches",
         DEEP,
     ),
     Fault(
-        "micro-batches that do not divide the batch",
         f"{TRAIN} --pipeline-stages 2 --micro-batches 3",
-        ("parallel.micro_batches = 3 (from --micro-batches): does not divide the batch of 4", "--batch-size 6"),
+        "parallel.micro_batches = 3 (from --micro-batches): does not divide the batch of 4 ... --batch-size 6",
         DEEP,
     ),
-    Fault("no such schedule", f"{_STAGES} --schedule zbh1", ("there is no schedule zbh1", _CHOICES), DEEP),
+    Fault(f"{_STAGES} --schedule zbh1", f"there is no schedule zbh1 ... {_CHOICES}", DEEP),
     Fault(
-        "slices without replicas",
-        f"{_STAGES} --zero 3",
-        ("parallel.zero = 3 (from --zero): needs data parallelism", "add --data-parallel"),
-        DEEP,
+        f"{_STAGES} --zero 3", "parallel.zero = 3 (from --zero): needs data parallelism ... add --data-parallel", DEEP
     ),
 )
 
 FILES: tuple[Fault, ...] = tuple(
-    Fault(f"a schedule with {name}", _IN_FILE, fragments, DEEP, _written(content), exit_code=2)
-    for name, content, fragments in (
+    Fault(_IN_FILE, says, DEEP, _written(content), name=f"a schedule with {name}")
+    for name, content, says in (
         (
             "an unknown action",
             "0F0,0F1,0B0,0B1\n1F0,1X0,1F1,1B1\n",
-            ("1X0 is no action", "mine.csv, row 2, cell 2", "write stage, F, B, I or W, and micro-batch, as in 2F0"),
+            "1X0 is no action ... mine.csv, row 2, cell 2 ... write stage, F, B, I or W, and micro-batch, as in 2F0",
         ),
         (
             "a missing cell",
             "0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n",
-            ("0B1 is missing", "mine.csv, row 1 (rank 0)", "every stage, 0 to 1, needs F, B of every micro-batch"),
+            "0B1 is missing ... mine.csv, row 1 (rank 0) ... every stage, 0 to 1, needs F, B of every micro-batch",
         ),
         (
             "a stage on two ranks",
             "0F0,0F1,0B0,0B1,1F0\n1B0,1F1,1B1\n",
-            ("1F0 is on rank 0, but stage 1 is on rank 1", "move 1F0 to row 2"),
+            "1F0 is on rank 0, but stage 1 is on rank 1 ... move 1F0 to row 2",
         ),
         (
             "a backward before its forward",
             "0F0,0F1,0B0,0B1\n1B0,1F0,1F1,1B1\n",
-            ("1B0 is before 1F0, which it needs", "move 1F0 to before 1B0"),
+            "1B0 is before 1F0, which it needs ... move 1F0 to before 1B0",
         ),
         (
             "a deadlock",
             "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n",
-            ("the schedule has a deadlock: 0B0 on rank 0 waits for 1B0; 1F1 on rank 1 waits for 0F1", "move 1B0 to"),
+            "the schedule has a deadlock: 0B0 on rank 0 waits for 1B0; 1F1 on rank 1 waits for 0F1 ... move 1B0 to",
         ),
         (
             "a deadlock of chunks",
             "0F0,0F1,0B0,0B1,2F0,2F1,2B0,2B1\n1F0,1F1,1B0,1B1,3F0,3F1,3B0,3B1\n",
-            ("0B0 on rank 0 waits for 1B0; 1B0 on rank 1 waits for 2B0", "try:   move 2B0 to before 0B0\n"),
+            "0B0 on rank 0 waits for 1B0; 1B0 on rank 1 waits for 2B0 ... try:   move 2B0 to before 0B0\n",
         ),
         (
             "one row",
             "0F0,0F1,0B0,0B1\n",
-            ("mine.csv has 1 rank and 2 micro-batches, not 2 and 2", "write a row for each of the 2 ranks"),
+            "mine.csv has 1 rank and 2 micro-batches, not 2 and 2 ... write a row for each of the 2 ranks",
         ),
         (
             "other ranks",
             "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n2F0,2B0,2F1,2B1\n",
-            ("mine.csv has 3 ranks and 2 micro-batches, not 2 and 2", "--pipeline-stages 3 --micro-batches 2"),
+            "mine.csv has 3 ranks and 2 micro-batches, not 2 and 2 ... --pipeline-stages 3 --micro-batches 2",
         ),
-        ("nothing", "", ("the schedule has no actions", "where: mine.csv", "write a row of actions for each rank")),
-        ("bytes that are no text", b"\x7fELF\xff\x00", ("mine.csv cannot be read: it is not UTF-8 text", _CHOICES)),
+        ("nothing", "", "the schedule has no actions ... where: mine.csv ... write a row of actions for each rank"),
+        ("bytes that are no text", b"\x7fELF\xff\x00", f"mine.csv cannot be read: it is not UTF-8 text ... {_CHOICES}"),
     )
 )
 
@@ -169,117 +152,84 @@ _PIPED = "--pef stages --data synthetic --no-evaluate --steps 2"
 
 RUNS: tuple[Fault, ...] = (
     Fault(
-        "a PEF whose schedule has a deadlock",
         f"run {_PIPED}",
-        (
-            "error[pef]: stages.pef breaks rule 10",
-            "invariant 16: the schedule cannot run: the schedule has a deadlock: 0B0 on rank 0 waits for 1B0",
-            "compile",
-        ),
+        "error[pef]: stages.pef breaks rule 10 ... "
+        "invariant 16: the schedule cannot run: the schedule has a deadlock: 0B0 on rank 0 waits for 1B0 ... "
+        "compile",
         prepare=_with_rows("0F0,0B0,0F1,0B1", "1F0,1F1,1B0,1B1"),
-        exit_code=3,
     ),
     Fault(
-        "a parameter server of stages",
         f"run {_PIPED} --host-sync parameter-server --parameter-servers 1",
-        (
-            "--host-sync parameter-server syncs replicas of one rank, and a replica of the PEF stages has 2 (pp 2)",
-            "leave out --host-sync and --parameter-servers: MPI through the host",
-        ),
+        "--host-sync parameter-server syncs replicas of one rank, and a replica of the PEF stages has 2 (pp 2) ... "
+        "leave out --host-sync and --parameter-servers: MPI through the host",
     ),
     Fault(
-        "gloo for chips",
         "run --pef cut --host-sync gloo",
-        ("--host-sync gloo syncs replicas of one rank, and a replica of the PEF cut has 2 (tp 2)", "leave out --host-"),
+        "--host-sync gloo syncs replicas of one rank, and a replica of the PEF cut has 2 (tp 2) ... leave out --host-",
     ),
     Fault(
-        "gloo for chips that share a batch",
         "run --pef shared --host-sync gloo",
-        ("--host-sync gloo syncs replicas of one rank, and a replica of the PEF shared has 2 (dp 2)", "leave out"),
+        "--host-sync gloo syncs replicas of one rank, and a replica of the PEF shared has 2 (dp 2) ... leave out",
     ),
     Fault(
-        "a parameter server and slices",
         "run --pef slices --emulate-replicas 2 --host-sync parameter-server",
-        ("--host-sync parameter-server keeps gradients whole", "--zero 3", "leave out --host-sync"),
+        "--host-sync parameter-server keeps gradients whole ... --zero 3 ... leave out --host-sync",
     ),
     Fault(
-        "a watch over slices",
-        "run --pef slices --emulate-replicas 2 --debug-numerics",
-        ("--debug-numerics needs whole gradients", "--zero 3"),
+        "run --pef slices --emulate-replicas 2 --debug-numerics", "--debug-numerics needs whole gradients ... --zero 3"
     ),
     Fault(
-        "a watch over stages",
-        f"run {_PIPED} --debug-numerics",
-        ("--debug-numerics cannot watch a pipeline yet", "leave out --debug-numerics"),
+        f"run {_PIPED} --debug-numerics", "--debug-numerics cannot watch a pipeline yet ... leave out --debug-numerics"
     ),
     Fault(
-        "gloo and slices",
         "run --pef slices --emulate-replicas 2 --host-sync gloo",
-        ("gloo keeps gradients whole, and the replicas of the PEF slices keep slices (--zero 3)", "leave out --host-"),
+        "gloo keeps gradients whole, and the replicas of the PEF slices keep slices (--zero 3) ... leave out --host-",
     ),
     Fault(
-        "replicas of chips to emulate",
         "run --pef cut --emulate-replicas 2",
-        ("--emulate-replicas 2 was given, but this PEF has no REDUCE", "or run one replica: mpirun -np 2 sambasim"),
+        "--emulate-replicas 2 was given, but this PEF has no REDUCE ... or run one replica: mpirun -np 2 sambasim",
     ),
     Fault(
-        "too few replicas of chips",
         "run --pef slices",
-        ("at least 2 replicas (-ws 2), and 1 replica was started", "mpirun -np 2 sambasim run --pef slices"),
+        "at least 2 replicas (-ws 2), and 1 replica was started ... mpirun -np 2 sambasim run --pef slices",
     ),
+    Fault("run --pef pairs", "at least 2 replicas of 2 ranks (-ws 2), and 1 replica was started"),
     Fault(
-        "too few replicas of two ranks",
-        "run --pef pairs",
-        ("at least 2 replicas of 2 ranks (-ws 2), and 1 replica was started",),
-    ),
-    Fault(
-        "a flag of compile for a run",
         f"run {_PIPED} --zero 2",
-        ("--zero is for compile: a run takes what the PEF was compiled with", "sambasim compile … --zero 2"),
+        "--zero is for compile: a run takes what the PEF was compiled with ... sambasim compile … --zero 2",
     ),
     Fault(
-        "other stages for a run",
         f"run {_PIPED} --set parallel.pipeline_stages=1",
-        ("parallel.pipeline_stages = 1: is compiled into the PEF", "sambasim compile … --set parallel.pipeline_stages"),
+        "parallel.pipeline_stages = 1: is compiled into the PEF ... sambasim compile … --set parallel.pipeline_stages",
     ),
     Fault(
-        "inductor for a pass that communicates",
         "run --pef cut --engine inductor",
-        ("cannot compile a pass that communicates, and that of the PEF cut does", "run it with --engine plain"),
+        "cannot compile a pass that communicates, and that of the PEF cut does ... run it with --engine plain",
     ),
     Fault(
-        "samples that are not finite, on chips",
         "run --pef cut --data net.py:samples --steps 1 --debug-numerics",
-        ("the loss is not finite on rank 1 (tp 1), step 1", "the input x of the batch of rank 1 (tp 1) holds nan"),
+        "the loss is not finite on rank 1 (tp 1), step 1 ... the input x of the batch of rank 1 (tp 1) holds nan",
         net(samples="return TensorDataset(torch.full((16, 8), torch.nan), torch.arange(16) % 3)"),
     ),
     Fault(
-        "digests of stages",
         f"run {_PIPED} --record-digests d",
-        ("--record-digests cannot watch a pipeline yet", "leave out --record-digests, or compile without"),
+        "--record-digests cannot watch a pipeline yet ... leave out --record-digests, or compile without",
     ),
     Fault(
-        "one device for a PEF of several",
         "tilestat --pef stages",
-        ("a replica of stages has 2 ranks (pp 2)", "try:   sambasim simulate stages predicts all of its ranks"),
+        "a replica of stages has 2 ranks (pp 2) ... try:   sambasim simulate stages predicts all of its ranks",
     ),
     Fault(
-        "a prediction of inference on chips",
         "simulate --pef guesses",
-        (
-            "the PEF guesses is for inference, and only training is predicted on several ranks",
-            "compile it for training",
-        ),
+        "the PEF guesses is for inference, and only training is predicted on several ranks ... compile it for training",
     ),
     Fault(
-        "replicas of a PEF for one, predicted",
         "simulate --pef stages --replicas 2",
-        ("the PEF stages has one replica", "compile it with --data-parallel, or leave out --replicas"),
+        "the PEF stages has one replica ... compile it with --data-parallel, or leave out --replicas",
     ),
     Fault(
-        "the schedule of what is no pipeline",
         "inspect --pef cut --schedule",
-        ("cut is no pipeline, so it has no schedule", "sambasim compile --pipeline-stages 2"),
+        "cut is no pipeline, so it has no schedule ... sambasim compile --pipeline-stages 2",
     ),
 )
 

@@ -14,7 +14,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import cycle
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 
@@ -117,16 +119,13 @@ def wait_for(moment: Moment, folder: Path, random: float) -> bool:
     until = time.monotonic() + 60.0
     step = {Moment.STEP: 1 + int(random * (STEPS - 10)), Moment.CHECKPOINT: 1, Moment.END: STEPS}[moment]
     metrics = folder / "metrics.jsonl"
-    while f'"step":{step},' not in _text(metrics) or (moment is Moment.CHECKPOINT and not _is_saving(folder)):
+    is_saving = (folder / "saved").glob
+    while f'"step":{step},' not in _text(metrics) or (moment is Moment.CHECKPOINT and not any(is_saving("*.partial"))):
         if time.monotonic() > until or (moment is Moment.CHECKPOINT and f'"step":{STEPS},' in _text(metrics)):
             return False
         time.sleep(0.0005)
     time.sleep(random * {Moment.STEP: 0.05, Moment.CHECKPOINT: 0.01, Moment.END: 0.3}[moment])
     return True
-
-
-def _is_saving(folder: Path) -> bool:
-    return any((folder / "saved").glob("*.partial"))
 
 
 SYNC_TIMEOUT_S = 5
@@ -141,8 +140,7 @@ _OF_MPIRUN = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(NamedTuple):
     number: int
     ranks: int
     sync: str
@@ -170,23 +168,18 @@ class Verdict:
 
 
 def cases(count: int, seed: int) -> list[Case]:
-    """`count` of them, with each fault and each moment equally often."""
+    """`count` of them, with each fault and each moment equally often: 3 and 5 have no common divisor."""
     draw = random.Random(seed)
     made = []
-    for number in range(count):
-        moment = list(Moment)[number % len(Moment)]
-        fault = list(Fault)[number % len(Fault)]  # 3 and 5 have no common divisor
-        ranks = draw.choice((2, 4))
-        sync = draw.choice(("--reduce-on-rdu", "", "--host-sync parameter-server"))
+    for number, moment, fault in zip(range(count), cycle(Moment), cycle(Fault), strict=False):
+        ranks, sync = draw.choice((2, 4)), draw.choice(("--reduce-on-rdu", "", "--host-sync parameter-server"))
         made.append(Case(number, ranks, sync, fault, moment, draw.randrange(ranks), draw.random()))
     return made
 
 
 def play(case: Case, state_sha256: str, folder: Path, slack_s: float) -> Verdict:
-    """Run, inject, check, and resume to the end. A job may take `slack_s` longer to end than promised.
-
-    state_sha256: of a run without faults
-    """
+    """Run, inject, check, and resume to the end. A job may take `slack_s` longer to end than promised. `state_sha256`:
+    of a run without faults."""
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(run_job, _run(case, f"--sync-timeout {SYNC_TIMEOUT_S}"), cwd=folder, timeout=180)
         began_s = time.monotonic()
@@ -201,7 +194,12 @@ def play(case: Case, state_sha256: str, folder: Path, slack_s: float) -> Verdict
     verdict = Verdict(case, hit, result.returncode, max(0.0, result.elapsed_s - injected_s), stderr=result.stderr)
     (folder / f"fault-{case.rank}").unlink(missing_ok=True)
     _check_end(verdict, result, folder, slack_s)
-    _check_checkpoints(verdict, folder)
+    for path in checkpoints_in(folder / "saved"):
+        verdict.checkpoints += 1
+        try:
+            check(path)
+        except SambasimError as error:
+            verdict.problems.append(f"a checkpoint is damaged: {error}")
     _resume(verdict, state_sha256, folder)
     return verdict
 
@@ -237,23 +235,11 @@ def _check_end(verdict: Verdict, result: Result, folder: Path, slack_s: float) -
         named = printed.count("error[") == 1 and rank in printed and "stopped" in printed
         if not named and not (in_mpi and "Timeout (" in printed):
             verdict.problems.append("the rank that was stopped is not named once")
-    elif not (any(word in printed for word in _OF_MPIRUN[case.fault]) or _has_status_file(printed, folder)):
-        verdict.problems.append("there is no report of what happened")
-
-
-def _has_status_file(printed: str, folder: Path) -> bool:
-    """Whether the status file that the run named when it started is there, with a line for each rank."""
-    named = re.findall(r"^status file: (\S+) says", printed, re.MULTILINE)
-    return sum(len(_text(folder / name).splitlines()[1:]) for name in named) > 1
-
-
-def _check_checkpoints(verdict: Verdict, folder: Path) -> None:
-    for path in checkpoints_in(folder / "saved"):
-        verdict.checkpoints += 1
-        try:
-            check(path)
-        except SambasimError as error:
-            verdict.problems.append(f"a checkpoint is damaged: {error}")
+    elif not any(word in printed for word in _OF_MPIRUN[case.fault]):
+        # Else the status file that the run named when it started must be there, with a line for each rank.
+        named = re.findall(r"^status file: (\S+) says", printed, re.MULTILINE)
+        if sum(len(_text(folder / name).splitlines()[1:]) for name in named) <= 1:
+            verdict.problems.append("there is no report of what happened")
 
 
 def _resume(verdict: Verdict, state_sha256: str, folder: Path) -> None:

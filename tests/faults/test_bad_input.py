@@ -13,7 +13,9 @@ from tests.faults.texts import TRAIN, net
 from tests.faults.user_code import USER_CODE
 
 
-@pytest.mark.parametrize("fault", [*COMMAND_LINES, *USER_CODE, *PARALLELISM], ids=lambda fault: fault.name)
+@pytest.mark.parametrize(
+    "fault", [*COMMAND_LINES, *USER_CODE, *PARALLELISM], ids=lambda fault: fault.name or fault.command
+)
 def test_bad_input_is_reported(fault: Fault, tmp_path: Path, compiled: Mapping[str, bytes]) -> None:
     fault.check(tmp_path, compiled)
 

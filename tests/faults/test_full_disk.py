@@ -36,7 +36,7 @@ def _files(folder: Path) -> set[str]:
 def test_the_disk_fills_in_the_middle_of_the_metrics_or_a_log(folder: Path) -> None:
     result = _limited(f"{_STEPS} --metrics m.jsonl --save w.safetensors", folder, 20_001)
     check_message(
-        result, ("error[machine]: the metrics file m.jsonl cannot be written any more: File too large", "free space")
+        result, "error[machine]: the metrics file m.jsonl cannot be written any more: File too large ... free space"
     )
     lines = (folder / "m.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, len(lines) + 1)), "only whole lines are kept"
@@ -44,7 +44,7 @@ def test_the_disk_fills_in_the_middle_of_the_metrics_or_a_log(folder: Path) -> N
     assert not (folder / "w.safetensors").exists()
     result = _limited(f"{_STEPS} --log-dir logs", folder, 20_001)
     check_message(
-        result, ("error[machine]: the log logs/rank0.log cannot be written any more: File too large", "--log-dir")
+        result, "error[machine]: the log logs/rank0.log cannot be written any more: File too large ... --log-dir"
     )
     text = (folder / "logs" / "rank0.log").read_text()
     assert text.endswith("\n")
@@ -52,24 +52,24 @@ def test_the_disk_fills_in_the_middle_of_the_metrics_or_a_log(folder: Path) -> N
 
 
 _WRITERS = (
-    ("run --pef net --trace t.json", ("error[machine]: the trace cannot be written to t.json", "--trace FILE")),
+    ("run --pef net --trace t.json", "error[machine]: the trace cannot be written to t.json ... --trace FILE"),
     (
         "run --pef net --save w.safetensors",
-        ("the weights cannot be written to w.safetensors", "File too large", "--save FILE"),
+        "the weights cannot be written to w.safetensors ... File too large ... --save FILE",
     ),
     (
         "run --pef guess --inference --predictions p.safetensors",
-        ("the predictions cannot be written to p.safetensors", "File too large", "--predictions FILE"),
+        "the predictions cannot be written to p.safetensors ... File too large ... --predictions FILE",
     ),
-    (TRAIN + " --pef-name new", ("error[machine]: cannot write ", "new.pef: File too large", "try:   free ")),
+    (TRAIN + " --pef-name new", "error[machine]: cannot write ... new.pef: File too large ... try:   free "),
 )
 
 
 def test_a_file_is_written_whole_or_not_at_all(folder: Path) -> None:
     (folder / "t.json").write_text("of an earlier run")
     before = _files(folder)
-    for command, fragments in _WRITERS:
-        check_message(_limited(command, folder, 100), fragments)
+    for command, says in _WRITERS:
+        check_message(_limited(command, folder, 100), says)
         assert _files(folder) == before
     assert (folder / "t.json").read_text() == "of an earlier run"
 
@@ -81,6 +81,6 @@ def test_a_log_that_one_rank_cannot_write_ends_the_job_once(folder: Path) -> Non
     result = run_mpi(2, command, cwd=folder, env=_STILL)
     check_message(
         outcome_of(result),
-        ("error[machine] (rank 1 on ", "the log logs/rank1.log cannot be written any more: No space left"),
+        "error[machine] (rank 1 on ... the log logs/rank1.log cannot be written any more: No space left",
     )
     assert not (folder / "w.safetensors").exists()

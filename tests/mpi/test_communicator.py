@@ -94,12 +94,12 @@ def test_shared_memory_that_is_not_there_is_refused_on_every_rank() -> None:
 def test_shared_memory_is_unlinked_while_the_job_runs() -> None:
     """Nothing can be left behind by a kill, because no name is there any more once the window is made."""
     body = (
-        "from sambasim.runtime.machine import shared_memory\n"
+        "from sambasim.runtime.machine import node_memory\n"
         "from sambasim.runtime.machine.mpi import connect\n"
         "c = connect(['body'])\n"
         "window = c.allocate_shared(1 << 20)\n"
         "c.barrier()\n"
-        "names = c.gather_object(sorted(map(str, shared_memory.mapped_names())))\n"
+        "names = c.gather_object(sorted(map(str, node_memory.mapped_names())))\n"
         "print(names if names else '', end='')\n"
     )
     result = run_mpi(2, [sys.executable, "-c", body]).check()
@@ -114,7 +114,7 @@ from sambasim.cli.shared import kept_imports
 from sambasim.errors import SambasimError
 with kept_imports():
     import torch, torch.distributed as dist
-    from sambasim.runtime.machine import torch_process_group as group
+    from sambasim.runtime.machine import pytorch as group
     from sambasim.runtime.machine.mpi import connect
 c = connect(["body"])
 try:
@@ -170,7 +170,7 @@ def test_a_collective_fails_with_a_remedy_if_a_rank_is_gone() -> None:
 FREES = """
 import numpy as np
 from sambasim.runtime.machine.mpi import connect
-from sambasim.runtime.machine.huge_pages import freeing, private_pages
+from sambasim.runtime.machine.node_memory import freeing, private_pages
 
 def resident_bytes():
     return 4096 * int(open("/proc/self/statm").read().split()[1])

@@ -17,7 +17,7 @@ from sambasim.options.grammar import parse_input
 from sambasim.options.training import DataOptions, TrainingOptions
 from sambasim.runtime.machine import resources
 from sambasim.runtime.machine.communicator import single_rank
-from sambasim.runtime.machine.determinism import Stream, derive, seed_everything
+from sambasim.runtime.machine.pytorch import Stream, derive, seed_everything
 from sambasim.runtime.run.plan import plan
 from sambasim.runtime.run.replica import Shard
 from sambasim.runtime.values.mean import SquareSums, parts_of, total_norm

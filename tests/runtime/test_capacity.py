@@ -11,8 +11,8 @@ from sambasim.hardware.spec import load_device
 from sambasim.ir.program import Program
 from sambasim.pef import PefDocument
 from sambasim.runtime.machine.communicator import single_rank
+from sambasim.runtime.machine.node_memory import Demand, check_demands, check_start
 from sambasim.runtime.machine.resources import check_device, check_node_memory
-from sambasim.runtime.machine.shared_memory import Demand, check_demands, check_start
 from sambasim.units import GIB, MIB
 from tests.pef.samples import sample_program
 

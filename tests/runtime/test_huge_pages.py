@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sambasim.runtime.machine.huge_pages import ByteArray, huge_bytes, merged, private_pages, second_mapping
+from sambasim.runtime.machine.node_memory import ByteArray, huge_bytes, merged, private_pages, second_mapping
 
 HUGE = huge_bytes()
 needs_huge_pages = pytest.mark.skipif(not HUGE, reason="this system has no huge pages")

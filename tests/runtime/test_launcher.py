@@ -14,7 +14,6 @@ from sambasim.runtime.machine.launcher import (
     find_launcher,
     fitting_mpirun,
     launched_rank,
-    launcher_size,
     library_name,
     mpirun_instead,
     ranks_of_node,
@@ -54,7 +53,6 @@ ENVIRONMENTS = [
 @pytest.mark.parametrize(("environ", "launcher"), ENVIRONMENTS)
 def test_the_launcher_is_found(environ: dict[str, str], launcher: tuple[str, int, int] | None) -> None:
     assert find_launcher(environ) == (Launcher(*launcher) if launcher else None)
-    assert launcher_size(environ) == (launcher[:2] if launcher else None)
     assert launched_rank(environ) == (launcher[2] if launcher else 0)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sambasim.collectives.tree import additions
+from sambasim.collectives import additions
 from sambasim.errors import MachineError
 from sambasim.runtime.machine.kernels.build import build, find_c_compiler
 from sambasim.runtime.values.mean import (

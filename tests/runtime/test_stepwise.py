@@ -168,8 +168,8 @@ def test_ranks_that_take_turns_share_the_time(monkeypatch: pytest.MonkeyPatch) -
     """The sections of all add up to the time of the pass."""
     sections = [Section(index, kind, kind.lower(), index, index + 1) for index, kind in enumerate((FWD, BCKWD, OPT))]
     now = iter((0, 5, 7, 20, 21, 40))
-    monkeypatch.setattr(observer, "perf_counter_ns", lambda: next(now) * 10**9)
     clock = observer.SectionClock()
+    monkeypatch.setattr(observer, "perf_counter_ns", lambda: next(now) * 10**9)
     clock.begin(sections, ranks=2)
     for ended in (0, 1, 0, 1):
         clock.sections_end(0, sections[ended : ended + 1], began_ns=-1)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from sambasim.runtime.machine.torch_process_group import take_down
+from sambasim.runtime.machine.pytorch import take_down
 from sambasim.samba import process
 from sambasim.samba.findings import Reporter
 from sambasim.samba.session import session

@@ -22,7 +22,7 @@ import sambasim as ss
 from sambasim.compiler.compile import compile_model
 from sambasim.errors import SambasimError
 from sambasim.options.compile import CompileOptions
-from sambasim.runtime.machine.determinism import Stream, derive
+from sambasim.runtime.machine.pytorch import Stream, derive
 from tests.support.installation import Installation
 from tests.support.mpi import ROOT
 from tests.zoo.entry import TARGET, Batch, Entry, Outcome

@@ -30,7 +30,7 @@ from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.pef import PefDocument, map_weights, read
 from sambasim.pef.document import Checked, Rounded
-from sambasim.runtime.machine.determinism import repeatable
+from sambasim.runtime.machine.pytorch import repeatable
 from sambasim.runtime.machine.resources import keep_freed_memory
 from sambasim.units import format_bytes
 

@@ -12,24 +12,17 @@ from sambasim.errors import CheckpointError, OptionError, SambasimError
 from sambasim.options.base import show
 from sambasim.options.given import leaves
 from sambasim.pef import peek
-from sambasim.runtime.checkpoint.manifest import EXACT_SYNC, Manifest
+from sambasim.runtime.checkpoint.content import EXACT_SYNC, Manifest
 
 _WITHOUT_EFFECT = ("training.evaluate", "data.workers", "data.prefetch_factor", "data.persistent_workers")
-
 _SOURCE = "data.source"
 _LENGTH = ("training.epochs", "training.steps")
 """The length of a run changes no step of it, unless the learning rate schedule depends on it."""
-
 _SAMPLE_ORDER = (
-    "data.source",
-    "data.args",
-    "data.samples",
-    "data.evaluation_fraction",
-    "data.shuffle",
+    *(f"data.{name}" for name in ("source", "args", "samples", "evaluation_fraction", "shuffle")),
     "training.seed",
 )
 """Options that determine which samples are left of an epoch."""
-
 _SAMPLES = "samples of the data"
 _RUN_FIELDS = {
     "replicas_and_chips": "replicas",
@@ -49,10 +42,7 @@ _PEF_PARTS = {
     "training_defaults": "its training defaults",
     "metadata": "its metadata",
 }
-
 _MOST_OPTIONS = 4
-_POSITION = ("step", "epoch", "used")
-
 
 _OF_MESH = frozenset(
     {
@@ -89,32 +79,30 @@ def check_pef(saved: Manifest, now: Manifest, pef: Path, where: str) -> list[Cha
             what = f"the checkpoint names the PEF {now.pef.name}, but does not hold the tensors of that PEF"
             raise CheckpointError(what, where=where, remedy="use another checkpoint")
         return []
-    if differing := _other_mesh(saved, now):
-        return differing
+    compiled = _differing(saved.pef.compile_options, now.pef.compile_options)
+    compiled.pop("pef_name", None)
+    if compiled and _is_same_model(saved, now) and all(name.split(".")[0] in _OF_MESH for name in compiled):
+        return [Change(name, *values, _alters_bits(name, saved, now)) for name, values in compiled.items()]
     reasons = []
     if saved.pef.name != now.pef.name:
         reasons.append(f"its name is {saved.pef.name!r}")
     if saved.pef.batch_size != now.pef.batch_size:
         reasons.append(f"its batch size is {saved.pef.batch_size} and not {now.pef.batch_size}")
+    reasons += [f"{name}: {before} → {after}" for name, (before, after) in compiled.items()]
+    if not reasons:
+        training = (
+            change for change in _options(saved, now) if change.name.startswith(("loss", "optimizer", "training"))
+        )
+        defaults = ", ".join(f"{change.name}: {change.before} → {change.now}" for change in training)
+        texts = _PEF_PARTS | ({"training_defaults": defaults} if defaults else {})
+        parts = [text for part, text in texts.items() if getattr(saved.pef.parts, part) != getattr(now.pef.parts, part)]
+        reasons = [f"these differ: {', '.join(parts) or 'the version of sambasim'}"]
     right = "the PEF that it was trained with"
     for path in sorted({*pef.parent.glob("*.pef"), *pef.parent.parent.glob("*/*.pef")}):
         with suppress(SambasimError, OSError):  # of a file that is no PEF
             if peek(path).digest == saved.pef.digest:
                 right = f"--pef {path}, {right}"
                 break
-    before, after = saved.pef.compile_options, now.pef.compile_options
-    reasons += [f"{name}: {old} → {new}" for name, old, new in _compile_options(before, after)]
-    parts = [
-        text for part, text in _PEF_PARTS.items() if getattr(saved.pef.parts, part) != getattr(now.pef.parts, part)
-    ]
-    if not reasons:
-        defaults = (
-            change for change in _options(saved, now) if change.name.startswith(("loss", "optimizer", "training"))
-        )
-        named = [f"{change.name}: {change.before} → {change.now}" for change in defaults]
-        if named and _PEF_PARTS["training_defaults"] in parts:
-            parts[parts.index(_PEF_PARTS["training_defaults"])] = ", ".join(named)
-        reasons.append(f"these differ: {', '.join(parts) or 'the version of sambasim'}")
     raise CheckpointError(
         f"the checkpoint is of another PEF than {now.pef.name}: {'; '.join(reasons)}",
         where=where,
@@ -122,22 +110,17 @@ def check_pef(saved: Manifest, now: Manifest, pef: Path, where: str) -> list[Cha
     )
 
 
-def _other_mesh(saved: Manifest, now: Manifest) -> list[Change]:
-    """The compile options that differ, if they do not change the model, its loss, its optimizer, or how many samples a
-    replica takes in a step."""
-    differ = _compile_options(saved.pef.compile_options, now.pef.compile_options)
-    same_tensors = {name: tensor.whole for name, tensor in saved.tensors.items()} == {
-        name: tensor.whole for name, tensor in now.tensors.items()
-    }
+def _is_same_model(saved: Manifest, now: Manifest) -> bool:
+    """Whether they have the same model, loss, optimizer, and samples of a replica in a step, whatever their mesh."""
+
+    def facts(manifest: Manifest) -> list[object]:
+        options = dict(leaves(manifest.options))
+        loss = [value for name, value in options.items() if name.startswith("loss")]
+        wholes = {name: tensor.whole for name, tensor in manifest.tensors.items()}
+        return [wholes, manifest.pef.operators_sha256, loss, options.get("optimizer.name"), _samples(manifest)]
+
     same_integers = saved.pef.integers_sha256 == now.pef.integers_sha256 or saved.pef.batch_size != now.pef.batch_size
-    same_model = same_tensors and same_integers and saved.pef.operators_sha256 == now.pef.operators_sha256
-    if (
-        not same_model
-        or _fixed(saved) != _fixed(now)
-        or any(name.split(".")[0] not in _OF_MESH for name, _, _ in differ)
-    ):
-        return []
-    return [Change(name, before, after, alters_bits=_alters_bits(name, saved, now)) for name, before, after in differ]
+    return same_integers and facts(saved) == facts(now)
 
 
 def _alters_bits(name: str, saved: Manifest, now: Manifest) -> bool:
@@ -148,33 +131,28 @@ def _alters_bits(name: str, saved: Manifest, now: Manifest) -> bool:
     return name not in _OF_RANKS and not (name in _OF_MICRO_STEPS and same_micro_steps)
 
 
-def _fixed(manifest: Manifest) -> list[object]:
-    """What another mesh must not change: the loss, the optimizer, and the samples of a replica in a step."""
-    options = dict(leaves(manifest.options))
-    loss = [value for name, value in options.items() if name.startswith("loss")]
-    return [loss, options.get("optimizer.name"), _samples(manifest)]
-
-
 def _samples(manifest: Manifest) -> int:
     """The samples of a replica in a step."""
     options = dict(leaves(manifest.options))
-    sizes = [options.get(f"training.{name}") for name in ("batch_size", "accumulation_steps")]
+    sizes = (options.get(f"training.{name}") for name in ("batch_size", "accumulation_steps"))
     return math.prod(size for size in sizes if isinstance(size, int))
 
 
-def _compile_options(before: Mapping[str, JsonValue], now: Mapping[str, JsonValue]) -> list[tuple[str, str, str]]:
-    """The options with other values, before and now; the name of a PEF is none of them."""
+def _differing(before: Mapping[str, JsonValue], now: Mapping[str, JsonValue]) -> dict[str, tuple[str, str]]:
+    """The options with other values, as text, before and now."""
     old, new = dict(leaves(before)), dict(leaves(now))
-    names = [name for name in {**old, **new} if old.get(name) != new.get(name) and name != "pef_name"]
-    return [(name, _shown(old.get(name)), _shown(new.get(name))) for name in names]
+
+    def shown(value: object) -> str:
+        return "none" if value is None else show(value)
+
+    names = (name for name in old | new if old.get(name) != new.get(name))
+    return {name: (shown(old.get(name)), shown(new.get(name))) for name in names}
 
 
 def check_epoch(saved: Manifest, now: Manifest, differing: list[Change], where: str) -> None:
-    """Raises OptionError if a change `found` affects which samples are left of the epoch of `saved`."""
-    if not saved.position.used:
-        return
+    """Raises OptionError if a change affects which samples are left of the epoch of `saved`."""
     before, after = (PurePath(str(dict(leaves(manifest.options)).get(_SOURCE))) for manifest in (saved, now))
-    for change in differing:
+    for change in differing if saved.position.used else ():
         if change.name == _SOURCE and before.name == after.name:
             continue  # in another folder: enough to resume, not to promise bits
         if change.name == _SAMPLES or change.name.startswith(_SAMPLE_ORDER):
@@ -187,12 +165,12 @@ def check_epoch(saved: Manifest, now: Manifest, differing: list[Change], where: 
 
 
 def check_exact(differing: list[Change], where: str) -> None:
-    bits = [change for change in differing if change.alters_bits]
+    bits = [str(change) for change in differing if change.alters_bits]
     if bits:
         others = f"; and {len(bits) - _MOST_OPTIONS} more" if len(bits) > _MOST_OPTIONS else ""
         raise OptionError(
             "--exact: the run would not have the bits of an uninterrupted run: "
-            f"{'; '.join(map(str, bits[:_MOST_OPTIONS]))}{others}",
+            f"{'; '.join(bits[:_MOST_OPTIONS])}{others}",
             where=where,
             remedy="resume with the options that the checkpoint was written with, or leave out --exact",
         )
@@ -200,31 +178,25 @@ def check_exact(differing: list[Change], where: str) -> None:
 
 def changes(saved: Manifest, now: Manifest) -> list[Change]:
     """What differs between the run that wrote a checkpoint and this one, of the same PEF."""
-    pairs = [(name, getattr(saved.run, field), getattr(now.run, field)) for field, name in _RUN_FIELDS.items()]
-    run = [Change(name, str(before), str(after), alters_bits=True) for name, before, after in pairs if before != after]
-    return [*run, *_options(saved, now)]
+    pairs = [(name, *(str(getattr(one.run, field)) for one in (saved, now))) for field, name in _RUN_FIELDS.items()]
+    return [*_changed(pairs), *_options(saved, now)]
 
 
 def differences(a: Manifest, b: Manifest) -> list[Change]:
     """What differs between any two checkpoints: their PEFs, positions and runs."""
     pairs = [("PEF", *(f"{manifest.pef.name} {manifest.pef.digest[:12]}" for manifest in (a, b)))]
-    pairs += [
-        (name, *(str(getattr(manifest.position, name)) for manifest in (a, b))) for name in ("step", "epoch", "used")
-    ]
-    differing = [Change(name, before, now, alters_bits=True) for name, before, now in pairs if before != now]
-    return [*differing, *changes(a, b)]
+    pairs += [(name, *(str(getattr(one.position, name)) for one in (a, b))) for name in ("step", "epoch", "used")]
+    return [*_changed(pairs), *changes(a, b)]
+
+
+def _changed(pairs: list[tuple[str, ...]]) -> Iterator[Change]:
+    return (Change(name, before, now, alters_bits=True) for name, before, now in pairs if before != now)
 
 
 def _options(saved: Manifest, now: Manifest) -> Iterator[Change]:
-    before, after = dict(leaves(saved.options)), dict(leaves(now.options))
+    after = dict(leaves(now.options))
     by_progress = after.get("training.schedule.name") in ("linear", "cosine")
     needs_length = by_progress and after.get("training.schedule.total_steps") is None
-    for name in {**before, **after}:
-        if before.get(name) != after.get(name):
-            is_harmless = name in _WITHOUT_EFFECT or (name in _LENGTH and not needs_length)
-            alters = not is_harmless and _alters_bits(name, saved, now)
-            yield Change(name, _shown(before.get(name)), _shown(after.get(name)), alters_bits=alters)
-
-
-def _shown(value: object) -> str:
-    return "none" if value is None else show(value)
+    for name, values in _differing(saved.options, now.options).items():
+        is_harmless = name in _WITHOUT_EFFECT or (name in _LENGTH and not needs_length)
+        yield Change(name, *values, alters_bits=not is_harmless and _alters_bits(name, saved, now))

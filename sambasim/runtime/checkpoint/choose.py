@@ -7,8 +7,8 @@ from sambasim.errors import CheckpointError, OptionError
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.runtime.checkpoint import folder
 from sambasim.runtime.checkpoint.changes import changes, check_epoch, check_exact, check_pef
-from sambasim.runtime.checkpoint.content import Checkpoint, buffer_name, check_content, pieces_of
-from sambasim.runtime.checkpoint.manifest import Manifest, describe
+from sambasim.runtime.checkpoint.content import Checkpoint, buffer_name, check, describe
+from sambasim.runtime.checkpoint.saver import pieces_of
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.plan import Position
 from sambasim.runtime.run.setup import Setup
@@ -35,19 +35,22 @@ def choose(resume: str, checkpoint_dir: Path | None, communicator: Communicator)
             where=f"host {communicator.host_name}",
             remedy="--checkpoint-dir must be a folder that all hosts share",
         )
-    damaged: list[CheckpointError] = []
+    damaged: dict[Path, CheckpointError] = {}
     for path in candidates:
         try:
             checkpoint = _checked(path, communicator)
         except CheckpointError as error:
             if resume != AUTO or not error.is_damage:
                 raise
-            damaged.append(error)
+            damaged[path] = error
         else:
-            return checkpoint, _put_aside(damaged, candidates, communicator)
+            notices = [f"{error.what}{_put_aside(path, communicator)}" for path, error in damaged.items()]
+            communicator.barrier()  # no rank reads the folder before
+            return checkpoint, notices
+    newest = damaged[candidates[0]]
     raise CheckpointError(
-        f"all {len(candidates)} checkpoints in {checkpoint_dir} are damaged; the newest: {damaged[0].what}",
-        where=damaged[0].where,
+        f"all {len(candidates)} checkpoints in {checkpoint_dir} are damaged; the newest: {newest.what}",
+        where=newest.where,
         remedy="leave out --resume and name a new --checkpoint-dir, to start from the beginning",
     )
 
@@ -56,16 +59,14 @@ def settle_if_any(resume: str | None, checkpoint_dir: Path | None, communicator:
     """Collective. `resume`, but AUTO or None instead of IF_ANY. Rank 0 decides; a damaged checkpoint counts as one."""
     if resume != IF_ANY or checkpoint_dir is None:
         return resume
-    has_any: bool | OptionError = False
+    settled, fault = None, None
     if communicator.rank == 0:
         try:
-            has_any = bool(_in_folder(checkpoint_dir) or folder.damaged_in(checkpoint_dir))
+            settled = AUTO if _in_folder(checkpoint_dir) or folder.damaged_in(checkpoint_dir) else None
         except OptionError as error:
-            has_any = error  # all ranks raise it
-    agreed = communicator.broadcast_object(has_any)
-    if isinstance(agreed, OptionError):
-        raise agreed
-    return AUTO if agreed else None
+            fault = error
+    communicator.raise_first(fault)
+    return communicator.broadcast_object(settled)
 
 
 def nothing_in(checkpoint_dir: Path) -> OptionError:
@@ -77,28 +78,9 @@ def nothing_in(checkpoint_dir: Path) -> OptionError:
     )
 
 
-def check_empty(checkpoint_dir: Path) -> None:
-    if earlier := _in_folder(checkpoint_dir):
-        raise OptionError(
-            f"{checkpoint_dir} holds checkpoints of an earlier run, the newest {earlier[0].name}",
-            remedy="add --resume to continue that run, or name another --checkpoint-dir",
-        )
-
-
-def check_newest(step: int, checkpoint_dir: Path) -> None:
-    """A folder holds one course of a run, because the checkpoints of two could not be distinguished."""
-    later = [path for path in _in_folder(checkpoint_dir) if folder.step_of(path) > step]
-    if later:
-        raise OptionError(
-            f"{checkpoint_dir} holds {len(later)} later checkpoints than that of step {step}, the last {later[0].name}",
-            remedy="name another --checkpoint-dir for the new course of the run, or move the later ones away",
-        )
-
-
 def _candidates(resume: str, checkpoint_dir: Path | None) -> list[Path]:
     if resume in (AUTO, NEWEST) and checkpoint_dir is not None:
-        checkpoints = _in_folder(checkpoint_dir)
-        if not checkpoints:
+        if not (checkpoints := _in_folder(checkpoint_dir)):
             raise nothing_in(checkpoint_dir)
         return checkpoints if resume == AUTO else checkpoints[:1]
     path = Path(resume)
@@ -106,8 +88,7 @@ def _candidates(resume: str, checkpoint_dir: Path | None) -> list[Path]:
         raise OptionError(f"there is no checkpoint {path}", remedy="--resume auto, or --resume DIR/step-…")
     if (path / folder.MANIFEST_FILE).exists() or not path.is_dir():
         return [path]
-    checkpoints = _in_folder(path)
-    if not checkpoints:
+    if not (checkpoints := _in_folder(path)):
         raise OptionError(f"{path} is no checkpoint and holds none", remedy="name one: --resume DIR/step-…")
     return checkpoints[:1]
 
@@ -121,32 +102,26 @@ def _in_folder(path: Path) -> list[Path]:
 
 def _checked(path: Path, communicator: Communicator) -> Checkpoint:
     """Collective. The checkpoint at `path`, every byte of it checked. Raises CheckpointError, the same on all ranks."""
-    own: CheckpointError | None = None
+    fault: CheckpointError | None = None
     try:
-        checkpoint = Checkpoint(path)
-        check_content(checkpoint, list(checkpoint.manifest.shards)[communicator.rank :: communicator.world_size])
+        checkpoint = check(path, communicator.rank, communicator.world_size)
     except CheckpointError as error:
-        own = error
-    faults = [fault for fault in communicator.all_gather_object(own) if fault is not None]
+        fault = error
+    faults = [fault for fault in communicator.all_gather_object(fault) if fault is not None]
     if not faults:
         return checkpoint
     faults[0].is_damage = all(fault.is_damage for fault in faults)
     raise faults[0]
 
 
-def _put_aside(damaged: list[CheckpointError], candidates: list[Path], communicator: Communicator) -> list[str]:
-    """Collective. Rename the damaged ones, the first of `candidates`; returns a notice for each."""
-    notices = []
-    for error, path in zip(damaged, candidates, strict=False):
-        kept = ""
-        if communicator.rank == 0:
-            try:
-                kept = f"; renamed to {folder.put_aside(path).name}"
-            except OSError as failure:
-                kept = f"; it cannot be renamed: {failure.strerror}"
-        notices.append(f"{error.what}{kept}")
-    communicator.barrier()  # no rank reads the folder before
-    return notices
+def _put_aside(path: Path, communicator: Communicator) -> str:
+    """Rank 0 renames the damaged checkpoint; the end of the notice of it."""
+    if communicator.rank:
+        return ""
+    try:
+        return f"; renamed to {folder.put_aside(path).name}"
+    except OSError as failure:
+        return f"; it cannot be renamed: {failure.strerror}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +136,8 @@ class Resumption:
 
     def carry_over(self, totals: Totals) -> None:
         progress = self.checkpoint.manifest.progress
-        totals.samples = progress.samples
+        totals.samples, totals.skipped_steps = progress.samples, progress.skipped_steps
         totals.first_nonfinite_step = progress.first_nonfinite_step
-        totals.skipped_steps = progress.skipped_steps
         if progress.loss_scale is not None and self.keeps_loss_scale:
             totals.loss_scale = replace(progress.loss_scale)
         if progress.loss_first is not None:
@@ -175,31 +149,38 @@ def find(setup: Setup, samples: int) -> Resumption | None:
     Raises CheckpointError or OptionError."""
     options, communicator = setup.options.checkpoint, setup.communicator
     if options.resume is None:
-        if options.dir is not None:
-            check_empty(options.dir)
-            communicator.barrier()  # no rank writes before all have checked
+        if options.dir is not None and (earlier := _in_folder(options.dir)):
+            raise OptionError(
+                f"{options.dir} holds checkpoints of an earlier run, the newest {earlier[0].name}",
+                remedy="add --resume to continue that run, or name another --checkpoint-dir",
+            )
+        communicator.barrier()  # no rank writes before all have checked
         return None
     checkpoint, notices = choose(options.resume, options.dir, communicator)
     saved, where = checkpoint.manifest, str(checkpoint.path)
-    at = saved.position
-    if options.dir is not None:
-        check_newest(at.step, options.dir)
-        communicator.barrier()
+    step = saved.position.step
+    # A folder holds one course of a run, because the checkpoints of two could not be distinguished.
+    later = [path for path in _in_folder(options.dir) if folder.step_of(path) > step] if options.dir else []
+    if later:
+        raise OptionError(
+            f"{options.dir} holds {len(later)} later checkpoints than that of step {step}, the last {later[0].name}",
+            remedy="name another --checkpoint-dir for the new course of the run, or move the later ones away",
+        )
+    communicator.barrier()
     now = describe(setup, samples)
     differing = [*check_pef(saved, now, setup.path, where), *changes(saved, now)]
     check_epoch(saved, now, differing, where)
     if options.exact:
         check_exact(differing, where)
-    notices = [*notices, f"resumes after step {at.step}, from {where}"]
+    notices = [*notices, f"resumes after step {step}, from {where}"]
     notices += [f"changed since the checkpoint: {change}" for change in differing]
     if any(change.alters_bits for change in differing):
         notices.append("from here on, the bits may differ from those of an uninterrupted run")
-    return Resumption(checkpoint, at, tuple(notices), _same_scaling(saved, now))
-
-
-def _same_scaling(saved: Manifest, now: Manifest) -> bool:
-    was, wanted = saved.options["training"], now.options["training"]
-    return isinstance(was, dict) and isinstance(wanted, dict) and was.get("loss_scale") == wanted.get("loss_scale")
+    was, wanted = (manifest.options["training"] for manifest in (saved, now))
+    same_scaling = (
+        isinstance(was, dict) and isinstance(wanted, dict) and was.get("loss_scale") == wanted.get("loss_scale")
+    )
+    return Resumption(checkpoint, saved.position, tuple(notices), same_scaling)
 
 
 def restore(setup: Setup, team: Team, checkpoint: Checkpoint) -> None:

@@ -1,40 +1,209 @@
-"""The tensors of a checkpoint: pieces of them in shards, and reading them back, for any mesh."""
+"""What a checkpoint holds: `checkpoint.json`, which describes the run and the tensors, and pieces of the tensors in
+shards, which are read back for any mesh."""
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from re import compile as pattern
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 import torch
+from pydantic import ConfigDict, Field, JsonValue, model_validator
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sambasim.ir.program import ParameterGroup, Program, state_name
-from sambasim.ir.types import Cut, Slice, SymbolKind
+from sambasim import __version__
+from sambasim.bounded import Misfit, OtherFormat, OtherVersion, parse_versioned
+from sambasim.errors import CheckpointError
+from sambasim.ir.types import DTYPE_BYTES, Cut, SymbolKind
+from sambasim.pef.document import WRITER, PartDigests, Sha256, StrictModel, part_digests
+from sambasim.records import Count
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
-from sambasim.runtime.checkpoint.manifest import Manifest, TensorModel, damaged, read_manifest, size_of, unreadable
-from sambasim.runtime.values.memory import DeviceMemory, joined, part_of
+from sambasim.runtime.run.plan import BEGINNING, Position
+from sambasim.runtime.run.setup import Setup
+from sambasim.runtime.run.training import LossScale, Totals
+from sambasim.runtime.values.memory import joined, part_of
+from sambasim.units import MIB
 
+FORMAT_NAME: Final = "sambasim-checkpoint"
+FORMAT_VERSION: Final = "3.2"
+MAX_MANIFEST_BYTES = 64 * MIB
+EXACT_SYNC = "fixed order of addition"
+
+_SAVED_KINDS = (SymbolKind.PARAMETER, SymbolKind.OPTIMIZER_STATE, SymbolKind.BUFFER)
+_MOST_RANKS = 1 << 20
 _KEY = pattern(r"(.+)\[([0-9]{1,18}):([0-9]{1,18})\]")
 
 
-class Piece(NamedTuple):
-    """Elements of a flat tensor, or of a part of one, from `start` on, in a view of device memory."""
+class _Model(StrictModel):
+    model_config = ConfigDict(ser_json_inf_nan="strings")
 
-    kind: SymbolKind
-    symbol: str
+
+class PefModel(_Model):
     name: str
-    start: int
-    data: Tensor
-    is_cut: bool = False
+    digest: Sha256
+    batch_size: Count
+    parts: PartDigests
+    compile_options: dict[str, JsonValue]
+    operators_sha256: str  # of the model, whatever its mesh and batch size
+    integers_sha256: str  # of those of its operators that may depend on `batch_size`
+
+
+class ProgressModel(_Model):
+    """The counts of the summary so far. `samples` are those of all replicas; `loss_scale` is for float16."""
+
+    samples: Count
+    loss_first: Annotated[float | None, Field(strict=False)]  # not strict: NaN and infinities are strings
+    first_nonfinite_step: Count | None
+    skipped_steps: Count
+    loss_scale: LossScale | None = None
+
+
+class RunModel(_Model):
+    """What decides the bits of a run besides its options. `chips`: those that share the batch of a replica; `samples`:
+    the size of the training data."""
+
+    replicas: Annotated[int, Field(ge=1, le=_MOST_RANKS)]
+    chips: Annotated[int, Field(ge=1, le=_MOST_RANKS)]
+    samples: Count
+    threads: Annotated[int, Field(ge=1)]
+    engine: str
+    gradient_sync: str
+    torch: str
+    cpu: str
+
+    @model_validator(mode="after")
+    def _chips_are_ranks(self) -> Self:
+        if self.replicas * self.chips > _MOST_RANKS:
+            raise ValueError(f"{self.replicas} replicas of {self.chips} chips")
+        return self
 
     @property
-    def key(self) -> str:
-        return piece_key(self.name, self.start, self.start + self.data.numel())
+    def replicas_and_chips(self) -> str:
+        return f"{self.replicas} of {self.chips} chips" if self.chips > 1 else str(self.replicas)
+
+
+class TensorModel(_Model):
+    """A tensor of the program; if it is cut, `shape` is that of a part."""
+
+    kind: SymbolKind
+    dtype: Annotated[str, Field(pattern=f"^({'|'.join(DTYPE_BYTES)})$")]
+    shape: Annotated[tuple[Count, ...], Field(max_length=64)]
+    cuts: Annotated[tuple[Cut, ...], Field(max_length=1)] = ()
+
+    @property
+    def whole(self) -> tuple[object, ...]:
+        """What does not depend on the mesh: the kind, the dtype, and the shape of the whole tensor."""
+        shape = list(self.shape)
+        for cut in self.cuts:
+            shape[cut.dim] *= cut.parts
+        return self.kind, self.dtype, tuple(shape)
+
+    @model_validator(mode="after")
+    def _parts_are_ranks(self) -> Self:
+        if any(not 1 <= cut.parts <= _MOST_RANKS for cut in self.cuts):
+            raise ValueError(f"it is cut into {self.cuts[0].parts} parts")
+        return self
+
+
+class ShardModel(_Model):
+    size_bytes: Count
+    sha256: Sha256
+
+
+class Manifest(_Model):
+    """All of `checkpoint.json`. `format`, `version` and `writer` keep their meaning in every later version. `tensors`
+    go by symbol name, `shards` by file name."""
+
+    format: Literal["sambasim-checkpoint"] = FORMAT_NAME
+    version: Literal["3.2"] = FORMAT_VERSION
+    writer: str = f"sambasim {__version__}"
+    digest: str = ""
+    pef: PefModel
+    position: Position
+    progress: ProgressModel
+    run: RunModel
+    options: dict[str, JsonValue]
+    tensors: dict[str, TensorModel]
+    shards: dict[str, ShardModel]
+
+    @model_validator(mode="after")
+    def _counts_are_possible(self) -> Self:
+        if self.position.used > self.run.samples:
+            raise ValueError(f"{self.position.used} samples used of an epoch of {self.run.samples}")
+        if self.progress.skipped_steps > self.position.step:
+            raise ValueError(f"{self.progress.skipped_steps} steps skipped of {self.position.step}")
+        return self
+
+    def right_digest(self) -> str:
+        """The SHA-256 of everything but `digest`; with the digests of the shards it covers the whole checkpoint."""
+        body = self.model_copy(update={"digest": ""})
+        return hashlib.sha256(body.model_dump_json().encode()).hexdigest()
+
+    def at(self, position: Position, totals: Totals) -> "Manifest":
+        progress = ProgressModel(
+            samples=totals.samples,
+            loss_first=totals.loss_first if position.step else None,
+            first_nonfinite_step=totals.first_nonfinite_step,
+            skipped_steps=totals.skipped_steps,
+            loss_scale=totals.loss_scale and replace(totals.loss_scale),
+        )
+        return self.model_copy(update={"position": position, "progress": progress})
+
+    def sealed(self, shards: dict[str, ShardModel]) -> "Manifest":
+        """The complete manifest: with `shards` and the right digest."""
+        complete = self.model_copy(update={"shards": shards})
+        return complete.model_copy(update={"digest": complete.right_digest()})
+
+    def all_tensors(self) -> Iterator[tuple[str, TensorModel]]:
+        """Every tensor that the shards hold, by its name there: each part of a cut one, each replica's buffers."""
+        for name, model in self.tensors.items():
+            axes = [cut.axis for cut in model.cuts]
+            for positions in product(*(range(cut.parts) for cut in model.cuts)):
+                part = part_name(name, model.cuts, dict(zip(axes, positions, strict=True)))
+                if model.kind is SymbolKind.BUFFER:
+                    for replica, chip in product(range(self.run.replicas), range(self.run.chips)):
+                        yield buffer_name(replica, chip, part), model
+                else:
+                    yield part, model
+
+
+def describe(setup: Setup, samples: int) -> Manifest:
+    """The manifest of a run before its first step, without shards. `samples` is the size of the training data."""
+    program, document = setup.program, setup.document
+    return Manifest(
+        pef=PefModel(
+            name=program.name,
+            digest=document.digest,
+            batch_size=program.batch_size,
+            parts=part_digests(document),
+            compile_options=dict(document.compile_options),
+            operators_sha256=document.metadata.get("operators_sha256", ""),
+            integers_sha256=document.metadata.get("integers_sha256", ""),
+        ),
+        position=BEGINNING,
+        progress=ProgressModel(samples=0, loss_first=None, first_nonfinite_step=None, skipped_steps=0),
+        run=RunModel(
+            replicas=setup.replicas,
+            chips=program.chips,
+            samples=samples,
+            threads=setup.threads,
+            engine=setup.options.engine,
+            gradient_sync="gloo" if setup.host_sync == "gloo" and setup.shards > 1 else EXACT_SYNC,
+            torch=torch.__version__,
+            cpu=setup.instructions,
+        ),
+        options={**setup.option_tables, "on_nonfinite": setup.options.on_nonfinite},
+        tensors={
+            name: TensorModel(kind=symbol.kind, dtype=symbol.type.dtype, shape=symbol.type.shape, cuts=symbol.cuts)
+            for name, symbol in program.symbols.items()
+            if symbol.kind in _SAVED_KINDS
+        },
+        shards={},
+    )
 
 
 def piece_key(name: str, start: int, stop: int) -> str:
@@ -53,30 +222,6 @@ def part_name(name: str, cuts: Sequence[Cut], at: Mapping[str, int]) -> str:
     return "".join(f"{cut.axis} {at[cut.axis]}/" for cut in cuts) + name
 
 
-def pieces_of(
-    program: Program,
-    memory: DeviceMemory,
-    slice_of: Callable[[ParameterGroup], Slice],
-    at: Mapping[str, int] = MappingProxyType({}),
-) -> Iterator[Piece]:
-    """The parts of the trained parameters and optimizer states in `memory` that lie in a slice of each group. `at`: the
-    coordinates of the rank."""
-    for group in program.groups:
-        start, stop = slice_of(group)
-        optimizer = program.optimizers[group.optimizer]
-        for member in group.members:
-            low, high = max(start - member.start, 0), min(stop - member.start, member.numel)
-            if low >= high:
-                continue
-            symbols = [(SymbolKind.PARAMETER, member.parameter)]
-            states = optimizer.states
-            symbols += [(SymbolKind.OPTIMIZER_STATE, state_name(member.parameter, optimizer.name, s)) for s in states]
-            for kind, name in symbols:
-                cuts = program.symbols[name].cuts
-                data = memory.tensor(name).view(-1)[low:high]
-                yield Piece(kind, name, part_name(name, cuts, at), low, data, bool(cuts))
-
-
 class _Place(NamedTuple):
     """Where elements `start` to `stop` of a flat tensor are: in the file `shard`, under the name `key`."""
 
@@ -88,22 +233,21 @@ class _Place(NamedTuple):
 
 class Checkpoint:
     """The complete checkpoint in the folder `path`. Tensors are flat and go by symbol name, buffers by `buffer_name`.
-    Raises CheckpointError. `check_content` checks the elements."""
+    Raises CheckpointError. `check` compares the elements with their digests."""
 
     def __init__(self, path: Path) -> None:
-        self.manifest = manifest = read_manifest(path)
+        self.manifest = _read_manifest(path)
         self.path = path
-        self._files: dict[str, Any] = {name: _open_shard(path, manifest, name) for name in manifest.shards}
-        self._pieces: dict[str, list[_Place]] = {}
+        self._files = {name: self._open(name) for name in self.manifest.shards}
+        self._places: dict[str, list[_Place]] = {}
         self._index()
 
     def read(self, name: str, start: int, into: Tensor) -> None:
         stop = start + into.numel()
-        for piece in self._pieces[name]:
-            low, high = max(start, piece.start), min(stop, piece.stop)
+        for place in self._places[name]:
+            low, high = max(start, place.start), min(stop, place.stop)
             if low < high:
-                data = self._files[piece.shard].get_tensor(piece.key)
-                into[low - start : high - start].copy_(data[low - piece.start : high - piece.start])
+                into[low - start : high - start].copy_(self._data(place)[low - place.start : high - place.start])
 
     def read_part(
         self, name: str, cuts: Sequence[Cut], at: Mapping[str, int], start: int, into: Tensor, prefix: str = ""
@@ -116,83 +260,109 @@ class Checkpoint:
             return
         parts = []
         for position in range(saved.cuts[0].parts if saved.cuts else 1):
-            part = torch.empty(saved.shape, dtype=into.dtype)
+            parts.append(part := torch.empty(saved.shape, dtype=into.dtype))
             there = {cut.axis: position for cut in saved.cuts}
             self.read(prefix + part_name(name, saved.cuts, there), 0, part.view(-1))
-            parts.append(part)
         whole = joined(parts, saved.cuts[0]) if saved.cuts else parts[0]
         into.copy_(part_of(whole, cuts, at).reshape(-1)[start : start + into.numel()])
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        for name, model in _all_tensors(self.manifest):
-            parts = [self._files[piece.shard].get_tensor(piece.key) for piece in sorted(self._pieces[name])]
-            empty = torch.empty(0, dtype=getattr(torch, model.dtype))
-            yield name, parts[0] if len(parts) == 1 else torch.cat([empty, *parts])
+        for name, model in self.manifest.all_tensors():
+            parts = [self._data(place) for place in self._places[name]]
+            yield name, torch.cat(parts) if parts else torch.empty(0, dtype=getattr(torch, model.dtype))
+
+    def check_content(self, shard: str) -> None:
+        """Compare every byte of it with its digest. Raises CheckpointError."""
+        try:
+            with (self.path / shard).open("rb") as file:
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise _unreadable(self.path, shard, error) from error
+        if sha256 != self.manifest.shards[shard].sha256:
+            raise _damaged(self.path, shard, "its content is not what was written: its SHA-256 differs")
+
+    def _data(self, place: _Place) -> Tensor:
+        data: Tensor = self._files[place.shard].get_tensor(place.key)
+        return data
+
+    def _open(self, shard: str) -> Any:
+        if Path(shard).name != shard:
+            raise _damaged(self.path, MANIFEST_FILE, f"a shard called {shard!r} would lie outside the checkpoint")
+        if (size_bytes := _size_of(self.path, shard)) != (right := self.manifest.shards[shard].size_bytes):
+            raise _damaged(self.path, shard, f"it has {size_bytes} bytes instead of {right}")
+        try:
+            return safe_open(self.path / shard, "pt")
+        except SafetensorError as error:
+            raise _damaged(self.path, shard, f"it is not a safetensors file: {error}") from error
+        except OSError as error:
+            raise _unreadable(self.path, shard, error) from error
 
     def _index(self) -> None:
         for shard, file in self._files.items():
             for key in file.keys():  # noqa: SIM118 -- not a dictionary
                 if not (match := _KEY.fullmatch(key)):
-                    raise damaged(self.path, shard, f"it holds {key!r}, which is no piece of a tensor")
-                piece = _Place(int(match[2]), int(match[3]), shard, key)
-                self._pieces.setdefault(match[1], []).append(piece)
-        known = set()
-        for name, model in _all_tensors(self.manifest):
-            known.add(name)
+                    raise _damaged(self.path, shard, f"it holds {key!r}, which is no piece of a tensor")
+                self._places.setdefault(match[1], []).append(_Place(int(match[2]), int(match[3]), shard, key))
+        unknown = dict(self._places)
+        for name, model in self.manifest.all_tensors():
             at = 0
-            for piece in sorted(self._pieces.setdefault(name, [])):
-                data = self._files[piece.shard].get_tensor(piece.key)
-                if piece.start != at or data.shape != (piece.stop - at,) or str(data.dtype) != f"torch.{model.dtype}":
-                    actual = f"{data.dtype}{list(data.shape)}"
-                    raise damaged(
-                        self.path, piece.shard, f"{piece.key} does not fit: element {at} is next, is {actual}"
-                    )
-                at = piece.stop
+            self._places[name] = sorted(unknown.pop(name, []))
+            for place in self._places[name]:
+                data = self._data(place)
+                if place.start != at or data.shape != (place.stop - at,) or str(data.dtype) != f"torch.{model.dtype}":
+                    what = f"does not fit: element {at} is next, is {data.dtype}{list(data.shape)}"
+                    raise _damaged(self.path, place.shard, f"{place.key} {what}")
+                at = place.stop
             if at != (numel := math.prod(model.shape)):
-                raise damaged(self.path, "its shards", f"they hold {at} of {numel} elements of {name}")
-        for other in [pieces[0] for name, pieces in self._pieces.items() if name not in known]:
-            raise damaged(self.path, other.shard, f"{other.key} is no piece of a tensor of the manifest")
+                raise _damaged(self.path, "its shards", f"they hold {at} of {numel} elements of {name}")
+        for place, *_ in unknown.values():
+            raise _damaged(self.path, place.shard, f"{place.key} is no piece of a tensor of the manifest")
 
 
-def check_content(checkpoint: Checkpoint, shards: Sequence[str]) -> None:
-    """Compare every byte of these shards with their digests. Raises CheckpointError."""
-    for name in shards:
-        try:
-            with (checkpoint.path / name).open("rb") as file:
-                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise unreadable(checkpoint.path, name, error) from error
-        if sha256 != checkpoint.manifest.shards[name].sha256:
-            raise damaged(checkpoint.path, name, "its content is not what was written: its SHA-256 differs")
-
-
-def check(path: Path) -> Checkpoint:
+def check(path: Path, rank: int = 0, ranks: int = 1) -> Checkpoint:
+    """The checkpoint, its shards compared with their digests: each of `ranks` processes compares others."""
     checkpoint = Checkpoint(path)
-    check_content(checkpoint, list(checkpoint.manifest.shards))
+    for shard in list(checkpoint.manifest.shards)[rank::ranks]:
+        checkpoint.check_content(shard)
     return checkpoint
 
 
-def _all_tensors(manifest: Manifest) -> Iterator[tuple[str, TensorModel]]:
-    """Every tensor that the shards must hold, by its name there: each part of a cut one, each replica's buffers."""
-    for name, model in manifest.tensors.items():
-        axes = [cut.axis for cut in model.cuts]
-        for positions in product(*(range(cut.parts) for cut in model.cuts)):
-            part = part_name(name, model.cuts, dict(zip(axes, positions, strict=True)))
-            if model.kind is SymbolKind.BUFFER:
-                for replica, chip in product(range(manifest.run.replicas), range(manifest.run.chips)):
-                    yield buffer_name(replica, chip, part), model
-            else:
-                yield part, model
+def _damaged(path: Path, part: str, what: str) -> CheckpointError:
+    remedy = "use another checkpoint; run --resume auto takes the newest that is undamaged"
+    return CheckpointError(f"{path.name} is damaged: {part}: {what}", where=str(path), remedy=remedy, is_damage=True)
 
 
-def _open_shard(path: Path, manifest: Manifest, name: str) -> Any:
-    if Path(name).name != name:
-        raise damaged(path, MANIFEST_FILE, f"a shard called {name!r} would lie outside the checkpoint")
-    if (size_bytes := size_of(path, name)) != (right := manifest.shards[name].size_bytes):
-        raise damaged(path, name, f"it has {size_bytes} bytes instead of {right}")
+def _unreadable(path: Path, name: str, error: OSError) -> CheckpointError:
+    """Not damage: it may be readable later, or for another user."""
+    what = f"{name} of {path.name} cannot be read: {error.strerror or error}"
+    return CheckpointError(what, where=str(path), remedy="check the disk and the permissions")
+
+
+def _size_of(path: Path, name: str) -> int:
+    """Bytes of a file of the checkpoint. Raises CheckpointError if it is not a regular one; a pipe would block."""
     try:
-        return safe_open(path / name, "pt")
-    except SafetensorError as error:
-        raise damaged(path, name, f"it is not a safetensors file: {error}") from error
+        if not (path / name).is_file():
+            raise _damaged(path, name, "it is not there, or not a regular file")
+        return (path / name).stat().st_size
     except OSError as error:
-        raise unreadable(path, name, error) from error
+        raise _unreadable(path, name, error) from error
+
+
+def _read_manifest(path: Path) -> Manifest:
+    if _size_of(path, MANIFEST_FILE) > MAX_MANIFEST_BYTES:
+        raise _damaged(path, MANIFEST_FILE, f"it is larger than {MAX_MANIFEST_BYTES} bytes")
+    try:
+        data = (path / MANIFEST_FILE).read_bytes()
+        manifest = parse_versioned(data, Manifest.model_validate_json, FORMAT_NAME, FORMAT_VERSION)
+    except OSError as error:
+        raise _unreadable(path, MANIFEST_FILE, error) from error
+    except OtherFormat as error:
+        raise _damaged(path, MANIFEST_FILE, f'its key "format" is not "{FORMAT_NAME}"') from error
+    except OtherVersion as error:
+        what = f"{path.name}: it is a checkpoint of {error}; {WRITER} reads format {FORMAT_VERSION}"
+        raise CheckpointError(what, where=str(path), remedy=f"resume it with {error.writer}") from error
+    except Misfit as error:
+        raise _damaged(path, MANIFEST_FILE, str(error)) from error
+    if manifest.digest != manifest.right_digest():
+        raise _damaged(path, MANIFEST_FILE, "it was changed after it was written: its digest differs")
+    return manifest

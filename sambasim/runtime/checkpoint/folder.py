@@ -13,9 +13,11 @@ import re
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain, count
 from pathlib import Path
+from typing import BinaryIO
 
-from sambasim.errors import MachineError, OptionError, UserError
+from sambasim.errors import MachineError, OptionError
 from sambasim.runtime.machine.communicator import Communicator
 
 MANIFEST_FILE = "checkpoint.json"
@@ -48,8 +50,7 @@ def partial_of(path: Path) -> Path:
 
 
 def begin(path: Path) -> None:
-    partial = partial_of(path)
-    if partial.exists():
+    if (partial := partial_of(path)).exists():
         shutil.rmtree(partial)
     partial.mkdir()  # without parents: if the folder itself is gone, its disk may have been unmounted
 
@@ -73,23 +74,16 @@ def publish(path: Path) -> None:
 
 def remove(path: Path) -> None:
     """Delete a checkpoint. It is renamed first, so that an interrupted deletion leaves no incomplete checkpoint."""
-    partial = partial_of(path)
-    path.rename(partial)
-    shutil.rmtree(partial)
+    shutil.rmtree(path.rename(partial_of(path)))
 
 
 def put_aside(path: Path) -> Path:
     """Rename a damaged checkpoint to `damaged-…`; returns its new path."""
-    aside = path.with_name(f"damaged-{path.name}")
-    number = 1
-    while aside.exists():
-        number += 1
-        aside = path.with_name(f"damaged-{path.name}-{number}")
-    path.rename(aside)
-    return aside
+    names = (f"damaged-{path.name}{suffix}" for suffix in chain([""], (f"-{number}" for number in count(2))))
+    return path.rename(next(path.with_name(name) for name in names if not path.with_name(name).exists()))
 
 
-def clean(folder: Path) -> None:
+def _clean(folder: Path) -> None:
     """Restore or delete what a run left here that died while it wrote or deleted a checkpoint."""
     for old in folder.glob(".step-*.old"):
         path = old.with_name(old.name.removeprefix(".").removesuffix(".old"))
@@ -109,36 +103,15 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-class FolderLock:
-    """An exclusive lock on a folder, until `release` or the end of the process. It is a POSIX record lock: forked
-    processes, such as data workers, do not inherit it, and it works on NFS."""
-
-    def __init__(self, folder: Path) -> None:
-        """Raises OSError, and BlockingIOError if another process holds the lock."""
-        self._path = folder / LOCK_FILE
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._descriptor)
-            if isinstance(error, PermissionError):  # POSIX lets systems report a held lock as EACCES
-                raise BlockingIOError(error.errno, error.strerror) from error
-            raise
-
-    def release(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-
-def claim(folder: Path, communicator: Communicator) -> FolderLock | None:
-    """Collective. Create `folder`, lock it for this run and clean it up; returns the lock on rank 0. Raises, on all
-    ranks alike, OptionError if another run holds the lock and MachineError if it cannot be created."""
-    held: FolderLock | None = None
-    fault: UserError | None = None
+def claim(folder: Path, communicator: Communicator) -> BinaryIO | None:
+    """Collective. Create `folder`, lock it for this run and clean it up; returns the lock file on rank 0, which holds
+    the lock until it is closed. Raises, on all ranks alike, OptionError if another run holds the lock and MachineError
+    if it cannot be created."""
+    lock: BinaryIO | None = None
+    fault: OptionError | MachineError | None = None
     if communicator.rank == 0:
         try:
-            held = _create_and_lock(folder)
+            lock = _create_and_lock(folder)
         except BlockingIOError:
             what = f"another run is writing its checkpoints into {folder}"
             fault = OptionError(what, remedy="name another --checkpoint-dir, or wait for that run to end")
@@ -146,19 +119,26 @@ def claim(folder: Path, communicator: Communicator) -> FolderLock | None:
             what = f"no checkpoint can be written into {folder}: {error.strerror}"
             where = str(error.filename or folder)
             fault = MachineError(what, where=where, remedy="another place: --checkpoint-dir DIR")
-    fault = communicator.broadcast_object(fault)
-    if fault is not None:
-        raise fault
-    return held
+    communicator.raise_first(fault)
+    return lock
 
 
-def _create_and_lock(folder: Path) -> FolderLock:
+def _create_and_lock(folder: Path) -> BinaryIO:
+    """An exclusive POSIX record lock: forked processes, such as data workers, do not inherit it, and it works on NFS.
+    Raises BlockingIOError if another process holds it."""
     absolute = Path(os.path.abspath(folder))
     created = [place for place in (absolute, *absolute.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    held = FolderLock(folder)
+    lock = (folder / LOCK_FILE).open("ab")
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        if isinstance(error, PermissionError):  # POSIX lets systems report a held lock as EACCES
+            raise BlockingIOError(error.errno, error.strerror) from error
+        raise
     for place in created:  # a checkpoint survives a power cut only if the folders above it do
         sync_folder(place.parent)
     with suppress(OSError):
-        clean(folder)
-    return held
+        _clean(folder)
+    return lock

@@ -10,31 +10,70 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from types import MappingProxyType
+from typing import NamedTuple, TypeVar
 
 from safetensors import SafetensorError
 from torch import Tensor
 
 from sambasim.errors import InternalError, MachineError
 from sambasim.ir.mesh import PIPELINE
+from sambasim.ir.program import ParameterGroup, Program, state_name
 from sambasim.ir.ranks import first_holders
-from sambasim.ir.types import SymbolKind
+from sambasim.ir.types import Slice, SymbolKind
 from sambasim.options.grammar import Unit
 from sambasim.records.metrics import CheckpointRecord
 from sambasim.runtime.checkpoint import folder
-from sambasim.runtime.checkpoint.content import Piece, buffer_name, part_name, piece_key, pieces_of
+from sambasim.runtime.checkpoint.content import Manifest, ShardModel, buffer_name, describe, part_name, piece_key
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
-from sambasim.runtime.checkpoint.manifest import Manifest, ShardModel, describe
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.plan import Plan, Position
 from sambasim.runtime.run.run_observer import RunObserver
 from sambasim.runtime.run.setup import Setup
 from sambasim.runtime.run.team import Team
 from sambasim.runtime.run.training import LossWatch, Totals
-from sambasim.runtime.values.memory import save_tensors
+from sambasim.runtime.values.memory import DeviceMemory, save_tensors
 from sambasim.runtime.watch.status_file import UNWATCHED, Activity
 
 T = TypeVar("T")
+
+
+class Piece(NamedTuple):
+    """Elements of a flat tensor, or of a part of one, from `start` on, in a view of device memory."""
+
+    kind: SymbolKind
+    symbol: str
+    name: str
+    start: int
+    data: Tensor
+    is_cut: bool = False
+
+    @property
+    def key(self) -> str:
+        return piece_key(self.name, self.start, self.start + self.data.numel())
+
+
+def pieces_of(
+    program: Program,
+    memory: DeviceMemory,
+    slice_of: Callable[[ParameterGroup], Slice],
+    at: Mapping[str, int] = MappingProxyType({}),
+) -> Iterator[Piece]:
+    """The parts of the trained parameters and optimizer states in `memory` that lie in a slice of each group. `at`: the
+    coordinates of the rank."""
+    for group in program.groups:
+        start, stop = slice_of(group)
+        optimizer = program.optimizers[group.optimizer]
+        for member in group.members:
+            low, high = max(start - member.start, 0), min(stop - member.start, member.numel)
+            if low >= high:
+                continue
+            states = [state_name(member.parameter, optimizer.name, state) for state in optimizer.states]
+            for name in (member.parameter, *states):
+                kind = SymbolKind.OPTIMIZER_STATE if name in states else SymbolKind.PARAMETER
+                cuts = program.symbols[name].cuts
+                data = memory.tensor(name).view(-1)[low:high]
+                yield Piece(kind, name, part_name(name, cuts, at), low, data, bool(cuts))
 
 
 class Saver:
@@ -87,8 +126,7 @@ class Saver:
 
     def newest(self) -> str | None:
         with suppress(OSError):
-            for path in folder.checkpoints_in(self._folder):
-                return path.name
+            return next((path.name for path in folder.checkpoints_in(self._folder)), None)
         return None
 
     def kept(self) -> str:
@@ -101,7 +139,7 @@ class Saver:
         decides whether this returns None or raises MachineError. Raises NumericsError for non-finite parameters, as
         --on-nonfinite says."""
         began_s = time.perf_counter()
-        setup = self._setup
+        setup, options = self._setup, self._setup.options.checkpoint
         self._losses.check_parameters(self._nonfinite_parameter(), position)
         path = self._folder / folder.name_of(position.step)
         manifest = self._beginning.at(position, totals)
@@ -110,7 +148,7 @@ class Saver:
         except MachineError as error:
             self.failed += 1
             self._failure = error
-            if setup.options.checkpoint.on_failure == "stop":
+            if options.on_failure == "stop":
                 raise
             after = "training goes on, and " if goes_on else ""
             self._observer.noted(f"warning: {error.what} ({error.where}); {after}{self.kept()}")
@@ -118,16 +156,11 @@ class Saver:
         finally:
             self._last_s = time.monotonic()
         self._saved_step, self._failure = position.step, None
-        if setup.is_first:
-            older = [
-                checkpoint
-                for checkpoint in folder.checkpoints_in(self._folder)
-                if folder.step_of(checkpoint) < position.step
-            ]
-            with suppress(OSError):  # what cannot be deleted stays, without harm
-                for checkpoint in older[setup.options.checkpoint.kept - 1 :]:
-                    folder.remove(checkpoint)
         self.last = path
+        with suppress(OSError):  # what cannot be deleted stays, without harm
+            older = [kept for kept in folder.checkpoints_in(self._folder) if folder.step_of(kept) < position.step]
+            for checkpoint in older[options.kept - 1 :] if setup.is_first else ():
+                folder.remove(checkpoint)
         self._observer.saved(
             CheckpointRecord(
                 step=position.step,
@@ -170,14 +203,11 @@ class Saver:
 
     def _nonfinite_parameter(self) -> str | None:
         """Collective. A trained parameter with an element that is NaN or infinite, if there is one."""
-        own = None
-        for piece in self._trained():
-            if piece.kind is SymbolKind.PARAMETER and not all(bound.isfinite() for bound in piece.data.aminmax()):
-                own = piece.name
-                break
+        parameters = (piece for piece in self._trained() if piece.kind is SymbolKind.PARAMETER)
+        bad = (piece.name for piece in parameters if not all(bound.isfinite() for bound in piece.data.aminmax()))
+        name = next(bad, None)
         self._activity.waits("waiting for peers to begin a checkpoint")
-        names = self._setup.communicator.all_gather_object(own)
-        return next((name for name in names if name is not None), None)
+        return next(filter(None, self._setup.communicator.all_gather_object(name)), None)
 
 
 def write(
@@ -190,13 +220,22 @@ def write(
     """Collective. Write the checkpoint `path`, of which this rank has `pieces`. Returns the complete manifest. Raises
     MachineError on all ranks if one fails; then nothing of it is left."""
     rank, count = communicator.rank, communicator.world_size
-    file = folder.partial_of(path) / f"shard-{rank:05}-of-{count:05}.safetensors"
+    partial = folder.partial_of(path)
+    file = partial / f"shard-{rank:05}-of-{count:05}.safetensors"
+
+    def finish() -> None:
+        with (partial / MANIFEST_FILE).open("x") as stream:
+            stream.write(manifest.model_dump_json())
+            stream.flush()
+            os.fsync(stream.fileno())
+        folder.publish(path)
+
     activity.waits("waiting for peers to begin a checkpoint")
     _together(path, communicator, lambda: folder.begin(path) if rank == 0 else None)
     activity.takes_long("writing a checkpoint")
     shards = _together(path, communicator, lambda: (file.name, _write_shard(file, pieces)), activity)
     manifest = manifest.sealed(dict(shards))
-    _together(path, communicator, lambda: _finish(path, manifest) if rank == 0 else None)
+    _together(path, communicator, lambda: finish() if rank == 0 else None)
     activity.does("going on after a checkpoint")
     return manifest
 
@@ -210,27 +249,22 @@ def _write_shard(file: Path, pieces: Mapping[str, Tensor]) -> ShardModel:
         return ShardModel(size_bytes=stream.tell(), sha256=sha256)
 
 
-def _finish(path: Path, manifest: Manifest) -> None:
-    with (folder.partial_of(path) / MANIFEST_FILE).open("x") as stream:
-        stream.write(manifest.model_dump_json())
-        stream.flush()
-        os.fsync(stream.fileno())
-    folder.publish(path)
-
-
 def _together(path: Path, communicator: Communicator, work: Callable[[], T], activity: Activity = UNWATCHED) -> list[T]:
     """Collective. The results of `work` on all ranks. If one fails, the partial checkpoint goes and all raise."""
-    own: T | MachineError
+    result: T | MachineError
     try:
-        own = work()
+        result = work()
     except (OSError, SafetensorError) as error:
-        own = MachineError(
-            f"checkpoint {path.name} cannot be written: {_why(error)}",
+        # safetensors has one class for all: "Error while serializing: I/O error: No space left on device (os error 28)"
+        match = re.search(r"I/O error: (.+?) \(os error", str(error))
+        why = match[1] if match else getattr(error, "strerror", None) or str(error)
+        result = MachineError(
+            f"checkpoint {path.name} cannot be written: {why}",
             where=f"rank {communicator.rank} on {communicator.host_name}, {path.parent}",
             remedy="free some space there, or name another place that all hosts share: --checkpoint-dir FOLDER",
         )
     activity.waits("waiting for peers' parts of a checkpoint")
-    results: Sequence[T | MachineError] = communicator.all_gather_object(own)
+    results: Sequence[T | MachineError] = communicator.all_gather_object(result)
     failures = [result for result in results if isinstance(result, MachineError)]
     if not failures:
         return [result for result in results if not isinstance(result, MachineError)]
@@ -238,11 +272,3 @@ def _together(path: Path, communicator: Communicator, work: Callable[[], T], act
         shutil.rmtree(folder.partial_of(path), ignore_errors=True)
     communicator.barrier()
     raise failures[0]
-
-
-def _why(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    # safetensors raises one class for all: "Error while serializing: I/O error: No space left on device (os error 28)"
-    match = re.search(r"I/O error: (.+?) \(os error", str(error))
-    return match[1] if match else str(error)

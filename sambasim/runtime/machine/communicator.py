@@ -17,7 +17,7 @@ from typing import NewType, NoReturn, TypeAlias, TypeVar, cast
 import numpy as np
 
 from sambasim.errors import InternalError
-from sambasim.runtime.machine.huge_pages import ByteArray, Range, private_pages
+from sambasim.runtime.machine.node_memory import ByteArray, Range, private_pages
 
 Buffer: TypeAlias = ByteArray | memoryview
 
@@ -159,6 +159,11 @@ class Communicator:
     def all_gather_object(self, value: T) -> tuple[T, ...]:
         """Collective: the values of all ranks in rank order, on every rank."""
         return (value,)
+
+    def raise_first(self, fault: Exception | None) -> None:
+        """Collective: raise, on every rank, the fault of the lowest rank that has one."""
+        for raised in filter(None, self.all_gather_object(fault)):
+            raise raised
 
     def all_gather(self, send: Buffer, receive: Buffer) -> None:
         """Collective: `receive` becomes the `send` of every rank, in rank order; all have one length. Raises

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from sambasim.errors import LaunchError
+from sambasim.units import counted
 
 if TYPE_CHECKING:
     from sambasim.ir.mesh import Mesh
@@ -42,41 +43,25 @@ class Launcher(NamedTuple):
     def wait_for_report_s(self) -> float:
         """How long a failed rank waits for rank 0 to report the error (estimate): some launchers end all ranks at the
         first exit."""
-        return _REPORTING_S if self.rank > 0 and self.is_open_mpi else 0.0
+        return 2.0 if self.rank > 0 and self.is_open_mpi else 0.0
 
 
-_OPEN_MPI = "mpirun of Open MPI"
-_REPORTING_S = 2.0
-_SRUN = "srun"
-_TORCHRUN = "torchrun"
-_MPICH_FAMILY = ("MPICH", "Intel")
+_OPEN_MPI, _SRUN, _TORCHRUN = "mpirun of Open MPI", "srun", "torchrun"
 _LAUNCHERS = (
-    (_OPEN_MPI, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-    ("mpirun of MPICH or its relatives", "PMI_SIZE", "PMI_RANK"),
+    (_OPEN_MPI, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", ()),
+    ("mpirun of MPICH or its relatives", "PMI_SIZE", "PMI_RANK", ()),
+    (_TORCHRUN, "WORLD_SIZE", "RANK", ("TORCHELASTIC_RUN_ID",)),
+    # A batch script has SLURM_NTASKS too; only what srun started belongs to a step with tasks.
+    (_SRUN, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", ("SLURM_STEP_ID", "SLURM_PROCID")),
 )
-_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 
 def find_launcher(environ: Mapping[str, str]) -> Launcher | None:
     """The launcher of this process, or None if it was started by hand."""
-    for name, size_key, rank_key in _LAUNCHERS:
-        size = _number(environ, size_key)
-        if size is not None:
+    for name, size_key, rank_key, others in _LAUNCHERS:
+        if (size := _number(environ, size_key)) is not None and all(key in environ for key in others):
             return Launcher(name, size, _number(environ, rank_key) or 0)
-    size = _number(environ, "WORLD_SIZE")
-    if size is not None and "TORCHELASTIC_RUN_ID" in environ:
-        return Launcher(_TORCHRUN, size, _number(environ, "RANK") or 0)
-    slurm_rank, tasks = _number(environ, "SLURM_PROCID"), _number(environ, "SLURM_STEP_NUM_TASKS")
-    # A batch script has SLURM_NTASKS too; only what srun started belongs to a step with tasks.
-    if slurm_rank is not None and tasks is not None and "SLURM_STEP_ID" in environ:
-        return Launcher(_SRUN, tasks, slurm_rank)
     return None
-
-
-def launcher_size(environ: Mapping[str, str]) -> tuple[str, int] | None:
-    """The launcher's name and how many ranks it started; None if there is no launcher, or the number is unknown."""
-    launcher = find_launcher(environ)
-    return None if launcher is None else (launcher.name, launcher.world_size)
 
 
 def launched_rank(environ: Mapping[str, str]) -> int:
@@ -86,7 +71,8 @@ def launched_rank(environ: Mapping[str, str]) -> int:
 
 def ranks_of_node(environ: Mapping[str, str]) -> int:
     """How many ranks the launcher started on this node; 1 if unknown."""
-    return next((ranks for key in _LOCAL_SIZES if (ranks := _number(environ, key)) is not None), 1)
+    sizes = (_number(environ, key) for key in ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"))
+    return next((size for size in sizes if size is not None), 1)
 
 
 def library_name(version: str) -> str:
@@ -109,8 +95,7 @@ def mpirun_instead(environ: Mapping[str, str], executable: Path, arguments: Sequ
             f"torchrun started {ranks} processes on several nodes, and MPI does not connect them",
             remedy=f"on the first node: mpirun -np {ranks} -hosts NODE,NODE {typed}",
         )
-    mpirun = mpirun_here(executable)
-    if mpirun is None:
+    if (mpirun := mpirun_here(executable)) is None:
         raise LaunchError(
             f"torchrun started {ranks} processes, which MPI would have to connect, and there is no mpirun",
             remedy=f"python -m pip install mpich; mpirun -np {ranks} {typed}",
@@ -120,14 +105,18 @@ def mpirun_instead(environ: Mapping[str, str], executable: Path, arguments: Sequ
 
 def mpirun_here(executable: Path = Path(sys.executable)) -> str | None:
     """The mpirun beside the Python `executable`, or in the PATH."""
+    return _mpirun_beside(executable) or shutil.which("mpirun")
+
+
+def _mpirun_beside(executable: Path) -> str | None:
     beside = executable.parent / "mpirun"
-    return str(beside) if beside.exists() else shutil.which("mpirun")
+    return str(beside) if beside.exists() else None
 
 
 def fitting_mpirun(executable: Path, library: str) -> str:
     """The command of the mpirun that belongs to `library`: an MPI from a wheel is beside the Python `executable`."""
-    beside = executable.parent / "mpirun"
-    return shlex.quote(str(beside)) if beside.exists() else f"mpirun (of {library})"
+    beside = _mpirun_beside(executable)
+    return shlex.quote(beside) if beside else f"mpirun (of {library})"
 
 
 def check_launcher(
@@ -144,27 +133,25 @@ def check_launcher(
     launcher, library = find_launcher(environ), library_name(library_version)
     if launcher is None or launcher.world_size == (1 if launcher.name == _TORCHRUN else world_size):
         return
-    but = f"{library} sees {world_size}"
+    but, typed = f"{library} sees {world_size}", f"{launcher.world_size} {shlex.join(command)}"
+    remedy = f"{fitting_mpirun(executable, library)} -np {typed}"
     if launcher.name == _TORCHRUN:
         raise LaunchError(
             f"torchrun started {launcher.world_size} processes, and MPI does not connect them: every replica would "
             "train alone",
-            remedy=f"{fitting_mpirun(executable, library)} -np {launcher.world_size} {shlex.join(command)}",
+            remedy=remedy,
         )
     if world_size is None:
-        if launcher.name != _OPEN_MPI or not library.startswith(_MPICH_FAMILY):
+        if launcher.name != _OPEN_MPI or not library.startswith(("MPICH", "Intel")):
             return
         but = f"{library} cannot be started by it"
-    started = launcher.world_size
-    ranks = f"{started} rank{'' if started == 1 else 's'}"
-    remedy = f"{fitting_mpirun(executable, library)} -np {started} {shlex.join(command)}"
     if launcher.name == _SRUN:
         # Open MPI 5 has PMIx only; the MPICH of the wheels has PMI-1 and PMI-2.
         interface = "pmix" if library.startswith("Open MPI") else "pmi2"
-        remedy = f"srun --mpi={interface} -n {started} {shlex.join(command)}   (srun --mpi=list shows what it supports)"
+        remedy = f"srun --mpi={interface} -n {typed}   (srun --mpi=list shows what it supports)"
     raise LaunchError(
-        f"{launcher.name} started {ranks}, but {but}: mpi4py is linked to another MPI than the launcher's, "
-        "and every replica would train alone",
+        f"{launcher.name} started {counted(launcher.world_size, 'rank')}, but {but}: mpi4py is linked to another MPI "
+        "than the launcher's, and every replica would train alone",
         remedy=remedy,
     )
 
@@ -230,9 +217,7 @@ def check_world_size(
     if world_size > 1 and not data_parallel:
         started = _started(world_size if emulated else world_size * ranks_of_replica, emulated, "rank")
         left = [word for word in command if word.replace("_", "-") not in ("--data-parallel", "--reduce-on-rdu")]
-        alone = _emulating(left, None)
-        if ranks_of_replica > 1:
-            alone = f"mpirun -np {ranks_of_replica} {alone}"
+        alone = f"{f'mpirun -np {ranks_of_replica} ' if ranks_of_replica > 1 else ''}{_emulating(left, None)}"
         raise LaunchError(
             f"{started}, but this PEF has no REDUCE and GATHER sections between replicas: they would train apart",
             remedy=f"compile it with --data-parallel -ws {world_size}, or run one replica: {alone}",
@@ -263,7 +248,7 @@ def _emulating(command: Sequence[str], replicas: int | None) -> str:
 def _started(number: int, emulated: bool, what: str) -> str:
     if emulated:
         return f"--emulate-replicas {number} was given"
-    return f"1 {what} was started" if number == 1 else f"{number} {what}s were started"
+    return f"{counted(number, what)} {'was' if number == 1 else 'were'} started"
 
 
 def _number(environ: Mapping[str, str], key: str) -> int | None:

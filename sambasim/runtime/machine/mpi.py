@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sambasim.errors import InternalError, LaunchError
-from sambasim.runtime.machine import shared_memory
+from sambasim.runtime.machine import node_memory
 from sambasim.runtime.machine.communicator import (
     WINDOW_ALIGNMENT_BYTES,
     Buffer,
@@ -33,22 +33,15 @@ from sambasim.runtime.machine.communicator import (
     rows,
     single_rank,
 )
-from sambasim.runtime.machine.huge_pages import ByteArray, Range, SecondMapping, merged, second_mapping
 from sambasim.runtime.machine.launcher import check_launcher, find_launcher, library_name, ranks_of_node
+from sambasim.runtime.machine.node_memory import ByteArray, Range, SecondMapping, merged, second_mapping
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Communicator", "SharedWindow", "connect", "linked_library"]
-
 T = TypeVar("T")
 
-_PAGE = WINDOW_ALIGNMENT_BYTES
-_NOTICE_TAG = 1
-_FIRST_TAG = 2
-_POSTED_TAG = 3
-_ABORT_GRACE_S = 5.0
-_STDERR = 2  # the descriptor itself, whatever sys.stderr has become
+_NOTICE_TAG, _FIRST_TAG, _POSTED_TAG = 1, 2, 3
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
@@ -56,19 +49,22 @@ def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     """Collective. Start MPI and connect the ranks of this job; without mpirun it needs no MPI. Raises LaunchError if
     the launcher does not fit the MPI, MachineError if MPI lacks shared memory. `command`: what was typed, for remedies.
     """
-    names_before = shared_memory.mapped_names()
+    names_before = node_memory.mapped_names()
     try:
         version = _load_library()
     except (ImportError, RuntimeError) as error:
-        return _without_mpi(command, environ, error)
+        launcher = find_launcher(environ)
+        if launcher is not None and launcher.world_size > 1:
+            raise _no_library(error) from error
+        return single_rank(socket.gethostname())
     from mpi4py import MPI
 
-    executable = Path(sys.executable)
+    host, library, executable = socket.gethostname(), library_name(version), Path(sys.executable)
     check_launcher(environ, None, version, command=command, executable=executable)
     launcher = find_launcher(environ)
     if launcher is not None and launcher.is_open_mpi and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # ranks would outlive mpirun
-    shared_memory.check_start(ranks_of_node(environ), socket.gethostname(), shared_memory.free_bytes())
+    node_memory.check_start(ranks_of_node(environ), host, node_memory.free_bytes())
     if not MPI.Is_initialized():
         # Windows are within a node; Open MPI's component for others prints a warning.
         os.environ.setdefault("OMPI_MCA_osc", "^ucx")
@@ -79,17 +75,17 @@ def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     world = MPI.COMM_WORLD
     node = cast("MPI.Intracomm", world.Split_type(MPI.COMM_TYPE_SHARED, key=world.rank))
     _exchange_first_messages(node)
-    shared_memory.unlink(shared_memory.mapped_names() - names_before)
+    node_memory.unlink(node_memory.mapped_names() - names_before)
     check_launcher(environ, world.size, version, command=command, executable=executable)
     if world.size == 1:
-        return single_rank(socket.gethostname(), library_name(version))
+        return single_rank(host, library)
     first_rank_of_node = world.allgather(node.bcast(world.rank))
     nodes = sorted(set(first_rank_of_node))
     communicator = MpiCommunicator(
         rank=world.rank,
         node_of=tuple(nodes.index(first) for first in first_rank_of_node),
-        host_name=socket.gethostname(),
-        library=library_name(version),
+        host_name=host,
+        library=library,
         _mpi=MPI,
         _world=world,
         _node=node,
@@ -120,7 +116,7 @@ class MpiCommunicator(Communicator):
     _sending: "deque[MPI.Request]" = field(default_factory=deque)  # each keeps its buffer
     _persistent: list["MPI.Prequest"] = field(default_factory=list)
     _subsets: list["MpiCommunicator"] = field(default_factory=list)
-    _promised: shared_memory.Promised = field(default_factory=shared_memory.Promised)
+    _promised: node_memory.Promised = field(default_factory=node_memory.Promised)
     _job: "MpiCommunicator | None" = None
 
     @property
@@ -193,7 +189,8 @@ class MpiCommunicator(Communicator):
     def allocate_shared(self, size_bytes: int, touched: Sequence[Range] | None = None) -> SharedWindow:
         whole = _in_pages(size_bytes)
         used = [(0, size_bytes)] if touched is None else merged(touched)
-        pages = merged((start // _PAGE * _PAGE, _in_pages(stop)) for start, stop in used if start < stop)
+        page = WINDOW_ALIGNMENT_BYTES
+        pages = merged((start // page * page, _in_pages(stop)) for start, stop in used if start < stop)
         needed = min(_in_pages(sum(stop - start for start, stop in pages)), whole)
         if self.library.startswith("Open MPI"):
             # It makes no window that is larger than what is free, less a twentieth, however little will be touched.
@@ -201,20 +198,20 @@ class MpiCommunicator(Communicator):
         shared = self.local_size > 1
         # Other subsets of the job allocate at the same time, and earlier windows have pages that nobody has touched.
         with self._promised.more(needed if shared else 0) as (needed_bytes, free_bytes):
-            reserve_bytes = shared_memory.MPI_RESERVE_BYTES if shared else 0
-            demand = shared_memory.Demand(self.job.node_index, self.host_name, needed_bytes + reserve_bytes, free_bytes)
-            shared_memory.check_demands(self.job.all_gather_object(demand))
+            reserve_bytes = node_memory.MPI_RESERVE_BYTES if shared else 0
+            demand = node_memory.Demand(self.job.node_index, self.host_name, needed_bytes + reserve_bytes, free_bytes)
+            node_memory.check_demands(self.job.all_gather_object(demand))
             # Without the memory, MPIs raise an error, wait forever, or die at the first access. So every rank tries.
             node_bytes = sum(self._node.allgather(whole))
-            obstacle = shared_memory.try_mapping(node_bytes) if shared else None
-            shared_memory.check_mappings(self.job.all_gather_object((self.host_name, node_bytes, obstacle)))
+            obstacle = node_memory.try_mapping(node_bytes) if shared else None
+            node_memory.check_mappings(self.job.all_gather_object((self.host_name, node_bytes, obstacle)))
         if not shared:
             return Communicator.allocate_shared(self, size_bytes)
-        names_before = shared_memory.mapped_names()
+        names_before = node_memory.mapped_names()
         try:
             handle = self._mpi.Win.Allocate_shared(whole, disp_unit=1, comm=self._node)
         except self._mpi.Exception as error:
-            raise shared_memory.window_error(node_bytes, self.host_name, str(error)) from error
+            raise node_memory.window_error(node_bytes, self.host_name, str(error)) from error
         self._windows.append(handle)
         sizes = self._node.allgather(size_bytes)
         parts = [_part(handle, local_rank, size) for local_rank, size in enumerate(sizes)]
@@ -230,7 +227,7 @@ class MpiCommunicator(Communicator):
             parts[self.local_rank][:] = 0  # the first access puts pages into the memory node of their owner
         handle.Sync()
         self.node_barrier()
-        shared_memory.unlink(shared_memory.mapped_names() - names_before)
+        node_memory.unlink(node_memory.mapped_names() - names_before)
         return SharedWindow(tuple(parts), self.local_rank, handle.Sync)
 
     def announce_failure(self, notice: FailureNotice) -> None:
@@ -264,9 +261,9 @@ class MpiCommunicator(Communicator):
         sys.stdout.flush()
         sys.stderr.flush()
         # MPI would print a line of its own, which names neither the error nor the remedy.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), _STDERR)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the descriptor itself, whatever sys.stderr has become
         self._world.Abort(exit_code)
-        time.sleep(_ABORT_GRACE_S)  # the launcher ends this process; MPI_Abort may return before it has
+        time.sleep(5)  # the launcher ends this process; MPI_Abort may return before it has
         os._exit(exit_code)
 
     def close(self) -> None:
@@ -303,13 +300,6 @@ def _load_library() -> str:
     from mpi4py import MPI
 
     return MPI.Get_library_version()
-
-
-def _without_mpi(command: Sequence[str], environ: Mapping[str, str], error: Exception) -> Communicator:
-    launcher = find_launcher(environ)
-    if launcher is not None and launcher.world_size > 1:
-        raise _no_library(error) from error
-    return single_rank(socket.gethostname())
 
 
 def _no_library(error: Exception) -> LaunchError:

@@ -10,11 +10,10 @@ from sambasim.hardware.host import available_bytes
 from sambasim.hardware.spec import device_of
 from sambasim.pef import PefDocument
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.runtime.machine.shared_memory import Demand, check_demands
+from sambasim.runtime.machine.node_memory import Demand, check_demands
 from sambasim.units import format_bytes
 
-_M_TRIM_THRESHOLD = -1  # mallopt(3)
-_M_MMAP_THRESHOLD = -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 _LARGEST_MMAP_THRESHOLD = 32 << 20  # the maximum of glibc
 _NEVER = 2**31 - 1
 _PR_SET_THP_DISABLE = 41  # of prctl(2)
@@ -36,10 +35,6 @@ def use_small_pages() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
 
 
-DEVICES = "the device memory of this node's replicas"
-SMALLER = "run with fewer replicas, or compile a smaller model or batch"
-
-
 def check_device(document: PefDocument) -> None:
     """Raises MachineError if the device that the PEF names has less memory than one replica needs."""
     if document.compile_options.get("arch") is None:
@@ -54,7 +49,10 @@ def check_device(document: PefDocument) -> None:
 
 
 def check_node_memory(
-    communicator: Communicator, needed_bytes: int, what: str = DEVICES, remedy: str = SMALLER
+    communicator: Communicator,
+    needed_bytes: int,
+    what: str = "the device memory of this node's replicas",
+    remedy: str = "run with fewer replicas, or compile a smaller model or batch",
 ) -> None:
     """Collective. Raises MachineError about `what` if the ranks of a node need more memory than is available there."""
     own = Demand(communicator.node_index, communicator.host_name, needed_bytes, available_bytes())
@@ -70,12 +68,9 @@ def default_threads(communicator: Communicator, replicas_here: int, environ: Map
     """Collective. Intra-op threads of a rank, the same on all: OMP_NUM_THREADS, or else a node's cores divided by its
     replicas, at least 1. `replicas_here`: replicas in this process."""
     text = environ.get("OMP_NUM_THREADS", "")
-    chosen = int(text) if text.isdecimal() else 0
-    everybody = communicator.all_gather_object((communicator.node_index, cores_of_this_process(), chosen))
-    if any(chosen for _, _, chosen in everybody):
-        return min(chosen for _, _, chosen in everybody if chosen)
-    shares = []
-    for node in range(communicator.node_count):
-        cores_of_ranks = [cores for index, cores, _ in everybody if index == node]
-        shares.append(len(frozenset().union(*cores_of_ranks)) // (len(cores_of_ranks) * replicas_here))
-    return max(1, min(shares))
+    wanted = int(text) if text.isdecimal() else 0
+    everybody = communicator.all_gather_object((communicator.node_index, cores_of_this_process(), wanted))
+    if chosen := [threads for _, _, threads in everybody if threads]:
+        return min(chosen)
+    of_nodes = [[cores for index, cores, _ in everybody if index == node] for node in range(communicator.node_count)]
+    return max(1, min(len(frozenset().union(*cores)) // (len(cores) * replicas_here) for cores in of_nodes))

@@ -15,16 +15,14 @@ import torch
 from sambasim.errors import MachineError
 from sambasim.ir.program import Program
 from sambasim.records.metrics import CollectivesRecord, LeftOutRecord, PathRecord, SizeRecord
-from sambasim.runtime.machine import torch_process_group
+from sambasim.runtime.machine import pytorch
 from sambasim.runtime.machine.communicator import Communicator, SharedWindow
-from sambasim.runtime.machine.determinism import repeatable
 from sambasim.runtime.machine.resources import default_threads
 from sambasim.runtime.measure.paths import (
     ELEMENT_BYTES,
     GRANULE_BYTES,
     PATHS,
     THROUGH_GLOO,
-    AllReduce,
     Expected,
     Measured,
     Operands,
@@ -36,7 +34,7 @@ from sambasim.runtime.measure.paths import (
     private_buffers,
 )
 from sambasim.runtime.values.memory import DeviceMemory, private_storage
-from sambasim.units import MIB, format_bytes
+from sambasim.units import MIB, counted, format_bytes
 
 
 def runs_of_turns(runs: int) -> Sequence[int]:
@@ -61,7 +59,6 @@ def order(count: int, turn: int) -> Sequence[int]:
 
 _LEAST_RUNS, _MOST_RUNS = 7, 100
 _BYTES_OF_ALL_RUNS = 512 * MIB
-_FACTOR_BETWEEN_SIZES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +73,8 @@ class Request:
 def sizes_between(least_bytes: int, most_bytes: int) -> tuple[int, ...]:
     """Sizes from `least_bytes` to `most_bytes`, each four times the previous one, rounded up to whole cuts."""
     sizes = [least_bytes]
-    while sizes[-1] * _FACTOR_BETWEEN_SIZES < most_bytes:
-        sizes.append(sizes[-1] * _FACTOR_BETWEEN_SIZES)
+    while sizes[-1] * 4 < most_bytes:
+        sizes.append(sizes[-1] * 4)
     whole = {-(-size // GRANULE_BYTES) * GRANULE_BYTES for size in (*sizes, most_bytes)}
     return tuple(sorted(whole))
 
@@ -87,19 +84,18 @@ def measure(communicator: Communicator, request: Request, report: Callable[[str]
     listed as left out. Raises MachineError if all are, and an error for a wrong result."""
     threads = default_threads(communicator, 1)
     with ExitStack() as stack:
-        stack.enter_context(repeatable(threads))
+        stack.enter_context(pytorch.repeatable(threads))
         if not THROUGH_GLOO.isdisjoint(request.paths):
-            torch_process_group.bring_up(communicator)
-            stack.callback(torch_process_group.take_down)
+            pytorch.bring_up(communicator)
+            stack.callback(pytorch.take_down)
         sizes, left_out, window = _fitting(communicator, request)
         if left_out:
             report(f"sizes up to {format_bytes(sizes[-1])}, because larger ones do not fit into memory")
         records = []
-        stack.enter_context(torch_process_group.gloo_errors())
+        stack.enter_context(pytorch.gloo_errors())
         for size_bytes in sizes:
             runs = request.runs or min(max(_BYTES_OF_ALL_RUNS // size_bytes, _LEAST_RUNS), _MOST_RUNS)
-            how_often = "1 run" if runs == 1 else f"{runs} runs"
-            report(f"{format_bytes(size_bytes)}: {how_often} of {', '.join(request.paths)} and of a copy")
+            report(f"{format_bytes(size_bytes)}: {counted(runs, 'run')} of {', '.join(request.paths)} and of a copy")
             program = flat_program(size_bytes // ELEMENT_BYTES)
             records.append(_measure_size(communicator, program, request, runs, window))
     return CollectivesRecord(
@@ -119,10 +115,15 @@ def _fitting(
     """Collective. The sizes that can be measured, those that cannot, and a window for the largest that can."""
     sizes = list(request.sizes_bytes)
     left_out: list[LeftOutRecord] = []
+    window = None
     while True:
         try:
             check_host_memory(communicator, sizes[-1], request.paths)
-            window = _window(communicator, sizes[-1]) if "device" in request.paths else None
+            if "device" in request.paths:
+                device_bytes = flat_program(sizes[-1] // ELEMENT_BYTES).device_bytes
+                # On one node the second half, the operand buffer, stays unused.
+                touched_bytes = device_bytes // 2 if communicator.node_count == 1 else device_bytes
+                window = communicator.allocate_shared(device_bytes, [(0, touched_bytes)])
         except MachineError as error:
             if len(sizes) == 1:
                 raise
@@ -131,34 +132,26 @@ def _fitting(
             return sizes, tuple(left_out), window
 
 
-def _window(communicator: Communicator, size_bytes: int) -> SharedWindow:
-    """Collective. Raises MachineError if a node lacks the shared memory."""
-    device_bytes = flat_program(size_bytes // ELEMENT_BYTES).device_bytes
-    # On one node the second half, the operand buffer, stays unused.
-    touched_bytes = device_bytes // 2 if communicator.node_count == 1 else device_bytes
-    return communicator.allocate_shared(device_bytes, [(0, touched_bytes)])
-
-
 def _measure_size(
     communicator: Communicator, program: Program, request: Request, runs: int, window: SharedWindow | None
 ) -> SizeRecord:
     numel = program.groups[0].numel
     memory = DeviceMemory(program, private_storage(program.device_bytes))
     setting = Setting(program, communicator, window, memory, *private_buffers(numel))
+    paths = {name: make(setting) for name, make in PATHS.items() if name in request.paths}
     copy = copy_bound(setting)
-    paths = [make(name, setting) for name, make in PATHS.items() if name in request.paths]
-    times_s = _times_s(communicator, [*paths, copy], numel, runs)
-    copy_bound_s = statistics.median(times_s[copy.name])
+    times_s = _times_s(communicator, {**paths, "copy": copy}, numel, runs)
+    copy_bound_s = statistics.median(times_s["copy"])
     world_size, size_bytes = communicator.world_size, numel * ELEMENT_BYTES
 
-    def record(path: AllReduce) -> PathRecord:
-        measured_s = statistics.median(times_s[path.name])
+    def record(name: str, path: Measured) -> PathRecord:
+        measured_s = statistics.median(times_s[name])
         return PathRecord(
-            path=path.name,
-            result=path.result,
-            checked=path.checked,
+            path=name,
+            result="sum" if path.expects == "near_sum" else "mean",
+            checked="bits" if path.expects == "mean" else "rounding",
             measured_s=measured_s,
-            least_s=min(times_s[path.name]),
+            least_s=min(times_s[name]),
             algorithm_bytes_per_s=size_bytes / measured_s,
             bus_bytes_per_s=size_bytes / measured_s * 2 * (world_size - 1) / world_size,
             to_copy_bound=measured_s / copy_bound_s,
@@ -169,47 +162,41 @@ def _measure_size(
         runs=runs,
         copy_bytes=world_size * copy.operand.nbytes,
         copy_bound_s=copy_bound_s,
-        paths=tuple(record(path) for path in paths),
+        paths=tuple(record(name, path) for name, path in paths.items()),
     )
 
 
 def _times_s(
-    communicator: Communicator, candidates: Sequence[Measured], numel: int, runs: int
+    communicator: Communicator, candidates: Mapping[str, Measured], numel: int, runs: int
 ) -> Mapping[str, Sequence[float]]:
     """Collective. By path, the time of the slowest rank in each run."""
-    own: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
+    names = list(candidates)
+    own: dict[str, list[float]] = {name: [] for name in names}
     for turn, runs_in_turn in enumerate(runs_of_turns(runs)):
         operands = draw(turn, communicator.rank, communicator.world_size, numel)
-        for number in order(len(candidates), turn):
-            candidate = candidates[number]
-            own[candidate.name] += _turn_s(communicator, candidate, operands, runs_in_turn, f"turn {turn}")
+        for name in (names[number] for number in order(len(names), turn)):
+            own[name] += _turn_s(communicator, name, candidates[name], operands, runs_in_turn, turn)
     of_ranks = communicator.all_gather_object(own)
     return {name: [max(run) for run in zip(*(of_rank[name] for of_rank in of_ranks), strict=True)] for name in own}
 
 
 def _turn_s(
-    communicator: Communicator, candidate: Measured, operands: Operands, runs: int, turn: str
+    communicator: Communicator, name: str, candidate: Measured, operands: Operands, runs: int, turn: int
 ) -> Sequence[float]:
     """Collective. The times of this rank for `runs` runs in a row, after one warm-up run."""
     times_s = []
-    expected = candidate.expected(operands)
+    expected: Expected = getattr(operands, candidate.expects)
     for run in range(1 + runs):
         candidate.refill(operands.own)
         communicator.barrier()
         began_s = time.perf_counter()
         candidate.run()
         times_s.append(time.perf_counter() - began_s)
-        if run in (0, runs):
-            _check(candidate, expected, f"on rank {communicator.rank}, in run {run} of {turn}")
+        for start, part in candidate.parts if run in (0, runs) else ():
+            if (wrong := expected.first_difference(part, start)) is not None:
+                raise candidate.wrong_result(
+                    f"{name} gave a wrong result: {float(part[wrong - start])} and not {expected.at(wrong)}",
+                    where=f"element {wrong}, on rank {communicator.rank}, in run {run} of turn {turn}",
+                )
         communicator.barrier()  # other ranks may still read what is overwritten next
     return times_s[1:]
-
-
-def _check(candidate: Measured, expected: Expected, where: str) -> None:
-    for start, part in candidate.parts:
-        wrong = expected.first_difference(part, start)
-        if wrong is not None:
-            raise candidate.wrong_result(
-                f"{candidate.name} gave a wrong result: {float(part[wrong - start])} and not {expected.at(wrong)}",
-                where=f"element {wrong}, {where}",
-            )

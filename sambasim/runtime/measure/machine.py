@@ -1,34 +1,69 @@
 """Measure this machine for `sambasim plan --here`: the operators of a model, the update, messages and memory.
 
 For 1, 2, … ranks, up to the number of cores, one job of that many ranks runs real passes of a replica, all at the same
-time, as `sambasim run` would (`measure/passes.py`): operators are timed where they run, with the caches and the memory
-bandwidth that other ranks leave them.
+time, as `sambasim run` would: operators are timed where they run, with the caches and the memory bandwidth that other
+ranks leave them. The job reads what to run from a file in a folder of its own, and writes what rank 0 has measured.
+
+    python -m sambasim.runtime.measure.machine FOLDER
 """
 
+import importlib
 import json
 import os
 import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from math import inf
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, perf_counter_ns
+from typing import NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
-from sambasim.errors import MachineError
+from sambasim.data.sources import Source, open_source
+from sambasim.errors import DataError, MachineError, SambasimError
 from sambasim.hardware.host import available_bytes
+from sambasim.ir.dataflow import pass_and_update
+from sambasim.ir.graph import Node
+from sambasim.ir.program import Program
+from sambasim.ir.types import SymbolKind, TensorType
+from sambasim.options.training import DataOptions, OptimizerOptions
+from sambasim.runtime.engine.executor import Executor, tangent_of
+from sambasim.runtime.engine.update import Update
+from sambasim.runtime.machine import pytorch
+from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.launcher import mpirun_here
-from sambasim.runtime.machine.resources import cores_of_this_process
-from sambasim.runtime.measure import passes
-from sambasim.runtime.measure.passes import ERROR, RATES, WORK, Work
+from sambasim.runtime.machine.mpi import connect as connect_ranks
+from sambasim.runtime.machine.resources import cores_of_this_process, default_threads, keep_freed_memory
+from sambasim.runtime.run.replica import Shard, input_specs
+from sambasim.runtime.transports.connect import Way, open_ranks
+from sambasim.runtime.transports.in_process import finished
+from sambasim.runtime.transports.messages import MessageGroup
+from sambasim.runtime.values.memory import DeviceMemory
+from sambasim.runtime.values.optimizers import Optimizers, bind_arguments
+from sambasim.runtime.watch.observer import Function, StepObserver
 from sambasim.simulation.machine import Machine, PassTimes, Rates
-from sambasim.units import MIB, counted
+from sambasim.units import KIB, MIB, counted
 
+T = TypeVar("T")
+
+_WORK, _RATES, _ERROR = "work.pickle", "rates.json", "error.txt"  # the files of a job, in its folder
 _TIMEOUT_S = 600.0
-_CPU_TIMES = Path("/proc/stat")
 _GEMM_SIZE, _COPY_BYTES = 1024, 64 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a job runs: the program of a replica for each number of samples, and its data and optimizer."""
+
+    programs: tuple[Program, ...]
+    data: DataOptions
+    optimizer: OptimizerOptions
 
 
 def measure_machine(
@@ -46,7 +81,10 @@ def measure_machine(
         rates.append(_job(work, count))
         load.append(others.cores())
     on_phase("measure memory and products")
-    copy_bytes_per_s, gemm_flops_per_s = _copy_bytes_per_s(), _gemm_flops_per_s()
+    source, target = torch.ones(_COPY_BYTES // 4), torch.ones(_COPY_BYTES // 4)
+    copy_bytes_per_s = 2 * _COPY_BYTES / _least_s(lambda: target.copy_(source))
+    square = torch.ones(_GEMM_SIZE, _GEMM_SIZE)
+    gemm_flops_per_s = 2.0 * _GEMM_SIZE**3 / _least_s(lambda: torch.mm(square, square))
     return Machine(cores, available_bytes() or 0, copy_bytes_per_s, gemm_flops_per_s, max(load), tuple(rates))
 
 
@@ -62,7 +100,7 @@ class OtherLoad:
 
     @staticmethod
     def _now() -> tuple[float, float, float]:
-        user, nice, system, _, _, irq, soft_irq, steal = map(int, _CPU_TIMES.read_text().split()[1:9])
+        user, nice, system, _, _, irq, soft_irq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
         times = os.times()
         own_s = times.user + times.system + times.children_user + times.children_system
         return times.elapsed, (user + nice + system + irq + soft_irq + steal) / os.sysconf("SC_CLK_TCK"), own_s
@@ -71,32 +109,22 @@ class OtherLoad:
 def _job(work: Work, ranks: int) -> Rates:
     launcher = [] if ranks == 1 else [str(mpirun_here()), "-np", str(ranks)]
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / WORK).write_bytes(pickle.dumps(work))
-        command = [*launcher, sys.executable, "-m", passes.__name__, folder]
+        (Path(folder) / _WORK).write_bytes(pickle.dumps(work))
+        command = [*launcher, sys.executable, "-m", "sambasim.runtime.measure.machine", folder]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired:
             what = f"the measurement with {ranks} ranks did not end within {_TIMEOUT_S:.0f} s"
             raise MachineError(what, remedy="fewer --ranks, or a smaller --global-batch") from None
         if done.returncode:
-            error, lines = Path(folder) / ERROR, done.stderr.strip().splitlines()
+            error, lines = Path(folder) / _ERROR, done.stderr.strip().splitlines()
             said = error.read_text() if error.exists() else lines[-1] if lines else f"exit code {done.returncode}"
             raise MachineError(
                 f"the model does not run on this machine, with {counted(ranks, 'rank')}: {said}",
                 remedy="a smaller --global-batch; sambasim compile and sambasim run say more",
             )
-        rates = json.loads((Path(folder) / RATES).read_text())
+        rates = json.loads((Path(folder) / _RATES).read_text())
     return Rates(**{**rates, "passes": tuple(PassTimes(**times) for times in rates["passes"])})
-
-
-def _copy_bytes_per_s() -> float:
-    source, target = torch.ones(_COPY_BYTES // 4), torch.ones(_COPY_BYTES // 4)
-    return 2 * _COPY_BYTES / _least_s(lambda: target.copy_(source))
-
-
-def _gemm_flops_per_s() -> float:
-    a = torch.ones(_GEMM_SIZE, _GEMM_SIZE)
-    return 2.0 * _GEMM_SIZE**3 / _least_s(lambda: torch.mm(a, a))
 
 
 def _least_s(action: Callable[[], object], runs: int = 9) -> float:
@@ -109,3 +137,234 @@ def _least_s(action: Callable[[], object], runs: int = 9) -> float:
         times_s.append(perf_counter() - began_s)
     torch.set_num_threads(threads)
     return min(times_s)
+
+
+_LEAST_STEPS, _MOST_STEPS, _ENOUGH_S = 4, 20, 1.5
+"""Steps of each number of samples: as many as fit into `_ENOUGH_S`, within these bounds (estimate)."""
+
+_SHORT_BYTES, _LONG_BYTES, _MESSAGES = 64, 4 * MIB, 15
+
+
+def _resident_bytes() -> tuple[int, int, int]:
+    """The pages of this process in memory: its own, those of files, as of libraries, and of shared memory."""
+    lines = [line.split() for line in Path("/proc/self/status").read_text().splitlines()]
+    sizes = {words[0]: int(words[1]) * KIB for words in lines if words and words[0].startswith("Rss")}
+    return sizes["RssAnon:"], sizes["RssFile:"], sizes["RssShmem:"]
+
+
+class _Clock(StepObserver):
+    """Notes when each instruction of a pass is called: a node takes the time until the next one is called, with what is
+    stored and freed behind it."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def bind(self, replica: int, node: Node, function: Function) -> Function:
+        name, note = node.name, self.calls
+
+        def timed(*operands: object, **keywords: object) -> object:
+            note.append((name, perf_counter_ns()))
+            return function(*operands, **keywords)
+
+        return timed
+
+    def seconds(self, ended_ns: int) -> dict[str, float]:
+        """Of the nodes called since the last time."""
+        calls = pairwise([*self.calls, ("", ended_ns)])
+        seconds = {name: (stop_ns - called_ns) / 1e9 for (name, called_ns), (_, stop_ns) in calls}
+        self.calls.clear()
+        return seconds
+
+
+class _Batches:
+    """Batches of `source`, epoch after epoch."""
+
+    def __init__(self, source: Source, program: Program, options: DataOptions, communicator: Communicator) -> None:
+        ranks, size = communicator.world_size, program.batch_size
+        self._each = len(source.train) // ranks // size
+        if not self._each:
+            raise DataError(
+                f"{source.name} has {len(source.train):,} samples to train on, fewer than"
+                f" {counted(ranks, 'replica')} × {counted(size, 'sample')}",
+                remedy="a smaller --global-batch",
+            )
+        self._shard = Shard(
+            source.train,
+            rank=communicator.rank,
+            world_size=ranks,
+            batch_size=size,
+            accumulation_steps=1,
+            options=options,
+            inputs=input_specs(program),
+            seed=0,
+        )
+        self._read = 0
+
+    def next(self) -> Mapping[str, Tensor]:
+        epoch, within = divmod(self._read, self._each)
+        if not within:
+            self._shard.begin_epoch(epoch, self._read)
+        self._read += 1
+        return self._shard.next_batch()
+
+
+class _Step(NamedTuple):
+    """The seconds of one step: of its batch, of a pass by node, of all of a pass that adds, and of the update."""
+
+    batch_s: float
+    seconds: Mapping[str, float]
+    adding_pass_s: float
+    update_s: float
+
+
+class _Rank:
+    """This rank of a job, as a replica of `program` with synced gradients."""
+
+    def __init__(self, program: Program, work: Work, source: Source, communicator: Communicator, way: Way) -> None:
+        self._communicator = communicator
+        self._batches = _Batches(source, program, work.data, communicator)
+        way = Way.IN_PROCESS if communicator.world_size == 1 else way
+        (transport,) = open_ranks(program, communicator, way, _fill)
+        self._memory = transport.memory
+        arguments = bind_arguments(program, work.optimizer, communicator.world_size, communicator.rank, 0)
+        self._clock = _Clock()
+        self._executor = Executor(
+            program.step, program, self._memory.tensor, wanted=program.loss, transport=transport, observer=self._clock
+        )
+        self._update = Update(self._executor, transport, Optimizers(program, transport.sync.memory, arguments))
+        self._tangent, self._done = tangent_of(program, 1.0), 0
+
+    def steps(self) -> Sequence[_Step]:
+        """Collective. As many on all ranks, after one that finds out how passes write gradients."""
+        began_s = perf_counter()
+        self._step()
+        each_s = max(self._communicator.all_gather_object(perf_counter() - began_s))
+        return [self._step() for _ in range(max(_LEAST_STEPS, min(_MOST_STEPS, round(_ENOUGH_S / each_s))))]
+
+    def _step(self) -> _Step:
+        self._done += 1
+        executor, memory = self._executor, self._memory
+        self._update.begin_step(self._done, 1.0)
+        began_s = perf_counter()
+        for name, tensor in self._batches.next().items():
+            memory.tensor(name).copy_(tensor)
+        batch_s = perf_counter() - began_s
+        finished(executor.run(self._tangent))
+        written = self._clock.seconds(perf_counter_ns())
+        finished(executor.run(self._tangent, accumulate=True))
+        added = self._clock.seconds(perf_counter_ns())
+        self._communicator.barrier()  # so that the update waits for nobody
+        began_s = perf_counter()
+        finished(self._update.run([0.0]))
+        return _Step(batch_s, written, sum(added.values()), perf_counter() - began_s)
+
+
+def _fill(memory: DeviceMemory, rank: int) -> None:
+    """Small random parameters, and ones elsewhere, by which operators may divide: times do not depend on more."""
+    for name, symbol in memory.program.symbols.items():
+        if symbol.offset is None or not symbol.type.dtype.startswith(("float", "bfloat")):
+            continue
+        if symbol.kind is SymbolKind.PARAMETER and memory.has_own_parameters:
+            memory.tensor(name).normal_(0.0, 0.02)
+        elif symbol.kind in (SymbolKind.BUFFER, SymbolKind.CONSTANT):
+            memory.tensor(name).fill_(1.0)
+
+
+def _times(program: Program, steps: Sequence[_Step], heap_bytes: int) -> PassTimes:
+    graph = program.step
+    nodes = [node.name for section in pass_and_update(graph)[0] for node in graph.section_nodes(section)]
+    by_pass_s = sorted((sum(step.seconds.values()), at) for at, step in enumerate(steps))
+    pass_s, at = _usual(by_pass_s)
+    seconds = {name: steps[at].seconds.get(name, 0.0) for name in nodes}  # 0 for what is evaluated once
+    adding_s = _usual(sorted(step.adding_pass_s for step in steps)) - pass_s
+    batch_s = _usual(sorted(step.batch_s for step in steps))
+    return PassTimes(program.batch_size, seconds, max(adding_s, 0.0), batch_s, heap_bytes)
+
+
+def _usual(ascending: Sequence[T]) -> T:
+    """The lower quartile: other programs on the machine make some times longer, and none shorter."""
+    return ascending[len(ascending) // 4]
+
+
+def _measure(work: Work, communicator: Communicator) -> Rates:
+    """Collective."""
+    keep_freed_memory()
+    threads, ranks = default_threads(communicator, 1), communicator.world_size
+    with pytorch.repeatable(threads):
+        if ranks > 1:
+            pytorch.bring_up(communicator)
+        importlib.import_module("sambasim.runtime.job")  # what a rank of a run has in memory
+        pytorch.seed_everything(0)
+        source = open_source(work.data, tuple(input_specs(work.programs[0])))
+        private_bytes, _, shared_bytes = _resident_bytes()
+        passes, update_s, host_update_s = [], 0.0, 0.0
+        enough = [program for program in work.programs if program.batch_size * ranks <= len(source.train)]
+        for program in enough or work.programs[:1]:
+            rank = _Rank(program, work, source, communicator, Way.DEVICE)
+            steps = rank.steps()
+            heap_bytes = _resident_bytes()[0] - private_bytes
+            if ranks == 1:
+                heap_bytes -= program.device_bytes
+            passes.append(_times(program, steps, max(heap_bytes, 0)))
+            update_s = _usual(sorted(step.update_s for step in steps))
+            del rank
+        if 1 < ranks <= len(cores_of_this_process()):
+            rank = _Rank(work.programs[0], work, source, communicator, Way.HOST_REPLICATED)
+            host_update_s = _usual(sorted(step.update_s for step in rank.steps()))
+        latency_s, link_bytes_per_s = _link(communicator)
+        _, file_bytes, _ = _resident_bytes()  # with the kernels of all operators
+        if ranks > 1:
+            pytorch.take_down()
+    return Rates(
+        ranks=ranks,
+        threads=threads,
+        private_bytes=private_bytes,
+        shared_bytes=shared_bytes + file_bytes,
+        passes=tuple(passes),
+        update_s=update_s,
+        host_update_s=host_update_s,
+        latency_s=latency_s,
+        link_bytes_per_s=link_bytes_per_s,
+    )
+
+
+def _link(communicator: Communicator) -> tuple[float, float]:
+    """Collective. The seconds of a short message between ranks 0 and 1, and the bytes a second of a long one."""
+    if communicator.world_size == 1:
+        return 0.0, inf
+    group = MessageGroup(communicator)
+    latency_s, long_s = (_message_s(group, communicator, size) for size in (_SHORT_BYTES, _LONG_BYTES))
+    return latency_s, _LONG_BYTES / max(long_s - latency_s, 1e-9)
+
+
+def _message_s(group: MessageGroup, communicator: Communicator, size_bytes: int) -> float:
+    tensor, type_ = torch.zeros(size_bytes // 4), TensorType("float32", (size_bytes // 4,))
+    times_s = []
+    for _ in range(_MESSAGES):
+        communicator.barrier()
+        began_s = perf_counter()
+        if group.position == 0:
+            group.send(1, 0).begin(tensor)
+            group.recv(1, 1, type_).finish()
+        elif group.position == 1:
+            group.recv(0, 0, type_).finish()
+            group.send(0, 1).begin(tensor)
+        times_s.append((perf_counter() - began_s) / 2)  # there and back
+    return communicator.broadcast_object(_usual(sorted(times_s)))
+
+
+def main(folder: Path) -> None:
+    communicator = connect_ranks(sys.argv)
+    try:
+        # Written by the process that started this one, into a folder that no other account can read.
+        rates = _measure(pickle.loads((folder / _WORK).read_bytes()), communicator)
+    except SambasimError as error:
+        (folder / _ERROR).write_text(error.what)
+        communicator.abort(2)
+    if communicator.rank == 0:
+        (folder / _RATES).write_text(json.dumps(asdict(rates)))
+    communicator.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

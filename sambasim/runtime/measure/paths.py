@@ -4,7 +4,6 @@ What they reduce is a program of one flat gradient group."""
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from typing import Literal
 
 import torch
@@ -15,21 +14,18 @@ from sambasim.errors import InternalError, MachineError, SambasimError
 from sambasim.ir.graph import Graph
 from sambasim.ir.mesh import DATA_PARALLEL, Axis
 from sambasim.ir.program import Optimizer, ParameterGroup, Program, RuntimeArgument
-from sambasim.ir.types import ALIGNMENT_BYTES, CUT_ELEMENTS, DTYPE_BYTES, Symbol, SymbolKind, TensorType, align
+from sambasim.ir.types import ALIGNMENT_BYTES, CUT_ELEMENTS, Symbol, SymbolKind, TensorType, align
 from sambasim.runtime.machine import resources
 from sambasim.runtime.machine.communicator import Communicator, SharedWindow
 from sambasim.runtime.machine.mpi import MpiCommunicator
 from sambasim.runtime.transports.connect import Allocated, Way, connect
 from sambasim.runtime.transports.host import roles_of
 from sambasim.runtime.transports.small_window import SmallWindow
-from sambasim.runtime.transports.window import Devices, Window, is_small
+from sambasim.runtime.transports.window import Devices, Window, WindowReduce, is_small
 from sambasim.runtime.values.mean import tree_mean
 from sambasim.runtime.values.memory import DeviceMemory, private_storage
 
-_GROUP = "group_0"
-_DTYPE = "float32"
-
-ELEMENT_BYTES = DTYPE_BYTES[_DTYPE]
+ELEMENT_BYTES = 4
 GRANULE_BYTES = CUT_ELEMENTS * ELEMENT_BYTES
 """A group consists of whole cuts, so its size is a multiple of this."""
 
@@ -39,8 +35,8 @@ def flat_program(numel: int) -> Program:
     optimizer state. Parameters share the memory of the gradients, so GATHER sends the means."""
     numel = align(max(numel, 1), CUT_ELEMENTS)
     size_bytes = align(numel * ELEMENT_BYTES, ALIGNMENT_BYTES)
-    group = ParameterGroup(_GROUP, _DTYPE, numel, (), 0, {"parameter": 0, "gradient": 0}, wrapper=_GROUP)
-    buffer = Symbol("reduce_buffer", SymbolKind.REDUCE_BUFFER, TensorType(_DTYPE, (numel,)), offset=size_bytes)
+    group = ParameterGroup("group_0", "float32", numel, (), 0, {"parameter": 0, "gradient": 0}, wrapper="group_0")
+    buffer = Symbol("reduce_buffer", SymbolKind.REDUCE_BUFFER, TensorType("float32", (numel,)), offset=size_bytes)
     return Program(
         name="flat",
         batch_size=1,
@@ -62,8 +58,6 @@ def flat_program(numel: int) -> Program:
 
 PERIOD_ELEMENTS = 65_521
 """The length of a block: a prime, so that no two slices, pages or chunks have the same content."""
-
-_EPSILON = torch.finfo(torch.float32).eps
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +93,19 @@ class Operands:
     near_mean: Expected
     near_sum: Expected
 
+    @property
+    def copied(self) -> Expected:
+        return Expected(self.own)
+
 
 def draw(turn: int, rank: int, world_size: int, numel: int) -> Operands:
     """The operands of turn `turn` (from 0), for buffers of `numel` elements."""
-    blocks = [_block(turn * world_size + other, numel) for other in range(world_size)]
+    generators = [torch.Generator().manual_seed(turn * world_size + other) for other in range(world_size)]
+    blocks = [torch.randn(min(PERIOD_ELEMENTS, numel), generator=generator) for generator in generators]
     wide = torch.stack(blocks).double()
     total, size = wide.sum(0), wide.abs().sum(0)
     # eps / 2 for each of n - 1 additions, the division, and the rounding of the reference; doubled for safety.
-    bound = ((world_size + 1) * _EPSILON * size).float()
+    bound = ((world_size + 1) * torch.finfo(torch.float32).eps * size).float()
     near_mean = Expected((total / world_size).float(), bound / world_size)
     mean = torch.empty_like(blocks[0])
     tree_mean(blocks, mean, world_size)()
@@ -118,11 +117,6 @@ def draw(turn: int, rank: int, world_size: int, numel: int) -> Operands:
 def fill(flat: Tensor, block: Tensor) -> None:
     for a, b, at in _blocks(0, flat.numel()):
         flat[a:b].copy_(block[at : at + b - a])
-
-
-def _block(seed: int, numel: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(min(PERIOD_ELEMENTS, numel), generator=generator)
 
 
 def _blocks(start: int, stop: int) -> Iterator[tuple[int, int, int]]:
@@ -147,17 +141,16 @@ class Setting:
     result: Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Measured:
-    """A measured path: `run` is timed; then `parts` of the result (each with its first element) must be what `expected`
-    gives from this rank's operands. `overwritten`: a result apart from the operand; `wrong_result`: the error for a
-    wrong one."""
+    """A measured path: `run` is timed; then `parts` of the result (each with its first element) must be what the
+    operands say under the name `expects`. `overwritten`: a result apart from the operand; `wrong_result`: the error for
+    a wrong one."""
 
-    name: str
     operand: Tensor
     run: Callable[[], object]
     parts: Sequence[tuple[int, Tensor]]
-    expected: Callable[[Operands], Expected]
+    expects: Literal["mean", "near_mean", "near_sum", "copied"]
     overwritten: Tensor | None = None
     wrong_result: type[SambasimError] = MachineError
 
@@ -167,15 +160,7 @@ class Measured:
         fill(self.operand, block)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllReduce(Measured):
-    """A path that leaves `result` on every rank; `checked` for equal bits or for rounding errors."""
-
-    result: Literal["mean", "sum"]
-    checked: Literal["bits", "rounding"]
-
-
-def _device(name: str, setting: Setting) -> AllReduce:
+def _device(setting: Setting) -> Measured:
     """REDUCE of device sync. Each slice is read from its owner or from the rank of this node that received it."""
     if setting.window is None:
         raise InternalError("the device path without device memory")
@@ -190,23 +175,12 @@ def _device(name: str, setting: Setting) -> AllReduce:
     (group,) = program.groups
     sync = transport.sync
     if isinstance(sync, SmallWindow):
-        run: Callable[[], None] = partial(_reduce_small, sync)
-        parts = [(0, sync.means[group.name])]
+        run, parts = partial(_reduce_small, sync), [(0, sync.means[group.name])]
     elif isinstance(sync, Window):
-        run = _reduce_in_window(sync)
-        parts = list(sync.means(group))
+        run, parts = partial(_reduce_in_window, sync, sync.reduce_scatter(program.groups)), list(sync.means(group))
     else:
         raise InternalError("device sync without a window")
-    return AllReduce(
-        name=name,
-        operand=transport.memory.region(group, "gradient"),
-        run=run,
-        parts=parts,
-        expected=attrgetter("mean"),
-        wrong_result=InternalError,
-        result="mean",
-        checked="bits",
-    )
+    return Measured(transport.memory.region(group, "gradient"), run, parts, "mean", wrong_result=InternalError)
 
 
 def _reduce_small(sync: SmallWindow) -> None:
@@ -214,23 +188,17 @@ def _reduce_small(sync: SmallWindow) -> None:
     sync.reduce()
 
 
-def _reduce_in_window(sync: Window) -> Callable[[], None]:
+def _reduce_in_window(sync: Window, reduce: WindowReduce) -> None:
     """REDUCE without an optimizer; the means, which lie where parameters do, are sent to all other nodes."""
-    reduce = sync.reduce_scatter(sync.program.groups)
-    has_other_nodes = bool(sync.network.sources)
-
-    def run() -> None:
-        reduce.begin_step()
-        reduce.begin()
-        reduce.finish()
-        if has_other_nodes:
-            sync.spread()
-        sync.meet()
-
-    return run
+    reduce.begin_step()
+    reduce.begin()
+    reduce.finish()
+    if sync.network.sources:
+        sync.spread()
+    sync.meet()
 
 
-def _through_host(name: str, setting: Setting, way: Way) -> AllReduce:
+def _through_host(setting: Setting, way: Way) -> Measured:
     """REDUCE and GATHER of a host sync path, in this rank's device memory. Rank 0 serves if `way` has servers."""
     program, roles = setting.program, roles_of(setting.communicator.world_size, dedicated=0)
     allocated = Allocated([setting.memory], [setting.communicator])
@@ -244,64 +212,34 @@ def _through_host(name: str, setting: Setting, way: Way) -> AllReduce:
             communication.begin()
             communication.finish()
 
-    return AllReduce(
-        name=name,
-        operand=gradient,
-        run=run,
-        parts=[(0, gradient)],
-        expected=attrgetter("near_mean" if way is Way.GLOO else "mean"),
-        wrong_result=InternalError,
-        result="mean",
-        checked="rounding" if way is Way.GLOO else "bits",
-    )
+    expects: Literal["near_mean", "mean"] = "near_mean" if way is Way.GLOO else "mean"
+    return Measured(gradient, run, [(0, gradient)], expects, wrong_result=InternalError)
 
 
-def _mpi(name: str, setting: Setting, *, in_place: bool) -> AllReduce:
+def _mpi(setting: Setting, *, in_place: bool) -> Measured:
     if not isinstance(setting.communicator, MpiCommunicator):
         raise InternalError("MPI's Allreduce without MPI")
     result = setting.operand if in_place else setting.result
     send = None if in_place else setting.operand.numpy()
-    return AllReduce(
-        name=name,
-        operand=setting.operand,
-        run=partial(setting.communicator.all_reduce_sum_for_comparison, send, result.numpy()),
-        parts=[(0, result)],
-        expected=attrgetter("near_sum"),
-        overwritten=result,
-        result="sum",
-        checked="rounding",
-    )
+    run = partial(setting.communicator.all_reduce_sum_for_comparison, send, result.numpy())
+    return Measured(setting.operand, run, [(0, result)], "near_sum", result)
 
 
-def _gloo(name: str, setting: Setting) -> AllReduce:
-    return AllReduce(
-        name=name,
-        operand=setting.operand,
-        run=lambda: dist.all_reduce(setting.operand),
-        parts=[(0, setting.operand)],
-        expected=attrgetter("near_sum"),
-        result="sum",
-        checked="rounding",
-    )
+def _gloo(setting: Setting) -> Measured:
+    run = partial(dist.all_reduce, setting.operand)
+    return Measured(setting.operand, run, [(0, setting.operand)], "near_sum")
 
 
 def copy_bound(setting: Setting) -> Measured:
-    """The copy bound: an all-reduce in memory of n ranks moves (n + 1) / 2 buffers, so each rank copies 1 / n of that,
-    between two private buffers."""
+    """An all-reduce in memory of n ranks moves (n + 1) / 2 buffers, so each rank copies 1 / n of that, between two
+    private buffers."""
     ranks = setting.communicator.world_size
     numel = setting.operand.numel() * (ranks + 1) // (2 * ranks)
     source, target = setting.operand[:numel], setting.result[:numel]
-    return Measured(
-        name="copy",
-        operand=source,
-        run=partial(target.copy_, source),
-        parts=[(0, target)],
-        expected=lambda operands: Expected(operands.own),
-        overwritten=target,
-    )
+    return Measured(source, partial(target.copy_, source), [(0, target)], "copied", target)
 
 
-PATHS: Mapping[str, Callable[[str, Setting], AllReduce]] = {
+PATHS: Mapping[str, Callable[[Setting], Measured]] = {
     "device": _device,
     "host-mpi": partial(_through_host, way=Way.HOST),
     "host-gloo": partial(_through_host, way=Way.GLOO),
@@ -310,7 +248,6 @@ PATHS: Mapping[str, Callable[[str, Setting], AllReduce]] = {
     "mpi-in-place": partial(_mpi, in_place=True),
     "gloo": _gloo,
 }
-
 THROUGH_GLOO = frozenset({"host-gloo", "gloo"})
 
 
@@ -320,24 +257,20 @@ def private_buffers(numel: int) -> tuple[Tensor, Tensor]:
     return operand.zero_(), result.zero_()
 
 
-def needed_bytes(size_bytes: int, paths: Collection[str], rank: int, node_count: int) -> int:
-    """Estimated bytes that `rank` needs to measure `paths` at one size. Only buffers of this size count."""
+def check_host_memory(communicator: Communicator, size_bytes: int, paths: Collection[str]) -> None:
+    """Collective. Raises MachineError, the same on every rank, if a node lacks the memory to measure this size. Only
+    buffers of this size count (estimate)."""
     chosen = set(paths)
     buffers = 2  # operand and result: those of the copy bound, of MPI and of gloo
     if "device" in chosen:
-        buffers += 1 if node_count == 1 else 2  # gradients in the window; what arrives from other nodes
+        buffers += 1 if communicator.node_count == 1 else 2  # gradients in the window; what arrives from other nodes
     buffers += bool(chosen & {"host-mpi", "host-gloo", "host-parameter-server"})  # gradients in private device memory
     buffers += "host-gloo" in chosen  # the same on the host
-    buffers += "host-parameter-server" in chosen and rank == 0  # what it serves
+    buffers += "host-parameter-server" in chosen and communicator.rank == 0  # what it serves
     buffers += bool(chosen & {"mpi", "mpi-in-place"})  # MPI's own, in which it receives what it adds
-    return buffers * size_bytes
-
-
-def check_host_memory(communicator: Communicator, size_bytes: int, paths: Collection[str]) -> None:
-    """Collective. Raises MachineError, the same on every rank, if a node lacks the memory to measure this size."""
     resources.check_node_memory(
         communicator,
-        needed_bytes(size_bytes, paths, communicator.rank, communicator.node_count),
+        buffers * size_bytes,
         what="the memory for the buffers of this node's ranks",
         remedy="measure smaller sizes (--min-bytes, --max-bytes) or fewer --paths, or start fewer ranks",
     )

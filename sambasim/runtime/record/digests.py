@@ -11,7 +11,7 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -54,9 +54,6 @@ UNWRITTEN: Mapping[str, int] = {
 }
 """By operator: the result with uninitialized bytes. They differ from run to run and affect no other value."""
 
-_DIGEST_BYTES = 8
-_OUTPUTS: Mapping[SymbolKind, What] = {SymbolKind.GRADIENT: "gradient", SymbolKind.BUFFER: "buffer"}
-
 
 class Seen(NamedTuple):
     """A tensor to record, and the section that computes it. `value` is its name in the graph, for a value in a
@@ -71,73 +68,50 @@ class Seen(NamedTuple):
 def seen_of_sections(graph: Graph, program: Program) -> Sequence[Sequence[Seen]]:
     """For each section of the pass of `graph`, the tensors to record at its end, in the order of its nodes."""
     sections, _ = pass_and_update(graph)
-    section_of = {
-        result: section.index
-        for section in sections
-        for node in graph.section_nodes(section)
-        for result in node.results
-        if result is not None
-    }
+    nodes = [(section.index, node) for section in sections for node in graph.section_nodes(section)]
+    section_of = {result: section for section, node in nodes for result in node.results if result is not None}
     unwritten = {node.results[UNWRITTEN[node.operator]] for node in graph.nodes if node.operator in UNWRITTEN}
-    leaving = {
-        name
-        for section in sections
-        for node in graph.section_nodes(section)
-        for name in node.reads
-        if section_of.get(name, section.index) != section.index and name not in unwritten
-    }
+    read = {name for section, node in nodes for name in node.reads if section_of.get(name, section) != section}
+    leaving = read - unwritten
     named: dict[str, list[Seen]] = {}
     for output in graph.outputs:
-        what = "loss" if output.symbol == program.loss else _OUTPUTS.get(program.symbols[output.symbol].kind)
-        if what is not None:
-            in_memory = what == "gradient"
-            entry = Seen(what, output.symbol, section_of.get(output.value), None if in_memory else output.value)
+        kind = program.symbols[output.symbol].kind
+        if output.symbol == program.loss or kind in (SymbolKind.GRADIENT, SymbolKind.BUFFER):
+            what = "loss" if output.symbol == program.loss else cast("What", kind.value)
+            value = None if what == "gradient" else output.value
+            entry = Seen(what, output.symbol, section_of.get(output.value), value)
             named.setdefault(output.value, []).append(entry)
-    return [
-        [
-            entry
-            for node in graph.section_nodes(section)
-            for result in node.results
-            if result is not None
-            for entry in _seen(result, section.index, result in leaving, named.get(result, ()))
-        ]
-        for section in sections
-    ]
-
-
-def _seen(value: str, section: int, leaves: bool, named: Sequence[Seen]) -> Sequence[Seen]:
-    """What to record of one value: under its own name only if it has no other, or is one summand of a gradient in
-    memory."""
-    shown = any(entry.value is not None for entry in named)
-    return [*([Seen("value", value, section, value)] if leaves and not shown else ()), *named]
+    seen: dict[int, list[Seen]] = {section.index: [] for section in sections}
+    for value, section in section_of.items():
+        entries = named.get(value, [])
+        # Under its own name only if it has no other, or is one summand of a gradient in memory.
+        if value in leaving and all(entry.value is None for entry in entries):
+            seen[section].append(Seen("value", value, section, value))
+        seen[section] += entries
+    return list(seen.values())
 
 
 def seen_in_memory(program: Program, *kinds: SymbolKind) -> Sequence[Seen]:
-    whats: Mapping[SymbolKind, What] = {
-        SymbolKind.INPUT: "input",
-        SymbolKind.PARAMETER: "parameter",
-        SymbolKind.BUFFER: "buffer",
-    }
-    return [Seen(whats[symbol.kind], symbol.name) for symbol in program.symbols.values() if symbol.kind in kinds]
+    symbols = [symbol for symbol in program.symbols.values() if symbol.kind in kinds]
+    return [Seen(cast("What", symbol.kind.value), symbol.name) for symbol in symbols]
 
 
 def digested(seen: Seen, tensor: Tensor, micro_step: int | None = None) -> ValueDigest:
     """The digest of `tensor`, described by `seen`, as it is now."""
-    norm = float(torch.linalg.vector_norm(tensor.detach().to(torch.float64)))
-    finite = math.isfinite(norm)
-    not_finite = 0 if finite else int(tensor.numel() - torch.isfinite(tensor).sum())
+    l2 = float(torch.linalg.vector_norm(tensor.detach().to(torch.float64)))
+    norm, not_finite = (l2, 0) if math.isfinite(l2) else (None, int(tensor.numel() - torch.isfinite(tensor).sum()))
     # of dtype, shape and elements, in row-major order
-    digest = hashlib.blake2b(f"{tensor.dtype}{tuple(tensor.shape)}".encode(), digest_size=_DIGEST_BYTES)
+    digest = hashlib.blake2b(f"{tensor.dtype}{tuple(tensor.shape)}".encode(), digest_size=8)
     digest.update(bytes_of(tensor))
-    return ValueDigest(
-        seen.what, seen.name, micro_step, seen.section, digest.hexdigest(), norm if finite else None, not_finite
-    )
+    return ValueDigest(seen.what, seen.name, micro_step, seen.section, digest.hexdigest(), norm, not_finite)
 
 
 def _run_of(setup: Setup, team: Team, plan: Plan, asked: StepRange) -> RecordedRun:
     graph = setup.program.training
-    last = plan.steps if asked.last is None else min(asked.last, plan.steps)
-    unit = "unit of compiled sections" if team.engine.inductor else "section"
+    tables = {name: table for name, table in setup.option_tables.items() if table is not None}
+    options = {name: value for name, value in leaves(tables) if value != {}}
+    if setup.options.weights is not None:
+        options["weights"] = str(setup.options.weights)
     return RecordedRun(
         by=f"sambasim {__version__}",
         pef=setup.program.name,
@@ -151,26 +125,16 @@ def _run_of(setup: Setup, team: Team, plan: Plan, asked: StepRange) -> RecordedR
         emulated=setup.is_emulation,
         sync=team.transport.title,
         seed=setup.seed,
-        options=_options(setup),
+        options={
+            name: value if value is None or isinstance(value, int | float | str) else repr(value)
+            for name, value in options.items()
+        },
         steps=plan.steps,
         first_step=asked.first,
-        last_step=last,
-        sections=tuple(SectionName(section.index, section.kind.value, section.name) for section in graph.sections)
-        if graph
-        else (),
-        sees=f"values that leave their {unit}",
+        last_step=min(asked.last or plan.steps, plan.steps),
+        sections=tuple(SectionName(at.index, at.kind.value, at.name) for at in (graph.sections if graph else ())),
+        sees=f"values that leave their {'unit of compiled sections' if team.engine.inductor else 'section'}",
     )
-
-
-def _options(setup: Setup) -> dict[str, bool | int | float | str | None]:
-    tables = {name: table for name, table in setup.option_tables.items() if table is not None}
-    named = {name: value for name, value in leaves(tables) if value != {}}
-    if setup.options.weights is not None:
-        named["weights"] = str(setup.options.weights)
-    return {
-        name: value if value is None or isinstance(value, int | float | str) else repr(value)
-        for name, value in named.items()
-    }
 
 
 @contextmanager
@@ -181,9 +145,6 @@ def _writes(path: Path) -> Iterator[None]:
         what = f"digests cannot be written to {path}: {error.strerror}"
         remedy = "free disk space there, or choose another folder: --record-digests FOLDER"
         raise MachineError(what, remedy=remedy) from error
-
-
-_AT_FIRST = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
 
 
 class RunDigests(StepRecorder):
@@ -229,17 +190,16 @@ class RunDigests(StepRecorder):
     def begin(self, step: int) -> None:
         if self._first is None:
             self._first = step + 1
-            self._add(step, _AT_FIRST, begins=True)
+            self._add(step, SymbolKind.PARAMETER, SymbolKind.BUFFER, begins=True)
 
     def pass_begins(self, replica: int, micro_step: int) -> None:
         self._micro_step[replica] = micro_step
         self._record(replica, self._inputs)
 
     def sections_end(self, replica: int, sections: Sequence[Section], began_ns: int) -> None:
-        if replica in self._replicas:
-            for section in sections:
-                if section.index < len(self._sections):
-                    self._record(replica, self._sections[section.index])
+        for section in sections if replica in self._replicas else ():
+            if section.index < len(self._sections):
+                self._record(replica, self._sections[section.index])
 
     @torch.no_grad()
     def _record(self, replica: int, seen: Sequence[Seen]) -> None:
@@ -250,35 +210,25 @@ class RunDigests(StepRecorder):
                 self._values[replica].append(digested(entry, tensor, self._micro_step[replica]))
 
     def end(self, step: int, epoch: int, loss: float) -> None:
-        self._add(step + 1, (SymbolKind.PARAMETER,), loss=loss)
+        self._add(step + 1, SymbolKind.PARAMETER, loss=loss if math.isfinite(loss) else None)
         if step == self.steps[-1]:
             for file in self._files.values():
                 file.close()
-            self._observer.noted(self._summary())
+            which = f"step {self._first}" if self._first == step + 1 else f"steps {self._first} to {step + 1}"
+            self._observer.noted(f"recorded the digests of {which}: sambasim compare {self._folder} OTHER")
 
-    def _add(self, step: int, kinds: Sequence[SymbolKind], *, begins: bool = False, loss: float | None = None) -> None:
-        """Collective. Write a line for each replica: its values, then the symbols of `kinds` in its memory."""
-        states = self._states()
+    def _add(self, step: int, *kinds: SymbolKind, begins: bool = False, loss: float | None = None) -> None:
+        """Collective. Write a line for each replica: its values, then the symbols of `kinds` in its memory, and on rank
+        0 the whole optimizer states."""
+        states = []
+        for name, place in self._setup.program.optimizer_states.items():
+            whole = self._team.transport.sync.whole_state(*place)  # each rank may have a slice
+            if whole is not None and self._setup.is_first:
+                states.append(digested(Seen("state", name), whole))
         kept = seen_in_memory(self._setup.program, *kinds)
-        finite = loss if loss is not None and math.isfinite(loss) else None
         for rank, replica in self._replicas.items():
             memory = [digested(seen, replica.memory.tensor(seen.name)) for seen in kept]
-            of_state = states if rank == 0 else []
-            values, self._values[rank] = (*self._values[rank], *memory, *of_state), []
+            values, self._values[rank] = (*self._values[rank], *memory, *(states if rank == 0 else ())), []
             with _writes(self._folder / replica_file(rank)):
-                line = StepDigests(step=step, begins=begins, loss=finite, values=values)
+                line = StepDigests(step=step, begins=begins, loss=loss, values=values)
                 self._files[rank].write(line.model_dump_json() + "\n")
-
-    def _states(self) -> list[ValueDigest]:
-        """Collective. The whole optimizer states on rank 0; each rank may have a slice."""
-        digests = []
-        for name, place in self._setup.program.optimizer_states.items():
-            whole = self._team.transport.sync.whole_state(*place)
-            if whole is not None and self._setup.is_first:
-                digests.append(digested(Seen("state", name), whole))
-        return digests
-
-    def _summary(self) -> str:
-        first, last, folder = self._first, self.steps[-1] + 1, self._folder
-        which = f"step {first}" if first == last else f"steps {first} to {last}"
-        return f"recorded the digests of {which}: sambasim compare {folder} OTHER"

@@ -22,6 +22,11 @@ from sambasim.runtime.run.replica import Replica
 from sambasim.runtime.values.memory import DeviceMemory
 from sambasim.runtime.watch.observer import Function, StepObserver
 
+_FINITE, _INFINITE, _NAN = range(3)
+_UNINITIALIZED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
+_GIVEN = (SymbolKind.INPUT, SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.CONSTANT)
+_MOST_SAMPLES = 5
+
 
 @dataclass(frozen=True, slots=True)
 class Count:
@@ -32,15 +37,15 @@ class Count:
     total: int
 
     @property
-    def finite(self) -> bool:
-        return not (self.nan or self.infinite)
+    def kind(self) -> int:
+        return _NAN if self.nan else _INFINITE if self.infinite else _FINITE
 
     @property
     def word(self) -> str:
         return "nan" if self.nan else "inf"
 
     def __str__(self) -> str:
-        parts = [f"{self.nan} nan"] * bool(self.nan) + [f"{self.infinite} inf"] * bool(self.infinite)
+        parts = [f"{number} {word}" for number, word in ((self.nan, "nan"), (self.infinite, "inf")) if number]
         return f"{' and '.join(parts) or 'nothing'} of {self.total} element{'s' * (self.total != 1)}"
 
 
@@ -52,26 +57,10 @@ def count(tensor: Tensor) -> Count:
     return Count(int(tensor.isnan().sum()), int(tensor.isinf().sum()), tensor.numel())
 
 
-_FINITE, _INFINITE, _NAN = range(3)
-
-
-def is_origin(result: Count, operands: Sequence[Count]) -> bool:
-    """Whether a node turned `operands` into the non-finite `result`, instead of passing non-finite values on."""
-    if result.nan and not any(operand.nan for operand in operands):
-        return True
-    return bool(result.infinite) and all(operand.finite for operand in operands)
-
-
 def _is_infinite(argument: Argument) -> bool:
     if isinstance(argument, tuple):
         return any(map(_is_infinite, argument))
     return isinstance(argument, float) and math.isinf(argument)
-
-
-_UNINITIALIZED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
-
-_GIVEN = (SymbolKind.INPUT, SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.CONSTANT)
-_MOST_SAMPLES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,28 +86,21 @@ class Probe:
         *,
         may_overflow: bool,
     ) -> None:
-        self._who = who
-        self._program = program
-        self._graph = training = program.step
-        self._memory = memory
-        self._samples = samples
-        nodes = training.nodes
-        self._node_of = {name: at for at, node in enumerate(nodes) for name in node.results if name is not None}
+        self._who, self._program, self._memory, self._samples = who, program, memory, samples
+        self._graph = graph = program.step
+        self._node_of = {name: at for at, node in enumerate(graph.nodes) for name in node.results if name is not None}
         symbols = program.symbols
-        inputs = [symbols[name] for name in training.inputs]
-        self._given = [symbol for symbol in inputs if symbol.kind in _GIVEN]
+        self._given = [symbols[name] for name in graph.inputs if symbols[name].kind in _GIVEN]
         kinds = (SymbolKind.BUFFER,) if may_overflow else (SymbolKind.BUFFER, SymbolKind.GRADIENT)
-        self._targets = [out for out in training.outputs if symbols[out.symbol].kind in kinds]
-        self._changed = {out.symbol for out in training.outputs}
+        self._targets = [out for out in graph.outputs if symbols[out.symbol].kind in kinds]
+        self._changed = {out.symbol for out in graph.outputs}
         self._seen: dict[str, Count] = {}
         self._origins: dict[str, _Origin] = {}
-        self.step = 0
-        """The current step, from 1."""
-        self._micro_step = 0
+        self._when = ""
 
     def begin(self, step: int, micro_step: int) -> None:
         """A pass begins, and its batch is in device memory. Both numbers count from 0."""
-        self.step, self._micro_step = step + 1, micro_step + 1
+        self._when = f"step {step + 1}, micro-step {micro_step + 1}"
         self._origins.clear()
         self._seen = {symbol.name: count(self._memory.tensor(symbol.name)) for symbol in self._given}
 
@@ -126,7 +108,7 @@ class Probe:
         """The pass ended. Raises NumericsError with the origin if the loss, a gradient or a buffer is not finite."""
         losses = {out.value: out.symbol for out in self._graph.outputs if out.symbol == self._program.loss}
         bad = {} if torch.tensor(loss).isfinite() else losses
-        bad |= {out.value: out.symbol for out in self._targets if not count(self._memory.tensor(out.symbol)).finite}
+        bad |= {out.value: out.symbol for out in self._targets if count(self._memory.tensor(out.symbol)).kind}
         if bad:
             raise self._error(next(iter(bad.values())), self._first(bad))
 
@@ -134,11 +116,12 @@ class Probe:
         """Count what is not finite in `value`, the result `name` of `node`. If its operands do not explain that, it is
         an origin."""
         made = self._seen[name] = count(value)
-        if made.finite:
+        if made.kind == _FINITE:
             return
         items = [item for operand in operands for item in (operand if isinstance(operand, list) else [operand])]
         tensors = [item for item in items if isinstance(item, Tensor) and item.is_floating_point()]
-        if is_origin(made, [count(tensor) for tensor in tensors]):
+        counts = [count(tensor) for tensor in tensors]
+        if (made.nan and not any(operand.nan for operand in counts)) or not any(operand.kind for operand in counts):
             ranges = [torch.aminmax(tensor.detach()) for tensor in tensors if tensor.numel()]
             least = min((float(bounds.min) for bounds in ranges), default=0.0)
             largest = max((float(bounds.max) for bounds in ranges), default=0.0)
@@ -152,7 +135,7 @@ class Probe:
         # Symbols with NaN come before those with infinities, which may be masks.
         order = {name: (self._meant(name), self._node_of[name], not self._seen[name].nan) for name in origins}
         order |= {name: (self._meant(name), -1, not self._seen[name].nan) for name in inputs}
-        return min(order, key=lambda name: order[name], default=None)
+        return min(order, key=order.__getitem__, default=None)
 
     def _causes(self, values: Iterable[str]) -> set[str]:
         """The non-finite values that caused `values` to be non-finite, including these."""
@@ -174,7 +157,7 @@ class Probe:
 
     def _kind(self, name: str) -> int:
         if name in self._seen:
-            return _NAN if self._seen[name].nan else _INFINITE if self._seen[name].infinite else _FINITE
+            return self._seen[name].kind
         # A view that was not evaluated is like what it is a view of.
         return max((self._kind(operand) for operand in self._operands(name)), default=_FINITE)
 
@@ -186,8 +169,7 @@ class Probe:
         return kept and name not in self._changed and not self._seen[name].nan
 
     def _error(self, ended_in: str, first: str | None) -> NumericsError:
-        when = f"{self._who}, step {self.step}, micro-step {self._micro_step}"
-        ended = f"{self._called(ended_in)} is not finite on {when}"
+        ended = f"{self._called(ended_in)} is not finite on {self._who}, {self._when}"
         if first is None:
             raise InternalError(f"{ended}, but no operator made a non-finite value")
         if first not in self._node_of:
@@ -201,7 +183,10 @@ class Probe:
             f"makes the tensor {first}{module}: {origin.made}, of operands from {origin.least:.6g} to "
             f"{origin.largest:.6g}",
             where=str(node.source) if node.source else f"the operator {node.operator}",
-            remedy=_REMEDIES[section.kind is SectionKind.FWD],
+            remedy="keep what goes in there in range, or train with a smaller --lr; --on-nonfinite skip leaves such "
+            "steps out"
+            if section.kind is SectionKind.FWD
+            else "train with a smaller --lr, or scale the loss down: its gradient overflows where its value does not",
         )
 
     def _of_symbol(self, ended: str, symbol: Symbol) -> NumericsError:
@@ -209,8 +194,8 @@ class Probe:
         if symbol.kind is SymbolKind.INPUT:
             return NumericsError(
                 f"{ended}: the input {symbol.name} of the batch of {self._who} holds {nonfinite.word} "
-                f"({self._where_in_batch(symbol)}): {nonfinite}",
-                where=f"step {self.step}, micro-step {self._micro_step}",
+                f"({self._bad_samples(symbol)}): {nonfinite}",
+                where=self._when,
                 remedy="correct or leave out such samples, or --on-nonfinite skip to leave out steps that have some",
             )
         return NumericsError(
@@ -219,7 +204,7 @@ class Probe:
             remedy="begin with weights that are finite: --weights FILE.safetensors, or compile again",
         )
 
-    def _where_in_batch(self, symbol: Symbol) -> str:
+    def _bad_samples(self, symbol: Symbol) -> str:
         values = self._memory.tensor(symbol.name)
         whole = values.isfinite().reshape(values.shape[0], -1).all(dim=1)
         numbers = [number for number, finite in zip(self._samples(), whole.tolist(), strict=True) if not finite]
@@ -227,27 +212,19 @@ class Probe:
         return f"sample{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:_MOST_SAMPLES]))}{others}"
 
     def _called(self, name: str) -> str:
-        symbol = self._program.symbols[name]
-        if name == self._program.loss:
-            return "the loss"
-        if symbol.kind is SymbolKind.GRADIENT:
-            return f"the gradient {name}"
-        known = symbol.torch_names[0] if symbol.torch_names else name
-        return f"the {symbol.kind} {known}"
+        return "the loss" if name == self._program.loss else f"the {_called(self._program.symbols[name])}"
 
 
-_REMEDIES = {
-    True: "keep what goes in there in range, or train with a smaller --lr; --on-nonfinite skip leaves such steps out",
-    False: "train with a smaller --lr, or scale the loss down: its gradient overflows where its value does not",
-}
+def _called(symbol: Symbol) -> str:
+    known = symbol.torch_names[0] if symbol.torch_names and symbol.kind is not SymbolKind.GRADIENT else symbol.name
+    return f"{symbol.kind} {known}"
 
 
 class Probes(StepObserver):
     """A probe for each replica of this process; `watching` sets the replicas, after instructions were bound."""
 
     def __init__(self, program: Program, mesh: Mesh, scaling: LossScaleOptions) -> None:
-        self._program = program
-        self._mesh = mesh
+        self._program, self._mesh = program, mesh
         scaled = any(argument.name == LOSS_SCALE for argument in program.runtime_arguments)
         self._may_overflow = scaled and scaling.dynamic
         self._probes: dict[int, Probe] = {}
@@ -301,15 +278,11 @@ class Probes(StepObserver):
         for replica in self._replicas:
             for symbol in self._symbols:
                 nonfinite = count(replica.memory.tensor(symbol.name))
-                if not nonfinite.finite:
-                    raise self._error(symbol, nonfinite, norm)
-
-    def _error(self, symbol: Symbol, nonfinite: Count, norm: float | None) -> NumericsError:
-        name = symbol.torch_names[0] if symbol.torch_names else symbol.name
-        of = "" if norm is None else f"; the norm of all gradients together is {norm:.6g}"
-        return NumericsError(
-            f"the update of step {self._step + 1} made {nonfinite.word} of the {symbol.kind} {name}: {nonfinite}, "
-            f"though each replica's loss and gradients are finite{of}",
-            where=f"section OPT, {symbol.name}",
-            remedy="train with a smaller --lr, or with gradients that are clipped",
-        )
+                if nonfinite.kind:
+                    of = "" if norm is None else f"; the norm of all gradients together is {norm:.6g}"
+                    raise NumericsError(
+                        f"the update of step {self._step + 1} made {nonfinite.word} of the {_called(symbol)}: "
+                        f"{nonfinite}, though each replica's loss and gradients are finite{of}",
+                        where=f"section OPT, {symbol.name}",
+                        remedy="train with a smaller --lr, or with gradients that are clipped",
+                    )

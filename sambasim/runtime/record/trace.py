@@ -4,7 +4,10 @@ The first two steps are skipped if there are enough, because they include one-ti
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from time import perf_counter_ns
 
@@ -25,12 +28,10 @@ from sambasim.units import format_seconds
 
 MOST_SPANS = 100_000
 """Maximum per process: some tens of megabytes of JSON. Later spans are only counted."""
-
 DEFAULT_STEPS = 3
 WARM_UP_STEPS = 2
-ROUND_TRIPS = 32
+_ROUND_TRIPS = 32
 _TAG = 16
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _EXCHANGED = {SectionKind.REDUCE, SectionKind.GATHER}
 
 
@@ -43,21 +44,14 @@ class Recorder:
     left_out: int = 0
     spans: dict[int, list[TraceSpan]] = field(default_factory=dict)
 
-    def add(
-        self,
-        replica: int,
-        track: Track,
-        name: str,
-        start_ns: int,
-        stop_ns: int | None = None,
-        args: Mapping[str, int | float | str] | None = None,
-    ) -> None:
-        stop_ns = perf_counter_ns() if stop_ns is None else stop_ns
+    def add(self, replica: int, track: Track, name: str, start_ns: int, args: SpanArgs) -> None:
+        """A span that ends now."""
+        stop_ns = perf_counter_ns()
         if self.capacity <= 0:
             self.left_out += 1
             return
         self.capacity -= 1
-        span = TraceSpan(track, name, start_ns, stop_ns, {"step": self.step, **(args or {})})
+        span = TraceSpan(track, name, start_ns, stop_ns, {"step": self.step, **args})
         self.spans.setdefault(replica, []).append(span)
 
 
@@ -73,14 +67,11 @@ class RunTrace(StepRecorder):
 
     def __init__(self, setup: Setup, team: Team, plan: Plan, observer: RunObserver, path: Path) -> None:
         self.steps = traced_steps(setup.options.trace_steps, plan.steps, plan.start.step)
-        self._path = path
-        self._plan = plan
-        self._setup = setup
+        self._setup, self._plan, self._observer, self._path = setup, plan, observer, path
         self._sync = team.transport.title
         graph = setup.program.training
         self._in_pass = len(pass_and_update(graph)[0]) if graph else 0
         self._replicas = {replica.rank for replica in team.replicas if replica.works}
-        self._observer = observer
         self._recorder = Recorder()
         self._began_ns = 0
         self._micro_step: dict[int, int] = {}
@@ -91,9 +82,7 @@ class RunTrace(StepRecorder):
 
     def end(self, step: int, epoch: int, loss: float) -> None:
         self._recorder.capacity = max(self._recorder.capacity, 1)  # the span of the step is never dropped
-        self._recorder.add(
-            self._setup.ranks[0], Track.HOST, f"step {step + 1}", self._began_ns, None, {"epoch": epoch + 1}
-        )
+        self._recorder.add(self._setup.ranks[0], Track.HOST, f"step {step + 1}", self._began_ns, {"epoch": epoch + 1})
         if step == self.steps[-1]:
             self._end()
 
@@ -103,41 +92,44 @@ class RunTrace(StepRecorder):
     def sections_end(self, replica: int, sections: Sequence[Section], began_ns: int) -> None:
         kinds = {section.kind for section in sections}
         track = Track.COLLECTIVES if kinds <= _EXCHANGED else Track.SECTIONS
-        number: int | str = sections[0].index
-        if len(sections) > 1:
-            number = ", ".join(str(section.index) for section in sections)
+        first, last = sections[0], sections[-1]
+        number = first.index if first is last else ", ".join(str(section.index) for section in sections)
         args: dict[str, int | float | str] = {"section": number}
-        if sections[0].index < self._in_pass:
+        if first.index < self._in_pass:
             args["micro_step"] = self._micro_step.get(replica, 0)
-        self._recorder.add(replica, track, _title(sections), began_ns, None, args)
+        names = first.name if first is last else f"{first.name} … {last.name}"
+        title = f"{'+'.join(dict.fromkeys(section.kind.value for section in sections))} {names}"
+        self._recorder.add(replica, track, title, began_ns, args)
 
     def span_ends(self, replica: int, track: Track, name: str, began_ns: int, args: SpanArgs) -> None:
-        self._recorder.add(replica, track, name, began_ns, None, args)
+        self._recorder.add(replica, track, name, began_ns, args)
 
     def _end(self) -> None:
         communicator = self._setup.communicator
         clocks = compare_clocks(communicator)
         ahead_ns = clocks[communicator.rank].ahead_ns
-        own = [
-            TraceProcess(
-                number,
-                self._title(number),
-                [one._replace(start_ns=one.start_ns - ahead_ns, stop_ns=one.stop_ns - ahead_ns) for one in spans],
-            )
-            for number, spans in self._recorder.spans.items()
-        ]
-        everybody = communicator.gather_object((own, self._recorder.left_out))
+        of_rank = []
+        for number, spans in self._recorder.spans.items():
+            spans = [at._replace(start_ns=at.start_ns - ahead_ns, stop_ns=at.stop_ns - ahead_ns) for at in spans]
+            of_rank.append(TraceProcess(number, self._title(number), spans))
+        everybody = communicator.gather_object((of_rank, self._recorder.left_out))
         if everybody is None:
             return
-        processes = sorted((one for of_rank, _ in everybody for one in of_rank), key=lambda one: one.number)
+        processes = sorted(chain.from_iterable(there for there, _ in everybody), key=attrgetter("number"))
         left_out = sum(count for _, count in everybody)
-        accuracy_ns = max(one.accuracy_ns for one in clocks)
+        accuracy_ns = max(clock.accuracy_ns for clock in clocks)
         try:
             write_whole(self._path, trace_json(processes, self._facts(accuracy_ns, left_out)))
         except OSError as error:
             what = f"the trace cannot be written to {self._path}: {error.strerror}"
             raise MachineError(what, remedy="free disk space there, or choose another file: --trace FILE") from error
-        self._observer.noted(self._summary(processes, accuracy_ns, left_out))
+        first, last = self.steps[0] + 1, self.steps[-1] + 1
+        which = f"step {first}" if first == last else f"steps {first} to {last}"
+        count = sum(len(process.spans) for process in processes)
+        clocks_text = f"clocks within {format_seconds(accuracy_ns / 1e9)}" if accuracy_ns else "one clock"
+        full = f"; {left_out} more spans were dropped" if left_out else ""
+        traced = f"{count} spans, {clocks_text}{full}; {self._path}"
+        self._observer.noted(f"traced {which} of {self._plan.steps} (measured): {traced}")
 
     def _title(self, number: int) -> str:
         host, locations = self._setup.communicator.host_name, self._setup.placement.locations()
@@ -170,20 +162,6 @@ class RunTrace(StepRecorder):
             "spans_left_out": left_out,
         }
 
-    def _summary(self, processes: Sequence[TraceProcess], accuracy_ns: int, left_out: int) -> str:
-        first, last = self.steps[0] + 1, self.steps[-1] + 1
-        which = f"step {first}" if first == last else f"steps {first} to {last}"
-        spans = sum(len(process.spans) for process in processes)
-        clocks = f"clocks within {format_seconds(accuracy_ns / 1e9)}" if accuracy_ns else "one clock"
-        full = f"; {left_out} more spans were dropped" if left_out else ""
-        return f"traced {which} of {self._plan.steps} (measured): {spans} spans, {clocks}{full}; {self._path}"
-
-
-def _title(sections: Sequence[Section]) -> str:
-    kinds = "+".join(dict.fromkeys(section.kind.value for section in sections))
-    first, last = sections[0], sections[-1]
-    return f"{kinds} {first.name}" if first is last else f"{kinds} {first.name} … {last.name}"
-
 
 @dataclass(frozen=True, slots=True)
 class Clock:
@@ -196,46 +174,39 @@ class Clock:
 def compare_clocks(communicator: Communicator, now_ns: Callable[[], int] = perf_counter_ns) -> tuple[Clock, ...]:
     """Collective. The clocks of all ranks. Of several round trips with rank 0 the quickest counts, to within half of
     its time (Cristian, Distributed Computing 3, 1989). Ranks of one booted kernel read one clock."""
-    rank = communicator.rank
-    boots = communicator.all_gather_object(_boot())
+    boot = None
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    boots = communicator.all_gather_object(boot)
     communicator.barrier()
     clocks = [Clock(0, 0)]
     for other in range(1, communicator.world_size):
-        if rank == 0:
+        if communicator.rank == 0:
             measured = _ask(communicator, other, now_ns)
-            one_clock = (
-                boots[0] is not None and boots[other] == boots[0] and abs(measured.ahead_ns) <= measured.accuracy_ns
-            )
+            one_kernel = boots[0] is not None and boots[other] == boots[0]
+            one_clock = one_kernel and abs(measured.ahead_ns) <= measured.accuracy_ns
             clocks.append(Clock(0, 0) if one_clock else measured)
-        elif rank == other:
+        elif communicator.rank == other:
             _answer(communicator, now_ns)
     return communicator.broadcast_object(tuple(clocks))
 
 
 def _ask(communicator: Communicator, other: int, now_ns: Callable[[], int]) -> Clock:
-    best: Clock | None = None
+    measured: list[Clock] = []
     there = np.zeros(1, dtype=np.int64)
-    for _ in range(ROUND_TRIPS):
+    for _ in range(_ROUND_TRIPS):
         answer = communicator.irecv(there.view(np.uint8), other, _TAG)
         sent_ns = now_ns()
         communicator.wait_all([communicator.isend(np.zeros(1, dtype=np.uint8), other, _TAG)])
         communicator.wait_all([answer])
         came_ns = now_ns()
-        if best is None or (came_ns - sent_ns) // 2 < best.accuracy_ns:
-            best = Clock(int(there[0]) - (sent_ns + came_ns) // 2, (came_ns - sent_ns) // 2 + 1)
-    return best or Clock(0, 0)
+        measured.append(Clock(int(there[0]) - (sent_ns + came_ns) // 2, (came_ns - sent_ns) // 2 + 1))
+    return min(measured, key=attrgetter("accuracy_ns"))
 
 
 def _answer(communicator: Communicator, now_ns: Callable[[], int]) -> None:
     question, now = np.zeros(1, dtype=np.uint8), np.zeros(1, dtype=np.int64)
-    for _ in range(ROUND_TRIPS):
+    for _ in range(_ROUND_TRIPS):
         communicator.wait_all([communicator.irecv(question, 0, _TAG)])
         now[0] = now_ns()
         communicator.wait_all([communicator.isend(now.view(np.uint8), 0, _TAG)])
-
-
-def _boot() -> str | None:
-    try:
-        return _BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError:
-        return None

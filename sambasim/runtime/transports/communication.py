@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from sambasim.collectives.tree import additions
+from sambasim.collectives import additions
 from sambasim.errors import InternalError
 from sambasim.ir.dataflow import is_clipped
 from sambasim.ir.program import Member, ParameterGroup, Program

@@ -11,7 +11,7 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor
 
-from sambasim.collectives.tree import additions
+from sambasim.collectives import additions
 from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import CUT_ELEMENTS, DTYPE_BYTES, Slice, pieces
 from sambasim.records.trace import Track

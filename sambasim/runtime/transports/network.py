@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from sambasim.collectives.schedule import all_gather_messages, port_of, reduce_scatter_messages
-from sambasim.collectives.tree import blocks
+from sambasim.collectives import all_gather_messages, blocks, port_of, reduce_scatter_messages
 from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import DTYPE_BYTES, Slice
 from sambasim.records.trace import Track

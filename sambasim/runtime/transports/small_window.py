@@ -11,7 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from sambasim.collectives.tree import additions
+from sambasim.collectives import additions
 from sambasim.ir.program import ParameterGroup
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.transports.communication import Communication, EndOfStep, Finishing, Fusion, GradientSync, Shared

@@ -14,13 +14,13 @@ from typing import final
 import torch
 from torch import Tensor
 
-from sambasim.collectives.tree import around
+from sambasim.collectives import around
 from sambasim.ir.dataflow import pass_and_update, readiness
 from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind, pieces
 from sambasim.records.trace import Track
 from sambasim.runtime.machine.communicator import Communicator, SharedWindow
-from sambasim.runtime.machine.huge_pages import Range
+from sambasim.runtime.machine.node_memory import Range
 from sambasim.runtime.transports.communication import (
     Communication,
     EndOfStep,

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from sambasim.collectives.tree import Addition, additions
+from sambasim.collectives import Addition, additions
 from sambasim.ir.program import Member, ParameterGroup
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS, Slice, pieces
 from sambasim.runtime.machine.kernels.build import Build, build

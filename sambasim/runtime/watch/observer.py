@@ -3,7 +3,6 @@ and the clock of sections."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 from time import perf_counter_ns
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -101,10 +100,6 @@ def together(observers: Sequence[StepObserver]) -> StepObserver | None:
     return observers[0] if len(observers) == 1 else Observers(observers) if observers else None
 
 
-SILENT = StepObserver()
-"""Whom nobody listens to."""
-
-
 class When(Enum):
     """Which observers get a span."""
 
@@ -113,14 +108,8 @@ class When(Enum):
     BRIEF = auto()  # those that do not
 
 
-class _Span(NamedTuple):
-    track: Track
-    name: str
-    args_of: Callable[..., SpanArgs] | None
-    when: When
-
-
 M = TypeVar("M", bound=Function)
+_Span: TypeAlias = tuple[Track, str, Callable[..., SpanArgs] | None, When]
 
 
 def span(
@@ -131,7 +120,7 @@ def span(
     when = when or (When.ALWAYS if track is Track.COLLECTIVES else When.DETAILED)
 
     def mark(method: M) -> M:
-        vars(method)["span"] = _Span(track, name, args_of, when)
+        vars(method)["span"] = track, name, args_of, when
         return method
 
     return mark
@@ -142,12 +131,11 @@ def report_spans(target: object, observer: StepObserver | None, rank: int) -> No
     longer to the one before. Without an observer, they are the plain methods."""
     for name in dir(type(target)):
         method = getattr(type(target), name)
-        marked = getattr(method, "span", None)
-        if not isinstance(marked, _Span):
-            continue
-        vars(target).pop(name, None)
-        if observer is not None and marked.when in (When.ALWAYS, When.DETAILED if observer.detailed else When.BRIEF):
-            vars(target)[name] = _reporting(method, marked, target, observer, rank)
+        marked: _Span | None = getattr(method, "span", None)
+        if marked is not None:
+            vars(target).pop(name, None)
+            if observer is not None and marked[3] in (When.ALWAYS, When.DETAILED if observer.detailed else When.BRIEF):
+                vars(target)[name] = _reporting(method, marked, target, observer, rank)
 
 
 def _reporting(method: Function, marked: _Span, target: object, observer: StepObserver, rank: int) -> Function:
@@ -165,8 +153,7 @@ def _reporting(method: Function, marked: _Span, target: object, observer: StepOb
     return call
 
 
-@dataclass(frozen=True, slots=True)
-class SectionTime:
+class SectionTime(NamedTuple):
     sections: tuple[Section, ...]
     elapsed_s: float
 
@@ -177,14 +164,11 @@ class SectionClock(StepObserver):
 
     def __init__(self) -> None:
         self.passes: list[list[SectionTime]] = []
-        self._sections: Sequence[Section] = ()
-        self._times: list[SectionTime] = []
-        self._ended = 0
-        self._ranks = 1
-        self._last_ns = 0
+        self.begin(())
 
     def begin(self, sections: Sequence[Section], ranks: int = 1) -> None:
-        self._sections, self._times, self._ended, self._ranks = sections, [], 0, ranks
+        self._sections, self._ended, self._ranks = sections, 0, ranks
+        self._times: list[SectionTime] = []
         self._last_ns = perf_counter_ns()
 
     def sections_end(self, replica: int, sections: Sequence[Section], began_ns: int) -> None:
@@ -193,8 +177,7 @@ class SectionClock(StepObserver):
             began_ns = before_ns
             for number, time in enumerate(self._times):
                 if time.sections[0] == sections[0]:  # of another rank
-                    elapsed_s = time.elapsed_s + (self._last_ns - began_ns) / 1e9
-                    self._times[number] = SectionTime(time.sections, elapsed_s)
+                    self._times[number] = time._replace(elapsed_s=time.elapsed_s + (self._last_ns - began_ns) / 1e9)
                     return
         self._times.append(SectionTime(tuple(sections), (self._last_ns - began_ns) / 1e9))
         self._ended += len(sections)

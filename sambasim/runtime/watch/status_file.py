@@ -21,7 +21,7 @@ from typing import Self
 
 from sambasim.errors import MachineError
 from sambasim.ir.dataflow import pass_and_update
-from sambasim.ir.graph import Graph, Section
+from sambasim.ir.graph import Section
 from sambasim.ir.program import Program
 from sambasim.records.trace import Track
 from sambasim.runtime.watch.observer import SpanArgs, StepObserver
@@ -31,7 +31,6 @@ _NUMBERS = ("rank", "pid", "step", "micro")
 _ENDS = [sum(list(_WIDTHS.values())[: index + 1]) + index for index in range(len(_WIDTHS))]  # a blank between two
 _COLUMNS = {name: slice(end - _WIDTHS[name], end) for name, end in zip(_WIDTHS, _ENDS, strict=True)}
 _HEADINGS = {name: name for name in _WIDTHS} | {"at": "at (once it takes long)"}
-_CUT = "..."
 LINE_BYTES = _ENDS[-1] + 1
 
 
@@ -64,9 +63,8 @@ class RankStatus:
     mesh: str = ""
 
     def __str__(self) -> str:
-        step = [f"step {self.step}"] if self.step else []
-        micro_step = [f"micro-step {self.micro_step}"] if self.micro_step else []
-        return ", ".join([*step, *micro_step, self.doing])
+        steps = {"step": self.step, "micro-step": self.micro_step}
+        return ", ".join([*(f"{name} {number}" for name, number in steps.items() if number), self.doing])
 
 
 class Activity:
@@ -111,7 +109,7 @@ class Activity:
     def at(self, place: str) -> None:
         """The current line of Python. A long one loses its beginning."""
         width = _WIDTHS["at"]
-        self._memory[self._of["at"]] = _cell("at", place if len(place) <= width else _CUT + place[len(_CUT) - width :])
+        self._memory[self._of["at"]] = _cell("at", place if len(place) <= width else f"...{place[3 - width :]}")
 
 
 UNWATCHED = Activity(bytearray(LINE_BYTES))
@@ -169,17 +167,10 @@ class StatusFile:
     def _status(self, start: int) -> RankStatus:
         raw = self._memory[start : start + LINE_BYTES]
         text = {name: raw[column].decode("ascii", "replace").strip() for name, column in _COLUMNS.items()}
-        return RankStatus(
-            rank=_number(text["rank"]),
-            host_name=text["host"],
-            pid=_number(text["pid"]),
-            step=_number(text["step"]),
-            micro_step=_number(text["micro"]),
-            state=_STATES.get(text["state"][:1], State.RUNNING),
-            doing=text["doing"],
-            at=text["at"],
-            mesh=text["mesh"],
-        )
+        # Another process may be writing a number at this moment.
+        rank, pid, step, micro = (int("".join(filter(str.isdecimal, text[name])) or 0) for name in _NUMBERS)
+        state = _STATES.get(text["state"][:1], State.RUNNING)
+        return RankStatus(rank, text["host"], pid, step, micro, state, text["doing"], text["at"], text["mesh"])
 
 
 def prepare(state: State, doing: str) -> bytes:
@@ -220,11 +211,6 @@ def _cell(name: str, text: str) -> bytes:
     return raw.rjust(width) if name in _NUMBERS else raw.ljust(width)
 
 
-def _number(text: str) -> int:
-    """A number that another process may be writing at this moment."""
-    return int("".join(letter for letter in text if letter.isdecimal()) or 0)
-
-
 _WAITING = prepare(State.WAITING, "waiting for peers")
 _READING = prepare(State.RUNNING, "reading data")
 _REPORTING = prepare(State.RUNNING, "reporting the step")
@@ -238,7 +224,11 @@ class StepStatus(StepObserver):
     def __init__(self, activity: Activity, program: Program) -> None:
         self._activity = activity
         self._set = activity.set
-        self._texts = _section_texts(program.leading)
+        graph = program.leading
+        sections, _ = pass_and_update(graph)
+        whole = len(graph.sections)
+        texts = (f"section {number} of {whole} ({section.name})" for number, section in enumerate(sections, 1))
+        self._texts = [prepare(State.RUNNING, text) for text in texts]
         self._collectives: dict[str, bytes] = {}
         self._names_micro_step = False
         self._now = _WAITING  # what this rank does while it does not communicate
@@ -284,11 +274,3 @@ class StepStatus(StepObserver):
             self._activity.micro_step(0)
             self._names_micro_step = False
         self._set(_REPORTING)
-
-
-def _section_texts(graph: Graph) -> Sequence[bytes]:
-    """What to write once so many sections of a pass have been run."""
-    sections, _ = pass_and_update(graph)
-    whole = len(graph.sections)
-    texts = [f"section {number} of {whole} ({section.name})" for number, section in enumerate(sections, 1)]
-    return [prepare(State.RUNNING, text) for text in texts]

@@ -18,9 +18,7 @@ SAVE: Final = 1
 """The request for a checkpoint; a request to stop is larger. The largest request of all ranks counts."""
 
 _STOP = 100  # plus the number of the signal
-
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-
 _wakeup_fds: set[int] = set()
 _masks = threading.local()
 
@@ -60,10 +58,9 @@ class StopSignals:
             signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() returned is what it takes
 
     def request(self) -> int:
-        if not self._received:
-            return 0
-        self.report(self._received)  # not in the handler, which may interrupt a print
-        return _STOP + self._received
+        if self._received:
+            self.report(self._received)  # not in the handler, which may interrupt a print
+        return self._received and _STOP + self._received
 
     def report(self, number: int) -> None:
         """Notify of signal `number`, received by this rank or another, unless one was reported before."""
@@ -91,24 +88,23 @@ def _exit_at_second(pipe: int) -> None:
 # count twice. Signals are blocked until its end of the pipe is closed.
 
 
-def _before_fork() -> None:
+def _block() -> None:
     _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
 
-def _after_in_parent() -> None:
+def _unblock() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
 
 
-def _after_in_child() -> None:
+def _close_and_unblock() -> None:
     if _wakeup_fds:
         signal.set_wakeup_fd(-1)
-        for descriptor in _wakeup_fds:
-            os.close(descriptor)
-        _wakeup_fds.clear()
-    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
+    while _wakeup_fds:
+        os.close(_wakeup_fds.pop())
+    _unblock()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
+os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_close_and_unblock)
 
 
 def signal_of(request: int) -> int | None:

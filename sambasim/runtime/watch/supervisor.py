@@ -38,21 +38,14 @@ from sambasim.runtime.watch.watchdog import (
 
 PATIENCE_S = 1.0
 """How long a failing rank waits for announcements. Ranks fail the same check within milliseconds."""
-
 DEADLINE_S = 5
 """A failing rank exits within this time, whatever happens."""
-
 ALL_EXIT_S = 30
 """The same once all ranks exit together: MPI_Finalize is slow on a busy machine."""
-
 LEAST_LIMIT_S = 60.0
 """The least time for MPI's start and end: ranks start at different times."""
-
-_POLL_S = 0.005
-
-FORWARDING_S = 0.3  # for the launcher to forward the report: some drop unread output when a job aborts
-
-_STDERR = 2
+FORWARDING_S = 0.3
+"""For the launcher to forward the report: some drop unread output when a job aborts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +174,13 @@ class Supervisor:
         self.activity.state(State.LEAVING)
         if self._watchdog is not None:
             self._watchdog.stop()
-        error = self._death() or error
+            if self._file is not None and (dead := dead_ranks(NodeObserver(self._file, self._started).observe(0.0))):
+                error = death_error(dead)
         own = FailureNotice(f"{type(error).__name__}: {error}", self._exit_code(error), isinstance(error, PeerError))
-        notices = _exchange(world, own)
+        world.announce_failure(own)
+        until = time.monotonic() + PATIENCE_S
+        while len(notices := world.failures()) < world.world_size and time.monotonic() < until:
+            time.sleep(0.005)
         all_exit = len(notices) == world.world_size
         alike = all_exit and all(notice.words == own.words for notice in notices.values())
         reporter = reporting_rank(notices)
@@ -193,27 +190,18 @@ class Supervisor:
             self._report(Failure(error, world.rank, self.who, alike, shown))
             sys.stderr.flush()
         if reports or all_exit:
-            self._remove_files()
+            if self._watchdog is not None:
+                self._watchdog.stop(wait_s=1.0)
+            self.activity.state(State.ENDED)
+            for path in self._paths:  # those of other hosts too, where they share a disk
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
         if all_exit and threading.current_thread() is threading.main_thread():
             _exit_within(ALL_EXIT_S)
             raise SystemExit(code) from None
         # The reporting rank aborts the job, this rank included. If it has died, this rank does.
         time.sleep(FORWARDING_S if reports else 2 * PATIENCE_S)
         world.abort(max(code, 1))
-
-    def _death(self) -> PeerError | None:
-        if self._watchdog is None or self._file is None:
-            return None
-        dead = dead_ranks(NodeObserver(self._file, self._started).observe(0.0))
-        return death_error(dead) if dead else None
-
-    def _remove_files(self) -> None:
-        if self._watchdog is not None:
-            self._watchdog.stop(wait_s=1.0)
-        self.activity.state(State.ENDED)
-        for path in self._paths:  # those of other hosts too, where they share a disk
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
 
 
 def reporting_rank(notices: Mapping[int, FailureNotice]) -> int:
@@ -226,19 +214,10 @@ def limit_time(seconds: float, rank: int) -> None:
     """Call before MPI starts or ends, where it may hang: the process exits with code 1 after `seconds`, at least
     LEAST_LIMIT_S, and prints where it was. Rank 0 is the first. `start` and `release` of a supervisor remove the limit.
     """
-    faulthandler.dump_traceback_later(max(seconds, LEAST_LIMIT_S) + rank, file=_STDERR, exit=True)
+    faulthandler.dump_traceback_later(max(seconds, LEAST_LIMIT_S) + rank, file=2, exit=True)
 
 
 def _exit_within(seconds: float) -> None:
     """This process exits after `seconds` without output, even if no Python can run. Replaces an earlier timer."""
     devnull = os.open(os.devnull, os.O_WRONLY)  # where it writes tracebacks; must stay open
     faulthandler.dump_traceback_later(seconds, file=devnull, exit=True)
-
-
-def _exchange(communicator: Communicator, own: FailureNotice) -> Mapping[int, FailureNotice]:
-    """Announce `own`, then collect the announcements of others until all are there or PATIENCE_S has passed."""
-    communicator.announce_failure(own)
-    until = time.monotonic() + PATIENCE_S
-    while len(notices := communicator.failures()) < communicator.world_size and time.monotonic() < until:
-        time.sleep(_POLL_S)
-    return notices

@@ -26,24 +26,17 @@ from sambasim.units import format_seconds
 from sambasim.whose_code import PACKAGE, is_users_file
 
 PERIOD_S = 0.25
-
 LEAVING_S = 3.0
 """A failing rank ends the job within about a second. One that died so long ago was not able to."""
-
 WATCHDOG_FIRST_S = 10.0
 """Other timeouts are this much longer than `--sync-timeout`, because the watchdog knows which rank is missing."""
-
 ANSWER_S = 4.0
 """How long a watchdog waits for answers from other nodes. They normally take one period."""
-
 _LONG_S = 10.0
 """After this time in one activity, or half of what is allowed, a rank writes which line of Python it is in, or that it
 waits: communication within a section writes no activity, because it is short and frequent."""
 
 WAIT = "a wait for other ranks"
-
-_MAX_PERIOD_S = 4 * PERIOD_S
-_POLL_S = 0.02
 _QUESTION = "what do you see?"
 _COMMUNICATION = tuple(f"{PACKAGE}runtime/{name}" for name in ("transports/", "machine/mpi.py"))
 _WHERE_INDENT = "\n         "
@@ -57,13 +50,16 @@ class Process(StrEnum):
     UNKNOWN = "unknown"  # not visible from here, as in another container
 
 
-_AWAY = (Process.STOPPED, Process.SILENT)
+_AWAY = {
+    Process.STOPPED: "find what stopped it (a debugger, Ctrl-Z, a batch system)",
+    Process.SILENT: "check that host and the network to it",
+}
+"""The processes that cannot make progress, with a remedy."""
 
 
 def start_time(pid: int | str) -> bytes | None:
     """When process `pid` started, in ticks, to recognize a later one with the same number; None if not visible."""
-    fields = _stat(pid)
-    return None if fields is None else fields[19]
+    return fields[19] if (fields := _stat(pid)) else None
 
 
 def process_of(pid: int, started: bytes | None) -> Process:
@@ -93,16 +89,12 @@ class Observation:
 
     @property
     def waits(self) -> bool:
-        return self.status.state is State.WAITING or self._waits_in_section
-
-    @property
-    def _waits_in_section(self) -> bool:
-        return self.status.state is State.RUNNING and self.status.at == WAIT
+        return self.status.state is State.WAITING or (self.status.state is State.RUNNING and self.status.at == WAIT)
 
     @property
     def is_running(self) -> bool:
         """Whether it should make progress without others."""
-        return self.status.state is State.RUNNING and not self._waits_in_section
+        return self.status.state is State.RUNNING and not self.waits
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -110,9 +102,16 @@ class Observation:
 
     @property
     def place(self) -> str:
-        process = [f"process {self.status.pid}"] if self.status.pid else []
-        facts = "; ".join([*process, *filter(None, [self.status.mesh])])
+        facts = "; ".join(filter(None, [f"process {self.status.pid}" if self.status.pid else "", self.status.mesh]))
         return f"rank {self.status.rank} on {self.status.host_name}{facts and f' ({facts})'}"
+
+    @property
+    def last_activity(self) -> str:
+        if self.process is Process.SILENT:
+            return f"{self.place}: {self.status}"
+        stopped = "its process is stopped; " if self.process is Process.STOPPED else ""
+        at = f", at {self.status.at}" if self.status.at else ""
+        return f"{self.place}: {stopped}{self.status} for {format_seconds(self.idle_s)}{at}"
 
 
 class NodeObserver:
@@ -128,32 +127,24 @@ class NodeObserver:
     def observe(self, now_s: float) -> list[Observation]:
         """The state at `now_s`, by local rank. Idle time is counted here. One call counts little of it: a process that
         was stopped, or a machine that slept, did not wait for others meanwhile."""
-        passed_s = 0.0 if self._last_s is None else min(now_s - self._last_s, _MAX_PERIOD_S)
+        passed_s = 0.0 if self._last_s is None else min(now_s - self._last_s, 4 * PERIOD_S)
         self._last_s = now_s
         # Processes first, then lines: a process that has exited has written its last line.
         pids = [status.pid for status in self._file.ranks()]
         processes = [process_of(pid, started) for pid, started in zip(pids, self._started, strict=True)]
-        return [
-            Observation(status, self._idle_s(status, passed_s), process)
-            for status, process in zip(self._file.ranks(), processes, strict=True)
-        ]
-
-    def _idle_s(self, status: RankStatus, passed_s: float) -> float:
-        work = replace(status, at="")  # written by the watchdog, so it is no progress
-        before, idle_s = self._last.get(status.rank, (None, 0.0))
-        idle_s = idle_s + passed_s if work == before else 0.0
-        self._last[status.rank] = work, idle_s
-        return idle_s
+        observed = []
+        for status, process in zip(self._file.ranks(), processes, strict=True):
+            work = replace(status, at="")  # written by the watchdog, so it is no progress
+            before, idle_s = self._last.get(status.rank, (None, 0.0))
+            idle_s = idle_s + passed_s if work == before else 0.0
+            self._last[status.rank] = work, idle_s
+            observed.append(Observation(status, idle_s, process))
+        return observed
 
 
 def dead_ranks(observed: Sequence[Observation]) -> list[Observation]:
-    at_work = (State.RUNNING, State.WAITING, State.BUSY)
-    return [
-        rank
-        for rank in observed
-        if rank.process is Process.GONE
-        and (rank.status.state in at_work or (rank.status.state is State.LEAVING and rank.idle_s >= LEAVING_S))
-    ]
+    gone = [rank for rank in observed if rank.process is Process.GONE and rank.status.state is not State.ENDED]
+    return [rank for rank in gone if rank.status.state is not State.LEAVING or rank.idle_s >= LEAVING_S]
 
 
 def is_stalled(own: Observation, observed: Sequence[Observation], timeout_s: float) -> bool:
@@ -167,8 +158,7 @@ def is_stalled(own: Observation, observed: Sequence[Observation], timeout_s: flo
     if any(rank.status.state is State.BUSY and rank.process not in _AWAY for rank in observed):
         return False
     others = [rank for rank in observed if rank.is_running or rank.process in _AWAY]
-    if not others:  # all wait, perhaps for one that does so only now
-        others = [rank for rank in observed if rank.waits]
+    others = others or [rank for rank in observed if rank.waits]  # perhaps for one that does so only now
     return all(rank.idle_s >= timeout_s or rank.process is Process.SILENT for rank in others)
 
 
@@ -194,39 +184,25 @@ def death_error(dead: Sequence[Observation]) -> PeerError:
 
 def stall_error(observed: Sequence[Observation], timeout_s: float) -> StallError:
     missing, waited = missing_ranks(observed), format_seconds(timeout_s)
-    if not missing:
-        return StallError(
-            f"all ranks have waited for each other for {waited}",
-            where=_WHERE_INDENT.join(map(_last_activity, observed)),
-            remedy="check the network between the hosts; --sync-timeout SECONDS waits longer",
-        )
+    if missing:
+        first = missing[0]
+        what = f"{_names(missing)} kept the other ranks waiting for {waited}"
+        remedy = "find out why that line does not return" if first.status.at else "find out what that rank does there"
+        remedy = _AWAY.get(first.process, remedy)
+    else:
+        what = f"all ranks have waited for each other for {waited}"
+        remedy = "check the network between the hosts"
     return StallError(
-        f"{_names(missing)} kept the other ranks waiting for {waited}",
-        where=_WHERE_INDENT.join(map(_last_activity, missing)),
-        remedy=f"{_remedy(missing[0])}; --sync-timeout SECONDS waits longer",
-        rank=missing[0].status.rank,
+        what,
+        where=_WHERE_INDENT.join(rank.last_activity for rank in missing or observed),
+        remedy=f"{remedy}; --sync-timeout SECONDS waits longer",
+        rank=missing[0].status.rank if missing else None,
     )
 
 
 def _names(several: Sequence[Observation]) -> str:
     numbers = [str(rank.status.rank) for rank in several]
     return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"
-
-
-def _last_activity(rank: Observation) -> str:
-    if rank.process is Process.SILENT:
-        return f"{rank.place}: {rank.status}"
-    stopped = "its process is stopped; " if rank.process is Process.STOPPED else ""
-    at = f", at {rank.status.at}" if rank.status.at else ""
-    return f"{rank.place}: {stopped}{rank.status} for {format_seconds(rank.idle_s)}{at}"
-
-
-def _remedy(rank: Observation) -> str:
-    if rank.process is Process.STOPPED:
-        return "find what stopped it (a debugger, Ctrl-Z, a batch system)"
-    if rank.process is Process.SILENT:
-        return "check that host and the network to it"
-    return "find out why that line does not return" if rank.status.at else "find out what that rank does there"
 
 
 class OtherNodes:
@@ -255,15 +231,13 @@ class OtherNodes:
             world.post(_QUESTION, rank)
         until = time.monotonic() + ANSWER_S
         while not self._answers.keys() >= set(others) and time.monotonic() < until:
-            time.sleep(_POLL_S)
+            time.sleep(0.02)
             self.answer(observed)
-        return [self._answers.get(rank) or self._silent(rank) for rank in others]
-
-    def _silent(self, rank: int) -> Observation:
-        doing = f"no answer for {format_seconds(ANSWER_S)}"
-        host, label = self._hosts[rank], self._mesh.label(rank)
-        status = RankStatus(rank, host, 0, 0, 0, State.RUNNING, doing, mesh=label)
-        return Observation(status, ANSWER_S, Process.SILENT)
+        for rank in set(others) - self._answers.keys():
+            doing, label = f"no answer for {format_seconds(ANSWER_S)}", self._mesh.label(rank)
+            status = RankStatus(rank, self._hosts[rank], 0, 0, 0, State.RUNNING, doing, mesh=label)
+            self._answers[rank] = Observation(status, ANSWER_S, Process.SILENT)
+        return [self._answers[rank] for rank in others]
 
 
 class Watchdog:
@@ -285,7 +259,6 @@ class Watchdog:
         self._timeout_s = timeout_s
         self._others = others
         self._end_job = end_job
-        self._main_thread = threading.get_ident()
         self._wrote_line = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sambasim-watchdog", daemon=True)
@@ -336,9 +309,6 @@ def is_wait(frame: FrameType | None) -> bool:
 
 def user_line(frame: FrameType | None) -> str:
     """`FILE:LINE in FUNCTION` of the innermost frame of user code, from `frame` outwards; empty if there is none."""
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if is_users_file(file):
-            return f"{file}:{frame.f_lineno} in {frame.f_code.co_name}"
+    while frame is not None and not is_users_file(frame.f_code.co_filename):
         frame = frame.f_back
-    return ""
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else ""

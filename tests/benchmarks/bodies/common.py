@@ -17,7 +17,7 @@ from torch.utils.data.distributed import DistributedSampler
 from sambasim.options.run import RunOptions
 from sambasim.records.metrics import CheckpointRecord, SummaryRecord
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.machine import torch_process_group
+from sambasim.runtime.machine import pytorch
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.mpi import connect
 from sambasim.runtime.run.run_observer import RunObserver, Step
@@ -86,11 +86,11 @@ def train(
 @contextmanager
 def gloo(communicator: Communicator) -> Iterator[None]:
     """Within it, torch.distributed has the ranks."""
-    torch_process_group.bring_up(communicator)
+    pytorch.bring_up(communicator)
     torch.manual_seed(0)
     yield
     gc.collect()  # DDP lies in a cycle. If it outlives its group, gloo's threads may abort as Python ends.
-    torch_process_group.take_down()
+    pytorch.take_down()
 
 
 def train_eagerly(

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sambasim.options.run import RunOptions
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.machine import torch_process_group
+from sambasim.runtime.machine import pytorch
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.mpi import connect
 from sambasim.runtime.run.run_observer import RunObserver, Step
@@ -63,9 +63,9 @@ def _ours(pef: Path, communicator: Communicator, gauge: Gauge, *, reduce_on_rdu:
 
 
 def _ddp(communicator: Communicator, gauge: Gauge) -> None:
-    torch_process_group.bring_up(communicator)
+    pytorch.bring_up(communicator)
     _train(gauge)
-    torch_process_group.take_down()
+    pytorch.take_down()
 
 
 def _train(gauge: Gauge) -> None:

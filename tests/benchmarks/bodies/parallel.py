@@ -28,7 +28,7 @@ from sambasim.ir.ranks import in_slices
 from sambasim.options.run import RunOptions
 from sambasim.pef import read
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.machine import torch_process_group
+from sambasim.runtime.machine import pytorch
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.mpi import connect
 from sambasim.runtime.run.setup import set_up
@@ -43,17 +43,17 @@ def main(way: ParallelWay, pef: Path, accumulation: int) -> None:
     torch.set_num_threads(1)
     communicator, clock, waited_s = connect(sys.argv), Clock(), 0.0
     if way is ParallelWay.GLOO:
-        torch_process_group.bring_up(communicator)
+        pytorch.bring_up(communicator)
         _communications(pef, communicator.world_size, clock)
-        torch_process_group.take_down()
+        pytorch.take_down()
     elif way is ParallelWay.OURS:
         waited_s = _ours(pef, accumulation, communicator, clock)
     else:
-        torch_process_group.bring_up(communicator)
+        pytorch.bring_up(communicator)
         torch.manual_seed(0)
         _PEERS[way](communicator, clock)
         gc.collect()
-        torch_process_group.take_down()
+        pytorch.take_down()
     if communicator.rank == 0:
         print(json.dumps({"steps_s": clock.steps_s, "waited_s": waited_s}), flush=True)
     communicator.close()

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sambasim.cli.main import main
-from sambasim.runtime.machine import resources, shared_memory
+from sambasim.runtime.machine import node_memory, resources
 from sambasim.runtime.machine.mpi import MpiCommunicator
-from sambasim.runtime.machine.shared_memory import Demand
+from sambasim.runtime.machine.node_memory import Demand
 from sambasim.runtime.transports.host import _GlooAllReduce
 from sambasim.runtime.transports.small_window import SmallWindow
 from sambasim.runtime.transports.window import WindowReduce
@@ -49,12 +49,12 @@ def host_adds_one_replica_twice_by_gloo() -> None:
 
 def little_shared_memory() -> None:
     """Once MPI has started, 100 KiB for all windows of two ranks."""
-    check, free_bytes = shared_memory.check_demands, 2 * shared_memory.MPI_RESERVE_BYTES + 100 * KIB
+    check, free_bytes = node_memory.check_demands, 2 * node_memory.MPI_RESERVE_BYTES + 100 * KIB
 
     def check_with_little(demands: Iterable[Demand]) -> None:
         check([replace(demand, free_bytes=free_bytes) for demand in demands])
 
-    shared_memory.check_demands = check_with_little  # type: ignore[assignment]  # the texts stay as they are
+    node_memory.check_demands = check_with_little  # type: ignore[assignment]  # the texts stay as they are
 
 
 def little_memory() -> None:

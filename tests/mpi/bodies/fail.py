@@ -5,7 +5,8 @@ import time
 from collections.abc import Callable
 
 from sambasim.errors import DataError, LaunchError, PeerError, SambasimError
-from sambasim.runtime.machine.mpi import Communicator, connect
+from sambasim.runtime.machine.communicator import Communicator
+from sambasim.runtime.machine.mpi import connect
 from sambasim.runtime.watch.supervisor import Failure, Supervisor
 
 

@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 from sambasim.errors import MachineError
-from sambasim.runtime.machine.mpi import Communicator, connect
+from sambasim.runtime.machine.communicator import Communicator
+from sambasim.runtime.machine.mpi import connect
 from sambasim.units import MIB
 
 _SIZE_BYTES = 256 * MIB

@@ -12,9 +12,16 @@ from torch import Tensor
 
 from sambasim.ir.types import SymbolKind
 from sambasim.pef.document import PartDigests
-from sambasim.runtime.checkpoint.content import buffer_name, piece_key
+from sambasim.runtime.checkpoint.content import (
+    Manifest,
+    PefModel,
+    ProgressModel,
+    RunModel,
+    TensorModel,
+    buffer_name,
+    piece_key,
+)
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
-from sambasim.runtime.checkpoint.manifest import Manifest, PefModel, ProgressModel, RunModel, TensorModel
 from sambasim.runtime.checkpoint.saver import write
 from sambasim.runtime.machine.communicator import single_rank
 from sambasim.runtime.run.plan import Position

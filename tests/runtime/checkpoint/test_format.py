@@ -11,9 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from sambasim.errors import CheckpointError, MachineError, OptionError
-from sambasim.runtime.checkpoint.content import check
+from sambasim.runtime.checkpoint.content import MAX_MANIFEST_BYTES, check
 from sambasim.runtime.checkpoint.folder import LOCK_FILE, MANIFEST_FILE, claim, partial_of
-from sambasim.runtime.checkpoint.manifest import MAX_MANIFEST_BYTES
 from sambasim.runtime.machine.communicator import single_rank
 from tests.runtime.checkpoint.samples import (
     SHARD,
@@ -152,20 +151,19 @@ def test_a_claim_cleans_up_after_runs_that_died(tmp_path: Path) -> None:
     assert held is not None
     assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK_FILE, replaced.name, complete.name]
     check(replaced)
-    held.release()
+    held.close()
 
 
 def test_a_folder_that_cannot_be_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(code: int) -> None:
-        def fail(*_: object) -> None:
-            raise OSError(code, os.strerror(code), str(tmp_path / LOCK_FILE))
+    def locked(*_: object) -> None:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))  # which POSIX allows instead of EAGAIN
 
-        monkeypatch.setattr("sambasim.runtime.checkpoint.folder.os.open", fail)
-
-    refuse(errno.EACCES)
-    with pytest.raises(MachineError, match=r"no checkpoint can be written into .*: Permission denied") as caught:
+    with monkeypatch.context() as patched:
+        patched.setattr("fcntl.lockf", locked)
+        with pytest.raises(OptionError, match="another run is writing its checkpoints into"):
+            claim(tmp_path, ALONE)
+    (tmp_path / LOCK_FILE).unlink()
+    (tmp_path / LOCK_FILE).mkdir()
+    with pytest.raises(MachineError, match=r"no checkpoint can be written into .*: Is a directory") as caught:
         claim(tmp_path, ALONE)
     assert caught.value.where == str(tmp_path / LOCK_FILE)
-    refuse(errno.EAGAIN)
-    with pytest.raises(OptionError, match="another run is writing its checkpoints into"):
-        claim(tmp_path, ALONE)

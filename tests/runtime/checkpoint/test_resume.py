@@ -12,7 +12,7 @@ from sambasim.pef.document import PartDigests
 from sambasim.runtime.checkpoint import folder
 from sambasim.runtime.checkpoint.changes import changes, check_epoch, check_exact, check_pef
 from sambasim.runtime.checkpoint.choose import AUTO, NEWEST, choose
-from sambasim.runtime.checkpoint.manifest import Manifest
+from sambasim.runtime.checkpoint.content import Manifest
 from sambasim.runtime.machine.communicator import single_rank
 from tests.pef.samples import sample_document, sample_weights
 from tests.runtime.checkpoint.samples import SHARD, change_fields, flip_a_bit, manifest, write_sample

@@ -1,9 +1,12 @@
-"""`torch.distributed` with gloo, for the user's code and `--host-sync gloo`, at a free port that rank 0 broadcasts by
-MPI."""
+"""PyTorch in this process: repeatable runs, with one number of threads, deterministic kernels and seeds for all random
+numbers; and `torch.distributed` with gloo, for the user's code and `--host-sync gloo`, at a free port that rank 0
+broadcasts by MPI."""
 
 import atexit
 import fcntl
+import hashlib
 import os
+import random
 import re
 import socket
 import struct
@@ -11,14 +14,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from enum import StrEnum
 
+import numpy as np
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from sambasim.errors import MachineError, PeerError
 from sambasim.runtime.machine.communicator import Communicator
-
-DEFAULT_TIMEOUT_S = 300.0
 
 _CONNECT_S = 30.0
 _LOOPBACK = "127.0.0.1"
@@ -29,13 +33,62 @@ _ANY_OUTSIDE_ADDRESS = ("192.0.2.1", 9)  # reserved for documentation (RFC 5737)
 _SOURCE_LINE = re.compile(r"^(\[enforce fail at \S+\] .*?\. |\[\S+\] ?)")  # of C++, and the condition that fails
 
 
-def bring_up(communicator: Communicator, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+def make_repeatable(threads: int) -> None:
+    """Use `threads` intra-op threads and deterministic kernels in this process from now on."""
+    torch.set_num_threads(threads)
+    torch.set_deterministic_debug_mode("warn")  # `use_deterministic_algorithms` would import a compiler, in seconds
+    torch._C._set_deterministic_fill_uninitialized_memory(False)  # a pass over every tensor
+
+
+@contextmanager
+def repeatable(threads: int) -> Iterator[None]:
+    """`make_repeatable` within a block; restores torch's settings afterwards."""
+    before = torch.get_num_threads()
+    mode = torch.get_deterministic_debug_mode()
+    fills = torch._C._get_deterministic_fill_uninitialized_memory()
+    make_repeatable(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        torch.set_deterministic_debug_mode(mode)
+        torch._C._set_deterministic_fill_uninitialized_memory(fills)
+
+
+class Stream(StrEnum):
+    """What random numbers are used for. Streams are independent of one another."""
+
+    SOURCE = "source"  # opening the data, the same on every rank
+    DATA = "data"
+    GRAPH = "graph"
+    WORKER = "worker"
+
+
+def derive(seed: int, rank: int, step: int, micro_step: int, stream: Stream) -> int:
+    """A seed: a function of these alone."""
+    text = f"{seed} {rank} {step} {micro_step} {stream}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def seed_torch(seed: int) -> None:
+    torch.default_generator.manual_seed(seed)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed torch, numpy and random, which the code of a dataset may use."""
+    seed_torch(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
+def bring_up(communicator: Communicator, timeout_s: float = 300.0) -> None:
     """Collective. Initialize the default process group with the job's ranks; collectives wait `timeout_s` for a peer.
     Raises MachineError if the ranks cannot reach each other."""
     timeout = timedelta(seconds=timeout_s)
     one_host = len(set(communicator.all_gather_object(communicator.host_name))) == 1
-    if one_host:
-        _use_loopback()
+    if one_host and (loopback := [name for _, name in socket.if_nameindex() if name.startswith("lo")]):
+        # Needs no network. The variable stays set: gloo reads it for each group.
+        os.environ.setdefault(_INTERFACE_KEY, loopback[0])
     server, address = None, _LOOPBACK
     if communicator.rank == 0:
         server = dist.TCPStore(_LOOPBACK, 0, is_master=True, timeout=timeout, wait_for_workers=False)
@@ -43,10 +96,7 @@ def bring_up(communicator: Communicator, timeout_s: float = DEFAULT_TIMEOUT_S) -
     host, port = communicator.broadcast_object((address, server.port) if server else None)
     where = f"rank {communicator.rank} on host {communicator.host_name}, store at {host}:{port}"
     # Before torch tries it, which prints the C++ frames of each attempt.
-    obstacle = _obstacle(host, port, min(_CONNECT_S, timeout_s), where)
-    for fault in communicator.all_gather_object(obstacle):
-        if fault is not None:
-            raise fault
+    communicator.raise_first(_obstacle(host, port, min(_CONNECT_S, timeout_s), where))
     hook = sys.excepthook
     try:
         store = server or dist.TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
@@ -120,14 +170,6 @@ def bring_up_on_demand(connect: Callable[[], Communicator | None]) -> None:
 def take_down() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def _use_loopback() -> None:
-    """Let gloo use the loopback interface, so that it needs no network. The variable stays set: gloo reads it for each
-    group."""
-    loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
-    if loopback:
-        os.environ.setdefault(_INTERFACE_KEY, loopback[0])
 
 
 def _outside_address(host_name: str) -> str:

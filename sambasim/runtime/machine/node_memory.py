@@ -1,0 +1,296 @@
+"""The memory of this node: in huge pages where the system has them, with which copies take a third less time or better;
+and /dev/shm, which the ranks share.
+
+MPI allocates a window that ranks share at any address. So its memory is mapped again at an aligned address, and each
+rank collapses the small pages of its part into huge ones (`MADV_COLLAPSE`, Linux 6.1). Names in /dev/shm are removed
+once all ranks have mapped them, so that the memory is freed however the processes end.
+"""
+
+import ctypes
+import errno
+import mmap
+import os
+import platform
+import resource
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sambasim.errors import MachineError
+from sambasim.units import MIB, format_bytes
+
+ByteArray: TypeAlias = NDArray[np.uint8]
+Range: TypeAlias = tuple[int, int]  # first and last, exclusive
+
+_MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2  # of mremap(2)
+_MADV_DONTNEED, _MADV_WIPEONFORK, _MADV_COLLAPSE = 4, 18, 25  # of madvise(2)
+_FAILED = ctypes.c_void_p(-1).value
+_MADVISE_CALLS = {"x86_64": 28, "aarch64": 233}  # the number of the system call, by machine
+
+MPI_RESERVE_BYTES = 5 * MIB
+"""What MPI uses for each rank of a node while it runs; measured, see docs/operations.md."""
+MPI_START_BYTES = 12 * MIB
+"""What MPI uses in addition while it starts, once for each node. With less, it crashes or stops sharing memory."""
+
+FOLDER = Path("/dev/shm")
+_LARGER = f"make {FOLDER} larger (docker: --shm-size; elsewhere: mount -o remount,size=SIZE {FOLDER})"
+_TOO_LITTLE = f"the replicas of this node need {{}} of shared memory, and {FOLDER} has {{}} free"
+
+
+def private_pages(size_bytes: int) -> mmap.mmap:
+    """Zeroed memory of this process alone, in huge pages where there are. Raises OSError or OverflowError. In a forked
+    process it is zeros; otherwise each later write would copy a page. (It has its addresses there too: with
+    MADV_DONTFORK they could be given to other memory, which the end of this object would unmap.)"""
+    pages = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if sys.platform == "linux":
+        for advice in (mmap.MADV_HUGEPAGE, _MADV_WIPEONFORK):
+            with suppress(OSError):  # not every kernel has it
+                pages.madvise(advice)
+    return pages
+
+
+def freeing(parts: Iterable[ByteArray]) -> Callable[[], None]:
+    """A function that gives the whole pages of `parts`, private memory, back to the system: they are zeros when used
+    again."""
+    ranges = []
+    for part in parts:
+        first = -(-part.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
+        stop = (part.ctypes.data + part.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if first < stop:
+            ranges.append((ctypes.c_void_p(first), ctypes.c_size_t(stop - first), ctypes.c_int(_MADV_DONTNEED)))
+    # UCX, which MPICH uses, replaces madvise, and keeps a record of each call for memory that it has registered.
+    number, library = _MADVISE_CALLS.get(platform.machine()), _library()
+    madvise = library.madvise if number is None else partial(library.syscall, ctypes.c_long(number))
+
+    def free() -> None:
+        for pages in ranges:
+            madvise(*pages)
+
+    return free
+
+
+@dataclass(frozen=True, slots=True)
+class SecondMapping:
+    """A second mapping of memory, `view`; `release` unmaps it."""
+
+    view: ByteArray
+    _reserved: int
+    _reserved_bytes: int
+
+    def collapse(self, ranges: Iterable[Range]) -> int:
+        """Collapse the small pages in `ranges` of the view into huge ones. Returns the bytes of the huge pages."""
+        huge, asked = huge_bytes(), 0
+        for start, stop in merged(ranges):
+            first = self.view.ctypes.data + start
+            skipped = -first % huge
+            length = (stop - start - skipped) // huge * huge
+            if length > 0:
+                begins = self.view[start + skipped :][:length:huge]
+                begins.max()  # reading allocates a small page: without one, nothing can be collapsed
+                _library().madvise(first + skipped, length, _MADV_COLLAPSE)
+                asked += length
+        return asked
+
+    def release(self) -> None:
+        _library().munmap(self._reserved, self._reserved_bytes)
+
+
+def second_mapping(part: ByteArray) -> SecondMapping | None:
+    """A second mapping of `part`, page-aligned shared memory, at an address for huge pages; None if that fails."""
+    huge = huge_bytes()
+    limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    if not huge or part.nbytes < 2 * huge or limited:  # a smaller part may contain no whole huge page
+        return None
+    try:
+        offset, library = _offset_in_file(part, _maps()), _library()
+    except (OSError, AttributeError):
+        return None
+    whole = -(-part.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    anonymous = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    if offset is None or (reserved := library.mmap(None, whole + huge, 0, anonymous, -1, 0)) == _FAILED:
+        return None
+    # The address and the offset in the file must be equal modulo the size of a huge page.
+    address = reserved + (offset - reserved) % huge
+    # `mremap` with `old_size=0` maps the same shared pages again.
+    if library.mremap(part.ctypes.data, 0, whole, _MREMAP_MAYMOVE | _MREMAP_FIXED, address) == _FAILED:
+        return None  # do not unmap: another mapping may be at the reserved address by now
+    view = np.ctypeslib.as_array((ctypes.c_uint8 * part.nbytes).from_address(address))
+    return SecondMapping(view, reserved, whole + huge)
+
+
+@cache
+def huge_bytes() -> int:
+    try:
+        return int(Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def merged(ranges: Iterable[Range]) -> Sequence[Range]:
+    """The same bytes in as few disjoint ranges as possible."""
+    apart: list[Range] = []
+    for start, stop in sorted(ranges):
+        if apart and start <= apart[-1][1]:
+            apart[-1] = apart[-1][0], max(stop, apart[-1][1])
+        elif stop > start:
+            apart.append((start, stop))
+    return apart
+
+
+def _offset_in_file(part: ByteArray, maps: str) -> int | None:
+    """The offset of `part` in its file, from the text of /proc/PID/maps; None if it is not one shared mapping."""
+    address = part.ctypes.data
+    for line in maps.splitlines():
+        bounds, permissions, offset, *_ = line.split(maxsplit=4)
+        low, high = (int(bound, 16) for bound in bounds.split("-"))
+        if low <= address < high:
+            is_whole = permissions.endswith("s") and address + part.nbytes <= high
+            return int(offset, 16) + address - low if is_whole else None
+    return None
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    """The C library, for functions that Python's mmap lacks. Raises AttributeError without them."""
+    library = ctypes.CDLL(None, use_errno=True)
+    address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    library.mmap.restype = library.mremap.restype = address
+    library.mmap.argtypes = [address, size, number, number, number, ctypes.c_long]
+    library.mremap.argtypes = [address, size, size, number, address]
+    library.munmap.argtypes = [address, size]
+    library.madvise.argtypes = [address, size, number]
+    return library
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The bytes that one rank needs, and those that are free on its node; None if unknown."""
+
+    node_index: int
+    host_name: str
+    needed_bytes: int
+    free_bytes: int | None
+
+
+@dataclass(slots=True)
+class Promised:
+    """The bytes of shared memory that the windows of this process need, and what was free before the first of them:
+    pages count as free until they are touched."""
+
+    bytes: int = 0
+    free_before: int | None = None
+
+    @contextmanager
+    def more(self, needed_bytes: int) -> Iterator[tuple[int, int | None]]:
+        """Promise `needed_bytes`, unless MachineError is raised within. Gives all that is promised then, and what was
+        free before."""
+        if not self.bytes:
+            self.free_before = free_bytes()
+        self.bytes += needed_bytes
+        try:
+            yield self.bytes, self.free_before
+        except MachineError:
+            self.bytes -= needed_bytes
+            raise
+
+
+def free_bytes() -> int | None:
+    """The free bytes of shared memory; None without /dev/shm."""
+    if not FOLDER.is_dir():
+        return None
+    status = os.statvfs(FOLDER)
+    return status.f_bavail * status.f_frsize
+
+
+def mapped_names() -> frozenset[Path]:
+    """The named segments that this process has mapped, whose name still exists; empty without /proc."""
+    fields = (line.split(maxsplit=5) for line in _maps().splitlines())  # the last one is the path, if there is one
+    named = (line[5] for line in fields if len(line) > 5)
+    return frozenset(Path(name) for name in named if name.startswith(f"{FOLDER}/") and not name.endswith(" (deleted)"))
+
+
+def _maps() -> str:
+    maps = Path("/proc/self/maps")
+    return maps.read_text(encoding="utf-8", errors="surrogateescape") if maps.exists() else ""
+
+
+def unlink(names: Iterable[Path]) -> None:
+    """Remove the names, if other ranks have not yet; the memory stays as long as a process maps it."""
+    for name in names:
+        name.unlink(missing_ok=True)
+
+
+def check_demands(demands: Sequence[Demand], what: str = _TOO_LITTLE, remedy: str | None = None) -> None:
+    """Raise MachineError, `what` with both figures, if the ranks of a node together need more than is free."""
+    for index in sorted({demand.node_index for demand in demands}):
+        of_node = [demand for demand in demands if demand.node_index == index]
+        needed = sum(demand.needed_bytes for demand in of_node)
+        there = min((demand.free_bytes for demand in of_node if demand.free_bytes is not None), default=needed)
+        if needed > there:
+            text, where = what.format(format_bytes(needed), format_bytes(there)), f"host {of_node[0].host_name}"
+            remedy = remedy or f"{_LARGER}, or run with fewer replicas or a smaller batch"
+            raise MachineError(text, where=where, remedy=remedy)
+
+
+def check_start(ranks: int, host_name: str, there_bytes: int | None) -> None:
+    """Raise MachineError if so many ranks of this node cannot start MPI with `there_bytes` of shared memory."""
+    needed = ranks * MPI_RESERVE_BYTES + MPI_START_BYTES
+    if ranks > 1 and there_bytes is not None and there_bytes < needed:
+        raise MachineError(
+            f"MPI needs about {format_bytes(needed)} of shared memory to start {ranks} ranks on one node, "
+            f"and {FOLDER} has {format_bytes(there_bytes)} free",
+            where=f"host {host_name}",
+            remedy=_LARGER,
+        )
+
+
+def try_mapping(size_bytes: int) -> str | None:
+    """Map that much shared memory without touching it, and unmap it. Returns None, or the error and the limit
+    that caused it."""
+    if not FOLDER.is_dir():
+        return None
+    try:
+        with tempfile.TemporaryFile(dir=FOLDER) as file:
+            os.ftruncate(file.fileno(), size_bytes)
+            mmap.mmap(file.fileno(), size_bytes).close()
+    except OSError as error:
+        space, limit = resource.getrlimit(resource.RLIMIT_AS)[0], f"{FOLDER} has {format_bytes(free_bytes() or 0)} free"
+        if error.errno == errno.EFBIG:
+            limit = f"a file may have {format_bytes(resource.getrlimit(resource.RLIMIT_FSIZE)[0])} (ulimit -f)"
+        elif error.errno == errno.ENOMEM and space != resource.RLIM_INFINITY:
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+            limit = f"its address space has {format_bytes(max(space - used, 0))} left (ulimit -v)"
+        return f"{error.strerror}: {limit}"
+    return None
+
+
+def check_mappings(attempts: Iterable[tuple[str, int, str | None]]) -> None:
+    """Raise MachineError if a rank found an obstacle. By rank: host, bytes of its node's window, and the obstacle."""
+    for rank, (host_name, needed_bytes, obstacle) in enumerate(attempts):
+        if obstacle is not None:
+            raise MachineError(
+                f"the replicas of this node need a shared window of {format_bytes(needed_bytes)}, "
+                f"which rank {rank} cannot map: {obstacle}",
+                where=f"host {host_name}",
+                remedy="raise what limits it, or run with fewer replicas or a smaller batch",
+            )
+
+
+def window_error(needed_bytes: int, host_name: str, reason: str) -> MachineError:
+    """The error for a window that MPI cannot create although the system could."""
+    there = free_bytes()
+    return MachineError(
+        f"MPI cannot create a shared window of {format_bytes(needed_bytes)} for the replicas of this node: "
+        f"{reason.splitlines()[0] if reason else 'it does not say why'}"
+        + (f" ({FOLDER} has {format_bytes(there)} free)" if there is not None else ""),
+        where=f"host {host_name}",
+        remedy=f"run without --reduce-on-rdu, or with another MPI; or {_LARGER}",
+    )
