@@ -237,8 +237,8 @@ def _check_end(verdict: Verdict, result: Result, folder: Path, slack_s: float) -
             verdict.problems.append("the rank that was stopped is not named once")
     elif not any(word in printed for word in _OF_MPIRUN[case.fault]):
         # Else the status file that the run named when it started must be there, with a line for each rank.
-        named = re.findall(r"^status file: (\S+) says", printed, re.MULTILINE)
-        if sum(len(_text(folder / name).splitlines()[1:]) for name in named) <= 1:
+        files = re.findall(r"^status file: (\S+) says", printed, re.MULTILINE)
+        if sum(len(_text(folder / name).splitlines()[1:]) for name in files) <= 1:
             verdict.problems.append("there is no report of what happened")
 
 
