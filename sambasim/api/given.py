@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from sambasim.api.optimizers import options_of_optimizer
 from sambasim.commands.torch_optimizers import is_of_a_library
-from sambasim.compiler.capture.losses import NAMED_LOSSES, Loss, first_tensor
+from sambasim.compiler.capture.step import NAMED_LOSSES, Loss, first_tensor
 from sambasim.data.batches import Batch, values_of
 from sambasim.data.datasets import ArraysDataset
 from sambasim.errors import DataError, ModelError, OptionError

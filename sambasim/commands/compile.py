@@ -19,9 +19,10 @@ from sambasim.commands.outputs import check_output_file
 from sambasim.commands.proof.eager import LiveModel, check_modes
 from sambasim.commands.proof.prove import own_memory, prove, too_large
 from sambasim.compiler.capture.state import NotSound, begin_again
+from sambasim.compiler.capture.step import Example
 from sambasim.compiler.compile import Compiled, Stopwatch, capture_model, compile_model, recorded
-from sambasim.compiler.front import Example, build_model, example_batch
-from sambasim.compiler.passes.sequence import schedule_of
+from sambasim.compiler.front import build_model, example_batch
+from sambasim.compiler.passes import schedule_of
 from sambasim.data.sources import Source, open_source
 from sambasim.errors import MachineError, SambasimError
 from sambasim.hardware.host import available_bytes
@@ -103,16 +104,8 @@ def compile_named(options: CompileOptions, on_phase: OnPhase = lambda phase: Non
 
 
 def compile_live(live: LiveModel, options: CompileOptions, on_phase: OnPhase, path: Path | None) -> Compiled:
-    return compile_model(
-        live.model,
-        live.inputs,
-        options,
-        by_keyword=live.by_keyword,
-        arguments=live.arguments,
-        loss=live.loss,
-        on_phase=on_phase,
-        path=path,
-    )
+    example = Example(live.inputs, live.by_keyword, live.arguments)
+    return compile_model(live.model, example, options, loss=live.loss, on_phase=on_phase, path=path)
 
 
 def compile_proved(
@@ -224,4 +217,4 @@ def warm_up() -> None:
         model = nn.Linear(1, 1)
     options = CompileOptions.model_validate({"loss": {"name": "mse"}, "optimizer": {"name": "sgd"}, "pef_name": "warm"})
     one = torch.zeros(1, 1)
-    capture_model(model, {"x": one, "target": one}, options, by_keyword=False, watch=Stopwatch(lambda phase: None))
+    capture_model(model, Example({"x": one, "target": one}), options, Stopwatch(lambda phase: None))

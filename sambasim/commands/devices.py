@@ -80,7 +80,8 @@ def validated(words: str | None, on_phase: OnPhase) -> ValidationRecord:
 
 def capture_row(row: Row) -> Program:
     """The model of `row`, on tensors without memory."""
-    from sambasim.compiler.front import Example, compile_shapes  # torch, which `devices` does without
+    from sambasim.compiler.capture.step import Example
+    from sambasim.compiler.front import compile_shapes  # torch, which `devices` does without
     from sambasim.published.models import MODELS
 
     make, batch = MODELS[row.model]

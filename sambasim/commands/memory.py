@@ -9,11 +9,10 @@ import torch
 from torch import nn
 
 from sambasim.commands.subject import DEFAULT_OPTIMIZER
-from sambasim.compiler.capture.precision import default_type, inputs_in
+from sambasim.compiler.capture.tensors import default_type, inputs_in
 from sambasim.compiler.compile import Stopwatch, capture_model
 from sambasim.compiler.front import build_model, example_of_one, model_of_shapes
-from sambasim.compiler.passes.recompute import Recompute
-from sambasim.compiler.passes.sequence import Fits, Place, pipeline
+from sambasim.compiler.passes import Fits, Place, Recompute, pipeline
 from sambasim.errors import CaptureError, ModelError
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
@@ -78,13 +77,12 @@ def _captured(options: CompileOptions, watch: Stopwatch, dtype: torch.dtype | No
     """The model, and its forward and backward with inputs in `dtype`. Without one, what cannot be captured quickly is
     captured as `compile` does it, whose errors name the line."""
     watch.begin("build the model")
-    model, (shapes, by_keyword, arguments) = model_of_shapes(
+    model, example = model_of_shapes(
         lambda: build_model(options), lambda model: example_of_one(model, options), options.training.batch_size
     )
     watch.begin("capture the training step")
-    capture = partial(
-        capture_model, model, inputs_in(dtype, shapes), options, by_keyword=by_keyword, arguments=arguments, watch=watch
-    )
+    example = example._replace(inputs=inputs_in(dtype, example.inputs))
+    capture = partial(capture_model, model, example, options, watch)
     try:
         program = capture(quick=True).program
     except CaptureError:

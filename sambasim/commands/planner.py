@@ -9,7 +9,7 @@ from sambasim.commands.plan import PlanTask
 from sambasim.commands.subject import OnPhase
 from sambasim.commands.variants import OfDtypes, Variants, changes_of
 from sambasim.compiler.front import captured_from_options
-from sambasim.compiler.passes.sequence import Place
+from sambasim.compiler.passes import Place
 from sambasim.hardware.host import available_bytes
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions

@@ -7,8 +7,7 @@ from torch import nn
 
 from sambasim.commands.fewer_layers import fewer_layers
 from sambasim.compiler.configured import inferred_options
-from sambasim.compiler.passes.recompute import Recompute
-from sambasim.compiler.passes.sequence import Fits, Pass, Place, pipeline
+from sambasim.compiler.passes import Fits, Pass, Place, Recompute, pipeline
 from sambasim.compiler.sharding.tensor_parallel import TensorParallel
 from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.program import Program

@@ -26,8 +26,8 @@ class Captures:
 
     training: CapturedGraph | None
     evaluation: CapturedGraph
-    single: CapturedGraph | None
-    per_sample_loss: bool
+    single: CapturedGraph | None = None
+    per_sample_loss: bool = False
     notices: tuple[str, ...] = ()
 
 
@@ -76,20 +76,18 @@ class _Builder:
         self._add_model_tensors()
         for name, tensor in self._inputs.items():
             # A fake tensor has no values.
-            whole = not (tensor.is_floating_point() or isinstance(tensor, FakeTensor)) and tensor.numel() > 0
-            bound = int(tensor.max()) + 1 if whole else None
+            is_bounded = not (tensor.is_floating_point() or isinstance(tensor, FakeTensor)) and tensor.numel() > 0
+            bound = int(tensor.max()) + 1 if is_bounded else None
             self._add(Symbol(name, SymbolKind.INPUT, tensor_type(tensor), exclusive_bound=bound))
         captures = self._captures
         training = self._training(captures.training) if captures.training else None
-        evaluation = self._forward("evaluation", captures.evaluation)
-        single = self._forward("single", captures.single) if captures.single else None
         program = Program(
             name=self._name,
             batch_size=self._batch_size,
             symbols=self._symbols,
             training=training,
-            evaluation=evaluation,
-            single=single,
+            evaluation=self._forward("evaluation", captures.evaluation),
+            single=self._forward("single", captures.single) if captures.single else None,
             loss=self._loss if training else None,
             per_sample_loss=captures.per_sample_loss,
             optimizers=(),
@@ -100,7 +98,7 @@ class _Builder:
         verify(program, Progress.CAPTURED)
         if captures.training is None:
             return Built(program, self._weights, notices=captures.notices)
-        casts = {self._symbol_of_path[path]: None for path in captures.training.cast_twice}
+        casts = dict.fromkeys(self._symbol_of_path[path] for path in captures.training.cast_twice)
         cast_twice = tuple(self._symbols[name].torch_names[0] for name in casts)
         return Built(program, self._weights, captures.training.is_checkpointed, cast_twice, captures.notices)
 
@@ -108,26 +106,20 @@ class _Builder:
         self._symbols[symbol.name] = symbol
 
     def _add_model_tensors(self) -> None:
-        changed = self._paths_of_changed_buffers()
-        check_memory(self._held, changed)
-        for one in self._held:
-            name = symbol_name(self._prefix, one.name)
-            if one.is_parameter:
-                kind = SymbolKind.PARAMETER
-                name = self._names.take(name, GRADIENT_SUFFIX)
-            else:
+        training = self._captures.training
+        # Buffers that a step changes, by their names in the model, such as `bn.running_mean`.
+        self._changed = {_path(role) for _, role in (training.outputs if training else ()) if role.kind == "buffer"}
+        check_memory(self._held, self._changed)
+        for held in self._held:
+            name, kind = symbol_name(self._prefix, held.name), SymbolKind.PARAMETER
+            if not held.is_parameter:
                 # What training changes is a buffer, whether it is saved or not.
-                kind = SymbolKind.BUFFER if one.names or not changed.isdisjoint(one.paths) else SymbolKind.CONSTANT
-                name = self._names.take(name)
-            self._add(Symbol(name, kind, tensor_type(one.tensor), torch_names=one.names))
-            self._weights[name] = one.tensor.detach().contiguous()
-            self._symbol_of_path |= dict.fromkeys(one.paths, name)
-
-    def _paths_of_changed_buffers(self) -> set[str]:
-        """The buffers that a training step changes, by their names in the model, such as `bn.running_mean`."""
-        captured = self._captures.training
-        outputs = captured.outputs if captured else ()
-        return {role.name.removeprefix(_STEP_PREFIX) for _, role in outputs if role.kind == "buffer"}
+                is_buffer = held.names or not self._changed.isdisjoint(held.paths)
+                kind = SymbolKind.BUFFER if is_buffer else SymbolKind.CONSTANT
+            name = self._names.take(name, *([GRADIENT_SUFFIX] if held.is_parameter else []))
+            self._add(Symbol(name, kind, tensor_type(held.tensor), torch_names=held.names))
+            self._weights[name] = held.tensor.detach().contiguous()
+            self._symbol_of_path |= dict.fromkeys(held.paths, name)
 
     def _symbols_of(self, captured: CapturedGraph) -> dict[str, str]:
         nodes = captured.graph.nodes
@@ -148,16 +140,16 @@ class _Builder:
         path = target.removeprefix(_STEP_PREFIX)
         if path in self._symbol_of_path and path != target:
             return self._symbol_of_path[path]
-        return self._constant(path, captured.constants[target], None if node is None else read_by(node))
+        return self._constant(path, captured.constants[target], read_by(node) if node else None)
 
     def _constant(self, path: str, tensor: Tensor, where: str | None) -> str:
         """The symbol of a tensor that a trace made, or that the model has in a list, say. Each trace counts its own
         from 0, so the name says nothing: equal tensors share a symbol."""
         held = itself(tensor, self._held)
-        if held is not None and self._paths_of_changed_buffers().isdisjoint(held.paths):
+        if held is not None and self._changed.isdisjoint(held.paths):
             return self._symbol_of_path[held.paths[0]]
         check_constant(path, tensor, self._held, where)
-        value = tensor.detach().permute(memory_order(tensor))  # see `captured.restore_strides`
+        value = tensor.detach().permute(memory_order(tensor))  # see `trace.restore_strides`
         type_ = tensor_type(value)
         for name in self._lifted:
             if self._symbols[name].type == type_ and torch.equal(_bytes(self._weights[name]), _bytes(value)):
@@ -169,28 +161,22 @@ class _Builder:
         return name
 
     def _training(self, captured: CapturedGraph) -> Graph:
-        self._name_outputs(captured)
+        # The first output from which the backward starts is the loss; the others are numbered.
+        first, indices = captured.losses[0], sorted(int(role.name) for role in _outputs_of(captured))
+        self._outputs[first] = self._loss
+        for number, index in enumerate(index for index in indices if index != first):
+            self._outputs[index] = self._names.take(f"{self._prefix}__outputs__{number}", GRADIENT_SUFFIX)
         symbol_of = self._symbols_of(captured)
         translation = translate(captured, self._prefix, symbol_of)
-        for (_, role), value in zip(captured.outputs, translation.outputs, strict=True):
+        given_out = list(zip((role for _, role in captured.outputs), translation.outputs, strict=True))
+        for role, value in given_out:
             if role.kind == "output" and int(role.name) in captured.losses:
-                if int(role.name) == captured.losses[0]:
+                if int(role.name) == first:
                     self._check_loss(value, captured)
                 tangent = gradient_name(self._outputs[int(role.name)])
                 self._add(Symbol(tangent, SymbolKind.TANGENT, self._type(translation, value)))
-        outputs = [
-            Output(value, self._kept_in(role, self._type(translation, value)))
-            for (_, role), value in zip(captured.outputs, translation.outputs, strict=True)
-        ]
+        outputs = [Output(value, self._kept_in(role, self._type(translation, value))) for role, value in given_out]
         return _graph("training", symbol_of, translation, outputs)
-
-    def _name_outputs(self, captured: CapturedGraph) -> None:
-        """The first output from which the backward starts is the loss; the others are numbered."""
-        indices = sorted(int(role.name) for _, role in captured.outputs if role.kind == "output")
-        others = [index for index in indices if index != captured.losses[0]]
-        self._outputs[captured.losses[0]] = self._loss
-        for number, index in enumerate(others):
-            self._outputs[index] = self._names.take(f"{self._prefix}__outputs__{number}", GRADIENT_SUFFIX)
 
     def _check_loss(self, value: str, captured: CapturedGraph) -> None:
         """Raises ModelError for a loss that is a tensor of the model, or a view of one: nothing differentiates that."""
@@ -205,16 +191,15 @@ class _Builder:
         raise ModelError(what, remedy="return a loss that is computed from the inputs and the parameters")
 
     def _kept_in(self, role: Role, type_: TensorType) -> str:
-        path = role.name.removeprefix(_STEP_PREFIX)
         if role.kind == "buffer":
-            if path not in self._symbol_of_path:
+            if _path(role) not in self._symbol_of_path:
                 raise CaptureError(
-                    f"the training step changes {path}, which is no tensor of the model",
+                    f"the training step changes {_path(role)}, which is no tensor of the model",
                     remedy="a model may change its buffers: self.register_buffer(…)",
                 )
-            return self._symbol_of_path[path]
+            return self._symbol_of_path[_path(role)]
         if role.kind == "gradient":
-            name = gradient_name(self._symbol_of_path[path])
+            name = gradient_name(self._symbol_of_path[_path(role)])
             self._add(Symbol(name, SymbolKind.GRADIENT, type_))
             return name
         index = int(role.name)
@@ -248,6 +233,14 @@ class _Builder:
         return translation.values.get(value) or self._symbols[value].type
 
 
+def _path(role: Role) -> str:
+    return role.name.removeprefix(_STEP_PREFIX)
+
+
+def _outputs_of(captured: CapturedGraph) -> list[Role]:
+    return [role for _, role in captured.outputs if role.kind == "output"]
+
+
 def _bytes(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
@@ -255,9 +248,10 @@ def _bytes(tensor: Tensor) -> Tensor:
 def _graph(name: str, symbol_of: Mapping[str, str], translation: Translation, outputs: Sequence[Output]) -> Graph:
     forward = [node for node in translation.nodes if node.name not in translation.backward]
     backward = [node for node in translation.nodes if node.name in translation.backward]
-    nodes = (*forward, *backward)
-    parts = [("forward", SectionKind.FWD, 0, len(forward)), ("backward", SectionKind.BCKWD, len(forward), len(nodes))]
-    used = [part for part in parts if part[2] < part[3]]
-    sections = tuple(Section(index, kind, title, start, stop) for index, (title, kind, start, stop) in enumerate(used))
+    nodes, sections = (*forward, *backward), []
+    if forward:
+        sections.append(Section(0, SectionKind.FWD, "forward", 0, len(forward)))
+    if backward:
+        sections.append(Section(len(sections), SectionKind.BCKWD, "backward", len(forward), len(nodes)))
     inputs = tuple(dict.fromkeys(symbol_of.values()))
-    return Graph(name, inputs, nodes, tuple(outputs), translation.values, sections)
+    return Graph(name, inputs, nodes, tuple(outputs), translation.values, tuple(sections))

@@ -1,7 +1,8 @@
-"""Model, example batch, loss, optimizer and options in; one PEF out."""
+"""Model, example batch, loss, optimizer and options in; one PEF out, and the notices about it."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,23 +15,130 @@ from sambasim.compiler.build import Built, Captures, build
 from sambasim.compiler.capture import explain
 from sambasim.compiler.capture.asked_values import Asked, RandomBranch
 from sambasim.compiler.capture.explain import explained, tracer_error
-from sambasim.compiler.capture.losses import Loss, per_sample_loss, training_loss
 from sambasim.compiler.capture.names import forward_line, source_files
-from sambasim.compiler.capture.precision import STORED, inputs_in, stored_in
 from sambasim.compiler.capture.state import NotSound, Observed, asked_of, found_sound, observe
-from sambasim.compiler.capture.step import EvaluationStep, Losses, TrainingStep
-from sambasim.compiler.capture.tensors import check_memory, check_model, dense_gradients, held_by, made_contiguous
-from sambasim.compiler.capture.trace import CapturedGraph, capture
+from sambasim.compiler.capture.step import (
+    TARGET,
+    EvaluationStep,
+    Example,
+    Loss,
+    Losses,
+    TrainingStep,
+    per_sample_loss,
+    training_loss,
+)
+from sambasim.compiler.capture.tensors import (
+    STORED,
+    check_memory,
+    check_model,
+    dense_gradients,
+    dtype_name,
+    entries_of,
+    held_by,
+    inputs_in,
+    made_contiguous,
+    sparse_embeddings,
+    stored_in,
+)
+from sambasim.compiler.capture.trace import TESTED_TORCH, CapturedGraph, capture
 from sambasim.compiler.capture.trial import buffers_of_plain_tensors, rare_collections
-from sambasim.compiler.notices import exemptions, notice_of_shapes, notices_of
-from sambasim.compiler.passes.sequence import pipeline, run_pipeline
-from sambasim.compiler.passes.update import Update
+from sambasim.compiler.passes import pipeline, run_pipeline
+from sambasim.compiler.sharding.plan import general
+from sambasim.compiler.update import Update
 from sambasim.errors import CaptureError, DataError, ModelError
+from sambasim.ir.dataflow import gathers
+from sambasim.ir.mesh import TENSOR
 from sambasim.ir.program import Program
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
 from sambasim.pef import PefDocument, write
 from sambasim.pef.files import record_compiled
 from sambasim.pef.sources import SOURCES, digests_of_model, record
+from sambasim.units import format_bytes
+
+_GRU_EXACT_MULTIPLE = 32
+"""Hidden sizes of a GRU that are multiples of this give the bits of eager PyTorch: see docs/concepts.md."""
+
+
+def _notice_of_shapes(program: Program, loss: str | None) -> Iterator[str]:
+    """Where the first output and the target of a loss differ in shape, PyTorch only warns: the loss is then over all
+    pairs, and mostly a mistake."""
+    outputs = [output.symbol for output in program.evaluation.outputs[1:]]
+    if program.training is None or loss not in ("mse", "l1", "smooth_l1", "huber") or not outputs:
+        return
+    if TARGET in program.symbols and (given := _shape(program, outputs[0])) != (wanted := _shape(program, TARGET)):
+        yield (
+            f"the output of the model has shape {given} and the target {wanted}: {loss} broadcasts them, "
+            "over pairs of samples that do not belong together; give both one shape"
+        )
+
+
+def _shape(program: Program, name: str) -> list[int]:
+    return list(program.symbols[name].whole.shape)
+
+
+def _notices_of(built: Built, program: Program, model: nn.Module) -> Iterator[str]:
+    """`program`: what became of `built`, the graphs of `model`."""
+    held = held_by(model)
+    yield from built.notices
+    yield from _gathered(program)
+    if built.checkpointed:
+        yield "torch.utils.checkpoint in the model saves no memory here, and --recompute full does"
+    if built.cast_twice:
+        yield (
+            f"read several times under torch.autocast: {', '.join(built.cast_twice)}; PyTorch adds up their gradients "
+            "in 16 bits, and here they are added in the type of the parameter"
+        )
+    if others := sorted(entries_of(model).keys() - {name for tensor in held for name in tensor.names}):
+        yield (
+            f"in state_dict(), and no parameter or buffer: {', '.join(others)}; neither the PEF nor a file of --save "
+            "holds it"
+        )
+    if strided := [tensor.name for tensor in held if not tensor.tensor.is_contiguous()]:
+        yield (
+            f"stored contiguously in the PEF: {', '.join(strided)}; results equal PyTorch's on contiguous tensors, and "
+            "with the strides of the model PyTorch may differ in the last bits"
+        )
+    if sparse := ", ".join(sparse_embeddings(model)):
+        yield (
+            f"embeddings with sparse=True have dense gradients here: {sparse}; an optimizer with momentum, weight "
+            "decay or adaptive rates then also updates rows that no sample of a batch reads, and results may differ "
+            "from PyTorch's in the last bits"
+        )
+    if torch.__version__.split("+")[0] not in TESTED_TORCH:
+        yield f"torch {torch.__version__} is not among the tested releases: {', '.join(TESTED_TORCH)}"
+    if program.training is None:
+        return
+    if not program.per_sample_loss and program.batch_size > 1 and program.single is None:
+        yield (
+            "the evaluation graph cannot be captured at batch 1: the last samples, where they do not fill a batch "
+            f"of {program.batch_size}, are left out of evaluation"
+        )
+    members = (member for group in program.groups for member in group.members)
+    trained = {path for member in members for path in program.symbols[member.parameter].torch_names}
+    needing = {tensor.name for tensor in held if tensor.is_parameter and tensor.tensor.requires_grad}
+    if unused := sorted(needing - trained):
+        yield f"parameters without a gradient, which training leaves as they are: {', '.join(unused)}"
+
+
+def _gathered(program: Program) -> Iterator[str]:
+    """What the ranks along tp gather because an operator cannot work on parts."""
+    ranks = next((axis.size for axis in program.mesh if axis.name == TENSOR), 1)
+    received: Counter[str] = Counter()
+    for gather in gathers(program.leading, TENSOR, ranks):
+        reader = f"{gather.operator} of {general(gather.module)}" if gather.module else gather.operator
+        received[reader] += gather.received_bytes
+    if received:
+        each = ", ".join(f"{reader} ({format_bytes(size_bytes)})" for reader, size_bytes in received.most_common())
+        one_pass = "pass" if program.schedule is None else "micro-batch"
+        yield f"gathered along tp, {format_bytes(received.total())} a {one_pass}, to compute whole: {each}"
+
+
+def _exemptions(model: nn.Module) -> dict[str, str]:
+    """Metadata of the PEF: what is exempt from exactness."""
+    sizes = {module.hidden_size for module in model.modules() if isinstance(module, nn.GRU)}
+    inexact = ", ".join(str(size) for size in sorted(sizes) if size % _GRU_EXACT_MULTIPLE)
+    said = f"GRU of hidden size {inexact}: gradients may differ from eager in the last bits"
+    return {"exempt_from_exactness": said} if inexact else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,60 +171,58 @@ class Stopwatch:
 
 def compile_model(
     model: nn.Module,
-    inputs: Mapping[str, Tensor],
+    example: Example,
     options: CompileOptions,
     *,
-    by_keyword: bool,
     updates: Sequence[Update] | None = None,
     losses: Losses | None = None,
     loss: Loss | None = None,
-    arguments: Mapping[str, object] | None = None,
     on_phase: Callable[[str], None] = lambda phase: None,
     path: Path | None = None,
 ) -> Compiled:
-    """Compile `model` for the batch `inputs` (by name, batch first) and write `OUTPUT/NAME/NAME.pef`. `updates`
-    replaces the optimizer of `options`, and `loss` or `losses` their loss. A model in
-    evaluation mode is captured after `model.train()`; the model is left as it was. `path`: see `assemble`. Raises
-    ModelError and CaptureError."""
+    """Compile `model` for the batch of `example` and write `OUTPUT/NAME/NAME.pef`. `updates` replaces the optimizer of
+    `options`, and `loss` or `losses` their loss. A model in evaluation mode is captured after `model.train()`; the
+    model is left as it was. `path`: see `assemble`. Raises ModelError and CaptureError."""
     watch = Stopwatch(on_phase)
-    built = capture_model(
-        model, inputs, options, by_keyword=by_keyword, losses=losses, loss=loss, arguments=arguments, watch=watch
-    )
+    built = capture_model(model, example, options, watch, loss=loss, losses=losses)
     return assemble(built, model, options, watch, updates, path=path)
 
 
 def capture_model(
     model: nn.Module,
-    inputs: Mapping[str, Tensor],
+    example: Example,
     options: CompileOptions,
-    *,
-    by_keyword: bool,
     watch: Stopwatch,
-    losses: Losses | None = None,
+    *,
     loss: Loss | None = None,
-    arguments: Mapping[str, object] | None = None,
+    losses: Losses | None = None,
     quick: bool = False,
 ) -> Built:
-    """The graphs of `model`, without optimizer and data parallelism. `loss` or `losses` replaces that of
-    `options`; `arguments`: see `step`. `quick`: the
-    training step alone, without observing a step before."""
+    """The graphs of `model`, without optimizer and data parallelism. `loss` or `losses` replaces that of `options`.
+    `quick`: the training step alone, without observing a step before."""
     modes = [(module, module.training) for module in model.modules()]
-    dtype = STORED[options.dtype]
-    inputs = inputs_in(dtype, inputs)
-    if found := [name for name, tensor in inputs.items() if tensor.is_complex()]:
-        what = f"the input {found[0]} is {str(inputs[found[0]].dtype).removeprefix('torch.')}, which a PEF cannot hold"
-        raise DataError(what, remedy="give torch.view_as_real(x), and the model torch.view_as_complex(x)")
+    dtype, named = STORED[options.dtype], None if options.inference or loss is not None else options.loss
+    inputs = inputs_in(dtype, example.inputs)
+    for name, tensor in inputs.items():
+        if tensor.is_complex():
+            what = f"the input {name} is {dtype_name(tensor)}, which a PEF cannot hold"
+            raise DataError(what, remedy="give torch.view_as_real(x), and the model torch.view_as_complex(x)")
     try:
         with buffers_of_plain_tensors(model):
             several = options.data_parallel or options.chips > 1
             check_model(model, training=not options.inference, replicas=several)
             with rare_collections(), stored_in(dtype, model), made_contiguous(model), dense_gradients(model):
-                mean = _mean_loss(options, loss)
-                step = TrainingStep(model, tuple(inputs), mean, by_keyword, losses, arguments)
-                tensors = tuple(inputs.values())
-                captures = _training_alone(step, tensors) if quick else _capture(step, tensors, options, watch, loss)
+                mean = training_loss(named.name, named.args) if named else loss
+                step, tensors = TrainingStep(model, example, mean, losses), tuple(inputs.values())
+                if quick:
+                    captures = _training_alone(step, tensors)
+                else:
+                    by_sample = per_sample_loss(named.name, named.args) if named else None
+                    evaluation = EvaluationStep(model, example, by_sample or mean)
+                    says = "function" if loss is not None else named.name if named else None
+                    captures = _capture(step, evaluation, tensors, options, watch, says, by_sample is not None)
                 watch.begin("translate to the graph")
-                return build(options.name, model, inputs, captures, next(iter(inputs.values())).shape[0])
+                return build(options.name, model, inputs, captures, tensors[0].shape[0])
     except Exception as error:
         if (refused := tracer_error("model", error)) is None:
             raise
@@ -143,10 +249,19 @@ def assemble(
     watch.begin("write the PEF")
     facts = {**(metadata or {}), **digests_of_model(built.program, built.weights)}
     facts[SOURCES] = record(program, source_files(model), options.model.target or "")
-    written = write(path or options.pef_path, _document(program, model, options, facts), built.weights)
+    facts |= {"sambasim": __version__, "torch": torch.__version__, "model": repr(model), **_exemptions(model)}
+    how = options.model_dump(mode="json", include=set(BUILD_FIELDS) - {"output_folder", "check"})
+    document = PefDocument(
+        program=program,
+        data_source=options.data_source(),
+        compile_options={"model": options.model.model_dump(mode="json"), **how},
+        training_defaults=options.training_defaults(),
+        metadata=facts,
+    )
+    written = write(path or options.pef_path, document, built.weights)
     watch.end()
-    notices += notices_of(built, program, model)
-    notices += notice_of_shapes(program, options.loss.name if options.loss else None)
+    notices += _notices_of(built, program, model)
+    notices += _notice_of_shapes(program, options.loss.name if options.loss else None)
     if path is None:
         notices += recorded(written.digest)
     return Compiled(path or options.pef_path, program, written.digest, tuple(notices), watch.phases_s)
@@ -159,22 +274,19 @@ def recorded(digest: str) -> list[str]:
     return [told] if why else []
 
 
-def _mean_loss(options: CompileOptions, given: Loss | None) -> Loss | None:
-    if given is not None or options.inference or options.loss is None:
-        return given
-    return training_loss(options.loss.name, options.loss.args)
-
-
 def _capture(
-    step: TrainingStep, tensors: tuple[Tensor, ...], options: CompileOptions, watch: Stopwatch, given: Loss | None
+    step: TrainingStep,
+    evaluation: EvaluationStep,
+    tensors: tuple[Tensor, ...],
+    options: CompileOptions,
+    watch: Stopwatch,
+    loss: str | None,
+    per_sample: bool,
 ) -> Captures:
-    loss = None if options.inference or given is not None else options.loss
-    by_sample = per_sample_loss(loss.name, loss.args) if loss else None
-    evaluation = EvaluationStep(step.model, step.names, by_sample or step.loss, step.by_keyword, step.arguments)
     steps: list[TrainingStep | EvaluationStep] = [evaluation] if options.inference else [step, evaluation]
     if not (options.inference or step.model.training):
         step.model.train()
-    narrow, name = options.dtype != "fp32", "function" if given is not None else loss.name if loss else None
+    narrow = options.dtype != "fp32"
 
     def captures(observed: Observed) -> Captures:
         training = single = None
@@ -184,25 +296,24 @@ def _capture(
         watch.begin("capture the evaluation graph")
         evaluation.eval()
         captured = _captured(evaluation, tensors, narrow, observed)
-        if not options.inference and by_sample is None and tensors[0].shape[0] > 1:
+        if not (options.inference or per_sample) and tensors[0].shape[0] > 1:
             watch.begin("capture the evaluation graph at batch 1")
-            with suppress(CaptureError, ModelError):  # not every sound model runs on one sample; `notices_of` says so
+            with suppress(CaptureError, ModelError):  # not every sound model runs on one sample; a notice says so
                 ones = tuple(tensor[:1].clone() for tensor in tensors)
                 asked = asked_of(evaluation, ones) if observed.asked[evaluation].answers else None
                 single = capture(evaluation, ones, asked, narrow=narrow)
         notices = (*observed.notices, *explain.notices({explain.EVALUATED: captured.kept_buffers}))
-        return Captures(training, captured, single, per_sample_loss=by_sample is not None, notices=notices)
+        return Captures(training, captured, single, per_sample, notices)
 
-    effects = found_sound(steps, tensors, name)
-    if effects is not None:
-        found = None
-        with suppress(CaptureError, ModelError):  # an observed step says it better
-            found = captures(Observed({one: Asked() for one in steps}))
-        if found is None or (told := effects()) is None:
-            raise NotSound("the model has to be observed first")
-        return replace(found, notices=(*explain.notices(told), *found.notices))
-    watch.begin("observe a step")
-    return captures(observe(steps, tensors, name))
+    if (effects := found_sound(steps, tensors, loss)) is None:
+        watch.begin("observe a step")
+        return captures(observe(steps, tensors, loss))
+    found = None
+    with suppress(CaptureError, ModelError):  # an observed step says it better
+        found = captures(Observed({unobserved: Asked() for unobserved in steps}))
+    if found is None or (told := effects()) is None:
+        raise NotSound("the model has to be observed first")
+    return replace(found, notices=(*explain.notices(told), *found.notices))
 
 
 def _training_alone(step: TrainingStep, tensors: Sequence[Tensor]) -> Captures:
@@ -212,7 +323,7 @@ def _training_alone(step: TrainingStep, tensors: Sequence[Tensor]) -> Captures:
     loss = next(node.meta["val"] for node, role in captured.outputs if (role.kind, role.name) == ("output", index))
     if loss.numel() != 1 or not any(role.kind == "tangent" for role in captured.inputs.values()):
         raise CaptureError("the training step returns no loss")
-    return Captures(captured, replace(captured, outputs=()), None, per_sample_loss=False)
+    return Captures(captured, replace(captured, outputs=()))
 
 
 def _captured(step: nn.Module, tensors: Sequence[Tensor], narrow: bool, observed: Observed) -> CapturedGraph:
@@ -228,15 +339,3 @@ def _captured(step: nn.Module, tensors: Sequence[Tensor], narrow: bool, observed
         changed = {label.removeprefix("buffer model.") for op in call.ops for label in op.writes}
         check_memory(held_by(step.get_submodule("model")), changed)
         raise explained(error, step, call) from error
-
-
-def _document(program: Program, model: nn.Module, options: CompileOptions, metadata: Mapping[str, str]) -> PefDocument:
-    ours = {"sambasim": __version__, "torch": torch.__version__, "model": repr(model)}
-    how = options.model_dump(mode="json", include=set(BUILD_FIELDS) - {"output_folder", "check"})
-    return PefDocument(
-        program=program,
-        data_source=options.data_source(),
-        compile_options={"model": options.model.model_dump(mode="json"), **how},
-        training_defaults=options.training_defaults(),
-        metadata={**metadata, **ours, **exemptions(model)},
-    )

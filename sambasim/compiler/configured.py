@@ -20,7 +20,6 @@ from sambasim.options.grammar import SYNTHETIC, InputSpec
 LONGEST_TEXT = 2048
 """The most tokens of a text that nobody gave: some models take a million, and few are trained on that."""
 
-_DEFAULT_TEXT = 512
 _OF_EVERY_CONFIG = frozenset({
     "attn_implementation", "experts_implementation", "num_labels", "output_attentions", "per_layer_config",
     "rope_scaling", "rope_theta", "torch_dtype",
@@ -31,9 +30,6 @@ _OF_EVERY_CONFIG = frozenset({
 
 _EXAMPLE_SHAPES: Mapping[str, tuple[int, ...]] = {"input_values": (16000,), "input_features": (80, 3000)}
 """Of sound, where an error shows how inputs are given: a second at 16 kHz, and the spectrum of half a minute."""
-
-_EXAMPLE_SIDE = 224
-_EXAMPLE_LENGTH = 16
 
 
 def is_configured(factory: object) -> TypeGuard[type[nn.Module]]:
@@ -64,33 +60,28 @@ def make_configured(factory: Any, args: Mapping[str, object], target: str) -> nn
 def _config(factory: Any, args: Mapping[str, object], target: str) -> Any:
     kind = factory.config_class
     known = _fields(kind)
-    for name in args:
-        if name not in known:
-            guess = nearest(name, known)
-            raise ModelError(
-                f"{kind.__name__}, the config of {target}, has no field {name}",
-                remedy=did_you_mean(f"model.args.{guess}" if guess else None) or f"it has {', '.join(sorted(known))}",
-            )
+    if unknown := next((name for name in args if name not in known), None):
+        guess = nearest(unknown, known)
+        raise ModelError(
+            f"{kind.__name__}, the config of {target}, has no field {unknown}",
+            remedy=did_you_mean(f"model.args.{guess}" if guess else None) or f"it has {', '.join(sorted(known))}",
+        )
     try:
         return kind(**args)
     except Exception as error:
-        given = ", ".join(f"{name} = {value!r}" for name, value in args.items())
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        fields = ", ".join(f"{name} = {value!r}" for name, value in args.items())
+        said = str(error).strip().rpartition("\n")[2].strip() or repr(error)
         raise ModelError(
-            f"{kind.__name__}({given}), the config of {target}, cannot be made: {lines[-1] if lines else error!r}",
+            f"{kind.__name__}({fields}), the config of {target}, cannot be made: {said}",
             remedy="correct it: --set model.args.NAME=VALUE",
         ) from error
 
 
 def _fields(kind: Any) -> set[str]:
     """What a config class takes by keyword: its own fields, and other names of them."""
-    taken = {
-        name
-        for owner in kind.__mro__
-        if owner is not object and "__init__" in vars(owner)
-        for name, one in inspect.signature(owner.__init__).parameters.items()
-        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
-    }
+    makers = [vars(owner)["__init__"] for owner in kind.__mro__[:-1] if "__init__" in vars(owner)]
+    parameters = [parameter for maker in makers for parameter in inspect.signature(maker).parameters.values()]
+    taken = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
     return (taken | set(getattr(kind, "attribute_map", {})) | _OF_EVERY_CONFIG) - {"self"}
 
 
@@ -119,11 +110,8 @@ def inferred_options(options: CompileOptions) -> Mapping[str, object]:
         return {}
     sample = sample_of(factory, _config(factory, options.model.args, target))
     step = options.training.batch_size * options.training.accumulation_steps * options.world_size
-    data = {
-        "source": SYNTHETIC,
-        "inputs": {name: str(spec) for name, spec in sample.inputs.items()},
-        "samples": step if step > DEFAULT_SAMPLES else None,
-    }
+    inputs = {name: str(spec) for name, spec in sample.inputs.items()}
+    data = {"source": SYNTHETIC, "inputs": inputs, "samples": step if step > DEFAULT_SAMPLES else None}
     return {
         "data": options.data.model_copy(update=data),
         "model": options.model.model_copy(update={"args": {**options.model.args, **sample.tokens}}),
@@ -140,32 +128,33 @@ def sample_of(kind: type[nn.Module], config: Any) -> Sample:
             remedy=_class_with_a_loss(kind)
             or "name a class, or a function that returns a model, with a loss: path/file.py:NAME",
         )
-    of_classes = "Classification" in name and "Token" not in name
+    is_text, has_classes = main == "input_ids", "Classification" in name and "Token" not in name
     picture = getattr(config, "vision_config", config)
     size = getattr(picture, "image_size", None)
     sides = (size, size) if isinstance(size, int) else tuple(size or ())
     words = getattr(config.get_text_config(), "vocab_size", None)
-    if main == "input_ids":
-        given = InputSpec(main, "int64", (text_length(config),), words)
+    if is_text:
+        first = InputSpec(main, "int64", (text_length(config),), words)
     elif main == "pixel_values":
-        sides_or_any = sides or (_EXAMPLE_SIDE, _EXAMPLE_SIDE)
-        given = InputSpec(main, "float32", (getattr(picture, "num_channels", 3), *sides_or_any))
+        first = InputSpec(main, "float32", (getattr(picture, "num_channels", 3), *(sides or (224, 224))))
     else:
-        given = InputSpec(main, "float32", _EXAMPLE_SHAPES.get(main, (_EXAMPLE_LENGTH,)))
-    of_labels = given.shape if main == "input_ids" else (_EXAMPLE_LENGTH,)
-    if of_classes or "Segmentation" in name:
-        of_labels = () if of_classes else given.shape[1:]
-    is_text = words is not None and "Classification" not in name and main != "pixel_values"
-    labels = InputSpec("labels", "int64", of_labels, words if is_text else config.num_labels)
-    inputs = {main: given, "labels": labels}
-    if not (main == "input_ids" or (main == "pixel_values" and of_classes and sides)):
+        first = InputSpec(main, "float32", _EXAMPLE_SHAPES.get(main, (16,)))
+    of_labels = first.shape if is_text else (16,)
+    if has_classes or "Segmentation" in name:
+        of_labels = () if has_classes else first.shape[1:]
+    are_words = words is not None and "Classification" not in name and main != "pixel_values"
+    labels = InputSpec("labels", "int64", of_labels, words if are_words else config.num_labels)
+    inputs = {main: first, "labels": labels}
+    if not (is_text or (main == "pixel_values" and has_classes and sides)):
+        table = ", ".join(f'{name} = "{spec}"' for name, spec in inputs.items())
+        typed = f"--set data.source=synthetic --set {shlex.quote(f'data.inputs={{{table}}}')}"
         raise DataError(
             f"no data source is named, and the inputs of {name} do not follow from its config: it takes {main}",
-            remedy=f"say what one sample is: {_give(inputs)}",
+            remedy=f"say what one sample is: {typed}",
         )
     # Not every config has the tokens that its model reads.
-    reads = {"pad_token_id": of_classes, "decoder_start_token_id": config.is_encoder_decoder}
-    return Sample(inputs, {one: 0 for one, is_read in reads.items() if is_read and getattr(config, one, None) is None})
+    reads = {"pad_token_id": has_classes, "decoder_start_token_id": config.is_encoder_decoder}
+    return Sample(inputs, {token: 0 for token, read in reads.items() if read and getattr(config, token, None) is None})
 
 
 def _takes_labels(kind: type[nn.Module]) -> bool:
@@ -174,23 +163,15 @@ def _takes_labels(kind: type[nn.Module]) -> bool:
 
 def _class_with_a_loss(kind: type[nn.Module]) -> str | None:
     """As a remedy, a class beside `kind` whose models return a loss; None if there is none."""
-    beside = vars(sys.modules[kind.__module__])
-    found = [name for name, one in beside.items() if is_configured(one) and _takes_labels(one)]
-    if not found:
-        return None
+    beside = vars(sys.modules[kind.__module__]).items()
+    losing = [name for name, other in beside if is_configured(other) and _takes_labels(other)]
     usual = f"{kind.__name__.removesuffix('Model')}ForSequenceClassification"
-    return f"name a class with a loss, such as {usual if usual in found else found[0]}"
-
-
-def _give(inputs: Mapping[str, InputSpec]) -> str:
-    """How inputs of synthetic data are typed."""
-    table = ", ".join(f'{name} = "{spec}"' for name, spec in inputs.items())
-    return f"--set data.source=synthetic --set {shlex.quote(f'data.inputs={{{table}}}')}"
+    return f"name a class with a loss, such as {usual if usual in losing else losing[0]}" if losing else None
 
 
 def text_length(config: Any) -> int:
     """The most tokens that the model takes, rounded down to a power of two (positions may begin at 2), and at most
     LONGEST_TEXT."""
     longest = getattr(config, "max_position_embeddings", None)
-    longest = longest if isinstance(longest, int) and longest > 0 else _DEFAULT_TEXT
+    longest = longest if isinstance(longest, int) and longest > 0 else 512
     return min(LONGEST_TEXT, 1 << (longest.bit_length() - 1))

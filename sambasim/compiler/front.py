@@ -5,7 +5,6 @@ import random
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,11 +12,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sambasim.compiler.capture.names import forward_line, user_line
-from sambasim.compiler.capture.step import TARGET, forward_parameters
+from sambasim.compiler.capture.step import TARGET, Example, forward_parameters
 from sambasim.compiler.capture.trial import replaced
 from sambasim.compiler.compile import Stopwatch, capture_model
 from sambasim.compiler.configured import example_of, is_configured, make_configured
-from sambasim.compiler.passes.sequence import Fits, pipeline, run_pipeline
+from sambasim.compiler.passes import Fits, pipeline, run_pipeline
 from sambasim.data.batches import Batch, bind, collate, flat, in_place_of_values
 from sambasim.data.datasets import Failure
 from sambasim.data.sources import Source, open_source
@@ -26,14 +25,6 @@ from sambasim.errors import DataError, ModelError, OptionError, SambasimError
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.units import counted
-
-
-class Example(NamedTuple):
-    """A batch of inputs by name, and whether the model takes its arguments by name; `arguments`: see `step`."""
-
-    inputs: Mapping[str, Tensor]
-    by_keyword: bool
-    arguments: Mapping[str, object] | None = None
 
 
 def shapes_from_options(options: CompileOptions, on_phase: Callable[[str], None] = lambda phase: None) -> Program:
@@ -47,13 +38,10 @@ def captured_from_options(
 ) -> tuple[Program, nn.Module]:
     """What `shapes_from_options` captures, before any pass, and the model."""
     on_phase("build the model")
-    return _captured_shapes(
-        lambda: build_model(options),
-        lambda model: example_of_one(model, options),
-        options,
-        on_phase,
-        batch_size=options.micro_batch_size,
+    model, example = model_of_shapes(
+        lambda: build_model(options), lambda model: example_of_one(model, options), options.micro_batch_size
     )
+    return capture_model(model, example, options, Stopwatch(on_phase)).program, model
 
 
 def compile_shapes(
@@ -64,7 +52,9 @@ def compile_shapes(
 ) -> Program:
     """The program of the model that `make` returns, for the batch of `example`; `make` runs on fake tensors, so any
     size is possible: whether it fits is not checked. Raises ModelError and CaptureError."""
-    return _with_passes(*_captured_shapes(make, example, options, on_phase), options, on_phase)
+    model, shapes = model_of_shapes(make, example, None)
+    captured = capture_model(model, shapes, options, Stopwatch(on_phase)).program
+    return _with_passes(captured, model, options, on_phase)
 
 
 def _with_passes(
@@ -72,21 +62,6 @@ def _with_passes(
 ) -> Program:
     passes = [step for step in pipeline(options, model=model) if not isinstance(step, Fits)]
     return run_pipeline(captured, passes, Stopwatch(on_phase).begin)
-
-
-def _captured_shapes(
-    make: Callable[[], nn.Module],
-    example: Callable[[nn.Module], Example],
-    options: CompileOptions,
-    on_phase: Callable[[str], None],
-    *,
-    batch_size: int | None = None,
-) -> tuple[Program, nn.Module]:
-    """`batch_size` replaces that of the example."""
-    watch = Stopwatch(on_phase)
-    model, (shapes, by_keyword, arguments) = model_of_shapes(make, example, batch_size)
-    built = capture_model(model, shapes, options, by_keyword=by_keyword, arguments=arguments, watch=watch)
-    return built.program, model
 
 
 def model_of_shapes(
@@ -97,19 +72,16 @@ def model_of_shapes(
     # A model may copy layers: copy.deepcopy asks for this, and would make each copy another mode.
     mode.__dict__["__deepcopy__"] = lambda memo: mode
     # torch.nn.init.trunc_normal_ draws again until no value is too large, and a fake tensor has no values.
-    with (
-        mode,
-        warnings.catch_warnings(),
-        replaced(nn.init, "_no_grad_trunc_normal_", lambda tensor, *args, **_: tensor),
-    ):
+    no_draws = replaced(nn.init, "_no_grad_trunc_normal_", lambda tensor, *args, **_: tensor)
+    with mode, warnings.catch_warnings(), no_draws:
         # Torch reads the address of a copied tensor, and warns itself that a fake one has none.
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
         model = make()
-    inputs, by_keyword, arguments = example(model)
-    shapes: dict[str, Tensor] = {name: mode.from_tensor(tensor) for name, tensor in inputs.items()}
+    batch = example(model)
+    shapes: dict[str, Tensor] = {name: mode.from_tensor(tensor) for name, tensor in batch.inputs.items()}
     if batch_size is not None:
         shapes = {name: shape.new_empty((batch_size, *shape.shape[1:])) for name, shape in shapes.items()}
-    return model, Example(shapes, by_keyword, arguments)
+    return model, batch._replace(inputs=shapes)
 
 
 def example_of_one(model: nn.Module, options: CompileOptions) -> Example:
@@ -124,7 +96,7 @@ def example_of_one(model: nn.Module, options: CompileOptions) -> Example:
 def build_model(options: CompileOptions) -> nn.Module:
     """The model that `options` name, its weights drawn from `training.seed`. Raises ModelError if it cannot be
     built."""
-    target = options.model.target
+    target, args, seed = options.model.target, options.model.args, options.training.seed
     if target is None:
         raise OptionError("no model was named", remedy="sambasim compile package.module:Name")
     factory = load_object(target, "model")
@@ -137,14 +109,14 @@ def build_model(options: CompileOptions) -> nn.Module:
         raise ModelError(what, remedy=remedy)
     configured = is_configured(factory)
     if not configured:
-        check_arguments(factory, options.model.args, target, "model")
-    torch.manual_seed(options.training.seed)
-    np.random.seed(options.training.seed % 2**32)
-    random.seed(options.training.seed)
+        check_arguments(factory, args, target, "model")
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
     if configured:
-        return make_configured(factory, options.model.args, target)
+        return make_configured(factory, args, target)
     try:
-        model = factory(**options.model.args)
+        model = factory(**args)
     except SambasimError:
         raise
     except (Exception, SystemExit) as error:
@@ -161,9 +133,8 @@ def build_model(options: CompileOptions) -> nn.Module:
 
 def refuse_torchscript(model: nn.Module) -> None:
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-        raise ModelError(
-            "the model is, or contains, one of TorchScript", remedy="give it as it was before torch.jit.script or trace"
-        )
+        remedy = "give it as it was before torch.jit.script or trace"
+        raise ModelError("the model is, or contains, one of TorchScript", remedy=remedy)
 
 
 def example_batch(
@@ -200,14 +171,16 @@ def inputs_of(
         raise batch.error()
     by_keyword = isinstance(batch, Mapping)
     if isinstance(batch, Mapping):
-        given = {str(name): value for name, value in batch.items()}
-        if loss and TARGET in given:
-            given[TARGET] = given.pop(TARGET)
+        values = {str(name): value for name, value in batch.items()}
+        if loss and TARGET in values:
+            values[TARGET] = values.pop(TARGET)
     else:
-        values = list(batch) if isinstance(batch, (tuple, list)) else [batch]
-        given = dict(zip(_positional_names(model, len(values), has_loss=loss is not None), values, strict=True))
-    check_inputs(model, list(given), loss, by_keyword=by_keyword)
-    names = [name for top, value in given.items() for name, _ in flat(value, top)]
+        parts = list(batch) if isinstance(batch, (tuple, list)) else [batch]
+        wanted, parameters = len(parts) - (loss is not None), [*forward_parameters(model)]
+        called = parameters[:wanted] + [f"input_{index}" for index in range(len(parameters), wanted)]
+        values = dict(zip([*called, *([TARGET] if loss is not None else [])], parts, strict=True))
+    _check_inputs(model, list(values), loss, by_keyword=by_keyword)
+    names = [name for top, value in values.items() for name, _ in flat(value, top)]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise DataError(f"two values of a sample are both called {twice[0]}", remedy="give them keys without dots")
     inputs = _narrowed(bind(batch, names), model, notice)
@@ -215,7 +188,7 @@ def inputs_of(
         raise DataError("the target of a loss is one tensor, and a sample gives several", remedy="give one, or no loss")
     if inference and loss:
         inputs.pop(TARGET)  # only the loss would read it
-    arguments = {top: in_place_of_values(value, top) for top, value in given.items() if not loss or top != TARGET}
+    arguments = {top: in_place_of_values(value, top) for top, value in values.items() if not loss or top != TARGET}
     is_flat = all(top == name for top, name in arguments.items())
     return Example(inputs, by_keyword, None if is_flat else arguments)
 
@@ -229,31 +202,28 @@ def _narrowed(inputs: dict[str, Tensor], model: nn.Module, notice: Callable[[str
     return inputs | {name: inputs[name].float() for name in wide}
 
 
-def _positional_names(model: nn.Module, count: int, *, has_loss: bool) -> list[str]:
-    parameters = [*forward_parameters(model)]
-    wanted = count - 1 if has_loss else count
-    names = parameters[:wanted] + [f"input_{index}" for index in range(len(parameters), wanted)]
-    return [*names, TARGET] if has_loss else names
-
-
-def check_inputs(model: nn.Module, given: Sequence[str], loss: str | None, *, by_keyword: bool) -> None:
+def _check_inputs(model: nn.Module, names: Sequence[str], loss: str | None, *, by_keyword: bool) -> None:
     """Raises DataError unless `model.forward` takes what a sample gives, by name, of which the last one is the target
     where the config names a `loss`."""
-    if loss is not None and (given[-1] != TARGET or len(given) == 1):
-        only = f"{', '.join(given)} by name" if by_keyword else "one value"
+    if loss is not None and (names[-1] != TARGET or len(names) == 1):
+        only = f"{', '.join(names)} by name" if by_keyword else "one value"
         wanted = f'{{"x": x, "{TARGET}": label}}' if by_keyword else "(x, label)"
         raise DataError(
             f"the loss {loss} needs a target, and a sample gives {only}",
             remedy=f"give {wanted} in the dataset, or name no loss for a model that returns its own",
         )
-    called = given[:-1] if loss is not None else given
-    parameters = list(inspect.signature(model.forward).parameters.values())
-    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+    called = names[:-1] if loss is not None else names
+    parameters = inspect.signature(model.forward).parameters
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters.values()):
         return
-    missing = [p.name for p in parameters[0 if by_keyword else len(called) :] if p.default is p.empty]
-    missing = [name for name in missing if name not in called]
-    names = [parameter.name for parameter in parameters]
-    extra = [name for name in called if name not in names] if by_keyword else called[len(names) :]
+    takes = list(parameters)
+    needed = [
+        name
+        for name in takes[0 if by_keyword else len(called) :]
+        if parameters[name].default is inspect.Parameter.empty
+    ]
+    missing = [name for name in needed if name not in called]
+    extra = [name for name in called if name not in takes] if by_keyword else called[len(takes) :]
     if not missing and not extra:
         return
     gives, remedy = ", ".join(called), "leave it out of the samples, or take it in forward()"
@@ -263,12 +233,12 @@ def check_inputs(model: nn.Module, given: Sequence[str], loss: str | None, *, by
     elif by_keyword:
         problem = f"does not take {', '.join(extra)}"
     else:
-        problem, gives = f"takes {counted(len(names), 'input')}", counted(len(called), "input")
+        problem, gives = f"takes {counted(len(takes), 'input')}", counted(len(called), "input")
     if not missing and loss is None:
         remedy = "name the loss that takes the last value as its target: --loss cross_entropy"
     target = " and the target of the loss" if loss is not None else ""
     raise DataError(
-        f"forward({', '.join(names)}) {problem}, and a sample gives {gives}{target}",
+        f"forward({', '.join(takes)}) {problem}, and a sample gives {gives}{target}",
         where=forward_line(model),
         remedy=remedy,
     )

@@ -17,11 +17,6 @@ from sambasim.ir.graph import TORCH_CONSTANTS, Argument, ComplexNumber, Node, Re
 from sambasim.ir.operators import ASSERTION, OPERATORS
 from sambasim.ir.types import VALUE_BYTES, TensorType
 
-_OF_METADATA = "aten._assert_tensor_metadata.default"
-"""Checks dtypes and shapes, which hold for good once the trace has passed them."""
-
-_ASSERTIONS = {"aten._assert_async.default", "aten._assert_async.msg"}
-
 _REFUSED = "refused"
 """Stands for the results of a refused operator, so that the rest of the graph can be checked too."""
 
@@ -75,7 +70,8 @@ class _Translator:
         for node in self._captured.graph.nodes:
             if node.op == "call_function":
                 self._call(node)
-        self._refuse()
+        if self._refused:
+            self._refuse()
         self._done.outputs = [self._value_of[value] for value, _ in self._captured.outputs]
         return self._drop_dead_code()
 
@@ -84,15 +80,15 @@ class _Translator:
         operator = getattr(node.target, "__name__", "") if is_function else str(node.target)
         if node.target is getitem:
             self._value_of[node] = self._result_of.get(_item(node), _REFUSED)
-        elif operator == _OF_METADATA:
-            return
-        elif operator in _ASSERTIONS:
+        elif operator in ("aten._assert_async.default", "aten._assert_async.msg"):
             self._assert(node)
         elif operator in _ALIASES:
             self._value_of[node] = self._value_of[node.all_input_nodes[0]]
         elif operator not in OPERATORS or operator.startswith("sambasim."):
-            self._refused.setdefault(operator, source_line(node))
-            self._value_of[node] = _REFUSED
+            # Metadata, which are dtypes and shapes, hold for good once the trace has checked them.
+            if operator != "aten._assert_tensor_metadata.default":
+                self._refused.setdefault(operator, source_line(node))
+                self._value_of[node] = _REFUSED
         else:
             self._emit(node, operator)
 
@@ -100,12 +96,15 @@ class _Translator:
         condition, *message = node.args
         if not isinstance(condition, fx.Node) or condition not in self._value_of:
             return  # of the trace's own, on a number
-        name = self._names.take(symbol_name(self._prefix, ".".join(filter(None, (module_path(node), "assert")))))
+        name = self._take_name(module_path(node), "assert")
         if self._is_backward(node):
             self._done.backward.add(name)
         kwargs = (("message", str(message[0])),) if message else ()
         args = (self._argument(condition),)
         self._done.nodes.append(Node(name, ASSERTION, args, kwargs, (), module_path(node), source_line(node)))
+
+    def _take_name(self, module: str, short: str) -> str:
+        return self._names.take(symbol_name(self._prefix, f"{module}.{short}" if module else short))
 
     def _is_backward(self, node: fx.Node) -> bool:
         """Also of a backward of the user's own, which has no tag."""
@@ -113,13 +112,9 @@ class _Translator:
         return has_tag or not self._backward.isdisjoint(node.all_input_nodes)
 
     def _emit(self, node: fx.Node, operator: str) -> None:
-        backward = self._is_backward(node)
-        module = module_path(node)
+        backward, module, line = self._is_backward(node), module_path(node), source_line(node)
         short = layer_name(node, operator) or operator.split(".")[1].lstrip("_")
-        if backward and "backward" not in short:
-            short = f"{short}_bwd"
-        path = ".".join(part for part in (module, short) if part)
-        name = self._names.take(symbol_name(self._prefix, path))
+        name = self._take_name(module, f"{short}_bwd" if backward and "backward" not in short else short)
         if backward:
             self._backward.add(node)
             self._done.backward.add(name)
@@ -127,28 +122,28 @@ class _Translator:
             args = tuple(self._argument(argument) for argument in self._relative(node, operator))
             kwargs = tuple((key, self._argument(value)) for key, value in node.kwargs.items())
         except OperatorError as error:
-            error.where = str(source_line(node) or operator)
+            error.where = str(line or operator)
             raise
         results = self._results(node, name)
         if self._value_of.get(node) != _REFUSED:
             for argument in (*args, *(value for _, value in kwargs)):
                 if isinstance(argument, TorchConstant) and argument.name not in TORCH_CONSTANTS[argument.kind]:
-                    self._refused.setdefault(f"{operator} with the {argument.kind} {argument.name}", source_line(node))
-        self._done.nodes.append(Node(name, operator, args, kwargs, results, module, source_line(node)))
+                    self._refused.setdefault(f"{operator} with the {argument.kind} {argument.name}", line)
+        self._done.nodes.append(Node(name, operator, args, kwargs, results, module, line))
 
     def _relative(self, node: fx.Node, operator: str) -> Sequence[object]:
         """The arguments of `node`, without a storage offset: memory of a device may begin elsewhere. Refuses
         `as_strided` of other memory than a contiguous tensor's own, which a rank may hold in another way."""
         if not operator.startswith("aten.as_strided"):
             return node.args
-        given = node.args[: 2 if "scatter" in operator else 1]
-        size, stride, *offset = node.args[len(given) :]
-        tensor = cast(fx.Node, given[0]).meta["val"]
+        operands = node.args[: 2 if "scatter" in operator else 1]
+        size, stride, *offset = node.args[len(operands) :]
+        tensor = cast(fx.Node, operands[0]).meta["val"]
         last = sum((extent - 1) * step for extent, step in zip(cast(Any, size), cast(Any, stride), strict=True))
-        moved = any(one not in (None, tensor.storage_offset()) for one in offset)
-        if moved or not tensor.is_contiguous() or last >= tensor.numel():
+        is_moved = not {None, tensor.storage_offset()}.issuperset(offset)
+        if is_moved or not tensor.is_contiguous() or last >= tensor.numel():
             self._refused.setdefault("as_strided of a tensor that is not contiguous", source_line(node))
-        return *given, size, stride
+        return *operands, size, stride
 
     def _results(self, node: fx.Node, name: str) -> tuple[str | None, ...]:
         value = node.meta["val"]
@@ -158,20 +153,14 @@ class _Translator:
                 self._value_of[node] = _REFUSED
                 return ()
         if isinstance(value, Tensor):
-            result = f"{name}__outputs__0"
-            self._value_of[node] = result
+            result = self._value_of[node] = f"{name}__outputs__0"
             self._done.values[result] = tensor_type(value)
             return (result,)
         read = {_item(user)[1] for user in node.users if user.target is getitem}
-        results: list[str | None] = []
-        for index, tensor in enumerate(value):
-            if index not in read:
-                results.append(None)
-                continue
-            result = self._result_of[node, index] = f"{name}__outputs__{index}"
-            self._done.values[result] = tensor_type(tensor)
-            results.append(result)
-        return tuple(results)
+        results = {index: f"{name}__outputs__{index}" for index in range(len(value)) if index in read}
+        self._result_of |= {(node, index): result for index, result in results.items()}
+        self._done.values |= {result: tensor_type(value[index]) for index, result in results.items()}
+        return tuple(map(results.get, range(len(value))))
 
     def _argument(self, argument: object) -> Argument:
         match argument:
@@ -190,13 +179,11 @@ class _Translator:
         raise OperatorError(f"an operator takes {argument!r}, which cannot be written in a PEF")
 
     def _refuse(self) -> None:
-        if not self._refused:
-            return
-        remedy = "\n         ".join(dict.fromkeys(_instead_of(refused) for refused in self._refused))
-        lines = [f"{line or 'line unknown'}   ({refused})" for refused, line in self._refused.items()]
-        if len(lines) == 1:
+        remedy = "\n         ".join(dict.fromkeys(map(_instead_of, self._refused)))
+        if len(self._refused) == 1:
             [(refused, line)] = self._refused.items()
             raise OperatorError(f"a PEF cannot hold {refused}", where=str(line) if line else None, remedy=remedy)
+        lines = [f"{line or 'line unknown'}   ({refused})" for refused, line in self._refused.items()]
         what = "\n    ".join((f"the model uses {len(lines)} things that a PEF cannot hold:", *lines))
         raise OperatorError(what, remedy=remedy)
 
@@ -207,35 +194,31 @@ class _Translator:
         needed, kept = set(done.outputs), []
         for node in reversed(done.nodes):
             has_effect = node.operator == ASSERTION or OPERATORS[node.operator].draws_random_numbers
-            if has_effect or needed & set(node.results):
-                kept.append(node)
+            if has_effect or not needed.isdisjoint(node.results):
+                kept.append(replace(node, results=tuple(one if one in needed else None for one in node.results)))
                 needed |= set(node.reads)
         done.nodes = kept[::-1]
-        done.nodes = [
-            replace(node, results=tuple(result if result in needed else None for result in node.results))
-            for node in done.nodes
-        ]
-        live = {result for node in done.nodes for result in node.results if result is not None}
+        live = {result for node in done.nodes for result in node.results}
         done.values = {name: type_ for name, type_ in done.values.items() if name in live}
         return done
 
 
-_INSTEAD = (
-    (("as_strided",), "x.contiguous().as_strided(…), without a storage_offset"),
-    (
-        ("grouped_mm",),
-        "--set model.args.experts_implementation=batched_mm; "
-        'for a config of transformers in your code, experts_implementation="batched_mm"',
-    ),
-    (("sparse",), "leave out sparse=True: a PEF holds dense gradients only"),
+_EXPERTS = (
+    "--set model.args.experts_implementation=batched_mm; "
+    'for a config of transformers in your code, experts_implementation="batched_mm"'
 )
+_INSTEAD = {
+    "as_strided": "x.contiguous().as_strided(…), without a storage_offset",
+    "grouped_mm": _EXPERTS,
+    "sparse": "leave out sparse=True: a PEF holds dense gradients only",
+}
 
 
 def _instead_of(refused: str) -> str:
-    known = (rewrite for marks, rewrite in _INSTEAD if any(mark in refused for mark in marks))
+    otherwise = "write it with operators that have static shapes and no side effects"
     if not refused.startswith("aten."):
-        return next(known, "write it with PyTorch's own operators: a PEF holds no code")
-    return next(known, "write it with operators that have static shapes and no side effects")
+        otherwise = "write it with PyTorch's own operators: a PEF holds no code"
+    return next((rewrite for mark, rewrite in _INSTEAD.items() if mark in refused), otherwise)
 
 
 def _item(node: fx.Node) -> tuple[fx.Node, int]:

@@ -36,7 +36,7 @@ def capture_and_compare(document: PefDocument, asked: Request, weights: Mapping[
     """Compiles the model as the PEF was. Raises PefError if the program, or a constant, is another."""
     # They take seconds to import, and samba should import fast.
     from sambasim.compiler.compile import Stopwatch
-    from sambasim.compiler.passes.sequence import pipeline, run_pipeline
+    from sambasim.compiler.passes import pipeline, run_pipeline
     from sambasim.compiler.sharding.tensor_parallel import TensorParallel
 
     built = captured(asked, Stopwatch(lambda phase: None))

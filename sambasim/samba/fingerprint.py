@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from sambasim import __version__
-from sambasim.compiler.capture.precision import STORED, inputs_in, stored_in
 from sambasim.compiler.capture.recording import Recording, digest_of
-from sambasim.compiler.capture.step import EvaluationStep, TrainingStep
-from sambasim.compiler.capture.tensors import held_by
+from sambasim.compiler.capture.step import EvaluationStep, Example, TrainingStep
+from sambasim.compiler.capture.tensors import STORED, held_by, inputs_in, stored_in
 from sambasim.compiler.capture.trial import buffers_of_plain_tensors, replaced, trial
-from sambasim.compiler.passes.update import Update
+from sambasim.compiler.update import Update
 from sambasim.pef.sources import code_digest
 from sambasim.samba.losses import losses_of
 from sambasim.whose_code import is_ours, is_users_file
@@ -41,15 +40,15 @@ def fingerprint(
         return None
     stored = STORED[dtype]
     given = inputs_in(stored, inputs)
-    names = tuple(given)
-    step: nn.Module = TrainingStep(model, names, None, by_keyword, losses_of(model, loss_indices))
+    example = Example(given, by_keyword)
+    step: nn.Module = TrainingStep(model, example, None, losses_of(model, loss_indices))
     if not updates:
-        step = EvaluationStep(model, names, None, by_keyword)
+        step = EvaluationStep(model, example, None)
     try:
         with trial(step), buffers_of_plain_tensors(model), stored_in(stored, model):
             held = _held(model)
             tensors = [tensor.clone() for tensor in given.values()]
-            named = {f"input {name}": tensor for name, tensor in zip(names, tensors, strict=True)}
+            named = {f"input {name}": tensor for name, tensor in zip(given, tensors, strict=True)}
             recording = Recording({str(paths): tensor for tensor, paths in held.values()} | named)
             facts = [*_tensors(model, held)]
             code: set[str] = set()

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from sambasim.compiler.capture.step import Example
 from sambasim.compiler.capture.tensors import held_by
-from sambasim.compiler.passes.update import Update
+from sambasim.compiler.update import Update
 from sambasim.errors import DataError, ModelError, OptionError
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
@@ -276,14 +277,9 @@ def compile_request(asked: Request, metadata: Mapping[str, object]) -> str:
 def captured(asked: Request, watch: "Stopwatch") -> "Built":
     from sambasim.compiler.compile import capture_model
 
-    return capture_model(
-        asked.model,
-        asked.inputs,
-        asked.options,
-        by_keyword=asked.by_keyword,
-        losses=losses_of(asked.model, asked.loss_indices),
-        watch=watch,
-    )
+    example = Example(asked.inputs, asked.by_keyword)
+    losses = losses_of(asked.model, asked.loss_indices)
+    return capture_model(asked.model, example, asked.options, watch, losses=losses)
 
 
 def _print_compiled(done: "Proved") -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sambasim.compiler.capture.step import Example
 from sambasim.compiler.compile import Compiled, compile_model
 from sambasim.errors import AssertionFailedError, CaptureError
 from sambasim.options.compile import CompileOptions
@@ -77,7 +78,7 @@ class Net(nn.Module):
 def compiled(net: Net, folder: Path) -> Compiled:
     options = {"model": {"target": "net:Net"}, "optimizer": {"name": "sgd"}, "training": {"batch_size": 2}}
     chosen = CompileOptions.model_validate(options | {"output_folder": folder})
-    return compile_model(net, {"x": EXAMPLE}, chosen, by_keyword=False)
+    return compile_model(net, Example({"x": EXAMPLE}), chosen)
 
 
 @pytest.mark.parametrize("name", ["branch", "number", "places", "selection", "sizes", "never_dropped"])

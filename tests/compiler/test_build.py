@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from sambasim.compiler.build import Built
 from sambasim.compiler.capture.names import prefix_of
+from sambasim.compiler.capture.step import Example
 from sambasim.compiler.compile import Stopwatch, assemble, capture_model
 from sambasim.errors import InvariantError, ModelError
 from sambasim.ir.graph import Output
@@ -33,7 +34,7 @@ def _options(folder: Path = Path("out"), **changes: object) -> CompileOptions:
 
 
 def built(model: nn.Module, inputs: Mapping[str, Tensor] = INPUTS, options: CompileOptions | None = None) -> Built:
-    return capture_model(model, inputs, options or _options(), by_keyword=False, watch=Stopwatch(print))
+    return capture_model(model, Example(inputs), options or _options(), Stopwatch(print))
 
 
 def constants(built: Built) -> dict[str, list[float]]:
@@ -175,7 +176,7 @@ def test_tensors_that_are_not_contiguous_are_stored_contiguously(parameter: bool
     model = _strided(parameter)
     tensor = model.lin.weight if parameter else model.lin.get_buffer("weird")
     address = tensor.data_ptr()
-    built = capture_model(model, INPUTS, _options(dtype=dtype), by_keyword=False, watch=Stopwatch(print))
+    built = capture_model(model, Example(INPUTS), _options(dtype=dtype), Stopwatch(print))
     stored = built.weights["net__lin__weight" if parameter else "net__lin__weird"]
     assert stored.is_contiguous()
     assert torch.equal(stored, tensor.to(stored.dtype))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
 
-from sambasim.compiler.capture.precision import stored_in
+from sambasim.compiler.capture.tensors import stored_in
 from sambasim.compiler.capture.trace import capture
 from sambasim.errors import CaptureError
 from tests.compiler.test_build import Net, built, constants

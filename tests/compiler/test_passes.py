@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from sambasim.compiler.capture.step import Example
 from sambasim.compiler.compile import Stopwatch, capture_model, compile_model
-from sambasim.compiler.front import Example, compile_shapes
-from sambasim.compiler.passes.sequence import Fits, Partition, pipeline, run_pipeline
-from sambasim.compiler.passes.update import REDUCE_BUFFER
+from sambasim.compiler.front import compile_shapes
+from sambasim.compiler.passes import Fits, Partition, pipeline, run_pipeline
+from sambasim.compiler.update import REDUCE_BUFFER
 from sambasim.costs.cut import MOST_OF_A_MODULE, MOST_STAGES, Level
 from sambasim.errors import MachineError
 from sambasim.hardware.budget import budget_of
@@ -99,7 +100,7 @@ def test_the_same_model_compiles_to_the_same_bytes(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = LogReg()
     files = [
-        compile_model(model, INPUTS, _options(tmp_path / name, data_parallel=True), by_keyword=False).path
+        compile_model(model, Example(INPUTS), _options(tmp_path / name, data_parallel=True)).path
         for name in ("first", "second")
     ]
     assert files[0].read_bytes() == files[1].read_bytes()
@@ -112,7 +113,7 @@ def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     inputs = {"input": torch.randn(4, 4), "target": torch.randn(4, 4)}
     generator = torch.get_rng_state()
-    compile_model(model, inputs, _options(tmp_path, loss=LossOptions(name="mse")), by_keyword=False)
+    compile_model(model, Example(inputs), _options(tmp_path, loss=LossOptions(name="mse")))
     assert not model.training
     assert "plain" in vars(model)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
@@ -236,7 +237,7 @@ def _fake(width: int) -> Program:
 def test_the_program_is_that_of_real_tensors() -> None:
     make, batch = MODELS["gpt2"]
     model, inputs = make(width=32, **GPT), batch(4, **GPT)
-    built = capture_model(model, inputs, OPTIONS, by_keyword=True, watch=Stopwatch(print))
+    built = capture_model(model, Example(inputs, by_keyword=True), OPTIONS, Stopwatch(print))
     real = run_pipeline(built.program, pipeline(OPTIONS), print)
     fake = _fake(32)
     assert fake.training == real.training

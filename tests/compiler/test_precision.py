@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sambasim.compiler.capture.precision import ADDING, Widened
+from sambasim.compiler.capture.tensors import ADDING, Widened
 
 Operator: TypeAlias = Callable[..., Tensor]
 

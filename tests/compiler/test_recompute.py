@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sambasim.compiler.build import Built
-from sambasim.compiler.passes.recompute import Recompute
-from sambasim.compiler.passes.sequence import Partition, pipeline, run_pipeline
-from sambasim.compiler.pipeline.assign import is_view
-from sambasim.compiler.pipeline.messages import PipelineParallel
+from sambasim.compiler.passes import Partition, Recompute, pipeline, run_pipeline
+from sambasim.compiler.pipeline import PipelineParallel
+from sambasim.compiler.stages import is_view
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import of_ranks, pipeline_ranks

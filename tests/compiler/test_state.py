@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sambasim.compiler.capture.step import Example
 from sambasim.compiler.compile import Compiled, compile_model
 from sambasim.errors import CaptureError, ModelError
 from sambasim.options.compile import CompileOptions
@@ -122,7 +123,7 @@ def compiled(model: nn.Module | Then, folder: Path, batch: int = 2, **options: o
     settings = {"pef_name": "net", "output_folder": folder, "optimizer": {"name": "sgd"}, **options}
     named = {"model": {"target": "net:Net"}, "data": {"source": "net:data"}}
     resolved = CompileOptions.model_validate({**named, **settings})
-    return compile_model(model, {"x": torch.randn(batch, 4)}, resolved, by_keyword=False)
+    return compile_model(model, Example({"x": torch.randn(batch, 4)}), resolved)
 
 
 @pytest.mark.parametrize("name", REFUSED)

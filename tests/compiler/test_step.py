@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from sambasim.compiler.capture.step import TrainingStep, eagerly
+from sambasim.compiler.capture.step import Example, TrainingStep, eagerly
 from sambasim.errors import ModelError
 from sambasim.samba.losses import losses_among, losses_of, named_loss
 
@@ -127,7 +127,7 @@ def test_the_output_that_a_step_differentiates(
 ) -> None:
     model = kind()
     assert named_loss(model) == by_name
-    step = TrainingStep(model, ["x"], None, by_keyword=False, losses=losses_of(model))
+    step = TrainingStep(model, Example({"x": torch.ones(1, 4)}), None, losses_of(model))
     for batch_size in (1, 3):
         outputs = step(torch.ones(batch_size, 4))
         assert [index for index, one in enumerate(outputs) if one.requires_grad] == [start]

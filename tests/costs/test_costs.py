@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sambasim.compiler.capture.step import Example
 from sambasim.compiler.compile import Stopwatch, capture_model
 from sambasim.costs.cut import Level, best_cut, cut, known_for
 from sambasim.costs.fit import reside
@@ -241,7 +242,7 @@ class Classifier(nn.Module):
 def program() -> Program:
     inputs = {"x": torch.zeros(BATCH, 8, 8), "target": torch.zeros(BATCH, dtype=torch.int64)}
     options = CompileOptions(optimizer=OptimizerOptions(name="sgd"))
-    return capture_model(Classifier(), inputs, options, by_keyword=False, watch=Stopwatch(print)).program
+    return capture_model(Classifier(), Example(inputs), options, Stopwatch(print)).program
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils import checkpoint
 
+from sambasim.compiler.capture.step import Example
 from sambasim.compiler.compile import compile_model
 from sambasim.options.compile import CompileOptions
 from sambasim.runtime.engine.executor import Executor, tangent_of
@@ -205,9 +206,8 @@ def test_a_step_has_the_bits_of_eager_pytorch(
     torch.manual_seed(0)
     net, x = Net(block), torch.randn(4, 8)
     options = {"model": {"target": "net:Net"}, "optimizer": {"name": "sgd"}, "output_folder": tmp_path}
-    compiled = compile_model(
-        net, {"x": x}, CompileOptions.model_validate(options | {"training": {"batch_size": 4}}), by_keyword=False
-    )
+    chosen = CompileOptions.model_validate(options | {"training": {"batch_size": 4}})
+    compiled = compile_model(net, Example({"x": x}), chosen)
     assert [one for one in compiled.notices if "without a gradient" not in one] == list(notices)
     program, memory = loaded(compiled.path, {"x": x})
     assert program.training is not None

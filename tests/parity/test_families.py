@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler.capture.step import TARGET, forward_parameters
+from sambasim.compiler.capture.step import TARGET, Example, forward_parameters
 from sambasim.compiler.compile import compile_model
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
@@ -87,7 +87,7 @@ def _compile(one: Case, folder: Path) -> Compiled:
         world_size=2,
     )
     by_keyword = isinstance(one.batch(BATCH_SIZE), dict)
-    compiled = compile_model(model, inputs, options, by_keyword=by_keyword)
+    compiled = compile_model(model, Example(inputs, by_keyword), options)
     return Compiled(one, inputs, compiled.notices, compiled.path, read(compiled.path).program)
 
 

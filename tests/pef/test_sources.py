@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sambasim.compiler.capture.step import Example
 from sambasim.compiler.compile import compile_model
 from sambasim.data.user_code import load_object
 from sambasim.options.compile import CompileOptions
@@ -47,7 +48,7 @@ def document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PefDocument:
     options = CompileOptions.model_validate(
         {"model": {"target": "net.py:Net"}, "optimizer": {"name": "sgd"}, "output_folder": tmp_path / "out"}
     )
-    return read(compile_model(model(), {"x": torch.ones(2, 4)}, options, by_keyword=False).path)
+    return read(compile_model(model(), Example({"x": torch.ones(2, 4)}), options).path)
 
 
 def test_files_that_are_as_they_were_are_not_mentioned(document: PefDocument, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler.front import Example, compile_shapes
+from sambasim.compiler.capture.step import Example
+from sambasim.compiler.front import compile_shapes
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import OptimizerOptions, TrainingOptions

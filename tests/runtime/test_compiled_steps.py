@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sambasim.compiler.capture.losses import per_sample_loss, training_loss
+from sambasim.compiler.capture.step import per_sample_loss, training_loss
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.runtime.engine.executor import Executor, outputs_in_order, tangent_of

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sambasim.compiler.capture.step import Example
 from sambasim.compiler.compile import compile_model
-from sambasim.compiler.passes.update import Update
+from sambasim.compiler.update import Update
 from sambasim.errors import OptionError
 from sambasim.ir.graph import Section, SectionKind
 from sambasim.ir.program import Program
@@ -57,7 +58,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     updates = [Update("adam", ADAM, others), Update("sgd", SGD, second)]
     inputs = _batch(0)
-    return compile_model(model, inputs, options, by_keyword=False, updates=updates, losses=losses_of(model)).path
+    return compile_model(model, Example(inputs), options, updates=updates, losses=losses_of(model)).path
 
 
 def _batch(number: int) -> dict[str, Tensor]:

@@ -33,8 +33,7 @@ def test_the_first_steps_are_left_out_where_there_are_enough(asked: int | None, 
 def pef(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = example_options("logistic_regression", tmp_path_factory.mktemp("trace"))
     model = build_model(options)
-    inputs, by_keyword, _ = example_batch(model, options)
-    return compile_model(model, inputs, options, by_keyword=by_keyword).path
+    return compile_model(model, example_batch(model, options), options).path
 
 
 def test_a_trace_that_is_full_has_its_steps_and_says_what_is_missing(

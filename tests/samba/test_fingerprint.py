@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sambasim.compiler.passes.update import Update
+from sambasim.compiler.update import Update
 from sambasim.samba.fingerprint import fingerprint
 
 SGD = Update("sgd", {"lr": 0.1, "momentum": 0.0})

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from sambasim import samba
+from sambasim.compiler.capture.step import Example
 from sambasim.compiler.compile import Stopwatch, capture_model
 from sambasim.errors import DataError, ModelError
 from sambasim.ir.types import SymbolKind
@@ -42,7 +43,7 @@ def test_the_names_are_those_of_the_symbols_in_the_pef() -> None:
         training=TrainingOptions(batch_size=4),
     )
     watch = Stopwatch(lambda phase: None)
-    built = capture_model(model, {"x": torch.randn(4, 3)}, options, by_keyword=False, watch=watch)
+    built = capture_model(model, Example({"x": torch.randn(4, 3)}), options, watch)
     symbols = [symbol for symbol in built.program.symbols.values() if symbol.kind is SymbolKind.PARAMETER]
     assert names_in(model) == {symbol.torch_names[0]: symbol.name for symbol in symbols}
     assert len(symbols) == 6

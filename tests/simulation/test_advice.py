@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler.front import Example, compile_shapes
+from sambasim.compiler.capture.step import Example
+from sambasim.compiler.front import compile_shapes
 from sambasim.costs.cut import Level
 from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.ir.program import Program

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sambasim.compiler.front import Example, compile_shapes
+from sambasim.compiler.capture.step import Example
+from sambasim.compiler.front import compile_shapes
 from sambasim.costs.cut import Level
 from sambasim.hardware.budget import budget_of
 from sambasim.hardware.spec import DeviceSpec, load_device

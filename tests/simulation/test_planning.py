@@ -9,7 +9,7 @@ import pytest
 
 from sambasim.commands.variants import OfDtypes, Variants, changes_of
 from sambasim.compiler.front import captured_from_options, shapes_from_options
-from sambasim.compiler.passes.sequence import Fits, Place
+from sambasim.compiler.passes import Fits, Place
 from sambasim.costs.work import at_batch_size, work_of
 from sambasim.hardware.budget import budget_of
 from sambasim.hardware.placement import place

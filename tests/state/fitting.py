@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from sambasim.compiler.capture import explain, lost
+from sambasim.compiler.capture import explain, trial
 from tests.state.case import REFUSED, Outputs, Setup, built, case, each, given, points, zero
 from tests.state.losses import with_loss
 
 
-@case(REFUSED, says=(lost._GRAD.rewrite,))
+@case(REFUSED, says=(trial._GRAD.rewrite,))
 def gradient_of_the_last_step(net: Any, h: Tensor) -> Tensor:
     last = net.b.weight.grad  # here
     return h if last is None else h / (1 + last.norm())

@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
-from sambasim.compiler.capture import explain, lost
+from sambasim.compiler.capture import explain, trial
 from tests.state.case import REFUSED, Net, Setup, built, case, each, given, net_of, points, zero
 
 each(REFUSED, says=(explain._INDEX.rewrite,), whole=True)(
@@ -109,12 +109,12 @@ class WithZeros(WithoutZeros):
     zeros = True
 
 
-each(REFUSED, says=(lost._NO_ZEROS.rewrite,), whole=True)(
+each(REFUSED, says=(trial._NO_ZEROS.rewrite,), whole=True)(
     gradients_that_are_none=lambda net, h: WithoutZeros.apply(h)[0]
 ).rewrite()(lambda net, h: WithZeros.apply(h)[0])
 
 
-@case(REFUSED, says=(lost._SAVED.rewrite,), own_losses=True)
+@case(REFUSED, says=(trial._SAVED.rewrite,), own_losses=True)
 def saved_tensors_changed(net: Any, h: Tensor) -> Tensor:
     with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved * 2, lambda saved: saved):  # here
         return h.sigmoid()
@@ -123,14 +123,14 @@ def saved_tensors_changed(net: Any, h: Tensor) -> Tensor:
 saved_tensors_changed.rewrite()(lambda net, h: h.sigmoid())
 
 
-each(REFUSED, says=(lost._CHECKPOINTED.rewrite,), own_losses=True, whole=True)(
+each(REFUSED, says=(trial._CHECKPOINTED.rewrite,), own_losses=True, whole=True)(
     checkpoint_that_draws_again=lambda net, h: checkpoint(  # here
         functional.dropout, h, use_reentrant=False, preserve_rng_state=False
     )
 ).rewrite()(lambda net, h: checkpoint(functional.dropout, h, use_reentrant=False))
 
 
-@case(REFUSED, says=(lost._VERSION.rewrite,), own_losses=True, whole=True)
+@case(REFUSED, says=(trial._VERSION.rewrite,), own_losses=True, whole=True)
 def steps_by_version(net: Any, h: Tensor) -> Tensor:
     return h / (1 + net.b.weight._version)  # here
 
@@ -140,7 +140,7 @@ def steps_in_a_buffer(net: Any, h: Tensor) -> Tensor:
     return h / net.steps.add_(1).clone()
 
 
-@case(REFUSED, says=(lost._INFERENCE_MODE.rewrite,), whole=True)
+@case(REFUSED, says=(trial._INFERENCE_MODE.rewrite,), whole=True)
 def inference_mode(net: Any, h: Tensor) -> Tensor:
     with torch.inference_mode():  # here
         scale = net.b.weight.square().mean()

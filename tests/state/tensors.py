@@ -13,7 +13,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.nn.utils import parametrizations
 
 import sambasim as ss
-from sambasim.compiler.capture import lost
+from sambasim.compiler.capture import trial
 from tests.state.case import (
     BATCH,
     EITHER,
@@ -127,7 +127,7 @@ def data_of_an_activation_changed(net: Any, h: Tensor) -> Tensor:
     return v
 
 
-@case(EITHER, says=(lost._DATA.rewrite,), own_losses=True)
+@case(EITHER, says=(trial._DATA.rewrite,), own_losses=True)
 def data_of_an_activation_filled(net: Any, h: Tensor) -> Tensor:
     v = h.tanh()
     v.data[:, 0] = 0.5  # here

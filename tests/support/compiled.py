@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from sambasim.commands.compile import named_in
 from sambasim.compiler.build import Built
+from sambasim.compiler.capture.step import Example
 from sambasim.compiler.compile import Compiled, Stopwatch, assemble, capture_model, compile_model
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
@@ -41,8 +42,8 @@ def _captured(options: CompileOptions, watch: Stopwatch) -> _Captured:
     what = {"model", "data", "loss", "dtype", "inference", "pef_name"}
     key = f"{options.model_dump_json(include=what)} {options.micro_batch_size} {options.training.seed}"
     if key not in _CAPTURES:
-        model, (inputs, by_keyword, arguments), _, notices = named_in(options)
-        built = capture_model(model, inputs, options, by_keyword=by_keyword, arguments=arguments, watch=watch)
+        model, example, _, notices = named_in(options)
+        built = capture_model(model, example, options, watch)
         _CAPTURES[key] = _Captured(built, model, notices)
     return _CAPTURES[key]
 
@@ -57,7 +58,7 @@ def compile_net(model: nn.Module, inputs: Mapping[str, Tensor], folder: Path, **
         "pef_name": "net",
         "output_folder": folder,
     }
-    return compile_model(model, inputs, CompileOptions.model_validate(options | changes), by_keyword=False).path
+    return compile_model(model, Example(inputs), CompileOptions.model_validate(options | changes)).path
 
 
 def loaded(path: Path, inputs: Mapping[str, Tensor]) -> tuple[Program, DeviceMemory]:

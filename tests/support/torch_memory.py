@@ -14,9 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sambasim.commands.memory import training_shapes
-from sambasim.compiler.capture.losses import training_loss
-from sambasim.compiler.capture.precision import default_type, inputs_in
-from sambasim.compiler.capture.step import TrainingStep
+from sambasim.compiler.capture.step import TrainingStep, training_loss
+from sambasim.compiler.capture.tensors import default_type, inputs_in
 from sambasim.compiler.front import build_model, example_of_one, model_of_shapes
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.compile import CompileOptions
@@ -55,12 +54,12 @@ class TorchMemory:
 def torch_memory(options: CompileOptions, dtype: torch.dtype = torch.float32) -> TorchMemory:
     """Of the model, data, loss, optimizer and batch size that `options` name, which is built and run in `dtype`."""
     with default_type(dtype) if dtype is not torch.float32 else nullcontext():
-        model, (inputs, by_keyword, arguments) = model_of_shapes(
+        model, example = model_of_shapes(
             lambda: build_model(options), lambda model: example_of_one(model, options), options.training.batch_size
         )
-        inputs = inputs_in(None if dtype is torch.float32 else dtype, inputs)
+        inputs = inputs_in(None if dtype is torch.float32 else dtype, example.inputs)
         loss = training_loss(options.loss.name, options.loss.args) if options.loss else None
-        step = TrainingStep(model, tuple(inputs), loss, by_keyword, arguments=arguments).train()
+        step = TrainingStep(model, example, loss).train()
         given = {_storage(one) for one in (*model.parameters(), *model.buffers(), *inputs.values())}
         saved: dict[int, Tensor] = {}
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sambasim as ss
+from sambasim.compiler.capture.step import Example
 from sambasim.compiler.compile import compile_model
 from sambasim.errors import SambasimError
 from sambasim.options.compile import CompileOptions
@@ -83,7 +84,7 @@ def _compile(entry: Entry, batch: Batch, folder: Path) -> None:
         "data_parallel": True,
     }
     inputs = {name: tensor[:BATCH] for name, tensor in batch.items()}
-    compile_model(entry.model(), inputs, CompileOptions.model_validate(options), by_keyword=entry.loss is None)
+    compile_model(entry.model(), Example(inputs, entry.loss is None), CompileOptions.model_validate(options))
 
 
 _LOSSES = {"cross_entropy": "cross_entropy", "mse_loss": "mse", "binary_cross_entropy_with_logits": "bce_with_logits"}

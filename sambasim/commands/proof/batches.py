@@ -7,7 +7,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler.capture.precision import STORED, inputs_in
+from sambasim.compiler.capture.tensors import STORED, inputs_in
 from sambasim.compiler.front import inputs_of
 from sambasim.data.batches import collate
 from sambasim.data.sources import Source

@@ -11,12 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from sambasim.compiler.capture.asked_values import modes_reach_inside
-from sambasim.compiler.capture.losses import Loss, per_sample_loss, training_loss
 from sambasim.compiler.capture.names import symbol_name
-from sambasim.compiler.capture.precision import Widened
 from sambasim.compiler.capture.recording import Recording, line_of
-from sambasim.compiler.capture.step import EvaluationStep, Losses, TrainingStep
-from sambasim.compiler.capture.tensors import held_by
+from sambasim.compiler.capture.step import (
+    EvaluationStep,
+    Example,
+    Loss,
+    Losses,
+    TrainingStep,
+    per_sample_loss,
+    training_loss,
+)
+from sambasim.compiler.capture.tensors import Widened, held_by
 from sambasim.compiler.capture.trial import quiet
 from sambasim.errors import CaptureError, ModelError
 from sambasim.ir.program import Program
@@ -53,8 +59,9 @@ class Eager:
         by_sample = None
         if named is not None and not options.inference and mean is None:
             mean, by_sample = training_loss(named.name, named.args), per_sample_loss(named.name, named.args)
-        self._step = TrainingStep(model, tuple(live.inputs), mean, live.by_keyword, live.losses, live.arguments)
-        self._evaluation = EvaluationStep(model, tuple(live.inputs), by_sample or mean, live.by_keyword, live.arguments)
+        example = Example(live.inputs, live.by_keyword, live.arguments)
+        self._step = TrainingStep(model, example, mean, live.losses)
+        self._evaluation = EvaluationStep(model, example, by_sample or mean)
         self._program = program
         self._optimizer = live.optimizer
         self._rounds = options.dtype != "fp32"

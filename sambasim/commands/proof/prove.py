@@ -20,7 +20,7 @@ from sambasim.commands.proof.beside import Beside
 from sambasim.commands.proof.eager import Eager, LiveModel
 from sambasim.commands.proof.played import Played
 from sambasim.commands.proof.steps import NotForEager, Steps, called
-from sambasim.compiler.capture.precision import STORED, inputs_in, stored_in
+from sambasim.compiler.capture.tensors import STORED, inputs_in, stored_in
 from sambasim.compiler.capture.trial import as_written, buffers_of_plain_tensors, tracing
 from sambasim.data.sources import Source
 from sambasim.errors import CaptureError, MachineError, SambasimError

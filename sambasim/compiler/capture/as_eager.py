@@ -30,12 +30,11 @@ layers, unroll time, change bits or are slower; without them the trace records t
 
 def _mean_over(axes: int) -> Callable[[Tensor, Sequence[int]], Tensor]:
     """Adaptive pooling as torch's own kernel does it, but without `as_strided`, which only orders the memory."""
-    pooled = getattr(torch.ops.aten, f"_adaptive_avg_pool{axes}d").default
+    pooled: Any = getattr(torch.ops.aten, f"_adaptive_avg_pool{axes}d").default
 
-    def pool(x: Tensor, sizes: Sequence[int]) -> Tensor:
+    def pool(x: Tensor, sizes: Sequence[int]) -> Any:
         is_mean = all(size == 1 for size in sizes)
-        result: Tensor = x.mean(tuple(range(-axes, 0)), keepdim=True) if is_mean else pooled(x, sizes)
-        return result
+        return x.mean(tuple(range(-axes, 0)), keepdim=True) if is_mean else pooled(x, sizes)
 
     return pool
 
@@ -54,9 +53,9 @@ def _covariance(
 ) -> Tensor:
     """torch.cov as torch's own kernel computes it, which asks for the signs of weights and divisor."""
     rows = x.view(1, -1) if x.dim() < 2 else x
-    given = [one for one in (fweights, aweights) if one is not None]
-    for one in given:
-        torch._assert_async(one.min() >= 0, "the weights of torch.cov are not negative")
+    given = [weight for weight in (fweights, aweights) if weight is not None]
+    for weight in given:
+        torch._assert_async(weight.min() >= 0, "the weights of torch.cov are not negative")
     weights = prod(given[1:], start=given[0]) if given else None
     count = rows.shape[1] if weights is None else weights.sum()
     centered = rows - ((rows if weights is None else rows * weights).sum(1) / count).unsqueeze(1)
@@ -86,12 +85,9 @@ def _ctc_loss(
     """The shapes of the results. The second depends on the longest target; where lengths are a tensor, and targets are
     padded, it is the most that it can be."""
     steps, samples, _ = scores.shape
-    if not isinstance(of_targets, Tensor):
-        longest = max(of_targets, default=0)
-    elif targets.dim() == 2:
-        longest = targets.shape[1]
-    else:
+    if isinstance(of_targets, Tensor) and targets.dim() != 2:
         raise DynamicOutputShapeException(operator)
+    longest = targets.shape[1] if isinstance(of_targets, Tensor) else max(of_targets, default=0)
     with mode:
         return scores.new_empty(samples), scores.new_empty(samples, steps, 2 * longest + 1)
 
@@ -157,23 +153,24 @@ _FORWARD = _BatchNorm.forward
 def kernels_of_eager() -> Iterator[None]:
     """While this is open, AOTAutograd traces with the kernels above."""
     composite, autograd = torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd
-    packets = [name.split(".") for name in _DECOMPOSED_IN_PYTHON]
-    without = [getattr(getattr(torch.ops.aten, packet), overload) for packet, overload in packets]
+    without = [_overload(*name.split(".")) for name in _DECOMPOSED_IN_PYTHON]
     kernels: list[tuple[Any, Any, Callable[..., object] | None]]
     kernels = [(operator, key, None) for operator in without for key in (composite, autograd)]
     kernels += [(operator, composite, kernel) for operator, kernel in _COMPOSITES.items()]
     kernels.append((torch.ops.aten._linalg_check_errors.default, torch._C.DispatchKey.AutogradCPU, _check_matrix))
     own = [(operator, key, operator.py_kernels.get(key)) for operator, key, _ in kernels]
     is_from_torch = fx.graph._is_from_torch
+    known = replaced(fx.graph, "_is_from_torch", lambda target: target is not _KEYWORD and is_from_torch(target))
     try:
         _register(kernels)
-        with (
-            replaced(fx.graph, "_is_from_torch", lambda one: one is not _KEYWORD and is_from_torch(one)),
-            replaced(_BatchNorm, "forward", _batch_norm),
-        ):
+        with known, replaced(_BatchNorm, "forward", _batch_norm):
             yield
     finally:
         _register(own)
+
+
+def _overload(packet: str, overload: str) -> Any:
+    return getattr(getattr(torch.ops.aten, packet), overload)
 
 
 def _register(kernels: Iterable[tuple[Any, Any, Callable[..., object] | None]]) -> None:
@@ -187,19 +184,22 @@ def _register(kernels: Iterable[tuple[Any, Any, Callable[..., object] | None]]) 
 @contextlib.contextmanager
 def known_shapes() -> Iterator[None]:
     """While this is open, fake tensors know the shapes that the functions above give."""
-    known = fake_impls.op_implementations_dict
-    known.update(_SHAPES)
+    fake_impls.op_implementations_dict.update(_SHAPES)
     try:
         yield
     finally:
         for operator in _SHAPES:
-            del known[operator]
+            del fake_impls.op_implementations_dict[operator]
 
 
 def plain_operators(graph: fx.Graph) -> None:
     """Zeros without memory become zeros, `random_` between two bounds gets a name that is no keyword, and what is made
     in another type than torch's default says so."""
-    aten = torch.ops.aten
+    for node in graph.find_nodes(op="call_function", target=_ZEROS):
+        node.target = torch.ops.aten.zeros.default
+    for node in graph.find_nodes(op="call_function", target=_KEYWORD):
+        if node.args[2] is not None:
+            node.target = torch.ops.aten.randint_like.low_dtype
     for node in graph.nodes:
         made = node.meta.get("val")
         if node.op == "call_function" and isinstance(node.target, OpOverload) and isinstance(made, Tensor):
@@ -207,11 +207,6 @@ def plain_operators(graph: fx.Graph) -> None:
             by_default = "dtype" in names and not node.all_input_nodes and node.kwargs.get("dtype") is None
             if by_default and made.is_floating_point() and made.dtype is not torch.get_default_dtype():
                 node.update_kwarg("dtype", made.dtype)
-    for node in graph.find_nodes(op="call_function", target=_ZEROS):
-        node.target = aten.zeros.default
-    for node in graph.find_nodes(op="call_function", target=_KEYWORD):
-        if node.args[2] is not None:
-            node.target = aten.randint_like.low_dtype
 
 
 def drop_as_eager(graph: fx.Graph) -> None:

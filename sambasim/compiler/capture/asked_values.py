@@ -3,10 +3,11 @@ ask for, and branches that only raise or warn. The graph checks in each step tha
 
 import ast
 import contextlib
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from enum import Enum, auto
-from functools import cache
+from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
 from types import FrameType
@@ -81,7 +82,7 @@ class Asked(TorchFunctionMode):
         args, kwargs = _as_traced(func, args, kwargs or {})
         is_known = [self._answer(Asks.NUMBER, size, int(size)) for size in _sizes(func, args)]
         begin = len(self.recording.ops)
-        self.recording.function = f"{getattr(func, '__name__', '')}/{len(args) + len(kwargs)}"
+        self.recording.function = f"{_name(func)}/{len(args) + len(kwargs)}"
         result = func(*args, **kwargs)
         self.recording.function = ""
         asks = _asked(func, args)
@@ -118,8 +119,8 @@ class Asked(TorchFunctionMode):
     @property
     def refused(self) -> CaptureError | None:
         """Values of buffers that no call changes may be asked for."""
-        found = (error for buffers, error in self._refused if buffers is None or not buffers.isdisjoint(self.changed))
-        return next(found, None)
+        decides = (error for of, error in self._refused if of is None or not of.isdisjoint(self.changed))
+        return next(decides, None)
 
     def _is_constant(self, drawn: Tensor) -> bool:
         _, again = self._drawn[id(drawn)]
@@ -132,11 +133,11 @@ class Asked(TorchFunctionMode):
         """Record how `result` is drawn again, if it depends on random numbers alone."""
         if not isinstance(result, Tensor) or result.numel() != 1:
             return
-        tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
+        tensors = [argument for argument in (*args, *kwargs.values()) if isinstance(argument, Tensor)]
         is_draw = func in (torch.rand, torch.randn, torch.randint, torch.rand_like)
         if is_draw or (tensors and all(id(tensor) in self._drawn for tensor in tensors)):
-            given = [self._drawn.get(id(one), (one, lambda one=one: one))[1] for one in args]
-            self._drawn[id(result)] = result, lambda: func(*(draw() for draw in given), **kwargs)
+            draws = [self._drawn.get(id(argument), (argument, partial(_same, argument)))[1] for argument in args]
+            self._drawn[id(result)] = result, lambda: func(*(draw() for draw in draws), **kwargs)
 
 
 class Followed(TorchFunctionMode):
@@ -148,8 +149,7 @@ class Followed(TorchFunctionMode):
         self._answers = asked.answers
         self._next = 0
         self._step = step
-        tensors = (*step.named_parameters(), *step.named_buffers())
-        self._paths = {id(tensor): path for path, tensor in tensors}
+        self._paths = {id(tensor): path for path, tensor in (*step.named_parameters(), *step.named_buffers())}
         self._is_running = False
         self._hooks = (
             step.register_forward_pre_hook(lambda *given: self._begin()),
@@ -163,27 +163,25 @@ class Followed(TorchFunctionMode):
         args, kwargs = _as_traced(func, args, kwargs or {})
         if any(type(leaf) in _UNTRACED for leaf in tree_leaves((args, kwargs))):
             mark_line()  # of the constants too
-            # A torch.Size stays one: Tensor.new() takes a tuple for values.
-            args, kwargs = tree_map(self._as_constant, (args, kwargs), is_leaf=lambda one: isinstance(one, torch.Size))
-        elif getattr(func, "__name__", "") == "__get__":  # an attribute, such as the shape
+            args, kwargs = tree_map(self._as_constant, (args, kwargs), is_leaf=_is_size)
+        elif _name(func) == "__get__":  # an attribute, such as the shape
             return func(*args)
         mark_line()
-        sizes = {id(size): self._number(size) for size in _sizes(func, args)}
-        if sizes:
-            args = tree_map(lambda one: sizes.get(id(one), one), args, is_leaf=lambda one: isinstance(one, torch.Size))
-        asks = _asked(func, args)
-        if asks is Asks.BRANCH:
-            way, said, _ = self._answer()
-            if said is not None:
-                torch._assert_async(args[0] if way else args[0].logical_not(), said)
-            return bool(way)
-        if asks is Asks.NUMBER:
-            return self._number(args[0])
-        if asks is Asks.SELECTION:
-            return args[0][self._places(args[1]).unbind(1)]
-        if asks is Asks.PLACES:
-            places = self._places(args[0])
-            return places.unbind(1) if func is torch.where or kwargs.get("as_tuple") else places
+        if sizes := {id(size): self._number(size) for size in _sizes(func, args)}:
+            args = tree_map(lambda leaf: sizes.get(id(leaf), leaf), args, is_leaf=_is_size)
+        match _asked(func, args):
+            case Asks.BRANCH:
+                way, said, _ = self._answer()
+                if said is not None:
+                    torch._assert_async(args[0] if way else args[0].logical_not(), said)
+                return bool(way)
+            case Asks.NUMBER:
+                return self._number(args[0])
+            case Asks.SELECTION:
+                return args[0][self._places(args[1]).unbind(1)]
+            case Asks.PLACES:
+                places = self._places(args[0])
+                return places.unbind(1) if func is torch.where or kwargs.get("as_tuple") else places
         return func(*args, **kwargs)
 
     def close(self) -> None:
@@ -238,6 +236,19 @@ class Followed(TorchFunctionMode):
         return torch.nonzero_static(mask, size=self._number(torch.count_nonzero(mask)))
 
 
+def _name(func: Callable[..., Any]) -> str:
+    return getattr(func, "__name__", "")
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _is_size(value: object) -> bool:
+    """A torch.Size stays one: Tensor.new() takes a tuple for values."""
+    return isinstance(value, torch.Size)
+
+
 def _as_traced(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -251,7 +262,7 @@ def _as_traced(
 
 
 def _asked(func: Callable[..., Any], args: tuple[Any, ...]) -> Asks | None:
-    name = getattr(func, "__name__", "")
+    name = _name(func)
     if name not in _NAMES or not args or not isinstance(args[0], Tensor):
         return None
     if name in ("nonzero", "where"):
@@ -267,21 +278,18 @@ def _asked(func: Callable[..., Any], args: tuple[Any, ...]) -> Asks | None:
 
 def _sizes(func: Callable[..., Any], args: tuple[Any, ...]) -> Sequence[Tensor]:
     """The tensors that `func` takes for sizes, which are numbers."""
-    name = getattr(func, "__name__", "")
-    if name not in _SIZES:
-        return ()
-    given = [leaf for leaf in tree_leaves(args[_SIZES[name]]) if isinstance(leaf, Tensor)]
-    return [one for one in given if one.dim() == 0 and not one.is_floating_point()]
+    leaves = tree_leaves(args[_SIZES[_name(func)]]) if _name(func) in _SIZES else ()
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() == 0 and not leaf.is_floating_point()]
 
 
 _SIZES = {
     **dict.fromkeys(("arange", "zeros", "ones"), slice(None)),
     **dict.fromkeys(("view", "reshape", "expand", "repeat", "narrow", "as_strided"), slice(1, None)),
     **dict.fromkeys(("new_zeros", "new_ones", "new_empty"), slice(1, None)),
-    "full": slice(1),
-    "new_full": slice(1, 2),
+    **{"full": slice(1), "new_full": slice(1, 2)},
 }
 """By function, which of its arguments are sizes."""
+
 
 _NAMES = ("__bool__", "item", "__int__", "__index__", "tolist", "nonzero", "where", "__getitem__")
 
@@ -325,7 +333,7 @@ def _said(frame: FrameType | None, asks: Asks) -> str | None:
 
 def refuse_tried(kind: type[Exception]) -> None:
     """Raises CaptureError if the user's code catches an error of this kind, and goes on."""
-    caught = {one.__name__.removeprefix("_") for one in kind.__mro__}
+    caught = {error.__name__.removeprefix("_") for error in kind.__mro__}
     for frame in frames():
         file, line = frame.f_code.co_filename, frame.f_lineno
         for node in _syntax_nodes(file) if is_users_file(file) else ():
@@ -355,19 +363,22 @@ def _only_reports(branch: ast.If, nodes: Iterable[ast.AST]) -> bool:
 
 
 def _reports(statement: ast.stmt) -> bool:
-    if isinstance(statement, ast.Raise | ast.Assign | ast.AugAssign):
-        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-        return isinstance(statement, ast.Raise) or all(isinstance(target, ast.Name) for target in targets)
-    if isinstance(statement, ast.If):
-        return all(map(_reports, (*statement.body, *statement.orelse)))
-    called = statement.value if isinstance(statement, ast.Expr) else None
-    if not isinstance(called, ast.Call):
-        return False
-    function = called.func
-    if isinstance(function, ast.Attribute):  # of `warnings` or a logger: other objects may do more by such a name
-        owner = ast.unparse(function.value).lower()
-        return function.attr in _REPORTS and ("log" in owner or owner == "warnings")
-    return isinstance(function, ast.Name) and function.id in _REPORTS
+    match statement:
+        case ast.Raise():
+            return True
+        case ast.Assign(targets=targets):
+            return all(isinstance(target, ast.Name) for target in targets)
+        case ast.AugAssign(target=target):
+            return isinstance(target, ast.Name)
+        case ast.If(body=body, orelse=orelse):
+            return all(map(_reports, (*body, *orelse)))
+        case ast.Expr(value=ast.Call(func=ast.Name(id=name))):
+            return name in _REPORTS
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=owner, attr=name))):
+            # Of `warnings` or a logger: other objects may do more by such a name.
+            called = ast.unparse(owner).lower()
+            return name in _REPORTS and ("log" in called or called == "warnings")
+    return False
 
 
 def _has_own(*values: object) -> bool:
@@ -383,13 +394,11 @@ def _has_own(*values: object) -> bool:
 def modes_reach_inside() -> Iterator[None]:
     """Functions of torch that are written in Python, such as `torch.nn.functional.gaussian_nll_loss`, call torch's
     operators one by one, where a mode would otherwise see only the function, and nothing inside of it."""
+    asking = (torch.overrides, torch.functional, torch.nn.functional, torch._tensor, torch._lowrank)
+    names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(FunctionalTensor, "tolist", Tensor.tolist))
-        for module in _ASKED_FOR_FUNCTIONS:
-            for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
-                if hasattr(module, name):
-                    stack.enter_context(replaced(module, name, _has_own))
+        for module, name in itertools.product(asking, names):
+            if hasattr(module, name):
+                stack.enter_context(replaced(module, name, _has_own))
         yield
-
-
-_ASKED_FOR_FUNCTIONS = (torch.overrides, torch.functional, torch.nn.functional, torch._tensor, torch._lowrank)

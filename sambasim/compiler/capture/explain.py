@@ -157,8 +157,7 @@ _RAISED = (
 """Of what a tracer raises."""
 
 _ADVICE = re.compile(r"https?:|github|\b(issue|bug)s?\b|please report|torch\._?dynamo|torch\.compile|TORCH_", re.I)
-_MOST_LINES = 6
-_LONGEST_LINE = 160
+_MOST = 6  # lines of an error, or names of a notice
 
 
 def _first(rows: Iterable[tuple[str, Obstacle | None]], text: str) -> Obstacle | None:
@@ -171,22 +170,18 @@ def tracer_error(what: str, error: BaseException) -> CaptureError | None:
     if isinstance(error, (SambasimError, MemoryError)) or is_bug(error):
         return None
     known = _first(_RAISED, f"{type(error).__name__}: {error}")
+    remedy = known.rewrite if known else "rewrite the line with PyTorch's own operators on tensors"
     sentences = re.split(r"(?<=[.!?])\s+", str(error).strip().partition("\n")[0])
-    said = " ".join(sentence for sentence in sentences if sentence and not _ADVICE.search(sentence))
-    return CaptureError(
-        f"the {what} cannot be captured: "
-        + (known.what if known else said[:_LONGEST_LINE] or f"PyTorch raises {type(error).__name__}"),
-        where=user_line(error),
-        remedy=known.rewrite if known else "rewrite the line with PyTorch's own operators on tensors",
-    )
+    said = " ".join(sentence for sentence in sentences if sentence and not _ADVICE.search(sentence))[:160]
+    why = known.what if known else said or f"PyTorch raises {type(error).__name__}"
+    return CaptureError(f"the {what} cannot be captured: {why}", where=user_line(error), remedy=remedy)
 
 
 def explained(error: CaptureError, step: nn.Module, call: Recording) -> CaptureError:
     """The most helpful error for a capture of `step` that failed with `error`, of which `call` was an eager call."""
-    if occurrences := obstacles(call):
-        return all_occurrences(occurrences, step.training)
     error.where = error.where or forward_line(step.get_submodule("model"))
-    return error
+    occurrences = obstacles(call)
+    return all_occurrences(occurrences, step.training) if occurrences else error
 
 
 def obstacles(call: Recording) -> Sequence[Occurrence]:
@@ -204,16 +199,16 @@ def changed_constants(call: Recording) -> Sequence[Occurrence]:
 
 
 def _occurrences(found: Iterable[tuple[Op, Obstacle | None]]) -> Sequence[Occurrence]:
-    lines = ((one, op.line) for op, one in found)
-    return list(dict.fromkeys(Occurrence(one, str(line), line.inside) for one, line in lines if one and line))
+    lines = ((obstacle, op.line) for op, obstacle in found)
+    return list(dict.fromkeys(Occurrence(what, str(line), line.inside) for what, line in lines if what and line))
 
 
 def _obstacle(op: Op, then: str, changed: Set[str]) -> Obstacle | None:
     """`then`: the operator after it; `changed`: the tensors that the call changes."""
     if op.asks and (op.buffers is None or not op.buffers.isdisjoint(changed)):
         return _first(_ASKING, f"{op.function} {op.func} {then}")
-    found = (_first(_CHANGING, f"{op.func}| {label}") for label in op.writes)
-    return next(filter(None, found), UNREGISTERED if op.foreign else None)
+    by_label = (_first(_CHANGING, f"{op.func}| {label}") for label in op.writes)
+    return next(filter(None, by_label), UNREGISTERED if op.foreign else None)
 
 
 def _rewrite(occurrence: Occurrence) -> str:
@@ -225,18 +220,15 @@ def _rewrite(occurrence: Occurrence) -> str:
 def all_occurrences(occurrences: Sequence[Occurrence], training: bool) -> CaptureError:
     what = f"the {'training step' if training else 'evaluation graph'} cannot be captured"
     rewrites = "\n         ".join(dict.fromkeys(map(_rewrite, occurrences)))
+    lines = [f"{occurrence.where}   ({occurrence.obstacle.what})" for occurrence in occurrences[:_MOST]]
     if len(occurrences) == 1:
         return CaptureError(f"{what}: {occurrences[0].obstacle.what}", where=occurrences[0].where, remedy=rewrites)
-    lines = [f"{occurrence.where}   ({occurrence.obstacle.what})" for occurrence in occurrences[:_MOST_LINES]]
-    if len(occurrences) > _MOST_LINES:
-        lines.append(f"and {len(occurrences) - _MOST_LINES} more lines")
+    if len(occurrences) > _MOST:
+        lines.append(f"and {len(occurrences) - _MOST} more lines")
     return CaptureError("\n    ".join((f"{what}, for {len(occurrences)} reasons:", *lines)), remedy=rewrites)
-
-
-_MOST_NAMES = 6
 
 
 def notices(told: Mapping[str, Collection[str]]) -> tuple[str, ...]:
     """Of names of slots, and of what calls do outside of Python, by what is told of them."""
-    shown = {what: [*names][:_MOST_NAMES] + ["…"] * (len(names) > _MOST_NAMES) for what, names in told.items()}
+    shown = {what: [*names][:_MOST] + ["…"] * (len(names) > _MOST) for what, names in told.items()}
     return tuple(what.format(", ".join(names)) for what, names in shown.items() if names)

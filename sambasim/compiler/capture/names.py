@@ -6,7 +6,6 @@ import os
 import re
 import sys
 import traceback
-from dataclasses import replace
 
 from torch import fx, nn
 
@@ -52,17 +51,15 @@ _NAMED_BY_LAYER = {
     OperatorKind.MATMUL, OperatorKind.CONVOLUTION, OperatorKind.RECURRENT, OperatorKind.NORMALIZATION,
     OperatorKind.POOLING, OperatorKind.RESIZE, OperatorKind.LOSS,
 }  # fmt: skip
-_LAYERS_OF_MANY = ("MultiheadAttention",)
 
 
 def layer_name(node: fx.Node, operator: str) -> str | None:
     """`linear` for the matrix product of an nn.Linear, as SambaFlow names it; None for an operator that is no layer of
     torch.nn, or only prepares or finishes the work of one."""
     _, layer = _module(node)
-    if layer is None or OPERATORS[operator].kind not in _NAMED_BY_LAYER:
+    if layer is None or OPERATORS[operator].kind not in _NAMED_BY_LAYER or layer.__name__ == "MultiheadAttention":
         return None
-    is_torchs = layer.__module__.startswith("torch.nn.modules.") and layer.__name__ not in _LAYERS_OF_MANY
-    return layer.__name__.lower() if is_torchs else None
+    return layer.__name__.lower() if layer.__module__.startswith("torch.nn.modules.") else None
 
 
 def module_path(node: fx.Node) -> str:
@@ -79,22 +76,13 @@ def _module(node: fx.Node) -> tuple[str, type | None]:
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*\n\s*(?P<code>[^\n]*)')
 
 
-def line_in(stack_trace: str) -> SourceLine | None:
-    """The innermost frame that is not in a library file; None without one."""
-    frames = [found for found in _FRAME.finditer(stack_trace) if not is_library_file(found["file"])]
-    if not frames:
-        return None
-    last = frames[-1]
-    return SourceLine(last["file"], int(last["line"]), last["code"].strip())
-
-
 def source_line(node: fx.Node) -> SourceLine | None:
     """The innermost line of the user's program that made `node`, its file relative to the folder from which Python
     imported it."""
-    line = line_in(node.meta.get("stack_trace") or "")
-    if line is None:
-        return None
-    return replace(line, file=_imported_as(line.file))
+    frames = _FRAME.finditer(node.meta.get("stack_trace") or "")
+    users = [(frame["file"], int(frame["line"]), frame["code"].strip()) for frame in frames]
+    last = next((frame for frame in reversed(users) if not is_library_file(frame[0])), None)
+    return SourceLine(_imported_as(last[0]), *last[1:]) if last else None
 
 
 def _imported_as(path: str) -> str:
@@ -104,25 +92,22 @@ def _imported_as(path: str) -> str:
 
 
 def source_files(model: nn.Module) -> set[str]:
-    """The files of the user's classes in `model`, named as in `source_line`."""
-    files = {inspect.getsourcefile(type(module)) for module in model.modules() if _is_written(type(module))}
+    """The files of the user's classes in `model`, named as in `source_line`, and not those of a prompt or of code."""
+    classes = {type(module) for module in model.modules()}
+    written = {cls for cls in classes if hasattr(sys.modules.get(cls.__module__), "__file__")}
+    files = map(inspect.getsourcefile, written)
     return {_imported_as(file) for file in files if file is not None and not is_library_file(file)}
 
 
-def _is_written(cls: type) -> bool:
-    """Whether `cls` comes from a file, and was not made in a prompt or by code."""
-    return hasattr(sys.modules.get(cls.__module__), "__file__")
-
-
 def read_by(node: fx.Node) -> str | None:
-    line = next((line for line in map(source_line, node.users) if line), None)
-    return str(line) if line else None
+    return next((str(line) for line in map(source_line, node.users) if line), None)
 
 
 def user_line(error: BaseException) -> str | None:
     """The innermost line of the user's program that `error` went through; else one of an installed library."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_library_file(frame.filename)]
-    last = next(iter([frame for frame in frames if not is_package_file(frame.filename)][-1:] or frames[-1:]), None)
+    users = [frame for frame in frames if not is_package_file(frame.filename)]
+    last = next(reversed(users or frames), None)
     return f"{last.filename}:{last.lineno}: {last.line}" if last else None
 
 

@@ -4,7 +4,7 @@ fingerprints are functions of such a list."""
 import hashlib
 import linecache
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -19,7 +19,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sambasim.compiler.capture.trial import written
 from sambasim.errors import CaptureError
 from sambasim.pef.weights import bytes_of
 from sambasim.whose_code import is_library_file, is_package_file, torch_folder
@@ -27,16 +26,11 @@ from sambasim.whose_code import is_library_file, is_package_file, torch_folder
 RUNNING = ("running_mean", "running_var")
 """Arguments that batch_norm writes to, though its schema does not say so."""
 
-_LATE = {True: "recomputed ", False: "late "}
-"""Before the label of what a backward changes, by whether it does so in recomputing a forward."""
 
-_RANDOM = torch.Tag.nondeterministic_seeded
 _LIFTED = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 """Of torch.tensor(), which makes its tensor by no operator."""
 
-_ZEROS_WITHOUT_MEMORY = torch.ops.aten._efficientzerotensor.default
 _ASKING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-_INDEX, _PACK = torch.ops.aten.index.Tensor, torch.ops.aten._pack_padded_sequence.default
 
 
 class Line(NamedTuple):
@@ -109,19 +103,18 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
 
     def form(self, tensor: Tensor) -> str:
         """The label, and how the tensor lies in its memory."""
-        if not is_dense(tensor):
-            return f"{self.label(tensor)} {tensor.dtype} {tuple(tensor.shape)}"
-        place = f"{tensor.storage_offset()} {tensor.stride()}"
-        return f"{self.label(tensor)} {tensor.dtype} {tuple(tensor.shape)} {place}"
+        place = f" {tensor.storage_offset()} {tensor.stride()}" if is_dense(tensor) else ""
+        return f"{self.label(tensor)} {tensor.dtype} {tuple(tensor.shape)}{place}"
 
     def made_of(self, tensors: Iterable[Tensor]) -> frozenset[str] | None:
         """The buffers that `tensors` are computed from; None if they depend on anything else that may change."""
-        parts = [
-            self._made_of.get(_storage(tensor), None if is_named(self.label(tensor)) else frozenset[str]())
-            for tensor in tensors
-            if is_dense(tensor)
-        ]
-        return None if None in parts else frozenset().union(*filter(None, parts))
+        made = frozenset[str]()
+        for tensor in filter(is_dense, tensors):
+            otherwise = None if is_named(self.label(tensor)) else frozenset[str]()
+            if (part := self._made_of.get(_storage(tensor), otherwise)) is None:
+                return None
+            made |= part
+        return made
 
     def has_changed(self, value: object) -> bool:
         return is_dense(value) and _storage(value) in self._saved
@@ -140,10 +133,6 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         """A capture has the answers to what the operators from `begin` on ask."""
         self.ops[begin:] = [replace(op, function="") for op in self.ops[begin:]]
 
-    def ends(self) -> None:
-        """The call is over: the generator of random numbers is where the last operator left it."""
-        self._check_generator()
-
     def __torch_dispatch__(
         self,
         func: OpOverload | HigherOrderOperator,
@@ -158,44 +147,43 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
                 where=str(running_line() or ""),
                 remedy="write it with operators on tensors, such as torch.where(condition, a, b) for torch.cond",
             )
-        if func is _ZEROS_WITHOUT_MEMORY:  # PyTorch crashes in operators that take one within a mode
+        if func is torch.ops.aten._efficientzerotensor.default:  # PyTorch crashes in operators that take one in a mode
             func = torch.ops.aten.zeros.default
         leaves = tree_leaves((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         text = f"{func} {[self.form(leaf) if isinstance(leaf, Tensor) else _text(leaf) for leaf in leaves]}"
-        undeclared = () if "backward" in func.__name__ else RUNNING
-        changed = written(func, args, kwargs, undeclared)
+        changed = written(func, args, kwargs, () if "backward" in func.__name__ else RUNNING)
         writes = [tensor for tensor in changed if not self.label(tensor).startswith("%")]
         for tensor in writes:
             self._save(tensor)
         draws_from = any(isinstance(leaf, torch.Generator) and leaf is not torch.default_generator for leaf in leaves)
-        is_random = _RANDOM in func.tags and not draws_from
+        is_random = torch.Tag.nondeterministic_seeded in func.tags and not draws_from
         if is_random:
-            self._check_generator()
-        late = _LATE[self._is_again()] if writes and torch._C._current_graph_task_id() >= 0 else ""
+            self.check_generator()
+        late, before = "", list[Tensor]()
+        if writes and torch._C._current_graph_task_id() >= 0:  # a backward does so, or recomputes a forward
+            late = "recomputed " if _is_again() else "late "
+            if _is_again():
+                before = [tensor.detach().clone() for tensor in writes if not isinstance(tensor, FakeTensor)]
         labels = tuple(map(self.label, writes))  # before set_() gives a tensor another memory
-        before = [
-            tensor.detach().clone() for tensor in writes if late == _LATE[True] and not isinstance(tensor, FakeTensor)
-        ]
         result = func(*args, **kwargs)
         if late and not (before and all(map(torch.equal, writes, before))):  # the same again changes nothing
             labels = tuple(f"{late}{label}" for label in labels)
         if is_random:
             self._generator = _random_state()
-        asks = not _ASKING.isdisjoint(func.tags) or func is _PACK
-        if func is _INDEX:  # by numbers its shape is known
+        asks = not _ASKING.isdisjoint(func.tags) or func is torch.ops.aten._pack_padded_sequence.default
+        if func is torch.ops.aten.index.Tensor:  # by numbers its shape is known
             asks = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors)
         parameters = (tensor for tensor in tensors if isinstance(tensor, nn.Parameter) and tensor.requires_grad)
-        foreign = not all(is_named(self.label(one)) for one in parameters)
+        foreign = not all(is_named(self.label(parameter)) for parameter in parameters)
         made_of = self.made_of(tensors) if not is_random and not draws_from else None
         line = running_line(is_obstacle=asks or bool(labels or foreign))
         self.ops.append(Op(func, text, labels, self.function, line, asks, draws_from, foreign, made_of))
-        for made in tree_leaves(result):
-            if is_dense(made) and made_of is not None:
+        for made in filter(is_dense, tree_leaves(result)):
+            self._made_of.pop(_storage(made), None)
+            if made_of is not None:
                 self._made_of[_storage(made)] = made_of
-            elif is_dense(made):
-                self._made_of.pop(_storage(made), None)
-            if is_dense(made) and (_storage(made) not in self._labels or func in _LIFTED):
+            if _storage(made) not in self._labels or func in _LIFTED:
                 self._make(made)
         return result
 
@@ -211,17 +199,19 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
             self._saved[_storage(tensor)] = whole, whole.clone()
 
-    def _is_again(self) -> bool:
-        """Whether torch.utils.checkpoint calls."""
-        return any(frame.f_code.co_filename == _CHECKPOINT for frame in frames())
-
-    def _check_generator(self) -> None:
-        """A draw goes on where the last one ended. torch.utils.checkpoint draws again what it has drawn before."""
+    def check_generator(self) -> None:
+        """A draw goes on where the last one ended, and so does the end of the call. torch.utils.checkpoint draws again
+        what it has drawn before."""
         now = _random_state()
         if self.is_seeded():
-            self._draws_again |= self._is_again()
+            self._draws_again |= _is_again()
             self.seeded |= not self._draws_again or now not in self._states
         self._states.add(now)
+
+
+def _is_again() -> bool:
+    """Whether torch.utils.checkpoint calls."""
+    return any(frame.f_code.co_filename == _CHECKPOINT for frame in frames())
 
 
 def _random_state() -> bytes:
@@ -231,6 +221,16 @@ def _random_state() -> bytes:
 
 def is_dense(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.layout is torch.strided
+
+
+def written(
+    func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], undeclared: Collection[str]
+) -> Iterator[Tensor]:
+    """The tensors that a call of `func` writes to, by its schema, and those of its arguments in `undeclared`."""
+    for index, argument in enumerate(func._schema.arguments):
+        value = args[index] if index < len(args) else kwargs.get(argument.name)
+        if argument.name in undeclared or (argument.alias_info is not None and argument.alias_info.is_write):
+            yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
 
 
 def digest_of(tensor: Tensor) -> str:
@@ -256,7 +256,7 @@ _CHECKPOINT = str(_TORCH / "utils" / "checkpoint.py")
 _FORWARDING = ("_tensor.py", "_ops.py", "_compile.py", "_dynamo/eval_frame.py", "utils/_stats.py")
 _TRANSPARENT = (
     *(str(_TORCH / name) for name in _FORWARDING),
-    *(str(Path(__file__).with_name(f"{name}.py")) for name in ("recording", "asked_values", "lost", "as_eager")),
+    *(str(Path(__file__).with_name(f"{name}.py")) for name in ("recording", "asked_values", "trial", "as_eager")),
 )
 """Files that only forward a call, between the line that uses a tensor and `__torch_dispatch__`."""
 
@@ -276,37 +276,34 @@ def frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def user_frame() -> FrameType | None:
-    return next((frame for frame in frames() if not is_library_file(frame.f_code.co_filename)), None)
+def _users() -> Iterator[FrameType]:
+    return (frame for frame in frames() if not is_library_file(frame.f_code.co_filename))
 
 
 def running_line(*, is_obstacle: bool = True) -> Line | None:
     """`is_obstacle`: an error may name it, which points at no line of a library that a line of the user's calls."""
-    inner = user_frame()
+    users = _users()
+    inner = outer = next(users, None)
+    while outer is not None and is_obstacle and is_package_file(outer.f_code.co_filename):
+        outer = next(users, None)
     if inner is None:
         return None
-    user = (frame for frame in frames() if is_obstacle and not is_library_file(frame.f_code.co_filename))
-    outer = next((frame for frame in user if not is_package_file(frame.f_code.co_filename)), inner)
+    outer = outer or inner
     inside = "" if outer is inner else line_of(inner.f_code.co_filename, inner.f_lineno)
     return Line(outer.f_code.co_filename, outer.f_lineno, inside)
 
 
 def mark_line() -> None:
     """What is traced next has the line that is running."""
-    frame = user_frame()
-    if frame is None:
-        traceback.current_meta.pop("stack_trace", None)
-        return
-    file, line = frame.f_code.co_filename, frame.f_lineno
-    code = linecache.getline(file, line).strip()
-    traceback.current_meta["stack_trace"] = f'  File "{file}", line {line}, in {frame.f_code.co_name}\n    {code}\n'
+    traceback.current_meta.pop("stack_trace", None)
+    if (frame := next(_users(), None)) is not None:
+        file, line, name = frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+        code = linecache.getline(file, line).strip()
+        traceback.current_meta["stack_trace"] = f'  File "{file}", line {line}, in {name}\n    {code}\n'
 
 
 def line_of(file: str, number: int) -> str:
     return f"{file}:{number}: {linecache.getline(file, number).strip()}"
-
-
-_ROUNDS = 4
 
 
 def changing_line(
@@ -314,7 +311,7 @@ def changing_line(
 ) -> tuple[int, str | None]:
     """Calls `run` with 1, 2 … until `watched` gives something else, asked every `stride` events of Python's trace from
     `begin` on. Returns the last event without a change, and the line before the look that found one."""
-    before, count, seen, number = watched(), 0, begin, 0
+    before, count, seen = watched(), 0, begin
     last: tuple[str, int] | None = None
     found: list[str | None] = []
 
@@ -334,8 +331,9 @@ def changing_line(
 
     sys.settrace(look)
     try:
-        while not found and (number := number + 1) < _ROUNDS:
-            run(number)
+        for number in range(1, 4):
+            if not found:
+                run(number)
     finally:
         sys.settrace(None)
     return seen, found[0] if found else None

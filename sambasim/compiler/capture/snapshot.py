@@ -1,82 +1,49 @@
 """A snapshot of every Python slot that a call can reach, in which tensors go by identity: what a call has changed is
 what differs between two of them."""
 
-import array
 import collections
+import contextlib
 import contextvars
-import ctypes
 import decimal
 import functools
 import gc
-import io
+import itertools
 import logging
-import numbers
 import os
-import random
 import re
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from sambasim.compiler.capture.recording import is_dense
+from sambasim.compiler.capture.slots import LARGEST, LEAVES, MISSING, Slot, held_slot, is_iterator, own_slot
 from sambasim.whose_code import is_library_file, is_package_file
 
-MISSING = object()
-_LEAVES = (int, float, complex, str, bytes, type(None), type(...), range, slice, torch.dtype, torch.device, np.dtype)
+_Child: TypeAlias = tuple[str, Any, Any, Any]
+"""What a thing holds: a name, the owner and the key by which it is reached, and the value."""
+
+
 _OF_LIBRARIES = {"torch", "numpy", "sambasim", *sys.stdlib_module_names}
+
+
 _ENTERED = {
     *("types", "argparse", "collections", "functools", "itertools", "builtins", "queue", "_thread", "random"),
     *("threading", "weakref", "_weakrefset", "ctypes", "multiprocessing", "logging", "_csv"),
 }
 """Modules of Python whose objects are entered, as those of the user's own classes are."""
 
-_SLOTS = (*_LEAVES, Tensor, np.generic, numbers.Number, types.MethodType, type)
-"""What a slot may hold."""
 
-_OF_LOGGERS = ("_cache", "manager", "parent", "root", "handlers")
-"""Attributes of a logger that lead to all others, or that any message changes."""
-
-LARGEST = 4096
-"""The largest container whose items are slots. Larger ones are one."""
-
-_DIGESTED_BYTES = 1 << 26
-"""The largest array of NumPy that is looked at: it may be a data set in a file."""
-
-_OF_MODULES = ("_parameters", "_buffers", "_modules")
 _CALLABLES = (
     *(types.MethodType, staticmethod, classmethod, property),
     *(functools.partial, functools.partialmethod, functools.cached_property),
 )
 """Of them what they call is entered, by their own name."""
-
-
-class Slot(NamedTuple):
-    """`kind`: a "value", a "tensor", the "content" of a container (its length or its keys), the "position" of an
-    iterator or a generator, or of the "process"; `is_registered`: it is a parameter or buffer; `before`: what an
-    earlier snapshot has."""
-
-    name: str
-    kind: str
-    owner: Any
-    key: Any
-    value: Any
-    mark: object = None
-    is_registered: bool = False
-    before: Any = MISSING
-
-    def set(self, value: Any) -> None:
-        if isinstance(self.owner, (dict, list, collections.deque)):
-            self.owner[self.key] = value
-        else:
-            setattr(self.owner, self.key, value)
 
 
 @functools.cache  # so that its id stays
@@ -99,48 +66,37 @@ class Snapshot:
         queue = collections.deque(roots.items())
         while queue:
             queue.extend(self._enter(*queue.popleft()))
-        functions = [thing.__code__ for thing in self._seen.values() if isinstance(thing, types.FunctionType)]
-        if any(
-            "cache_info" in _names_in(function) for function in functions if not is_library_file(function.co_filename)
-        ):
-            # who does not ask does not see how often a cache was hit
+        codes = [thing.__code__ for thing in self._seen.values() if isinstance(thing, types.FunctionType)]
+        # Who does not ask does not see how often a cache was hit.
+        if any("cache_info" in _names_in(code) for code in codes if not is_library_file(code.co_filename)):
             for thing in [thing for thing in self._seen.values() if isinstance(thing, functools._lru_cache_wrapper)]:
-                self._add(
-                    Slot(f"{thing.__name__}.cache_info()", "value", thing, "cache_info", None, thing.cache_info())
-                )
+                name = f"{thing.__name__}.cache_info()"
+                self._add(Slot(name, "value", thing, "cache_info", None, thing.cache_info()))
 
-    def _enter(self, name: str, thing: Any) -> Iterable[tuple[str, Any]]:
-        """Add the slots of `thing`. Returns what they hold, by name."""
-        if isinstance(thing, _LEAVES) or id(thing) in self._seen:
-            return ()
+    def _enter(self, name: str, thing: Any) -> Iterator[tuple[str, Any]]:
+        """Add the slots of `thing`. Yields what they hold, by name."""
+        if isinstance(thing, LEAVES) or id(thing) in self._seen:
+            return
         self._seen[id(thing)] = thing
-        kind = "content" if _is_container(thing) else "position" if _is_iterator(thing) else None
-        if kind is not None:
-            self._add(Slot(name, kind, thing, None, thing, _mark(kind, thing)))
-        held = []
+        self._add(own_slot(name, thing))
         for path, owner, key, value in _children(name, thing):
             if isinstance(value, nn.Parameter):
                 needs = value.requires_grad
                 self._add(Slot(f"{path}.requires_grad", "value", value, "requires_grad", needs, needs))
-            if owner is not None and (isinstance(value, _SLOTS) or _is_plain_tuple(value)):
-                kind = "tensor" if isinstance(value, Tensor) else "value"
-                is_registered = isinstance(thing, nn.Module) and owner is not vars(thing)
-                self._add(Slot(path, kind, owner, key, value, _mark(kind, value), is_registered))
-            held.append((path, value))
-        return held
+            is_registered = isinstance(thing, nn.Module) and owner is not vars(thing)
+            self._add(held_slot(path, owner, key, value, is_registered))
+            yield path, value
 
-    def _add(self, slot: Slot) -> None:
-        count = 0
-        while (key := (slot.name, slot.kind, count)) in self.slots:
-            count += 1
-        self.slots[key] = slot
+    def _add(self, slot: Slot | None) -> None:
+        if slot is not None:
+            keys = ((slot.name, slot.kind, count) for count in itertools.count())
+            self.slots[next(key for key in keys if key not in self.slots)] = slot
 
     def registered(self) -> dict[str, Tensor]:
         """The parameters and buffers of all modules, also of those that the model has in a list."""
-        slots = (slot for slot in self.slots.values() if slot.is_registered)
-        tensors = {slot.name: slot.value for slot in slots if isinstance(slot.value, Tensor)}
+        tensors = [slot for slot in self.slots.values() if slot.is_registered and isinstance(slot.value, Tensor)]
         kinds = {True: "foreign parameter", False: "foreign buffer"}
-        return {f"{kinds[isinstance(tensor, nn.Parameter)]} {name}": tensor for name, tensor in tensors.items()}
+        return {f"{kinds[isinstance(slot.value, nn.Parameter)]} {slot.name}": slot.value for slot in tensors}
 
     def names_of_tensors(self) -> dict[int, str]:
         """By id, `kept_0` for `model.kept[0]`, of tensors that are neither parameters nor buffers."""
@@ -153,12 +109,12 @@ class Snapshot:
         changed = []
         for key, slot in later.slots.items():
             before = self.slots.get(key)
-            if before is None and isinstance(slot.owner, nn.Parameter):  # which is new itself
-                continue
-            if before is None or before.mark != slot.mark:
-                changed.append(slot._replace(before=MISSING if before is None else before.value))
+            if before is None and not isinstance(slot.owner, nn.Parameter):  # of a new one, nothing is told
+                changed.append(slot)
+            elif before is not None and before.mark != slot.mark:
+                changed.append(slot._replace(before=before.value))
         whole = tuple(f"{slot.name}{mark}" for slot in changed if slot.kind == "content" for mark in ("[", "."))
-        return [slot for slot in changed if not (whole and slot.name.startswith(whole))]
+        return [slot for slot in changed if not slot.name.startswith(whole)]
 
 
 def _process_state() -> dict[str, object]:
@@ -175,95 +131,11 @@ def _process_state() -> dict[str, object]:
     }
 
 
-def _mark(kind: str, value: Any) -> object:
-    """What is equal for two values between which nothing has changed."""
-    if kind == "tensor" and isinstance(value, Tensor):
-        memory = value.untyped_storage()._cdata if is_dense(value) else 0
-        return id(value), memory, value.shape, value.dtype, value.requires_grad and not isinstance(value, nn.Parameter)
-    if kind == "content":
-        if isinstance(value, _OF_BYTES):
-            return hash(memoryview(value).tobytes())
-        if isinstance(value, np.ndarray):
-            return value.shape, value.dtype != object and value.nbytes <= _DIGESTED_BYTES and hash(value.tobytes())
-        if isinstance(value, (set, frozenset)):
-            return frozenset(map(_plain, value))
-        is_large = len(value) > LARGEST
-        if isinstance(value, dict):  # a subclass may make its items when it is asked for them
-            return tuple(map(_plain, dict.__iter__(value))), is_large and tuple(map(_plain, dict.values(value)))
-        return len(value), is_large and tuple(map(_plain, value))
-    if kind == "position":
-        return _position(value)
-    return type(value), repr(value) if isinstance(value, (float, complex, tuple)) else value
-
-
-_OF_BYTES = (bytearray, array.array, ctypes.Array, ctypes.Structure, ctypes._SimpleCData)
-
-
-def _plain(item: object) -> object:
-    return item if isinstance(item, _LEAVES) else id(item)
-
-
-def _of_frame(thing: Any) -> object:
-    frame = thing.gi_frame
-    held = {} if frame is None else frame.f_locals
-    return frame and (frame.f_lasti, repr([(key, held[key]) for key in sorted(held) if isinstance(held[key], _LEAVES)]))
-
-
-_POSITIONS: Mapping[type, Callable[[Any], object]] = {
-    types.GeneratorType: _of_frame,
-    torch.Generator: lambda thing: hash(thing.get_state().numpy().tobytes()),
-    random.Random: lambda thing: hash(thing.getstate()),
-    np.random.Generator: lambda thing: repr(thing.bit_generator.state),
-    np.random.RandomState: lambda thing: repr(thing.get_state(legacy=False)),
-    functools._lru_cache_wrapper: lambda thing: (thing.cache_info().misses, thing.cache_info().currsize),
-    io.StringIO: lambda thing: thing.closed or (thing.tell(), hash(thing.getvalue())),
-    io.BytesIO: lambda thing: thing.closed or (thing.tell(), hash(thing.getvalue())),
-}
-"""Of what gives other values each time it is asked, where it stands."""
-
-
-def _position(thing: Any) -> object:
-    found = next((position for kind, position in _POSITIONS.items() if isinstance(thing, kind)), None)
-    return found(thing) if found else _reduced(thing)
-
-
-def _reduced(value: Any) -> object:
-    """What an iterator of Python is made of."""
-    if isinstance(value, tuple):
-        return tuple(map(_reduced, value))
-    try:
-        return _reduced(value.__reduce__()) if _is_iterator(value) else _plain(value)
-    except TypeError:  # it cannot say
-        return id(value)
-
-
-def _is_container(thing: object) -> bool:
-    kinds = (dict, list, tuple, set, frozenset, collections.deque, np.ndarray, *_OF_BYTES)
-    return isinstance(thing, kinds) and not _is_plain_tuple(thing)
-
-
-def _is_iterator(thing: object) -> bool:
-    if isinstance(thing, tuple(_POSITIONS)):
-        return True
-    if isinstance(thing, type):
-        return False
-    return (
-        type(thing).__module__ in ("itertools", "builtins")
-        and hasattr(thing, "__next__")
-        and hasattr(thing, "__reduce__")
-    )
-
-
-def _is_plain_tuple(thing: object) -> bool:
-    return isinstance(thing, tuple) and all(isinstance(item, _LEAVES) for item in thing)
-
-
 def _of_library(module: str) -> bool:
     return module.partition(".")[0] in _OF_LIBRARIES
 
 
-def _children(name: str, thing: Any) -> Iterator[tuple[str, Any, Any, Any]]:
-    """What `thing` holds: a name, the owner and the key by which it is reached, and the value."""
+def _children(name: str, thing: Any) -> Iterator[_Child]:
     if isinstance(thing, _CALLABLES):
         yield from ((name, None, None, part) for part in gc.get_referents(thing))
     elif isinstance(thing, functools._lru_cache_wrapper):
@@ -278,47 +150,39 @@ def _children(name: str, thing: Any) -> Iterator[tuple[str, Any, Any, Any]]:
         frame = thing.gi_frame
         yield from ((f"{name}.{key}", None, None, value) for key, value in (frame.f_locals if frame else {}).items())
     elif not isinstance(thing, types.ModuleType | types.BuiltinFunctionType | FakeTensor):
-        yield from _of_container(name, thing)
+        if isinstance(thing, dict) and dict.__len__(thing) <= LARGEST:
+            for key, value in list(dict.items(thing)):
+                yield f"{name}[{repr(key) if isinstance(key, LEAVES) else type(key).__name__}]", thing, key, value
+        elif isinstance(thing, (list, tuple, collections.deque)) and len(thing) <= LARGEST:
+            yield from ((f"{name}[{index}]", thing, index, value) for index, value in enumerate(thing))
         yield from _of_object(name, thing)
-        if _is_iterator(thing) or type(thing).__module__ == "_csv":  # what it goes over
+        if is_iterator(thing) or type(thing).__module__ == "_csv":  # what it goes over
             yield from ((name, None, None, part) for part in gc.get_referents(thing) if not isinstance(part, type))
 
 
-def _of_container(name: str, thing: Any) -> Iterator[tuple[str, Any, Any, Any]]:
-    if isinstance(thing, dict) and dict.__len__(thing) <= LARGEST:
-        yield from ((f"{name}[{_key(key)}]", thing, key, value) for key, value in list(dict.items(thing)))
-    elif isinstance(thing, (list, tuple, collections.deque)) and len(thing) <= LARGEST:
-        yield from ((f"{name}[{index}]", thing, index, value) for index, value in enumerate(thing))
-
-
-def _key(key: object) -> str:
-    return repr(key) if isinstance(key, _LEAVES) else type(key).__name__
-
-
-def _of_object(name: str, thing: Any) -> Iterator[tuple[str, Any, Any, Any]]:
+def _of_object(name: str, thing: Any) -> Iterator[_Child]:
     module = type(thing).__module__
     if _of_library(module) and not (module.partition(".")[0] in _ENTERED or module.startswith("torch")):
         if module in sys.stdlib_module_names:  # as the number of changes of an SQLite connection
             yield from _of_descriptors(name, thing, types.GetSetDescriptorType, int)
         return
-    attributes = _attributes(thing)
-    if isinstance(thing, nn.Module):
-        for kind in _OF_MODULES:
-            held = vars(thing).get(kind, {})
+    left_out: tuple[str, ...] = ()
+    if isinstance(thing, logging.Logger):  # these lead to all others, or any message changes them
+        left_out = ("_cache", "manager", "parent", "root", "handlers")
+    elif isinstance(thing, nn.Module):
+        left_out = ("_parameters", "_buffers", "_modules", "training")
+        for held in [vars(thing).get(kind, {}) for kind in left_out[:3]]:
             yield from ((f"{name}.{key}", held, key, value) for key, value in list(held.items()))
-    if attributes is not None:
-        kinds = {nn.Module: (*_OF_MODULES, "training"), logging.Logger: _OF_LOGGERS}
-        left_out = next((names for kind, names in kinds.items() if isinstance(thing, kind)), ())
+    if (attributes := _attributes(thing)) is not None:
         owner = thing if isinstance(thing, threading.local) else attributes
-        for key, value in list(attributes.items()):
-            if key not in left_out:
-                yield f"{name}.{key}", owner, key, value
+        held_by = [(key, value) for key, value in attributes.items() if key not in left_out]
+        yield from ((f"{name}.{key}", owner, key, value) for key, value in held_by)
     if not _of_library(module):
         yield from _of_descriptors(name, thing, types.MemberDescriptorType, object)  # of __slots__
         yield f"{name}.__class__", thing, "__class__", type(thing)
 
 
-def _of_descriptors(name: str, thing: Any, kind: type, held: type) -> Iterator[tuple[str, Any, Any, Any]]:
+def _of_descriptors(name: str, thing: Any, kind: type, held: type) -> Iterator[_Child]:
     """What is in the memory of `thing` and not in its dictionary."""
     for key in [key for cls in type(thing).__mro__ for key, thing in vars(cls).items() if isinstance(thing, kind)]:
         if isinstance(value := getattr(thing, key, None), held):
@@ -328,30 +192,27 @@ def _of_descriptors(name: str, thing: Any, kind: type, held: type) -> Iterator[t
 def _attributes(thing: object) -> dict[str, Any] | None:
     """Those that it has itself, without what its class may do when it is asked for them."""
     try:
-        found = thing.__dict__ if isinstance(thing, threading.local) else object.__getattribute__(thing, "__dict__")
+        own = thing.__dict__ if isinstance(thing, threading.local) else object.__getattribute__(thing, "__dict__")
     except AttributeError:
         return None
-    return found if isinstance(found, dict) else None
+    return own if isinstance(own, dict) else None
 
 
-def _of_class(thing: type) -> Iterator[tuple[str, Any, Any, Any]]:
+def _of_class(thing: type) -> Iterator[_Child]:
     if _of_library(thing.__module__):
         return
     for key, value in list(vars(thing).items()):
         if key not in ("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__slots__"):
             yield f"{thing.__name__}.{key}", thing, key, value
-    for base in (*thing.__bases__, type(thing)):
-        yield base.__name__, None, None, base
+    yield from ((base.__name__, None, None, base) for base in (*thing.__bases__, type(thing)))
 
 
-def _of_function(thing: types.FunctionType) -> Iterator[tuple[str, Any, Any, Any]]:
+def _of_function(thing: types.FunctionType) -> Iterator[_Child]:
     """Its closure, its defaults, its attributes, and the globals that its code names."""
     called = f"{thing.__name__} at {Path(thing.__code__.co_filename).name}:{thing.__code__.co_firstlineno}"
     for key, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True):
-        try:
+        with contextlib.suppress(ValueError):  # it is empty
             yield f"{key} of {called}", cell, "cell_contents", cell.cell_contents
-        except ValueError:  # it is empty
-            continue
     if is_library_file(thing.__code__.co_filename):
         return
     for index, value in enumerate((*(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values())):
@@ -361,27 +222,24 @@ def _of_function(thing: types.FunctionType) -> Iterator[tuple[str, Any, Any, Any
     for key in sorted(names & thing.__globals__.keys()):
         yield f"global {key}", thing.__globals__, key, thing.__globals__[key]
     package = thing.__globals__.get("__package__") or ""
-    imported = [sys.modules.get(found) for key in names for found in (key, f"{package}.{key}")]
+    imported = [sys.modules.get(module) for key in names for module in (key, f"{package}.{key}")]
     modules, seen = [*map(thing.__globals__.get, names), *imported], set[int]()
     while modules:  # a name in the code is one of an attribute too
         module = modules.pop()
         if isinstance(module, types.ModuleType) and id(module) not in seen:
             seen.add(id(module))
-            held = {key: vars(module)[key] for key in sorted(names & vars(module).keys())}
-            if not _is_users(module):
-                held = {key: value for key, value in held.items() if isinstance(value, _LEAVES)}
-            modules += held.values()
-            yield from ((f"global {module.__name__}.{key}", vars(module), key, value) for key, value in held.items())
-
-
-def _is_users(module: types.ModuleType) -> bool:
-    """Whether it is neither of a library nor installed."""
-    return not _of_library(module.__name__) and not is_package_file(getattr(module, "__file__", None) or "")
+            is_installed = is_package_file(getattr(module, "__file__", None) or "")
+            kinds = LEAVES if _of_library(module.__name__) or is_installed else object
+            held = [(key, vars(module)[key]) for key in sorted(names & vars(module).keys())]
+            for key, value in held:
+                if isinstance(value, kinds):
+                    modules.append(value)
+                    yield f"global {module.__name__}.{key}", vars(module), key, value
 
 
 @functools.cache
 def _names_in(code: types.CodeType) -> frozenset[str]:
     """With constants that may be names: of `setattr`, or of a key of `globals()`."""
-    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
     strings = (constant for constant in code.co_consts if isinstance(constant, str) and constant.isidentifier())
-    return frozenset(code.co_names).union(strings, *map(_names_in, inner))
+    inner = (_names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return frozenset(code.co_names).union(strings, *inner)

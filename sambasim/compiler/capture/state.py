@@ -19,13 +19,11 @@ from sambasim.compiler.capture import explain
 from sambasim.compiler.capture.as_eager import kernels_of_eager, known_shapes
 from sambasim.compiler.capture.asked_values import Asked, modes_reach_inside
 from sambasim.compiler.capture.explain import Obstacle, Occurrence, all_occurrences, changed_constants, obstacles
-from sambasim.compiler.capture.losses import check_loss
-from sambasim.compiler.capture.lost import Told, watched
-from sambasim.compiler.capture.recording import Recording, changing_line, digest_of
-from sambasim.compiler.capture.snapshot import MISSING, Slot, Snapshot
-from sambasim.compiler.capture.step import EvaluationStep, TrainingStep, eagerly, loss_in
-from sambasim.compiler.capture.trial import PLAIN, generators_kept, no_gradients_kept, quiet
-from sambasim.compiler.capture.variations import FEW, NUMBERS, fill, perturbed, vary
+from sambasim.compiler.capture.recording import Op, Recording, changing_line, digest_of
+from sambasim.compiler.capture.slots import FEW, MISSING, NUMBERS, Slot, fill, perturbed, vary
+from sambasim.compiler.capture.snapshot import Snapshot
+from sambasim.compiler.capture.step import EvaluationStep, TrainingStep, check_loss, eagerly, loss_in
+from sambasim.compiler.capture.trial import PLAIN, Told, generators_kept, no_gradients_kept, quiet, watched
 from sambasim.errors import CaptureError, InternalError
 from sambasim.forks import Fork
 
@@ -57,17 +55,21 @@ class Observed:
 _Round: TypeAlias = list[Asked]  # of one call of each step
 
 
+def _ops(done: _Round) -> list[Op]:
+    return [op for call in done for op in call.recording.ops]
+
+
+def _texts(done: _Round) -> list[str]:
+    return [op.text for op in _ops(done)]
+
+
 def _writes(done: _Round) -> list[tuple[str, ...]]:
     """Labels of the tensors that existed before and are changed."""
-    return [op.writes for call in done for op in call.recording.ops if op.writes]
+    return [op.writes for op in _ops(done) if op.writes]
 
 
 def _is_large(done: _Round) -> bool:
     return sum(call.recording.made_elements for call in done) > _MOST_ELEMENTS
-
-
-def _texts(done: _Round) -> list[str]:
-    return [op.text for call in done for op in call.recording.ops]
 
 
 def _carries(fork: Fork[Any] | None) -> bool:
@@ -168,8 +170,8 @@ class _Observer:
             second, again, after = self._observed_round(after, 2)
             self.changed, self.repeats = again, _texts(first) == _texts(second)
             self._check_slots([slot for slot in again if _OF_OPTIMIZERS in slot.name])
-            slots = [slot for slot in after.slots.values() if _OF_OPTIMIZERS in slot.name and slot.kind == "value"]
-            self._rates = [slot for slot in slots if isinstance(slot.owner, dict)]
+            values = [slot for slot in after.slots.values() if slot.kind == "value" and isinstance(slot.owner, dict)]
+            self._rates = [slot for slot in values if _OF_OPTIMIZERS in slot.name]
             if not changed and not again:
                 self._check_equal(first, second)
                 return self._observed(first)
@@ -181,7 +183,7 @@ class _Observer:
                 raise self._lost(slot, what, explain.FIRST_CALL)
             if again:
                 self._check_read(second)
-            elif not self.is_fake and [one.result for one in first] != [one.result for one in self._round()]:
+            elif not self.is_fake and [call.result for call in first] != [call.result for call in self._round()]:
                 what = "which the first call sets, and which changes its result"
                 raise self._lost(only_first[0], what, explain.COUNTED)
             self.call(self._steps[0])  # so that it is not what an evaluation leaves behind
@@ -195,16 +197,15 @@ class _Observer:
     def effects_on_fakes(self) -> Told | None:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         fakes: dict[int, Tensor] = {}
-        places: list[dict[str, Any]]
-        places = [held for module in self._steps[0].modules() for held in (module._parameters, module._buffers)]
-        for held in places:
-            for name, tensor in held.items():
-                if tensor is not None:
-                    held[name] = fakes.setdefault(id(tensor), mode.from_tensor(tensor))
+        for module in self._steps[0].modules():
+            held: dict[str, Any]
+            for held in (vars(module)["_parameters"], vars(module)["_buffers"]):
+                for name, tensor in held.items():
+                    if tensor is not None:
+                        held[name] = fakes.setdefault(id(tensor), mode.from_tensor(tensor))
         with mode:
             observer = _Observer(self._steps, [mode.from_tensor(tensor) for tensor in self._inputs], self._loss)
-            asked = observer.run().asked.values()
-        asks = any(op.asks for one in asked for op in one.recording.ops)
+            asks = any(op.asks for op in _ops([*observer.run().asked.values()]))
         has_state = observer.changed or any(slot.kind != "value" for slot in observer.first_changed)
         return None if asks or has_state or not observer.repeats else observer.outside
 
@@ -249,7 +250,7 @@ class _Observer:
                 check_loss(loss_in(outputs), self._loss, any_shape=step.losses is not None)
                 with eagerly(step, given), quiet(), no_gradients_kept(step), recording:
                     torch.autograd.backward(loss_in(outputs).sum())
-            recording.ends()
+            recording.check_generator()
             asked.result = next(map(digest_of, () if self.is_fake else outputs), "")
         finally:
             recording.undo()
@@ -272,26 +273,27 @@ class _Observer:
         return texts
 
     def _check_calls(self, first: _Round) -> None:
-        for call in (one.recording for one in first):
-            own = next((op for op in call.ops if op.draws_from), None)
-            if own is not None:
-                is_kept = any(isinstance(one.owner, torch.Generator) for one in Snapshot(self._roots).slots.values())
+        for call in (asked.recording for asked in first):
+            if own := next((op for op in call.ops if op.draws_from), None):
+                is_kept = any(isinstance(slot.owner, torch.Generator) for slot in Snapshot(self._roots).slots.values())
                 raise self._refused(explain.GENERATOR if is_kept else explain.MADE, str(own.line or ""))
-            if found := changed_constants(call):
+            if occurrences := changed_constants(call):
                 if slot := next((slot for slot in self._of_loss() if call.has_changed(slot.value)), None):
                     rewrite = f"{explain.INTO_MODEL} register it: self.register_buffer(name, tensor)"
-                    raise self._refused(Obstacle(f"{slot.name}, which each call changes", rewrite), found[0].where)
-                raise all_occurrences(found, self._steps[0].training)
+                    obstacle = Obstacle(f"{slot.name}, which each call changes", rewrite)
+                    raise self._refused(obstacle, occurrences[0].where)
+                raise all_occurrences(occurrences, self._steps[0].training)
             if call.seeded:
                 raise self._refused(explain.SEEDED, self._line_of("", "seed"))
 
     def _check_slots(self, changed: Sequence[Slot]) -> None:
         for slot in changed:
+            is_trained = isinstance(slot.value, nn.Parameter) and slot.value.requires_grad
             if slot.kind == "process":
                 raise self._lost(slot, "which is of the process, and which forward() changes", "set it outside")
             if _OF_OPTIMIZERS in slot.name:
                 raise self._lost(slot, "of an optimizer, which forward() changes", explain.RATES)
-            if slot.before is MISSING and isinstance(slot.value, nn.Parameter) and slot.value.requires_grad:
+            if slot.before is MISSING and is_trained:
                 what = "a parameter that forward() makes, and that an optimizer made before does not have"
                 raise self._lost(slot, what, "make it in __init__")
             if isinstance(slot.owner, np.ndarray) and (label := self._in_memory_of(slot.owner)):
@@ -299,26 +301,24 @@ class _Observer:
                 raise self._lost(slot, what, "change the tensor by PyTorch: self.n.add_(1)")
             if slot.is_registered and isinstance(slot.before, Tensor) and not hasattr(slot.before, PLAIN):
                 name = slot.name.removeprefix("model.")
-                is_parameter = isinstance(slot.value, nn.Parameter)
-                kind = "parameter" if is_parameter else "buffer"
+                kind = "parameter" if isinstance(slot.value, nn.Parameter) else "buffer"
                 what = f"the {kind} {name}, which forward() replaces, where a graph changes tensors in place"
                 rewrite = f"copy into it: self.{name.rpartition('.')[2]}.copy_(…)"
-                if is_parameter and slot.value.requires_grad:
+                if is_trained:
                     rewrite = "compute with a changed copy, which trains other numbers: w = F.normalize(self.a.weight)"
                 raise self._refused(Obstacle(what, rewrite), self._line_of(slot.name, slot.kind))
 
     def _in_memory_of(self, array: np.ndarray[Any, Any]) -> str | None:
         """The parameter or buffer that has the memory of `array`."""
-        for label, one in self._named.items():
-            if not self.is_fake and 0 <= array.ctypes.data - one.data_ptr() < one.nbytes:
-                return label.removeprefix("foreign ").replace(" model.", " ")
-        return None
+        named = {} if self.is_fake else self._named
+        inside = (key for key, one in named.items() if 0 <= array.ctypes.data - one.data_ptr() < one.nbytes)
+        return next((key.removeprefix("foreign ").replace(" model.", " ") for key in inside), None)
 
-    def _check_equal(self, one: _Round, other: _Round) -> None:
-        if _texts(one) != _texts(other):
-            if found := dict.fromkeys(occurrence for call in one for occurrence in obstacles(call.recording)):
+    def _check_equal(self, first: _Round, second: _Round) -> None:
+        if _texts(first) != _texts(second):
+            if found := dict.fromkeys(occurrence for call in first for occurrence in obstacles(call.recording)):
                 raise all_occurrences([*found], self._steps[0].training)
-            pairs = zip(*([op for call in done for op in call.recording.ops] for done in (one, other)), strict=False)
+            pairs = zip(_ops(first), _ops(second), strict=False)
             line = next((now.line for before, now in pairs if before.text != now.text), None)
             raise self._refused(explain.DIFFERS, str(line or ""))
 
@@ -326,27 +326,26 @@ class _Observer:
         """Raises CaptureError for a slot, of those that each call changes, on which the operators of a call depend, or
         may depend."""
         is_read = _texts(self._round(3)) != _texts(last)
-        found: int | None = -1
+        index: int | None = -1
         if not self.is_fake:
             with contextlib.closing(self.fork()) as fork:
-                found = fork.ask(("first_read", FEW if is_read or _is_large(last) else range(len(NUMBERS))))
+                index = fork.ask(("first_read", FEW if is_read or _is_large(last) else range(len(NUMBERS))))
                 is_read |= _carries(fork)
-        if is_read or found != -1:
-            likely = next((index for index, slot in enumerate(self.changed) if slot.kind == "tensor"), 0)
-            slot = self.changed[likely if found in (None, -1) else found]
-            of_array = "tensor" if isinstance(slot.owner, np.ndarray) else slot.kind
-            kind = "gradient" if slot.key == "requires_grad" else of_array
-            what = "which each call changes, and on which later calls depend"
-            raise self._lost(slot, what, explain.REWRITES[kind])
+        if is_read or index != -1:
+            if index in (None, -1):
+                index = next((at for at, slot in enumerate(self.changed) if slot.kind == "tensor"), 0)
+            slot = self.changed[index or 0]
+            kind = "tensor" if isinstance(slot.owner, np.ndarray) else slot.kind
+            rewrite = explain.REWRITES["gradient" if slot.key == "requires_grad" else kind]
+            raise self._lost(slot, "which each call changes, and on which later calls depend", rewrite)
 
     def first_read(self, trials: Sequence[int]) -> int:
         """The index of the first changed slot without which a call is another; -1 if no variation changes a call."""
         is_few = len(self.changed) <= _MOST_ALONE
         expected = self._varied((), 0)
         for index, varied in enumerate([(slot,) for slot in self.changed] if is_few else [self.changed]):
-            for number in trials:
-                if expected is None or self._varied(varied, number) != expected:
-                    return index
+            if any(expected is None or self._varied(varied, number) != expected for number in trials):
+                return index
         return -1
 
     def _varied(self, varied: Sequence[Slot], number: int) -> list[str] | None:
@@ -359,17 +358,17 @@ class _Observer:
             for slot in varied:
                 vary(slot, number)
             return [*_texts(self._round()), *(str(slot.owner[slot.key]) for slot in self._rates)]
-        except Exception as error:
-            if isinstance(error, InternalError):
-                raise
+        except InternalError:
+            raise
+        except Exception:
             return None
 
     def _line_of(self, name: str, kind: str, *, is_new: bool = True) -> str | None:
         """The user's line, of the first rounds, that changes a slot, or makes it if `is_new`, or the "seed"."""
         seen: tuple[int, str | None] = 0, None
-        for stride in _STRIDES:
-            request = ("changing_line", name, kind, is_new, seen[0], stride)
-            seen = (self._fresh and self._fresh.ask(request)) or seen
+        if self._fresh is not None:
+            for stride in _STRIDES:
+                seen = self._fresh.ask(("changing_line", name, kind, is_new, seen[0], stride)) or seen
         return seen[1]
 
     def changing_line(self, name: str, kind: str, is_new: bool, begin: int, stride: int) -> tuple[int, str | None]:

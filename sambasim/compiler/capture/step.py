@@ -1,20 +1,187 @@
 """The model and its loss as one callable of plain tensors, `(inputs…) -> (loss, outputs…)`. Every output but the loss
-is detached: the backward starts from the loss alone."""
+is detached: the backward starts from the loss alone. Losses have names, or are the user's."""
 
 import inspect
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional
 
-from sambasim.compiler.capture.losses import Loss, misfit, of_numbers, tensors_in
 from sambasim.compiler.capture.names import forward_line, user_line
 from sambasim.compiler.capture.trial import as_written
 from sambasim.data.batches import flat
-from sambasim.data.user_code import summary
-from sambasim.errors import ModelError, SambasimError
+from sambasim.data.user_code import load_object, summary
+from sambasim.errors import ModelError, OptionError, SambasimError
+
+Loss = Callable[[Any, Tensor], Tensor]
+"""Of what the model returns, and the target."""
+
+NAMED_LOSSES: Mapping[str, Callable[..., Tensor]] = {
+    "cross_entropy": functional.cross_entropy,
+    "nll": functional.nll_loss,
+    "mse": functional.mse_loss,
+    "l1": functional.l1_loss,
+    "smooth_l1": functional.smooth_l1_loss,
+    "huber": functional.huber_loss,
+    "bce_with_logits": functional.binary_cross_entropy_with_logits,
+    "kl_div": functional.kl_div,
+}
+
+
+def training_loss(name: str, args: Mapping[str, object]) -> Loss:
+    """`loss(result, target) -> mean`: a named loss of torch, which takes the first output, or the callable at
+    `module:name`, which takes what the model returns. Raises OptionError for other names."""
+    if ":" not in name:
+        function, arguments = _named(name, args)
+        # kl_div's "mean" divides by elements, and torch itself warns that it is not the divergence; batchmean is.
+        reduction = "batchmean" if name == "kl_div" else "mean"
+        return lambda result, target: function(first_tensor(result), target, reduction=reduction, **arguments)
+    loaded = load_object(name, "loss")
+    if isinstance(loaded, type):
+        loaded, args = loaded(**args), {}
+    if not callable(loaded):
+        raise ModelError(f"the loss {name} is not callable")
+    users: Callable[..., Tensor] = loaded
+    return lambda result, target: users(result, target, **args)
+
+
+def per_sample_loss(name: str, args: Mapping[str, object]) -> Loss | None:
+    """`loss(result, target) -> float[batch]`: the mean over each sample's counted elements (for kl_div the sum); None
+    for a user's callable. The mean over samples is the training loss, unless `weight` is given or samples differ in how
+    many elements are counted."""
+    if ":" in name:
+        return None
+    function, arguments = _named(name, args)
+    ignored = args.get("ignore_index")
+
+    def loss(result: object, target: Tensor) -> Tensor:
+        outputs: Tensor = first_tensor(result)
+        elements = function(outputs, target, reduction="none", **arguments).reshape(outputs.shape[0], -1)
+        # A sample of one element needs no divisor: its loss is already 0 if it is not counted.
+        if name in ("cross_entropy", "nll") and not target.is_floating_point() and elements.shape[1] > 1:
+            counted = target.reshape(elements.shape).ne(ignored if isinstance(ignored, int) else -100)
+            return elements.sum(1) / counted.sum(1).clamp(min=1)
+        return elements.sum(1) if name == "kl_div" else elements.mean(1)
+
+    return loss
+
+
+def _named(name: str, args: Mapping[str, object]) -> tuple[Callable[..., Tensor], dict[str, object]]:
+    """Torch's loss called `name`, and its arguments: lists, such as class weights, become tensors."""
+    if name not in NAMED_LOSSES:
+        known = ", ".join(NAMED_LOSSES)
+        raise OptionError(f"there is no loss called {name!r}", remedy=f"loss.name takes one of {known}")
+    tensors = {key: torch.tensor(value) for key, value in args.items() if isinstance(value, (list, tuple))}
+    return NAMED_LOSSES[name], {**args, **tensors}
+
+
+def first_tensor(result: object) -> Any:
+    """The outputs that a loss with a name takes, of all that a model returns."""
+    return next(iter(_tensors_in(result)), result)
+
+
+def _tensors_in(result: object) -> list[Tensor]:
+    if isinstance(result, Tensor):
+        return [result]
+    return [tensor for item in _fields(result).values() for tensor in _tensors_in(item)]
+
+
+def check_loss(value: Tensor, named: str | None, *, any_shape: bool) -> None:
+    """Raises ModelError unless `value`, the loss of an eager call, can start a backward. It must be one number, unless
+    `any_shape`."""
+    described = "the output with the loss" if any_shape else "the model's first output"
+    described = f"the loss {named}" if named else described
+    if value.numel() != 1 and not any_shape:
+        remedy = "return the loss first, or name one: --loss cross_entropy"
+        raise ModelError(
+            f"{described} has shape {tuple(value.shape)}, but a loss is one number",
+            remedy="let the function return the mean: loss.mean()" if named else remedy,
+        )
+    if not value.is_floating_point():
+        raise ModelError(
+            f"{described} is {_dtype(value)}, but a loss is a floating-point number",
+            remedy="compute it with floating-point operators: a count of mistakes has no gradient, cross_entropy has",
+        )
+    if not value.requires_grad:
+        raise ModelError(
+            f"{described} does not depend on any parameter that requires a gradient",
+            remedy="check requires_grad, detach() and torch.no_grad() in the model, or compile with --inference",
+        )
+
+
+_CASTS = {torch.float32: "float()", torch.float64: "double()", torch.float16: "half()", torch.bfloat16: "bfloat16()"}
+
+
+Misfit: TypeAlias = tuple[str, str]
+"""What does not fit, and what to type."""
+
+
+def _misfit(error: BaseException) -> Misfit | None:
+    """If a loss function of `torch.nn.functional` raised `error`, by what can be seen of its operands."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        given, name = frame.f_locals, frame.f_code.co_name
+        outputs, target = given.get("input"), given.get("target")
+        if frame.f_globals is vars(nn.functional) and isinstance(outputs, Tensor) and isinstance(target, Tensor):
+            if name in ("cross_entropy", "nll_loss", "multi_margin_loss"):
+                return _of_classes(name, outputs, target, given.get("ignore_index"))
+            return _of_numbers(name, outputs, target)
+    return None
+
+
+def _of_classes(name: str, outputs: Tensor, target: Tensor, ignored: object) -> Misfit | None:
+    wanted = (*outputs.shape[:1], *outputs.shape[2:]) if outputs.ndim > 1 else ()
+    if target.dtype not in (torch.int64, torch.uint8):
+        if target.is_floating_point() and target.shape == outputs.shape:
+            return None  # probabilities
+        either = f", or probabilities of shape {list(outputs.shape)}" if target.is_floating_point() else ""
+        return f"target is {_dtype(target)}, and {name} needs int64{either}", "y.long()"
+    if target.shape != wanted:
+        remedy = "give each sample one class"
+        if target.numel() == prod(wanted):
+            remedy = f"y.reshape({_as_batch(wanted)})"
+        elif target.shape == outputs.shape[:-1]:
+            remedy = "outputs.movedim(-1, 1), as classes are the second axis of outputs"
+        shapes = f"the outputs have {list(outputs.shape)}, classes second, so {name} needs {list(wanted)}"
+        return f"target has shape {list(target.shape)}; {shapes}", remedy
+    if isinstance(target, FakeTensor):
+        return None
+    classes, counted = outputs.shape[min(outputs.ndim - 1, 1)], target[target != ignored]
+    if not counted.numel() or (counted.min() >= 0 and counted.max() < classes):
+        return None
+    low, high = int(counted.min()), int(counted.max())
+    remedy = f"labels from 0 to {classes - 1}, or a model with {high + 1} outputs"
+    if low > 0 and high == classes:
+        remedy = f"y - {low}, or a model with {high + 1} outputs"
+    elif low < 0:
+        remedy = f"labels from 0 to {classes - 1}; those to leave out: torch.nn.CrossEntropyLoss(ignore_index={low})"
+    return f"target goes from {low} to {high}, and the model has {classes} classes, 0 to {classes - 1}", remedy
+
+
+def _of_numbers(name: str, outputs: Tensor, target: Tensor) -> Misfit | None:
+    if outputs.dtype is not target.dtype and outputs.dtype in _CASTS:
+        return f"target is {_dtype(target)}, and {name} needs {_dtype(outputs)}", f"y.{_CASTS[outputs.dtype]}"
+    if outputs.shape == target.shape:
+        return None
+    same = outputs.numel() == target.numel()
+    remedy = f"y.reshape({_as_batch(tuple(outputs.shape))})" if same else "give both one shape"
+    return f"target has shape {list(target.shape)}, and the outputs {list(outputs.shape)}", remedy
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _as_batch(shape: tuple[int, ...]) -> str:
+    """`shape` for any batch size."""
+    return ", ".join(map(str, (-1, *shape[1:])))
+
 
 Losses = Callable[[Sequence[Tensor]], tuple[int, ...]]
 """Which of a model's outputs are losses."""
@@ -23,32 +190,31 @@ TARGET = "target"
 """The name of the loss's second operand, where the config names the loss."""
 
 
-class _Step(nn.Module):
-    """`arguments`: the names of inputs in place of the tensors of each argument of the model, for a model that takes
-    tensors in dicts, tuples or lists; None where each input is an argument."""
+class Example(NamedTuple):
+    """A batch of inputs by name, and whether the model takes them by name. `arguments`: the names of inputs in place of
+    the tensors of each argument of the model, for a model that takes tensors in dicts, tuples or lists; None where each
+    input is an argument."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        names: Sequence[str],
-        loss: Loss | None,
-        by_keyword: bool,
-        arguments: Mapping[str, object] | None = None,
-    ) -> None:
+    inputs: Mapping[str, Tensor]
+    by_keyword: bool = False
+    arguments: Mapping[str, object] | None = None
+
+
+class _Step(nn.Module):
+    def __init__(self, model: nn.Module, example: Example, loss: Loss | None) -> None:
         super().__init__()
         self.model = model
-        self.names = tuple(names)
-        self.by_keyword = by_keyword
-        self.arguments = arguments
         self.loss = loss
+        self._names = tuple(example.inputs)
+        self._by_keyword, self._arguments = example.by_keyword, example.arguments
 
     def _call(self, inputs: Sequence[Tensor]) -> tuple[object, tuple[Tensor, ...]]:
         """What the model returns, and the tensors in it."""
-        given: dict[str, object] = dict(zip(self.names[: len(inputs)], inputs, strict=True))
-        if self.arguments is not None:
-            given = {name: _filled(value, given) for name, value in self.arguments.items()}
-        result = self.model(**given) if self.by_keyword else self.model(*given.values())
-        tensors = tensors_in(result)
+        given: dict[str, object] = dict(zip(self._names[: len(inputs)], inputs, strict=True))
+        if self._arguments is not None:
+            given = {name: _filled(value, given) for name, value in self._arguments.items()}
+        result = self.model(**given) if self._by_keyword else self.model(*given.values())
+        tensors = _tensors_in(result)
         if not tensors:
             kind = "None" if result is None else f"a {type(result).__name__} without a tensor in it"
             raise ModelError(
@@ -63,16 +229,8 @@ class TrainingStep(_Step):
     """What one training step differentiates. `losses`, as for SambaFlow apps, says which of the outputs, whose order is
     kept, are losses, of any shape."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        names: Sequence[str],
-        loss: Loss | None,
-        by_keyword: bool,
-        losses: Losses | None = None,
-        arguments: Mapping[str, object] | None = None,
-    ) -> None:
-        super().__init__(model, names, loss, by_keyword, arguments)
+    def __init__(self, model: nn.Module, example: Example, loss: Loss | None, losses: Losses | None = None) -> None:
+        super().__init__(model, example, loss)
         self.losses = losses
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -86,10 +244,10 @@ class TrainingStep(_Step):
         if self.loss is None:
             result, tensors = self._call(inputs)
             _check_one_loss(result, len(inputs[0]) if inputs[0].ndim else 1)
-            loss, *outputs = loss_first(result, tensors)
+            loss, *outputs = _loss_first(result, tensors)
         else:
             result, tensors = self._call(inputs[:-1])
-            loss, outputs = self.loss(result, inputs[-1]), list(tensors)
+            loss, outputs = self.loss(result, inputs[-1]), [*tensors]
         if not isinstance(loss, Tensor):
             raise ModelError(
                 f"the loss function returns a {type(loss).__name__}, not a tensor",
@@ -103,17 +261,18 @@ class EvaluationStep(_Step):
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         if self.loss is None:
-            return _without_gradients(loss_first(*self._call(inputs)))
-        result, outputs = self._call(inputs[:-1])
-        return _without_gradients((self.loss(result, inputs[-1]), *outputs))
+            outputs = _loss_first(*self._call(inputs))
+        else:
+            result, tensors = self._call(inputs[:-1])
+            outputs = (self.loss(result, inputs[-1]), *tensors)
+        # A model may turn gradients on, to differentiate in its forward.
+        return tuple(output.detach() if output.requires_grad else output for output in outputs)
 
 
-def loss_first(result: object, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _loss_first(result: object, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """`tensors`, with the one called "loss" first if the model returns a dictionary, a dataclass or a NamedTuple."""
     loss = _fields(result).get("loss")
-    if not isinstance(loss, Tensor):
-        return tensors
-    return (loss, *(tensor for tensor in tensors if tensor is not loss))
+    return (loss, *(tensor for tensor in tensors if tensor is not loss)) if isinstance(loss, Tensor) else tensors
 
 
 def _fields(result: object) -> Mapping[Any, object]:
@@ -136,8 +295,9 @@ def _check_one_loss(result: object, batch_size: int) -> None:
     numbers = [
         name
         for top, value in named.items()
-        for name, one in flat(value, f"output {top}" if isinstance(top, int) else str(top))
-        if isinstance(one, Tensor) and one.requires_grad and (one.ndim == 0 or (one.numel() == 1 and batch_size > 1))
+        for name, part in flat(value, f"output {top}" if isinstance(top, int) else str(top))
+        if isinstance(part, Tensor) and part.requires_grad
+        if part.ndim == 0 or (part.numel() == 1 and batch_size > 1)
     ]
     if "loss" not in named and len(numbers) > 1:
         remedy = 'call the one to train "loss"; of parts, that is their sum'
@@ -146,18 +306,13 @@ def _check_one_loss(result: object, batch_size: int) -> None:
         raise ModelError(f"the model returns several losses: {', '.join(numbers)}", remedy=remedy)
 
 
-def _without_gradients(outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """A model may turn gradients on, to differentiate in its forward."""
-    return tuple(output.detach() if output.requires_grad else output for output in outputs)
-
-
 def _filled(names: object, given: Mapping[str, object]) -> object:
     """`names` with the tensor of each name in its place."""
     if isinstance(names, Mapping):
-        return {key: _filled(one, given) for key, one in names.items()}
+        return {key: _filled(part, given) for key, part in names.items()}
     if isinstance(names, tuple | list):
         kind: Any = type(names)
-        tensors = [_filled(one, given) for one in names]
+        tensors = [_filled(part, given) for part in names]
         return kind(*tensors) if hasattr(names, "_fields") else kind(tensors)
     return given[str(names)]
 
@@ -173,10 +328,6 @@ def forward_parameters(model: nn.Module) -> tuple[str, ...]:
     return tuple(parameter.name for parameter in parameters if parameter.kind in kinds)
 
 
-_OF_ONE_VALUE = "Expected more than 1 value per channel"
-"""What torch says of a batch of one sample whose picture has become one value."""
-
-
 @contextmanager
 def eagerly(step: nn.Module, inputs: Sequence[Tensor]) -> Iterator[None]:
     """What PyTorch raises here, where it runs `step`, becomes a ModelError with the line that failed, and what does not
@@ -187,18 +338,14 @@ def eagerly(step: nn.Module, inputs: Sequence[Tensor]) -> Iterator[None]:
     except SambasimError:
         raise
     except (Exception, SystemExit) as error:
-        found = misfit(error)
+        found = _misfit(error)
         if found is None and "Found dtype" in str(error) and isinstance(step, TrainingStep) and step.loss is not None:
-            found = of_numbers("the loss", next(step.parameters()), inputs[-1])  # a backward has no frame of the loss
-        if found is not None:
-            raise ModelError(found.what, where=user_line(error), remedy=found.remedy) from error
-        shapes = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in inputs)
-        mode = "" if step.training else ", in evaluation mode"
-        remedy = f"check the model against its inputs, which were {shapes}"
-        if _OF_ONE_VALUE in str(error):
-            remedy = "--set training.batch_size=2, as batch normalization cannot train on one value"
-        raise ModelError(
-            f"the model does not run on the example batch{mode}: {summary(error)}",
-            where=user_line(error),
-            remedy=remedy,
-        ) from error
+            found = _of_numbers("the loss", next(step.parameters()), inputs[-1])  # a backward has no frame of the loss
+        if found is None:
+            mode = "" if step.training else ", in evaluation mode"
+            shapes = ", ".join(f"{_dtype(tensor)}{list(tensor.shape)}" for tensor in inputs)
+            remedy = f"check the model against its inputs, which were {shapes}"
+            if "Expected more than 1 value per channel" in str(error):
+                remedy = "--set training.batch_size=2, as batch normalization cannot train on one value"
+            found = f"the model does not run on the example batch{mode}: {summary(error)}", remedy
+        raise ModelError(found[0], where=user_line(error), remedy=found[1]) from error

@@ -1,20 +1,27 @@
-"""Tensors of a model: their names, which of them a PEF can hold, which share memory, and constants that no module
-has."""
+"""Tensors of a model: their names, which of them a PEF can hold, which share memory, constants that no module has, and
+the dtypes that a model is captured in: its own, or a narrow one for `--dtype bf16` and `fp16`. Losses then take widened
+operands and give float32; functions of `ADDING` are widened and their results rounded, because their kernels round
+after each addition."""
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from sambasim.compiler.capture.names import user_line
 from sambasim.data.user_code import summary
 from sambasim.errors import CaptureError, ModelError
+from sambasim.ir.operators import LOSSES
 from sambasim.ir.types import DTYPE_BYTES
 
 REAL_NUMBERS = "compute with the real and the imaginary part as two real tensors"
@@ -50,11 +57,11 @@ class Held:
 def held_by(model: nn.Module) -> tuple[Held, ...]:
     """The parameters and buffers of `model`, each once. Raises ModelError if its `state_dict()` fails."""
     members = (nn.Module.named_parameters, nn.Module.named_buffers)  # a class may have others of these names
-    found = [pair for each in members for pair in each(model, remove_duplicate=False)]
-    tensors = {id(tensor): tensor for _, tensor in found}
+    pairs = [pair for each in members for pair in each(model, remove_duplicate=False)]
+    tensors = {id(tensor): tensor for _, tensor in pairs}
     at_place = {_place(tensor): key for key, tensor in reversed(tensors.items())}
     names, paths = defaultdict[object, list[str]](list), defaultdict[object, list[str]](list)
-    for path, tensor in found:
+    for path, tensor in pairs:
         paths[id(tensor)].append(path)
     for name, entry in entries_of(model).items():
         if isinstance(entry, Tensor):  # a hook may have detached it
@@ -83,12 +90,11 @@ def check_model(model: nn.Module, *, training: bool, replicas: bool) -> None:
     on several `replicas`."""
     held = held_by(model)
     problems = [*_storage_problems(held), *(_training_problems(model, held, replicas) if training else ())]
-    if len(problems) == 1:
-        raise ModelError(problems[0][0], remedy=problems[0][1])
-    if problems:
-        lines = "\n    ".join(what for what, _ in problems)
-        remedies = "\n         ".join(dict.fromkeys(remedy for _, remedy in problems))
-        raise ModelError(f"the model has {len(problems)} things that a PEF cannot hold:\n    {lines}", remedy=remedies)
+    lines, remedies = [what for what, _ in problems], dict.fromkeys(remedy for _, remedy in problems)
+    if len(lines) > 1:
+        lines = [f"the model has {len(lines)} things that a PEF cannot hold:", *lines]
+    if lines:
+        raise ModelError("\n    ".join(lines), remedy="\n         ".join(remedies))
 
 
 def _storage_problems(held: Sequence[Held]) -> Iterator[tuple[str, str]]:
@@ -110,22 +116,22 @@ def _storage_problems(held: Sequence[Held]) -> Iterator[tuple[str, str]]:
 
 
 def _training_problems(model: nn.Module, held: Sequence[Held], replicas: bool) -> Iterator[tuple[str, str]]:
-    parameters = [one for one in held if one.is_parameter]
-    trained = [one for one in parameters if one.tensor.requires_grad]
+    parameters = [tensor for tensor in held if tensor.is_parameter]
+    trained = [parameter for parameter in parameters if parameter.tensor.requires_grad]
     if not parameters:
         yield "the model has no parameters to train", "compile it with --inference"
     elif not trained:
         remedy = "set requires_grad on those to train, or compile with --inference"
         yield "all parameters of the model are frozen: requires_grad is False", remedy
     own = set(map(id, model.parameters()))
-    for one in trained:
-        if id(one.tensor) not in own:
-            what = f"parameters() of the model leaves out {one.name}, which requires a gradient"
-            yield what, "freeze it: requires_grad_(False)"
-    for one in parameters:
-        late = getattr(one.tensor, "_post_accumulate_grad_hooks", None)
-        if late or getattr(one.tensor, "_backward_hooks", None):
-            yield f"{one} has a gradient hook, which a graph does not call", _NO_HOOK if late else _HOOK_IN_FORWARD
+    for name in [parameter.name for parameter in trained if id(parameter.tensor) not in own]:
+        what = f"parameters() of the model leaves out {name}, which requires a gradient"
+        yield what, "freeze it: requires_grad_(False)"
+    for parameter in parameters:
+        late = getattr(parameter.tensor, "_post_accumulate_grad_hooks", None)
+        if late or getattr(parameter.tensor, "_backward_hooks", None):
+            what = f"{parameter} has a gradient hook, which a graph does not call"
+            yield what, _NO_HOOK if late else _HOOK_IN_FORWARD
     for name, module in model.named_modules():
         named = f"module {name}" if name else "model"
         if isinstance(module, nn.parallel.DistributedDataParallel):
@@ -141,10 +147,8 @@ def _training_problems(model: nn.Module, held: Sequence[Held], replicas: bool) -
 
 def sparse_embeddings(model: nn.Module) -> Mapping[str, nn.Embedding | nn.EmbeddingBag]:
     """The modules whose gradients are sparse, by path."""
-    modules = model.named_modules()
-    return {
-        name: module for name, module in modules if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
-    }
+    modules = ((name, one) for name, one in model.named_modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag))
+    return {name: module for name, module in modules if module.sparse}
 
 
 @contextlib.contextmanager
@@ -164,51 +168,46 @@ def dense_gradients(model: nn.Module) -> Iterator[None]:
 def made_contiguous(model: nn.Module) -> Iterator[None]:
     """Parameters and buffers of `model` are contiguous, as in device memory, apart from those that share memory with
     another. Afterwards they have their own memory again."""
-    own = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    strided = {key: tensor.data for key, tensor in own.items() if not tensor.is_contiguous()}
-    for key in list(strided):
-        if any(share_memory(own[key], other) for other in own.values() if other is not own[key]):
-            del strided[key]
+    own = list({id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values())
+    strided = [
+        (tensor, tensor.data)
+        for tensor in own
+        if not tensor.is_contiguous() and not any(share_memory(tensor, other) for other in own if other is not tensor)
+    ]
     try:
-        for key, data in strided.items():
-            setattr(own[key], _STRIDED, data)
-            own[key].data = data.contiguous()
+        for tensor, data in strided:
+            setattr(tensor, _STRIDED, data)
+            tensor.data = data.contiguous()
         yield
     finally:
-        for key, data in strided.items():
-            own[key].data = data
-            vars(own[key]).pop(_STRIDED, None)
+        for tensor, data in strided:
+            tensor.data = data
+            vars(tensor).pop(_STRIDED, None)
 
 
 def itself(value: Tensor, held: Sequence[Held]) -> Held | None:
     """The parameter or buffer that `value` is."""
-    return next((one for one in held if _place(one.tensor) == _place(value)), None)
+    return next((own for own in held if _place(own.tensor) == _place(value)), None)
 
 
 def check_constant(path: str, value: Tensor, held: Sequence[Held], where: str | None) -> None:
     """Raises CaptureError for a constant whose values would not be those that the model reads. `held` are the tensors
     of the model; `where` is the line that reads it."""
-    dtype = dtype_name(value)
-    if value.layout is not torch.strided or dtype not in DTYPE_BYTES:
-        form = "sparse" if value.layout is not torch.strided else dtype
-        raise CaptureError(
-            f"the constant {path} is {form}, which a PEF cannot hold",
-            where=where,
-            remedy=f"make it a dense tensor of one of {', '.join(DTYPE_BYTES)}",
+    form = "sparse" if value.layout is not torch.strided else dtype_name(value)
+    if form not in DTYPE_BYTES:
+        what, remedy = (
+            f"is {form}, which a PEF cannot hold",
+            f"make it a dense tensor of one of {', '.join(DTYPE_BYTES)}",
         )
-    if not value.permute(memory_order(value)).is_contiguous():
-        raise CaptureError(
-            f"the constant {path} is not contiguous: its strides are {value.stride()}",
-            where=where,
-            remedy="make it so by .contiguous()",
-        )
-    base = next((one for one in held if share_memory(value, getattr(one.tensor, _STRIDED, one.tensor))), None)
-    if base is not None:
-        raise CaptureError(
-            f"{path} is a view of {base} that was kept from before: the graph would not see it change",
-            where=where,
-            remedy=f"take the view in forward(), of self.{base.name}",
-        )
+    elif not value.permute(memory_order(value)).is_contiguous():
+        what, remedy = f"is not contiguous: its strides are {value.stride()}", "make it so by .contiguous()"
+    else:
+        base = next((own for own in held if share_memory(value, getattr(own.tensor, _STRIDED, own.tensor))), None)
+        if base is None:
+            return
+        what = f"is a view of {base} that was kept from before: the graph would not see it change"
+        raise CaptureError(f"{path} {what}", where=where, remedy=f"take the view in forward(), of self.{base.name}")
+    raise CaptureError(f"the constant {path} {what}", where=where, remedy=remedy)
 
 
 def memory_order(tensor: Tensor) -> tuple[int, ...]:
@@ -220,22 +219,21 @@ def memory_order(tensor: Tensor) -> tuple[int, ...]:
 def check_memory(held: Sequence[Held], changed: Set[str]) -> None:
     """Raises ModelError for two tensors in the same memory of which a training step changes one. `changed` are the
     paths of what changes beside the parameters."""
-    by_storage: dict[int, list[Held]] = {}
-    for one in held:
-        if one.tensor.numel():
-            storage = one.tensor.untyped_storage()
-            where = storage._cdata if isinstance(one.tensor, FakeTensor) else storage.data_ptr()
-            by_storage.setdefault(where, []).append(one)
-    for sharing in by_storage.values():
-        for one, other in combinations(sharing, 2):
-            fixed = changed.isdisjoint(one.paths + other.paths) and not (one.is_parameter or other.is_parameter)
-            if not fixed and share_memory(one.tensor, other.tensor):
-                remedy = f"tie them as one: model.{other.name} = model.{one.name}, without .data; or give each its own"
-                if one.tensor.shape != other.tensor.shape:
-                    remedy = f"keep one of them, and take the part of it where it is read: self.{one.name}[0]"
-                if f"{one.name}_orig" == other.name or f"{other.name}_orig" == one.name:
-                    remedy = "torch.nn.utils.parametrizations.spectral_norm, in place of torch.nn.utils.spectral_norm"
-                raise ModelError(f"{one} and {other} are two tensors in the same memory", remedy=remedy)
+    by_storage: dict[int, list[Held]] = defaultdict(list)
+    for tensor in held:
+        if tensor.tensor.numel():
+            storage = tensor.tensor.untyped_storage()
+            is_fake = isinstance(tensor.tensor, FakeTensor)
+            by_storage[storage._cdata if is_fake else storage.data_ptr()].append(tensor)
+    for one, other in (pair for sharing in by_storage.values() for pair in combinations(sharing, 2)):
+        fixed = changed.isdisjoint(one.paths + other.paths) and not (one.is_parameter or other.is_parameter)
+        if not fixed and share_memory(one.tensor, other.tensor):
+            remedy = f"tie them as one: model.{other.name} = model.{one.name}, without .data; or give each its own"
+            if one.tensor.shape != other.tensor.shape:
+                remedy = f"keep one of them, and take the part of it where it is read: self.{one.name}[0]"
+            if f"{one.name}_orig" == other.name or f"{other.name}_orig" == one.name:
+                remedy = "torch.nn.utils.parametrizations.spectral_norm, in place of torch.nn.utils.spectral_norm"
+            raise ModelError(f"{one} and {other} are two tensors in the same memory", remedy=remedy)
 
 
 def share_memory(one: Tensor, other: Tensor) -> bool:
@@ -243,13 +241,15 @@ def share_memory(one: Tensor, other: Tensor) -> bool:
     do not."""
     if any(tensor.layout is not torch.strided or not tensor.numel() for tensor in (one, other)):
         return False
-    (memory, start), (other_memory, other_start) = _address(one), _address(other)
-    return memory == other_memory and start < other_start + _extent(other) and other_start < start + _extent(one)
+    (memory, start, stop), (other_memory, other_start, other_stop) = _span(one), _span(other)
+    return memory == other_memory and start < other_stop and other_start < stop
 
 
-def _extent(tensor: Tensor) -> int:
+def _span(tensor: Tensor) -> tuple[int, int, int]:
+    """The memory that a tensor is in, and its first byte in it and the first behind it."""
+    memory, start = _address(tensor)
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return int(last + 1) * tensor.element_size()
+    return memory, start, start + int(last + 1) * tensor.element_size()
 
 
 def _address(tensor: Tensor) -> tuple[int, int]:
@@ -266,3 +266,117 @@ def _place(tensor: Tensor) -> tuple[object, ...]:
     if is_lazy(tensor) or tensor.layout is not torch.strided or not tensor.numel():
         return (id(tensor),)
     return _address(tensor), tensor.shape, tensor.stride(), tensor.dtype
+
+
+STORED: Mapping[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""By `--dtype`: the type of all floating-point numbers; None leaves to each tensor the type that it has."""
+
+_NARROW = (torch.bfloat16, torch.float16)
+
+ADDING = frozenset(f"aten.{name}" for name in (
+    "avg_pool1d.default", "avg_pool2d.default", "avg_pool3d.default", "col2im.default", "embedding.default",
+    "im2col.default", "index.Tensor", "index_put.default", "layer_norm.default", "logcumsumexp.default",
+    "logsumexp.default", "max_pool2d.default", "max_pool3d.default", "pad.default", "prod.default", "prod.dim_int",
+    "unfold.default",
+))  # fmt: skip
+"""Operators that add up (or multiply) in 16 bits, forward or backward, by torch 2.13 on a CPU; one has no kernel."""
+
+_FUNCTIONS = {name.split(".")[1] for name in ADDING} | {"fold"}  # which is col2im; unfold is im2col too
+_LOSSES = {name.split(".")[1].lstrip("_") for group in LOSSES for name in group.names}
+
+_VIEWING = ("unfold", "__getitem__")
+"""Functions that may give a view, and add up in their backward alone."""
+
+_TYPED = {"float", "double", "half", "type"}
+"""Functions whose result has the type that they say."""
+
+
+@contextlib.contextmanager
+def stored_in(dtype: torch.dtype | None, model: nn.Module) -> Iterator[None]:
+    """The floating-point tensors of `model` are rounded to `dtype`, and it is torch's default. Afterwards the model has
+    its own tensors again."""
+    if dtype is None:
+        yield
+        return
+    own = {id(tensor): (tensor, tensor.data) for tensor in (*model.parameters(), *model.buffers())}
+    rounded: dict[tuple[int, torch.dtype], Tensor] = {}
+    try:
+        for tensor, data in own.values():
+            if data.is_floating_point():
+                tensor.data = _rounded(data, dtype, rounded)
+        with default_type(dtype):
+            yield
+    finally:
+        for tensor, data in own.values():
+            tensor.data = data
+
+
+class Widened(TorchFunctionMode):
+    """Within it losses and the functions of `ADDING` take float32 for a narrow type, and what has the type of torch's
+    default, if that is narrow, is made in float32 and rounded."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        leaves = tree_leaves((args, kwargs))
+        if _is_typed_by_default(name, leaves):
+            default = torch.get_default_dtype()
+            with default_type(torch.float32):
+                made = func(*args, **kwargs)
+            return tree_map(lambda leaf: leaf.to(default) if _is_of(leaf, (torch.float32,)) else leaf, made)
+        narrow = [leaf for leaf in leaves if _is_of(leaf, _NARROW)]
+        is_index = name == "__getitem__" and any(isinstance(leaf, Tensor) for leaf in tree_leaves(args[1]))
+        is_adding = name in _FUNCTIONS or is_index
+        adds_backward_alone = name in _VIEWING and not any(leaf.requires_grad for leaf in narrow)
+        if not narrow or "out" in kwargs or adds_backward_alone or not (is_adding or name in _LOSSES):
+            return func(*args, **kwargs)
+        args, kwargs = tree_map(lambda leaf: leaf.float() if _is_of(leaf, _NARROW) else leaf, (args, kwargs))
+        result, dtype = func(*args, **kwargs), narrow[0].dtype
+        is_rounded = is_adding and not any(isinstance(leaf, torch.dtype) for leaf in leaves)
+        return tree_map(lambda leaf: leaf.to(dtype) if _is_float(leaf) else leaf, result) if is_rounded else result
+
+
+def inputs_in(dtype: torch.dtype | None, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: one.to(dtype) if dtype and one.is_floating_point() else one for name, one in inputs.items()}
+
+
+@contextlib.contextmanager
+def default_type(dtype: torch.dtype) -> Iterator[None]:
+    """Torch makes floating-point tensors of `dtype` where none is named."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _is_typed_by_default(name: str, given: Sequence[object]) -> bool:
+    """Whether a result would be narrow only because that is torch's default: no operand is, and none is asked for."""
+    if torch.get_default_dtype() not in _NARROW or name in _TYPED:
+        return False
+    return not any(_is_float(one) or isinstance(one, torch.dtype | np.ndarray | np.generic) for one in given)
+
+
+def _rounded(data: Tensor, dtype: torch.dtype, rounded: dict[tuple[int, torch.dtype], Tensor]) -> Tensor:
+    storage = data.untyped_storage()
+    is_fake = isinstance(data, FakeTensor)
+    key = storage._cdata if is_fake else storage.data_ptr(), data.dtype
+    if key not in rounded and is_fake:
+        rounded[key] = data.new_empty(storage.nbytes() // data.element_size(), dtype=dtype)
+    elif key not in rounded:
+        whole = torch.empty(0, dtype=data.dtype).set_(storage)
+        rounded[key] = whole.to(dtype)
+        if bool((rounded[key].isinf() & whole.isfinite()).any()):
+            what = f"a parameter or buffer holds {float(whole.abs().max()):g}, which is infinite in {dtype}"
+            raise ModelError(what, remedy="compile with --dtype bf16 or fp32")
+    return rounded[key].as_strided(data.size(), data.stride(), data.storage_offset())
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _is_of(value: object, dtypes: Sequence[torch.dtype]) -> bool:
+    return isinstance(value, Tensor) and value.dtype in dtypes

@@ -29,11 +29,9 @@ from sambasim.compiler.capture.as_eager import (
 )
 from sambasim.compiler.capture.asked_values import Asked, Followed, modes_reach_inside
 from sambasim.compiler.capture.explain import SHAPE, tracer_error
-from sambasim.compiler.capture.lost import nothing_lost
 from sambasim.compiler.capture.names import source_line
-from sambasim.compiler.capture.precision import Widened
-from sambasim.compiler.capture.tensors import memory_order
-from sambasim.compiler.capture.trial import as_written, replaced, tied_once, tracing, trial
+from sambasim.compiler.capture.tensors import Widened, memory_order
+from sambasim.compiler.capture.trial import as_written, logs_disabled, nothing_lost, replaced, tied_once, tracing, trial
 from sambasim.errors import CaptureError
 
 
@@ -66,11 +64,10 @@ class CapturedGraph:
     def cast_twice(self) -> tuple[str, ...]:
         """The parameters that several lines under torch.autocast read: PyTorch casts them once."""
         casts: Counter[str] = Counter()
-        for node in self.graph.nodes:
-            forward = node.meta.get("partitioner_tag") == "is_forward"
-            if forward and node.target is torch.ops.aten._to_copy.default and node.args[0].name in self.inputs:
-                role = self.inputs[node.args[0].name]
-                casts[role.name] += role.kind == "parameter"
+        for node in self.graph.find_nodes(op="call_function", target=torch.ops.aten._to_copy.default):
+            role = self.inputs.get(node.args[0].name)
+            if role is not None and role.kind == "parameter" and node.meta.get("partitioner_tag") == "is_forward":
+                casts[role.name] += 1
         return tuple(name.removeprefix("model.") for name, count in casts.items() if count > 1)
 
     @property
@@ -84,11 +81,8 @@ def restore_strides(captured: CapturedGraph) -> CapturedGraph:
     them in the order of their memory. The graph is changed."""
     graph, given_out = captured.graph, {node for node, _ in captured.outputs}
     first = next(node for node in graph.nodes if node.op != "placeholder")
-    for node in list(graph.nodes):
-        role = captured.inputs.get(node.name)
-        key = str(node.target) if node.op == "get_attr" else role.name if role is not None else ""
-        value = captured.constants.get(key)
-        if value is None or value.layout is not torch.strided or value.is_contiguous() or node in given_out:
+    for node, _, value in _constants(captured):
+        if value.layout is not torch.strided or value.is_contiguous() or node in given_out:
             continue
         order = memory_order(value)
         if not value.permute(order).is_contiguous():
@@ -103,14 +97,21 @@ def restore_strides(captured: CapturedGraph) -> CapturedGraph:
     return captured
 
 
+def _constants(captured: CapturedGraph) -> Iterator[tuple[fx.Node, str, Tensor]]:
+    """The nodes that read constants, with their keys and values."""
+    for node in list(captured.graph.nodes):
+        role = captured.inputs.get(node.name)
+        key = str(node.target) if node.op == "get_attr" else role.name if role is not None else ""
+        if (value := captured.constants.get(key)) is not None:
+            yield node, key, value
+
+
 def complex_constants(captured: CapturedGraph) -> CapturedGraph:
     """Complex constants are made of two real ones, which a PEF can hold. The graph is changed."""
     graph, inputs, constants = captured.graph, dict(captured.inputs), dict(captured.constants)
     first = next(node for node in graph.nodes if node.op != "placeholder")
-    for node in list(graph.nodes):
-        key = str(node.target) if node.op == "get_attr" else inputs[node.name].name if node.name in inputs else ""
-        value = captured.constants.get(key)
-        if value is None or not value.is_complex():
+    for node, key, value in _constants(captured):
+        if not value.is_complex():
             continue
         parts = {f"{key}_real": value.real.contiguous(), f"{key}_imaginary": value.imag.contiguous()}
         constants |= parts
@@ -135,8 +136,8 @@ def capture(
 ) -> CapturedGraph:
     """The graph of `step` as Python runs it: forward, loss and backward; in evaluation mode the forward alone. `asked`:
     what an eager call asked of values, which the graph takes for granted and checks in each step. `narrow`: with
-    float32 where the type of the numbers would not do, see `precision`. Raises CaptureError, with the
-    user's line, for what cannot be traced."""
+    float32 where the type of the numbers would not do, see `tensors`. Raises CaptureError, with the user's line, for
+    what cannot be traced."""
     asked = asked or Asked()
     if asked.refused is not None:
         raise asked.refused
@@ -145,9 +146,8 @@ def capture(
             stack.enter_context(context)
         stack.enter_context(kernels_of_eager())
         attributes = stack.enter_context(trial(step))
-        stack.enter_context(tied_once(step))
-        stack.enter_context(_modules_marked(step))
-        stack.enter_context(nothing_lost(training=step.training))
+        for context in (tied_once(step), _modules_marked(step), nothing_lost(training=step.training)):
+            stack.enter_context(context)
         if narrow:
             stack.enter_context(_buffers_without_bases(step))
             stack.enter_context(Widened())
@@ -172,38 +172,33 @@ def _check_static(graph: fx.Graph) -> None:
                 raise CaptureError(SHAPE.what, where=str(line) if line else None, remedy=SHAPE.rewrite)
 
 
-def _checked(constants: dict[str, Tensor]) -> dict[str, Tensor]:
-    """`constants`. Raises CaptureError for values of this call, which a trace of torch.vmap takes for constants."""
-    if any(map(torch._C._functorch.is_functorch_wrapped_tensor, constants.values())):
-        what = "torch.vmap over tensors that the model has made cannot be captured"
-        raise CaptureError(what, remedy="write the operation on the whole batch, such as a product by torch.bmm")
-    return constants
-
-
 def _described(module: fx.GraphModule, names: Mapping[int, str]) -> CapturedGraph:
     graph = module.graph
     _check_static(graph)
-    drop_as_eager(graph)
-    plain_operators(graph)
-    strided_in_order(graph)
+    for change in (drop_as_eager, plain_operators, strided_in_order):
+        change(graph)
     roles = {node.name: _role(node.meta["desc"]) for node in graph.nodes if node.op == "placeholder"}
     output = next(iter(reversed(graph.nodes)))
     described = zip(output.args[0], output.meta["desc"], strict=True)
     outputs = tuple((value, _role(description)) for value, description in described if value is not None)
     constants: dict[str, Tensor] = {}
-    for node in graph.nodes:
-        value = attrgetter(node.target)(module) if node.op == "get_attr" else None
+    for node in graph.find_nodes(op="get_attr"):
+        value = attrgetter(node.target)(module)
         if isinstance(value, Tensor):
             node.target = names.get(id(value), node.target)
             constants[node.target] = value
-    return complex_constants(restore_strides(CapturedGraph(graph, roles, outputs, _checked(constants))))
+    # A trace of torch.vmap takes values of this call for constants.
+    if any(map(torch._C._functorch.is_functorch_wrapped_tensor, constants.values())):
+        what = "torch.vmap over tensors that the model has made cannot be captured"
+        raise CaptureError(what, remedy="write the operation on the whole batch, such as a product by torch.bmm")
+    return complex_constants(restore_strides(CapturedGraph(graph, roles, outputs, constants)))
 
 
 @contextlib.contextmanager
 def _buffers_without_bases(step: nn.Module) -> Iterator[None]:
     """A view that was rounded is of another type than its base, which torch's export does not expect."""
     places = [(module._buffers, name, buffer) for module in step.modules() for name, buffer in module._buffers.items()]
-    views = [(held, name, one) for held, name, one in places if one is not None and one._is_view()]
+    views = [(held, name, buffer) for held, name, buffer in places if buffer is not None and buffer._is_view()]
     try:
         for held, name, view in views:
             held[name] = view.clone()
@@ -266,8 +261,7 @@ def _modules_marked(step: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def _compiled_parts() -> Iterator[None]:
     """As `as_written`, which makes it safe to trace what torch.compile has compiled."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(as_written())
+    with as_written(), contextlib.ExitStack() as stack:
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch._dynamo.config.patch(error_on_nested_fx_trace=False))
         yield
@@ -285,17 +279,14 @@ def answers_of_eager() -> Iterator[None]:
 @contextlib.contextmanager
 def _tracing(what: str) -> Iterator[None]:
     """What torch raises becomes a CaptureError, and what it prints beside that is dropped."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)  # torch logs what it raises, at length; the error below says it once
-    said = io.StringIO()  # and prints the graph that it had so far
+    said = io.StringIO()  # torch logs what it raises, at length, and prints the graph that it had so far
+    logs, stream = logs_disabled(logging.CRITICAL), contextlib.redirect_stderr(said)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(said), known_shapes(), tracing():
+        with logs, warnings.catch_warnings(), stream, known_shapes(), tracing():
             warnings.simplefilter("ignore")  # about side effects of library code, which tracing keeps harmless
             yield
     except (Exception, SystemExit) as error:
-        if (found := tracer_error(what, error)) is None:
+        if (refused := tracer_error(what, error)) is None:
             raise
-        raise found from error
-    finally:
-        logging.disable(disabled)
+        raise refused from error
     sys.stderr.write(said.getvalue())  # the user's own prints

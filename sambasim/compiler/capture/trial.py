@@ -1,4 +1,8 @@
-"""Context managers around a capture or a trial call. Each restores all that it changes."""
+"""Context managers around a capture or a call. Each restores all that it changes.
+
+What a trace would lose without a word is refused, at its line. Activation checkpointing, which changes no result, calls
+its block; `.data` is `.detach()`, and to assign to it is to copy. What a call does outside of Python is told: a PEF has
+what a file gave for the example batch, and does nothing of it."""
 
 import contextlib
 import copy
@@ -7,34 +11,49 @@ import io
 import logging
 import random
 import sys
+import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from itertools import takewhile
+from types import FrameType
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
-from torch.utils._pytree import tree_leaves
+from torch.autograd.function import FunctionCtx
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.autograd.profiler import record_function
+from torch.fx import traceback
+from torch.utils import checkpoint
+from torch.utils.checkpoint import CheckpointFunction, CheckpointPolicy
+
+from sambasim.compiler.capture import explain
+from sambasim.compiler.capture.explain import Obstacle, Occurrence, all_occurrences
+from sambasim.compiler.capture.recording import frames, running_line
+from sambasim.whose_code import is_library_file, is_users_file
+
+
+@contextlib.contextmanager
+def logs_disabled(level: int) -> Iterator[None]:
+    """Up to `level`."""
+    disabled = logging.root.manager.disable
+    logging.disable(level)
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Output, logs and warnings are dropped."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with (
-            warnings.catch_warnings(),
-            contextlib.redirect_stdout(io.StringIO()),
-            contextlib.redirect_stderr(io.StringIO()),
-        ):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)
+    out, errors = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
+    with logs_disabled(logging.CRITICAL), warnings.catch_warnings(), out, errors:
+        warnings.simplefilter("ignore")
+        yield
 
 
 @contextlib.contextmanager
@@ -115,32 +134,32 @@ def tied_once(step: nn.Module) -> Iterator[None]:
     first: dict[int, tuple[nn.Module, str]] = {}
     changed = []
     for module in step.modules():
-        shared: dict[str, tuple[nn.Module, str]] = {}
+        own_class, shared = type(module), dict[str, object]()
         for kind in ("_parameters", "_buffers"):
             held = getattr(module, kind)
-            again = {
-                name: first[id(one)]
-                for name, one in held.items()
-                if one is not None and first.setdefault(id(one), (module, name)) != (module, name)
+            places = {
+                name: first.setdefault(id(tensor), (module, name))
+                for name, tensor in held.items()
+                if tensor is not None
             }
-            own = {name: one for name, one in held.items() if name not in again}
+            again = {name: place for name, place in places.items() if place != (module, name)}
             if again:
-                changed.append((module, type(module), kind, held))
-                vars(module)[kind] = own
-                shared |= again
+                changed.append((module, own_class, kind, held))
+                vars(module)[kind] = {name: tensor for name, tensor in held.items() if name not in again}
+                shared |= {name: property(partial(_read_from, *place)) for name, place in again.items()}
         if shared:
-            read: dict[str, object] = {
-                name: property(partial(lambda owner, key, module: getattr(owner, key), *place))
-                for name, place in shared.items()
-            }
-            read |= {"__module__": type(module).__module__, "__qualname__": type(module).__qualname__}
-            module.__class__ = type(type(module).__name__, (type(module),), read)
+            names = {"__module__": own_class.__module__, "__qualname__": own_class.__qualname__}
+            module.__class__ = type(own_class.__name__, (own_class,), shared | names)
     try:
         yield
     finally:
-        for module, kind_of_module, kind, held in reversed(changed):
-            module.__class__ = kind_of_module
+        for module, own_class, kind, held in reversed(changed):
+            module.__class__ = own_class
             vars(module)[kind] = held
+
+
+def _read_from(owner: nn.Module, key: str, reader: nn.Module) -> object:
+    return getattr(owner, key)
 
 
 @contextlib.contextmanager
@@ -156,15 +175,11 @@ def replaced(owner: object, name: str, value: object) -> Iterator[None]:
             delattr(owner, name)
 
 
-@contextlib.contextmanager
-def as_written() -> Iterator[None]:
+def as_written() -> contextlib.AbstractContextManager[None]:
     """torch.compile has no effect: a compiled function can be neither traced nor recorded. Where torch's compiler is
     not imported, which would take seconds, nothing is compiled yet."""
-    if "torch._dynamo" in sys.modules:
-        with torch.compiler.set_stance("force_eager"):
-            yield
-    else:
-        yield
+    is_imported = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if is_imported else contextlib.nullcontext()
 
 
 PLAIN = "_sambasim_plain"
@@ -195,14 +210,8 @@ def buffers_of_plain_tensors(model: nn.Module) -> Iterator[None]:
 _is_tracing = False
 
 
-@contextlib.contextmanager
-def tracing() -> Iterator[None]:
-    global _is_tracing
-    before, _is_tracing = _is_tracing, True
-    try:
-        yield
-    finally:
-        _is_tracing = before
+def tracing() -> contextlib.AbstractContextManager[None]:
+    return replaced(sys.modules[__name__], "_is_tracing", True)
 
 
 def is_tracing() -> bool:
@@ -228,11 +237,180 @@ def rare_collections() -> Iterator[None]:
             gc.unfreeze()
 
 
-def written(
-    func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], undeclared: Collection[str] = ()
-) -> Iterator[Tensor]:
-    """The tensors that a call of `func` writes to, by its schema, and those of its arguments in `undeclared`."""
-    for index, argument in enumerate(func._schema.arguments):
-        value = args[index] if index < len(args) else kwargs.get(argument.name)
-        if argument.name in undeclared or (argument.alias_info is not None and argument.alias_info.is_write):
-            yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+_SAVED = Obstacle("hooks on the tensors that are saved for the backward, which a graph does not call", "leave them out")
+_NO_ZEROS = Obstacle(
+    "set_materialize_grads(False), where a graph has zeros", "leave it out: an unused output has a gradient of zeros"
+)
+_CHECKPOINTED = Obstacle(
+    "activation checkpointing that changes results: use_reentrant=True of inputs without a gradient, or "
+    "preserve_rng_state=False",
+    "use_reentrant=False, and leave out preserve_rng_state",
+)
+_VERSION = Obstacle("_version, which counts the changes of a tensor, and stays as it is in a graph", explain.COUNTED)
+_GRAD = Obstacle(
+    ".grad, which a graph does not have",
+    "write what forward() does where it is None, as zero_grad() leaves it before each step",
+)
+_DATA = Obstacle(
+    "a change of .data that the backward of an earlier operator reads",
+    "change a copy: v = v.clone(), before v.data.copy_(…) or v.data[…] = …",
+)
+_INFERENCE_MODE = Obstacle("torch.inference_mode(), through which a graph would send gradients", "torch.no_grad()")
+
+
+@contextlib.contextmanager
+def nothing_lost(*, training: bool) -> Iterator[None]:
+    """What a trace would lose raises CaptureError, and blocks under torch.utils.checkpoint are called as they are. What
+    they trace has the mark `recompute`."""
+    of_tensors = vars(torch._C.TensorBase)
+    count_of, data, grad = of_tensors["_version"].__get__, of_tensors["data"], of_tensors["grad"]
+    lines: list[str] = []  # that read `.data`
+
+    def refusing(
+        own: Callable[..., Any], obstacle: Obstacle, is_lost: Callable[..., bool] = lambda *given: True
+    ) -> Callable[..., Any]:
+        def called(*given: Any) -> Any:
+            if is_lost(*given) and _is_users(sys._getframe(1)):
+                raise _refused(obstacle)
+            return own(*given)
+
+        return called
+
+    def data_of(tensor: Tensor) -> Any:
+        if not _is_users(sys._getframe(1)):
+            return data.__get__(tensor)
+        lines.append(str(running_line()))
+        return tensor.detach()
+
+    def set_data(tensor: Tensor, value: Tensor) -> None:
+        if not _is_users(sys._getframe(1)):
+            data.__set__(tensor, value)
+            return
+        with torch.no_grad():
+            tensor.copy_(value)
+
+    def reentrant(function: Callable[..., object], preserves: bool, *args: Any) -> object:
+        if training and not (preserves and any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)):
+            raise _refused(_CHECKPOINTED)
+        with _marked():
+            return function(*args)
+
+    def not_reentrant(function: Callable[..., object], preserves: bool = True, *args: Any, **kwargs: Any) -> Any:
+        if not preserves:
+            raise _refused(_CHECKPOINTED)
+        with _marked():
+            yield
+
+    block, hooks, zeros = torch.inference_mode, saved_tensors_hooks, "set_materialize_grads"
+    with contextlib.ExitStack() as stack:
+        for owner, name, substitute in (
+            (Tensor, "_version", property(refusing(count_of, _VERSION))),
+            (Tensor, "grad", property(refusing(grad.__get__, _GRAD), grad.__set__, grad.__delete__)),
+            (Tensor, "data", property(data_of, set_data)),
+            (block, "__enter__", refusing(block.__enter__, _INFERENCE_MODE)),
+            (hooks, "__enter__", refusing(hooks.__enter__, _SAVED, lambda hook: not isinstance(hook, save_on_cpu))),
+            (FunctionCtx, zeros, refusing(getattr(FunctionCtx, zeros), _NO_ZEROS, lambda context, value: not value)),
+            (CheckpointFunction, "apply", staticmethod(reentrant)),
+            (checkpoint, "_checkpoint_without_reentrant_generator", not_reentrant),
+            (record_function, "__enter__", lambda block: block),  # a name for the profiler
+            (record_function, "__exit__", lambda block, *of_error: None),
+        ):
+            stack.enter_context(replaced(owner, name, substitute))
+        try:
+            yield
+        except RuntimeError as error:
+            if lines and "modified by an inplace operation" in str(error):
+                raise all_occurrences([Occurrence(_DATA, line) for line in dict.fromkeys(lines)], training) from error
+            raise
+
+
+@contextlib.contextmanager
+def _marked() -> Iterator[None]:
+    traceback.current_meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
+    try:
+        yield
+    finally:
+        traceback.current_meta.pop("recompute", None)
+
+
+_DECORATORS = torch.utils._contextlib.__file__
+
+
+def _is_users(frame: FrameType | None) -> bool:
+    """Whether the user's code has called it, by `with` or by a decorator; torch calls some itself."""
+    while frame is not None and frame.f_code.co_filename == _DECORATORS:
+        frame = frame.f_back
+    return frame is not None and not is_library_file(frame.f_code.co_filename)
+
+
+def _refused(obstacle: Obstacle) -> Exception:
+    line = running_line()
+    return all_occurrences([Occurrence(obstacle, str(line or ""), line.inside if line else "")], training=True)
+
+
+Told: TypeAlias = dict[str, dict[str, None]]
+"""By what is told of it: what the user's code opens and does, with its lines."""
+
+_CODE = (".py", ".pyc", ".so")
+_ACTS = {
+    *("os.mkdir", "os.rmdir", "os.remove", "os.rename", "os.link", "os.symlink", "os.truncate", "os.kill"),
+    *("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen"),
+    *("socket.bind", "socket.connect", "socket.sendto", "socket.sendmsg"),
+}
+"""Audit events of Python. Who writes to a file has opened it."""
+
+_told: Told | None = None
+_adding = threading.local()  # what finds a line opens its file
+
+
+@contextlib.contextmanager
+def watched(told: Told) -> Iterator[None]:
+    """What the user's code opens and does is added to `told`, and what it prints is dropped."""
+    _listen()
+    with (
+        replaced(sys.modules[__name__], "_told", told),
+        logs_disabled(logging.NOTSET),
+        contextlib.redirect_stdout(_Printed()),
+        contextlib.redirect_stderr(_Printed()),
+        replaced(logging.Logger, "callHandlers", lambda _, record: _hear_text("a log message", record.pathname)),
+        warnings.catch_warnings(),
+        replaced(warnings, "showwarning", lambda message, kind, file, *more: _hear_text("a warning", file)),
+    ):
+        warnings.simplefilter("always")
+        yield
+
+
+@cache  # Python has no way to take it back
+def _listen() -> None:
+    sys.addaudithook(_hear)
+
+
+def _hear(event: str, arguments: tuple[object, ...]) -> None:
+    if event in _ACTS:
+        _tell(explain.DONE, event)
+    elif event == "open" and not isinstance(arguments[0], int) and not str(arguments[0]).endswith(_CODE):
+        _tell(explain.OPENED, str(arguments[0]))
+
+
+def _hear_text(what: str, file: str) -> None:
+    if is_users_file(file):
+        _tell(explain.DONE, what)
+
+
+def _tell(template: str, what: str) -> None:
+    told = _told
+    if told is None or getattr(_adding, "is_on", False):
+        return
+    _adding.is_on = True
+    try:
+        files = takewhile(is_library_file, (frame.f_code.co_filename for frame in frames()))
+        if not any(file.startswith("<frozen importlib") for file in files) and (line := running_line()) is not None:
+            told.setdefault(template, {})[f"{what}, at {line}"] = None
+    finally:
+        _adding.is_on = False
+
+
+class _Printed(io.StringIO):
+    def write(self, text: str, /) -> int:
+        _tell(explain.DONE, "output")
+        return len(text)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple, TypeAlias
 
-from sambasim.compiler.sharding.sharder import PARTIAL, WHOLE, Layout, Rule, Sharder, cut, fits
+from sambasim.compiler.sharding.sharder import PARTIAL, WHOLE, Layout, Rule, Sharder, cut, fits, refs
 from sambasim.ir.graph import Argument, Node, Ref
 
 _LETTERS = "abcdefghjlpqrstuvwxy"
@@ -45,26 +45,18 @@ def by_first(map_of: Callable[..., str], order: str = "*") -> Rule:
     return by_map(lambda s, node: map_of(letters(s.shape(refs(node.args[0])[0])), *node.args[1:]), order)
 
 
-def refs(argument: Argument) -> Sequence[Ref]:
-    """The values in an argument."""
-    if isinstance(argument, tuple):
-        return [one for one in argument if isinstance(one, Ref)]
-    return [argument] if isinstance(argument, Ref) else []
-
-
 def follow(s: Sharder, node: Node, text: str, order: str = "*") -> bool:
     """The rule of the map `text`."""
     of_args, of_keywords, of_results = _parsed(text, len(node.args), len(node.results))
     operands = [(operand, axes) for arg, axes in zip(node.args, of_args, strict=True) for operand in refs(arg)]
+    kwargs = list(node.kwargs)
     if "=>" in text and all(s.layout(operand) == PARTIAL for operand, _ in operands):
         args, results = [s.to(arg, PARTIAL) for arg in node.args], [PARTIAL] * len(node.results)
-        kwargs = list(node.kwargs)
-    else:
-        best = _best(s, operands, order)
-        if best is None:
-            return False
+    elif best := _best(s, operands, order):
         args, results = list(map(s.to, node.args, map(best.of, of_args))), list(map(best.of_result, of_results))
-        kwargs = [(name, s.to(value, best.of(of_keywords.get(name, "")))) for name, value in node.kwargs]
+        kwargs = [(name, s.to(value, best.of(of_keywords.get(name, "")))) for name, value in kwargs]
+    else:
+        return False
     for at, axes in enumerate(of_args):
         if axes.endswith("+") and args[at] is not None and results == [PARTIAL]:
             _sum_and_bias(s, node, args, at, after=of_results[0].partition(axes[0])[2])
@@ -91,15 +83,14 @@ class _Cut(NamedTuple):
 
 def _best(s: Sharder, operands: Sequence[tuple[Ref, str]], order: str) -> _Cut | None:
     """What an operand is cut along and all can be: the first one in `order`."""
-    found: list[_Cut] = []
-    for one, axes in operands:
-        layout = s.layout(one)
-        if layout.kind == "cut" and axes and axes[-1] not in "~+" and axes[layout.dim].islower():
-            found.append(_Cut(axes[layout.dim], layout.outer))
-    best = min(found, key=lambda one: order.index(one.letter if one.letter in order else "*"), default=None)
-    if best is None or not all(fits(s.shape(operand), best.of(axes), s.ranks) for operand, axes in operands):
-        return None
-    return best
+    possible = [
+        _Cut(axes[layout.dim], layout.outer)
+        for operand, axes in operands
+        if (layout := s.layout(operand)).kind == "cut" and axes and axes[-1] not in "~+" and axes[layout.dim].islower()
+    ]
+    best = min(possible, key=lambda at: order.index(at.letter if at.letter in order else "*"), default=None)
+    fitting = best and all(fits(s.shape(operand), best.of(axes), s.ranks) for operand, axes in operands)
+    return best if fitting else None
 
 
 def _sum_and_bias(s: Sharder, node: Node, args: list[Argument], at: int, after: str) -> None:
@@ -121,11 +112,10 @@ def _sum_and_bias(s: Sharder, node: Node, args: list[Argument], at: int, after: 
 def _parsed(text: str, args: int, results: int) -> tuple[Sequence[str], Mapping[str, str], Sequence[str]]:
     """The axes of so many arguments, of those by keyword, and of so many results."""
     left, right = (side.split(",") for side in text.replace("=>", "->").split("->"))
-    by_keyword = dict(one.split("=") for one in left if "=" in one)
-    by_position = [one for one in left if "=" not in one]
-    if by_position[-1] != "...":
-        by_position += ["", "..."]
-    return _repeated(by_position, args), by_keyword, _repeated(right, results)
+    by_keyword = dict(axes.split("=") for axes in left if "=" in axes)
+    by_position = [axes for axes in left if "=" not in axes]
+    rest = [] if by_position[-1] == "..." else ["", "..."]
+    return _repeated([*by_position, *rest], args), by_keyword, _repeated(right, results)
 
 
 def _repeated(named: Sequence[str], count: int) -> Sequence[str]:
@@ -154,25 +144,10 @@ def without(axes: str, dims: Dims, instead: str = "") -> str:
     return "".join(instead if dim in _numbers(axes, dims) else one for dim, one in enumerate(axes))
 
 
-def summed(axes: str, dims: Sequence[int] | None, keeps: bool) -> str:
-    """Without `dims`, or without all if there are none."""
-    return without(axes, dims or None, "1" * keeps)
-
-
-def squeezed(axes: str, dims: Dims) -> str:
-    return without(axes, [dim for dim in _numbers(axes, dims) if axes[dim] == "1"])
-
-
 def inserted(axes: str, at: int) -> str:
     """With a dimension more, which will be number `at`."""
     at %= len(axes) + 1
     return f"{axes[:at]}1{axes[at:]}"
-
-
-def swapped(axes: str, one: int, other: int) -> str:
-    found = list(axes)
-    found[one], found[other] = found[other], found[one]
-    return "".join(found)
 
 
 def _numbers(axes: str, dims: Dims) -> Sequence[int]:

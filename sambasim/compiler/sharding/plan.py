@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from sambasim.compiler.sharding.rules import EVEN_IF_WHOLE, RULES
-from sambasim.compiler.sharding.sharder import WHOLE, Found, Layout, Sharder, cut, fits
+from sambasim.compiler.sharding.sharder import WHOLE, Layout, Sharder, cut, fits
 from sambasim.ir.dataflow import gathers
 from sambasim.ir.graph import Graph, Node, Ref, SectionKind
 from sambasim.ir.operators import OPERATORS, OperatorKind
@@ -57,7 +57,7 @@ class Plan:
     whole: Mapping[str, str] = field(default_factory=dict)
 
 
-def propagate(program: Program, graph: Graph, axis: str, ranks: int, at_rest: Mapping[str, Layout]) -> Found:
+def propagate(program: Program, graph: Graph, axis: str, ranks: int, at_rest: Mapping[str, Layout]) -> Sharder:
     return Sharder(graph, program.symbols, axis, ranks, at_rest, RULES, EVEN_IF_WHOLE).run()
 
 
@@ -68,22 +68,25 @@ _ENOUGH = 2
 def find_plan(program: Program, graph: Graph, axis: str, ranks: int, start: Plan | None = None) -> Plan:
     """`start`, or nothing, with all trials that gather no more than it."""
     plan, whole = start or Plan(), dict[str, str]()
-    groups = [(group, _layer(group, program)) for group in _groups(graph, program)]
+    by_operand: dict[str, list[Product]] = {}  # those of one activation are cut together
+    for product in products(graph, program):
+        by_operand.setdefault(product.operand, []).append(product)
+    groups = [(group, _layer(group, program)) for group in by_operand.values()]
     alike: dict[Hashable, list[Sequence[Product]]] = defaultdict(list)
     for group, layer in groups:
         alike[layer].append(group)
     refused: dict[Hashable, list[str]] = defaultdict(list)  # why, by layer and what was cut then in any layer
     for group, layer in groups:
         layers = alike[layer]
-        for tried in [layers, [group]] if len(layers) > 1 and group is layers[0] else [[group]]:
+        alone: Sequence[Sequence[Product]] = [group]
+        for tried in (layers, alone) if len(layers) > 1 and group is layers[0] else (alone,):
             cutting = [product for products in tried for product in products]
             if any(product.weight in plan.layouts for product in cutting):
                 continue
             before = refused[layer, frozenset(re.sub(r"\d+", "*", name) for name in plan.layouts), len(tried)]
+            why = before[-1] if before else None
             if len(before) < _ENOUGH or group is layers[-1]:
                 plan, why = _tried(program, graph, axis, ranks, plan, cutting)
-            else:
-                why = before[-1]
             if why is not None:
                 before.append(why)
                 whole |= {product.weight: why for product in cutting}
@@ -94,21 +97,17 @@ def _tried(
     program: Program, graph: Graph, axis: str, ranks: int, plan: Plan, cutting: Sequence[Product]
 ) -> tuple[Plan, str | None]:
     """`plan` with the weights of `cutting` cut; or `plan` itself, and why not."""
-    refused: list[Plan] = []
+    gathered: list[int] = []
     for outer in JOINED:
-        columns = {
-            product.weight: cut(product.rows if product.is_table else product.columns, outer) for product in cutting
-        }
-        if not all(fits(program.symbols[name].whole.shape, layout, ranks) for name, layout in columns.items()):
-            continue
-        trial = settled(program, graph, axis, ranks, {**plan.layouts, **columns})
-        if trial.gathered_bytes <= plan.gathered_bytes:
-            return trial, None
-        refused.append(trial)
-    if not refused:
+        columns = {use.weight: cut(use.rows if use.is_table else use.columns, outer) for use in cutting}
+        if all(fits(program.symbols[name].whole.shape, layout, ranks) for name, layout in columns.items()):
+            trial = settled(program, graph, axis, ranks, {**plan.layouts, **columns})
+            if trial.gathered_bytes <= plan.gathered_bytes:
+                return trial, None
+            gathered.append(trial.gathered_bytes - plan.gathered_bytes)
+    if not gathered:
         return plan, f"its size does not divide by {ranks}"
-    least = min(refused, key=lambda trial: trial.gathered_bytes)
-    return plan, f"if it were cut, {format_bytes(least.gathered_bytes - plan.gathered_bytes)} would be gathered"
+    return plan, f"if it were cut, {format_bytes(min(gathered))} would be gathered"
 
 
 def _layer(group: Sequence[Product], program: Program) -> Hashable:
@@ -145,53 +144,34 @@ def settled(
         layouts = {**layouts, **added}
 
 
-def _groups(graph: Graph, program: Program) -> Sequence[Sequence[Product]]:
-    """The forward products with a parameter, those of one activation together, in the order of execution."""
-    groups: dict[str, list[Product]] = {}
-    for product in products(graph, program):
-        groups.setdefault(product.operand, []).append(product)
-    return list(groups.values())
-
-
 def products(graph: Graph, program: Program) -> Iterator[Product]:
     """The forward products with a parameter, in the order of execution."""
     made = {name: node for node in graph.nodes for name in node.results if name is not None}
-    for section in graph.sections:
-        if section.kind is SectionKind.FWD:
-            for node in graph.section_nodes(section):
-                yield from _products(node, made, program)
-
-
-def _products(node: Node, made: Mapping[str, Node], program: Program) -> Iterator[Product]:
-    columns, rows, is_table = 1, 0, node.operator == "aten.embedding.default"
-    if node.operator in ("aten.mm.default", "aten.addmm.default"):
-        operand, weight = node.args[-2:]
-    elif node.operator in _BY_OUTPUT:
-        operand, weight = node.args[:2]
-        columns, rows = 0, 1
-    elif is_table:
-        weight, operand = node.args[:2]
-    else:
-        return
-    if not (isinstance(operand, Ref) and isinstance(weight, Ref)):
-        return
-    name = weight.name
-    producer = made.get(name)
-    if producer is not None and producer.operator == "aten.t.default" and isinstance(producer.args[0], Ref):
-        columns, rows, name = 0, 1, producer.args[0].name
-    if name in program.symbols and program.symbols[name].kind is SymbolKind.PARAMETER:
-        yield Product(name, _root(operand.name, made), columns, rows, node.module, is_table)
+    for node in graph.nodes_of(SectionKind.FWD):
+        columns, rows, is_table = 1, 0, node.operator == "aten.embedding.default"
+        if node.operator in ("aten.mm.default", "aten.addmm.default"):
+            operand, weight = node.args[-2:]
+        elif node.operator in _BY_OUTPUT:
+            operand, weight = node.args[:2]
+            columns, rows = 0, 1
+        elif is_table:
+            weight, operand = node.args[:2]
+        else:
+            continue
+        if not (isinstance(operand, Ref) and isinstance(weight, Ref)):
+            continue
+        name, producer = weight.name, made.get(weight.name)
+        if producer is not None and producer.operator == "aten.t.default" and isinstance(producer.args[0], Ref):
+            columns, rows, name = 0, 1, producer.args[0].name
+        if name in program.symbols and program.symbols[name].kind is SymbolKind.PARAMETER:
+            yield Product(name, _root(operand.name, made), columns, rows, node.module, is_table)
 
 
 def _root(name: str, made: Mapping[str, Node]) -> str:
     """The value that `name` is a view of."""
     while name in made and OPERATORS[made[name].operator].kind is OperatorKind.VIEW:
-        (operand,) = [argument for argument in made[name].args if isinstance(argument, Ref)][:1]
-        name = operand.name
+        name = next(argument.name for argument in made[name].args if isinstance(argument, Ref))
     return name
-
-
-_PACKED = 2  # gate and value
 
 
 @dataclass(slots=True)
@@ -207,80 +187,64 @@ class Named:
 
 def tp_plan_of(model: nn.Module) -> Mapping[str, str]:
     """The `tp_plan` of a Hugging Face model, or of the models in it, by names of `model`."""
-    found: dict[str, str] = {}
-    inside: list[str] = []
+    plans: dict[str, Mapping[str, object]] = {}  # by the prefix of what has it
     for name, module in model.named_modules():
         plan = getattr(module, "tp_plan", None)
-        if isinstance(plan, Mapping) and plan and not name.startswith(tuple(inside)):
-            prefix = f"{name}." if name else ""
-            inside.append(prefix)
-            found |= {f"{prefix}{pattern}": str(style) for pattern, style in plan.items()}
-    return found
+        if isinstance(plan, Mapping) and plan and not name.startswith(tuple(plans)):
+            plans[f"{name}." if name else ""] = plan
+    return {f"{prefix}{name}": str(style) for prefix, plan in plans.items() for name, style in plan.items()}
 
 
 def read_names(program: Program, graph: Graph, ranks: int, styles: Mapping[str, str]) -> Named:
     """What `styles`, by pattern, say of the parameters of `program`."""
-    result = Named()
-    parameters = {
-        path: symbol.name
-        for symbol in program.symbols.values()
-        if symbol.kind is SymbolKind.PARAMETER
-        for path in symbol.torch_names
-    }
+    result, uses = Named(), list(products(graph, program))
+    parameters = [symbol for symbol in program.symbols.values() if symbol.kind is SymbolKind.PARAMETER]
+    paths = {path: symbol.name for symbol in parameters for path in symbol.torch_names}
     holds: dict[str, tuple[str, str]] = {}  # by symbol: the pattern that matches, and the name that it matches
     for pattern, style in styles.items():
-        found = {name: (pattern, path) for path, name in parameters.items() if _matches(pattern, path)}
-        holds |= found
-        if not found:
-            remedy = did_you_mean(_nearest_pattern(pattern, parameters)) or "sambasim inspect NAME --all lists names"
+        matching = {name: (pattern, path) for path, name in paths.items() if _matches(pattern, path)}
+        holds |= matching
+        if not matching:
+            remedy = did_you_mean(_nearest_pattern(pattern, paths)) or "sambasim inspect NAME --all lists names"
             result.problems.append(_problem(pattern, style, "matches no parameter", remedy))
-    uses = list(products(graph, program))
     for pattern, style in styles.items():
         own = {name: path for name, (holding, path) in holds.items() if holding == pattern}
         if TENSOR_STYLES.get(style) == "whole":
             result.whole |= own.keys()
         elif own:
-            _cut(result, program, ranks, pattern, style, own, uses)
+            columns, what, remedy = _cut_by_name(result, program, ranks, style, own, uses)
+            result.columns.append(columns)
+            if what:
+                result.problems.append(_problem(pattern, style, what, remedy))
     return result
 
 
-def _cut(
-    result: Named,
-    program: Program,
-    ranks: int,
-    pattern: str,
-    style: str,
-    own: Mapping[str, str],
-    uses: Iterable[Product],
-) -> None:
-    """Add what `pattern` says of the parameters `own`, by symbol with their names in the model."""
-    by_weight = {name: [product for product in uses if product.weight == name] for name in own}
+def _cut_by_name(
+    result: Named, program: Program, ranks: int, style: str, own: Mapping[str, str], uses: Sequence[Product]
+) -> tuple[Mapping[str, int], str, str]:
+    """Add the layouts that `style` gives to the parameters `own`, by symbol with their names in the model. Returns
+    which are cut in columns, and along which dimension; and a problem with its remedy."""
     columns: dict[str, int] = {}
-    remedy = 'give it the style "replicate"'
-    if style not in TENSOR_STYLES:
-        what = "is a style for other weights than those of linear layers, convolutions and embeddings"
-        result.problems.append(_problem(pattern, style, what, remedy))
-        return
-    if not any(by_weight.values()):
-        what = "matches no weight of a linear layer, a convolution or an embedding"
-        result.problems.append(_problem(pattern, style, what, remedy))
-    for name, found in by_weight.items():
-        if not found:
+    remedy, which = 'give it the style "replicate"', TENSOR_STYLES.get(style)
+    if which is None:
+        return columns, "is a style for other weights than those of linear layers, convolutions and embeddings", remedy
+    if own.keys().isdisjoint(product.weight for product in uses):
+        return columns, "matches no weight of a linear layer, a convolution or an embedding", remedy
+    for name, path in own.items():
+        of_weight = [product for product in uses if product.weight == name]
+        if not of_weight:
             continue  # a bias lies as its product is read
-        module = own[name].rpartition(".")[0]
-        use = next((one for one in found if one.module == module), found[0])
-        which = TENSOR_STYLES[style]
+        use = next((one for one in of_weight if one.module == path.rpartition(".")[0]), of_weight[0])
         dim = use.columns if which == "columns" else use.rows
-        layout = cut(dim, _PACKED if style.startswith("packed") else 1)
+        layout = cut(dim, 2 if style.startswith("packed") else 1)  # gate and value are packed
         shape = program.symbols[name].whole.shape
         if not fits(shape, layout, ranks):
-            what = f"{own[name]} has {shape[dim]} {which}, which {ranks} chips do not divide"
-            result.problems.append(_problem(pattern, style, what, f"another --n-chips, or {remedy}"))
-            break
+            what = f"{path} has {shape[dim]} {which}, which {ranks} chips do not divide"
+            return columns, what, f"another --n-chips, or {remedy}"
         result.layouts[name] = layout
         if which == "columns" and layout.outer == 1:
             columns[name] = dim
-    result.columns.append(columns)
+    return columns, "", ""
 
 
 def plan_by_name(program: Program, graph: Graph, axis: str, ranks: int, names: Named) -> Plan:
@@ -303,9 +267,8 @@ def plan_by_name(program: Program, graph: Graph, axis: str, ranks: int, names: N
 def _matches(pattern: str, path: str) -> bool:
     """Whether `path`, of a parameter, or its module is what `pattern` names."""
     wanted, parts = pattern.split("."), path.split(".")
-    return any(
-        len(wanted) == len(names) and all(map(fnmatchcase, names, wanted)) for names in (parts, parts[:-1]) if names
-    )
+    candidates = [names for names in (parts, parts[:-1]) if names and len(names) == len(wanted)]
+    return any(all(map(fnmatchcase, names, wanted)) for names in candidates)
 
 
 def _nearest_pattern(pattern: str, paths: Iterable[str]) -> str | None:

@@ -2,31 +2,168 @@
 
 Most are dimension maps (see `maps`): those `by_first` are functions of `a`, the axes of the first operand, and of the
 other arguments. The others are functions that emit nodes. Views become `reshape`, because a part need not lie in memory
-as its view would.
+as its view would. How classes or a vocabulary are cut: Shoeybi et al., Megatron-LM, arXiv:1909.08053.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
-from sambasim.compiler.sharding.maps import (
-    broadcast,
-    by_first,
-    by_map,
-    follow,
-    inserted,
-    letters,
-    refs,
-    squeezed,
-    summed,
-    swapped,
-    whole,
-    without,
-)
-from sambasim.compiler.sharding.rules_losses import LOSS_RULES
-from sambasim.compiler.sharding.sharder import Layout, Rule, Sharder, cut, dtype_of, number, one_of, through_view
+from sambasim.compiler.sharding.maps import broadcast, by_first, by_map, follow, inserted, letters, whole, without
+from sambasim.compiler.sharding.sharder import PARTIAL, WHOLE, Layout, Rule, Sharder, cut, number, refs, through_view
 from sambasim.ir.graph import Argument, Node, Ref, TorchConstant
 from sambasim.ir.operators import OPERATORS, OperatorKind
+from sambasim.ir.types import TensorType
+
+_NEVER = -100
+"""A class that the loss ignores: torch's default, too."""
+
+_MEAN, _SUM = 1, 2  # of torch's reductions
+
+
+def embedding(s: Sharder, node: Node) -> bool:
+    """Cuts the vocabulary (each rank looks up its own rows, the others add zeros), the vectors, or the batch."""
+    weight, words = node.args[:2]
+    if s.layout(weight) != cut(0):
+        batch = letters(s.shape(words))
+        return follow(s, node, f"Vz,{batch}->{batch}z", "z*")
+    own, absent = _own_words(s, node, words, s.shape(weight)[0])
+    found = s.new(node, "own", node.operator, [s.as_is(weight), own], s.type(node.results[0] or ""), PARTIAL)
+    s.emit(node, [found, absent, 0], [PARTIAL], operator="aten.masked_fill.Scalar", kwargs=())
+    return True
+
+
+def _own(s: Sharder, node: Node, ids: Argument, size: int) -> tuple[Ref, Ref]:
+    """`ids`, from 0 up to `size`, as positions in this rank's part; and which are of other ranks, with a last dimension
+    of 1. An id outside the vocabulary must raise at run time, as in the whole program: every id is also looked up in a
+    table of zeros."""
+    part, bools, index = size // s.ranks, s.type_like(ids, dtype="bool"), TensorType("int64", ())
+    row = TensorType("float32", (*bools.shape, 1))
+    position = s.new(node, "position", "comm.index", (), index, kwargs=(("axis", s.axis),))
+    first = s.new(node, "first", "aten.mul.Scalar", (position, part))
+    local = s.new(node, "local", "aten.sub.Tensor", (s.whole(ids), first))
+    below = s.new(node, "below", "aten.lt.Scalar", (local, 0), bools)
+    above = s.new(node, "above", "aten.ge.Scalar", (local, part), bools)
+    outside = s.new(node, "outside", "aten.logical_or.default", (below, above))
+    zeros = s.new(node, "zeros", "aten.zeros.default", ((size, 1),), TensorType("float32", (size, 1)))
+    known = s.new(node, "known", "aten.embedding.default", (zeros, s.whole(ids)), row)
+    column = s.new(node, "column", "aten.unsqueeze.default", (outside, -1), TensorType("bool", row.shape))
+    return local, s.new(node, "absent", "aten.logical_or.default", (column, known))
+
+
+def _own_words(s: Sharder, node: Node, words: Argument, size: int) -> Sequence[Ref]:
+    """As `_own`, with 0 for words of other ranks. The backward finds both by the name of `words`."""
+    key = _words_key(words, size)
+    if key not in s.notes:
+        local, absent = _own(s, node, words, size)
+        others = s.new(node, "others", "aten.squeeze.dim", (absent, -1), s.type_like(words, dtype="bool"))
+        own = s.new(node, "own_words", "aten.masked_fill.Scalar", (local, others, 0))
+        s.notes[key] = (own.name, absent.name)
+    return [Ref(name) for name in s.notes[key]]
+
+
+def _words_key(words: Argument, size: Argument) -> tuple[str, ...]:
+    return ("words", words.name if isinstance(words, Ref) else "", str(size))
+
+
+def embedding_backward(s: Sharder, node: Node) -> bool:
+    """Of a table that is cut as in the forward."""
+    gradient, words, size, padding, scales = node.args
+    if _words_key(words, size) not in s.notes or padding != -1 or scales is not False:
+        batch = letters(s.shape(words))
+        return follow(s, node, f"{batch}z,{batch}~->Vz")
+    own, absent = _own_words(s, node, words, number(size))
+    masked = s.new(node, "own", "aten.masked_fill.Scalar", (s.whole(gradient), absent, 0))
+    s.emit(node, [masked, own, number(size) // s.ranks, padding, scales], [cut(0)])
+    return True
+
+
+def log_softmax(s: Sharder, node: Node) -> bool:
+    """Also over cut classes: the maximum and the sum of exponentials of all ranks."""
+    x, dim, widens = node.args
+    layout, shape = s.layout(x), s.shape(x)
+    if layout.kind != "cut" or widens is True:
+        return False
+    if layout.dim != number(dim) % len(shape):
+        return follow(s, node, f"{letters(shape)}->{letters(shape)}")
+    own = s.as_is(x)
+    largest = _over_ranks(s, node, "largest", "aten.amax.default", own, layout, "max")
+    shifted = s.new(node, "shifted", "aten.sub.Tensor", (own, largest), layout=layout)
+    powers = s.new(node, "powers", "aten.exp.default", (shifted,), layout=layout)
+    log = s.new(node, "log", "aten.log.default", (_over_ranks(s, node, "total", _ADDED, powers, layout),))
+    s.emit(node, [shifted, log], [layout], operator="aten.sub.Tensor", kwargs=())
+    return True
+
+
+_ADDED = "aten.sum.dim_IntList"
+
+
+def _over_ranks(s: Sharder, node: Node, what: str, operator: str, x: Argument, layout: Layout, op: str = "sum") -> Ref:
+    """What `operator` and then `op` make of `x` along the dimension that is cut, which then has a size of 1."""
+    row = tuple(1 if dim == layout.dim else size for dim, size in enumerate(s.shape(x)))
+    own = s.new(node, what, operator, (x, (layout.dim,), True), s.type_like(x, row), PARTIAL)
+    return s.reduced(own, op)
+
+
+def log_softmax_backward(s: Sharder, node: Node) -> bool:
+    gradient, result, dim = node.args[:3]
+    layout = next((one for one in map(s.layout, (gradient, result)) if one.kind == "cut"), WHOLE)
+    shape = s.shape(result)
+    if layout.kind != "cut" or layout.dim != number(dim) % len(shape):
+        return follow(s, node, f"{letters(shape)},...->{letters(shape)}")
+    own, powers_of = s.to(gradient, layout), s.to(result, layout)
+    total = _over_ranks(s, node, "total", _ADDED, own, layout)
+    powers = s.new(node, "powers", "aten.exp.default", (powers_of,), layout=layout)
+    share = s.new(node, "share", "aten.mul.Tensor", (powers, total), layout=layout)
+    s.emit(node, [own, share], [layout], operator="aten.sub.Tensor", kwargs=())
+    return True
+
+
+def nll_loss(s: Sharder, node: Node) -> bool:
+    """The mean over samples, of classes that are cut: each rank adds up the samples of its classes."""
+    x, target, weight, reduction, ignored = node.args
+    if not _is_mean_over_cut_classes(s, x, weight, reduction):
+        return False
+    loss, count = node.results
+    type_, own = s.type_like(x, ()), _own_classes(s, node, target, s.shape(x)[1], number(ignored))
+    args, names = (s.as_is(x), own, None, _SUM, _NEVER), ("own_sum", "own_count")
+    sums, _ = s.new_values(node, names, node.operator, args, (type_, type_), PARTIAL)
+    counted = s.new(node, "counted", "aten.ne.Scalar", (s.whole(target), ignored), s.type_like(target, dtype="bool"))
+    dtype = ("dtype", TorchConstant("dtype", type_.dtype))
+    number_of = s.new(node, "count", "aten.sum.default", (counted,), type_, kwargs=(dtype,))
+    s.emit_result(node, loss, "aten.div.Tensor", (s.whole(sums), number_of), WHOLE)
+    s.emit_result(node, count, "aten.clone.default", (number_of,), WHOLE)
+    return True
+
+
+def _is_mean_over_cut_classes(s: Sharder, x: Argument, weight: Argument, reduction: Argument) -> bool:
+    return s.layout(x) == cut(1) and len(s.shape(x)) == 2 and weight is None and reduction == _MEAN
+
+
+def _own_classes(s: Sharder, node: Node, target: Argument, classes: int, ignored: int) -> Ref:
+    """The targets as positions in this rank's part of the classes; those of other ranks, and ignored ones, never
+    count."""
+    key = ("classes", target.name if isinstance(target, Ref) else "", str(classes), str(ignored))
+    if key not in s.notes:
+        bools = s.type_like(target, dtype="bool")
+        unwanted = s.new(node, "unwanted", "aten.eq.Scalar", (s.whole(target), ignored), bools)
+        counted = s.new(node, "wanted", "aten.masked_fill.Scalar", (s.whole(target), unwanted, 0))
+        local, absent = _own(s, node, counted, classes)
+        outside = s.new(node, "others", "aten.squeeze.dim", (absent, -1), bools)
+        never = s.new(node, "never", "aten.logical_or.default", (outside, unwanted))
+        s.notes[key] = (s.new(node, "own_classes", "aten.masked_fill.Scalar", (local, never, _NEVER)).name,)
+    return Ref(s.notes[key][0])
+
+
+def nll_loss_backward(s: Sharder, node: Node) -> bool:
+    """The gradient of this rank's classes."""
+    gradient, x, target, weight, reduction, ignored, count = node.args
+    if not _is_mean_over_cut_classes(s, x, weight, reduction):
+        return False
+    own = _own_classes(s, node, target, s.shape(x)[1], number(ignored))
+    s.emit(node, (s.whole(gradient), s.as_is(x), own, None, _MEAN, _NEVER, s.whole(count)), [s.layout(x)])
+    return True
+
 
 _NOT_BY_ELEMENT = ("glu", "glu_backward", "addr", "cross", "linalg_cross", "isin", "prelu")
 """Operators of the kind pointwise that combine elements along a dimension."""
@@ -39,21 +176,19 @@ def pointwise(s: Sharder, node: Node) -> str | None:
     """One result, element by element; operands are broadcast."""
     if len(node.results) != 1 or node.results[0] is None or any(isinstance(argument, tuple) for argument in node.args):
         return None
-    given = _operands_of(s.type(node.results[0]).shape, tuple(map(s.shape, node.args)))
-    if given is None:
+    result, shapes = s.type(node.results[0]).shape, tuple(map(s.shape, node.args))
+    if not _are_broadcast(shapes, result):
         return None
+    operands = ",".join(broadcast(shape, letters(result)) for shape in shapes)
     is_linear = node.operator in (_LINEAR if len(refs(node.args)) == 1 else _SUMS)
-    return f"{given[0]}{'=>' if is_linear else '->'}{given[1]}"
+    return f"{operands}{'=>' if is_linear else '->'}{letters(result)}"
 
 
 @cache
-def _operands_of(result: tuple[int, ...], shapes: tuple[tuple[int, ...], ...]) -> tuple[str, str] | None:
-    """The axes of operands of `shapes`, and those of the result, if they are broadcast to its shape."""
+def _are_broadcast(shapes: tuple[tuple[int, ...], ...], result: tuple[int, ...]) -> bool:
     rank = max(map(len, shapes))
     filled = [(1,) * (rank - len(shape)) + shape for shape in shapes]
-    if result != tuple(next((one for one in sizes if one != 1), 1) for sizes in zip(*filled, strict=True)):
-        return None
-    return ",".join(broadcast(shape, letters(result)) for shape in shapes), letters(result)
+    return result == tuple(next((size for size in sizes if size != 1), 1) for sizes in zip(*filled, strict=True))
 
 
 def copy(s: Sharder, node: Node) -> str:
@@ -66,13 +201,30 @@ def copy(s: Sharder, node: Node) -> str:
 def pooling(s: Sharder, node: Node) -> str | None:
     """Over one to three dimensions; also its backward."""
     dimensions = next((int(digit) for digit in "123" if f"{digit}d" in node.operator), 0)
-    if {len(s.shape(argument)) for argument in refs(node.args)} != {dimensions + 2}:
-        return None
-    return _alike("ncXYZ"[: dimensions + 2])
+    axes = "ncXYZ"[: dimensions + 2]
+    alike = {len(s.shape(argument)) for argument in refs(node.args)} == {len(axes)}
+    return f"{axes},...->{axes},..." if alike else None
 
 
-def _alike(axes: str) -> str:
-    return f"{axes},...->{axes},..."
+def transpose(a: str, one: int = -2, other: int = -1) -> str:
+    swapped = list(a)
+    swapped[one], swapped[other] = a[other], a[one]
+    return f"{a}=>{''.join(swapped)}"
+
+
+def squeeze(a: str, dims: int | Sequence[int]) -> str:
+    among = [dims] if isinstance(dims, int) else dims
+    return f"{a}=>{without(a, [dim for dim in among if a[dim] == '1'])}"
+
+
+def mean(a: str, dims: Sequence[int] | None, keeps: bool = False) -> str:
+    return f"{whole(a, dims or None)}->{without(a, dims or None, '1' * keeps)}"
+
+
+def softmax(a: str, *rest: object) -> str:
+    """Also its backward, which has the result before the axis."""
+    x = whole(a, next(argument for argument in rest if isinstance(argument, int)))
+    return f"{x},...->{x},..."
 
 
 def layer_norm(a: str, rows: Sequence[int], *_: object) -> str:
@@ -105,41 +257,37 @@ def product(s: Sharder, node: Node) -> str | None:
     return f"{'n+,' * len(bias)}{rest}mk,{rest}kn->{rest}mn"
 
 
-_MASK = 3
-"""The position of a mask that is not given by keyword."""
-
-
 def attention(s: Sharder, node: Node) -> str | None:
     """By sample or by head; without dropout, which would draw otherwise. Query heads that share a key head stay
-    together. A mask is cut where it is not broadcast."""
+    together. A mask, the fourth operand or a keyword, is cut where it is not broadcast."""
     if len(s.shape(node.args[0])) != 4 or any(isinstance(argument, float) and argument > 0 for argument in node.args):
         return None
     axes = "bhXY"
-    given = [axes[: len(s.shape(argument))] for argument in node.args]
+    operands = [axes[: len(s.shape(argument))] for argument in node.args]
     if node.operator == "aten.scaled_dot_product_attention.default":
-        given[_MASK:] = [f"{broadcast(s.shape(argument), axes)}~" for argument in node.args[_MASK:]]
-    given += [f"{name}={broadcast(s.shape(value), axes)}" for name, value in node.kwargs]
-    return f"{','.join(given)}->{axes},..."
+        operands[3:] = [f"{broadcast(s.shape(argument), axes)}~" for argument in node.args[3:]]
+    operands += [f"{name}={broadcast(s.shape(value), axes)}" for name, value in node.kwargs]
+    return f"{','.join(operands)}->{axes},..."
 
 
 def convolution(s: Sharder, node: Node) -> str | None:
     """By sample or by channel."""
     space = _space(s, node, *node.args[:2])
-    return space if space is None else f"ni{space},oi{space},o+->no{space}"
+    return space and f"ni{space},oi{space},o+->no{space}"
 
 
 def convolution_backward(s: Sharder, node: Node) -> str | None:
     space = _space(s, node, *node.args[1:3])
-    return space if space is None else f"no{space},ni{space},oi{space},#2->ni{space},oi{space},o/i"
+    return space and f"no{space},ni{space},oi{space},#2->ni{space},oi{space},o/i"
 
 
 def _space(s: Sharder, node: Node, x: Argument, weight: Argument) -> str | None:
     """The axes of space. None with groups, transposed, or of one sample: a plain convolution has the channels of its
     weight, after the samples."""
     shape, of_weight = s.shape(x), s.shape(weight)
-    if len(shape) != len(of_weight) or shape[1] != of_weight[1] or any(argument is True for argument in node.args[3:8]):
-        return None
-    return "XYZ"[: len(shape) - 2]
+    is_plain = len(shape) == len(of_weight) and shape[1] == of_weight[1]
+    is_odd = any(argument is True for argument in node.args[3:8])
+    return "XYZ"[: len(shape) - 2] if is_plain and not is_odd else None
 
 
 def view(s: Sharder, node: Node) -> bool:
@@ -148,11 +296,10 @@ def view(s: Sharder, node: Node) -> bool:
     layout: Layout | None = s.layout(operand)
     if layout is not None and layout.kind == "cut":
         layout = through_view(s.shape(operand), after, layout, s.ranks)
-    if layout is None:
-        return False
-    args = [s.as_is(operand), s.part_shape(after, layout)]
-    s.emit(node, args, [layout], operator="aten.reshape.default", kwargs=())
-    return True
+    if layout is not None:
+        args = [s.as_is(operand), s.part_shape(after, layout)]
+        s.emit(node, args, [layout], operator="aten.reshape.default", kwargs=())
+    return layout is not None
 
 
 def split(s: Sharder, node: Node) -> bool:
@@ -194,12 +341,13 @@ def dropout(s: Sharder, node: Node) -> bool:
     if not isinstance(x, Ref) or first is None or second is None:
         return False
     whole, mask_type = s.type(x.name), s.type(second)
-    like = s.new(node, "like", "aten.zeros.default", (whole.shape,), whole, kwargs=(("dtype", dtype_of(whole)),))
+    dtype = ("dtype", TorchConstant("dtype", whole.dtype))
+    like = s.new(node, "like", "aten.zeros.default", (whole.shape,), whole, kwargs=(dtype,))
     _, mask = s.new_values(node, ("drawn", "mask"), "aten.native_dropout.default", (like, p, True), (whole, mask_type))
     how = (("axis", s.axis), ("dim", layout.dim), ("outer", layout.outer))
-    s.emit(one_of(node, second), (mask,), [layout], operator="comm.shard", kwargs=how)
+    s.emit_result(node, second, "comm.shard", (mask,), layout, how)
     kept = s.new(node, "kept", "aten.mul.Tensor", (s.as_is(x), Ref(second)), whole, layout)
-    s.emit(one_of(node, first), (kept, 1 / (1 - p)), [layout], operator="aten.mul.Scalar", kwargs=())
+    s.emit_result(node, first, "aten.mul.Scalar", (kept, 1 / (1 - p)), layout)
     return True
 
 
@@ -220,10 +368,9 @@ RULES: Mapping[str, Rule] = {
     **_aten("view reshape _unsafe_view flatten.using_ints unflatten.int", view),
     **_aten("permute", by_first(lambda a, dims: f"{a}=>{''.join(a[dim] for dim in dims)}")),
     **_aten("t numpy_T", by_first(lambda a: f"{a}=>{a[::-1]}")),
-    **_aten("mT", by_first(lambda a: f"{a}=>{swapped(a, -2, -1)}")),
-    **_aten("transpose.int", by_first(lambda a, one, other: f"{a}=>{swapped(a, one, other)}")),
+    **_aten("mT transpose.int", by_first(transpose)),
     **_aten("unsqueeze", by_first(lambda a, at: f"{a}=>{inserted(a, at)}")),
-    **_aten("squeeze.dim squeeze.dims", by_first(lambda a, dims: f"{a}=>{squeezed(a, dims)}")),
+    **_aten("squeeze.dim squeeze.dims", by_first(squeeze)),
     **_aten("expand", by_first(lambda a, shape: f"{a},#0=>{'1' * (len(shape) - len(a))}{a}")),
     **_aten("select.int unbind.int", by_first(lambda a, at=0, *_: f"{whole(a, at)}=>{without(a, at)},...")),
     **_aten("slice.Tensor", by_first(lambda a, at=0, *_: f"{whole(a, at)}=>{whole(a, at)}")),
@@ -234,11 +381,11 @@ RULES: Mapping[str, Rule] = {
     **_aten("cat", cat),
     **_aten("stack", by_first(lambda a, at=0: f"{a}->{inserted(a, at)}")),
     **_aten("sum", by_first(lambda a: f"{a}=>")),
-    **_aten("sum.dim_IntList", by_first(lambda a, dims, keeps=False: f"{a}=>{summed(a, dims, keeps)}")),
-    **_aten("mean.dim", by_first(lambda a, dims, keeps=False: f"{whole(a, dims or None)}->{summed(a, dims, keeps)}")),
+    **_aten("sum.dim_IntList", by_first(lambda a, dims, keeps=False: f"{a}=>{without(a, dims or None, '1' * keeps)}")),
+    **_aten("mean.dim", by_first(mean)),
     # Normalizations, and random numbers.
-    **_aten("softmax.int _softmax _safe_softmax", by_first(lambda a, at, *_: _alike(whole(a, at)))),
-    **_aten("_softmax_backward_data", by_first(lambda a, result, at, *_: _alike(whole(a, at)))),
+    **_aten("softmax.int _softmax _safe_softmax", by_first(softmax)),
+    **_aten("_softmax_backward_data", by_first(softmax)),
     **_aten("layer_norm native_layer_norm", by_first(layer_norm)),
     **_aten("native_layer_norm_backward", by_first(layer_norm_backward)),
     **_aten("batch_norm _native_batch_norm_legit_functional native_batch_norm_backward", by_map(batch_norm)),
@@ -251,7 +398,13 @@ RULES: Mapping[str, Rule] = {
     **_aten("scaled_dot_product_attention", by_map(attention)),
     **_aten("_scaled_dot_product_flash_attention_for_cpu", by_map(attention)),
     **_aten("_scaled_dot_product_flash_attention_for_cpu_backward", by_map(attention)),
-    **LOSS_RULES,
+    # Classes that are cut.
+    **_aten("embedding", embedding),
+    **_aten("embedding_dense_backward", embedding_backward),
+    **_aten("_log_softmax", log_softmax),
+    **_aten("_log_softmax_backward_data", log_softmax_backward),
+    **_aten("nll_loss_forward", nll_loss),
+    **_aten("nll_loss_backward", nll_loss_backward),
 }
 """By operator. A test says which ATen operators have a rule."""
 

@@ -12,7 +12,7 @@ from math import prod
 from typing import TypeAlias
 
 from sambasim.errors import InternalError
-from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, SectionKind, TorchConstant
+from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, SectionKind
 from sambasim.ir.types import Cut, Symbol, SymbolKind, TensorType, parameter_of
 
 
@@ -51,9 +51,8 @@ def part_type(whole: TensorType, layout: Layout, ranks: int) -> TensorType:
     """The type of a rank's part."""
     if layout.kind != "cut":
         return whole
-    shape = list(whole.shape)
-    shape[layout.dim] //= ranks
-    return TensorType(whole.dtype, tuple(shape))
+    sizes = (size // ranks if dim == layout.dim else size for dim, size in enumerate(whole.shape))
+    return TensorType(whole.dtype, tuple(sizes))
 
 
 def cut_of(layout: Layout, axis: str, ranks: int) -> tuple[Cut, ...]:
@@ -79,25 +78,16 @@ Rule: TypeAlias = Callable[["Sharder", Node], bool]
 """Emits what computes `node` from operands that are not all whole. Returns False, before anything is emitted, if it
 finds no way."""
 
-
 Keywords: TypeAlias = Sequence[tuple[str, Argument]]
 
 
 @dataclass(slots=True)
-class Found:
-    """What a propagation found. `wanted`: for each input, the layouts in which forward nodes read it; `replicated`:
-    operators that were computed whole because no rule fits, and how often."""
-
-    graph: Graph
-    layouts: Mapping[str, Layout]
-    wanted: Mapping[str, set[Layout]]
-    replicated: Counter[str]
-
-
-@dataclass(slots=True)
 class Sharder:
-    """One propagation through `graph` over the `ranks` ranks of `axis`. `at_rest`: the layouts of inputs that are not
-    whole, by symbol."""
+    """One propagation through `graph`, and what became of it, over the `ranks` ranks of `axis`. `at_rest`: the layouts
+    of inputs that are not whole, by symbol; `even_if_whole`: operators whose rule is asked even if all operands are;
+    `layouts`: of each value of the whole program, as its node computes it; `notes`: names of values, which a forward
+    rule leaves for the backward's; `wanted`: for each input, the layouts in which forward nodes read it; `replicated`:
+    operators that were computed whole because no rule fits, and how often."""
 
     graph: Graph
     symbols: Mapping[str, Symbol]
@@ -106,11 +96,8 @@ class Sharder:
     at_rest: Mapping[str, Layout]
     rules: Mapping[str, Rule]
     even_if_whole: frozenset[str] = frozenset()
-    """Operators whose rule is asked even if all operands are whole."""
     layouts: dict[str, Layout] = field(default_factory=dict)
-    """Of each value of the whole program, as its node computes it."""
     notes: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
-    """What a forward rule leaves for the backward's: names of values."""
     wanted: defaultdict[str, set[Layout]] = field(default_factory=lambda: defaultdict(set))
     replicated: Counter[str] = field(default_factory=Counter)
     _types: dict[str, TensorType] = field(default_factory=dict)  # of whole values
@@ -122,28 +109,27 @@ class Sharder:
     _kept: dict[str, Layout] = field(default_factory=dict)  # by value that is given out
     _fixed: set[str] = field(default_factory=set)  # of those, the ones that are more than an output
 
-    def run(self) -> Found:
-        graph = self.graph
-        self._types = {name: self.symbols[name].whole for name in graph.inputs} | dict(graph.values)
+    def run(self) -> "Sharder":
+        graph, symbols = self.graph, self.symbols
+        self._types = {name: symbols[name].whole for name in graph.inputs} | dict(graph.values)
         self.layouts = {name: self.at_rest.get(name, WHOLE) for name in graph.inputs}
-        self._kept = {output.value: self._layout_of_output(output) for output in graph.outputs}
-        self._fixed = {
-            output.value for output in graph.outputs if self.symbols[output.symbol].kind is not SymbolKind.OUTPUT
-        }
+        self._kept = {out.value: self.at_rest.get(parameter_of(out.symbol), WHOLE) for out in graph.outputs}
+        self._fixed = {out.value for out in graph.outputs if symbols[out.symbol].kind is not SymbolKind.OUTPUT}
         sections: list[Section] = []
         for section in graph.sections:
             start, self._counts = len(self._nodes), section.kind is SectionKind.FWD
             for node in graph.section_nodes(section):
                 self._shard(node)
                 for name in node.results:
-                    if name in self._kept and not self._may_be_cut(name):
-                        self.converted(name, self._kept[name])  # at once: a gradient is then complete
+                    if name in self._kept:
+                        self._given_out(name)  # at once: a gradient is then complete
             sections.append(replace(section, start=start, stop=len(self._nodes)))
-        outputs = tuple(Output(self._output(output), output.symbol) for output in graph.outputs)
+        outputs = tuple(Output(self._given_out(output.value), output.symbol) for output in graph.outputs)
         if len(self._nodes) > sections[-1].stop:  # an input that is given out
             sections[-1] = replace(sections[-1], stop=len(self._nodes))
-        done = replace(graph, nodes=tuple(self._nodes), outputs=outputs, values=self._values, sections=tuple(sections))
-        return Found(done, self.layouts, self.wanted, self.replicated)
+        nodes = tuple(self._nodes)
+        self.graph = replace(graph, nodes=nodes, outputs=outputs, values=self._values, sections=tuple(sections))
+        return self
 
     def layout(self, argument: Argument) -> Layout:
         return self.layouts[argument.name] if isinstance(argument, Ref) else WHOLE
@@ -204,6 +190,20 @@ class Sharder:
             node = replace(node, args=given, kwargs=keywords, operator=operator or node.operator)
         self._nodes.append(node)
 
+    def emit_result(
+        self,
+        node: Node,
+        result: str | None,
+        operator: str,
+        args: Sequence[Argument],
+        layout: Layout,
+        kwargs: Keywords = (),
+    ) -> None:
+        """Add a node that computes one result of `node`, if it is read, by another operator."""
+        if result is not None:
+            made = replace(node, name=result, results=(result,))
+            self.emit(made, args, [layout], operator=operator, kwargs=kwargs)
+
     def new(
         self,
         node: Node,
@@ -246,18 +246,14 @@ class Sharder:
         is_whole = all(self.layouts[name].kind == "whole" for name in operands)
         if rule is not None and (not is_whole or node.operator in self.even_if_whole) and rule(self, node):
             return
-        if not is_whole:
-            if any(self.layouts[name].kind == "cut" for name in operands):
-                self.replicated[node.operator] += 1
-            args, kwargs = map(self.whole, node.args), [(name, self.whole(value)) for name, value in node.kwargs]
-            self.emit(node, tuple(args), [WHOLE] * len(node.results), kwargs=kwargs)
-            return
-        if node.operator == "aten.t.default" and node.results[0] is not None:
+        if is_whole and node.operator == "aten.t.default" and node.results[0] is not None:
             self._transposed[node.results[0]] = operands[0]  # whoever reads it decides how that is wanted
-        elif self._counts:
-            for name in operands:
-                self._want(name, WHOLE)
-        self.emit(node, node.args, [WHOLE] * len(node.results))
+            self.emit(node, node.args, [WHOLE])
+            return
+        if any(self.layouts[name].kind == "cut" for name in operands):
+            self.replicated[node.operator] += 1
+        kwargs = [(name, self.whole(value)) for name, value in node.kwargs]
+        self.emit(node, tuple(map(self.whole, node.args)), [WHOLE] * len(node.results), kwargs=kwargs)
 
     def converted(self, name: str, layout: Layout) -> str:
         """The value `name` in `layout`, by communication if it lies otherwise."""
@@ -301,27 +297,15 @@ class Sharder:
         self._nodes.append(Node(name, f"comm.{operator}", (Ref(value),), (("axis", self.axis), *how), (name,)))
         return name
 
-    def _layout_of_output(self, output: Output) -> Layout:
-        symbol = self.symbols[output.symbol]
-        if symbol.kind is SymbolKind.GRADIENT:
-            return self.at_rest.get(parameter_of(output.symbol), WHOLE)
-        return self.at_rest.get(output.symbol, WHOLE) if symbol.kind is SymbolKind.BUFFER else WHOLE
-
-    def _may_be_cut(self, name: str) -> bool:
-        """Whether what is given out may stay cut: no loss, no gradient and no buffer."""
-        return self.graph.name == "training" and name not in self._fixed and self.layouts[name].kind == "cut"
-
-    def _output(self, output: Output) -> str:
-        if self._may_be_cut(output.value):
-            return output.value
-        return self.converted(output.value, self._kept[output.value])
+    def _given_out(self, name: str) -> str:
+        """What is given out for `name`: in training an output may stay cut, but no loss, gradient or buffer."""
+        if self.graph.name == "training" and name not in self._fixed and self.layouts[name].kind == "cut":
+            return name
+        return self.converted(name, self._kept[name])
 
     def _free(self, name: str) -> str:
-        number, found = 1, name
-        while found in self._types or found in self.symbols:
-            number += 1
-            found = f"{name}_{number}"
-        return found
+        numbered = (name, *(f"{name}_{number}" for number in range(2, len(self._types) + len(self.symbols) + 3)))
+        return next(free for free in numbered if free not in self._types and free not in self.symbols)
 
 
 def number(argument: Argument) -> int:
@@ -331,10 +315,6 @@ def number(argument: Argument) -> int:
     return argument
 
 
-def one_of(node: Node, result: str) -> Node:
-    """A node that computes one result of `node`, by other operators."""
-    return replace(node, name=result, results=(result,))
-
-
-def dtype_of(type_: TensorType) -> TorchConstant:
-    return TorchConstant("dtype", type_.dtype)
+def refs(argument: Argument) -> Sequence[Ref]:
+    """The values in an argument."""
+    return [part for part in (argument if isinstance(argument, tuple) else [argument]) if isinstance(part, Ref)]

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sambasim.compiler.build import Built
-from sambasim.compiler.passes.sequence import Place
-from sambasim.compiler.passes.update import AttachOptimizers, Update
-from sambasim.compiler.pipeline.assign import is_view
-from sambasim.compiler.pipeline.messages import PipelineParallel
+from sambasim.compiler.passes import Place
+from sambasim.compiler.pipeline import PipelineParallel
+from sambasim.compiler.stages import is_view
+from sambasim.compiler.update import AttachOptimizers, Update
 from sambasim.errors import InvariantError, OptionError
 from sambasim.hardware.budget import budget_of
 from sambasim.hardware.spec import load_device

@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 from examples.char_gpt import Block
 from sambasim.compiler.build import Built
-from sambasim.compiler.passes.sequence import Pass, Place, run_pipeline
-from sambasim.compiler.passes.update import AddDataParallel, AttachOptimizers, Update
-from sambasim.compiler.pipeline.assign import Assignment, Sizes, updaters
-from sambasim.compiler.pipeline.messages import PipelineParallel
+from sambasim.compiler.passes import Pass, Place, run_pipeline
+from sambasim.compiler.pipeline import PipelineParallel
+from sambasim.compiler.stages import Assignment, updaters
+from sambasim.compiler.update import AddDataParallel, AttachOptimizers, Update
 from sambasim.errors import InvariantError
 from sambasim.ir.graph import Node, SectionKind
 from sambasim.ir.program import Program
@@ -131,14 +131,14 @@ def test_of_the_readers_the_one_with_least_updates_it() -> None:
     """Ranks hold 40 + 4, 40 and 4 beside the tied parameter, of stages 0 and 3, 1, and 2 of three ranks."""
     readers = {"tied": (0, 1, 2, 3), "a": (0,), "b": (1,), "c": (2,), "d": (3,)}
     owner = {name: of[0] for name, of in readers.items()}
-    sizes = {"tied": Sizes(10, 20), "a": Sizes(10, 20), "b": Sizes(10, 20), "c": Sizes(1, 2), "d": Sizes(1, 2)}
+    sizes = {"tied": (10, 20), "a": (10, 20), "b": (10, 20), "c": (1, 2), "d": (1, 2)}
     assert updaters(assignment(owner, readers), sizes, 3) == owner | {"tied": 2}
 
 
 def test_less_than_a_clear_gain_adds_no_messages() -> None:
     owner, readers = {"tied": 0, "a": 0, "b": 1}, {"tied": (0, 1), "a": (0,), "b": (1,)}
     for states, expected in ((10, 0), (30, 1)):
-        sizes = {"tied": Sizes(5, states), "a": Sizes(100, 200 - states), "b": Sizes(10, 20)}
+        sizes = {"tied": (5, states), "a": (100, 200 - states), "b": (10, 20)}
         assert updaters(assignment(owner, readers), sizes, 2)["tied"] == expected
 
 

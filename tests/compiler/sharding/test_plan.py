@@ -11,14 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sambasim.compiler.build import Built
+from sambasim.compiler.capture.step import Example
 from sambasim.compiler.compile import Stopwatch, capture_model
 from sambasim.compiler.front import build_model, example_batch
-from sambasim.compiler.passes.sequence import Place
-from sambasim.compiler.passes.update import AttachOptimizers, Update
+from sambasim.compiler.passes import Place
 from sambasim.compiler.sharding.plan import find_plan, propagate
 from sambasim.compiler.sharding.rules import RULES
-from sambasim.compiler.sharding.sharder import Found, Layout, cut
+from sambasim.compiler.sharding.sharder import Layout, Sharder, cut
 from sambasim.compiler.sharding.tensor_parallel import TensorParallel
+from sambasim.compiler.update import AttachOptimizers, Update
 from sambasim.errors import DataError, OptionError
 from sambasim.ir.mesh import TENSOR, replica_mesh
 from sambasim.ir.program import Program
@@ -132,9 +133,8 @@ class Odd(nn.Module):
 
 def captured(options: CompileOptions) -> tuple[Built, dict[str, Tensor]]:
     model = build_model(options)
-    inputs, by_keyword, _ = example_batch(model, options)
-    built = capture_model(model, inputs, options, by_keyword=by_keyword, watch=Stopwatch(lambda phase: None))
-    return built, dict(inputs)
+    example = example_batch(model, options)
+    return capture_model(model, example, options, Stopwatch(lambda phase: None)), dict(example.inputs)
 
 
 @cache
@@ -145,7 +145,7 @@ def example(name: str) -> tuple[Built, dict[str, Tensor]]:
 
 def built_from(model: nn.Module, **inputs: Tensor) -> tuple[Built, dict[str, Tensor]]:
     options = compile_options(None, "net:Net", ["optimizer.name=sgd"], {})
-    return capture_model(model, inputs, options, by_keyword=True, watch=Stopwatch(lambda phase: None)), dict(inputs)
+    return capture_model(model, Example(inputs, by_keyword=True), options, Stopwatch(lambda phase: None)), dict(inputs)
 
 
 def gradients(program: Program, built: Built, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -294,7 +294,7 @@ def test_heads_that_ranks_do_not_divide_stay_whole(heads: tuple[int, int], ranks
 def test_the_search_does_not_try_more_for_more_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     trials: list[Mapping[str, Layout]] = []
 
-    def counted(*given: Any) -> Found:
+    def counted(*given: Any) -> Sharder:
         trials.append(given[-1])
         return propagate(*given)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sambasim.compiler.sharding.plan import propagate
 from sambasim.compiler.sharding.rules import RULES
-from sambasim.compiler.sharding.sharder import PARTIAL, Found, Layout, cut, cut_of, fits, part_type
+from sambasim.compiler.sharding.sharder import PARTIAL, Layout, Sharder, cut, cut_of, fits, part_type
 from sambasim.ir.graph import Graph
 from sambasim.ir.mesh import TENSOR, Axis, Mesh
 from sambasim.ir.operators import OPERATORS, OperatorKind
@@ -183,7 +183,7 @@ def outputs_of(
     return run_together([passed(executor) for executor in executors], transports[0].hub)
 
 
-def found_of(program: Program, at_rest: Mapping[str, Layout]) -> Found:
+def found_of(program: Program, at_rest: Mapping[str, Layout]) -> Sharder:
     return propagate(program, program.evaluation, TENSOR, RANKS, at_rest)
 
 

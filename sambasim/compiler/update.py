@@ -9,9 +9,10 @@ need not hold the optimizer states too: another rank that reads the parameter ma
 """
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import accumulate, count, product
 from typing import ClassVar, Literal, TypeAlias
 
 from sambasim.compiler.capture.names import UniqueNames, prefix_of
@@ -33,7 +34,6 @@ from sambasim.ir.program import (
 from sambasim.ir.ranks import pipeline_ranks, ranks_of_values
 from sambasim.ir.types import (
     ALIGNMENT_ELEMENTS,
-    DTYPE_BYTES,
     NORM_BLOCK_ELEMENTS,
     Symbol,
     SymbolKind,
@@ -87,8 +87,8 @@ class AttachOptimizers:
         if training is None:
             return program
         _check_clipping(self.updates)
-        tied = _moved(program)
-        groups = _groups(training, program, self.updates, self.grouping, tied)
+        moves = _moved(program)
+        groups = _groups(training, program, self.updates, self.grouping, moves)
         if self.master_weights:
             groups = tuple(replace(group, state_dtype="float32") for group in groups)
         optimizers: list[Optimizer] = []
@@ -100,18 +100,16 @@ class AttachOptimizers:
         symbols = dict(program.symbols)
         for group in groups:
             optimizer = optimizers[group.optimizer]
-            for member in group.members:
-                for state in optimizer.states:
-                    name = state_name(member.parameter, optimizer.name, state)
-                    parameter = symbols[member.parameter]
-                    type_ = TensorType(group.region_type(state).dtype, parameter.type.shape)
-                    symbols[name] = Symbol(name, SymbolKind.OPTIMIZER_STATE, type_, cuts=parameter.cuts)
+            for member, state in product(group.members, optimizer.states):
+                name, parameter = state_name(member.parameter, optimizer.name, state), symbols[member.parameter]
+                type_ = TensorType(group.region_type(state).dtype, parameter.type.shape)
+                symbols[name] = Symbol(name, SymbolKind.OPTIMIZER_STATE, type_, cuts=parameter.cuts)
         return replace(
             program,
             symbols=symbols,
             optimizers=tuple(optimizers),
             groups=groups,
-            training=self._with_update(training, groups, program, tied),
+            training=self._with_update(training, groups, program, moves),
             runtime_arguments=(*program.runtime_arguments, *self._arguments(optimizers)),
         )
 
@@ -137,25 +135,22 @@ class AttachOptimizers:
         return arguments
 
     def _with_update(
-        self, training: Graph, groups: tuple[ParameterGroup, ...], program: Program, tied: Mapping[str, Move]
+        self, training: Graph, groups: tuple[ParameterGroup, ...], program: Program, moves: Mapping[str, Move]
     ) -> Graph:
         """`training` with an OPT section for each group, behind a GRADNORM section if gradients are clipped or may
-        overflow. Before it, gradients of `tied` are copied to the rank that updates them; after it, the parameters are
+        overflow. Before it, gradients of `moves` are copied to the rank that updates them; after it, the parameters are
         copied back."""
-        extended = _Extended(training.nodes, training.sections)
-        values = dict(training.values)
-        prefix = prefix_of(program.loss or "")
-        there, back = _copies(training, groups, tied)
+        extended, prefix = _Extended(training, training.sections), prefix_of(program.loss or "")
+        values = extended.values
+        there, back = _copies(training, groups, moves)
         if there:
             extended.add(SectionKind.REDUCE, f"{prefix}__copy_gradients", there)
         norm: tuple[Ref, ...] = ()
         if self.scales_loss or any("max_grad_norm" in update.hyperparameters for update in self.updates):
             blocks, total = "$square_sums", "$gradient_norm"
-            count = sum(member.blocks for group in groups for member in group.members)
-            values[blocks] = TensorType("float64", (count,))
+            values[blocks] = TensorType("float64", (sum(m.blocks for group in groups for m in group.members),))
             values[total] = TensorType("float64", ())
-            names = tuple(group.name for group in groups)
-            nodes = [Node(blocks, "opt.square_sums", (names,), (), (blocks,))]
+            nodes = [Node(blocks, "opt.square_sums", (tuple(group.name for group in groups),), (), (blocks,))]
             for axis in program.mesh:
                 nodes.append(_sum_along(axis.name, nodes[-1].name, values))
             nodes.append(Node(total, "opt.total_norm", (Ref(nodes[-1].name),), (), (total,)))
@@ -167,7 +162,7 @@ class AttachOptimizers:
             extended.add(SectionKind.OPT, f"{prefix}__opt_{group.name}", (update,))
         if back:
             extended.add(SectionKind.GATHER, f"{prefix}__copy_parameters", back)
-        return extended.graph(training, values)
+        return extended.graph()
 
 
 def _moved(program: Program) -> Mapping[str, Move]:
@@ -176,13 +171,13 @@ def _moved(program: Program) -> Mapping[str, Move]:
     if training is None or ranks == 1:
         return {}
     made, read = ranks_of_values(training, ranks)
-    found = {}
+    moves = {}
     for output in training.outputs:
         if program.symbols[output.symbol].kind is SymbolKind.GRADIENT and output.value in made:
             source, name = made[output.value], parameter_of(output.symbol)
             for target in read.get(name, set()) - {source}:
-                found[name] = source, target
-    return found
+                moves[name] = source, target
+    return moves
 
 
 def _copies(
@@ -191,7 +186,7 @@ def _copies(
     """The nodes that bring gradients to the rank that updates their parameters, and those that bring parameters back.
     Each of `moves` has a group of its own."""
     tags = [tag for node in training.nodes for key, tag in node.kwargs if key == "tag" and isinstance(tag, int)]
-    tag = max(tags, default=-1) + 1
+    tag = count(max(tags, default=-1) + 1)
     there: list[Node] = []
     back: list[Node] = []
     for group in groups:
@@ -199,9 +194,8 @@ def _copies(
         if (move := moves.get(member.parameter)) is None:
             continue
         for nodes, symbol, (source, target) in ((there, member.gradient, move), (back, member.parameter, move[::-1])):
-            how = (("axis", PIPELINE), ("source", source), ("target", target), ("tag", tag))
+            how = (("axis", PIPELINE), ("source", source), ("target", target), ("tag", next(tag)))
             nodes.append(Node(f"{symbol}__copy", "comm.copy", (group.name, symbol), how))
-            tag += 1
     return there, back
 
 
@@ -213,16 +207,19 @@ def _sum_along(axis: str, value: str, values: dict[str, TensorType]) -> Node:
 
 
 class _Extended:
-    def __init__(self, nodes: Sequence[Node] = (), sections: Sequence[Section] = ()) -> None:
-        self._nodes, self._sections = list(nodes), list(sections)
+    """A graph that is extended by sections, from those in `sections` on, and by `values`."""
+
+    def __init__(self, base: Graph, sections: Sequence[Section]) -> None:
+        self._base, self.values = base, dict(base.values)
+        self._nodes, self._sections = list(base.nodes[: sections[-1].stop]), list(sections)
 
     def add(self, kind: SectionKind, name: str, members: Sequence[Node]) -> None:
         start = len(self._nodes)
         self._sections.append(Section(len(self._sections), kind, name, start, start + len(members)))
         self._nodes.extend(members)
 
-    def graph(self, base: Graph, values: Mapping[str, TensorType]) -> Graph:
-        return replace(base, nodes=tuple(self._nodes), sections=tuple(self._sections), values=values)
+    def graph(self) -> Graph:
+        return replace(self._base, nodes=tuple(self._nodes), sections=tuple(self._sections), values=self.values)
 
 
 def _check_clipping(updates: Sequence[Update]) -> None:
@@ -240,12 +237,9 @@ def _free_name(
 ) -> str:
     """`sgd0`, or the next number that no other optimizer has, and with which no state has the name of a symbol of the
     model."""
-
-    def is_free(name: str) -> bool:
-        found = (state_name(parameter, name, state) for parameter in parameters for state in states)
-        return name not in taken and not any(state in program.symbols for state in found)
-
-    return next(name for number in count() if is_free(name := f"{update.kind}{number}"))
+    symbols, of_states = program.symbols.keys(), list(product(parameters, states))
+    names = (name for number in count() if (name := f"{update.kind}{number}") not in taken)
+    return next(name for name in names if symbols.isdisjoint(state_name(one, name, state) for one, state in of_states))
 
 
 def _groups(
@@ -257,7 +251,7 @@ def _groups(
         for node in training.section_nodes(section)
         for result in node.results
     }
-    completed: dict[tuple[int, str, int, bool, int], list[str]] = {}
+    completed: dict[tuple[int, str, int, bool, int], list[str]] = defaultdict(list)
     for position, output in enumerate(training.outputs):
         symbol = program.symbols[output.symbol]
         if symbol.kind is SymbolKind.GRADIENT:
@@ -265,24 +259,26 @@ def _groups(
             section = section_of.get(output.value, training.sections[0].index)
             alone = position if grouping == "parameter" or parameter_of(symbol.name) in apart else -1
             optimizer = _optimizer_of(symbol.name, program, updates)
-            key = (section, symbol.type.dtype, optimizer, bool(symbol.cuts), alone)
-            completed.setdefault(key, []).append(symbol.name)
-    first_block = _first_blocks([name for names in completed.values() for name in names], program)
-    return tuple(
-        _group(f"group_{number}", gradients, dtype, optimizer, program, first_block)
-        for number, ((_, dtype, optimizer, _, _), gradients) in enumerate(sorted(completed.items()))
-    )
+            completed[section, symbol.type.dtype, optimizer, bool(symbol.cuts), alone].append(symbol.name)
+    first_block = _first_blocks({name for names in completed.values() for name in names}, program)
+    groups = []
+    for number, ((_, dtype, optimizer, _, _), gradients) in enumerate(sorted(completed.items())):
+        members, start = [], 0
+        for gradient in gradients:
+            numel = program.symbols[gradient].type.numel
+            members.append(Member(parameter_of(gradient), gradient, start, numel, first_block[gradient]))
+            start = align(start + numel, ALIGNMENT_ELEMENTS)
+        groups.append(ParameterGroup(f"group_{number}", dtype, start, tuple(members), optimizer, {}))
+    return tuple(groups)
 
 
-def _first_blocks(gradients: Sequence[str], program: Program) -> Mapping[str, int]:
+def _first_blocks(gradients: Collection[str], program: Program) -> Mapping[str, int]:
     """By gradient, the number of its first block of the norm. Parameters count in the order of symbols, which no
     partition changes."""
-    found, first = {}, 0
-    position = {name: at for at, name in enumerate(program.symbols)}
-    for gradient in sorted(gradients, key=lambda name: position[parameter_of(name)]):
-        found[gradient] = first
-        first += -(-program.symbols[gradient].type.numel // NORM_BLOCK_ELEMENTS)
-    return found
+    of_parameter = {parameter_of(gradient): gradient for gradient in gradients}
+    in_order = [of_parameter[name] for name in program.symbols if name in of_parameter]
+    blocks = (-(-program.symbols[name].type.numel // NORM_BLOCK_ELEMENTS) for name in in_order)
+    return dict(zip(in_order, accumulate(blocks, initial=0), strict=False))
 
 
 def _optimizer_of(gradient: str, program: Program, updates: Sequence[Update]) -> int:
@@ -294,17 +290,6 @@ def _optimizer_of(gradient: str, program: Program, updates: Sequence[Update]) ->
         f"the parameter {paths[0] if paths else parameter_of(gradient)} has a gradient, but no optimizer updates it",
         remedy="give it to an optimizer, or set requires_grad_(False)",
     )
-
-
-def _group(
-    name: str, gradients: list[str], dtype: str, optimizer: int, program: Program, first_block: Mapping[str, int]
-) -> ParameterGroup:
-    members, start = [], 0
-    for gradient in gradients:
-        numel = program.symbols[gradient].type.numel
-        members.append(Member(parameter_of(gradient), gradient, start, numel, first_block[gradient]))
-        start = align(start + numel, ALIGNMENT_ELEMENTS)
-    return ParameterGroup(name, dtype, start, tuple(members), optimizer, {})
 
 
 _ARGUMENTS = (
@@ -335,16 +320,15 @@ class AddDataParallel:
         for group in groups:
             name = _wrapper_name(group)
             symbols[name] = Symbol(name, SymbolKind.ACCUMULATION_GROUP, TensorType(group.dtype, (group.numel,)))
-        largest = max(program.groups, key=lambda group: group.numel * DTYPE_BYTES[group.dtype])
+        largest = max(program.groups, key=lambda group: group.region_type("parameter").size_bytes)
         buffer_type = TensorType(largest.dtype, (largest.numel + ALIGNMENT_ELEMENTS,))
         names = UniqueNames()
         for name in symbols:
             names.take(name)
         buffer = Symbol(names.take(REDUCE_BUFFER), SymbolKind.REDUCE_BUFFER, buffer_type)
-        symbols[buffer.name] = buffer
         return replace(
             program,
-            symbols=symbols,
+            symbols={**symbols, buffer.name: buffer},
             groups=groups,
             training=_with_communication(training, program),
             reduce_buffer=buffer.name,
@@ -364,32 +348,30 @@ _MEAN = (_AXIS, ("op", "mean"), ("order", "tree"))
 
 
 def _with_communication(training: Graph, program: Program) -> Graph:
-    prefix = prefix_of(program.loss or "")
-    groups = [group.name for group in program.groups]
-    values = dict(training.values)
+    prefix, groups = prefix_of(program.loss or ""), [group.name for group in program.groups]
     in_pass, update = pass_and_update(training)
-    extended = _Extended(training.nodes[: in_pass[-1].stop], in_pass)
+    extended = _Extended(training, in_pass)
+    for section in update:  # copies of gradients come first
+        if section.kind is SectionKind.REDUCE:
+            extended.add(section.kind, section.name, training.section_nodes(section))
     name = f"{prefix}__reduce"
     reductions = [Node(f"{name}_{group}", "comm.reduce_scatter", (group,), _MEAN) for group in groups]
-    there, back = (
-        [section for section in update if section.kind is kind] for kind in (SectionKind.REDUCE, SectionKind.GATHER)
-    )
-    for section in there:
-        extended.add(section.kind, section.name, training.section_nodes(section))
     extended.add(SectionKind.REDUCE, name, reductions)
-    for section in update[len(there) : len(update) - len(back)]:
+    for section in update:
+        if section.kind in (SectionKind.REDUCE, SectionKind.GATHER):
+            continue
         members: list[Node] = []
         for node in training.section_nodes(section):
             if node.operator == "opt.total_norm":
                 (own,) = node.reads
-                members.append(_sum_along(DATA_PARALLEL, own, values))
+                members.append(_sum_along(DATA_PARALLEL, own, extended.values))
                 node = replace(node, args=(Ref(members[-1].name),))
             members.append(node)
         extended.add(section.kind, section.name, members)
     name = f"{prefix}__gather"
-    extended.add(
-        SectionKind.GATHER, name, [Node(f"{name}_{group}", "comm.all_gather", (group,), (_AXIS,)) for group in groups]
-    )
-    for section in back:
-        extended.add(section.kind, section.name, training.section_nodes(section))
-    return extended.graph(training, values)
+    gathers = [Node(f"{name}_{group}", "comm.all_gather", (group,), (_AXIS,)) for group in groups]
+    extended.add(SectionKind.GATHER, name, gathers)
+    for section in update:  # copies of parameters last
+        if section.kind is SectionKind.GATHER:
+            extended.add(section.kind, section.name, training.section_nodes(section))
+    return extended.graph()

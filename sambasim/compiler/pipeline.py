@@ -7,21 +7,12 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import count, pairwise
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
-from sambasim.compiler.pipeline.assign import (
-    Assignment,
-    Sizes,
-    Values,
-    assign,
-    assign_forward,
-    only_output,
-    updaters,
-    values_of,
-)
+from sambasim.compiler.stages import Assignment, Values, assign, assign_forward, only_output, updaters, values_of
 from sambasim.errors import OptionError
 from sambasim.hardware.budget import Budget
-from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, SectionKind, renamed
+from sambasim.ir.graph import Graph, Node, Output, Ref, Section, SectionKind, renamed
 from sambasim.ir.mesh import PIPELINE, Axis
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
@@ -29,72 +20,67 @@ from sambasim.ir.schedule import Schedule
 from sambasim.ir.types import TensorType, gradient_name, parameter_of
 from sambasim.ir.verify import Progress
 
-_Segment = tuple[SectionKind, int, bool]  # kind, stage, and whether it only computes gradients of weights
+
+class _Segment(NamedTuple):
+    """Of a graph. `later`: it only computes gradients of weights."""
+
+    kind: SectionKind
+    stage: int
+    later: bool
+
+    @property
+    def place(self) -> tuple[bool, int, bool]:
+        is_backward = self.kind is SectionKind.BCKWD
+        return is_backward, -self.stage if is_backward else self.stage, self.later
+
 
 GENERATOR = TensorType("uint8", (5056,))
 """The state of torch's generator of random numbers on the CPU."""
 
 
 class Connected:
-    """`graph` cut into `stages` stages on `ranks` ranks, by `assignment`. With `splits`, what only leads to the
-    gradient of one weight is in sections of its own."""
+    """`graph` cut into the stages of `schedule`, by `assignment`. With `splits`, what only leads to the gradient of one
+    weight is in sections of its own. Raises OptionError if a stage reads a buffer that another changes."""
 
     def __init__(
-        self,
-        program: Program,
-        graph: Graph,
-        values: Values,
-        assignment: Assignment,
-        stages: int,
-        ranks: int,
-        splits: bool,
+        self, program: Program, graph: Graph, values: Values, assignment: Assignment, schedule: Schedule, splits: bool
     ) -> None:
-        self._program, self._graph, self._values = program, graph, values
-        self._stage_of, self._owner = assignment.stage_of, assignment.owner
-        self._updater = assignment.updater
-        self._stages, self._ranks = stages, ranks
+        self._program, self._graph, self._values, self._assignment = program, graph, values, assignment
+        self._stage_of, self._stages, self._ranks = assignment.stage_of, schedule.stages, schedule.ranks
         self._nodes: dict[_Segment, list[Node]] = defaultdict(list)
         self._first: dict[_Segment, list[Node]] = defaultdict(list)  # sends of what an earlier segment has made
         self._behind: dict[str, list[Node]] = defaultdict(list)  # by node: sends of its results
         self._local: dict[tuple[str, int], str] = {}  # the name on a rank of a value that another rank makes
         self._types = dict(graph.values)
         self._tags = count()
-        kinds = {node.name: section.kind for section in graph.sections for node in graph.section_nodes(section)}
         later = _weight_gradients(graph, assignment) if splits else frozenset()
         self._segment = {
-            node.name: (kinds[node.name], self._stage_of[node.name], node.name in later) for node in graph.nodes
+            node.name: _Segment(section.kind, self._stage_of[node.name], node.name in later)
+            for section in graph.sections
+            for node in graph.section_nodes(section)
         }
         self._check_buffers(assignment.buffers)
 
     def graph(self, gathered: Callable[[Output], int | None]) -> Graph:
         """The graph. `gathered`: the stage at which an output must be, None for where it is made."""
-        order = sorted(self._graph.nodes, key=lambda node: self._place(self._segment[node.name]))
-        made = {
-            output.value for output in self._graph.outputs if gathered(output) in (None, self._stage_made(output.value))
-        }
-        for node in order:
+        graph, maker = self._graph, self._values.maker
+        made_at = {name: self._stage_of[node.name] for name, node in maker.items()}
+        made = {out.value for out in graph.outputs if gathered(out) in (None, made_at.get(out.value))}
+        for node in sorted(graph.nodes, key=lambda node: self._segment[node.name].place):
             if not any(map(self._is_taken_where_read, node.results)):
                 self._add(node, self._segment[node.name])
             for name in made.intersection(node.results):
                 self._at(name, self._segment[node.name])  # a view too, or its gradient is complete at the end only
         outputs = []
-        for one in self._graph.outputs:
-            maker, stage = self._values.maker.get(one.value), gathered(one)
-            kind, made_at, later = (SectionKind.FWD, self._stages - 1, False)  # what is no result is given out last
-            if maker is not None:
-                kind, made_at, later = self._segment[maker.name]
-            value = self._at(one.value, (kind, made_at if stage is None else stage, later))
-            outputs.append(replace(one, value=value))
+        for output in graph.outputs:
+            segment = _Segment(SectionKind.FWD, self._stages - 1, False)  # what is no result is given out last
+            if output.value in maker:
+                segment = self._segment[maker[output.value].name]
+            if (stage := gathered(output)) is not None:
+                segment = segment._replace(stage=stage)
+            outputs.append(replace(output, value=self._at(output.value, segment)))
         self._thread_generator()
         return self._assembled(tuple(outputs))
-
-    def _stage_made(self, name: str) -> int | None:
-        maker = self._values.maker.get(name)
-        return None if maker is None else self._stage_of[maker.name]
-
-    def _place(self, segment: _Segment) -> tuple[bool, int, bool]:
-        kind, stage, later = segment
-        return (True, -stage, later) if kind is SectionKind.BCKWD else (False, stage, later)
 
     def _add(self, node: Node, segment: _Segment) -> None:
         names = {name: self._at(name, segment) for name in dict.fromkeys(node.reads)}
@@ -102,17 +88,16 @@ class Connected:
 
     def _at(self, name: str, segment: _Segment) -> str:
         """The name by which the rank of `segment` has the value `name`, which is made or received there if need be."""
-        stage = segment[1]
-        maker = self._values.maker.get(name)
-        made_at = self._owner.get(name) if maker is None else self._stage_of[maker.name]
+        stage, maker = segment.stage, self._values.maker.get(name)
+        made_at = self._assignment.owner.get(name) if maker is None else self._stage_of[maker.name]
         if made_at is None:
             return name
         if maker is not None and self._is_taken_where_read(name):
             if (name, stage) not in self._local:
                 self._repeat(maker, segment)
             return self._local[name, stage]
-        held_at = (made_at,) if maker is not None else (made_at, self._updater[name])
-        if stage % self._ranks in (one % self._ranks for one in held_at):
+        held_at = (made_at,) if maker is not None else (made_at, self._assignment.updater[name])
+        if stage % self._ranks in (at % self._ranks for at in held_at):
             return name
         if (name, stage) not in self._local:
             self._receive(name, maker, made_at, segment)
@@ -123,65 +108,57 @@ class Connected:
 
     def _repeat(self, node: Node, segment: _Segment) -> None:
         """Adds a copy of `node` to `segment`, in other stages than its own under another name."""
-        stage = segment[1]
+        stage = segment.stage
         ends = "" if stage == self._stage_of[node.name] else f"__stage_{stage}"
         results = tuple(None if name is None else name + ends for name in node.results)
-        for old, new in zip(node.results, results, strict=True):
-            if old is not None and new is not None:
-                self._local[old, stage] = new
-                self._types[new] = self._types[old]
+        for name in filter(None, node.results):
+            self._local[name, stage] = name + ends
+            self._types[name + ends] = self._types[name]
         self._add(replace(node, name=node.name + ends, results=results), segment)
 
     def _receive(self, name: str, maker: Node | None, made_at: int, segment: _Segment) -> None:
-        kind, stage, later = segment
-        made_in = SectionKind.FWD if maker is None else self._segment[maker.name][0]
-        if made_in is SectionKind.FWD and made_at < stage:
-            kind, later = SectionKind.FWD, False
-        here = f"{name}__stage_{stage}"
-        self._local[name, stage] = here
+        made_in = SectionKind.FWD if maker is None else self._segment[maker.name].kind
+        if made_in is SectionKind.FWD and made_at < segment.stage:
+            segment = _Segment(SectionKind.FWD, segment.stage, False)
+        here = self._local[name, segment.stage] = f"{name}__stage_{segment.stage}"
         self._types[here] = self._types.get(name) or self._program.symbols[name].type
-        tag = next(self._tags)
-
-        def shift(by: int) -> tuple[tuple[str, Argument], ...]:
-            return (("axis", PIPELINE), ("shift", by % self._ranks), ("tag", tag))
-
-        module = maker.module if maker is not None else ""
-        source = maker.source if maker is not None else None
-        sent = Node(f"{name}__to_stage_{stage}", "comm.send", (Ref(name),), shift(stage - made_at), (), module, source)
-        received = Node(here, "comm.recv", (), shift(made_at - stage), (here,), module, source)
-        if maker is not None and made_in is kind:
+        sent, received = self._message(name, f"{name}__to_stage_{segment.stage}", here, made_at, segment.stage)
+        if maker is not None:
+            sent, received = (replace(one, module=maker.module, source=maker.source) for one in (sent, received))
+        if maker is not None and made_in is segment.kind:
             self._behind[maker.name].append(sent)
         else:
-            self._first[kind, made_at, False].append(sent)
-        self._nodes[kind, stage, later].append(received)
+            self._first[_Segment(segment.kind, made_at, False)].append(sent)
+        self._nodes[segment].append(received)
+
+    def _message(self, value: str, name: str, here: str, source: int, target: int) -> tuple[Node, Node]:
+        """The send `name` of a value from stage `source`, and the recv at stage `target`, where it is called `here`."""
+        axis, tag, shift = ("axis", PIPELINE), ("tag", next(self._tags)), target - source
+        there, back = ("shift", shift % self._ranks), ("shift", -shift % self._ranks)
+        sent = Node(name, "comm.send", (Ref(value),), (axis, there, tag))
+        return sent, Node(here, "comm.recv", (), (axis, back, tag), (here,))
 
     def _thread_generator(self) -> None:
         """Hand the state of the random number generator from each segment that draws to the next."""
-        drawing = sorted(
-            {self._segment[node.name] for node in self._graph.nodes if OPERATORS[node.operator].draws_random_numbers},
-            key=self._place,
-        )
-        for before, after in pairwise(drawing):
-            state = f"$generator_{next(self._tags)}"
+        drawing = {
+            self._segment[node.name] for node in self._graph.nodes if OPERATORS[node.operator].draws_random_numbers
+        }
+        for before, after in pairwise(sorted(drawing, key=lambda segment: segment.place)):
+            state = here = f"$generator_{next(self._tags)}"
             self._types[state] = GENERATOR
             self._nodes[before].append(Node(state, "random.state", (), (), (state,)))
-            stage = after[1]
-            here = state
-            if before[1] % self._ranks != stage % self._ranks:
-                here, tag = f"{state}__stage_{stage}", next(self._tags)
+            if before.stage % self._ranks != after.stage % self._ranks:
+                here = f"{state}__stage_{after.stage}"
                 self._types[here] = GENERATOR
-                axis, by = ("axis", PIPELINE), stage - before[1]
-                there, back = ("shift", by % self._ranks), ("shift", -by % self._ranks)
-                self._nodes[before].append(
-                    Node(f"{state}__sent", "comm.send", (Ref(state),), (axis, there, ("tag", tag)))
-                )
-                self._first[after].append(Node(here, "comm.recv", (), (axis, back, ("tag", tag)), (here,)))
+                sent, received = self._message(state, f"{state}__sent", here, before.stage, after.stage)
+                self._nodes[before].append(sent)
+                self._first[after].append(received)
             self._first[after].append(Node(f"{here}__set", "random.set_state", (Ref(here),)))
 
     def _assembled(self, outputs: tuple[Output, ...]) -> Graph:
         nodes: list[Node] = []
         sections: list[Section] = []
-        for segment in sorted({*self._nodes, *self._first}, key=self._place):
+        for segment in sorted({*self._nodes, *self._first}, key=lambda segment: segment.place):
             kind, stage, later = segment
             start = len(nodes)
             for node in (*self._first[segment], *self._nodes[segment]):
@@ -191,15 +168,13 @@ class Connected:
         return replace(self._graph, nodes=tuple(nodes), outputs=outputs, values=self._types, sections=tuple(sections))
 
     def _check_buffers(self, buffers: Mapping[str, int]) -> None:
-        """Raises OptionError if a stage reads a buffer that another changes."""
         for node in self._graph.nodes if buffers else ():
             reader = self._stage_of[node.name]
             for name in self._values.buffers_read_by(node) & buffers.keys():
                 if buffers[name] != reader:
-                    names = self._program.symbols[name].torch_names
+                    buffer = (*self._program.symbols[name].torch_names, name)[0]
                     raise OptionError(
-                        f"the stages {buffers[name]} and {reader} share the buffer {names[0] if names else name}, "
-                        "which a step changes",
+                        f"the stages {buffers[name]} and {reader} share the buffer {buffer}, which a step changes",
                         where=None if node.source is None else str(node.source),
                         remedy="use fewer --pipeline-stages, or give each module a buffer of its own",
                     )
@@ -207,22 +182,19 @@ class Connected:
 
 def _weight_gradients(graph: Graph, assignment: Assignment) -> frozenset[str]:
     """Backward operators that lead to nothing but the gradient of one weight, and that no other stage reads."""
-    backward = graph.nodes_of(SectionKind.BCKWD)
-    stage_of = assignment.stage_of
-    read_at: dict[str, set[int]] = {}
+    backward, stage_of = graph.nodes_of(SectionKind.BCKWD), assignment.stage_of
+    read_at: dict[str, set[int]] = defaultdict(set)
     for output in graph.outputs:
         if (owner := assignment.owner.get(parameter_of(output.symbol))) is not None:
-            read_at.setdefault(output.value, set()).add(owner)
+            read_at[output.value].add(owner)
     for node in backward:
         for name in node.reads:
-            read_at.setdefault(name, set()).add(stage_of[node.name])
+            read_at[name].add(stage_of[node.name])
     to_one = only_output(graph, backward)
-    return frozenset(
-        node.name
-        for node in backward
-        if node.name in to_one
-        and all(read_at.get(name, set()) <= {stage_of[node.name]} for name in node.results if name)
+    read_here = (
+        node for node in backward if all(read_at[name] <= {stage_of[node.name]} for name in node.results if name)
     )
+    return frozenset(node.name for node in read_here if node.name in to_one)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,32 +213,27 @@ class PipelineParallel:
     samples: int | None = None
 
     def __call__(self, program: Program) -> Program:
-        training, schedule = program.step, self.schedule
-        stages, ranks = schedule.stages, schedule.ranks
+        training, schedule, symbols = program.step, self.schedule, program.symbols
         values = values_of(training, program)
-        assignment = assign(program, training, values, stages, ranks, self.budget, self.samples)
+        assignment = assign(program, training, values, schedule, self.budget, self.samples)
         owner = assignment.owner
         if (state_bytes := self.state_bytes) is not None:
-            sizes = {
-                name: Sizes(
-                    program.symbols[name].type.size_bytes, state_bytes(gradient_name(name), program) / self.shards
-                )
-                for name in owner
-            }
-            assignment = replace(assignment, updater=updaters(assignment, sizes, ranks))
+            states = {name: state_bytes(gradient_name(name), program) / self.shards for name in owner}
+            sizes = {name: (symbols[name].type.size_bytes, size) for name, size in states.items()}
+            assignment = replace(assignment, updater=updaters(assignment, sizes, schedule.ranks))
+        last = schedule.stages - 1
 
         def stage_of(output: Output) -> int | None:
-            if output.symbol == program.loss:
-                return stages - 1
-            return owner.get(parameter_of(output.symbol))
+            return last if output.symbol == program.loss else owner.get(parameter_of(output.symbol))
 
-        def cut(graph: Graph) -> Graph:
+        def divided(graph: Graph) -> Graph:
             if graph is training:
                 splits = schedule.splits_backward
-                return Connected(program, graph, values, assignment, stages, ranks, splits).graph(stage_of)
+                return Connected(program, graph, values, assignment, schedule, splits).graph(stage_of)
             own = values_of(graph, program)
             at = assign_forward(graph, own, assignment)
-            return Connected(program, graph, own, at, stages, ranks, False).graph(lambda output: stages - 1)
+            return Connected(program, graph, own, at, schedule, False).graph(lambda output: last)
 
-        mesh = (Axis(PIPELINE, ranks), *program.mesh)
-        return replace(program.map_graphs(cut), mesh=mesh, schedule=schedule)
+        return replace(
+            program.map_graphs(divided), mesh=(Axis(PIPELINE, schedule.ranks), *program.mesh), schedule=schedule
+        )

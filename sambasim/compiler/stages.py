@@ -8,8 +8,8 @@ stage than a gradient that it reads. An operator that reads only one gradient ru
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import NamedTuple
+from itertools import accumulate, pairwise
+from typing import TypeAlias
 
 from sambasim.costs.load import alone_s
 from sambasim.costs.work import at_batch_size, work_of
@@ -18,6 +18,7 @@ from sambasim.hardware.budget import Budget
 from sambasim.ir.graph import Graph, Node, SectionKind
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
+from sambasim.ir.schedule import Schedule
 from sambasim.ir.types import SymbolKind, parameter_of
 
 
@@ -32,29 +33,22 @@ class Values:
     changed: frozenset[str]
 
     def is_view(self, name: str) -> bool:
-        node = self.maker.get(name)
-        return node is not None and is_view(node)
+        return name in self.maker and is_view(self.maker[name])
 
     def bases(self, name: str) -> set[str]:
         """The values and trained parameters that a reader of `name` needs: itself, or what it is a view of; nothing for
         what is computed where it is read."""
         if name in self.free or (name not in self.maker and name not in self.trained):
             return set()
-        if self.is_view(name):
-            return set().union(*map(self.bases, self.maker[name].reads))
-        return {name}
+        return self.read_by(self.maker[name]) if self.is_view(name) else {name}
 
     def read_by(self, node: Node) -> set[str]:
         return set().union(*map(self.bases, node.reads))
 
-    def buffers_of(self, name: str) -> set[str]:
-        """The changed buffers that `name` is, or is a view of."""
-        if self.is_view(name):
-            return set().union(*map(self.buffers_of, self.maker[name].reads))
-        return {name} & self.changed
-
     def buffers_read_by(self, node: Node) -> set[str]:
-        return set().union(*map(self.buffers_of, node.reads))
+        """The changed buffers that `node` reads, or a view of."""
+        views = [self.buffers_read_by(self.maker[name]) for name in node.reads if self.is_view(name)]
+        return set(self.changed.intersection(node.reads)).union(*views)
 
 
 def is_view(node: Node) -> bool:
@@ -68,9 +62,9 @@ def values_of(graph: Graph, program: Program) -> Values:
     changed = frozenset(name for name in kept if kinds[name] is SymbolKind.BUFFER)
     depth = {name: 0 for name in graph.inputs if kinds[name] is not SymbolKind.PARAMETER and name not in changed}
     for node in graph.nodes:
-        read = [depth.get(name, _DEEPEST) for name in node.reads]
-        if max(read, default=0) < _DEEPEST and not OPERATORS[node.operator].draws_random_numbers:
-            depth.update((name, max(read, default=0) + 1) for name in node.results if name is not None)
+        deepest = max((depth.get(name, _DEEPEST) for name in node.reads), default=0)
+        if deepest < _DEEPEST and not OPERATORS[node.operator].draws_random_numbers:
+            depth.update((name, deepest + 1) for name in node.results if name is not None)
     maker = {name: node for node in graph.nodes for name in node.results if name is not None}
     return Values(maker, frozenset(depth.keys() & maker.keys()), trained, changed)
 
@@ -93,14 +87,18 @@ class Assignment:
 
 
 def assign(
-    program: Program, graph: Graph, values: Values, stages: int, ranks: int, budget: Budget, samples: int | None = None
+    program: Program, graph: Graph, values: Values, schedule: Schedule, budget: Budget, samples: int | None = None
 ) -> Assignment:
-    """The stages of a training step, for so many ranks and passes of `samples`. Raises OptionError if it cannot be cut
-    into so many."""
+    """The stages of a training step, for passes of `samples`. Raises OptionError if it cannot be cut into as many as
+    `schedule` has."""
     forward = graph.nodes_of(SectionKind.FWD)
     backward = graph.nodes[len(forward) :]
-    seconds = _seconds(program, graph, len(forward), budget, samples or program.batch_size)
-    ends = _cut(program, forward, values, stages, ranks, seconds)
+    work = at_batch_size(work_of(graph, program.symbols), program.batch_size, samples or program.batch_size)
+    seconds = [0.0] * len(forward)  # without the start of a section
+    for stage in work.stages:
+        if stage.node < len(forward):
+            seconds[stage.node] += alone_s(stage, work, budget)
+    ends = _cut(program, forward, values, schedule, seconds)
     stage_of = {node.name: stage for stage, span in enumerate(pairwise([0, *ends])) for node in forward[slice(*span)]}
     held = {name: {stage_of[node.name]} for node in forward for name in node.results if name is not None}
     for node in forward:
@@ -108,19 +106,18 @@ def assign(
             for name in values.read_by(node):
                 held.setdefault(name, set()).add(stage_of[node.name])
     owner = {name: min(at) for name, at in held.items() if name in values.trained}
-    stage_of |= _backward(graph, backward, values, held, owner, stages)
+    stage_of |= _backward(graph, backward, values, held, owner, schedule.stages)
     made = {name: stage_of[node.name] for node in backward for name in node.results if name is not None}
     for output in graph.outputs:
         name = parameter_of(output.symbol)
+        if name in owner and output.value not in made:
+            what = f"no operator computes the gradient of {program.symbols[name].torch_names[0]}"
+            raise OptionError(what, remedy=_NO_STAGES)
         if name in owner:
-            if output.value not in made:
-                raise OptionError(
-                    f"no operator computes the gradient of {program.symbols[name].torch_names[0]}", remedy=_NO_STAGES
-                )
             owner[name] = min(owner[name], made[output.value])
     readers = {name: tuple(sorted(held[name])) for name in owner}
     changed = [output for output in graph.outputs if output.symbol in values.changed and output.value in values.maker]
-    buffers = {one.symbol: stage_of[values.maker[one.value].name] for one in changed}
+    buffers = {output.symbol: stage_of[values.maker[output.value].name] for output in changed}
     return Assignment(stage_of, owner, owner, readers, buffers)
 
 
@@ -129,14 +126,11 @@ def assign_forward(graph: Graph, values: Values, training: Assignment) -> Assign
     stage_of: dict[str, int] = {}
     for node in graph.nodes:
         needed = values.read_by(node)
-        made = [stage_of[values.maker[name].name] for name in needed - values.trained]
-        least = max(made, default=0)
+        least = max((stage_of[values.maker[name].name] for name in needed - values.trained), default=0)
         for name in needed & values.trained:
             least = max(least, next((stage for stage in training.readers.get(name, ()) if stage >= least), least))
-        least = max(
-            [least, *(training.buffers[name] for name in values.buffers_read_by(node) & training.buffers.keys())]
-        )
-        stage_of[node.name] = least
+        changing = (training.buffers[name] for name in values.buffers_read_by(node) & training.buffers.keys())
+        stage_of[node.name] = max((least, *changing))
     return replace(training, stage_of=stage_of)
 
 
@@ -144,16 +138,15 @@ _NO_STAGES = "leave out --pipeline-stages"
 
 
 def _cut(
-    program: Program, forward: Sequence[Node], values: Values, stages: int, ranks: int, seconds: Sequence[float]
+    program: Program, forward: Sequence[Node], values: Values, schedule: Schedule, seconds: Sequence[float]
 ) -> list[int]:
     """Where the stages of the forward, whose operators take `seconds`, end. Each has a parameter that none before it
     has."""
-    total_s, owned = [0.0], [0]
-    seen: set[str] = set()
-    for node, own_s in zip(forward, seconds, strict=True):
+    stages, each = schedule.stages, schedule.stages // schedule.ranks
+    total_s, owned, seen = [0.0, *accumulate(seconds)], [0], set[str]()
+    for node in forward:
         if not is_view(node):  # a view is taken where it is read
             seen |= values.read_by(node) & values.trained
-        total_s.append(total_s[-1] + own_s)
         owned.append(len(seen))
     crossing = crossing_of(forward, values)
 
@@ -164,30 +157,17 @@ def _cut(
     largest = max(crossing, default=0)
     possible = len({owned[at] for at in places(largest)} - {0})
     if stages > possible:
+        remedy = "use --schedule 1f1b, with one stage on each rank" if possible > 1 else _NO_STAGES
+        if possible // each > 1:
+            of_rank = f" of {each} stages each" if each > 1 else ""
+            remedy = f"use fewer --pipeline-stages: at most {possible // each}{of_rank}"
         raise OptionError(
             f"{program.name} cannot be cut into {stages} stages with parameters of their own: its forward has "
             f"{len(forward)} operators, which read {len(seen)} trained parameters",
-            remedy=_fewer(possible, stages // ranks),
+            remedy=remedy,
         )
-    found = (_balanced(places(most), total_s, owned, stages) for most in range(1, largest + 1))
-    return next(ends for ends in found if ends is not None)
-
-
-def _fewer(possible: int, of_rank: int) -> str:
-    """The remedy, if so many stages are possible and the schedule has `of_rank` on each rank."""
-    if possible // of_rank > 1:
-        each = f" of {of_rank} stages each" if of_rank > 1 else ""
-        return f"use fewer --pipeline-stages: at most {possible // of_rank}{each}"
-    return "use --schedule 1f1b, with one stage on each rank" if possible > 1 else _NO_STAGES
-
-
-def _seconds(program: Program, graph: Graph, count: int, budget: Budget, samples: int) -> list[float]:
-    """Predicted seconds of the first `count` operators, those of the forward, without the start of a section."""
-    work, seconds = at_batch_size(work_of(graph, program.symbols), program.batch_size, samples), [0.0] * count
-    for stage in work.stages:
-        if stage.node < count:
-            seconds[stage.node] += alone_s(stage, work, budget)
-    return seconds
+    attempts = (_balanced(places(most), total_s, owned, stages) for most in range(1, largest + 1))
+    return next(ends for ends in attempts if ends is not None)
 
 
 def crossing_of(forward: Sequence[Node], values: Values) -> list[int]:
@@ -197,15 +177,11 @@ def crossing_of(forward: Sequence[Node], values: Values) -> list[int]:
     for at, node in enumerate(forward):
         if not is_view(node):
             last.update(dict.fromkeys(values.read_by(node) & made.keys(), at))
-    change = [0] * (len(forward) + 1)
+    change = [0] * len(forward)
     for name, at in last.items():
         change[made[name]] += 1
         change[at] -= 1
-    found, crossing = 0, []
-    for at in range(len(forward) - 1):
-        found += change[at]
-        crossing.append(found)
-    return crossing
+    return list(accumulate(change))[:-1]
 
 
 def _balanced(places: Sequence[int], total_s: Sequence[float], owned: Sequence[int], stages: int) -> list[int] | None:
@@ -238,7 +214,7 @@ def only_output(graph: Graph, backward: Sequence[Node]) -> Mapping[str, str]:
     symbol_of: dict[str, str | None] = {}  # by value; None if several outputs depend on it
     for output in graph.outputs:
         symbol_of[output.value] = output.symbol if output.value not in symbol_of else None
-    found = {}
+    leads_to = {}
     for node in reversed(backward):
         reached = {symbol_of[name] for name in node.results if name in symbol_of}
         if not reached:
@@ -247,8 +223,8 @@ def only_output(graph: Graph, backward: Sequence[Node]) -> Mapping[str, str]:
         for name in node.reads:
             symbol_of[name] = symbol if symbol_of.get(name, symbol) == symbol else None
         if symbol is not None:
-            found[node.name] = symbol
-    return found
+            leads_to[node.name] = symbol
+    return leads_to
 
 
 def _backward(
@@ -269,61 +245,50 @@ def _backward(
         highest = min((bound[values.maker[name].name] for name in needed & names), default=stages - 1)
         saved = [{stage for stage in held[name] if stage <= highest} or {highest} for name in needed - names]
         everywhere = set.intersection(*saved) if saved else set(range(highest + 1))
-        own = weight_of.get(node.name)
-        at = owner[own] if own is not None and owner[own] in everywhere else None
-        bound[node.name] = at if at is not None else max(everywhere or map(min, saved))
+        own = owner.get(weight_of.get(node.name, ""))
+        bound[node.name] = own if own in everywhere else max(everywhere or map(min, saved))
         if saved or len(needed & names) > 1:  # the sum of gradients crosses, not each
             fixed.add(node.name)
-    owned = {
-        output.value: owner[parameter_of(output.symbol)]
-        for output in graph.outputs
-        if parameter_of(output.symbol) in owner
-    }
-    found: dict[str, int] = {}
-    read: dict[str, int] = {}  # by value: the highest stage that reads it
+    read: dict[str, int] = {}  # by value: the highest stage that reads it, or owns what it is the gradient of
+    for output in graph.outputs:
+        if (stage := owner.get(parameter_of(output.symbol))) is not None:
+            read[output.value] = stage
+    stage_of: dict[str, int] = {}
     for node in reversed(backward):
-        places = [where.get(name) for name in node.results if name for where in (read, owned)]
         stage = bound[node.name]
         if node.name not in fixed:
-            stage = min(max((one for one in places if one is not None), default=0), stage)
-        found[node.name] = stage
+            stage = min(max((read[name] for name in node.results if name in read), default=0), stage)
+        stage_of[node.name] = stage
         for name in node.reads:
             read[name] = max(read.get(name, 0), stage)
-    return found
+    return stage_of
 
 
 _LEAST_GAIN = 0.05
 """Of the memory of the fullest rank: for less, no messages are added."""
 
-
-class Sizes(NamedTuple):
-    """The bytes of a parameter, which are those of its gradient, and of its optimizer states on one rank."""
-
-    parameter: float
-    states: float
+Sizes: TypeAlias = tuple[float, float]
+"""The bytes of a parameter, which are those of its gradient, and of its optimizer states on one rank."""
 
 
 def updaters(assignment: Assignment, sizes: Mapping[str, Sizes], ranks: int) -> Mapping[str, int]:
     """By trained parameter, the stage that updates it: the one that completes its gradient, or another that reads it,
     if the fullest of `ranks` then holds clearly less."""
-    owner, found = assignment.owner, dict(assignment.owner)
-    for name in sorted(found, key=lambda one: -sizes[one].states):
-        readers = assignment.readers[name]
-        if len(readers) == 1 or owner[name] not in readers:
-            continue
-        best = (1 - _LEAST_GAIN) * _fullest(owner, found, sizes, ranks)
-        for stage in readers:
-            held = _fullest(owner, found | {name: stage}, sizes, ranks)
-            if held < best:
-                best, found = held, found | {name: stage}
-    return found
+    owner = assignment.owner
 
+    def fullest(updater: Mapping[str, int]) -> float:
+        held = [0.0] * ranks
+        for name, (parameter_bytes, states_bytes) in sizes.items():
+            for rank in {owner[name] % ranks, updater[name] % ranks}:
+                held[rank] += 2 * parameter_bytes
+            held[updater[name] % ranks] += states_bytes
+        return max(held)
 
-def _fullest(owner: Mapping[str, int], updater: Mapping[str, int], sizes: Mapping[str, Sizes], ranks: int) -> float:
-    """The bytes of the rank that holds most."""
-    held = [0.0] * ranks
-    for name, size in sizes.items():
-        for rank in {owner[name] % ranks, updater[name] % ranks}:
-            held[rank] += 2 * size.parameter
-        held[updater[name] % ranks] += size.states
-    return max(held)
+    chosen = dict(owner)
+    for name in sorted(chosen, key=lambda name: -sizes[name][1]):
+        if len(assignment.readers[name]) > 1 and owner[name] in assignment.readers[name]:
+            best = (1 - _LEAST_GAIN) * fullest(chosen)
+            for stage in assignment.readers[name]:
+                if (held := fullest(chosen | {name: stage})) < best:
+                    best, chosen = held, chosen | {name: stage}
+    return chosen

@@ -1,1 +1,0 @@
-"""Pipeline parallelism: the stage of each operator, and the messages between stages."""
