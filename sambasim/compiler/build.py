@@ -162,7 +162,8 @@ class _Builder:
 
     def _training(self, captured: CapturedGraph) -> Graph:
         # The first output from which the backward starts is the loss; the others are numbered.
-        first, indices = captured.losses[0], sorted(int(role.name) for role in _outputs_of(captured))
+        first = captured.losses[0]
+        indices = sorted(int(role.name) for _, role in captured.outputs if role.kind == "output")
         self._outputs[first] = self._loss
         for number, index in enumerate(index for index in indices if index != first):
             self._outputs[index] = self._names.take(f"{self._prefix}__outputs__{number}", GRADIENT_SUFFIX)
@@ -235,10 +236,6 @@ class _Builder:
 
 def _path(role: Role) -> str:
     return role.name.removeprefix(_STEP_PREFIX)
-
-
-def _outputs_of(captured: CapturedGraph) -> list[Role]:
-    return [role for _, role in captured.outputs if role.kind == "output"]
 
 
 def _bytes(tensor: Tensor) -> Tensor:

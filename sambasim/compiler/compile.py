@@ -1,7 +1,7 @@
 """Model, example batch, loss, optimizer and options in; one PEF out, and the notices about it."""
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -121,7 +121,6 @@ def _notices_of(built: Built, program: Program, model: nn.Module) -> Iterator[st
 
 
 def _gathered(program: Program) -> Iterator[str]:
-    """What the ranks along tp gather because an operator cannot work on parts."""
     ranks = next((axis.size for axis in program.mesh if axis.name == TENSOR), 1)
     received: Counter[str] = Counter()
     for gather in gathers(program.leading, TENSOR, ranks):
@@ -134,7 +133,6 @@ def _gathered(program: Program) -> Iterator[str]:
 
 
 def _exemptions(model: nn.Module) -> dict[str, str]:
-    """Metadata of the PEF: what is exempt from exactness."""
     sizes = {module.hidden_size for module in model.modules() if isinstance(module, nn.GRU)}
     inexact = ", ".join(str(size) for size in sorted(sizes) if size % _GRU_EXACT_MULTIPLE)
     said = f"GRU of hidden size {inexact}: gradients may differ from eager in the last bits"
@@ -151,11 +149,11 @@ class Compiled:
 
 
 class Stopwatch:
+    """Seconds by phase. `on_phase` gets each that begins."""
+
     def __init__(self, on_phase: Callable[[str], None]) -> None:
-        self._on_phase = on_phase
-        self._phase: str | None = None
-        self._began_s = 0.0
-        self.phases_s: dict[str, float] = {}
+        self._on_phase, self._phase, self._began_s = on_phase, "", 0.0
+        self.phases_s: defaultdict[str, float] = defaultdict(float)
 
     def begin(self, phase: str) -> None:
         self.end()
@@ -163,10 +161,9 @@ class Stopwatch:
         self._on_phase(phase)
 
     def end(self) -> None:
-        if self._phase is not None:
-            elapsed_s = time.perf_counter() - self._began_s
-            self.phases_s[self._phase] = self.phases_s.get(self._phase, 0.0) + elapsed_s
-        self._phase = None
+        if self._phase:
+            self.phases_s[self._phase] += time.perf_counter() - self._began_s
+        self._phase = ""
 
 
 def compile_model(
@@ -327,7 +324,6 @@ def _training_alone(step: TrainingStep, tensors: Sequence[Tensor]) -> Captures:
 
 
 def _captured(step: nn.Module, tensors: Sequence[Tensor], narrow: bool, observed: Observed) -> CapturedGraph:
-    """The captured graph of a step. Raises CaptureError, with all that the observed call shows in its way."""
     try:
         return capture(step, tensors, observed.asked[step], narrow=narrow)
     except RandomBranch:

@@ -162,7 +162,6 @@ def _takes_labels(kind: type[nn.Module]) -> bool:
 
 
 def _class_with_a_loss(kind: type[nn.Module]) -> str | None:
-    """As a remedy, a class beside `kind` whose models return a loss; None if there is none."""
     beside = vars(sys.modules[kind.__module__]).items()
     losing = [name for name, other in beside if is_configured(other) and _takes_labels(other)]
     usual = f"{kind.__name__.removesuffix('Model')}ForSequenceClassification"

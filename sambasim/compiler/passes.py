@@ -101,7 +101,6 @@ def _kept(graph: Graph, ends: list[int], passes: Sequence[Section], values: Valu
 
 
 def _made_once(node: Node, values: Values) -> Sequence[str]:
-    """The results of `node` that cannot be made again."""
     operator = OPERATORS[node.operator]
     # In an app, buffers have changed before the backward.
     if not (operator.draws_random_numbers or operator.kind in _MADE_ONCE or values.buffers_read_by(node)):

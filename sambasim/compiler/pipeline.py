@@ -132,7 +132,6 @@ class Connected:
         self._nodes[segment].append(received)
 
     def _message(self, value: str, name: str, here: str, source: int, target: int) -> tuple[Node, Node]:
-        """The send `name` of a value from stage `source`, and the recv at stage `target`, where it is called `here`."""
         axis, tag, shift = ("axis", PIPELINE), ("tag", next(self._tags)), target - source
         there, back = ("shift", shift % self._ranks), ("shift", -shift % self._ranks)
         sent = Node(name, "comm.send", (Ref(value),), (axis, there, tag))

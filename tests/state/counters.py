@@ -3,13 +3,11 @@
 # Calling a module gives Any, and some functions of torch have no types.
 # mypy: no-warn-return-any, allow-untyped-calls
 
-import contextvars
 import itertools
 import random
-import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.state.case import (
+    BATCH,
     CASES,
     EITHER,
     EQUAL,
@@ -34,6 +33,8 @@ from tests.state.case import (
     net_of,
     points,
 )
+from tests.state.generated import net_from_source, source_of
+from tests.state.ingredients import COUNTERS, IN_A_BUFFER, Ingredient, counter
 
 
 def _in_a_buffer(first: int) -> Callable[[Any, Tensor], Tensor]:
@@ -63,19 +64,12 @@ def late(first: int, prepare: Callable[[Any], object] | None = None, **more: Any
 
 
 class Helper:
-    shared = 0
-
     def __init__(self) -> None:
         self.n = 0
 
     def count(self) -> int:
         self.n += 1  # here
         return self.n - 1
-
-
-@dataclass
-class Schedule:
-    n: int = 0
 
 
 class Private:
@@ -90,9 +84,46 @@ class Private:
 
 
 STATS = {"n": 0}
-CALLS = 0
-CONTEXT: contextvars.ContextVar[int] = contextvars.ContextVar("CONTEXT", default=0)
-LOCAL = threading.local()
+
+
+LATE = {
+    "attribute": (1000, "model.n1"),
+    "namespace": (8, "s1"),
+    "dataclass": (20, "c1"),
+    "list": (20, "l1"),
+    "dict": (12, "d1"),
+    "set": (12, "set1"),
+    "Counter": (8, "counts1"),
+    "class attribute": (8, "Shared1"),
+    "global": (50, "CALLS1"),
+    "dict in a global": (8, "STATS1"),
+    "function attribute": (8, "count1"),
+    "default argument": (8, "count1"),
+    "closure": (20, "count"),
+    "generator": (12, "numbers1"),
+    "itertools.count": (12, "numbers1"),
+    "ContextVar": (8, "VAR1"),
+    "threading.local": (8, "LOCAL1"),
+    "numpy array": (8, "a1"),
+}
+"""By counter: the first call with an effect, and what the error says. They count in forward(), or in a function."""
+
+COUNTING = {"function attribute": "count1.n += 1", "default argument": "n[0] += 1", "closure": "n += 1"}
+
+
+def _add_late(row: tuple[str, str, str, str, str], first: int, says: str) -> None:
+    steps = first + 2 if first < 100 else 4
+    more = {"steps": steps, "says": (says,), "where": COUNTING.get(row[0], row[3].splitlines()[-1].replace("@", "1"))}
+    build = partial(net_from_source, f"late_{row[0]}", source_of([counter(row, first + 1)], samples=steps * BATCH))
+    buffered = Ingredient("", IN_A_BUFFER.forward.replace("K", str(first + 1)), IN_A_BUFFER.init)
+    rewritten = partial(net_from_source, f"buffered_{row[0]}", source_of([buffered], samples=steps * BATCH))
+    expected = EITHER if first < 100 else REFUSED
+    add(row[0], __name__, build, expected, rewritten=rewritten, whole=row[0] != "attribute", **more)
+
+
+for _row in COUNTERS:
+    if _row[0] in LATE:
+        _add_late(_row, *LATE[_row[0]])
 
 
 @late(8, given(helper=Helper), says=("helper.n",))
@@ -105,124 +136,10 @@ def private_slot(net: Any) -> int:
     return net.helper.count()
 
 
-@late(12, given(kept=lambda: {"n": 0}), says=("kept",), whole=True)
-def dictionary(net: Any) -> int:
-    net.kept["n"] += 1  # here
-    return net.kept["n"] - 1
-
-
-@late(20, given(seen=list), says=("seen",), whole=True)
-def list_that_grows(net: Any) -> int:
-    net.seen.append(0)  # here
-    return len(net.seen) - 1
-
-
 @late(9, given(last=lambda: deque(maxlen=10)), says=("last",), whole=True)
 def deque_of_ten(net: Any) -> int:
     net.last.append(0)  # here
     return len(net.last) - 1
-
-
-@late(8, says=("shared",), whole=True)
-def class_attribute(net: Any) -> int:
-    Helper.shared += 1  # here
-    return Helper.shared - 1
-
-
-@late(50, says=("CALLS",), whole=True)
-def number_in_a_global(net: Any) -> int:
-    global CALLS
-    CALLS += 1  # here
-    return CALLS - 1
-
-
-@late(12, given(counter=itertools.count), says=("counter",), whole=True)
-def itertools_count(net: Any) -> int:
-    return int(next(net.counter))  # here
-
-
-@late(1000, given(n=0), says=("n",))
-def attribute(net: Any) -> int:
-    net.n += 1  # here
-    return int(net.n) - 1
-
-
-@late(8, says=("STATS",), whole=True)
-def dictionary_in_a_global(net: Any) -> int:
-    STATS["n"] += 1  # here
-    return STATS["n"] - 1
-
-
-@late(8, given(s=lambda: SimpleNamespace(n=0)), whole=True)
-def namespace(net: Any) -> int:
-    net.s.n += 1  # here
-    return int(net.s.n) - 1
-
-
-@late(20, given(schedule=Schedule), whole=True)
-def field_of_a_dataclass(net: Any) -> int:
-    net.schedule.n += 1  # here
-    return int(net.schedule.n) - 1
-
-
-@late(8, given(counts=Counter), whole=True)
-def counter_of_collections(net: Any) -> int:
-    net.counts.update(["calls"])  # here
-    return int(net.counts["calls"]) - 1
-
-
-@late(12, given(seen=set), whole=True)
-def set_that_grows(net: Any) -> int:
-    net.seen.add(len(net.seen))  # here
-    return len(net.seen) - 1
-
-
-def _function(step: list[int] = [0]) -> int:  # noqa: B006 (the default that keeps state is the case)
-    step[0] += 1  # here
-    return step[0] - 1
-
-
-@late(8, whole=True)
-def default_argument(net: Any) -> int:
-    return _function()
-
-
-@late(8, whole=True)
-def attribute_of_a_function(net: Any) -> int:
-    attribute_of_a_function_count.n = getattr(attribute_of_a_function_count, "n", 0) + 1  # type: ignore[attr-defined]  # here
-    return int(attribute_of_a_function_count.n) - 1  # type: ignore[attr-defined]  # it is the case
-
-
-def attribute_of_a_function_count() -> None:
-    """Holds the count."""
-
-
-def _closure() -> Callable[[], int]:
-    n = 0
-
-    def count() -> int:
-        nonlocal n
-        n += 1  # here
-        return n - 1
-
-    return count
-
-
-@late(20, given(count=lambda: [_closure()]), whole=True)
-def closure(net: Any) -> int:
-    return int(net.count[0]())
-
-
-def _generator() -> Iterator[int]:
-    n = 0
-    while True:
-        yield n  # here
-        n += 1
-
-
-@late(12, given(generator=_generator), whole=True)
-def generator(net: Any) -> int:
-    return int(next(net.generator))  # here
 
 
 @late(1, given(cycle=lambda: itertools.cycle([0, 1])), whole=True)
@@ -230,28 +147,10 @@ def itertools_cycle(net: Any) -> int:
     return int(next(net.cycle))  # here
 
 
-@late(8, whole=True)
-def context_variable(net: Any) -> int:
-    CONTEXT.set(CONTEXT.get() + 1)  # here
-    return CONTEXT.get() - 1
-
-
-@late(8, whole=True)
-def thread_local(net: Any) -> int:
-    LOCAL.n = getattr(LOCAL, "n", 0) + 1  # here
-    return int(LOCAL.n) - 1
-
-
 @late(10, given(order=lambda: OrderedDict.fromkeys(range(20))), whole=True)
 def ordered_dict_that_shrinks(net: Any) -> int:
     net.order.popitem()  # here
     return 19 - len(net.order)
-
-
-@late(8, given(counts=lambda: np.zeros(1, dtype=int)), whole=True)
-def numpy_array(net: Any) -> int:
-    net.counts += 1  # here
-    return int(net.counts[0]) - 1
 
 
 def _hooked(net: Any) -> None:

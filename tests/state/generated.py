@@ -3,23 +3,24 @@ prints the verdicts, and each net with a wrong one. The exit code is 1 if there 
 
 import argparse
 import importlib.util
+import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from textwrap import indent
 
-from tests.state.case import EITHER, EQUAL, REFUSED, Case, Setup
+from tests.state.case import BATCH, EITHER, EQUAL, REFUSED, Case, Setup
 from tests.state.ingredients import COUNTERS, HOOK, LOSSES, OPTIMIZERS, OTHERS, SOUND, Ingredient, counter
 from tests.state.play import Found, complaints, play
 
 STEPS = 10
 LATE = 1000
 """A call that no run of a test reaches: a net with an effect from there on has to be refused."""
-RIGHT = frozenset({"equal", "told", "refused"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,27 +31,29 @@ class Generated:
     is_sound: bool
     is_late: bool
 
-    def case(self, folder: Path) -> Case:
-        path = folder / f"net_{self.seed}.py"
-        path.write_text(self.source, encoding="utf-8")
+    def case(self) -> Case:
         expected = REFUSED if self.is_late else EQUAL if self.is_sound else EITHER
         rounds = any(name in ("momentum", "AdamW", "SGD with weight decay") for name in self.names)
         tolerance = 1e-4 if rounds else 0.0
-        return Case(path.stem, _builder(path), expected, where=None, steps=STEPS, tolerance=tolerance)
+        build = partial(net_from_source, f"net_{self.seed}", self.source)
+        return Case(f"net_{self.seed}", build, expected, where=None, steps=STEPS, tolerance=tolerance)
 
 
-def _builder(path: Path) -> Callable[[], Setup]:
-    def build() -> Setup:
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        setup = module.make()
-        assert isinstance(setup, Setup)
-        return setup
+_FOLDER = tempfile.TemporaryDirectory()
 
-    return build
+
+def net_from_source(name: str, source: str) -> Setup:
+    """What `make` of a module with this text returns."""
+    path = Path(_FOLDER.name, re.sub(r"\W", "_", name)).with_suffix(".py")
+    path.write_text(source, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    setup = module.make()
+    assert isinstance(setup, Setup)
+    return setup
 
 
 def generate(seed: int) -> Generated:
@@ -64,7 +67,7 @@ def generate(seed: int) -> Generated:
     chosen = (*body, loss, optimizer)
     return Generated(
         seed,
-        _source(random, body, loss, optimizer),
+        source_of(body, loss, optimizer, random),
         tuple(one.name for one in chosen),
         all(one.is_sound for one in chosen),
         any(str(LATE) in one.forward for one in chosen),
@@ -76,23 +79,23 @@ def _rarely_unsound(random: Random, ingredients: Sequence[Ingredient]) -> Ingred
     return random.choice([one for one in ingredients if one.is_sound == is_sound])
 
 
-def _source(random: Random, body: Sequence[Ingredient], loss: Ingredient, optimizer: Ingredient) -> str:
+def source_of(
+    body: Sequence[Ingredient],
+    loss: Ingredient = LOSSES[0],
+    optimizer: Ingredient = OPTIMIZERS[0],
+    random: Random = Random(0),  # noqa: B008 (of the numbers K)
+    samples: int = STEPS * BATCH,
+) -> str:
+    def numbered(text: str, number: int) -> str:
+        own = re.sub(r"@(?!dataclass|functools|torch)", str(number), text)
+        return own.replace("K", str(random.choice((2, 8))))
+
     tops, inits, lines, methods = [], [], [], ""
     for number, one in enumerate(body, 1):
-        own = {"@dataclass": "$dataclass", "@functools": "$functools", "@torch": "$torch"}
-
-        def numbered(text: str, number: int = number, own: dict[str, str] = own) -> str:
-            for decorator, mark in own.items():
-                text = text.replace(decorator, mark)
-            text = text.replace("@", str(number)).replace("K", str(random.choice((2, 8))))
-            for decorator, mark in own.items():
-                text = text.replace(mark, decorator)
-            return text
-
-        tops += [numbered(one.top)] if one.top else []
-        inits += [numbered(one.init)] if one.init else []
-        lines += [numbered(one.forward)]
-        methods += numbered(HOOK) if one.name == "hook that counts" else ""
+        tops += [numbered(one.top, number)] if one.top else []
+        inits += [numbered(one.init, number)] if one.init else []
+        lines += [numbered(one.forward, number)]
+        methods += numbered(HOOK, number) if one.name == "hook that counts" else ""
     tops += [one.top for one in (loss, optimizer) if one.top]
     return _TEMPLATE.format(
         tops="\n\n\n".join(["", *tops]),
@@ -104,7 +107,7 @@ def _source(random: Random, body: Sequence[Ingredient], loss: Ingredient, optimi
         loss=loss.init or "None",
         optimizer=optimizer.init,
         attached=indent(optimizer.forward, " " * 4),
-        samples=STEPS * 4,
+        samples=samples,
     )
 
 
@@ -115,6 +118,7 @@ import threading
 from collections import Counter, deque, namedtuple
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -157,9 +161,9 @@ def make():
 """
 
 
-def judge(one: Generated, folder: Path) -> tuple[Found, list[str]]:
+def judge(one: Generated) -> tuple[Found, list[str]]:
     """The verdict, and what is wrong with it."""
-    case = one.case(folder)
+    case = one.case()
     found = play(case)
     return found, [*complaints(case, found)]
 
@@ -171,21 +175,18 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     first, _, end = given.seeds.partition(":")
     verdicts: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as folder:
-        for seed in range(int(first), int(end or int(first) + 1)):
-            one = generate(seed)
-            if given.source:
-                print(one.source)
-                continue
-            found, wrong = judge(one, Path(folder))
-            kind = "late" if one.is_late else "sound" if one.is_sound else "other"
-            told = "told" if found.verdict == "equal" and found.notices else found.verdict
-            verdicts[f"{kind:<6} {told}{' WRONG' if wrong else ''}"] += 1
-            if wrong:
-                print(
-                    f"{'=' * 100}\nseed {seed}: {', '.join(one.names)}\n{'; '.join(wrong)}\n{found}\n{one.source}",
-                    flush=True,
-                )
+    for seed in range(int(first), int(end or int(first) + 1)):
+        one = generate(seed)
+        if given.source:
+            print(one.source)
+            continue
+        found, wrong = judge(one)
+        kind = "late" if one.is_late else "sound" if one.is_sound else "other"
+        told = "told" if found.verdict == "equal" and found.notices else found.verdict
+        verdicts[f"{kind:<6} {told}{' WRONG' if wrong else ''}"] += 1
+        if wrong:
+            names = ", ".join(one.names)
+            print(f"{'=' * 100}\nseed {seed}: {names}\n{'; '.join(wrong)}\n{found}\n{one.source}", flush=True)
     for name, count in sorted(verdicts.items()):
         print(f"{count:5}  {name}")
     return int(any("WRONG" in name for name in verdicts))

@@ -80,6 +80,13 @@ def _sound(name: str, forward: str, init: str = "", top: str = "") -> Ingredient
     return Ingredient(name, forward, init, top, is_sound=True)
 
 
+IN_A_BUFFER = _sound(
+    "steps in a buffer",
+    "self.steps@.add_(1)\nh = h * torch.where(self.steps@ < K, 1.0, 0.5)",
+    'self.register_buffer("steps@", torch.zeros(()))',
+)
+"""The remedy of a counter."""
+
 SOUND: tuple[Ingredient, ...] = (
     _sound("dropout", "h = self.drop@(h)", "self.drop@ = nn.Dropout(0.2)"),
     _sound("BatchNorm", "h = self.norm@(h)", "self.norm@ = nn.BatchNorm1d(6)"),
@@ -140,11 +147,7 @@ SOUND: tuple[Ingredient, ...] = (
         "h = h / self.scale@",
         'self.register_buffer("scale@", torch.ones(()))\nself.register_buffer("seen@", torch.zeros(()).bool())',
     ),
-    _sound(
-        "steps in a buffer",
-        "self.steps@.add_(1)\nh = h * torch.where(self.steps@ < K, 1.0, 0.5)",
-        'self.register_buffer("steps@", torch.zeros(()))',
-    ),
+    IN_A_BUFFER,
     _sound("noise of torch", "if self.training:\n    h = h + 0.1 * torch.randn_like(h)"),
     _sound("bernoulli of torch", "if self.training:\n    h = h * torch.bernoulli(torch.full((6,), 0.8))"),
     _sound(

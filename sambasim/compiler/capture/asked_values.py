@@ -7,7 +7,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from enum import Enum, auto
-from functools import cache, partial
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from types import FrameType
@@ -130,13 +130,12 @@ class Asked(TorchFunctionMode):
     def _remember(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: object
     ) -> None:
-        """Record how `result` is drawn again, if it depends on random numbers alone."""
         if not isinstance(result, Tensor) or result.numel() != 1:
             return
         tensors = [argument for argument in (*args, *kwargs.values()) if isinstance(argument, Tensor)]
         is_draw = func in (torch.rand, torch.randn, torch.randint, torch.rand_like)
         if is_draw or (tensors and all(id(tensor) in self._drawn for tensor in tensors)):
-            draws = [self._drawn.get(id(argument), (argument, partial(_same, argument)))[1] for argument in args]
+            draws = [self._drawn.get(id(argument), (argument, lambda value=argument: value))[1] for argument in args]
             self._drawn[id(result)] = result, lambda: func(*(draw() for draw in draws), **kwargs)
 
 
@@ -238,10 +237,6 @@ class Followed(TorchFunctionMode):
 
 def _name(func: Callable[..., Any]) -> str:
     return getattr(func, "__name__", "")
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _is_size(value: object) -> bool:

@@ -86,7 +86,6 @@ def source_line(node: fx.Node) -> SourceLine | None:
 
 
 def _imported_as(path: str) -> str:
-    """`path` relative to the folder from which Python imported it."""
     folders = [entry for entry in (*sys.path, os.getcwd()) if entry and path.startswith(f"{entry.rstrip('/')}/")]
     return os.path.relpath(path, max(folders, key=len)) if folders else os.path.basename(path)
 

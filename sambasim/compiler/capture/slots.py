@@ -183,7 +183,6 @@ def _varied(value: Any, number: int, before: Any) -> Any:
 
 
 def _repeated(items: Any, number: int) -> Any:
-    """As many items as `number` says."""
     count = min(NUMBERS[number], LARGEST)
     return (items * -(-count // max(len(items), 1)))[:count]
 

@@ -74,7 +74,6 @@ class Snapshot:
                 self._add(Slot(name, "value", thing, "cache_info", None, thing.cache_info()))
 
     def _enter(self, name: str, thing: Any) -> Iterator[tuple[str, Any]]:
-        """Add the slots of `thing`. Yields what they hold, by name."""
         if isinstance(thing, LEAVES) or id(thing) in self._seen:
             return
         self._seen[id(thing)] = thing

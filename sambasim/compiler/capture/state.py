@@ -309,7 +309,6 @@ class _Observer:
                 raise self._refused(Obstacle(what, rewrite), self._line_of(slot.name, slot.kind))
 
     def _in_memory_of(self, array: np.ndarray[Any, Any]) -> str | None:
-        """The parameter or buffer that has the memory of `array`."""
         named = {} if self.is_fake else self._named
         inside = (key for key, one in named.items() if 0 <= array.ctypes.data - one.data_ptr() < one.nbytes)
         return next((key.removeprefix("foreign ").replace(" model.", " ") for key in inside), None)

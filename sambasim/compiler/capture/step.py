@@ -74,7 +74,6 @@ def per_sample_loss(name: str, args: Mapping[str, object]) -> Loss | None:
 
 
 def _named(name: str, args: Mapping[str, object]) -> tuple[Callable[..., Tensor], dict[str, object]]:
-    """Torch's loss called `name`, and its arguments: lists, such as class weights, become tensors."""
     if name not in NAMED_LOSSES:
         known = ", ".join(NAMED_LOSSES)
         raise OptionError(f"there is no loss called {name!r}", remedy=f"loss.name takes one of {known}")
@@ -179,7 +178,6 @@ def _dtype(tensor: Tensor) -> str:
 
 
 def _as_batch(shape: tuple[int, ...]) -> str:
-    """`shape` for any batch size."""
     return ", ".join(map(str, (-1, *shape[1:])))
 
 
@@ -209,7 +207,6 @@ class _Step(nn.Module):
         self._by_keyword, self._arguments = example.by_keyword, example.arguments
 
     def _call(self, inputs: Sequence[Tensor]) -> tuple[object, tuple[Tensor, ...]]:
-        """What the model returns, and the tensors in it."""
         given: dict[str, object] = dict(zip(self._names[: len(inputs)], inputs, strict=True))
         if self._arguments is not None:
             given = {name: _filled(value, given) for name, value in self._arguments.items()}
@@ -307,7 +304,6 @@ def _check_one_loss(result: object, batch_size: int) -> None:
 
 
 def _filled(names: object, given: Mapping[str, object]) -> object:
-    """`names` with the tensor of each name in its place."""
     if isinstance(names, Mapping):
         return {key: _filled(part, given) for key, part in names.items()}
     if isinstance(names, tuple | list):

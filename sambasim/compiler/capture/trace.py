@@ -31,7 +31,7 @@ from sambasim.compiler.capture.asked_values import Asked, Followed, modes_reach_
 from sambasim.compiler.capture.explain import SHAPE, tracer_error
 from sambasim.compiler.capture.names import source_line
 from sambasim.compiler.capture.tensors import Widened, memory_order
-from sambasim.compiler.capture.trial import as_written, logs_disabled, nothing_lost, replaced, tied_once, tracing, trial
+from sambasim.compiler.capture.trial import logs_disabled, nothing_lost, replaced, tied_once, tracing, trial
 from sambasim.errors import CaptureError
 
 
@@ -98,7 +98,6 @@ def restore_strides(captured: CapturedGraph) -> CapturedGraph:
 
 
 def _constants(captured: CapturedGraph) -> Iterator[tuple[fx.Node, str, Tensor]]:
-    """The nodes that read constants, with their keys and values."""
     for node in list(captured.graph.nodes):
         role = captured.inputs.get(node.name)
         key = str(node.target) if node.op == "get_attr" else role.name if role is not None else ""
@@ -142,9 +141,10 @@ def capture(
     if asked.refused is not None:
         raise asked.refused
     with _tracing("training step" if step.training else "evaluation graph"), contextlib.ExitStack() as stack:
-        for context in (_compiled_parts(), answers_of_eager(), modes_reach_inside(), torch.enable_grad()):
+        if "torch._dynamo" in sys.modules:  # what torch.compile has compiled is traced as it was written
+            stack.enter_context(torch._dynamo.config.patch(error_on_nested_fx_trace=False))
+        for context in (answers_of_eager(), modes_reach_inside(), torch.enable_grad(), kernels_of_eager()):
             stack.enter_context(context)
-        stack.enter_context(kernels_of_eager())
         attributes = stack.enter_context(trial(step))
         for context in (tied_once(step), _modules_marked(step), nothing_lost(training=step.training)):
             stack.enter_context(context)
@@ -163,7 +163,6 @@ def capture(
 
 
 def _check_static(graph: fx.Graph) -> None:
-    """Raises CaptureError for sizes that torch's tracers leave open."""
     for node in graph.nodes:
         for value in tree_leaves(node.meta.get("val")):
             sizes = value.shape if isinstance(value, Tensor) else (value,)
@@ -256,15 +255,6 @@ def _modules_marked(step: nn.Module) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-@contextlib.contextmanager
-def _compiled_parts() -> Iterator[None]:
-    """As `as_written`, which makes it safe to trace what torch.compile has compiled."""
-    with as_written(), contextlib.ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:
-            stack.enter_context(torch._dynamo.config.patch(error_on_nested_fx_trace=False))
-        yield
 
 
 @contextlib.contextmanager

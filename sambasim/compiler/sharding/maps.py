@@ -68,8 +68,6 @@ def follow(s: Sharder, node: Node, text: str, order: str = "*") -> bool:
 
 
 class _Cut(NamedTuple):
-    """A letter that is cut."""
-
     letter: str
     outer: int
 

@@ -265,7 +265,6 @@ def plan_by_name(program: Program, graph: Graph, axis: str, ranks: int, names: N
 
 
 def _matches(pattern: str, path: str) -> bool:
-    """Whether `path`, of a parameter, or its module is what `pattern` names."""
     wanted, parts = pattern.split("."), path.split(".")
     candidates = [names for names in (parts, parts[:-1]) if names and len(names) == len(wanted)]
     return any(all(map(fnmatchcase, names, wanted)) for names in candidates)

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import chain, count
 from math import prod
 from typing import TypeAlias
 
@@ -78,6 +79,7 @@ Rule: TypeAlias = Callable[["Sharder", Node], bool]
 """Emits what computes `node` from operands that are not all whole. Returns False, before anything is emitted, if it
 finds no way."""
 
+Args: TypeAlias = Sequence[Argument]
 Keywords: TypeAlias = Sequence[tuple[str, Argument]]
 
 
@@ -167,13 +169,7 @@ class Sharder:
         return self.to(argument, WHOLE)
 
     def emit(
-        self,
-        node: Node,
-        args: Sequence[Argument],
-        layouts: Sequence[Layout],
-        *,
-        operator: str | None = None,
-        kwargs: Keywords | None = None,
+        self, node: Node, args: Args, layouts: Sequence[Layout], operator: str = "", kwargs: Keywords | None = None
     ) -> None:
         """Add `node` with these arguments, of this rank; its results lie as `layouts` say. Raises InternalError for a
         result that cannot be cut so."""
@@ -186,18 +182,12 @@ class Sharder:
                     type_ = part_type(type_, layout, self.ranks)
                 self._values[name] = type_
         given, keywords = tuple(args), node.kwargs if kwargs is None else tuple(kwargs)
-        if given != node.args or keywords != node.kwargs or operator is not None:
+        if given != node.args or keywords != node.kwargs or operator:
             node = replace(node, args=given, kwargs=keywords, operator=operator or node.operator)
         self._nodes.append(node)
 
     def emit_result(
-        self,
-        node: Node,
-        result: str | None,
-        operator: str,
-        args: Sequence[Argument],
-        layout: Layout,
-        kwargs: Keywords = (),
+        self, node: Node, result: str | None, operator: str, args: Args, layout: Layout, kwargs: Keywords = ()
     ) -> None:
         """Add a node that computes one result of `node`, if it is read, by another operator."""
         if result is not None:
@@ -290,7 +280,6 @@ class Sharder:
     def _communicate(
         self, name: str, value: str, operator: str, how: Keywords, type_: TensorType, layout: Layout
     ) -> str:
-        """The name of what `operator` makes of `value`: `name`, if that is free."""
         name = self._free(name)
         self._types[name], self.layouts[name] = type_, layout
         self._values[name] = part_type(type_, layout, self.ranks)
@@ -304,8 +293,8 @@ class Sharder:
         return self.converted(name, self._kept[name])
 
     def _free(self, name: str) -> str:
-        numbered = (name, *(f"{name}_{number}" for number in range(2, len(self._types) + len(self.symbols) + 3)))
-        return next(free for free in numbered if free not in self._types and free not in self.symbols)
+        numbered = (f"{name}_{number}" for number in count(2))
+        return next(free for free in chain([name], numbered) if free not in self._types and free not in self.symbols)
 
 
 def number(argument: Argument) -> int:

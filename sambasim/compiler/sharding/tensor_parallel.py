@@ -110,7 +110,6 @@ def _heads(query: int, key: int) -> str:
 
 
 def _undivided_heads(program: Program, graph: Graph, ranks: int) -> Mapping[tuple[int, int], Node]:
-    """The numbers of query and of key heads that `ranks` does not divide, each with the first attention of them."""
     undivided: dict[tuple[int, int], Node] = {}
     for node in graph.nodes:
         if OPERATORS[node.operator].kind is OperatorKind.ATTENTION:
@@ -169,6 +168,5 @@ def _left_whole(program: Program, graph: Graph, plan: Plan) -> Iterator[str]:
 
 
 def _general_name(symbol: Symbol) -> str:
-    """Its name in the model, with `*` for the numbers of layers."""
     module, _, own = (*symbol.torch_names, symbol.name)[0].rpartition(".")
     return f"{general(module)}.{own}" if module else own
