@@ -9,8 +9,8 @@ from sambasim.compiler.capture.step import TARGET
 from sambasim.compiler.front import build_model, example_batch
 from sambasim.data.sources import open_source
 from sambasim.errors import CaptureError, ModelError, OptionError
+from sambasim.options.base import build
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
-from sambasim.options.explain import build
 from sambasim.options.grammar import SYNTHETIC
 from sambasim.options.training import DataOptions, LossOptions, ModelOptions, OptimizerOptions, TrainingOptions
 from sambasim.pef import PefDocument, read

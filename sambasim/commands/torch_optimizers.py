@@ -10,7 +10,7 @@ from torch import Tensor
 from sambasim.compiler.capture.recording import line_of
 from sambasim.errors import OptionError
 from sambasim.optimizers import OPTIMIZERS
-from sambasim.options.explain import build
+from sambasim.options.base import build
 from sambasim.options.training import OptimizerOptions
 
 NOT_IN_A_PEF: Mapping[str, str] = {

@@ -18,8 +18,7 @@ from typing import TypeVar
 
 from sambasim.errors import DataError, ModelError, SambasimError, UserError
 from sambasim.options.base import nearest
-from sambasim.options.grammar import split_target, target_problem
-from sambasim.options.targets import missing_file, missing_module
+from sambasim.options.grammar import missing_file, missing_module, split_target, target_problem
 from sambasim.whose_code import is_users_file
 
 _ERRORS: Mapping[str, type[UserError]] = {"model": ModelError, "loss": ModelError}

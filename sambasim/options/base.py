@@ -1,16 +1,20 @@
-"""What all options are: frozen and strict models, the problems that they have, and the words for them."""
+"""What all options are: frozen and strict models, the problems that they have, and one error for all of them."""
 
 import difflib
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar, NamedTuple, Self, TypeAlias
+from types import UnionType
+from typing import Annotated, ClassVar, NamedTuple, Self, TypeAlias, TypeVar, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sambasim.bounded import LARGEST_COUNT, MOST_REPLICAS
+from sambasim.errors import OptionError
 
 LONGEST_VALUE = 60
 
@@ -117,3 +121,150 @@ def one_of(choices: Iterable[str]) -> str:
     """`"a, b or c"`."""
     words = list(choices)
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def build(
+    model_class: type[M], mapping: Mapping[str, object], *, where: str | None = None, given: Iterable[Given] = ()
+) -> M:
+    """An instance of an options class from plain data; `where` is the config file, `given` what came from the command
+    line. Raises one OptionError for all problems."""
+    try:
+        return model_class.model_validate(mapping)
+    except ValidationError as error:
+        given = list(given)
+        raise refusal(_explain(error, model_class, _origins(given)), where=where, given=given) from None
+
+
+def refusal(problems: Sequence[Problem], *, where: str | None = None, given: Iterable[Given] = ()) -> OptionError:
+    """One error for all problems. It names the file `where`, unless all of them come from the command line."""
+    origins = _origins(given)
+    origins_of = [_origin(problem.name, origins) for problem in problems]
+    lines = [_line(problem, origin) for problem, origin in zip(problems, origins_of, strict=True)]
+    where = None if all(origins_of) else where
+    if len(problems) == 1:
+        return OptionError(lines[0], where=where, remedy=problems[0].remedy)
+    each = [f"{line} ({p.remedy})" if p.remedy else line for p, line in zip(problems, lines, strict=True)]
+    what = "\n    ".join((f"{len(problems)} options are wrong:", *each))
+    return OptionError(what, where=where, remedy="correct each of them; --set NAME=VALUE overrides the config")
+
+
+def _origins(given: Iterable[Given]) -> dict[str, str]:
+    return {".".join(path): origin for path, _, origin in given}
+
+
+def _origin(name: str, origins: Mapping[str, str]) -> str | None:
+    """Where `name` comes from, or a table that it is in, or, if it is a table, the first option in it."""
+    parts = name.replace('"', "").split(".")
+    prefixes = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+    inside = [option for option in origins if option.startswith(f"{name}.")]
+    return next((origins[option] for option in (*prefixes, *inside) if option in origins), None)
+
+
+def _line(problem: Problem, origin: str | None) -> str:
+    given = f" = {problem.given}" if problem.given is not None else ""
+    typed = f" (from {origin})" if origin else ""
+    name = problem.name.removeprefix("overrides.")  # the overrides of a run have the names of a config
+    return f"{name}{given}{typed}: {problem.what}" if name else problem.what
+
+
+def _explain(error: ValidationError, model_class: type[BaseModel], origins: Mapping[str, str]) -> list[Problem]:
+    problems: list[Problem] = []
+    for item in error.errors(include_url=False):
+        # Without the index into a list: `betas = 1.0`, not `betas.1`.
+        location = [part for part in item["loc"] if isinstance(part, str)]
+        name, kind, context, given = ".".join(location), item["type"], item.get("ctx", {}), item["input"]
+        if isinstance(refused := context.get("error"), Refused):
+            problems += (replace(p, name=".".join(filter(None, (name, p.name)))) for p in refused.problems)
+        elif kind == "extra_forbidden":
+            problems.append(_unknown(location, model_class))
+        elif kind == "missing" and isinstance(item["loc"][-1], int):
+            problems.append(Problem(name, "has too few values", given=show(given)))
+        elif kind == "missing":
+            problems.append(Problem(name, "is missing", _MISSING.get(name, f"--set {name}=…")))
+        elif kind == "literal_error":
+            choices = re.findall(r"'([^']*)'", context["expected"])
+            guess = nearest(given, choices) if isinstance(given, str) else None
+            problems.append(Problem(name, f"must be {one_of(choices)}", did_you_mean(guess), show(given)))
+        elif kind in _LIMITS:
+            words, limit = _LIMITS[kind]
+            what = f"must be {words} {_number(context[limit])}"
+            problems.append(Problem(name, what, _at_limit(name, kind, context[limit], origins), show(given)))
+        else:
+            kind = "finite_number" if kind == "float_type" and type(given) is int else kind  # too large for a float
+            what = f"must be {_KINDS[kind]}" if kind in _KINDS else item["msg"][:1].lower() + item["msg"][1:]
+            problems.append(Problem(name, what, _without_quotes(location, kind, given), show(given)))
+    return problems
+
+
+_MISSING = {"optimizer.name": "--set optimizer.name=adamw", "loss.name": "--set loss.name=cross_entropy"}
+_KINDS = {
+    "int_type": "a whole number", "int_from_float": "a whole number",
+    "float_type": "a number", "finite_number": "a finite number",
+    "bool_type": "true or false", "string_type": "text", "path_type": "a path", "list_type": "a list",
+    "dict_type": "a table", "model_type": "a table", "model_attributes_type": "a table",
+    "tuple_type": "a list",
+}  # fmt: skip
+_LIMITS = {
+    "greater_than_equal": ("at least", "ge"), "greater_than": ("above", "gt"),
+    "less_than_equal": ("at most", "le"), "less_than": ("below", "lt"),
+}  # fmt: skip
+
+
+def _at_limit(name: str, kind: str, limit: float, origins: Mapping[str, str]) -> str | None:
+    """The remedy for a whole number beyond `limit`, as it is typed."""
+    if not kind.endswith("_equal") or not isinstance(limit, int):
+        return None
+    flag = origins.get(name, "--set")
+    return f"{flag} {limit}" if flag != "--set" else f"--set {name.removeprefix('overrides.')}={limit}"
+
+
+def _number(limit: float) -> str:
+    return f"{limit:,}" if isinstance(limit, int) else f"{limit:,.10g}"
+
+
+def _without_quotes(location: Sequence[str], kind: str, given: object) -> str | None:
+    """The remedy for a number, or for true or false, that was given as text."""
+    kinds = {"float_type": (float, int), "int_type": (int,), "bool_type": (bool,)}.get(kind, ())
+    if not isinstance(given, str) or len(given) > LONGEST_VALUE:
+        return None
+    try:
+        value = tomllib.loads(f"value = {given}")["value"]
+    except ValueError:
+        return None
+    return f"write it without quotes: {location[-1]} = {given}" if type(value) in kinds else None
+
+
+def _unknown(location: list[str], model_class: type[BaseModel]) -> Problem:
+    *parents, word = location
+    name = ".".join(location)
+    inside: type[BaseModel] | None = model_class
+    for part in parents:
+        inside = _nested(inside, part) if inside else None
+    siblings = list(inside.model_fields) if inside else []
+    # A similar name in this table, or the same one in another: `training.lr`, or `lr` alone.
+    guesses = [".".join((*parents, guess)) for guess in [nearest(word, siblings)] if guess]
+    guesses += [full for full in dotted_names(model_class) if full.rpartition(".")[2] == word.replace("-", "_")]
+    if guesses:
+        return Problem(name, "is not an option", did_you_mean(guesses[0]))
+    table = ".".join(parents)
+    known = f"[{table}] takes" if table else "the tables and names are"
+    return Problem(name, f"is not an option; {known} {', '.join(siblings)}")
+
+
+def _nested(model_class: type[BaseModel], field: str) -> type[BaseModel] | None:
+    info = model_class.model_fields.get(field)
+    annotation = info.annotation if info else None
+    candidates = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+
+
+def dotted_names(model_class: type[BaseModel]) -> Iterator[str]:
+    for field in model_class.model_fields:
+        nested = _nested(model_class, field)
+        if nested is None:
+            yield field
+        else:
+            yield from (f"{field}.{name}" for name in dotted_names(nested))

@@ -17,19 +17,18 @@ from sambasim.options.base import (
     Problem,
     Refused,
     Replicas,
+    build,
     did_you_mean,
     nearest,
     show,
 )
-from sambasim.options.deepspeed.batch import World
 from sambasim.options.deepspeed.file import read_deepspeed
 from sambasim.options.deepspeed.reading import Mapped, deepspeed_options
-from sambasim.options.explain import build
+from sambasim.options.deepspeed.tables import World
 from sambasim.options.flag import DEVICE, MODEL, NUMERICS, PARALLEL, TRAINING, Flag, flags_in
 from sambasim.options.given import as_table, assign, changes_of, given_flags, given_overrides, given_settings, read_toml
-from sambasim.options.grammar import absolute_names, split_target
+from sambasim.options.grammar import absolute_names, missing, split_target
 from sambasim.options.schedule import LossScaleOptions
-from sambasim.options.targets import missing
 from sambasim.options.training import (
     DataOptions,
     LossOptions,

@@ -6,8 +6,7 @@ from typing import Any
 import tomli_w
 
 from sambasim.options.compile import BuildOptions, CompileOptions, ParallelOptions, Sections, options_in_python
-from sambasim.options.deepspeed.batch import MICRO, STEPS, TRAIN
-from sambasim.options.deepspeed.tables import AUTO, LOSS_SCALE, OPTIMIZERS_BY_TYPE, SCHEDULERS, Row
+from sambasim.options.deepspeed.tables import AUTO, LOSS_SCALE, MICRO, OPTIMIZERS_BY_TYPE, SCHEDULERS, STEPS, TRAIN, Row
 from sambasim.options.schedule import LossScaleOptions, ScheduleOptions
 from sambasim.options.training import OptimizerOptions
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from sambasim.bounded import LARGEST_TOML_BYTES, nests_too_deeply, read_text, shortened
 from sambasim.errors import OptionError
-from sambasim.options.base import Given, Problem, did_you_mean, near_file, nearest, show
-from sambasim.options.explain import refusal
+from sambasim.options.base import Given, Problem, did_you_mean, near_file, nearest, refusal, show
 from sambasim.options.flag import Setting
 
 

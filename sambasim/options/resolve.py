@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from sambasim.errors import OptionError, PefError
-from sambasim.options.base import Given, Options, Problem, show
-from sambasim.options.deepspeed.batch import World
+from sambasim.options.base import Given, Options, Problem, build, refusal, show
 from sambasim.options.deepspeed.file import read_deepspeed
 from sambasim.options.deepspeed.reading import Mapped, deepspeed_overrides
-from sambasim.options.explain import build, refusal
+from sambasim.options.deepspeed.tables import World
 from sambasim.options.given import as_table, leaves
 from sambasim.options.run import RunOptions
 from sambasim.options.training import (

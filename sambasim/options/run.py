@@ -11,8 +11,7 @@ from pydantic import Field, field_validator
 
 from sambasim.bounded import MOST_REPLICAS
 from sambasim.errors import OptionError
-from sambasim.options.base import Count, FilePath, Given, JsonTable, Options, Problem, Replicas, Text, show
-from sambasim.options.explain import build
+from sambasim.options.base import Count, FilePath, Given, JsonTable, Options, Problem, Replicas, Text, build, show
 from sambasim.options.flag import CHECKPOINTS, DATA, INFERENCE, NUMERICS, OUTPUT, PARALLEL, TRAINING, Flag, flags_in
 from sambasim.options.given import as_table, assign, given_flags, leaves
 from sambasim.options.grammar import Cadence, absolute_names, parse_cadence, step_range

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from sambasim.bounded import LARGEST_COUNT
 from sambasim.options.base import Count, Options, Problem, show
@@ -12,27 +12,12 @@ from sambasim.options.base import Count, Options, Problem, show
 Share: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 
 
-class _Extended(Options):
-    """Options that write the fields in `later` only where they are set: PEFs and checkpoints of earlier releases lack
-    them, and stay equal."""
-
-    later: ClassVar[tuple[str, ...]]
-
-    @model_serializer(mode="wrap")
-    def _without_unset(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in write(self).items()
-            if name not in self.later or (value is not None and value is not False)
-        }
-
-
 ScheduleName: TypeAlias = Literal[
     "constant", "linear", "cosine", "step", "warmup", "warmup_decay", "warmup_cosine", "one_cycle", "range_test"
 ]
 
 
-class ScheduleOptions(_Extended):
+class ScheduleOptions(Options):
     """The `[training.schedule]` table: the factor of the learning rate at optimizer step `s`, counted from 0.
 
         warm-up     (s + 1) / warmup_steps                              while s < warmup_steps; then
@@ -57,8 +42,6 @@ class ScheduleOptions(_Extended):
 
     `momentum` of one_cycle is what beta1 falls to, and what it rises to again, while the learning rate rises and falls.
     """
-
-    later = ("warmup_curve", "start_factor", "up_steps", "down_steps", "rate", "staircase", "momentum")
 
     name: ScheduleName = "constant"
     warmup_steps: int = Field(default=0, ge=0, le=LARGEST_COUNT)
@@ -120,13 +103,11 @@ _SCHEDULES_WITH: Mapping[str, tuple[str, ...]] = {
 }
 
 
-class LossScaleOptions(_Extended):
+class LossScaleOptions(Options):
     """The `[training.loss_scale]` table, for fp16: the loss is multiplied by `start`. A step whose gradients overflow
     is skipped. If `dynamic`, each overflow from number `hysteresis` on halves the scale; `window` steps without one
     double it, and overflows count from 1 again; if `consecutive`, after any step without one. Below `minimum` the run
     ends with an error. The defaults are those of DeepSpeed."""
-
-    later = ("consecutive",)
 
     dynamic: bool = True
     start: float = Field(default=2.0**16, ge=1, le=2.0**32)

@@ -19,8 +19,8 @@ from sambasim.errors import DataError, ModelError, OptionError
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.ir.views import with_cut_batch
+from sambasim.options.base import build
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
-from sambasim.options.explain import build
 from sambasim.options.training import TrainingOptions
 from sambasim.samba import process
 from sambasim.samba.findings import app_error

@@ -54,7 +54,7 @@ EXPECTED: Mapping[str, Mapping[str, object]] = {
     "LRRangeTest": {
         "batch_size": 8, "name": "sgd", "lr": 0.0001, "momentum": 0.9, "dampening": 0.0, "nesterov": False,
         "weight_decay": 0.0, "betas": None, "eps": None, "schedule.name": "range_test", "schedule.warmup_steps": 0,
-        "schedule.step_size": 200, "schedule.rate": 5.0,
+        "schedule.step_size": 200, "schedule.rate": 5.0, "schedule.staircase": False,
     },
     "a static loss scale": {
         "batch_size": 8, "accumulation_steps": 2, "lr": 5e-5, "dtype": "fp16", "loss_scale.dynamic": False,

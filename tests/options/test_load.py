@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from sambasim.commands.outputs import check_output_file, check_output_folder
 from sambasim.errors import OptionError
 from sambasim.hardware.spec import load_device
+from sambasim.options.base import dotted_names
 from sambasim.options.compile import COMPILE_FLAGS, QUICK_START, CompileFile, compile_options
-from sambasim.options.explain import dotted_names
 from sambasim.options.given import assign, given_overrides, read_toml
 from sambasim.options.run import RUN_FLAGS, RunOptions
 

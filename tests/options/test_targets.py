@@ -9,7 +9,7 @@ import pytest
 from sambasim.data.user_code import load_object
 from sambasim.errors import ModelError, OptionError
 from sambasim.options.compile import compile_options
-from sambasim.options.targets import missing
+from sambasim.options.grammar import missing
 
 
 @pytest.fixture

@@ -1,1 +1,1 @@
-"""DeepSpeed configs: `file` reads one, `reading` makes options of it by its `tables` and its rule of sizes, `batch`."""
+"""DeepSpeed configs: `file` reads one, `reading` makes options of it by its `tables`."""

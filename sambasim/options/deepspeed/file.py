@@ -13,8 +13,7 @@ from typing import Any
 
 from sambasim.bounded import LARGEST_TOML_BYTES, nests_too_deeply, read_text, shortened
 from sambasim.errors import OptionError
-from sambasim.options.base import Problem, did_you_mean, nearest, one_of, show
-from sambasim.options.explain import refusal
+from sambasim.options.base import Problem, did_you_mean, nearest, one_of, refusal, show
 
 _SET_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "": (

@@ -12,9 +12,18 @@ from typing import Any, NamedTuple
 from sambasim.errors import OptionError
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.base import Given, Problem, did_you_mean, nearest, one_of, show
-from sambasim.options.deepspeed.batch import World, batch_of
 from sambasim.options.deepspeed.file import DeepSpeedFile
-from sambasim.options.deepspeed.tables import ADAM, LOSS_SCALE, OPTIMIZERS_BY_TYPE, SCHEDULERS, Optimizer, Row, Table
+from sambasim.options.deepspeed.tables import (
+    ADAM,
+    LOSS_SCALE,
+    OPTIMIZERS_BY_TYPE,
+    SCHEDULERS,
+    Optimizer,
+    Row,
+    Table,
+    World,
+    batch_of,
+)
 from sambasim.options.given import as_table, assign, leaf_paths
 from sambasim.options.schedule import LossScaleOptions, ScheduleOptions
 
